@@ -313,26 +313,23 @@ FROM_LAUNCHER = (
 """Beginnings of variables that a launcher, or mpiddp, sets by itself."""
 
 
-def is_set(names: Iterable[str], variables: Mapping[str, str] | None = None) -> bool:
+def is_set(names: Iterable[str], variables: Mapping[str, str] = os.environ) -> bool:
     """Whether any of ``names`` has a value that is not empty."""
-    variables = os.environ if variables is None else variables
     return any(variables.get(name) for name in names)
 
 
-def job_identity(variables: Mapping[str, str] | None = None) -> str | None:
+def job_identity(variables: Mapping[str, str] = os.environ) -> str | None:
     """The Slurm job's id as users write it: ARRAY_TASK where there is an array; None outside."""
-    variables = os.environ if variables is None else variables
     job = variables.get(SLURM_JOB_ID) or None
     array, task = variables.get(SLURM_ARRAY_JOB_ID), variables.get(SLURM_ARRAY_TASK_ID)
     return f"{array}_{task}" if job and array and task else job
 
 
-def job_name(variables: Mapping[str, str] | None = None) -> str | None:
+def job_name(variables: Mapping[str, str] = os.environ) -> str | None:
     """Name of the Slurm job with its id (array id and task where there are), or None.
 
     It is the same after a requeue, so a run finds its own directory again.
     """
-    variables = os.environ if variables is None else variables
     identity = job_identity(variables)
     if identity is None:
         return None

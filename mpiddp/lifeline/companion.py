@@ -26,7 +26,7 @@ from mpiddp.errors import PeerLostError
 from mpiddp.lifeline.companion_links import CompanionLinks, Handlers
 from mpiddp.lifeline.decision import Decider, Decision, Failure, Leave, Loss
 from mpiddp.lifeline.membership import Membership
-from mpiddp.lifeline.requests import Callback, Client, Requests
+from mpiddp.lifeline.requests import Client, Requests
 from mpiddp.lifeline.stall import EndWatch, Finished, StallHandlers, StallWatch
 from mpiddp.lifeline.watched_rank import Entry, WatchedRank
 from mpiddp.lifeline.watches import AttemptWatch
@@ -61,10 +61,8 @@ class Companion:
         self._links = CompanionLinks(
             self._loop,
             Handlers(
-                joined=self._note_joined,
                 take_decision=self._take_from_above,
                 take_report=self._take_from_below,
-                end=self._note_common_end,
                 note_parent_lost=self._note_parent_lost,
                 note_child_lost=self._note_child_lost,
             ),
@@ -196,7 +194,7 @@ class Companion:
             self._joining[rank.number] = number
             self._join(rank.link, number, content)
         elif kind == "ask":
-            self._ask(Callback(partial(_send_answers, rank.link, number)), content)
+            self._ask(partial(_reply_answers, rank.link, number), content)
         else:
             self._fail(rank, number, content)
 
@@ -256,23 +254,26 @@ class Companion:
     # The other nodes
 
     def _admit_client(self, link: Link) -> None:
-        self._loop.add(link, lambda kind, _: self._ask(link, kind), lambda _: None)
-
-    def _note_common_end(self) -> None:
-        """All sessions are being closed, or all ranks have been told to leave."""
-        self._is_over = True
+        client = partial(_send_answers, link)
+        self._loop.add(link, lambda kind, _: self._ask(client, kind), lambda _: None)
 
     def _take_from_above(self, kind: str, content: Any) -> None:
-        if kind == "answers":
+        if kind == "welcome":
+            self._note_joined()
+        elif kind == "closed":
+            # All sessions are being closed, or all ranks have been told to leave.
+            self._is_over = True
+        elif kind == "answers":
             askers, self._askers = self._askers, []
+            hostnames, answers = content
             for asker in askers:
-                asker.send(kind, content)
+                asker(hostnames, dict(answers))
         else:
             self._spread(kind, content)
 
     def _take_from_below(self, link: Link, kind: str, content: Any) -> None:
         if kind == "ask":
-            self._ask(link, content)
+            self._ask(partial(_send_answers, link), content)
         else:
             self._raise(kind, content)
 
@@ -312,8 +313,7 @@ class Companion:
             if self._decider.announce(Failure(**content)):
                 self._spread("failing", content)
         elif kind == "stopped":
-            decide = partial(self._decide_stop, Loss(**content))
-            self._ask(Callback(decide), "stopped")
+            self._ask(partial(self._decide_stop, Loss(**content)), "stopped")
         elif kind == "closing":
             finished = Finished.unpack(content)
             self._decider.close(finished.rank, finished.hostname)
@@ -371,7 +371,7 @@ class Companion:
         self._raise("answer", [number, rank, answer])
 
     def _ask(self, client: Client, name: str) -> None:
-        """Have ``client`` be sent the answers of all ranks."""
+        """Give ``client`` the answers of all ranks."""
         if self._decider is not None:
             number = self._requests.begin(client, time.monotonic())
             self._spread("request", [number, name])
@@ -379,7 +379,7 @@ class Companion:
             self._askers.append(client)
             self._links.send_up("ask", name)
         else:
-            client.send("answers", [[], []])
+            client([], {})
 
     def _decide_stop(
         self, loss: Loss, hostnames: Sequence[str], answers: Mapping[int, Any]
@@ -399,10 +399,14 @@ class Companion:
             self._ask(client, name)
 
 
-def _send_answers(
+def _send_answers(link: Link, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
+    link.send("answers", [hostnames, list(answers.items())])
+
+
+def _reply_answers(
     link: Link, number: int, hostnames: Sequence[str], answers: Mapping[int, Any]
 ) -> None:
-    link.send("reply", [number, [hostnames, sorted(answers.items())]])
+    link.send("reply", [number, [hostnames, list(answers.items())]])
 
 
 def main() -> None:

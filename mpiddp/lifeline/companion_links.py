@@ -29,16 +29,13 @@ GONE = "its companion process, or its node, has gone"
 class Handlers:
     """What is called when something comes."""
 
-    joined: Callable[[], object]
-    """The parent has accepted this one."""
     take_decision: Callable[[str, Any], object]
-    """Kind and content of a message of the parent."""
+    """Kind and content of a message of the parent: ``welcome`` if it has accepted this one,
+    ``closed`` if it has ended in good order, or a decision."""
     take_report: Callable[[Link, str, Any], object]
     """A message of a child, and its connection."""
-    end: Callable[[], object]
-    """The parent has ended in good order."""
     note_parent_lost: Callable[[str], object]
-    """It was lost: how."""
+    """The parent was lost: how."""
     note_child_lost: Callable[[int, str], object]
     """A child was lost: its rank, and how."""
 
@@ -142,13 +139,10 @@ class CompanionLinks:
     def _take_from_parent(self, kind: str, content: Any) -> None:
         assert self._parent is not None
         self._heard[self._parent] = time.monotonic()
-        if kind == "welcome":
-            self._handlers.joined()
-        elif kind == "closed":
+        if kind == "closed":
             self._drop(self._parent)
             self._parent = None
-            self._handlers.end()
-        elif kind != "beat":
+        if kind != "beat":
             self._handlers.take_decision(kind, content)
 
     def _take_from_child(self, link: Link, kind: str, content: Any) -> None:

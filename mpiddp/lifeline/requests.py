@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mpiddp.process.publication import ADDRESS_FILE
 from mpiddp.process.sockets.links import connect
@@ -15,21 +14,8 @@ ANSWER_SECONDS = 2.0
 """How long answers are waited for."""
 
 
-class Client(Protocol):
-    """A connection, or a part of this process, that has asked."""
-
-    def send(self, kind: str, content: Any, /) -> None: ...
-
-
-@dataclass(frozen=True)
-class Callback:
-    """A client in the same process: takes the hosts of all ranks, and the answers by rank."""
-
-    take: Callable[[Sequence[str], Mapping[int, Any]], object]
-
-    def send(self, kind: str, content: Any, /) -> None:
-        hostnames, answers = content
-        self.take(hostnames, dict(answers))
+Client = Callable[[Sequence[str], Mapping[int, Any]], object]
+"""Takes the hosts of all ranks, and the answers by rank."""
 
 
 class Requests:
@@ -66,7 +52,7 @@ class Requests:
 
     def _finish(self, number: int) -> None:
         client, _, answers = self._open.pop(number)
-        client.send("answers", [self._hostnames, sorted(answers.items())])
+        client(self._hostnames, dict(sorted(answers.items())))
 
 
 def ask(directory: Path, name: str) -> tuple[list[str], dict[int, Any]]:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from mpiddp.lifeline.decision import Loss
-from mpiddp.lifeline.requests import Callback
+from mpiddp.lifeline.requests import Client
 from mpiddp.lifeline.stacks.dump import Frame
 from mpiddp.lifeline.stacks.positions import StackPosition, describe, name_ranks, read_answers
 
@@ -25,7 +25,7 @@ END_SECONDS = 1.0
 class StallHandlers:
     """What the watches need of rank 0's companion."""
 
-    ask: Callable[[Callback, str], object]
+    ask: Callable[[Client, str], object]
     """Ask all ranks, by the name of a request."""
     call_at: Callable[[float, Callable[[float], object]], object]
     end_job: Callable[[str, str, Loss | None], object]
@@ -47,7 +47,7 @@ class StallWatch:
 
     def look(self, _: float) -> None:
         """Ask now, and again when that may find something."""
-        self._handlers.ask(Callback(self._decide), "idle")
+        self._handlers.ask(self._decide, "idle")
 
     def _decide(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
         # A rank that does not answer may be moving.
@@ -69,7 +69,7 @@ class StallWatch:
                     if seconds >= self._seconds
                 ]
             )
-            self._handlers.ask(Callback(partial(self._end, late)), "stacks")
+            self._handlers.ask(partial(self._end, late), "stacks")
             return
         # Sooner no job can have been still for long enough.
         pause = self._seconds - idle
@@ -185,7 +185,7 @@ class EndWatch:
     def _look(self, _: float) -> None:
         self._is_asking = bool(self._finished)
         if self._is_asking:
-            self._handlers.ask(Callback(self._decide), "calls")
+            self._handlers.ask(self._decide, "calls")
 
     def _decide(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
         positions, calls = {}, {}
@@ -199,7 +199,7 @@ class EndWatch:
             is_whole = len(positions) + len(self._finished) == len(hostnames)
             loss = self._find_stuck(positions if is_whole else {}, calls)
         if loss is not None:
-            self._handlers.ask(Callback(partial(self._end, loss)), "stacks")
+            self._handlers.ask(partial(self._end, loss), "stacks")
             return
         self._handlers.call_at(time.monotonic() + END_SECONDS, self._look)
 

@@ -101,14 +101,11 @@ def write_outcome(run_directory: Path | None, outcome: Outcome) -> None:
             write_whole(outcome_path(run_directory), _format(row))
     finally:
         job = job_directory.find()
-        if job is not None and (read_outcome(job) is None or _takes_precedence(outcome, job)):
+        takes_precedence = outcome.rank == 0 and job is not None and not _is_done(job)
+        if job is not None and (takes_precedence or read_outcome(job) is None):
             row["path"] = None if run_directory is None else str(outcome_path(run_directory))
             with contextlib.suppress(OSError):
                 write_whole(outcome_path(job), _format(row))
-
-
-def _takes_precedence(outcome: Outcome, job: Path) -> bool:
-    return outcome.rank == 0 and not _is_done(job)
 
 
 def _format(row: dict[str, Any]) -> str:

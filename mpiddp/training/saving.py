@@ -249,7 +249,9 @@ class Saver:
         has_places = self._interval is not None and not training.batches.is_shared
         if has_places and world.rank == 0:
             wishes[DUE] = lambda: "the time" if self.is_time() else ""
-            wishes[WRITTEN] = lambda: "a checkpoint" if self._has_written() else ""
+            wishes[WRITTEN] = lambda: (
+                "a checkpoint" if self._is_writing and not self._checkpointer.is_busy else ""
+            )
         return StepAgreement(members, wishes, self._signals)
 
     def restore(self) -> None:
@@ -329,9 +331,6 @@ class Saver:
         """Whether a checkpoint is due by the time; may be asked in any thread."""
         seconds = None if self._interval is None else self._interval.seconds
         return seconds is not None and time.monotonic() - self._last_time >= seconds
-
-    def _has_written(self) -> bool:
-        return self._is_writing and not self._checkpointer.is_busy
 
     def write(self, position: Position) -> None:
         """Begin a checkpoint; the training is settled. Collective."""

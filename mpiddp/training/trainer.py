@@ -35,16 +35,6 @@ from mpiddp.training.weights import digest_parameters
 from mpiddp.training.wrapping.parallel import share_buffers
 
 
-@dataclass(frozen=True)
-class StepIndex:
-    """Where a rank is in its training."""
-
-    step: int
-    """Of the run, counted from 1."""
-    batch: int
-    """Of the rank's batches since the epoch, or its rest, began; counted from 0."""
-
-
 @dataclass
 class Step:
     """A step of training that is to be taken: with a batch of this rank."""
@@ -236,10 +226,11 @@ class Loop:
 
     def begin_step(self, batch: Batch) -> Step:
         training, position = self.training, self.position
-        index = StepIndex(position.step + 1, self._number - 1)
-        take = partial(_take_batch, training, batch, index, self.epoch.totals)
-        self._step = Step(position.epoch, index.step, batch, take)
-        training.failure_handler.begin_step(index.step)
+        step = position.step + 1
+        describe = partial(_describe_batch, training, step, self._number - 1)
+        take = partial(_take_batch, training, batch, step, describe, self.epoch.totals)
+        self._step = Step(position.epoch, step, batch, take)
+        training.failure_handler.begin_step(step)
         return self._step
 
     def end_step(self) -> None:
@@ -375,18 +366,22 @@ class Loop:
 def _take_batch(
     training: Training,
     batch: Batch,
-    index: StepIndex,
+    step: int,
+    describe: Callable[[], str],
     totals: metrics.Totals,
     compute: Compute | None = None,
 ) -> None:
-    _tell_unreadable(training, index.step)
+    """``describe`` names the step, counted from 1, with rank and samples."""
+    left_out = training.batches.reader.left_out
+    for error in left_out:
+        warn(training.session, f"{error}; left out of step {step}")
+    left_out.clear()
     if training.slowdown is not None:
-        training.slowdown.wait(index.step - 1)
+        training.slowdown.wait(step - 1)
         training.engine.clock.end(Stage.FORWARD)
     engine = training.engine
     if compute is not None:
         engine = replace(engine, forward=replace(engine.forward, compute=compute))
-    describe = partial(_describe_batch, training, index)
     bad = engine.take_step(batch, training.session.device, totals, describe)
     if bad is not None:
         warn(training.session, f"the loss is {bad.item()} {describe()}: the step is left out")
@@ -403,17 +398,10 @@ def _count_staleness(training: Training) -> dict[int, int] | None:
     return dict(sorted(counts.items()))
 
 
-def _describe_batch(training: Training, index: StepIndex) -> str:
-    samples = training.batches.find_samples(index.batch)
-    return f"in step {index.step}, with training {describe_numbers(samples)}"
-
-
-def _tell_unreadable(training: Training, step: int) -> None:
-    """Report the samples that were left out of this rank's step, counted from 1."""
-    left_out = training.batches.reader.left_out
-    for error in left_out:
-        warn(training.session, f"{error}; left out of step {step}")
-    left_out.clear()
+def _describe_batch(training: Training, step: int, batch: int) -> str:
+    """``batch``: of the rank's batches since the epoch, or its rest, began; counted from 0."""
+    samples = training.batches.find_samples(batch)
+    return f"in step {step}, with training {describe_numbers(samples)}"
 
 
 def _read_batches(

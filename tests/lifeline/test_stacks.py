@@ -449,7 +449,7 @@ class Asked:
 
     def _ask(self, callback, name) -> None:
         hostnames = [f"node{rank}" for rank in range(len(self.answers))]
-        callback.take(hostnames, self.answers if name == "calls" else {})
+        callback(hostnames, self.answers if name == "calls" else {})
 
     def _end(self, reason, table, lost) -> None:
         self.reasons.append(reason)

@@ -350,11 +350,13 @@ class CheckpointDirectory:
             self._discard(partial)
             raise
 
+        lock = self._lock
+
         def complete() -> None:
             _check_files(partial, parts)
             manifest = self._describe(step, parts, score)
             manifests.write_manifest(partial, manifest)
-            if not self._is_current():
+            if not (self._source.is_current() and (lock is None or lock.is_current())):
                 raise OSError(errno.ESTALE, "another attempt has taken the run over")
             # Counted first: it may have its name though publishing failed.
             self._sequence = manifest.sequence
@@ -366,9 +368,6 @@ class CheckpointDirectory:
             self._discard(partial)
         raise_first([problem])
         return target
-
-    def _is_current(self) -> bool:
-        return self._source.is_current() and (self._lock is None or self._lock.is_current())
 
     def _tidy(self, work: Callable[[], None]) -> None:
         """Remove what is not needed; what cannot be removed stays, and is told of once."""

@@ -88,14 +88,13 @@ def describe(finding: Finding, *, coloured: bool) -> str:
 
 
 def wants_colour(
-    stream: TextIO, launcher: Launcher | None, variables: Mapping[str, str] | None = None
+    stream: TextIO, launcher: Launcher | None, variables: Mapping[str, str] = os.environ
 ) -> bool:
     """Whether to colour: on a terminal, unless NO_COLOR is set (https://no-color.org).
 
     Under a launcher the stream may be a terminal that the launcher made, whatever becomes of what
     it forwards: then its own output decides, where that can be seen.
     """
-    variables = os.environ if variables is None else variables
     if variables.get(environment.NO_COLOR) or not stream.isatty():
         return False
     return launcher is None or _is_terminal(Path(f"/proc/{os.getppid()}/fd/1"))

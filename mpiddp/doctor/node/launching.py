@@ -74,13 +74,12 @@ def find_slurm_setting() -> str | None:
 
 
 def judge_kill_on_bad_exit(
-    launcher: Launcher | None, setting: str | None, variables: Mapping[str, str] | None = None
+    launcher: Launcher | None, setting: str | None, variables: Mapping[str, str] = os.environ
 ) -> Finding:
     """Whether the job ends when a rank is killed by a signal.
 
     Failures in Python end the job without it: only a killed rank cannot tell the others.
     """
-    variables = os.environ if variables is None else variables
     if launcher is None:
         return skipped(KILL_ON_BAD_EXIT, "no launcher")
     if launcher.key != "slurm":

@@ -53,15 +53,12 @@ def read_topology(root: Path = SYSTEM) -> Topology:
         if number not in cores:
             core = read_cpus(path / "topology/thread_siblings_list") or frozenset({number})
             cores.update(dict.fromkeys(core, core))
-    folders = sorted((root / "devices/system/node").glob("node[0-9]*"), key=_read_number)
-    nodes = [read_cpus(path / "cpulist") & cores.keys() for path in folders]
+    folders = (root / "devices/system/node").glob("node[0-9]*")
+    ordered = sorted(folders, key=lambda path: int(path.name.removeprefix("node")))
+    nodes = [read_cpus(path / "cpulist") & cores.keys() for path in ordered]
     rest = frozenset(cores).difference(*nodes)
     unique = dict.fromkeys(cores[number] for number in sorted(cores))
     return Topology(tuple(filter(None, (*nodes, rest))), tuple(unique))
-
-
-def _read_number(path: Path) -> int:
-    return int(path.name.removeprefix("node"))
 
 
 def read_cpus(path: Path) -> Cpus:

@@ -64,8 +64,8 @@ def set_meanwhile(variables: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        for name, value in before.items():
-            _set(name, value)
+        for name, found in before.items():
+            _set(name, found)
 
 
 def forget_inherited() -> None:

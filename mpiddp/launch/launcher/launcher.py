@@ -36,13 +36,12 @@ class Launcher:
         return max(self.sizes, default=None)
 
 
-def find_launcher(variables: Mapping[str, str] | None = None) -> Launcher | None:
+def find_launcher(variables: Mapping[str, str] = os.environ) -> Launcher | None:
     """The launcher that really started this process, or None if it was started by hand.
 
     Raises:
         LaunchError: its variables contradict each other.
     """
-    variables = os.environ if variables is None else variables
     for row in LAUNCHERS:
         if not environment.is_set(row.signs, variables):
             continue
@@ -55,31 +54,29 @@ def find_launcher(variables: Mapping[str, str] | None = None) -> Launcher | None
     return None
 
 
-def has_manager_hint(variables: Mapping[str, str] | None = None) -> bool:
+def has_manager_hint(variables: Mapping[str, str] = os.environ) -> bool:
     """Whether a process manager that the table does not know left its variables."""
     return environment.is_set(environment.MANAGER_HINTS, variables)
 
 
-def is_first(variables: Mapping[str, str] | None = None) -> bool:
+def is_first(variables: Mapping[str, str] = os.environ) -> bool:
     """Whether this process reports for the job while MPI is not up: the launcher's rank 0."""
     return find_rank(variables) == 0
 
 
-def find_rank(variables: Mapping[str, str] | None = None) -> int:
+def find_rank(variables: Mapping[str, str] = os.environ) -> int:
     """This process's rank by its launcher's word; 0 without a launcher."""
     launcher = find_launcher(variables)
     return launcher.rank if launcher is not None else 0
 
 
-def tasks_of_allocation(variables: Mapping[str, str] | None = None) -> int:
+def tasks_of_allocation(variables: Mapping[str, str] = os.environ) -> int:
     """Tasks of the Slurm job around a process that no launcher started; 1 outside Slurm."""
-    variables = os.environ if variables is None else variables
     return _count(variables.get(environment.SLURM_JOB_TASKS, "")) or 1
 
 
-def hosts_of_step(variables: Mapping[str, str] | None = None) -> tuple[str, ...]:
+def hosts_of_step(variables: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Hosts on which the launcher started this job; empty if it does not say."""
-    variables = os.environ if variables is None else variables
     try:
         return expand_hostnames(variables.get(environment.SLURM_STEP_NODES, ""))
     except ValueError:

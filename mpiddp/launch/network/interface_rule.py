@@ -84,10 +84,9 @@ def names_nobody(text: str, hostname: str) -> bool:
 
 
 def find_rule(
-    option: str, hostname: str, variables: Mapping[str, str] | None = None
+    option: str, hostname: str, variables: Mapping[str, str] = os.environ
 ) -> InterfaceRule | None:
     """The rule in force on this host: the option's, else NCCL's own settings, else Gloo's."""
-    variables = os.environ if variables is None else variables
     rule = parse_interface_option(option, hostname)
     if rule is not None:
         return rule

@@ -117,9 +117,7 @@ def find_interface(interfaces: Sequence[Interface], address: str) -> Interface |
     return next((each for each in interfaces if address in each.addresses), None)
 
 
-def check_variables(
-    backend: str, hostname: str, variables: Mapping[str, str] | None = None
-) -> None:
+def check_variables(backend: str, hostname: str, variables: Mapping[str, str] = os.environ) -> None:
     """Compare what NCCL or Gloo will read about interfaces with what this host has.
 
     Raises ConfigurationError if the backend will find no interface: its own error names
@@ -129,7 +127,6 @@ def check_variables(
 
     import psutil
 
-    variables = os.environ if variables is None else variables
     families = (socket.AF_INET, socket.AF_INET6)
     names = [
         name
@@ -155,7 +152,7 @@ def choose_variables(
     used: Sequence[str],
     rule: InterfaceRule | None,
     node_count: int,
-    variables: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
     """Interface variables to set on this node for NCCL and Gloo.
 
@@ -167,7 +164,6 @@ def choose_variables(
     only between nodes and only if it could pick an interface that leads elsewhere. Gloo would
     look its own host name up, which may answer 127.0.1.1 or nothing, so it is always told.
     """
-    variables = os.environ if variables is None else variables
     chosen = {}
     commanded = rule is not None and rule.source == "--interface"
     if rule is not None and commanded:

@@ -68,14 +68,11 @@ class StackPosition:
         if self.place is None:
             return f"no answer: {STATES.get(self.state, 'it has written no stack')}"
         place = self.frames[self.place]
-        called = self._find_call() or place
+        # The outermost frame that the script has called, and that says something.
+        calls = self.frames[: self.place][::-1]
+        called = next((frame for frame in calls if frame.function not in CARRIERS), place)
         name = "DataLoader" if called.file.endswith(LOADER) else called.function
         return f"{name}, {Path(place.file).name}:{place.line}" + (" (failed)" * self.failed)
-
-    def _find_call(self) -> Frame | None:
-        """What the script has called: the outermost frame below its own that says something."""
-        calls = self.frames[: self.place][::-1]
-        return next((frame for frame in calls if frame.function not in CARRIERS), None)
 
     @property
     def waits(self) -> bool | None:

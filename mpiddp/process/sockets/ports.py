@@ -50,9 +50,8 @@ def parse_option(text: str, name: str = "port_range") -> PortRange | None:
     return PortRange(low, high)
 
 
-def find_range(option: str, variables: Mapping[str, str] | None = None) -> PortRange | None:
+def find_range(option: str, variables: Mapping[str, str] = os.environ) -> PortRange | None:
     """The range in force: the option's, else that of MPIDDP_PORT_RANGE; None for any port."""
-    variables = os.environ if variables is None else variables
     written = variables.get(environment.PORT_RANGE) or AUTO
     return parse_option(option) or parse_option(written, environment.PORT_RANGE)
 

@@ -165,7 +165,9 @@ def split_by_hash(
         labels: shape (samples,).
         classes: how many different labels there may be.
     """
-    order = np.array(sorted(range(len(labels)), key=_hash))
+    order = np.array(
+        sorted(range(len(labels)), key=lambda each: hashlib.sha256(str(each).encode()).digest())
+    )
     tests = max(1, len(order) // 5)
     train, test = order[tests:], order[:tests]
     return DataSet(
@@ -173,7 +175,3 @@ def split_by_hash(
         test=Split(features[test], labels[test]),
         classes=classes,
     )
-
-
-def _hash(index: int) -> bytes:
-    return hashlib.sha256(str(index).encode()).digest()

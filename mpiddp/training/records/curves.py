@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -183,17 +183,9 @@ def _draw_epochs(axis: Axes, history: History) -> None:
     """A stack of stages for each epoch."""
     stages = [each for _, each in history.find_stages()]
     epochs = [epoch for epoch, _ in history.find_stages()]
-    below = [0.0] * len(stages)
-    for name in _find_used(stages):
-        values = [each[name] for each in stages]
-        width = 0.8 if len(stages) <= MANY else 1.0
-        axis.bar(epochs, values, width, below, color=STAGE_COLOURS[name], label=name)
-        below = [a + b for a, b in zip(below, values, strict=True)]
-    axis.set_title("Milliseconds of a step, by stage", fontsize=10, loc="left")
-    _finish(axis)
+    _stack_stages(axis, axis.bar, epochs, stages, 0.8 if len(stages) <= MANY else 1.0)
     axis.set_xlim(min(epochs) - 0.6, max(epochs) + 0.6)
     axis.grid(axis="y", color="#eeeeee", linewidth=0.6)
-    _list_stages(axis)
 
 
 def _draw_runs(axis: Axes, histories: Sequence[History]) -> None:
@@ -202,25 +194,29 @@ def _draw_runs(axis: Axes, histories: Sequence[History]) -> None:
     for history in histories:
         stages = [each for _, each in history.find_stages()]
         means.append({name: sum(each[name] for each in stages) / len(stages) for name in STAGES})
-    left = [0.0] * len(means)
-    for name in _find_used(means):
-        values = [each[name] for each in means]
-        axis.barh(range(len(means)), values, 0.7, left, color=STAGE_COLOURS[name], label=name)
-        left = [a + b for a, b in zip(left, values, strict=True)]
-    axis.set_title("Milliseconds of a step, by stage", fontsize=10, loc="left")
-    _finish(axis)
+    _stack_stages(axis, axis.barh, range(len(means)), means, 0.7)
     axis.set_xlabel("")
     axis.set_yticks(range(len(means)), [history.label for history in histories], fontsize=8)
     axis.invert_yaxis()
     axis.grid(axis="x", color="#eeeeee", linewidth=0.6)
-    _list_stages(axis)
 
 
-def _find_used(stages: Sequence[Mapping[str, float]]) -> list[str]:
-    return [name for name in STAGES if any(each[name] > 0 for each in stages)]
-
-
-def _list_stages(axis: Axes) -> None:
+def _stack_stages(
+    axis: Axes,
+    draw: Callable[..., object],
+    places: Sequence[int],
+    rows: Sequence[Mapping[str, float]],
+    width: float,
+) -> None:
+    """Draw a stack of bars for each row, at these places; with title and legend."""
+    base = [0.0] * len(rows)
+    for name in STAGES:
+        values = [row[name] for row in rows]
+        if any(value > 0 for value in values):
+            draw(places, values, width, base, color=STAGE_COLOURS[name], label=name)
+            base = [a + b for a, b in zip(base, values, strict=True)]
+    axis.set_title("Milliseconds of a step, by stage", fontsize=10, loc="left")
+    _finish(axis)
     axis.legend(
         loc="lower right",
         bbox_to_anchor=(1, 1),
