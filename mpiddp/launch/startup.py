@@ -37,8 +37,7 @@ from mpiddp.launch.mpi.world import (
 )
 from mpiddp.launch.network import interfaces
 from mpiddp.launch.options import Options
-from mpiddp.launch.rendezvous import store
-from mpiddp.launch.rendezvous.companions import CompanionAgreement
+from mpiddp.launch.rendezvous import companions, store
 from mpiddp.launch.rendezvous.route import Route, RouteFinder
 from mpiddp.launch.resources import Resources
 from mpiddp.launch.session import (
@@ -268,8 +267,8 @@ class Starter:
             return
         is_joined = peers.communicator is not None
         if not is_joined:
-            started = mpi.initialize(module, peers.launcher)
-            self._finalizes, self.mpi_interfaces = started.here, started.interfaces
+            self._finalizes = not module.Is_initialized()
+            self.mpi_interfaces = mpi.initialize(module, peers.launcher)
         version = module.Get_library_version()
         try:
             check_size(module.COMM_WORLD.Get_size(), version, peers.launcher)
@@ -406,12 +405,15 @@ class Starter:
         """Connect this rank with its node's companion, and that one with the other nodes'."""
         if not self._has_lifeline:
             return
-        agreement = CompanionAgreement(self.control, self.neighbourhood, self.peers.roster)
-        entrance = agreement.share_entrance(self._entrance)
+        entrance = self._entrance
+        if self.neighbourhood is not None:
+            entrance = mpi.SleepingCommunicator(self.neighbourhood.node).bcast(entrance)
+        assert entrance is not None, "the node's first rank has failed otherwise"
         self._lifeline = lifeline = self._lifeline or self._enter(entrance)
         address, seconds = self.route.meeting.address, self.options.lifeline_timeout
         allowed = self.route_finder.ports if self.route_finder is not None else None
-        agreement.join(lifeline, address, seconds, allowed)
+        roster = self.peers.roster
+        companions.join(lifeline, self.control, roster, address, seconds, allowed)
         self.peers.join_lifeline(lifeline)
 
     def open_group(self) -> None:

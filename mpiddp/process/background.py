@@ -140,11 +140,6 @@ class LastingCall(BackgroundCall[T]):
                 self._unseen.clear()
 
 
-def finish_at_exit() -> None:
-    """Have the interpreter wait for lasting calls when it ends. Call it once or more often."""
-    call_at_exit(finish_lasting_calls)
-
-
 def call_at_exit(work: Callable[[], object]) -> None:
     """Have ``work`` done when the interpreter ends, while executors can be used.
 

@@ -1,20 +1,6 @@
 """Reads the source, and finds what breaks the design's rules of who may import and do what.
 
-The floors, from the ground up; a file imports from lower floors, or acyclically from its own
-room:
-
-    9  benchmarks
-    8  the doors: mpiddp/__init__.py, __main__.py, calls.py, train.py, plot.py, export.py,
-       stacks.py, doctor/
-    7  training
-    6  sync
-    5  collectives, checkpoints, front     (they do not know each other)
-    4  launch
-    3  lifeline
-    2  process, schedules
-    1  options
-    0  errors.py, environment.py, wording.py, files.py, torch_internals.py
-
+A file imports from lower floors (docs/architecture.md), or acyclically from its own room.
 Every import counts, wherever it stands: in a function, under ``if TYPE_CHECKING``, or by
 ``importlib.import_module`` with a literal name. An import for the type checker alone is still
 knowledge of the other file. Only the rule about mpi4py lets such imports pass, because naming
@@ -63,11 +49,14 @@ MAY_UNPICKLE = (
 """What came over MPI; what this very process has pickled; and a list of harmless names."""
 UNPICKLERS = ("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
 FOREIGN_ATTRIBUTES = frozenset({
-    "argv", "excepthook", "args", "initialize", "finalize", "atexit", "restype", "argtypes",
-    "f_trace", "fs", "grad", "data", "momentum", "forward", "module", "model",
-    "conv1", "maxpool", "benchmark", "__annotations__", "_has_rebuilt_buckets",
+    "__main__.argv", "script.argv", "arguments.args", "startup.excepthook", "movement.f_trace",
+    "mpi.initialize", "mpi.finalize", "mpi.atexit", "shared_memory.atexit", "single_copy.restype",
+    "single_copy.argtypes", "shards.fs", "ddp_hook.__annotations__", "ddp_buckets.module",
+    "ddp_buckets._has_rebuilt_buckets", "ddp_buckets.grad", "flat_parameters.grad",
+    "flat_parameters.data", "server.grad", "divergence.grad", "divergence.model", "models.conv1",
+    "models.maxpool", "activations.forward", "activations.momentum", "preparation.benchmark",
 })  # fmt: skip
-"""Of Python's, torch's and other libraries' objects: these may be assigned from outside."""
+"""Of Python's, torch's and other libraries' objects, by module: others may assign these."""
 FOREIGN_NAMES = frozenset({
     "_exit", "_current_frames", "_replace", "_fields", "_make", "_run", "_NamedFuncPointer",
     "_sizeof", "_handleof", "_has_rebuilt_buckets", "_rebuild_buckets",
@@ -79,7 +68,7 @@ FOREIGN_NAMES = frozenset({
 LONGEST_FUNCTION = 60
 MOST_FILES = 12
 """Of a folder, without its ``__init__.py``."""
-MOST_LINES = {("mpiddp", "benchmarks", "jobs"): 51_000, ("tests",): 54_100}
+MOST_LINES = {("mpiddp", "benchmarks", "jobs"): 50_766, ("tests",): 54_100}
 """Of code, by folders together. The aims are 43,500 and 44,000: these figures only fall."""
 CODE = {".py", ".sh", ".sbatch", ".js", ".css", ".html"}
 FEWEST_LINES = 45
@@ -425,7 +414,8 @@ def check_attributes(modules: dict[str, Module]) -> Iterator[Violation]:
             if not isinstance(node, ast.Attribute) or _is_own(node) or node.attr in own:
                 continue
             name = ast.unparse(node)
-            if isinstance(node.ctx, ast.Store) and node.attr not in FOREIGN_ATTRIBUTES:
+            place = f"{module.name.rpartition('.')[2]}.{node.attr}"
+            if isinstance(node.ctx, ast.Store) and place not in FOREIGN_ATTRIBUTES:
                 yield Violation(module.name, node.lineno, f"assigns {name} from outside")
             is_private = node.attr.startswith("_") and not node.attr.startswith("__")
             if is_private and node.attr not in FOREIGN_NAMES:

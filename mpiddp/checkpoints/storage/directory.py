@@ -48,7 +48,7 @@ from mpiddp.checkpoints.storage.shards import (
 )
 from mpiddp.errors import ConfigurationError, StorageError
 from mpiddp.launch.launcher.hostnames import fold_hostnames
-from mpiddp.process.background import LastingCall, finish_at_exit
+from mpiddp.process.background import LastingCall, call_at_exit, finish_lasting_calls
 from mpiddp.process.directory_lock import DirectoryLock
 from mpiddp.wording import describe_error, fold, print_message
 
@@ -138,7 +138,7 @@ class CheckpointDirectory:
         self._frames: Frames = {}
         """Of the save before; the thread's."""
         self._save: LastingCall[None] | None = None
-        finish_at_exit()
+        call_at_exit(finish_lasting_calls)
 
     @property
     def ranks(self) -> Ranks:

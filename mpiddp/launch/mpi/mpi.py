@@ -15,7 +15,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -89,30 +88,20 @@ def _hide_enclosing_step(launcher: Launcher) -> None:
             os.environ.pop(name, None)
 
 
-@dataclass(frozen=True)
-class Initialization:
-    """What ``initialize`` did."""
-
-    here: bool
-    """Whether it initialised MPI; False if MPI was up already."""
-    interfaces: tuple[str, ...] = ()
-    """To which MPI's TCP transports were confined; empty if they choose."""
-
-
-def initialize(MPI: Any, launcher: Launcher | None) -> Initialization:
+def initialize(MPI: Any, launcher: Launcher | None) -> tuple[str, ...]:
     """Call MPI_Init_thread(MPI_THREAD_MULTIPLE) without holding the interpreter's lock.
 
     Errors of MPI calls become exceptions. Processes started from here on do not initialise MPI on
-    import. ``launcher`` started this process.
+    import. ``launcher`` started this process. Returns the interfaces to which MPI's TCP transports
+    were confined; none if they choose.
     """
     if MPI.Is_finalized():
         raise LaunchError(
             "MPI was shut down earlier in this process and cannot start again: "
             "use one mpiddp.init() for the whole program"
         )
-    initialized_here = not MPI.Is_initialized()
     interfaces: tuple[str, ...] = ()
-    if initialized_here:
+    if not MPI.Is_initialized():
         library = ctypes.CDLL(MPI.__file__)
         provided = ctypes.c_int()
         version = MPI.Get_library_version()
@@ -128,7 +117,7 @@ def initialize(MPI: Any, launcher: Launcher | None) -> Initialization:
     # Spawned DataLoader workers inherit the launcher's variables; one that ran MPI_Init would
     # die or join a job that does not expect it.
     export_for_good({environment.MPI4PY_INITIALIZE: "0"})
-    return Initialization(initialized_here, interfaces)
+    return interfaces
 
 
 def add_own_variables() -> None:
