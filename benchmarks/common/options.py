@@ -45,7 +45,6 @@ Ranks = Annotated[tuple[int, ...], Argument("N", at_least(1))]
 SeveralRanks = Annotated[tuple[int, ...], Argument("N", at_least(2))]
 Sizes = Annotated[tuple[int, ...], Argument("BYTES", size)]
 Algorithms = Annotated[tuple[Choice, ...], Argument("ALGORITHM", parse, is_positional=True)]
-ALL_ALGORITHMS = tuple(Choice(find(name)) for name in names())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +105,11 @@ class CommandLine:
             without=("plan", *self.without),
         )
         return reader.read(words)
+
+
+def list_algorithms() -> tuple[Choice, ...]:
+    """All of the registry."""
+    return tuple(Choice(find(name)) for name in names())
 
 
 def make_run(

@@ -17,7 +17,6 @@ from tqdm import tqdm
 from benchmarks.common import results
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
-    ALL_ALGORITHMS,
     Algorithms,
     CommandLine,
     Count,
@@ -25,6 +24,7 @@ from benchmarks.common.options import (
     File,
     SeveralRanks,
     describe_algorithms,
+    list_algorithms,
 )
 from benchmarks.common.plotting import COLOURS, finish_lines, open_figure
 from benchmarks.common.trials import show_progress
@@ -96,7 +96,7 @@ ONE_ROUNDING: dict[str, Any] = {"color": "#777777", "linewidth": 1, "linestyle":
 class Options:
     """What is summed."""
 
-    algorithms: Algorithms = ALL_ALGORITHMS
+    algorithms: Algorithms = ()
     """(default: all)"""
     ranks: SeveralRanks = RANKS
     """Numbers of ranks."""
@@ -137,7 +137,8 @@ COMMAND_LINE = CommandLine(
 
 def parse(arguments: Sequence[str]) -> Options:
     options = pick(Options, COMMAND_LINE.read(arguments))
-    return replace(options, ranks=tuple(sorted(options.ranks)))
+    algorithms = options.algorithms or list_algorithms()
+    return replace(options, algorithms=algorithms, ranks=tuple(sorted(options.ranks)))
 
 
 def measure_all(options: Options) -> list[Row]:

@@ -15,13 +15,13 @@ from typing import Annotated
 from benchmarks.common import results
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
-    ALL_ALGORITHMS,
     Algorithms,
     CommandLine,
     Count,
     File,
     Ranks,
     describe_algorithms,
+    list_algorithms,
 )
 from benchmarks.common.trials import show_progress
 from mpiddp.errors import ConfigurationError, MpiddpError, ScheduleError
@@ -141,7 +141,7 @@ def _list_schedules(base: Schedule, segments: Sequence[int]) -> Iterator[tuple[s
 class Options:
     """What is proved."""
 
-    choices: Algorithms = ALL_ALGORITHMS
+    choices: Algorithms = ()
     """(default: all)"""
     ranks: Annotated[int, Argument("N", at_least(1, LARGEST_SIMULATED))] = RANKS
     """All numbers of ranks up to this one."""
@@ -167,7 +167,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     options = pick(Options, COMMAND_LINE.read(arguments))
     if any(choice.segments > 1 for choice in options.choices):
         raise ConfigurationError("prove takes --segments K… instead of NAME:segments=K")
-    return options
+    return replace(options, choices=options.choices or list_algorithms())
 
 
 def check_all(options: Options) -> dict[str, Verdict]:

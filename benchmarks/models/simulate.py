@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from benchmarks.common import machines, results
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
-    ALL_ALGORITHMS,
     Algorithms,
     CommandLine,
     Count,
@@ -20,6 +19,7 @@ from benchmarks.common.options import (
     describe_algorithms,
     describe_seconds,
     describe_size,
+    list_algorithms,
 )
 from benchmarks.common.plotting import COLOURS, add_legend, finish_lines, open_figure
 from benchmarks.common.trials import show_progress
@@ -43,7 +43,7 @@ PLOTTED_SIZES = tuple(1 << exponent for exponent in range(10, 29, 2))
 class SimulateOptions(machines.MachineOptions):
     """What is priced, and on which machine."""
 
-    algorithms: Algorithms = ALL_ALGORITHMS
+    algorithms: Algorithms = ()
     """(default: all)"""
     ranks: Annotated[tuple[int, ...], Argument("N", at_least(1, MOST_RANKS))] = RANKS
     """Numbers of ranks."""
@@ -109,7 +109,7 @@ COMMAND_LINE = CommandLine(
 def parse_options(arguments: Sequence[str]) -> Options:
     given = pick(SimulateOptions, COMMAND_LINE.read(arguments))
     return Options(
-        choices=given.algorithms,
+        choices=given.algorithms or list_algorithms(),
         ranks=given.ranks,
         per_node=given.ranks_per_node,
         sizes=given.bytes or (PLOTTED_SIZES if given.plot else SIZES),

@@ -291,12 +291,12 @@ def test_what_is_not_finite_is_printed_as_it_is(value):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--dtype", "float8"], "'float8'.*'float32', 'float16', 'bfloat16'"),
+        (["--dtype", "float8"], "one of float32, float16, bfloat16, found 'float8'"),
         (["ring:servers=2"], "ring takes segments"),
         (["direct:servers=5", "--ranks", "4"], "1 to 4 colocated servers"),
         (["--elements", "0"], "--elements: expected an integer >= 1, found '0'"),
         (["--scale", "-1"], "--scale: expected .* > 0, found '-1'"),
-        (["--error", "mean"], "'mean'.*rms.*largest"),
+        (["--error", "mean"], "one of rms, largest, found 'mean'"),
     ],
 )
 @pytest.mark.usefixtures("writable")

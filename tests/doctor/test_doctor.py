@@ -102,7 +102,7 @@ def test_help_comes_once_and_needs_nothing(either_launcher, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--jsn", "x"], ["--jsn", "--help"]),
+        (["--jsn", "x"], ["--jsn", "did you mean --json?"]),
         (["--json", "nowhere/x.json"], ["--json nowhere/x.json", "cannot be written"]),
         pytest.param(["--timeout", "0"], ["timeout", "above 0"], marks=pytest.mark.long),
     ],

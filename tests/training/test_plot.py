@@ -14,6 +14,7 @@ from test_history import row, write_run
 
 from mpiddp import plot
 from mpiddp.errors import ConfigurationError
+from mpiddp.options.reader import read
 from mpiddp.training.records import curves
 from mpiddp.training.records.history import STAGES, read_histories
 
@@ -130,7 +131,7 @@ def test_mistakes_are_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert result.returncode == 2
     assert "no run 'frist'" in result.stderr and result.stderr.count("\n") == 1
     cases = [
-        (["first", "--output", "a.pdf"], "ends in .svg, .png, .html, found a.pdf"),
+        (["first", "--output", "a.pdf"], "ends in .svg, .png, .html, found 'a.pdf'"),
         (["first", "--output", "none/a.svg"], "cannot write none/a.svg: No such file"),
     ]
     for words, expected in cases:
@@ -143,7 +144,7 @@ def test_mistakes_are_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def read_error(words: list[str]) -> None:
     """As `plot.main`; its failure handler would end this process."""
-    plot.draw_runs(plot.read_arguments(words))
+    plot.draw_runs(read(plot.PlotOptions, words, "plot", ""))
 
 
 def test_help_needs_no_library(runs: Path) -> None:
