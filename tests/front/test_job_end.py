@@ -41,6 +41,7 @@ def test_the_cause_is_found_in_any_order(said, cause):
     [
         (Exit(0), 0, []),
         (Exit(7), 7, []),
+        (Exit(2, "node1: task 0: Exited with exit code 2"), 2, ["task 0"]),
         (Exit(137, LEFT), 3, [LEFT, "srun's code was 137"]),
         (Exit(137, KILLED), 6, [KILLED]),
         (Exit(1, NODE), 6, [NODE]),
@@ -51,6 +52,9 @@ def test_the_cause_is_found_in_any_order(said, cause):
         (Exit(0, "", signal.SIGUSR1), 0, []),
         (Exit(137, LEFT, outcome={"code": 4, "reason": "far\naway"}), 4, ["far; srun's code"]),
         (Exit(0, outcome={"code": 0, "reason": "done", "path": "runs/x"}), 0, ["runs/x"]),
+        (Exit(134, outcome={"code": 0}), 0, ["srun's code was 134"]),
+        (Exit(137, outcome={"code": 75}), 75, []),
+        (Exit(143, "node1: task 0: Exited with exit code 143", outcome={"code": 143}), 143, []),
         (Exit(9, outcome={"code": "4"}), 9, []),
         # Ranks that srun terminated because one was killed wrote that down.
         (Exit(143, KILLED, outcome={"code": 143}), 6, ["srun terminated the others"]),

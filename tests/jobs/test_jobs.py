@@ -27,6 +27,8 @@ import copies
 import launchers
 import mpiddp.errors
 from mpiddp.front.job_end import describe_code
+from mpiddp.front.layout import LayoutRequest
+from mpiddp.front.plan import make_plan
 from slurm import Cluster
 
 JOBS = launchers.ROOT / "jobs"
@@ -217,17 +219,6 @@ def lines(text: str) -> dict[str, str]:
 # ---- text that every script holds ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", [*(f"{name}.sbatch" for name in SCRIPTS), "chain.sh", "slurm.sh", "stage.sh"]
-)
-def test_shellcheck_finds_nothing(name):
-    program = shutil.which("shellcheck") or str(Path(sys.executable).parent / "shellcheck")
-    done = subprocess.run(
-        [program, f"jobs/{name}"], cwd=launchers.ROOT, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (0, "")
-
-
 @pytest.mark.parametrize("name", ["train", "run"])
 def test_ranks_of_a_job_that_can_be_requeued_are_started_with_signals_blocked(made_up, name):
     arguments = {"train": TOY, "run": ["x.py"]}[name]
@@ -250,14 +241,6 @@ def test_the_header_asks_for_no_resources(name):
     assert re.findall(r"^#SBATCH.*", text, re.MULTILINE) == expected
 
 
-def test_all_scripts_find_the_checkout_in_the_same_way():
-    texts = [(JOBS / f"{name}.sbatch").read_text() for name in SCRIPTS]
-    parts = {
-        re.search(r"\n# Slurm runs a copy.*slurm.sh\"\n", text, re.DOTALL)[0] for text in texts
-    }
-    assert len(parts) == 1
-
-
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_run_by_hand_a_script_says_how_it_is_submitted(made_up, name):
     done = made_up.run(JOBS / f"{name}.sbatch", "--epochs", "1")
@@ -270,12 +253,6 @@ def test_run_by_hand_a_script_says_how_it_is_submitted(made_up, name):
 # ---- where the checkout is -------------------------------------------------------------------
 
 
-def test_the_checkout_is_where_the_jobs_record_says(made_up):
-    done = made_up.submit("train", *TOY)
-    assert done.returncode == 0, done.stderr
-    assert made_up.program_line == [PYTHON, "-m", "mpiddp.train", *TOY]
-
-
 def own(made_up: MadeUp) -> None:
     """Make the checkout one that nobody but its owner can change, whatever the umask was."""
     copy_jobs(made_up)
@@ -283,15 +260,16 @@ def own(made_up: MadeUp) -> None:
         path.chmod(path.stat().st_mode & ~0o022)
 
 
-@pytest.mark.parametrize("command", ["(null)", "/gone/jobs/train.sbatch a b", "/x/mine.sh"])
-@pytest.mark.parametrize("below", ["", "some/where"])
+@pytest.mark.parametrize(
+    ("command", "below"),
+    [("(null)", ""), ("/gone/jobs/train.sbatch a b", "some/where"), ("/x/mine.sh", "some/where")],
+)
 def test_else_it_is_around_the_submit_directory(made_up, command, below):
     own(made_up)
     directory = made_up.root / below
     directory.mkdir(parents=True, exist_ok=True)
     done = made_up.submit("train", *TOY, command=command, SLURM_SUBMIT_DIR=str(directory))
-    assert done.returncode == 0, done.stderr
-    assert made_up.started
+    assert done.returncode == 0 and made_up.started, done.stderr
 
 
 @pytest.mark.parametrize("part", [".", "jobs", "jobs/slurm.sh", "jobs/environment.sh"])
@@ -426,36 +404,43 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_is_made_of_an_allocation(made_up, case):
+def test_what_is_made_of_an_allocation(made_up, monkeypatch, case):
+    """The plan of the front, which a job script becomes, in this process."""
     hosts = ",".join(hosts for hosts, _ in case.nodes)
-    done = made_up.submit(
-        "train", *TOY, nodes=case.nodes, cpus=case.cpus, tasks=case.tasks, tres=case.tres,
-        **{"SLURM_JOB_NODELIST": hosts, **case.variables},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    block = lines(done.stdout)
-    assert block["ranks"] == case.ranks
-    assert made_up.options == case.options.split()
-    assert made_up.exported["SRUN_CPUS_PER_TASK"] == str(case.cores)
-    note = block["per rank"].partition(" (")[2]
+    text = record(case.nodes, tasks=case.tasks, command="x", tres=case.tres, array=False)
+    (made_up.fakes / "record").write_text(text)
+    job = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": hosts, "SLURM_JOB_CPUS_PER_NODE": case.cpus}
+    job["SLURM_TASKS_PER_NODE"] = f"1(x{len(case.nodes)})"
+    own = {"PATH": f"{made_up.bin}:{os.environ['PATH']}", "FAKES": str(made_up.fakes)}
+    for name, value in launchers.clean_environment({**own, **job, **case.variables}).items():
+        monkeypatch.setenv(name, value)
+    plan = make_plan(LayoutRequest(), "srun")
+    assert plan.layout is not None and plan.layout.describe_ranks() == case.ranks
+    assert [*plan.words[-len(case.options.split()) :]] == case.options.split()
+    exported = plan.environment()
+    assert exported["SRUN_CPUS_PER_TASK"] == str(case.cores)
+    note = plan.layout.describe_cores().partition(" (")[2]
     assert bool(note) == bool(case.note) and case.note in note
     contradicting = re.compile(r"SLURM_(GPUS.*|CPUS_PER_GPU|NTASKS_PER_GPU|TRES_PER_TASK)")
-    assert not [name for name in made_up.exported if contradicting.fullmatch(name)]
+    assert not [name for name in exported if contradicting.fullmatch(name)]
 
 
-@pytest.mark.parametrize(
-    ("script", "name"),
-    [
-        ("train", "SLURM_CPUS_PER_TASK"),
-        ("train", "SLURM_CPUS_PER_GPU"),
-        ("train", "SLURM_NTASKS"),
-        ("benchmark", "SLURM_CPUS_PER_TASK"),
-    ],
-)
-def test_what_is_no_number_is_refused(made_up, script, name):
-    done = made_up.submit(script, *TOY, nodes=EVEN, cpus="4(x2)", **{name: "abc"})
+def test_the_head_of_a_jobs_output_says_what_is_made_of_its_allocation(made_up):
+    done = made_up.submit("train", *TOY, nodes=UNEVEN, cpus="1,2", SLURM_GPUS="3")
+    assert done.returncode == 0, done.stderr
+    block = lines(done.stdout)
+    assert block["ranks"] == "2 nodes, 1+2 = 3 ranks" and block["per rank"] == "1 core"
+    assert made_up.options == [
+        "--nodes=2", "--ntasks=3", "--distribution=arbitrary", "--nodelist=n1,n2,n2", "--gpus=3",
+    ]  # fmt: skip
+    assert made_up.exported["SRUN_CPUS_PER_TASK"] == "1" and "SLURM_GPUS" not in made_up.exported
+
+
+@pytest.mark.parametrize("script", ["train", "benchmark"])
+def test_what_is_no_number_is_refused(made_up, script):
+    done = made_up.submit(script, *TOY, nodes=EVEN, cpus="4(x2)", SLURM_CPUS_PER_TASK="abc")
     assert done.returncode == 2 and not made_up.started
-    assert f"{name} is 'abc', but Slurm sets it to a whole number" in done.stderr
+    assert "SLURM_CPUS_PER_TASK is 'abc', but Slurm sets it to a whole number" in done.stderr
     assert "integer expression" not in done.stderr
 
 
@@ -470,12 +455,6 @@ def test_tasks_left_over_from_another_shell_are_refused(made_up):
     assert done.returncode == 0 and "SLURM_NTASKS_PER_NODE" not in made_up.exported
 
 
-def test_a_heterogeneous_job_is_refused(made_up):
-    done = made_up.submit("train", *TOY, SLURM_HET_SIZE="2")
-    assert done.returncode == 2 and not made_up.started
-    assert len(done.stderr.splitlines()) == 1
-
-
 def bash(text: str, *arguments: str) -> str:
     done = subprocess.run(
         ["bash", "-c", f"source jobs/slurm.sh; {text}", "test", *arguments],
@@ -485,17 +464,9 @@ def bash(text: str, *arguments: str) -> str:
     return done.stdout
 
 
-# Without \r, which subprocess reads as \n.
-WORDS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0\r"), max_size=9)
 # The function alone: chain.sh would submit jobs.
 DEFINE = 'source <(sed -n "/^split_words()/,/^}/p" jobs/chain.sh)'
 SPLIT = DEFINE + '; split_words "$1"; printf "%s\\0" "${WORDS[@]}" END'
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(WORDS, max_size=5))
-def test_words_that_were_quoted_are_split_again(words):
-    assert bash(SPLIT, shlex.join(words)).split("\0") == [*words, "END", ""]
 
 
 def split_by_shlex(text: str) -> list[str] | None:
@@ -506,7 +477,7 @@ def split_by_shlex(text: str) -> list[str] | None:
 
 
 # Without what shlex does not know: "\$" and "\`" are $ and ` to a shell, and it drops \NEWLINE.
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.text("ab-é*#'\"\\ \t", max_size=14))
 def test_words_are_split_as_shlex_does(text):
     expected = split_by_shlex(text)
@@ -544,15 +515,14 @@ CONTINUED = st.sampled_from((" ", "\t", "\n", " \\\n ", "  "))
 PIECES = st.lists(st.tuples(STYLES, st.text("ax-é\"'\\$`!*~;&#{}\n ", max_size=5)), min_size=1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(PIECES.filter(lambda p: p[0][0] is not write_bare or p[0][1]), CONTINUED),
                 max_size=4))  # fmt: skip
 def test_words_are_split_as_the_shell_itself_does(written):
     text = "".join("".join(style(part) for style, part in word) + gap for word, gap in written)
     words = ["".join(part for _, part in word) for word, _ in written]
-    found = bash(SPLIT, text).split("\0")
-    assert found == [*words, "END", ""]
-    assert bash('eval "WORDS=($1)"; printf "%s\\0" "${WORDS[@]}" END', text).split("\0") == found
+    own = '; eval "WORDS=($1)"; printf "%s\\0" "${WORDS[@]}" END'
+    assert bash(SPLIT + own, text).split("\0") == [*words, "END"] * 2 + [""]
 
 
 def test_a_double_quoted_word_may_hold_quotes():
@@ -567,6 +537,8 @@ def test_srun_is_told_what_no_setting_may_change(made_up):
     made_up.submit("train", *TOY)
     expected = {"--mpi=pmix", "--kill-on-bad-exit=1", "--export=ALL"}
     assert expected <= set(made_up.srun)
+    forbidden = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    assert forbidden.isdisjoint(made_up.exported)
     made_up.submit("train", *TOY, MPIDDP_PMI="pmi2")
     assert "--mpi=pmi2" in made_up.srun and "--mpi=pmix" not in made_up.srun
 
@@ -574,13 +546,8 @@ def test_srun_is_told_what_no_setting_may_change(made_up):
 def test_arguments_reach_the_trainer_as_they_were(made_up):
     arguments = ["--name", "two words", "--runs-dir", "a*b", "", "'"]
     made_up.submit("train", *arguments)
-    assert made_up.program_line[3:] == arguments
-
-
-def test_nobody_exports_a_rank_or_a_master(made_up):
-    made_up.submit("train", *TOY)
-    forbidden = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    assert forbidden.isdisjoint(made_up.exported)
+    # The job's record says where the checkout is.
+    assert made_up.program_line == [PYTHON, "-m", "mpiddp.train", *arguments]
 
 
 @pytest.mark.parametrize(
@@ -746,33 +713,18 @@ def messages(*ends: str) -> str:
 
 
 LEFT = messages("task 1: Exited with exit code 3", "task 0: Terminated")
-# srun may name those that it ended before the one that was the cause.
-LEFT_LATER = messages("tasks 1-2,4: Killed", "task 0: Exited with exit code 2")
 KILLED = messages("task 1: Killed", "tasks 0,2: Terminated")
-# What the others leave with when a rank has crashed is MPI's own.
-CRASHED = messages("task 2: Exited with exit code 14", "task 0: Segmentation fault (core dumped)")
-TERMINATED = messages("task 0: Exited with exit code 143", "task 1: Terminated")
 # srun terminated rank 0 because of rank 1, and rank 0 had written that down.
 KILLED_FIRST = messages("task 0: Exited with exit code 143", "task 1: Killed")
-SHELL_KILLED = messages("task 1: Exited with exit code 137", "task 0: Terminated")
 
 
 @pytest.mark.parametrize(
     ("outcome", "status", "said", "code"),
     [
-        ("", "0", "", 0),
-        ("", "2", "", 2),
         ("", "143", LEFT, 3),
-        ("", "137", LEFT_LATER, 2),
-        ("", "2", LEFT_LATER, 2),
         ("", "143", KILLED, 6),
-        ("", "143", SHELL_KILLED, 6),
-        ("", "139", CRASHED, 6),
         ("", "137", "", 137),
-        ("0", "0", "", 0),
         ("4", "137", LEFT, 4),
-        ("75", "137", "", 75),
-        ("143", "143", TERMINATED, 143),
         ("143", "143", KILLED_FIRST, 6),
         ("0", "134", "", 0),
     ],
@@ -852,7 +804,7 @@ def sweep(made_up: MadeUp, *arguments: str, task: int = 0, first: int = 0, last:
     )
 
 
-@pytest.mark.parametrize("task", range(6))
+@pytest.mark.parametrize("task", [1, 4])
 def test_each_task_has_its_configuration_and_the_last_axis_varies_fastest(made_up, task):
     done = sweep(made_up, *AXES, "--", *TOY, task=task)
     rate, batch = list(itertools.product(["0.1", "0.01", "0.001"], ["32", "64"]))[task]
@@ -867,17 +819,21 @@ VALUES = st.lists(st.from_regex(r"[A-Za-z0-9.=:/*]{1,6}", fullmatch=True), min_s
 
 
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.dictionaries(NAMES, VALUES, min_size=1, max_size=3), st.data())
 def test_the_grid_is_the_product_of_the_axes(made_up, axes, data):
     points = list(itertools.product(*axes.values()))
     task = data.draw(st.integers(0, len(points) - 1))
     words = [f"--{name}={','.join(values)}" for name, values in axes.items()]
-    done = sweep(made_up, *words, task=task, last=len(points) - 1)
+    # The front is not needed: how it is called says all.
+    made_up.program("front", 'printf "%s\\0" "$@" >"$FAKES/front.arguments"\n')
+    python = str(made_up.bin / "front")
+    done = sweep(made_up, *words, task=task, last=len(points) - 1, MPIDDP_PYTHON=python)
     assert done.returncode == 0, done.stderr
+    called = (made_up.fakes / "front.arguments").read_text().split("\0")[:-1]
     pairs = zip(axes, points[task], strict=True)
-    assert made_up.program_line[3:] == [
+    assert called[called.index("train") + 1 :] == [
         word for name, value in pairs for word in (f"--{name}", value)
     ]
 
