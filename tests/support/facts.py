@@ -59,6 +59,7 @@ with mpiddp.init(timeout=60, interface=sys.argv[1]) as session:
         "stored": [store.get(f"facts/{other}").decode() for other in range(size)],
         "master": [session.meeting.address, session.meeting.port],
         "job": session.meeting.job,
+        "seconds": session.seconds,
         "is_torchelastic_launched": distributed.is_torchelastic_launched(),
         "listening": [place for place in find_listening() if place not in inherited],
         "set": {name: value for name, value in os.environ.items() if before.get(name) != value},
