@@ -38,7 +38,6 @@ WAYS = {
     "ring": ("--sync", "ring"),
     "served": (*SERVED, "--servers", "2"),
     "adamw": ("--optimizer", "adamw"),
-    "auto": ("--sync", "auto", "--overlap", "on"),
     "narrow": ("--sync", "ring", "--wire-dtype", "bfloat16", "--overlap", "off"),
     "fsdp": (
         "--parallel",
@@ -55,7 +54,7 @@ WAYS = {
     "parts": ("--accumulation-steps", "2", "--ema", "0.9", "--clip-norm", "0.5"),
     "running averages": ("--model", "resnet18"),
 }
-DEFAULTS = ("framework", "ring", "served", "fsdp")
+DEFAULTS = ("framework", "served", "fsdp")
 
 
 def read_rows(run: Path) -> list[dict[str, Any]]:
