@@ -13,6 +13,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 ROOMS = {
@@ -107,6 +108,37 @@ class Module:
     tree: ast.Module
     lines: list[str]
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All of the tree, which each rule goes through."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """What each imported name stands for: ``environ`` for ``os.environ``, and so on."""
+        names = {}
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    short = alias.asname or alias.name.split(".")[0]
+                    names[short] = alias.name if alias.asname else short
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                for alias in node.names:
+                    names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        return names
+
+    @cached_property
+    def for_types(self) -> set[ast.AST]:
+        """The nodes that stand under ``if TYPE_CHECKING``."""
+        tests = [node for node in self.nodes if isinstance(node, ast.If)]
+        return {
+            inner
+            for node in tests
+            if ast.unparse(node.test).endswith("TYPE_CHECKING")
+            for statement in node.body
+            for inner in ast.walk(statement)
+        }
+
 
 def read_modules(root: Path) -> dict[str, Module]:
     """All modules of mpiddp and benchmarks below ``root``, by dotted name."""
@@ -139,15 +171,6 @@ def _is_ours(name: str) -> bool:
     return name.split(".")[0] in ("mpiddp", "benchmarks")
 
 
-def _for_types(tree: ast.Module) -> set[ast.AST]:
-    """The nodes that stand under ``if TYPE_CHECKING``."""
-    found: set[ast.AST] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            found.update(inner for statement in node.body for inner in ast.walk(statement))
-    return found
-
-
 def _from(module: Module, node: ast.ImportFrom, known: dict[str, Module]) -> Iterator[str]:
     base = node.module or ""
     if node.level:
@@ -161,37 +184,22 @@ def _from(module: Module, node: ast.ImportFrom, known: dict[str, Module]) -> Ite
 
 def find_imports(module: Module, known: dict[str, Module]) -> list[Import]:
     """Every module that ``module`` imports; a name that is a submodule counts as that."""
-    names, types = _names(module.tree), _for_types(module.tree)
     found = []
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         targets: list[str] = []
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             targets = list(_from(module, node, known))
-        elif isinstance(node, ast.Call) and _dotted(node.func, names) in (
+        elif isinstance(node, ast.Call) and _dotted(node.func, module.names) in (
             "importlib.import_module",
             "__import__",
         ):
             literal = node.args[0] if node.args else None
             if isinstance(literal, ast.Constant) and isinstance(literal.value, str):
                 targets = [literal.value]
-        found += [Import(target, node.lineno, node in types) for target in targets]
+        found += [Import(target, node.lineno, node in module.for_types) for target in targets]
     return found
-
-
-def _names(tree: ast.Module) -> dict[str, str]:
-    """What each imported name stands for: ``environ`` for ``os.environ``, and so on."""
-    names = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                short = alias.asname or alias.name.split(".")[0]
-                names[short] = alias.name if alias.asname else short
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            for alias in node.names:
-                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    return names
 
 
 def _dotted(node: ast.AST, names: dict[str, str]) -> str:
@@ -262,8 +270,8 @@ def check_exits(modules: dict[str, Module]) -> Iterator[Violation]:
     for module in modules.values():
         if module.name.startswith(MAY_EXIT):
             continue
-        names = _names(module.tree)
-        for node in ast.walk(module.tree):
+        names = module.names
+        for node in module.nodes:
             if isinstance(node, ast.Raise) and node.exc is not None:
                 raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
                 if _dotted(raised, names) == "SystemExit":
@@ -297,11 +305,11 @@ def _changes_environment(node: ast.AST, names: dict[str, str]) -> bool:
 def check_environment(modules: dict[str, Module]) -> Iterator[Violation]:
     """Variables that are set outside ``launch``, or whose names stand outside the table."""
     for module in modules.values():
-        names = _names(module.tree)
+        names = module.names
         may_set = locate(module.name) == (4, "launch")
         # Benchmarks put together the environments of other processes.
         needs_table = module.name != "mpiddp.environment" and not module.name.startswith("bench")
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if not may_set and _changes_environment(node, names):
                 yield Violation(module.name, node.lineno, "sets an environment variable")
             key: ast.AST | None = None
@@ -334,8 +342,8 @@ def check_mpi(modules: dict[str, Module]) -> Iterator[Violation]:
 def check_unpickling(modules: dict[str, Module]) -> Iterator[Violation]:
     """Calls that run code which they find in a file, or in what comes from a socket."""
     for module in modules.values():
-        names = _names(module.tree)
-        for node in ast.walk(module.tree):
+        names = module.names
+        for node in module.nodes:
             if isinstance(node, ast.Attribute | ast.Name):
                 found = _dotted(node, names)
                 root, _, what = found.partition(".")
@@ -357,7 +365,7 @@ def check_unpickling(modules: dict[str, Module]) -> Iterator[Violation]:
 def check_functions(modules: dict[str, Module]) -> Iterator[Violation]:
     """Functions that are too long to be taken in at a glance."""
     for module in modules.values():
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 if length > LONGEST_FUNCTION:
@@ -410,7 +418,7 @@ def check_attributes(modules: dict[str, Module]) -> Iterator[Violation]:
         if not module.name.startswith("mpiddp"):
             continue
         own = _list_own_attributes(module.tree)
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if not isinstance(node, ast.Attribute) or _is_own(node) or node.attr in own:
                 continue
             name = ast.unparse(node)
@@ -428,7 +436,7 @@ BROAD = ("Exception", "BaseException")
 def check_exceptions(modules: dict[str, Module]) -> Iterator[Violation]:
     """Broad ``except`` clauses that give no reason, and do not raise what they have caught."""
     for name, module in modules.items():
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if not isinstance(node, ast.ExceptHandler):
                 continue
             if node.type is not None and ast.unparse(node.type) not in BROAD:
