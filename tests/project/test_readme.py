@@ -26,12 +26,15 @@ from mpiddp.training.options.groups.registry import DATASETS, MODELS
 TESTED_ELSEWHERE = re.compile(
     r"python -m benchmarks (startup|allreduce|training-(?:step|loop)|stragglers|checkpoint) "
     r"|mpirun -n 4 python tests/programs/fsdp_memory.py"
+    r"|mpirun -n [23] python -m mpiddp.train --data toy --epochs 3 --(sync|parallel) "
     r"|bash jobs/local.sh 4 "
 )
 """Commands that other tests run by default: the benchmarks' own, with more options;
-``tests/training/test_parallelism.py``, on fewer ranks; README's first block, on fewer ranks."""
-MOST_BLOCKS = 4
-"""Of one document, that are run by default; the later ones, with ``--all``."""
+``test_training_sync.py`` and ``test_parallelism.py`` of ``tests/training/``, on fewer ranks or in a
+pool; README's first block, on fewer ranks."""
+MOST_BLOCKS = {"README": 4}
+"""Of a document, that are run by default; the later ones, with ``--all``."""
+MOST_OF_A_CHAPTER = 2
 LANGUAGES = {"bash", "python", "text", "toml", "mermaid", "json", "diff"}
 RUN = ("bash", "python")
 DEADLINE = 150
@@ -179,7 +182,8 @@ def uses_slurm(block: documents.Block) -> bool:
 def as_parameter(path: Path, block: documents.Block, number: int):
     """``number``: among the blocks of its document that are run, from 0."""
     marks = [pytest.mark.slurm if uses_slurm(block) else pytest.mark.mpi]
-    if TESTED_ELSEWHERE.match(block.text) or number >= MOST_BLOCKS:
+    most = MOST_BLOCKS.get(path.stem, MOST_OF_A_CHAPTER)
+    if TESTED_ELSEWHERE.match(block.text) or number >= most:
         marks.append(pytest.mark.long)
     name = re.sub(r"[^\w.]+", "-", block.text.splitlines()[0])[:40].strip("-")
     return pytest.param(path, block, marks=marks, id=f"{path.stem}-{name}")
