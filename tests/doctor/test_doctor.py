@@ -116,12 +116,11 @@ def test_mistakes_in_options(options, words, tmp_path):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("starter", "library"), [("openmpi", "mpich"), ("mpich", "openmpi")])
-def test_a_library_that_cannot_join(starter, library, tmp_path):
+def test_a_library_that_cannot_join(tmp_path):
     rows = launchers.table()
-    wrong = {"MPI4PY_LIBMPI": str(rows[library].libmpi)}
+    wrong = {"MPI4PY_LIBMPI": str(rows["mpich"].libmpi)}
     reading = examine(
-        rows[starter], 2, "--json", "report.json", cwd=tmp_path, exit_code=3, env=wrong
+        rows["openmpi"], 2, "--json", "report.json", cwd=tmp_path, exit_code=3, env=wrong
     )
     first, rest = reading.lines
     assert (first.check, first.status) == ("MPI library", "fail")

@@ -84,38 +84,6 @@ def test_three_good_nodes(cluster, hosts, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hosts"]
 
 
-AHEAD = """
-if rank == 1:
-    import time
-    real = time.time
-    time.time = lambda: real() + 7
-"""
-
-
-@pytest.mark.long
-def test_faults_of_single_nodes(cluster, hosts, tmp_path):
-    connect(cluster)
-    runs, debian = tmp_path / "runs", tmp_path / "debian"
-    runs.mkdir()
-    debian.write_text("127.0.1.1 node2\n" + HOSTS.replace("10.77.0.2 node2\n", "", 1))
-    wraps = {
-        0: mount(put(hosts, "/etc/hosts")),
-        1: mount(put(debian, "/etc/hosts")),
-        2: mount(put(hosts, "/etc/hosts"), f"mount -t tmpfs none {runs}"),
-    }
-    reading = examine(cluster, tmp_path, 2, wraps, AHEAD)
-    assert reading.bad() == {
-        "host name": "warn",
-        "run directory": "fail",
-        "clocks": "warn",
-    }
-    assert reading.line("host name").text.startswith("node2: resolves to 127.0.1.1, ")
-    text = reading.line("run directory").text
-    assert text.startswith(f"node3: {runs} is not the same as rank 0's. ")
-    assert reading.line("clocks").text.startswith("node2 is 7.0 s ahead of node1. ")
-    assert list(runs.iterdir()) == []
-
-
 def test_a_slow_link_is_named(cluster, hosts, tmp_path):
     connect(cluster)
     shape = "tc qdisc add dev ens1f0np0 root tbf rate 10mbit burst 80kb latency 50ms"

@@ -89,6 +89,7 @@ def test_the_option_names_an_interface_per_node(cluster, tmp_path):
 INIT = ("-c", "import mpiddp; mpiddp.init(timeout=30)")
 
 
+# Three nodes without a common network: tests/doctor/test_doctor_nodes.py.
 def expect_table(result, head, *rows):
     """The one message of a job that found no common address, with its table."""
     result.expect(4)
@@ -98,22 +99,6 @@ def expect_table(result, head, *rows):
     table = result.stderr[result.stderr.index(line) + len(line) :].splitlines()[1:]
     cells = [re.split(r" {2,}", text.strip()) for text in table[: len(rows) + 1]]
     assert cells == [["node", *head], *map(list, rows)], str(result)
-
-
-def test_a_node_without_a_common_network(cluster):
-    one, two, three = cluster.nodes
-    cluster.join(one, "ens1f1", "10.77.0.1")
-    cluster.join(two, "ens1f1", "10.77.0.2")
-    lead_nowhere(one, "docker0", "172.17.0.1")
-    lead_nowhere(three, "docker0", "172.17.0.1")
-    expect_table(
-        run(cluster.nodes, *INIT),
-        ["10.77.0.1 (ens1f1)", "172.17.0.1 (docker0)"],
-        ["node1", "reached", "reached"],
-        ["node2", "reached", "Network is unreachable"],
-        # Its own bridge has that address, and nobody listens there.
-        ["node3", "Network is unreachable", "Connection refused"],
-    )
 
 
 def test_a_switch_that_drops_large_packets(cluster):

@@ -245,14 +245,11 @@ def test_two_jobs_at_once_on_the_same_nodes(slurm_cluster, tmp_path):
     assert len(ports["a"]) == len(ports["b"]) == 1 and ports["a"] != ports["b"]
 
 
+# Every other pair is in test_compatibility.py, and the doctor's tests start two more.
 @pytest.mark.parametrize(
     ("library", "mpi"),
     [
         ("openmpi", "pmi2"),
-        ("mpich", "none"),
-        # The doctor's tests have the next two.
-        pytest.param("openmpi", "none", marks=pytest.mark.long),
-        pytest.param("mpich", "pmix", marks=pytest.mark.long),
         *[
             pytest.param(name, "pmi2", marks=pytest.mark.long)
             for name in launchers.OPTIONAL
@@ -272,16 +269,6 @@ def test_the_wrong_mpi_is_refused_with_a_command_that_works(library, mpi, slurm_
     working = replace(launcher, flags=(*command[1:-2], "--nodes=2"))
     rows = seen(launchers.run(working, 2, [str(script)], timeout=DEADLINE).expect(0))
     assert [row[:2] for row in rows] == [["0", "2"], ["1", "2"]]
-
-
-def test_gpus_by_node_and_by_task(slurm_cluster):
-    ask = ["-c", INIT, "CUDA_VISIBLE_DEVICES"]
-    by_node = slurm_cluster.srun("--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=2")
-    rows = seen(launchers.run(by_node, 2, ask, timeout=DEADLINE).expect(0))
-    assert [row[3] for row in rows] == ["0,1"] * 2
-    by_task = slurm_cluster.srun("--nodes=1", "--ntasks-per-node=2", "--gpus-per-task=1")
-    rows = seen(launchers.run(by_task, 2, ask, timeout=DEADLINE).expect(0))
-    assert [row[3] for row in rows] == ["0", "1"]
 
 
 # How jobs end, under a bare srun: no --kill-on-bad-exit
@@ -380,20 +367,6 @@ def test_a_cancelled_run_says_so(slurm_cluster, tmp_path):
     assert outcome["step"] > 0
 
 
-def test_an_import_that_fails_on_one_node_ends_the_job(slurm_cluster, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import socket\nif socket.gethostname() == 'node2':\n    import nothing_there\n"
-        "import torch.distributed as distributed\ndistributed.init_process_group()\n"
-        "distributed.barrier()\n"
-    )
-    arguments = ["-m", "mpiddp", str(script)]
-    result = launchers.run(slurm_cluster.srun(*BARE), 3, arguments, timeout=DEADLINE)
-    result.expect(1)
-    assert result.stderr.count("No module named 'nothing_there'") == 1
-    assert re.search("rank 2 of 3 on node2", result.stderr)
-
-
 def test_bad_options_are_said_once(slurm_cluster):
     arguments = ["-m", "mpiddp.train", "--epochs", "none"]
     result = launchers.run(slurm_cluster.srun(*BARE), 3, arguments, timeout=DEADLINE)
@@ -413,8 +386,8 @@ import pathlib, socket, sys, time
 # On a busy machine the import alone may take longer than the deadline.
 import torch
 import mpiddp
-import mpiddp.launch.{module} as module
-original = module.{function}
+from mpiddp.launch.mpi import mpi
+original = mpi.initialize
 folder = pathlib.Path({folder!r})
 
 def wait(*arguments, **options):
@@ -423,7 +396,7 @@ def wait(*arguments, **options):
         time.sleep(0.02)
     return original(*arguments, **options)
 
-module.{function} = wait
+mpi.initialize = wait
 mpiddp.init(timeout={seconds})
 """
 TRAIN = """
@@ -463,33 +436,12 @@ def on_node(job, name) -> list[int]:
     ]
 
 
-SILENT_INIT = r"MPI_Init did not return within 5 s.*Not reached from here: node2 \("
-MISSING = (
-    r"did not get past 'address' within 5 s; "
-    r"waited for rank 2 on node2 \(no answer\), rank 3 on node2 \(no answer\)"
-)
-
-
-@pytest.mark.parametrize(
-    ("module", "function", "says"),
-    [
-        pytest.param("mpi.mpi", "initialize", SILENT_INIT, id="in MPI_Init"),
-        # Who does not answer is named without Slurm, too (test_failure.py).
-        pytest.param(
-            "network.interfaces",
-            "list_interfaces",
-            MISSING,
-            marks=pytest.mark.long,
-            id="after it",
-        ),
-    ],
-)
-def test_a_node_cut_during_start_up_is_named(module, function, says, slurm_cluster, tmp_path):
-    program = WAITING.format(
-        module=module, function=function, folder=str(tmp_path), seconds=TIMEOUT
-    )
+# One that is cut off later does not answer: tests/doctor/test_doctor_slurm.py, test_failure.py.
+def test_a_node_cut_during_start_up_is_named(slurm_cluster, tmp_path):
+    program = WAITING.format(folder=str(tmp_path), seconds=TIMEOUT)
     result, seconds = cut_during(slurm_cluster, tmp_path, ["-c", program])
     told = [line for line in facts.messages(result) if re.search(r"of 4 on node1: ", line)]
+    says = r"MPI_Init did not return within 5 s.*Not reached from here: node2 \("
     assert len(told) == 1 and re.search(says, told[0]), str(result)
     assert result.returncode != 0
     assert seconds < TIMEOUT + MARGIN
