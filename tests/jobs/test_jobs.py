@@ -1321,14 +1321,6 @@ def slurm(slurm_cluster, tmp_path) -> Submitter:
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_slurm_takes_each_script(slurm, name):
-    done = slurm.command("sbatch", "--test-only", f"{JOBS}/{name}.sbatch")
-    assert done.returncode == 0, done.stderr
-    assert "to start at" in done.stderr
-
-
-@pytest.mark.slurm
 def test_a_checkout_with_a_space_trains_from_elsewhere_on_uneven_gpus(slurm, tmp_path):
     root = tmp_path / "check out"
     root.mkdir()
@@ -1435,16 +1427,6 @@ def test_an_array_of_the_right_size_starts_each_configuration(slurm):
 
 
 @pytest.mark.slurm
-def test_an_array_of_the_wrong_size_is_told_so_by_every_task(slurm):
-    identity = slurm.submit("--array=1-3", f"{JOBS}/sweep.sbatch", "epochs=1,2")
-    jobs = slurm.wait(identity)
-    assert [job.code for job in jobs] == [2, 2, 2]
-    for job in jobs:
-        [line] = job.output.splitlines()
-        assert "--array=0-1" in line
-
-
-@pytest.mark.slurm
 def test_a_chain_ends_where_a_stage_fails(slurm):
     stages = [f"{TRAIN} --epochs 0", "--wrap true", "--wrap true"]
     done = slurm.command("bash", f"{JOBS}/chain.sh", *stages)
@@ -1453,15 +1435,6 @@ def test_a_chain_ends_where_a_stage_fails(slurm):
     jobs = [job for identity in identities for job in slurm.wait(identity)]
     assert [(job.state, job.code) for job in jobs[:1]] == [("FAILED", 2)], jobs[0].output
     assert [job.state for job in jobs[1:]] == ["CANCELLED", "CANCELLED"]
-
-
-@pytest.mark.slurm
-def test_a_chain_that_cannot_be_submitted_whole_is_cancelled(slurm):
-    done = slurm.command("bash", f"{JOBS}/chain.sh", "--hold --wrap true", "--nonsense --wrap true")
-    assert done.returncode == 2
-    identity = done.stderr.split()[-1]
-    [job] = slurm.wait(identity)
-    assert job.state == "CANCELLED"
 
 
 @pytest.mark.slurm
@@ -1659,16 +1632,6 @@ def test_the_chain_knows_which_of_sbatchs_options_take_the_next_word(slurm, made
     assert "names no script" in done.stderr
     done = chain(made_up, " ".join(f"{name} gone" for name in valued) + " here")
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.slurm
-def test_two_starts_in_the_shell_of_an_allocation_share_their_logs(slurm):
-    starts = f"for name in one two; do bash {TRAIN} --name $name; done"
-    done = slurm.command("salloc", "--nodes=1", "bash", "-c", starts, MPIDDP_WRAP="echo")
-    assert done.returncode == 0, done.stderr
-    [path] = (slurm.directory / "logs").glob("*.out")
-    ends = [line.split()[-2:] for line in path.read_text().splitlines()]
-    assert ends == [["--name", "one"], ["--name", "two"]]
 
 
 def wrap(tmp_path: Path, text: str) -> dict[str, str]:
