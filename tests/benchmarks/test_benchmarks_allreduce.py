@@ -106,11 +106,11 @@ for dtype in ("float32", "float64", "int32", "int64"):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_the_plain_rings_sum(launcher, ranks, tmp_path):
+@pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.long)])
+def test_the_plain_rings_sum(recent_launcher, ranks, tmp_path):
     script = tmp_path / "rings.py"
     script.write_text(RINGS)
-    launching.run(launcher, ranks, [script], timeout=60).expect(0)
+    launching.run(recent_launcher, ranks, [script], timeout=60).expect(0)
 
 
 def find_ranks(mark: str) -> list[psutil.Process]:

@@ -424,13 +424,6 @@ def test_gradients_that_are_no_average_are_noticed(tmp_path, monkeypatch, capsys
     assert find_row(text, "framework") and "\nwrong: ring transport=mpi: after 2 steps" in text
 
 
-@pytest.mark.mpi
-def test_a_mistake_is_one_line():
-    answer = run_benchmark("training-step", "--sync", "parameter-server:servers=5", "--ranks", "2")
-    assert answer.returncode == 2
-    assert len(answer.stderr.strip().splitlines()) == 1
-
-
 @pytest.mark.slurm
 @pytest.mark.long
 @pytest.mark.timeout(300)

@@ -66,9 +66,9 @@ def find_report(result: launchers.Result) -> str:
 @pytest.mark.parametrize(
     ("how", "jobs"),
     [
-        ("is killed", ("shared-memory", "mpi", "torch")),
-        ("is stopped", ("shared-memory", "mpi", "shared-memory+mpi")),
-        ("stays away", ("torch", "shared-memory+mpi")),
+        ("is killed", ("shared-memory", "torch")),
+        ("is stopped", ("shared-memory", "shared-memory+mpi")),
+        ("stays away", ("mpi", "torch")),
         *(pytest.param(how, tuple(JOBS), id=how, marks=pytest.mark.long)
           for how in ("is killed", "is stopped", "stays away")),
     ],

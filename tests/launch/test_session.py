@@ -15,7 +15,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.launch.options import Options
 from mpiddp.launch.summary import describe_cores
 
-SIZES = [1, 3, pytest.param(4, marks=pytest.mark.long)]
+SIZES = [3, *(pytest.param(ranks, marks=pytest.mark.long) for ranks in (1, 4))]
 
 TORCHRUN = {
     "RANK",

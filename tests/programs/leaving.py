@@ -65,9 +65,6 @@ def leave() -> None:
     elif way == "preempted":
         with save():
             raise SystemExit(75)
-    elif way == "interrupted":
-        with save():
-            raise KeyboardInterrupt
     elif way == "failing":
         with save():
             raise StopEarlyError("the script's own mistake")

@@ -87,7 +87,8 @@ def test_variables_are_added_and_removed():
     assert result.stdout == "yes None\n"
 
 
-def test_a_process_that_stays_behind_is_reported_and_killed():
+def test_a_process_that_stays_behind_is_reported_and_killed(monkeypatch):
+    monkeypatch.setattr(launchers, "GRACE", 0.5)
     program = (
         "import subprocess, sys\n"
         "sleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"

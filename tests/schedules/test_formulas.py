@@ -86,7 +86,7 @@ def test_more_servers_than_workers_have_no_closed_form():
     assert registry.parse("central:servers=3").closed_form((1,) * 5) is None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(machine=machines())
 @example(ODD)
 def test_two_levels_on_nodes_of_one_size_have_a_closed_form(machine):

@@ -308,7 +308,8 @@ LEFT = """
 import sys
 import mpiddp
 
-steps = mpiddp.Trainer(data="toy", epochs=4, name="left", sync=sys.argv[1]).steps()
+trainer = mpiddp.Trainer(data="toy", epochs=4, name="left", sync=sys.argv[1])
+steps = trainer.steps()
 for step in steps:
     step.take()
     if step.number == 7:
