@@ -63,13 +63,6 @@ LAUNCHERS: tuple[LauncherVariables, ...] = (
         size="PMI_SIZE",
         local_size="MPI_LOCALNRANKS",
     ),
-    # read: HPE PALS (`mpiexec` of Cray systems) gives no size to compare with.
-    LauncherVariables(
-        key="pals",
-        name="HPE PALS",
-        signs=("PALS_RANKID",),
-        rank="PALS_RANKID",
-    ),
     # read
     LauncherVariables(
         key="flux",
@@ -94,6 +87,16 @@ LAUNCHERS: tuple[LauncherVariables, ...] = (
         signs=SLURM_STEP_IDS,
         rank="SLURM_PROCID",
         size="SLURM_STEP_NUM_TASKS",
+    ),
+    # read: HPE PALS, `mpiexec` of Cray systems. Last, for srun (`--mpi=cray_shasta`) and Flux
+    # (`-opmi=cray-pals`) set its variables as well, since Cray's MPI reads them.
+    LauncherVariables(
+        key="pals",
+        name="HPE PALS",
+        signs=("PALS_RANKID",),
+        rank="PALS_RANKID",
+        size="PMI_SIZE",
+        local_size="PALS_LOCAL_SIZE",
     ),
 )
 

@@ -62,15 +62,15 @@ LAUNCHERS = {
     "srun pmi2": launcher("slurm", "srun", "pmi"),
     "srun none": launcher("slurm", "srun"),
     "flux": launcher("flux", "Flux", "pmi"),
-    "pals": launcher("pals", "HPE PALS", "pmi", None),
+    "pals": launcher("pals", "HPE PALS", "pmi"),
     "jsm": launcher("jsm", "IBM JSM (jsrun)"),
     "torchrun": launcher("torchrun", "torchrun"),
     "torchrun in a step": launcher("torchrun", "torchrun", "pmix"),
 }
 
-# Libraries that can't join what the launcher offers. PALS says no size, JSM brings its own PMIx
-# library; both are believed, and the size is compared once MPI is up. torchrun in a step of srun's
-# passes on what srun offers.
+# Libraries that can't join what the launcher offers. JSM brings its own PMIx library: it is
+# believed, and the size is compared once MPI is up. torchrun in a step of srun's passes on what srun
+# offers.
 REFUSED = {
     "mpirun": {"mpich"},
     "mpiexec": {"open mpi 5", "open mpi 4"},
@@ -78,7 +78,7 @@ REFUSED = {
     "srun pmi2": {"open mpi 5", "open mpi 4"},
     "srun none": {"open mpi 5", "open mpi 4", "mpich", "mpich with pmix"},
     "flux": {"open mpi 5", "open mpi 4"},
-    "pals": set(),
+    "pals": {"open mpi 5", "open mpi 4"},
     "jsm": set(),
     "torchrun": {"open mpi 5", "open mpi 4", "mpich", "mpich with pmix"},
     "torchrun in a step": {"mpich"},

@@ -67,6 +67,14 @@ STEP = {
     "SLURM_STEP_NUM_TASKS": "4",
 }
 SRUN_PMIX = {**STEP, "PMIX_NAMESPACE": "slurm.pmix.17.0", "PMIX_RANK": "2"}
+PALS = {
+    "PALS_RANKID": "2",
+    "PALS_LOCAL_RANKID": "0",
+    "PALS_LOCAL_SIZE": "2",
+    "PMI_RANK": "2",
+    "PMI_SIZE": "4",
+}
+SRUN_CRAY = {**STEP, "PALS_RANKID": "2", "PALS_LOCAL_RANKID": "0", "PMI_RANK": "2", "PMI_SIZE": "4"}
 SRUN_PMI2 = {**STEP, "PMI_FD": "11", "PMI_RANK": "2", "PMI_SIZE": "4", "PMI_JOBID": "17.0"}
 INSIDE_ALLOCATION = {**STEP, **OPEN_MPI_5, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
 HYDRA_INSIDE = {**STEP, **HYDRA, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
@@ -91,10 +99,12 @@ RECORDED = {
         {"pmi"},
     ),
     "prte": ({"PRTE_LAUNCHED": "1", "PMIX_RANK": "2"}, "prrte", (), {"pmix"}),
-    "pals": (
-        {"PALS_RANKID": "2", "PALS_LOCAL_RANKID": "1", "PMI_RANK": "2"},
-        "pals",
-        (),
+    "pals": (PALS, "pals", (4,), {"pmi"}),
+    "srun cray_shasta": (SRUN_CRAY, "slurm", (4,), {"pmi"}),
+    "flux cray-pals": (
+        {"FLUX_TASK_RANK": "2", "FLUX_JOB_SIZE": "4", "PALS_RANKID": "2", "PMI_RANK": "2"},
+        "flux",
+        (4,),
         {"pmi"},
     ),
     "flux": (
@@ -146,6 +156,8 @@ RECORDED = {
         ({**INSIDE_ALLOCATION, "SLURM_STEP_NODELIST": "n1"}, False),
         ({"PRTE_LAUNCHED": "1", "PMIX_RANK": "2"}, False),
         ({"PALS_RANKID": "2"}, False),
+        ({**PALS, "PALS_LOCAL_SIZE": "4"}, True),
+        (PALS, False),
     ],
 )
 def test_whether_all_are_on_this_host(variables, expected):
