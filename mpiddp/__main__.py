@@ -35,9 +35,9 @@ def main() -> None:
         from mpiddp.front import front
 
         front.run(line)
-    if words and words[0] in COMMANDS:
-        sys.argv = [f"{sys.argv[0]} {words[0]}", *words[1:]]
-        importlib.import_module(COMMANDS[words[0]]).main()
+    if line is not None and line.command is not None and not (line.front or line.ranks):
+        sys.argv = [f"{sys.argv[0]} {line.command}", *line.rest[1:]]
+        importlib.import_module(COMMANDS[line.command]).main()
         return
     from mpiddp.launch.script import script
 

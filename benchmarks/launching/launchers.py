@@ -28,7 +28,7 @@ TUNED = (environment.OPEN_MPI_MESSAGING, environment.UCX_MEMORY_EVENTS)
 THREADS = 1
 """OMP_NUM_THREADS of every contender: what torchrun sets where nothing is set."""
 
-_INHERITED = re.compile(
+INHERITED = re.compile(
     r"(OMPI|OPAL|ORTE|PMIX|PRTE|PMI|HYDRA|HYDI|MPICH|MPIR|SLURM|SRUN|SBATCH|FLUX|PALS|JSM"
     r"|TORCHELASTIC|OMP|MKL|GOMP|KMP)_.*|MPI4PY_RC_.*|MPI_LOCAL.*"
     r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)"
@@ -97,7 +97,7 @@ def clean_environment(
     found = {
         name: value
         for name, value in os.environ.items()
-        if not _INHERITED.fullmatch(name) or (kept is not None and kept.fullmatch(name))
+        if not INHERITED.fullmatch(name) or (kept is not None and kept.fullmatch(name))
     }
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     found["PYTHONPATH"] = os.pathsep.join(paths)

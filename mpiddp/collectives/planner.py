@@ -222,8 +222,8 @@ def _build(kind: Collective, root: int, choice: Choice, layout: Layout) -> Sched
     if kind in (Collective.REDUCE, Collective.BROADCAST):
         if len(set(half.owners)) > 1 or len(half.members) < half.ranks:
             raise ConfigurationError(
-                f"{choice} has no single root, so it makes no {kind.value}: binomial-tree, "
-                "gather-broadcast and naive-ring do"
+                f"{choice} has no single root, so it makes no {kind.value}; binomial-tree, for "
+                "example, does"
             )
         return segment(rotate(half, (root - half.owners[0]) % half.ranks), choice.segments)
     if half.owners != tuple(range(layout.size)) or choice.segments > 1:

@@ -87,6 +87,7 @@ def read_dry(*words: str, **variables: str) -> list[str]:
         ("--timeout=5 --nodes=2 x.py", [("--nodes", "2")], "--timeout=5", None, "x.py"),
         ("-n 2 -m a.b --launcher x", [("-n", "2")], "", "a.b", "--launcher x"),
         ("-ma.b c", [], "", "a.b", "c"),
+        ("-n 2 -m mpiddp.doctor --json j", [("-n", "2")], "", None, "doctor --json j"),
         ("--min-nodes 2 --dry-run -- -x.py", [("--min-nodes", "2"), ("--dry-run", "")], "", None,
          "-x.py"),
         ("--port-range 1-9 x.py", [], "--port-range 1-9", None, "x.py"),

@@ -31,6 +31,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
+from benchmarks.launching import launchers as left
 from mpiddp.launch.launcher.command import MPICH, OPEN_MPI, OPEN_MPI_4, Kind
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,11 +47,7 @@ GRACE = 15.0
 """Seconds that the processes of a finished job may take to disappear: a fork server that has torch
 loaded takes some of them to end on a busy machine."""
 
-INHERITED = re.compile(
-    r"(OMPI|OPAL|ORTE|PMIX|PRTE|PMI|HYDRA|HYDI|MPICH|MPIR|MPI4PY|SLURM|SRUN|SBATCH|FLUX|PALS"
-    r"|TORCHELASTIC|TORCH_NCCL|NCCL|GLOO|OMP|MKL|MPIDDP)_.*"
-    r"|MPI_LOCAL.*|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)"
-)
+INHERITED = re.compile(rf"{left.INHERITED.pattern}|(MPI4PY|TORCH_NCCL|NCCL|GLOO|MPIDDP)_.*")
 """What a launcher, or somebody's profile, may have left in the environment of the tests."""
 
 WAITING = {"MPIDDP_WAIT": "sleep"}

@@ -1,7 +1,7 @@
 """How ranks are started: which program does it, what it must be told, and the command line.
 
-The one table of launchers, for the front, benchmarks, messages and tests. It needs the standard
-library alone and is quick to import.
+The one table of programs, for the front, benchmarks, messages and tests. How a rank recognises its
+launcher is `environment.LAUNCHERS`. It needs the standard library alone and is quick to import.
 """
 
 from __future__ import annotations

@@ -38,6 +38,8 @@ COMMANDS = {
 }
 """Words in place of a script, and the module whose ``main()`` each one is. A file of that name is
 ``./train``."""
+OWN_MODULES = {module.removesuffix(".__main__"): word for word, module in COMMANDS.items()}
+"""What ``-m MODULE`` is for each of these modules: its word."""
 WITHOUT_RANKS = frozenset({"stacks", "plot", "export", "checkpoints"})
 
 USAGE = """\
@@ -133,9 +135,11 @@ def split(words: Sequence[str]) -> CommandLine:
             at += 1 if word[2:] else 2
             if at > len(words):
                 raise ConfigurationError("-m expects the name of a module")
-            return CommandLine(
-                tuple(front), tuple(ranks), word[2:] or words[at - 1], tuple(words[at:])
-            )
+            module, rest = word[2:] or words[at - 1], tuple(words[at:])
+            command = OWN_MODULES.get(module)
+            if command is not None:
+                return CommandLine(tuple(front), tuple(ranks), None, (command, *rest))
+            return CommandLine(tuple(front), tuple(ranks), module, rest)
         name, value = _split_option(word)
         takes_value = FRONT.get(name, RANKS.get(name, False))
         at += 1
