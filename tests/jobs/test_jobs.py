@@ -27,8 +27,8 @@ import copies
 import launchers
 import mpiddp.errors
 from mpiddp.front.job_end import describe_code
-from mpiddp.front.layout import LayoutRequest
 from mpiddp.front.plan import make_plan
+from mpiddp.launch.script.front_options import FrontOptions
 from slurm import Cluster
 
 JOBS = launchers.ROOT / "jobs"
@@ -414,7 +414,7 @@ def test_what_is_made_of_an_allocation(made_up, monkeypatch, case):
     own = {"PATH": f"{made_up.bin}:{os.environ['PATH']}", "FAKES": str(made_up.fakes)}
     for name, value in launchers.clean_environment({**own, **job, **case.variables}).items():
         monkeypatch.setenv(name, value)
-    plan = make_plan(LayoutRequest(), "srun")
+    plan = make_plan(FrontOptions(launcher="srun"))
     assert plan.layout is not None and plan.layout.describe_ranks() == case.ranks
     assert [*plan.words[-len(case.options.split()) :]] == case.options.split()
     exported = plan.environment()

@@ -482,13 +482,8 @@ def test_every_mpi_with_the_real_script(recent_launcher, tmp_path):
         copies.copy(source, target)
     (root / "mpiddp").mkdir()
     files = ("__main__.py", "environment.py", "errors.py", "files.py", "wording.py")
-    rooms = ("front", "process", "launch/launcher")
-    launch = (
-        "__init__.py",
-        "script/__init__.py",
-        "script/command_line.py",
-    )
-    for name in (*files, *rooms, *(f"launch/{each}" for each in launch)):
+    rooms = ("front", "options", "process", "launch/device", "launch/launcher", "launch/script")
+    for name in (*files, *rooms, "launch/__init__.py", "launch/options.py"):
         target = root / "mpiddp" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         copies.copy(launchers.ROOT / "mpiddp" / name, target)
