@@ -152,10 +152,10 @@ def find_listening(address: str) -> int:
     """The process that listens at a local address, by the socket: it is nobody's child."""
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
     (inode,) = (row[6] for row in rows if row[3] == LISTENING and row[-1] == address)
-    for path in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            if os.readlink(path) == f"socket:[{inode}]":
-                return int(path.parts[2])
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # It ends, or one of its files is closed.
+            if f"socket:[{inode}]" in map(os.readlink, (process / "fd").iterdir()):
+                return int(process.name)
     raise AssertionError("no companion")
 
 

@@ -171,6 +171,7 @@ def train(way: Way, session: Session) -> dict[str, object]:
         lose_late(way, serving)
     serving.finish_epoch()
     serving.settle()
+    serving.close()
     found = flatten(model)
     digests = session.gather(found.view(torch.uint8).numpy().tobytes())
     report = {
@@ -182,7 +183,6 @@ def train(way: Way, session: Session) -> dict[str, object]:
     if len(roles.workers) == session.world.size:
         framework = train_framework(rank, way.steps)
         report["from_framework"] = measure_difference(found, framework)
-    serving.close()
     return report
 
 
