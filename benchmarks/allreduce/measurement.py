@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from benchmarks.allreduce import contenders
 from benchmarks.allreduce.contenders import BUFFERS, PRIVATE, SHARED, TRANSPORTS, Cell, Contender
 from benchmarks.common import trials
-from benchmarks.common.options import Count, CountOrNone, Seconds, Sizes, size
+from benchmarks.common.options import Count, CountOrZero, Seconds, Sizes, size
 from benchmarks.common.statistics import quantile
 from benchmarks.common.trials import Length, check_answers
 from benchmarks.launching.launchers import Mpirun
@@ -37,7 +37,7 @@ class Plan(trials.Plan):
     buffers: Annotated[tuple[str, ...], Argument(choices=BUFFERS)] = (PRIVATE, SHARED)
     """Of mpiddp's collectives."""
     repetitions: Count = 10
-    warm_up: CountOrNone = 1
+    warm_up: CountOrZero = 1
     deadline: Seconds = 120.0
 
 

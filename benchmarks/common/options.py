@@ -38,7 +38,7 @@ def size(text: str) -> int:
 
 
 Count = Annotated[int, Argument("N", at_least(1))]
-CountOrNone = Annotated[int, Argument("N", at_least(0))]
+CountOrZero = Annotated[int, Argument("N", at_least(0))]
 Seconds = Annotated[float, Argument("SECONDS", positive("seconds"))]
 File = Annotated[Path | None, Argument("FILE")]
 Ranks = Annotated[tuple[int, ...], Argument("N", at_least(1))]
@@ -52,8 +52,8 @@ class RunPlace:
     """Where ranks are started, and where the results go."""
 
     launcher: Annotated[str | None, Argument("PROGRAM")] = None
-    """mpirun to use, or srun for ranks on several nodes (default: MPIDDP_MPIRUN, or this Python's,
-    or the first in PATH)."""
+    """mpirun to use; startup, allreduce and training-step also take srun (default: MPIDDP_MPIRUN,
+    or this Python's, or the first in PATH)."""
 
     nodes: Annotated[int | None, Argument("N", at_least(1))] = None
     """With srun: nodes to spread the ranks over evenly (default: the allocation's or cluster's, if

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Generic, NoReturn, Protocol, TypeVar
 
 from tqdm import tqdm
 
-from benchmarks.common.options import Count, CountOrNone, Seconds
+from benchmarks.common.options import Count, CountOrZero, Seconds
 from benchmarks.common.statistics import Series, Summary, compare, interleave
 from benchmarks.launching.remote_job import Job, count_others_seconds
 from mpiddp.errors import MpiddpError
@@ -42,10 +42,10 @@ class Rounds:
 
     repetitions: Count
     """Measured rounds."""
-    warm_up: CountOrNone = 0
+    warm_up: CountOrZero = 0
     """Rounds before them."""
-    seed: CountOrNone = 0
-    """Of the order within each round, and of what is drawn."""
+    seed: CountOrZero = 0
+    """Of the order within each round, of parameters and of samples."""
     deadline: Seconds
     """For one run, or for a job's start and each of its answers."""
 

@@ -20,7 +20,7 @@ from benchmarks.common.options import (
     Algorithms,
     CommandLine,
     Count,
-    CountOrNone,
+    CountOrZero,
     File,
     SeveralRanks,
     describe_algorithms,
@@ -106,7 +106,7 @@ class Options:
     """Of each rank's buffer."""
     scale: Annotated[float, Argument("X", positive("a number"))] = 1.0
     """Standard deviation of the inputs."""
-    seed: CountOrNone = 0
+    seed: CountOrZero = 0
     """Of the inputs."""
     error: Literal["rms", "largest"] = "rms"
     """The error to print and draw: RMS, or the worst element's."""

@@ -17,7 +17,7 @@ from benchmarks.common.checks import check_run
 from benchmarks.common.options import (
     CommandLine,
     Count,
-    CountOrNone,
+    CountOrZero,
     RunOptions,
     Seconds,
     make_run,
@@ -44,7 +44,7 @@ class StartupRounds(Rounds):
     """How often everything is timed."""
 
     repetitions: Count = 10
-    warm_up: CountOrNone = 1
+    warm_up: CountOrZero = 1
     deadline: Seconds = 120.0
 
 

@@ -88,7 +88,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     from difflib import get_close_matches  # Only for a message.
 
     known, bare = list(choices), word.lstrip("-")
-    short = [each for each in known if _abbreviate(each) == bare]
+    short = [each for each in known if bare and _abbreviate(each) == bare]
     near = short or get_close_matches(word, known, 1, 0.7)
     return f" (did you mean {near[0]}?)" if near else ""
 

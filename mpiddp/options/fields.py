@@ -73,8 +73,6 @@ class Field:
 
     def read(self, text: str) -> Any:
         """The value of a text. Raises ValueError that says what was expected and found."""
-        if self.is_optional and text == "None":
-            return None
         if self.argument.read is not None:
             return self.argument.read(text)
         if self.choices and text not in self.choices:

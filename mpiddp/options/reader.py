@@ -24,10 +24,7 @@ HELP = frozenset({"-h", "--help"})
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """A command line's options.
-
-    A text after ``%``, and braces, stand for themselves everywhere.
-    """
+    """A command line's options; of one that is given several times, the last counts."""
 
     program: str
     """As it is typed."""
@@ -40,15 +37,17 @@ class Reader:
     without: Collection[str] = ()
     """Fields that are no options of this command line."""
     has_negations: bool = False
-    """Whether ``--no-NAME`` takes back an option without a value."""
+    """Whether ``--no-NAME``, or None in place of a value that may be None, takes an option back."""
+    has_group_help: bool = False
+    """Whether ``--help TITLE`` shows one group alone."""
     explain: Callable[[str], str | None] = lambda option: None
     """What to say of an option that only other programs have."""
 
     def read(self, words: Sequence[str], *, show_help: bool = True) -> dict[str, Any]:
         """The options that were given, by their fields' names.
 
-        After ``--help`` SystemExit(0) is raised, and the help printed if ``show_help``; if a
-        group's title follows, help shows that group alone. Raises ConfigurationError.
+        After ``--help`` SystemExit(0) is raised, and the help printed if ``show_help``. Raises
+        ConfigurationError.
         """
         typed = dict(zip(_use_hyphens(words), words, strict=True))
         words = list(_use_hyphens(words))
@@ -57,7 +56,8 @@ class Reader:
             words = ["--help"]
         parser = self._make_parser(wanted, shows_help=not HELP.isdisjoint(words))
         with redirect_stdout(sys.stdout if show_help else io.StringIO()):
-            values, rest = parser.parse_known_args(words)
+            values, rest = parser.parse_known_args(self._join_negative(words))
+        rest = [word for word in rest if word != "--"]
         if rest:
             word = next((word for word in rest if word.startswith("-")), rest[0])
             self.refuse(typed.get(word, word))
@@ -97,7 +97,7 @@ class Reader:
 
     def _find_group(self, words: Sequence[str]) -> str | None:
         """The title after ``--help``. Raises ConfigurationError if it is none."""
-        for option, word in pairwise(words if len(self.groups) > 1 else ()):
+        for option, word in pairwise(words if self.has_group_help else ()):
             if option in HELP and not word.startswith("-"):
                 if word not in self.groups:
                     titles = list(self.groups)
@@ -120,8 +120,8 @@ class Reader:
         )
         for title, kind in shown.items():
             text = (kind.__doc__ or "").partition("\n")[0]
-            text = "" if text.lower() == f"{title}." else text
-            target = parser.add_argument_group(title, text) if len(self.groups) > 1 else parser
+            about = None if text.lower().startswith(title) else text
+            target = parser.add_argument_group(title, about) if len(self.groups) > 1 else parser
             texts = read_docstrings(kind) if shows_help else {}
             for owner, field in self._list():
                 if owner == title:
@@ -152,7 +152,7 @@ class Reader:
             negatable = argparse.BooleanOptionalAction if self.has_negations else "store_true"
             target.add_argument(field.flag, action=negatable, **settings)
             return
-        settings |= {"type": partial(_read, field), "metavar": field.metavar}
+        settings |= {"type": partial(self._read, field), "metavar": field.metavar}
         if field.is_several:
             if field.choices:  # They are long enough once.
                 settings["metavar"] = (field.metavar, "")
@@ -162,6 +162,27 @@ class Reader:
         elif argument.is_positional and not is_required:
             settings["nargs"] = "?"
         target.add_argument(field.name if argument.is_positional else field.flag, **settings)
+
+    def _join_negative(self, words: Sequence[str]) -> Iterator[str]:
+        """``--rate -1e3`` as ``--rate=-1e3``: argparse would take the number for an option."""
+        known = {each.flag for _, each in self._list() if each.takes_value and not each.is_several}
+        left = iter(words)
+        for word in left:
+            following = next(left, None) if word in known else None
+            if following is not None and re.match(r"-\.?\d", following):
+                yield f"{word}={following}"
+            else:
+                yield from (word,) if following is None else (word, following)
+
+    def _read(self, field: Field, text: str) -> Any:
+        if text is argparse.SUPPRESS:  # Of a positional argument that was not given.
+            return text
+        if self.has_negations and field.is_optional and text == "None":
+            return None
+        try:
+            return field.read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def read(kind: type[T], words: Sequence[str], program: str, description: str) -> T:
@@ -193,7 +214,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         text = message.removeprefix("argument ")
-        text = text.replace(": expected one argument", " expects a value")
+        text = re.sub(r": expected (one|at least one) argument", " expects a value", text)
+        refused = r"(/--no-\S+)?: ignored explicit argument (.*)"
+        text = re.sub(refused, r" takes no value, found \2", text)
         advice = "" if "found " in text else f"; {self.prog} --help shows the options"
         raise ConfigurationError(text + advice)
 
@@ -208,19 +231,11 @@ def _use_hyphens(words: Iterable[str]) -> Iterator[str]:
         yield name.replace("_", "-") + equals + value if is_option else word
 
 
-def _read(field: Field, text: str) -> Any:
-    if text is argparse.SUPPRESS:  # Of a positional argument that was not given.
-        return text
-    try:
-        return field.read(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def _describe_default(field: Field, text: str) -> str:
     """What help says after ``text``; nothing if that says it."""
     default = field.default
-    if default in (None, False, "", (), dataclasses.MISSING) or "default" in text:
+    is_nothing = any(default is each for each in (None, False, dataclasses.MISSING))
+    if is_nothing or default in ("", ()) or "default" in text:
         return ""
     shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
     shown = f"{shown:g}" if isinstance(shown, float) else shown

@@ -88,7 +88,8 @@ def test_any_options_come_back_from_a_command_line(made):
         ("a -c4", "count", 4),
         ("a --trace", "trace", "0"),
         ("a --trace --quiet", "quiet", True),
-        ("a --folder None", "folder", None),
+        ("a --folder None", "folder", Path("None")),
+        ("a --seed 0 --", "seed", 0),
         ("a --seed 1 --seed 2", "seed", 2),
         ("-- --a_b", "names", ("--a_b",)),
     ],
@@ -102,7 +103,11 @@ def test_what_is_given_counts_and_the_rest_has_its_default(words, name, value):
     [
         ("", "the following arguments are required: NAME; python -m made --help shows the options"),
         ("a --seed x", "--seed: expected an integer, found 'x'"),
-        ("a --seed=-1", "--seed: expected 0 or more, found -1"),
+        ("a --seed -1", "--seed: expected 0 or more, found -1"),
+        ("a --scale -1e3", "--scale: expected a number > 0, found '-1e3'"),
+        ("a --sizes", "--sizes expects a value"),
+        ("a --quiet=true", "--quiet takes no value, found 'true'"),
+        ("a -c 0", "-c: expected an integer >= 1, found '0'"),
         ("a -c 10", "-c: expected an integer <= 9, found '10'"),
         ("a --scale nan", "--scale: expected a number > 0, found 'nan'"),
         ("a --kind squar", "--kind: expected one of round, square, found 'squar'"),
@@ -127,7 +132,7 @@ def test_help_says_all_that_the_dataclass_says(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     for part in (
         "usage: python -m made NAME… [OPTION …] Makes.",
-        "--seed N Of all 100 % of the numbers",
+        "--seed N Of all 100 % of the numbers (default: 0)",
         "-c N How many (default: 3)",
         "--sizes BYTES [BYTES ...] Of buffers (default: 1 2)",
         "--scale X Factor (default: as it was)",
@@ -145,10 +150,14 @@ def test_groups_are_shown_alone_and_flags_taken_back(capsys):
         groups={"base": Base, "made": Made},
         without=("names", "seed", "folder"),
         has_negations=True,
+        has_group_help=True,
         explain=lambda option: "ask them" if option == "--theirs" else None,
     )
     values = reader.read(["--quiet", "--no-quiet", "-c", "5"])
     assert values == {"quiet": False, "count": 5}
+    assert Reader(program="p", description="", groups={"base": Base}, has_negations=True).read(
+        ["--folder", "None"]
+    ) == {"folder": None}
     assert pick(Base, values) == Base()
     with pytest.raises(ConfigurationError, match="ask them"):
         reader.read(["--theirs"])

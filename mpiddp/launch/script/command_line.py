@@ -182,8 +182,9 @@ def read_front(line: CommandLine) -> FrontOptions:
 
 def read_ranks(line: CommandLine, *, show_help: bool) -> Options:
     """The ranks' options. Raises ConfigurationError, and SystemExit(0) after ``--help``."""
-    with name_as_typed(line.ranks):
-        return pick(Options, READER.read(line.ranks, show_help=show_help))
+    words = [name if value is None else f"{name}={value}" for name, value in _pair(line.ranks)]
+    with name_as_typed(words):
+        return pick(Options, READER.read(words, show_help=show_help))
 
 
 def _split_option(word: str) -> tuple[str, str | None]:
@@ -191,4 +192,6 @@ def _split_option(word: str) -> tuple[str, str | None]:
     if word.startswith("-n") and not word.startswith("-np") and word != "-n":
         return "-n", word[2:].removeprefix("=")
     name, equals, value = word.partition("=")
-    return name, value if equals else None
+    hyphened = name.replace("_", "-")
+    known = hyphened in FRONT or hyphened in RANKS
+    return hyphened if known else name, value if equals else None

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Annotated
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.options import SECONDS
 from mpiddp.options.checks import at_least, check, quote
 from mpiddp.options.fields import Argument
 
 NONE = "none"
 """In place of a launcher, for a program that starts its ranks itself."""
 AUTO = "auto"
-SECONDS = Argument("SECONDS")
 
 
 MOST = 10**9
@@ -29,7 +29,8 @@ def _read_ranks(text: str) -> int | None:
     try:
         return at_least(1, MOST)(text)
     except ValueError:
-        raise ValueError(f"expected auto or an integer >= 1, found {quote(text)}") from None
+        expected = f"auto or an integer from 1 to {MOST}"
+        raise ValueError(f"expected {expected}, found {quote(text)}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ class FrontOptions(LayoutRequest):
     """Print the command line instead of running it."""
 
     restarts: Annotated[int, Argument("N", at_least(0, MOST))] = 0
-    """How often all ranks are started again after a failure (default: 0)."""
+    """How often all ranks are started again after a failure."""
 
     restart_window: Annotated[float | None, SECONDS] = None
     """Count from 0 again after a longer attempt (default: never)."""
@@ -92,7 +93,8 @@ class FrontOptions(LayoutRequest):
         return self.min_nodes or 1
 
     def __post_init__(self) -> None:
-        split_words("launcher_options", self.launcher_options)
+        check("launcher", self.launcher != "", "the name of a launcher", self.launcher)
+        split_words("--launcher-options", self.launcher_options)
         seconds = self.restart_window
         good = seconds is None or (seconds >= 0 and math.isfinite(seconds))
         check("restart_window", good, "0 or more seconds", seconds)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.options import Options
 from mpiddp.launch.script.other_launchers import explain
 from mpiddp.options import toml
 from mpiddp.options.checks import did_you_mean
-from mpiddp.options.fields import Field, list_fields, pick
+from mpiddp.options.fields import Argument, Field, list_fields, pick
 from mpiddp.options.reader import Reader
 from mpiddp.training.options.contradictions import refuse_contradictions
 from mpiddp.training.options.groups.checkpoints import CheckpointOptions
@@ -89,7 +89,7 @@ _DEFAULTS = {field.name: field.default for field in fields(Configuration)}
 class ConfigurationFile:
     """Options in a file."""
 
-    config: Path | None = None
+    config: Annotated[Path | None, Argument("FILE")] = None
     """TOML file with options, written with underscores; the command line wins."""
 
 
@@ -99,6 +99,7 @@ READER = Reader(
     f"--help GROUP shows one group of options: {', '.join(GROUPS)}.",
     groups={**GROUPS, "file": ConfigurationFile},
     has_negations=True,
+    has_group_help=True,
     explain=explain,
 )
 
