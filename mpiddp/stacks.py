@@ -91,3 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     hosts = count_noun(len({position.hostname for position in positions}), "host")
     print(f"{directory.name}: {count_noun(len(positions), 'rank')} on {hosts}")
     print(describe(positions, is_full=options.full), end="")
+
+
+if __name__ == "__main__":
+    main()

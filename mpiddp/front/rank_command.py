@@ -110,10 +110,6 @@ def _check_places(line: CommandLine) -> None:
         raise ConfigurationError("no SCRIPT given: python -m mpiddp --help shows what to type")
     if line.command in WITHOUT_RANKS:
         raise ConfigurationError(f"{line.command} starts no ranks; it takes none of these options")
-    if line.own_program is not None and line.ranks:
-        raise ConfigurationError(
-            f"{line.ranks[0]} belongs after {line.rest[0]}, whose option it is"
-        )
 
 
 def _check_program(line: CommandLine) -> None:

@@ -58,7 +58,8 @@ Run a script written for torchrun, unchanged, on several ranks that MPI starts:
   srun --mpi=pmix python -m mpiddp script.py      (srun or mpirun starts the ranks)
 
 Options of mpiddp stand before the script. What stands after it goes to the script, options of the
-same names included."""
+same names included. train and doctor have options of their own, which stand after the word. Without
+an option of the first group, and outside of a Slurm job, there is one rank."""
 READER = Reader(
     program="python -m mpiddp",
     description=DESCRIPTION,
@@ -102,11 +103,15 @@ class CommandLine:
         return found[-1] if found else None
 
     def check_options(self) -> None:
-        """Raise ConfigurationError for an option before the script that mpiddp does not have."""
+        """Raise ConfigurationError for an option that does not belong before what is run."""
         for name, _ in _pair(self.ranks):
             if name not in RANKS:
                 READER.refuse(name, "; options of the script come after the script; python -m "
                               "mpiddp --help shows those of mpiddp")  # fmt: skip
+        if self.own_program is not None and self.ranks and HELP.isdisjoint(self.ranks):
+            raise ConfigurationError(
+                f"{self.ranks[0]} belongs after {self.rest[0]}, whose option it is"
+            )
 
     def find_misplaced(self) -> str | None:
         """An option of the front's among the script's arguments, where only one of these is meant.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any
 
 from mpiddp.errors import ConfigurationError
@@ -95,8 +96,14 @@ class ConfigurationFile:
 
 READER = Reader(
     program="python -m mpiddp.train",
-    description="Train a model on all ranks that srun or mpirun started.\n\n"
-    f"--help GROUP shows one group of options: {', '.join(GROUPS)}.",
+    description="""\
+Train a model on all ranks:
+
+  python -m mpiddp -n 4 train --data digits --epochs 5
+  srun --mpi=pmix python -m mpiddp.train --config run.toml
+
+"""
+    + fill(f"--help GROUP shows one group of options: {', '.join(GROUPS)}."),
     groups={**GROUPS, "file": ConfigurationFile},
     has_negations=True,
     has_group_help=True,
