@@ -18,10 +18,10 @@ from benchmarks.allreduce.targets import judge
 from benchmarks.common import results
 from benchmarks.common.checks import check_run
 from benchmarks.common.options import (
-    CommandLine,
     RunOptions,
     SeveralRanks,
     describe_algorithms,
+    make_reader,
     make_run,
 )
 from benchmarks.common.targets import format_targets
@@ -47,7 +47,7 @@ class AllreduceRun(RunOptions[Plan]):
     """Numbers of ranks (default: 2 4; with srun 4 8)."""
 
 
-COMMAND_LINE = CommandLine(
+READER = make_reader(
     command="allreduce",
     description="Time all-reduces in turns, by size: the framework's, MPI's, a plain ring, and "
     "mpiddp's.",
@@ -57,7 +57,7 @@ COMMAND_LINE = CommandLine(
 
 
 def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    values = COMMAND_LINE.read(arguments)
+    values = READER.read(arguments)
     plan = pick(Plan, values)
     algorithms, sizes = _read_algorithms(plan.algorithms), tuple(sorted(plan.sizes))
     plan = replace(plan, algorithms=algorithms, sizes=sizes)

@@ -13,14 +13,14 @@ from benchmarks.checkpoint import report
 from benchmarks.checkpoint.measurement import Plan, measure
 from benchmarks.common import results
 from benchmarks.common.checks import check_local_run
-from benchmarks.common.options import CommandLine, RunOptions, make_run
+from benchmarks.common.options import RunOptions, make_reader, make_run
 from benchmarks.common.targets import Target, format_targets
 from benchmarks.common.workloads import parse_workload
 from benchmarks.launching.launchers import Mpirun
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.fields import pick
 
-COMMAND_LINE = CommandLine(
+READER = make_reader(
     command="checkpoint",
     description="Time checkpoints, synchronous and beside training, against a raw write of their "
     "bytes, and by the time of the steps between two of them. Without --ranks: 2.",
@@ -30,7 +30,7 @@ COMMAND_LINE = CommandLine(
 
 
 def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    values = COMMAND_LINE.read(arguments)
+    values = READER.read(arguments)
     return make_run(RunOptions, values, pick(Plan, values), (2,))
 
 

@@ -80,31 +80,21 @@ class RunOptions(RunPlace, Generic[T]):
     """Numbers of ranks."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommandLine:
-    """The options of one benchmark."""
-
-    command: str
-    description: str
-    groups: Mapping[str, type[Any]]
-    """By title."""
-    epilog: str = ""
-    without: tuple[str, ...] = ()
-    """Fields that are no options of this benchmark."""
-
-    def read(self, words: Sequence[str]) -> dict[str, Any]:
-        """The options that were given.
-
-        Raises ConfigurationError, and SystemExit(0) after ``--help``, which is printed.
-        """
-        reader = Reader(
-            program=f"python -m benchmarks {self.command}",
-            description=fill(self.description, break_on_hyphens=False),
-            groups=self.groups,
-            epilog=fill(self.epilog, break_on_hyphens=False),
-            without=("plan", *self.without),
-        )
-        return reader.read(words)
+def make_reader(
+    command: str,
+    description: str,
+    groups: Mapping[str, type[Any]],
+    epilog: str = "",
+    without: tuple[str, ...] = (),
+) -> Reader:
+    """The reader of one benchmark's options; ``without``: fields that are none of it."""
+    return Reader(
+        program=f"python -m benchmarks {command}",
+        description=fill(description, break_on_hyphens=False),
+        groups=groups,
+        epilog=fill(epilog, break_on_hyphens=False),
+        without=("plan", *without),
+    )
 
 
 def list_algorithms() -> tuple[Choice, ...]:

@@ -13,12 +13,12 @@ from benchmarks.common import machines
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
     ITEM,
-    CommandLine,
     Count,
     File,
     describe_algorithms,
     describe_seconds,
     describe_size,
+    make_reader,
     size,
 )
 from benchmarks.models.drawing.diagram import draw_diagram
@@ -93,7 +93,7 @@ class ExplainOptions(machines.MachineOptions):
                 raise ConfigurationError(f"--{name} {path}: expected a name in .{name}")
 
 
-COMMAND_LINE = CommandLine(
+READER = make_reader(
     command="explain",
     description="Show an all-reduce step by step: which chunk goes where, what each rank holds, "
     "what it takes. --svg and --html draw it.",
@@ -103,7 +103,7 @@ COMMAND_LINE = CommandLine(
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
-    given = pick(ExplainOptions, COMMAND_LINE.read(arguments))
+    given = pick(ExplainOptions, READER.read(arguments))
     choice, ranks = given.algorithm, given.ranks
     if given.segments is not None:
         choice = replace(choice, segments=given.segments)

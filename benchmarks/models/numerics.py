@@ -18,13 +18,13 @@ from benchmarks.common import results
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
     Algorithms,
-    CommandLine,
     Count,
     CountOrZero,
     File,
     SeveralRanks,
     describe_algorithms,
     list_algorithms,
+    make_reader,
 )
 from benchmarks.common.plotting import COLOURS, finish_lines, open_figure
 from benchmarks.common.trials import show_progress
@@ -126,7 +126,7 @@ class Row:
     errors: Mapping[Kind, Error]
 
 
-COMMAND_LINE = CommandLine(
+READER = make_reader(
     command="numerics",
     description="Sum normal values in each algorithm's order, adding in the type itself and in "
     "float32, and compare with float64. Needs neither MPI nor a GPU.",
@@ -136,7 +136,7 @@ COMMAND_LINE = CommandLine(
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    options = pick(Options, COMMAND_LINE.read(arguments))
+    options = pick(Options, READER.read(arguments))
     algorithms = options.algorithms or list_algorithms()
     return replace(options, algorithms=algorithms, ranks=tuple(sorted(options.ranks)))
 

@@ -16,12 +16,12 @@ from benchmarks.common import results
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
     Algorithms,
-    CommandLine,
     Count,
     File,
     Ranks,
     describe_algorithms,
     list_algorithms,
+    make_reader,
 )
 from benchmarks.common.trials import show_progress
 from mpiddp.errors import ConfigurationError, MpiddpError, ScheduleError
@@ -153,7 +153,7 @@ class Options:
     """Write the verdicts."""
 
 
-COMMAND_LINE = CommandLine(
+READER = make_reader(
     command="prove",
     description="Prove by exact propagation, without running anything, that each algorithm is an "
     "all-reduce: every contribution once, the same additions on every rank, no conflict within a "
@@ -164,7 +164,7 @@ COMMAND_LINE = CommandLine(
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
-    options = pick(Options, COMMAND_LINE.read(arguments))
+    options = pick(Options, READER.read(arguments))
     if any(choice.segments > 1 for choice in options.choices):
         raise ConfigurationError("prove takes --segments K… instead of NAME:segments=K")
     return replace(options, choices=options.choices or list_algorithms())

@@ -12,7 +12,6 @@ from benchmarks.common import machines, results
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
     Algorithms,
-    CommandLine,
     Count,
     File,
     Sizes,
@@ -20,6 +19,7 @@ from benchmarks.common.options import (
     describe_seconds,
     describe_size,
     list_algorithms,
+    make_reader,
 )
 from benchmarks.common.plotting import COLOURS, add_legend, finish_lines, open_figure
 from benchmarks.common.trials import show_progress
@@ -97,7 +97,7 @@ class Table:
         return ranks + (nodes if self.nodes != self.ranks else "")
 
 
-COMMAND_LINE = CommandLine(
+READER = make_reader(
     command="simulate",
     description="Price all-reduce algorithms on a machine with given latencies and bandwidths: "
     f"step by step up to {LARGEST_SIMULATED} ranks, by a formula beyond, which is marked.",
@@ -107,7 +107,7 @@ COMMAND_LINE = CommandLine(
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
-    given = pick(SimulateOptions, COMMAND_LINE.read(arguments))
+    given = pick(SimulateOptions, READER.read(arguments))
     return Options(
         choices=given.algorithms or list_algorithms(),
         ranks=given.ranks,

@@ -15,11 +15,11 @@ from tqdm import tqdm
 from benchmarks.common import results
 from benchmarks.common.checks import check_run
 from benchmarks.common.options import (
-    CommandLine,
     Count,
     CountOrZero,
     RunOptions,
     Seconds,
+    make_reader,
     make_run,
 )
 from benchmarks.common.statistics import interleave
@@ -48,7 +48,7 @@ class StartupRounds(Rounds):
     deadline: Seconds = 120.0
 
 
-COMMAND_LINE = CommandLine(
+READER = make_reader(
     command="startup",
     description="Time whole processes from launch to first all-reduce, in turns: mpiddp under "
     "mpirun or srun, torchrun with the same script, and the floor, importing torch. Without "
@@ -58,7 +58,7 @@ COMMAND_LINE = CommandLine(
 
 
 def parse(arguments: Sequence[str]) -> RunOptions[Rounds]:
-    values = COMMAND_LINE.read(arguments)
+    values = READER.read(arguments)
     return make_run(RunOptions, values, pick(StartupRounds, values), RANKS, RANKS_ON_CLUSTER)
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 from benchmarks.common import results
 from benchmarks.common.checks import check_local_run
-from benchmarks.common.options import CommandLine, RunOptions, RunPlace, make_run
+from benchmarks.common.options import RunOptions, RunPlace, make_reader, make_run
 from benchmarks.common.targets import format_targets
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.stragglers import report
@@ -23,7 +23,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.options.fields import pick
 from mpiddp.training.options.groups.straggler import parse_straggler
 
-COMMAND_LINE = CommandLine(
+READER = make_reader(
     command="stragglers",
     description="Train until an accuracy is reached while a worker is slow: the framework's "
     "all-reduce, and a parameter server with each bound on staleness, in turns.",
@@ -33,7 +33,7 @@ COMMAND_LINE = CommandLine(
 
 
 def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    values = COMMAND_LINE.read(arguments)
+    values = READER.read(arguments)
     plan = pick(Plan, values)
     return make_run(RunOptions, {**values, "ranks": (plan.ranks,)}, plan, ())
 

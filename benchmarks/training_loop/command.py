@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from benchmarks.common import results
 from benchmarks.common.checks import check_local_run
-from benchmarks.common.options import CommandLine, RunOptions, make_run
+from benchmarks.common.options import RunOptions, make_reader, make_run
 from benchmarks.common.targets import format_targets
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.training_loop import report
@@ -19,7 +19,7 @@ from benchmarks.training_loop.measurement import Plan, measure
 from benchmarks.training_loop.workloads import find_workload
 from mpiddp.options.fields import pick
 
-COMMAND_LINE = CommandLine(
+READER = make_reader(
     command="training-loop",
     description="Time whole trainings of python -m mpiddp.train and of a bare loop, in turns, by "
     "the samples per second of their epochs. Without --ranks: 1 and 2.",
@@ -29,7 +29,7 @@ COMMAND_LINE = CommandLine(
 
 
 def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    values = COMMAND_LINE.read(arguments)
+    values = READER.read(arguments)
     return make_run(RunOptions, values, pick(Plan, values), (1, 2))
 
 

@@ -13,12 +13,12 @@ from benchmarks.allreduce.contenders import TRANSPORTS
 from benchmarks.common import results, trials
 from benchmarks.common.checks import check_run
 from benchmarks.common.options import (
-    CommandLine,
     Count,
     RunOptions,
     Seconds,
     SeveralRanks,
     describe_algorithms,
+    make_reader,
     make_run,
 )
 from benchmarks.common.targets import format_targets
@@ -86,7 +86,7 @@ class StepRun(RunOptions[Plan]):
     """Numbers of ranks (default: 2 4; with srun 4)."""
 
 
-COMMAND_LINE = CommandLine(
+READER = make_reader(
     command="training-step",
     description="Time training steps in turns, by synchronisation: compute, communication that "
     "nothing hides, update; with samples per second, efficiency and bytes.",
@@ -98,7 +98,7 @@ COMMAND_LINE = CommandLine(
 
 
 def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    values = COMMAND_LINE.read(arguments)
+    values = READER.read(arguments)
     options = pick(StepOptions, values)
     named = [parse_contender(text) for text in options.sync or USUAL]
     rows = [row for each in named for row in expand(each, options.transports, options.wire_dtype)]
