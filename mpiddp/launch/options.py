@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mpiddp.launch.device.binding import check_kind
-from mpiddp.options.checks import check, check_text
+from mpiddp.launch.device.binding import KINDS
+from mpiddp.options.checks import check, check_choice, check_text
 from mpiddp.options.fields import Argument
 from mpiddp.process.sockets import ports
 from mpiddp.process.streams.output import Output
@@ -49,7 +49,7 @@ class LaunchOptions:
     """End a job in which no rank's main thread has moved for so long (default: never)."""
 
     def __post_init__(self) -> None:
-        check_kind(self.bind)
+        check_choice("bind", self.bind, KINDS)
         ports.parse_option(self.port_range)
         check("interface", self.interface != "", "auto, NAME or host=NAME,…", self.interface)
         check_text(self, "interface")

@@ -1,5 +1,4 @@
-"""Options as fields of frozen dataclasses, and one reader of them: the command line, TOML, help.
+"""Options as fields of frozen dataclasses, and one reader of them: command lines, TOML, help.
 
-Every command line of mpiddp and of its benchmarks is read here. A field's type, default and
-docstring are the option's; a check of its value stands in the dataclass's ``__post_init__``.
+A field's type, default and docstring are the option's; ``__post_init__`` checks its value.
 """

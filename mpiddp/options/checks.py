@@ -22,8 +22,13 @@ def check(name: str, good: bool, expected: str, found: object) -> None:
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """Raise ConfigurationError unless ``value`` is one of ``choices``."""
     if value not in choices:
-        found = f"{quote(value)}{did_you_mean(value, choices)}"
-        raise ConfigurationError(f"{name}: expected one of {', '.join(choices)}, found {found}")
+        raise ConfigurationError(f"{name}: {describe_choice(value, choices)}")
+
+
+def describe_choice(value: str, choices: Sequence[str]) -> str:
+    """What is wrong with a value that is none of ``choices``."""
+    hint = did_you_mean(value, choices)
+    return f"expected one of {', '.join(choices)}, found {quote(value)}{hint}"
 
 
 def check_reference(name: str, value: str, choices: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from mpiddp.options.checks import did_you_mean, quote
+from mpiddp.options.checks import describe_choice, quote
 
 T = TypeVar("T")
 NUMBERS: Mapping[Any, str] = {int: "an integer", float: "a number"}
@@ -76,9 +76,7 @@ class Field:
         if self.argument.read is not None:
             return self.argument.read(text)
         if self.choices and text not in self.choices:
-            hint = did_you_mean(text, self.choices)
-            expected = f"one of {', '.join(self.choices)}"
-            raise ValueError(f"expected {expected}, found {quote(text)}{hint}")
+            raise ValueError(describe_choice(text, self.choices))
         try:
             return self.kind(text)
         except ValueError:

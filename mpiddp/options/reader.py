@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NoReturn, TypeVar
 
 from mpiddp.errors import ConfigurationError
@@ -33,7 +33,7 @@ class Reader:
     """Dataclasses, by the title that help shows; a field's name occurs once in all of them."""
     epilog: str = ""
     usage: str = ""
-    """If empty, options and then positional arguments."""
+    """If empty, positional arguments, then options."""
     without: Collection[str] = ()
     """Fields that are no options of this command line."""
     has_negations: bool = False
@@ -54,9 +54,14 @@ class Reader:
         wanted = self._find_group(words)
         if wanted is not None:
             words = ["--help"]
-        parser = self._make_parser(wanted, shows_help=not HELP.isdisjoint(words))
+        groups = self._list()
+        parser = self._make_parser(
+            {title: fields for title, fields in groups.items() if wanted in (None, title)},
+            is_whole=wanted is None,
+            shows_help=not HELP.isdisjoint(words),
+        )
         with redirect_stdout(sys.stdout if show_help else io.StringIO()):
-            values, rest = parser.parse_known_args(self._join_negative(words))
+            values, rest = parser.parse_known_args(_join_negative(words, groups))
         rest = [word for word in rest if word != "--"]
         if rest:
             word = next((word for word in rest if word.startswith("-")), rest[0])
@@ -74,7 +79,8 @@ class Reader:
         explanation = self.explain(option)
         if explanation is not None:
             raise ConfigurationError(explanation)
-        known = [flag for _, field in self._list() for flag in self._flags(field)]
+        fields = chain.from_iterable(self._list().values())
+        known = [flag for field in fields for flag in self._flags(field)]
         hint = did_you_mean(option.replace("_", "-"), known)
         advice = advice or ("" if hint else self._advice)
         raise ConfigurationError(f"unknown option {option}{hint}{advice}")
@@ -83,11 +89,12 @@ class Reader:
     def _advice(self) -> str:
         return f"; {self.program} --help shows the options"
 
-    def _list(self) -> Iterator[tuple[str, Field]]:
-        for title, kind in self.groups.items():
-            for field in list_fields(kind):
-                if field.name not in self.without:
-                    yield title, field
+    def _list(self) -> dict[str, list[Field]]:
+        """The options by the title of their group."""
+        return {
+            title: [field for field in list_fields(kind) if field.name not in self.without]
+            for title, kind in self.groups.items()
+        }
 
     def _flags(self, field: Field) -> Iterator[str]:
         if not field.argument.is_positional and not field.argument.is_hidden:
@@ -108,28 +115,30 @@ class Reader:
                 return word
         return None
 
-    def _make_parser(self, wanted: str | None, *, shows_help: bool) -> argparse.ArgumentParser:
-        shown = {title: each for title, each in self.groups.items() if wanted in (None, title)}
+    def _make_parser(
+        self, groups: Mapping[str, list[Field]], *, is_whole: bool, shows_help: bool
+    ) -> argparse.ArgumentParser:
         parser = _Parser(
             self.program,
-            (self.usage or self._make_usage()).replace("%", "%%"),
-            self.description if wanted is None else "",
-            self.epilog if wanted is None else "",
+            (self.usage or self._make_usage(groups)).replace("%", "%%"),
+            self.description if is_whole else "",
+            self.epilog if is_whole else "",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        for title, kind in shown.items():
+        for title, fields in groups.items():
+            kind = self.groups[title]
             text = (kind.__doc__ or "").partition("\n")[0]
             about = None if text.lower().startswith(title) else text
             target = parser.add_argument_group(title, about) if len(self.groups) > 1 else parser
             texts = read_docstrings(kind) if shows_help else {}
-            for owner, field in self._list():
-                if owner == title:
-                    self._add(target, field, texts.get(field.name, ""))
+            for field in fields:
+                self._add(target, field, texts.get(field.name, ""))
         return parser
 
-    def _make_usage(self) -> str:
-        places = [field for _, field in self._list() if field.argument.is_positional]
+    def _make_usage(self, groups: Mapping[str, list[Field]]) -> str:
+        fields = chain.from_iterable(groups.values())
+        places = [field for field in fields if field.argument.is_positional]
         words = [
             field.metavar + ("…" if field.is_several else "")
             if field.default is dataclasses.MISSING
@@ -162,17 +171,6 @@ class Reader:
         elif argument.is_positional and not is_required:
             settings["nargs"] = "?"
         target.add_argument(field.name if argument.is_positional else field.flag, **settings)
-
-    def _join_negative(self, words: Sequence[str]) -> Iterator[str]:
-        """``--rate -1e3`` as ``--rate=-1e3``: argparse would take the number for an option."""
-        known = {each.flag for _, each in self._list() if each.takes_value and not each.is_several}
-        left = iter(words)
-        for word in left:
-            following = next(left, None) if word in known else None
-            if following is not None and re.match(r"-\.?\d", following):
-                yield f"{word}={following}"
-            else:
-                yield from (word,) if following is None else (word, following)
 
     def _read(self, field: Field, text: str) -> Any:
         if text is argparse.SUPPRESS:  # Of a positional argument that was not given.
@@ -229,6 +227,19 @@ def _use_hyphens(words: Iterable[str]) -> Iterator[str]:
         name, equals, value = word.partition("=")
         is_option = word.startswith("--") and not is_over
         yield name.replace("_", "-") + equals + value if is_option else word
+
+
+def _join_negative(words: Iterable[str], groups: Mapping[str, list[Field]]) -> list[str]:
+    """``--rate -1e3`` as ``--rate=-1e3``: argparse would take the number for an option."""
+    fields = chain.from_iterable(groups.values())
+    known = {each.flag for each in fields if each.takes_value and not each.is_several}
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] in known and re.match(r"-\.?\d", word):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _describe_default(field: Field, text: str) -> str:

@@ -236,7 +236,7 @@ def test_masks_are_shown_folded():
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(ConfigurationError, match="--bind: expected one of auto, none, cores, numa"):
+    with pytest.raises(ConfigurationError, match="bind: expected one of auto, none, cores, numa"):
         Options(bind="socket")
 
 

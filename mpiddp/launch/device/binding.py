@@ -14,8 +14,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpiddp.errors import ConfigurationError
-
 AUTO, NONE, CORES, NUMA = "auto", "none", "cores", "numa"
 KINDS = (AUTO, NONE, CORES, NUMA)
 FEWEST_CORES = 2
@@ -36,12 +34,6 @@ class Topology:
     """CPUs of each NUMA node; each CPU is in one of them."""
     cores: tuple[Cpus, ...]
     """CPUs of each core; each CPU is in one of them."""
-
-
-def check_kind(kind: str) -> None:
-    """Raise ConfigurationError for what is no binding."""
-    if kind not in KINDS:
-        raise ConfigurationError(f"--bind: expected one of {', '.join(KINDS)}, found {kind!r}")
 
 
 def read_topology(root: Path = SYSTEM) -> Topology:

@@ -79,7 +79,7 @@ class CommandLine:
     ranks: tuple[str, ...]
     module: str | None
     rest: tuple[str, ...]
-    """The script, where there is no module, and the program's arguments."""
+    """The script, if there is no module, and the program's arguments."""
     is_marked: bool = False
     """Whether -- stands before the script."""
 
@@ -98,7 +98,7 @@ class CommandLine:
         return COMMANDS[self.command].removesuffix(".__main__")
 
     def find_rank_option(self, name: str) -> str | None:
-        """The value of an option of the ranks; the last one where it is given twice."""
+        """The value of an option of the ranks; the last one if it is given twice."""
         found = [value for each, value in _pair(self.ranks) if each == name]
         return found[-1] if found else None
 

@@ -16,9 +16,8 @@ from mpiddp.options.fields import Argument
 NONE = "none"
 """In place of a launcher, for a program that starts its ranks itself."""
 AUTO = "auto"
-
-
 MOST = 10**9
+"""More than any cluster has: a slip."""
 COUNT = Argument("N", at_least(1, MOST))
 
 

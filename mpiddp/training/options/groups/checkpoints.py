@@ -57,7 +57,8 @@ class CheckpointOptions:
     at the end, too."""
 
     resume: Annotated[str, Argument("auto|never|PATH"), FREE] = "auto"
-    """Start from the run's newest valid checkpoint (auto), from the one at PATH, or anew."""
+    """Where to start: at the run's newest valid checkpoint (auto), at the one at PATH, or from the
+    beginning (never)."""
 
     keep: Annotated[int, FREE] = 2
     """Number of newest checkpoints to keep, beside the one with the best test accuracy, or the
