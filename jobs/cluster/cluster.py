@@ -48,6 +48,8 @@ def describe(shape: Shape, rate: str | None) -> str:
     """The cluster in half a line."""
     parts = [f"{shape.nodes} node{'s' if shape.nodes > 1 else ''}", f"{shape.cpus} CPUs each"]
     if shape.gpus:
-        parts.append(f"{shape.gpus} fake GPUs each")
+        parts.append(f"{shape.gpus} {'real' if shape.devices else 'fake'} GPUs each")
+    if shape.devices and shape.nodes * shape.gpus > len(shape.devices):
+        parts.append("which nodes share: ranks need --allow-shared-gpu")
     parts.append(f"links of {rate}" if rate else "links unlimited")
     return ", ".join(parts)

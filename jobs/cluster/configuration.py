@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from slurm import SLURMD_PORT
-from state import Machine, Shape, directory, local_directory, machine_directory
+from state import ClusterError, Machine, Shape, directory, local_directory, machine_directory
 
 # What each line is for stands beside it where it is not Slurm's usual setting.
 SLURM = """\
@@ -55,6 +55,22 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
 """
 
+PROLOG_NAME = "rename_gpus.sh"
+PROLOG = """\
+#!/bin/sh
+[ -n "$CUDA_VISIBLE_DEVICES" ] || exit 0
+case $SLURMD_NODENAME in
+{rows} ;;
+esac
+names=
+for index in $(echo "$CUDA_VISIBLE_DEVICES" | tr , ' '); do
+    eval "names=\\$names,\\${{$((index + 1))}}"
+done
+echo "export CUDA_VISIBLE_DEVICES=${{names#,}}"
+echo "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
+"""
+"""Slurm runs it before each task, and sets what it exports."""
+
 
 def write(shape: Shape, version: tuple[int, int]) -> None:
     """Write all files of a new cluster."""
@@ -74,7 +90,11 @@ def write(shape: Shape, version: tuple[int, int]) -> None:
         # Look-ups of unknown names fail at once instead of waiting for a server.
         "resolv.conf": "# no name server\n",
     }
-    if shape.gpus:
+    if shape.devices:
+        files["gres.conf"] = describe_gpus(shape)
+        files["slurm.conf"] += f"TaskProlog={state}/{PROLOG_NAME}\n"
+        files[PROLOG_NAME] = write_prolog(shape)
+    elif shape.gpus:
         _make_devices(state / "gpus", shape.gpus)
         files["gres.conf"] = f"Name=gpu File={state}/gpus/nvidia[0-{shape.gpus - 1}]\n"
     if version >= (22, 5):
@@ -83,6 +103,38 @@ def write(shape: Shape, version: tuple[int, int]) -> None:
         files["cgroup.conf"] = f"CgroupPlugin={plugin}\n"
     for name, text in files.items():
         (state / name).write_text(text)
+    if shape.devices:
+        (state / PROLOG_NAME).chmod(0o755)
+
+
+def find_gpus(folder: Path) -> tuple[str, ...]:
+    """The device files of this machine's GPUs, in order. Raises ClusterError if there is none."""
+    found = [path for path in folder.glob("nvidia*") if _find_number(path).isdecimal()]
+    if not found:
+        raise ClusterError(f"--gpus real: this machine has no GPU ({folder}/nvidia0)")
+    return tuple(map(str, sorted(found, key=lambda path: int(_find_number(path)))))
+
+
+def describe_gpus(shape: Shape) -> str:
+    """The lines of ``gres.conf`` that give each node its part of this machine's GPUs."""
+    return "".join(
+        f"NodeName={machine.name} Name=gpu File={file}\n"
+        for number, machine in enumerate(shape.machines)
+        for file in shape.find_gpus(number)
+    )
+
+
+def write_prolog(shape: Shape) -> str:
+    """A script that renames a task's GPUs: Slurm counts those of its node, CUDA the machine's."""
+    rows = [
+        f"{machine.name}) set -- {' '.join(_find_number(file) for file in shape.find_gpus(number))}"
+        for number, machine in enumerate(shape.machines)
+    ]
+    return PROLOG.format(rows=" ;;\n".join(rows))
+
+
+def _find_number(path: str | Path) -> str:
+    return Path(path).name.removeprefix("nvidia")
 
 
 def _make_devices(folder: Path, count: int) -> None:

@@ -53,11 +53,13 @@ class Shape:
     cpus: int
     """That each node claims, however many the machine has."""
     gpus: int
-    """Fake ones, per node."""
+    """Per node."""
     network: str
     """The first three numbers of all addresses, as ``10.77.0``."""
     host_interface: str
     """This machine's own way into the cluster."""
+    devices: tuple[str, ...] = ()
+    """The device files of this machine's own GPUs, if nodes have those; else GPUs are fake."""
 
     @property
     def machines(self) -> tuple[Machine, ...]:
@@ -71,6 +73,11 @@ class Shape:
             )
             for number in range(1, self.nodes + 1)
         )
+
+    def find_gpus(self, number: int) -> tuple[str, ...]:
+        """The device files of a node's real GPUs. Nodes share a GPU only if there are too few."""
+        first = number * self.gpus
+        return tuple(self.devices[i % len(self.devices)] for i in range(first, first + self.gpus))
 
     @property
     def controller(self) -> Machine:

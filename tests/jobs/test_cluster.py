@@ -257,6 +257,40 @@ def test_a_start_that_broke_off_is_taken_up(slurm_cluster, tmp_path):
     assert processes_in(cluster.directory) == []
 
 
+# With a /dev of its own, in which six twins of /dev/null are called GPUs.
+REAL_GPUS = """
+set -e
+mkdir "$1/dev"; mount -t tmpfs none "$1/dev"
+for name in null zero random urandom tty; do cp -a /dev/$name "$1/dev"; done
+mkdir "$1/dev/shm"; mount --bind /dev/shm "$1/dev/shm"
+for name in 0 1 2 3 4 10 ctl; do mknod "$1/dev/nvidia$name" c 1 3; done
+mount --move "$1/dev" /dev
+trap "$2/down" EXIT
+"$2/up" --nodes 3 --gpus real
+eval "$("$2/env")"
+srun --mpi=none --nodes=3 --gpus-per-node=2 sh -c 'echo "$(hostname): $CUDA_VISIBLE_DEVICES"'
+"""
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(120)
+def test_nodes_share_out_the_gpus_of_this_machine(slurm_cluster):
+    folder = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
+    folder.chmod(0o755)
+    try:
+        done = subprocess.run(
+            ["unshare", "--mount", "bash", "-c", REAL_GPUS, "bash", folder, slurm.COMMANDS],
+            env=launchers.clean_environment({"MPIDDP_CLUSTER_DIR": str(folder / "cluster")}),
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        shutil.rmtree(folder)
+    assert done.returncode == 0, done.stderr
+    assert "3 nodes, 4 CPUs each, 2 real GPUs each" in done.stdout
+    assert {"node1: 0,1", "node2: 2,3", "node3: 4,10"} <= set(done.stdout.splitlines())
+
+
 @pytest.mark.slurm
 @pytest.mark.timeout(120)
 def test_a_drained_node_is_named(slurm_cluster):
