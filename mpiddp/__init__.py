@@ -117,6 +117,7 @@ def init(
     lifeline_timeout: float = 30.0,
     bind: str = "auto",
     port_range: str = "auto",
+    devices: str = "auto",
 ) -> Session:
     """Start this launch: MPI, device, store and torch.distributed's default group.
 
@@ -129,7 +130,8 @@ def init(
     wait.
 
     Args:
-        backend: ``nccl``, ``gloo``, or ``auto``: NCCL when every rank has its own GPU.
+        backend: ``nccl``, ``gloo``, ``mpi`` (if torch was built with it), or ``auto``: NCCL when
+            every rank has its own GPU.
         timeout: seconds for each phase of start-up and for each collective; over NCCL, collectives
             have 30 seconds more, counted from the moment in which they are queued.
         interface: ``auto``, ``NAME``, ``HOST=NAME,…``, or NCCL's syntax (``^docker,lo``).
@@ -141,9 +143,11 @@ def init(
             GPU, a node of ``numa``, ``none``, or ``auto``: cores, where each rank has at least two.
         port_range: ``LOW-HIGH``, the ports that mpiddp may listen on, two at least; ``auto``: those
             of the variable MPIDDP_PORT_RANGE where it is set, else any.
+        devices: ``auto``: a rank takes a GPU where it sees one; ``cuda``: each must have one;
+            ``cpu``; or numbers of visible GPUs (``"0,2"``), which the ranks of a node take in turn.
 
     Raises (in an interactive Python; elsewhere the job ends with the error's exit code):
-        ConfigurationError: NCCL without GPUs, an interface that is not there.
+        ConfigurationError: NCCL without GPUs, an interface or a GPU that is not there.
         LaunchError: the processes cannot find each other, or would share a GPU.
         UnreachableError: a phase of start-up outlasted ``timeout``.
     """
@@ -157,6 +161,7 @@ def init(
         lifeline_timeout=lifeline_timeout,
         bind=bind,
         port_range=port_range,
+        devices=devices,
     )
 
 

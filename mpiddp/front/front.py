@@ -26,10 +26,12 @@ from mpiddp.front.job_end import FINAL, Exit, JobEnd, find_end
 from mpiddp.front.layout import JobLayout
 from mpiddp.front.plan import is_in_allocation, make_plan
 from mpiddp.front.rank_command import make_rank_command
-from mpiddp.launch.launcher.command import OTHER, SRUN
+from mpiddp.launch.device.choice import CPU, read_list
+from mpiddp.launch.launcher.command import OTHER, SRUN, count_slots
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
 from mpiddp.launch.script.command_line import COMMANDS, CommandLine, read_front
 from mpiddp.launch.script.front_options import NONE, FrontOptions
+from mpiddp.options.reader import name_as_typed
 from mpiddp.process import job_directory
 from mpiddp.wording import count_noun
 
@@ -50,7 +52,7 @@ class Job:
         self.line = line
         self.options = options
         self.program = make_rank_command(line, options)
-        self.plan = make_plan(options)
+        self.plan = make_plan(_settle_ranks(line, options))
         self.files: Files | None = None
         self._error_start = 0
         """How many bytes an earlier start has left in the file of errors."""
@@ -278,6 +280,20 @@ def say(text: str) -> None:
 def _write(stream: Any, text: str) -> None:
     # Names of jobs and files may hold bytes that are no text.
     write(stream, text.encode(errors="surrogateescape"))
+
+
+def _settle_ranks(line: CommandLine, options: FrontOptions) -> FrontOptions:
+    """Choose as many ranks as --devices has GPUs, or cores for them, if the front chooses at all.
+
+    Raises ConfigurationError for a mistake in it.
+    """
+    devices = line.find_devices()
+    with name_as_typed(["--devices"]):
+        numbers = None if devices is None else read_list(devices)
+    is_open = options.ranks is None and options.launcher != NONE
+    if not is_open or is_in_allocation(os.environ) or (numbers is None and devices != CPU):
+        return options
+    return replace(options, ranks=len(numbers) if numbers else count_slots())
 
 
 def _check_output(line: CommandLine, ranks: int | None) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from mpiddp.errors import ConfigurationError
 from mpiddp.launch.device.binding import KINDS
+from mpiddp.launch.device.choice import AUTO, CPU, read_list
 from mpiddp.options.checks import check, check_choice, check_text
 from mpiddp.options.fields import Argument
 from mpiddp.process.sockets import ports
@@ -20,8 +22,13 @@ SECONDS = Argument("SECONDS")
 class LaunchOptions:
     """How the ranks find each other, and how long they wait."""
 
-    backend: Literal["auto", "nccl", "gloo"] = "auto"
-    """Communication: ``nccl``, ``gloo``, or ``auto``: NCCL if every rank has its own GPU."""
+    backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
+    """Communication: ``nccl``, ``gloo``, ``mpi`` if torch was built with it, or ``auto``: NCCL if
+    every rank has its own GPU."""
+
+    devices: Annotated[str, Argument("auto|cpu|cuda|LIST")] = AUTO
+    """Where ranks compute: on a GPU if they see one (``auto``), or must (``cuda``); on the ``cpu``;
+    or on the GPUs in a LIST such as ``0,2``, one for each rank of a node, or several for dp."""
 
     timeout: Annotated[float, SECONDS] = 300.0
     """Time limit of each phase of start-up and of each collective. Over NCCL a collective has 30
@@ -50,6 +57,11 @@ class LaunchOptions:
 
     def __post_init__(self) -> None:
         check_choice("bind", self.bind, KINDS)
+        read_list(self.devices)
+        if self.devices == CPU and self.backend == "nccl":
+            raise ConfigurationError(
+                "backend nccl works on GPUs, and devices cpu takes none: leave out one of them"
+            )
         ports.parse_option(self.port_range)
         check("interface", self.interface != "", "auto, NAME or host=NAME,…", self.interface)
         check_text(self, "interface")

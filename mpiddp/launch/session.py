@@ -60,7 +60,9 @@ class Session(ControlChannel):
     Attributes:
         world: rank, size and place of this process (`World`).
         device: this rank's GPU, or the CPU.
-        backend: ``nccl`` or ``gloo``.
+        gpus: numbers of the GPUs that the ranks of this node take, or one rank as the
+            ``device_ids`` of nn.DataParallel.
+        backend: ``nccl``, ``gloo`` or ``mpi``.
         threads: CPU threads of this rank.
         comm: an mpi4py communicator over all ranks, for the user's messages; None without MPI,
             and once the session is closed.
@@ -73,6 +75,7 @@ class Session(ControlChannel):
         control: ControlChannel,
         resources: Resources,
         device: torch.device,
+        gpus: tuple[int, ...],
         threads: int,
         meeting: Meeting,
         seconds: Mapping[str, float],
@@ -84,6 +87,7 @@ class Session(ControlChannel):
         self._closed = False
         self._postponed: list[Callable[[], None]] = []
         self.device = device
+        self.gpus = gpus
         self.backend = resources.backend
         self.threads = threads
         self.meeting = meeting

@@ -12,6 +12,7 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from mpiddp.errors import AloneError, ConfigurationError, LaunchError
 from mpiddp.launch import summary
 from mpiddp.launch.device import device, nccl
 from mpiddp.launch.device.binding import Cpus, bind_threads, find_cpus
+from mpiddp.launch.device.choice import AUTO, CUDA
 from mpiddp.launch.failure.deadline import PHASES, PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.termination import is_interactive
@@ -313,8 +315,17 @@ class Starter:
         node = None
         if self.neighbourhood is not None:
             node = mpi.SleepingCommunicator(self.neighbourhood.node)
-        allow_sharing = self.options.allow_shared_gpu
-        placement = device.find_placement(world, may_initialize=self.make_group)
+        allow_sharing, devices = self.options.allow_shared_gpu, self.options.devices
+        find = partial(
+            device.find_placement, world, may_initialize=self.make_group,
+            allow_sharing=allow_sharing,
+        )  # fmt: skip
+        placement = find(devices)
+        if not self.make_group and devices not in (AUTO, CUDA):
+            # A script takes GPUs by the numbers that it sees.
+            shown = device.name_visible(placement.gpus)
+            self.variables.export({environment.CUDA_VISIBLE_DEVICES: shown})
+            placement = find(AUTO)
         placements = device.compare(world, node, placement, allow_sharing=allow_sharing)
         # A script chooses its device itself; making a context for it would not be "unchanged".
         if self.make_group and any(each.index is not None for each in placements):
@@ -350,10 +361,16 @@ class Starter:
         mine = (
             self.assignment.crowded,
             self.assignment.index is None,
+            self.assignment.index is not None,
             not nccl.takes_shared_gpus(),
         )
-        crowded, lacking, refusing = find_first(self.control, mine)
+        crowded, lacking, having, refusing = find_first(self.control, mine)
         is_refused = crowded is not None and refusing is not None
+        roster = self.peers.roster
+        if lacking is not None and having is not None and roster is not None:
+            # On rank 0, which prints the remarks.
+            note = device.describe_mixture(roster.describe(lacking), roster.describe(having))
+            self.assignment = replace(self.assignment, remarks=(note, *self.assignment.remarks))
         return device.choose_backend(self.options.backend, is_refused, lacking)
 
     def find_address(self) -> None:
@@ -485,8 +502,9 @@ class Starter:
             self._lifeline.note_started()
         resources, meeting = self.collect(deadlines), self.route.meeting
         session = Session(
-            self.control, resources, self.device, self.threads, meeting, seconds, signals
-        )
+            self.control, resources, self.device, self.placement.gpus, self.threads,
+            meeting, seconds, signals,
+        )  # fmt: skip
         if self.peers.lifeline is not None:
             self.peers.lifeline.watch_calls(session.count_calls)
         return session

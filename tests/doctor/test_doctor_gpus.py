@@ -14,7 +14,7 @@ ALL = frozenset(range(8))
 
 
 def place(rank, visible, index, identity):
-    return Placement(rank, visible, index, identity, ALL)
+    return Placement(rank, tuple(range(visible)), index, identity, ALL)
 
 
 def gpu(rank, name="NVIDIA H200", nccl="2.27.3", peers=True, near=ALL, speed=6e14):

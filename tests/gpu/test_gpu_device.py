@@ -16,7 +16,9 @@ IDENTITY = """
 import torch
 from mpiddp.launch.device import device
 from mpiddp.launch.mpi.world import solitary_world
-placement = device.find_placement(solitary_world(), may_initialize=False)
+placement = device.find_placement(
+    solitary_world(), "auto", may_initialize=False, allow_sharing=False
+)
 assert device.find_identity(torch.cuda.device_count()) is None
 assert not torch.cuda.is_initialized()
 selected = device.select(placement)

@@ -213,7 +213,8 @@ def test_a_bound_process_knows_what_it_could_have():
 
 
 def place(rank, cores=ALL, index=None, near=FREE):
-    return Placement(rank, int(index is not None), index, None, cores, allotted=ALL, near=near)
+    gpus = () if index is None else (index,)
+    return Placement(rank, gpus, index, None, cores, allotted=ALL, near=near)
 
 
 def test_what_a_launcher_has_bound_stays_bound(monkeypatch):

@@ -21,7 +21,7 @@ ALL_CORES = frozenset(range(8))
 
 
 def place(rank, visible=0, index=None, identity=None, cores=ALL_CORES, card=None):
-    return Placement(rank, visible, index, identity, cores, card)
+    return Placement(rank, tuple(range(visible)), index, identity, cores, card)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def place(rank, visible=0, index=None, identity=None, cores=ALL_CORES, card=None
     ],
 )
 def test_choose_index(visible, local_rank, index):
-    assert device.choose_index(visible, local_rank) == index
+    assert device.choose_index(range(visible), local_rank) == index
 
 
 @pytest.mark.parametrize(

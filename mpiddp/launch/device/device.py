@@ -18,6 +18,7 @@ from mpiddp.launch.device.binding import (
     find_near_cpus,
     read_topology,
 )
+from mpiddp.launch.device.choice import choose_gpus
 
 if TYPE_CHECKING:
     import torch
@@ -34,10 +35,10 @@ class Placement:
     """What one rank sees, and which of it is its own; compared with its node's other ranks."""
 
     rank: int
-    visible: int
-    """GPUs that this process can see."""
+    gpus: tuple[int, ...]
+    """Those that ranks of its node may take, counted among the ones that it sees."""
     index: int | None
-    """The one it takes, counted among those it sees; None without GPUs."""
+    """The one it takes; None without GPUs."""
     identity: str | None
     """Tells that GPU, or slice of one, from the others of the node; None if it is unknown."""
     cores: Cpus
@@ -48,6 +49,10 @@ class Placement:
     """Cores that it could be bound to."""
     near: Cpus = frozenset()
     """Cores of the NUMA node of its GPU; empty without a GPU, or if they are unknown."""
+
+    @property
+    def visible(self) -> int:
+        return len(self.gpus)
 
 
 @dataclass(frozen=True)
@@ -63,19 +68,23 @@ class Assignment:
     """What rank 0 should point out, the same on every rank of the node."""
 
 
-def find_placement(world: World, *, may_initialize: bool) -> Placement:
+def find_placement(
+    world: World, devices: str, *, may_initialize: bool, allow_sharing: bool
+) -> Placement:
     """Look at this process's GPUs and cores. No context is made on any GPU.
 
     Args:
+        devices: as in `choose_gpus`, whose errors this raises.
         may_initialize: whether CUDA may be initialised. A script may still want to fork, or to
             change CUDA_VISIBLE_DEVICES.
     """
     visible = count_visible(may_initialize=may_initialize)
-    index = choose_index(visible, world.local_rank)
+    gpus = choose_gpus(devices, visible, world, allow_sharing=allow_sharing)
+    index = choose_index(gpus, world.local_rank)
     identity = find_identity(index) if index is not None else None
     return Placement(
         rank=world.rank,
-        visible=visible,
+        gpus=gpus,
         index=index,
         identity=identity,
         cores=find_cpus(),
@@ -99,14 +108,18 @@ def count_visible(*, may_initialize: bool) -> int:
     return torch.cuda.device_count()
 
 
-def choose_index(visible: int, local_rank: int) -> int | None:
-    """One visible GPU is this rank's own; of several it takes the one of its local rank.
+def choose_index(gpus: Sequence[int], local_rank: int) -> int | None:
+    """A single GPU is this rank's own; of several it takes the one of its local rank.
 
     With more ranks than GPUs the count starts again; ``find_shared`` tells whether that may be.
     """
-    if visible == 0:
-        return None
-    return 0 if visible == 1 else local_rank % visible
+    return gpus[local_rank % len(gpus)] if gpus else None
+
+
+def name_visible(gpus: Sequence[int]) -> str:
+    """CUDA_VISIBLE_DEVICES for a process that is to see only these of the GPUs it sees now."""
+    entries = _list_entries()
+    return ",".join(str(gpu) if entries is None else entries[gpu] for gpu in gpus)
 
 
 def _list_entries() -> list[str] | None:
@@ -294,6 +307,14 @@ def find_remarks(hostname: str, placements: Sequence[Placement]) -> tuple[str, .
     return tuple(remarks)
 
 
+def describe_mixture(lacking: str, having: str) -> str:
+    """What to know of a job in which some ranks have GPUs; both are such as ``rank 3 on node2``."""
+    return (
+        f"{lacking} has no GPU, {having} has one: Gloo connects them, and the CPUs set the pace; "
+        "--devices cpu or --devices cuda gives all ranks the same"
+    )
+
+
 def share_cores(masks: Sequence[frozenset[int]], local_rank: int) -> int:
     """Threads for one rank: its cores, each divided among the ranks that may run on it.
 
@@ -306,18 +327,28 @@ def share_cores(masks: Sequence[frozenset[int]], local_rank: int) -> int:
 def choose_backend(requested: str, is_refused: bool, lacking: int | None) -> str:
     """NCCL if it works on every rank's GPU, else Gloo; or what was asked for, if it can work.
 
+    torch's own MPI backend is in builds from source only, and is taken where it is asked for.
+
     Args:
         is_refused: whether ranks use one GPU, or slices of one, and NCCL does not take that.
         lacking: the lowest rank without a GPU, or None.
 
     Raises:
-        ConfigurationError: NCCL was asked for and a rank has no GPU, or this torch no NCCL.
+        ConfigurationError: NCCL was asked for and a rank has no GPU, or this torch does not have
+            the backend.
         LaunchError: NCCL was asked for and is refused.
     """
     import torch.distributed as distributed
 
-    if requested not in ("auto", "nccl", "gloo"):
-        raise ConfigurationError(f"backend {requested!r}: expected auto, nccl or gloo")
+    if requested not in ("auto", "nccl", "gloo", "mpi"):
+        raise ConfigurationError(f"backend {requested!r}: expected auto, nccl, gloo or mpi")
+    if requested == "mpi" and not distributed.is_mpi_available():
+        raise ConfigurationError(
+            "backend mpi: this torch was built without MPI (torch.distributed.is_mpi_available() "
+            "is False), as all wheels are: it takes a build from source where an MPI is installed. "
+            "Without one, choose --backend gloo: mpiddp.all_reduce, and the trainer's --sync auto, "
+            "use MPI and shared memory all the same"
+        )
     if requested == "nccl":
         if lacking is not None:
             raise ConfigurationError(

@@ -101,7 +101,7 @@ def make_group(
 
     With NCCL the group is bound to ``device``, so that NCCL connects and fails here and not in
     the first collective. Passing a store skips torch's own prefix and time-out: both are done
-    here.
+    here. MPI's own group needs no store, and has the ranks of MPI's world.
     """
     import torch.distributed as distributed
 
@@ -110,6 +110,9 @@ def make_group(
             "torch.distributed's default group exists already: call mpiddp.init() instead of "
             "init_process_group(), or run the script with python -m mpiddp"
         )
+    if backend == "mpi":
+        distributed.init_process_group(backend, timeout=find_group_timeout(backend, timeout))
+        return
     prefixed = add_prefix("default_pg", store)
     prefixed.set_timeout(timedelta(seconds=timeout + SLACK_SECONDS))
     # Gloo asks the store for all ranks' addresses at once, unless the user has set the variable.

@@ -102,6 +102,12 @@ class CommandLine:
         found = [value for each, value in _pair(self.ranks) if each == name]
         return found[-1] if found else None
 
+    def find_devices(self) -> str | None:
+        """The value of --devices, which stands after the word if that is a command."""
+        words = self.ranks if self.own_program is None else self.rest[1:]
+        found = [value for each, value in _pair(words) if each == "--devices"]
+        return found[-1] if found else None
+
     def check_options(self) -> None:
         """Raise ConfigurationError for an option that does not belong before what is run."""
         for name, _ in _pair(self.ranks):
@@ -173,7 +179,7 @@ def _pair(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     for word in left:
         name, value = _split_option(word)
         if value is None and RANKS.get(name):
-            value = next(left)
+            value = next(left, None)
         yield name, value
 
 

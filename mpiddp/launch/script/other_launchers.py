@@ -43,7 +43,7 @@ ACCELERATE = {
     "`--num_machines N`": "`--nodes N`, in a Slurm job only",
     "`--multi_gpu`, `--machine_rank`, `--main_process_ip`, `--main_process_port`, "
     "`--same_network`, `--rdzv_backend`": "nothing",
-    "`--gpu_ids LIST`": "`CUDA_VISIBLE_DEVICES=LIST` before the command",
+    "`--gpu_ids LIST`": "`--devices LIST`",
     "`--num_cpu_threads_per_process N`": "`OMP_NUM_THREADS=N` before the command",
     "`--mixed_precision TYPE`": (
         "`ACCELERATE_MIXED_PRECISION=TYPE` before the command, or `Accelerator(mixed_precision=…)`"

@@ -122,7 +122,7 @@ def _wrap(
         )
     model = module
     if configuration.parallel == "dp":
-        model = _spread(module, session.device)
+        model = _spread(module, session)
     return configuration, _Wrapped(compile_model(model, configuration))
 
 
@@ -142,14 +142,14 @@ def _wrap_in_ddp(
     return configuration, wrapped
 
 
-def _spread(module: nn.Module, device: torch.device) -> nn.Module:
-    found = torch.cuda.device_count() if device.type == "cuda" else 0
+def _spread(module: nn.Module, session: Session) -> nn.Module:
+    found = len(session.gpus)
     if found < 2:
         raise ConfigurationError(
             f"parallel: dp is for one process with several GPUs, found {count_noun(found, 'GPU')}: "
             "use --parallel ddp or none"
         )
-    return nn.DataParallel(module)
+    return nn.DataParallel(module, device_ids=session.gpus)
 
 
 def _recompute(module: nn.Module, least: int) -> None:

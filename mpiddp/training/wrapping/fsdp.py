@@ -38,6 +38,11 @@ def shard(module: nn.Module, session: Session, options: ParallelismOptions) -> s
         raise ConfigurationError(
             "cpu_offload: expected GPUs, whose memory it saves, found CPUs: leave out --cpu-offload"
         )
+    if session.any(session.device.type == "cpu") and session.any(session.device.type != "cpu"):
+        raise ConfigurationError(
+            "parallel: fsdp expected GPUs for all ranks or for none, found both: add --devices cpu "
+            "or --devices cuda, or use --parallel ddp"
+        )
     mesh = _make_mesh(session, options)
     _share_weights(module, session.device)
     groups = find_groups(module, options.wrap_parameters)

@@ -1,0 +1,71 @@
+"""Which GPUs the ranks of a node take, by ``--devices``.
+
+The GPUs are counted as the ranks see them: where CUDA_VISIBLE_DEVICES is ``4,5``, GPU 1 is the one
+that the driver calls 5.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.options.checks import check
+from mpiddp.wording import count_noun
+
+if TYPE_CHECKING:
+    from mpiddp.launch.mpi.world import World
+
+AUTO, CPU, CUDA = "auto", "cpu", "cuda"
+
+
+def read_list(devices: str) -> tuple[int, ...] | None:
+    """The numbers in a list of GPUs; None if it is one of the words.
+
+    Raises ConfigurationError for anything else, and for a number that is given twice.
+    """
+    if devices in (AUTO, CPU, CUDA):
+        return None
+    # A script may give init() a number.
+    is_list = re.fullmatch(r"\s*\d{1,9}\s*(,\s*\d{1,9}\s*)*", str(devices), re.ASCII)
+    good = type(devices) is str and is_list is not None
+    check("devices", good, "auto, cpu, cuda, or numbers of GPUs such as '0,2'", devices)
+    numbers = tuple(map(int, devices.split(",")))
+    check("devices", len(set(numbers)) == len(numbers), "each GPU once", devices)
+    return numbers
+
+
+def choose_gpus(
+    devices: str, visible: int, world: World, *, allow_sharing: bool
+) -> tuple[int, ...]:
+    """Numbers of the GPUs that the ranks of this node take, by local rank; empty for the CPU.
+
+    Args:
+        visible: how many GPUs this process can see.
+        allow_sharing: whether there may be more ranks than numbers in a list.
+
+    Raises ConfigurationError if ``devices`` asks for what this rank does not see.
+    """
+    numbers = read_list(devices)
+    if devices == CPU:
+        return ()
+    if devices == CUDA and not visible:
+        raise ConfigurationError(
+            "--devices cuda: this rank sees no GPU: ask for GPUs (--gpus-per-node), start no ranks "
+            "on this host, or let ranks without one use the CPU: --devices auto"
+        )
+    if numbers is None:
+        return tuple(range(visible))
+    if absent := [str(number) for number in numbers if number >= visible]:
+        counted = f", counted from 0 to {visible - 1}" if visible > 1 else ""
+        raise ConfigurationError(
+            f"--devices {devices}: there is no GPU {' or '.join(absent)}: this rank sees "
+            f"{count_noun(visible, 'GPU')}{counted}"
+        )
+    if world.local_size > len(numbers) and not allow_sharing:
+        raise ConfigurationError(
+            f"--devices {devices} is {count_noun(len(numbers), 'GPU')} for "
+            f"{count_noun(world.local_size, 'rank')} on this host: name one for each rank, start "
+            "fewer, or share on purpose: --allow-shared-gpu"
+        )
+    return numbers
