@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mpiddp.errors import ConfigurationError
 from mpiddp.launch.device.binding import KINDS
-from mpiddp.launch.device.choice import AUTO, CPU, read_list
+from mpiddp.launch.device.choice import AUTO, read_list
 from mpiddp.options.checks import check, check_choice, check_text
 from mpiddp.options.fields import Argument
 from mpiddp.process.sockets import ports
@@ -58,10 +57,6 @@ class LaunchOptions:
     def __post_init__(self) -> None:
         check_choice("bind", self.bind, KINDS)
         read_list(self.devices)
-        if self.devices == CPU and self.backend == "nccl":
-            raise ConfigurationError(
-                "backend nccl works on GPUs, and devices cpu takes none: leave out one of them"
-            )
         ports.parse_option(self.port_range)
         check("interface", self.interface != "", "auto, NAME or host=NAME,…", self.interface)
         check_text(self, "interface")

@@ -369,7 +369,10 @@ class Starter:
         roster = self.peers.roster
         if lacking is not None and having is not None and roster is not None:
             # On rank 0, which prints the remarks.
-            note = device.describe_mixture(roster.describe(lacking), roster.describe(having))
+            note = (
+                f"{roster.describe(lacking)} has no GPU, {roster.describe(having)} has one: Gloo "
+                "connects them, and the CPUs set the pace; with --devices cuda each needs a GPU"
+            )
             self.assignment = replace(self.assignment, remarks=(note, *self.assignment.remarks))
         return device.choose_backend(self.options.backend, is_refused, lacking)
 

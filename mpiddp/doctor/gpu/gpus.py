@@ -184,15 +184,19 @@ def _find_problems(
         )
 
 
-def judge_kinds(gpus: Sequence[Gpu], hosts: Mapping[int, str]) -> Finding:
-    """Whether all ranks of the job have GPUs of one kind, and one NCCL; ``hosts`` is by rank."""
-    kinds: dict[str, list[str]] = {}
+def judge_kinds(
+    gpus: Sequence[Gpu], hosts: Mapping[int, str], without: Sequence[str] = ()
+) -> Finding:
+    """Whether all ranks have GPUs of one kind, and one NCCL; ``without``: hosts without GPUs."""
+    kinds: dict[str, list[str]] = {"no GPU": [*without]} if without else {}
     for gpu in gpus:
         kind = f"{gpu.name}, {f'NCCL {gpu.nccl}' if gpu.nccl else 'no NCCL'}"
         kinds.setdefault(kind, []).append(hosts[gpu.rank])
     if len(kinds) == 1:
         return passed(GPU_KINDS, f"{next(iter(kinds))} for every rank")
     advice = []
+    if without:
+        advice.append("Gloo connects CPUs and GPUs, and CPUs set the pace: --devices cuda refuses")
     if len({gpu.name for gpu in gpus}) > 1:
         advice.append("The slowest sets the pace: ask for GPUs of one kind (--constraint)")
     if len({gpu.nccl for gpu in gpus}) > 1:

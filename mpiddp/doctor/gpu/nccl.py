@@ -26,6 +26,8 @@ _CHANNEL = re.compile(
     r"(?:Channel|Ring) \d+(?:/\d+)? : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(?:send|receive)\])? via "
     r"(P2P|SHM|NET/[^/\n]+|NVLS|COLLNET)([^\n]*)"
 )
+# Once for each card. A line about a single GPU ("for GPU 0 / HCA 1") may be of a distant card.
+_ABILITY = re.compile(r"NET/(?:IB|NCCL RDMA)[^:\n]* : GPU Direct RDMA (\w+) for HCA")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,14 @@ class Transport:
     """By what channels go: P2P, SHM, NET/IB, …"""
     direct: bool = False
     """Whether any network channel reads GPU memory directly (GPUDirect RDMA)."""
+    is_refused: bool = False
+    """Whether NCCL says that no InfiniBand card can read GPU memory directly."""
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether InfiniBand carries data, or would, that goes through the host's memory first."""
+        by_card = any(kind.startswith(("NET/IB", "NET/NCCL RDMA")) for kind in self.kinds)
+        return not self.direct and (by_card or self.is_refused)
 
 
 def read_log(text: str) -> Transport:
@@ -49,15 +59,21 @@ def read_log(text: str) -> Transport:
         network=network[1] if network else "",
         kinds=frozenset(match[3] for match in channels),
         direct=any("/GDRDMA" in match[4] for match in channels),
+        is_refused=set(_ABILITY.findall(text)) == {"Disabled"},
     )
 
 
 def judge_transport(
-    transport: Transport, infiniband: Sequence[str], node_count: int, has_peers: bool
+    transport: Transport,
+    infiniband: Sequence[str],
+    node_count: int,
+    has_peers: bool,
+    has_module: bool,
 ) -> Finding:
     """Whether NCCL took the best that a node has.
 
-    ``infiniband``: its devices; ``has_peers``: whether its GPUs can read each other's memory.
+    ``infiniband``: its devices; ``has_peers``: whether its GPUs can read each other's memory;
+    ``has_module``: whether the kernel has nvidia-peermem.
     """
     kinds = transport.kinds
     by_socket = "NET/Socket" in kinds or (node_count > 1 and transport.network == "Socket")
@@ -88,9 +104,29 @@ def judge_transport(
             f"{found}: through the host's memory, though these GPUs can read each other's",
             "Unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; see why with NCCL_DEBUG=INFO",
         )
+    if transport.is_staged and infiniband:
+        return warned(
+            TRANSPORT,
+            f"{found}: {', '.join(infiniband)} without GPUDirect RDMA, so what goes between nodes "
+            "is copied through the host's memory",
+            _advise_on_direct(has_module),
+        )
     if not kinds:
         return skipped(TRANSPORT, f"{found}: no channels to other ranks in NCCL's log")
     return passed(TRANSPORT, found)
+
+
+def _advise_on_direct(has_module: bool) -> str:
+    if has_module:
+        return (
+            "nvidia-peermem is loaded, so card and GPU are further apart than NCCL allows "
+            "(nvidia-smi topo -m): try NCCL_NET_GDR_LEVEL=PHB, or SYS, and measure"
+        )
+    return (
+        "Load the kernel module (modprobe nvidia-peermem), or use DMA-BUF, which needs the "
+        "driver's open kernel modules, Linux 5.12 and CUDA 11.7; if it is there, raise "
+        "NCCL_NET_GDR_LEVEL. Some GPUs never can, such as GeForce"
+    )
 
 
 def merge_transports(transports: Sequence[Transport]) -> Transport:
@@ -100,6 +136,7 @@ def merge_transports(transports: Sequence[Transport]) -> Transport:
         network=next((t.network for t in transports if t.network), ""),
         kinds=frozenset[str]().union(*(t.kinds for t in transports)),
         direct=any(t.direct for t in transports),
+        is_refused=any(t.is_refused for t in transports),
     )
 
 

@@ -10,6 +10,8 @@ from mpiddp.doctor.common.examiner import Examiner
 from mpiddp.doctor.common.findings import Finding
 from mpiddp.doctor.gpu import gpus, nccl
 from mpiddp.launch.device import device
+from mpiddp.launch.device.choice import AUTO, CUDA
+from mpiddp.launch.network.infiniband import has_peer_memory
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class GpuStage:
         before = self._examiner.before
         masks = {placement.rank: placement.cores for placement in placements}
         hidden = before.get(environment.CUDA_VISIBLE_DEVICES) == ""
+        hidden |= self._examiner.settings.devices not in (AUTO, CUDA)
         count = gpus.judge_count(
             self._examiner.starter.control.world.hostname,
             placements,
@@ -79,7 +82,9 @@ class GpuStage:
             return
         examiner.add_merged([row.findings for row in nodes])
         hosts = {gpu.rank: examiner.host_of(gpu.rank) for gpu in found}
-        examiner.add(gpus.judge_kinds(found, hosts))
+        rows = zip(examiner.hostnames(), nodes, strict=True)
+        without = [host for host, row in rows if not row.gpus]
+        examiner.add(gpus.judge_kinds(found, hosts, without))
         examiner.add(gpus.judge_speed(found, hosts))
 
     def examine_transport(self) -> None:
@@ -91,7 +96,8 @@ class GpuStage:
         if rows is not None:
             merged = nccl.merge_transports(rows)
             count = examiner.starter.control.world.node_count
-            mine = [nccl.judge_transport(merged, examiner.infiniband, count, self._has_peers)]
+            has_peers, has_module = self._has_peers, has_peer_memory()
+            mine = [nccl.judge_transport(merged, examiner.infiniband, count, has_peers, has_module)]
         nodes = examiner.gather_nodes(mine)
         if nodes is not None:
             examiner.add_merged(nodes)

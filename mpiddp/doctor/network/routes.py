@@ -25,8 +25,16 @@ LARGEST_SKEW = 1.0
 """Seconds."""
 BETTER = 2.0
 """An interface that is left unused is pointed out if it is this many times faster."""
+CLAIMED_SHARE = 0.25
+"""A link is pointed out if it carries less than this share of what its interfaces claim."""
+ONE_STREAM = 10e9
+"""Bits per second. Beyond it, one TCP stream may be limited by a core instead of the link."""
+NOMINAL = 2e9
+"""Bits per second: as much is believed of a virtual interface."""
 
-
+VIRTUAL_DRIVERS = ("virtio_net", "vmxnet3", "hv_netvsc", "vif")
+"""Of the network cards that virtual machines see: vmxnet3, for one, always claims 10 Gbit/s."""
+DEVICES = Path("/sys/class/net")
 ROUTES = Path("/proc/net/route")
 IS_UP, IS_REFUSED = 0x1, 0x200
 """Flags of a route (linux/route.h)."""
@@ -49,6 +57,13 @@ class Way:
     """What NCCL and Gloo are told."""
     faster: tuple[str, int] | None
     """Name and speed of an interface that is left unused."""
+    is_virtual: bool = False
+    """Whether the speed is a mere claim, since there is no cable."""
+
+    @property
+    def expected(self) -> float:
+        """Bits per second that a TCP stream should reach by what the interface claims."""
+        return CLAIMED_SHARE * min(1e6 * self.speed, NOMINAL if self.is_virtual else ONE_STREAM)
 
 
 def find_way(
@@ -79,7 +94,17 @@ def find_way(
         speed=speed,
         told=", ".join(f"{name}={value}" for name, value in sorted(variables.items())) or "nothing",
         faster=None if best is None else (best.name, best.speed),
+        is_virtual=is_virtual(used),
     )
+
+
+def is_virtual(interface: str, devices: Path = DEVICES) -> bool:
+    """Whether an interface has no card of this machine below it, or that of a virtual machine."""
+    folder = devices / interface
+    if (folder / "device").exists():
+        return (folder / "device/driver").resolve().name in VIRTUAL_DRIVERS
+    below = [path.name.removeprefix("lower_") for path in folder.glob("lower_*")]
+    return all(is_virtual(name, devices) for name in below)
 
 
 def find_gateway(table: str, interface: str, address: str) -> str | None:
@@ -132,7 +157,8 @@ def _judge_way(way: Way, addresses: str) -> Finding:
     )
 
 
-def judge_links(links: Sequence[Link]) -> Finding:
+def judge_links(links: Sequence[Link], ways: Sequence[Way]) -> Finding:
+    """One finding for all links; ``ways`` has those of the same nodes."""
     if len(links) < 2:
         return skipped(LINKS, "one node")
     problems = [problem for link in links for problem in link.problems]
@@ -146,7 +172,12 @@ def judge_links(links: Sequence[Link]) -> Finding:
         )
     # What a node received, it received from the one before it. Host names may repeat.
     rates = [
-        (f"{links[index - 1].hostname} → {link.hostname}", link.received or 0.0)
+        (
+            f"{links[index - 1].hostname} → {link.hostname}",
+            link.received or 0.0,
+            # The end that claims less is the limit.
+            min(ways[index - 1], ways[index], key=lambda way: way.expected),
+        )
         for index, link in enumerate(links)
     ]
     trips = [
@@ -154,21 +185,21 @@ def judge_links(links: Sequence[Link]) -> Finding:
         for link in links
         if link.ring is not None
     ]
-    parts = [f"{name} {describe_rate(rate)}" for name, rate in find_slow(rates)]
+    slow = find_slow(rates)
+    parts = [_describe_slow(*each) for each in slow]
     parts += [
         f"{name} {describe_seconds(seconds)} there and back"
         for name, seconds in trips
         if seconds > LONGEST_LATENCY
     ]
     if parts:
-        usual = describe_rate(statistics.median(rate for _, rate in rates))
+        usual = describe_rate(statistics.median(rate for _, rate, _ in rates))
         return warned(
             LINKS,
             f"TCP: {join_some(parts)}; the median is {usual}",
-            "Look at these nodes' cables, switch ports and interfaces (ethtool), and at who else "
-            "uses them",
+            _advise_on_slow([way for _, rate, way in slow if rate < way.expected]),
         )
-    slowest, rate = min(rates, key=lambda item: item[1])
+    slowest, rate, _ = min(rates, key=lambda item: item[1])
     latest, seconds = max(trips, key=lambda item: item[1])
     return passed(
         LINKS,
@@ -177,10 +208,31 @@ def judge_links(links: Sequence[Link]) -> Finding:
     )
 
 
-def find_slow(rates: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Links that are slow, the slowest first."""
-    limit = find_limit([rate for _, rate in rates])
-    return sorted((item for item in rates if item[1] < limit), key=lambda item: item[1])
+def find_slow(rates: Sequence[tuple[str, float, Way]]) -> list[tuple[str, float, Way]]:
+    """Links that are slow beside the others, or for their interface, the slowest first."""
+    limit = find_limit([rate for _, rate, _ in rates])
+    slow = (item for item in rates if item[1] < max(limit, item[2].expected))
+    return sorted(slow, key=lambda item: item[1])
+
+
+def _describe_slow(name: str, rate: float, way: Way) -> str:
+    found = f"{name} {describe_rate(rate)}"
+    if rate >= way.expected:
+        return found
+    kind = ", a virtual interface," if way.is_virtual else ""
+    return f"{found}, though {way.interface}{kind} claims {describe_rate(1e6 * way.speed)}"
+
+
+def _advise_on_slow(disproved: Sequence[Way]) -> str:
+    """``disproved``: of the links that carry less than their interfaces claim."""
+    if disproved and all(way.is_virtual for way in disproved):
+        return (
+            "What a virtual interface claims is no measurement: compare with what such a machine "
+            f"is promised, look for a limit (tc qdisc show dev {disproved[0].interface}), and at "
+            "who else uses the network below"
+        )
+    where = "these nodes' cables, switch ports and interfaces (ethtool)"
+    return f"Look at {where}, and at who else uses them"
 
 
 def judge_clocks(links: Sequence[Link]) -> Finding:

@@ -28,7 +28,7 @@ def examine_network(examiner: Examiner) -> bool:
         examiner.add_merged([[each] for each in ways])
         examiner.add_merged([[row.look_ups] for row in rows])
         measured = [row.link for row in rows if row.link is not None]
-        finding = routes.judge_links(measured)
+        finding = routes.judge_links(measured, [row.way for row in rows])
         examiner.add(finding)
         examiner.add(routes.judge_clocks(measured))
     return examiner.starter.control.broadcast(finding is None or finding.code == 0)

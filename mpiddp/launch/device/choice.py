@@ -1,8 +1,4 @@
-"""Which GPUs the ranks of a node take, by ``--devices``.
-
-The GPUs are counted as the ranks see them: where CUDA_VISIBLE_DEVICES is ``4,5``, GPU 1 is the one
-that the driver calls 5.
-"""
+"""Which GPUs the ranks of a node take, by ``--devices``, counted among those that they see."""
 
 from __future__ import annotations
 
@@ -40,11 +36,8 @@ def choose_gpus(
 ) -> tuple[int, ...]:
     """Numbers of the GPUs that the ranks of this node take, by local rank; empty for the CPU.
 
-    Args:
-        visible: how many GPUs this process can see.
-        allow_sharing: whether there may be more ranks than numbers in a list.
-
-    Raises ConfigurationError if ``devices`` asks for what this rank does not see.
+    ``visible``: how many GPUs this process sees; ``allow_sharing``: whether a list may be too
+    short. Raises ConfigurationError if ``devices`` asks for what this rank does not see.
     """
     numbers = read_list(devices)
     if devices == CPU:
@@ -57,10 +50,9 @@ def choose_gpus(
     if numbers is None:
         return tuple(range(visible))
     if absent := [str(number) for number in numbers if number >= visible]:
-        counted = f", counted from 0 to {visible - 1}" if visible > 1 else ""
         raise ConfigurationError(
             f"--devices {devices}: there is no GPU {' or '.join(absent)}: this rank sees "
-            f"{count_noun(visible, 'GPU')}{counted}"
+            f"{count_noun(visible, 'GPU')}, counted from 0"
         )
     if world.local_size > len(numbers) and not allow_sharing:
         raise ConfigurationError(

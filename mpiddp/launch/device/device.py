@@ -307,14 +307,6 @@ def find_remarks(hostname: str, placements: Sequence[Placement]) -> tuple[str, .
     return tuple(remarks)
 
 
-def describe_mixture(lacking: str, having: str) -> str:
-    """What to know of a job in which some ranks have GPUs; both are such as ``rank 3 on node2``."""
-    return (
-        f"{lacking} has no GPU, {having} has one: Gloo connects them, and the CPUs set the pace; "
-        "--devices cpu or --devices cuda gives all ranks the same"
-    )
-
-
 def share_cores(masks: Sequence[frozenset[int]], local_rank: int) -> int:
     """Threads for one rank: its cores, each divided among the ranks that may run on it.
 
@@ -327,15 +319,12 @@ def share_cores(masks: Sequence[frozenset[int]], local_rank: int) -> int:
 def choose_backend(requested: str, is_refused: bool, lacking: int | None) -> str:
     """NCCL if it works on every rank's GPU, else Gloo; or what was asked for, if it can work.
 
-    torch's own MPI backend is in builds from source only, and is taken where it is asked for.
-
     Args:
         is_refused: whether ranks use one GPU, or slices of one, and NCCL does not take that.
         lacking: the lowest rank without a GPU, or None.
 
     Raises:
-        ConfigurationError: NCCL was asked for and a rank has no GPU, or this torch does not have
-            the backend.
+        ConfigurationError: NCCL was asked for and a rank has no GPU, or torch lacks the backend.
         LaunchError: NCCL was asked for and is refused.
     """
     import torch.distributed as distributed
@@ -352,8 +341,9 @@ def choose_backend(requested: str, is_refused: bool, lacking: int | None) -> str
     if requested == "nccl":
         if lacking is not None:
             raise ConfigurationError(
-                f"backend nccl needs a GPU for every rank, but rank {lacking} sees none: "
-                "choose --backend gloo (or auto), or ask for GPUs (--gpus-per-node)"
+                f"backend nccl needs a GPU for every rank, but rank {lacking} has none: "
+                "choose --backend gloo (or auto), or ask for GPUs (--gpus-per-node), and leave out "
+                "--devices cpu"
             )
         if is_refused:
             raise LaunchError(

@@ -1,10 +1,13 @@
-"""InfiniBand (or RoCE) devices of this host, as the kernel lists them."""
+"""InfiniBand (or RoCE) devices of this host, and whether they read GPU memory: what /sys says."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-INFINIBAND = Path("/sys/class/infiniband")
+SYSTEM = Path("/sys")
+INFINIBAND = SYSTEM / "class/infiniband"
+PEER_MEMORY = ("module/nvidia_peermem", "kernel/mm/memory_peers/nv_mem*")
+"""Where NCCL looks for the module that lets a card read GPU memory (its src/transport/net_ib)."""
 
 
 def find_infiniband(folder: Path = INFINIBAND) -> tuple[str, ...]:
@@ -16,6 +19,11 @@ def find_infiniband(folder: Path = INFINIBAND) -> tuple[str, ...]:
     return tuple(
         sorted({path.parts[-4] for path in folder.glob("*/ports/*/state") if _works(path)})
     )
+
+
+def has_peer_memory(root: Path = SYSTEM) -> bool:
+    """Whether a kernel module lets InfiniBand cards read the memory of NVIDIA's GPUs."""
+    return any(True for each in PEER_MEMORY for _ in root.glob(f"{each}/version"))
 
 
 def _works(path: Path) -> bool:
