@@ -121,6 +121,12 @@ def test_hosts_of_one_kind_are_folded():
     assert finding.found == "n[1-2]: H200, NCCL 2.27.3; n[3-4]: A100, NCCL 2.27.3"
 
 
+def test_nodes_without_gpus_are_another_kind():
+    finding = gpus.judge_kinds([gpu(0, "H200")], {0: "n1"}, ["n2", "n3"])
+    assert finding.status == "warn" and "--devices cuda" in finding.advice
+    assert finding.found == "n[2-3]: no GPU; n1: H200, NCCL 2.27.3"
+
+
 def test_ranks_far_from_their_gpus():
     cores = {0: frozenset({0, 1}), 1: frozenset({2, 3})}
     near = [gpu(0, near={0, 1}), gpu(1, near={2, 3})]

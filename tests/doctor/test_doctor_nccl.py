@@ -43,13 +43,20 @@ NCCL version 2.19.4+cuda12.2
 {HEAD}Using network AWS Libfabric
 {HEAD}Channel 00/0 : 3[c1000] -> 4[3000] [send] via NET/AWS Libfabric/2
 """
+POINTER = f"{HEAD}Channel 02/0 : 0[0] -> 1[1] via P2P/direct pointer\n"
+WITHOUT = INFINIBAND.replace("/GDRDMA", "")
+# One node: nothing goes over the network, but NCCL has looked at its cards.
+ABLE = f"""\
+{POINTER}{HEAD}NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'
+{HEAD}NET/IB : GPU Direct RDMA Enabled for HCA 1 'mlx5_1'
+"""
+UNABLE = ABLE.replace("Enabled", "Disabled")
 PLUGIN = f"""\
 {HEAD}Using network IBext_v8
 {HEAD}Channel 03/0 : 47[7] -> 39[7] [receive] via NET/IBext_v8/2
 """
 HOST_MEMORY = f"{HEAD}Channel 00 : 0[1a000] -> 1[1b000] via SHM/direct/direct\n"
 OLD = f"{HEAD}Ring 01 : 0[160] -> 1[160] [send] via NET/Socket/0\n"
-POINTER = f"{HEAD}Channel 02/0 : 0[0] -> 1[1] via P2P/direct pointer\n"
 
 
 @pytest.mark.parametrize(
@@ -76,6 +83,19 @@ def test_logs_are_read(text, version, network, kinds, direct):
     ("text", "infiniband", "nodes", "peers", "status", "words"),
     [
         (INFINIBAND, ("mlx5_0",), 2, True, "pass", "network IB with GPUDirect RDMA"),
+        (WITHOUT, ("mlx5_0",), 2, True, "warn", "mlx5_0 without GPUDirect RDMA"),
+        (PLUGIN, ("mlx5_0",), 2, True, "warn", "without GPUDirect RDMA"),
+        (UNABLE, ("mlx5_0", "mlx5_1"), 1, True, "warn", "mlx5_0, mlx5_1 without GPUDirect RDMA"),
+        (ABLE, ("mlx5_0", "mlx5_1"), 1, True, "pass", "channels by P2P"),
+        # Of a card of this GPU's that is far away; it has others.
+        (
+            f"{POINTER}{HEAD}NET/IB : GPU Direct RDMA Disabled for GPU 0 / HCA 3 (distance 5 > 4)",
+            ("mlx5_0",),
+            1,
+            True,
+            "pass",
+            "by P2P",
+        ),
         (LIBFABRIC, (), 2, True, "pass", "network AWS Libfabric"),
         (SLINGSHOT, (), 2, True, "pass", "channels by NET/AWS Libfabric"),
         (SOCKETS, (), 2, True, "pass", "network Socket"),
@@ -91,9 +111,19 @@ def test_logs_are_read(text, version, network, kinds, direct):
     ],
 )
 def test_what_is_made_of_it(text, infiniband, nodes, peers, status, words):
-    finding = nccl.judge_transport(nccl.read_log(text), infiniband, nodes, peers)
+    finding = nccl.judge_transport(nccl.read_log(text), infiniband, nodes, peers, False)
     assert finding.status == status and words in finding.found
     assert finding.code == (1 if status == "fail" else 0)
+
+
+@pytest.mark.parametrize(
+    ("has_module", "words"),
+    [(False, ["nvidia-peermem", "DMA-BUF"]), (True, ["NCCL_NET_GDR_LEVEL=PHB", "topo -m"])],
+)
+def test_the_advice_on_gpudirect_depends_on_the_kernel(has_module, words):
+    transport = nccl.merge_transports([Transport(), nccl.read_log(UNABLE)])
+    finding = nccl.judge_transport(transport, ("mlx5_0",), 1, True, has_module)
+    assert finding.status == "warn" and all(word in finding.advice for word in words)
 
 
 def test_ranks_of_a_node_are_merged():
@@ -152,8 +182,8 @@ def test_every_recorded_log_is_read():
     ("name", "status", "words"),
     [
         ("nccl_infiniband", "pass", "channels by NET/IB"),
-        ("nccl_infiniband_p2p", "pass", "channels by NET/IB and P2P"),
-        ("nccl_plugin_nvlink", "pass", "channels by NET/IBext_v8 and P2P"),
+        ("nccl_infiniband_p2p", "warn", "channels by NET/IB and P2P: mlx5_0 without GPUDirect"),
+        ("nccl_plugin_nvlink", "warn", "channels by NET/IBext_v8 and P2P: mlx5_0 without"),
         ("nccl_efa_channels", "pass", "channels by NET/AWS Libfabric and P2P"),
         # These nodes had InfiniBand, which is why their owners asked.
         ("nccl_sockets", "fail", "by TCP sockets, though there is mlx5_0"),
@@ -164,5 +194,6 @@ def test_every_recorded_log_is_read():
     ],
 )
 def test_what_is_made_of_recorded_logs(name, status, words):
-    finding = nccl.judge_transport(nccl.read_log(read_recorded(name)), ("mlx5_0",), 2, True)
+    transport = nccl.read_log(read_recorded(name))
+    finding = nccl.judge_transport(transport, ("mlx5_0",), 2, True, False)
     assert finding.status == status and words in finding.found

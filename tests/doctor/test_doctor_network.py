@@ -96,12 +96,21 @@ def ring(rates, *, seconds=1e-4, offsets=None, problems=None):
     ]
 
 
+def way(speed=0, *, name="eth0", is_virtual=False):
+    return routes.Way(name, "10.0.0.1", "10.0.0.1", None, speed, "nothing", None, is_virtual)
+
+
+def judge(links, *ways):
+    """``ways``: of each node; without any, of interfaces that claim nothing."""
+    return routes.judge_links(links, ways or [way()] * len(links))
+
+
 def test_one_node_has_no_links():
-    assert routes.judge_links([]).status == routes.judge_clocks([]).status == "skip"
+    assert judge([]).status == routes.judge_clocks([]).status == "skip"
 
 
 def test_good_links_name_the_slowest():
-    finding = routes.judge_links(ring([9.4e9, 9.0e9, 9.3e9]))
+    finding = judge(ring([9.4e9, 9.0e9, 9.3e9]))
     assert finding.status == "pass"
     assert "at least 9.0 Gbit/s (n0 → n1)" in finding.found and "100 µs" in finding.found
 
@@ -116,31 +125,87 @@ def test_good_links_name_the_slowest():
     ],
 )
 def test_slow_links(rates, named):
-    finding = routes.judge_links(ring(rates))
+    finding = judge(ring(rates))
     assert finding.status == "warn" and finding.code == 0
     assert all(name in finding.found for name in named)
     assert finding.found.count(" → ") == len(named)
 
 
 def test_a_late_link():
-    finding = routes.judge_links(ring([9e9, 9e9], seconds=0.02))
+    finding = judge(ring([9e9, 9e9], seconds=0.02))
     assert finding.status == "warn" and "n0 → n1 20.0 ms there and back" in finding.found
 
 
 def test_a_link_that_is_not_there():
-    finding = routes.judge_links(ring([9e9, 9e9], problems={1: ("n1 → n0 (10.0.0.1): x",)}))
+    finding = judge(ring([9e9, 9e9], problems={1: ("n1 → n0 (10.0.0.1): x",)}))
     assert (finding.status, finding.code) == ("fail", 4)
     assert "n1 → n0 (10.0.0.1): x" in finding.found and "--interface" in finding.advice
 
 
 @given(st.lists(st.floats(1e6, 1e11), min_size=2, max_size=9))
 def test_slow_is_below_half_of_the_median_or_the_least(rates):
-    rows = [(f"l{i}", rate) for i, rate in enumerate(rates)]
+    rows = [(f"l{i}", rate, way()) for i, rate in enumerate(rates)]
     slow = routes.find_slow(rows)
     ordered = sorted(rates)
     middle = (ordered[(len(rates) - 1) // 2] + ordered[len(rates) // 2]) / 2
-    assert {name for name, _ in slow} == {n for n, r in rows if r < max(1e8, 0.5 * middle)}
-    assert [rate for _, rate in slow] == sorted(rate for _, rate in slow)
+    assert {row[0] for row in slow} == {row[0] for row in rows if row[1] < max(1e8, 0.5 * middle)}
+    assert [row[1] for row in slow] == sorted(row[1] for row in slow)
+
+
+@pytest.mark.parametrize(
+    ("rate", "speed", "is_virtual", "said"),
+    [
+        # Mbit/s. A cable of 1, 10 and 200 Gbit/s; one TCP stream needs not fill the last.
+        (900, 1000, False, None),
+        (240, 1000, False, "240 Mbit/s, though eth0 claims 1.0 Gbit/s"),
+        (378, 10_000, False, "378 Mbit/s, though eth0 claims 10.0 Gbit/s"),
+        (2400, 10_000, False, "2.4 Gbit/s, though eth0 claims 10.0 Gbit/s"),
+        (9000, 200_000, False, None),
+        # A container on a network of 1 Gbit/s: veth claims 10 of it.
+        (940, 10_000, True, None),
+        (378, 10_000, True, "378 Mbit/s, though eth0, a virtual interface, claims 10.0 Gbit/s"),
+        # A system that does not say, and tun, which says 10 Mbit/s.
+        (378, 0, True, None),
+        (378, 10, True, None),
+    ],
+)
+def test_a_link_below_what_it_claims(rate, speed, is_virtual, said):
+    ways = [way(speed, is_virtual=is_virtual)] * 2
+    finding = judge(ring([rate * 1e6] * 2), *ways)
+    assert finding.status == ("pass" if said is None else "warn")
+    if said is not None:
+        assert f"n1 → n0 {said}; n0 → n1 {said};" in finding.found
+        assert ("tc qdisc show dev eth0" in finding.advice) is is_virtual
+        assert ("ethtool" in finding.advice) is not is_virtual
+
+
+def test_the_end_that_claims_less_is_the_limit():
+    quick, slow = way(100_000, name="ib0"), way(1000)
+    assert judge(ring([9e8, 9e8]), quick, slow).status == "pass"
+    assert "ib0" not in judge(ring([2e8, 2e8]), quick, slow).found
+    # What one end claims is no claim of the link while the other says nothing.
+    assert judge(ring([9e8, 9e8]), quick, way()).status == "pass"
+
+
+def test_which_interfaces_are_virtual(tmp_path):
+    """Of a fake /sys/class/net."""
+    drivers = {"enp1s0": "mlx5_core", "ens3": "virtio_net", "ens160": "vmxnet3"}
+    for name, driver in drivers.items():
+        (tmp_path / "drivers" / driver).mkdir(parents=True)
+        (tmp_path / name / "device").mkdir(parents=True)
+        (tmp_path / name / "device/driver").symlink_to(tmp_path / "drivers" / driver)
+    for name, below in {
+        "bond0": ["enp1s0"],
+        "br0": ["veth1", "bond0"],
+        "docker0": ["veth1"],
+    }.items():
+        (tmp_path / name).mkdir()
+        for each in below:
+            (tmp_path / name / f"lower_{each}").symlink_to(tmp_path / each)
+    (tmp_path / "veth1").mkdir()
+    names = (*drivers, "bond0", "br0", "docker0", "veth1", "gone")
+    real = {name for name in names if not routes.is_virtual(name, tmp_path)}
+    assert real == {"enp1s0", "bond0", "br0"}
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,10 @@ def test_auto_is_one_rank_per_gpu_else_per_core(folder):
     assert not any(word.startswith("OMP_NUM_THREADS=") for word in words)
     words = read_dry("-n", "auto", "hello.py", CUDA_VISIBLE_DEVICES="")
     assert int(words[words.index("-n") + 1]) == plan.count_slots()
+    words = read_dry("-n", "auto", "--devices", "0,2", "hello.py", CUDA_VISIBLE_DEVICES="0,1,2")
+    assert words[words.index("-n") + 1] == "2"
+    words = read_dry("-n", "auto", "train", "--devices=cpu", CUDA_VISIBLE_DEVICES="0,1,2")
+    assert int(words[words.index("-n") + 1]) == plan.count_slots()
     # The ranks choose their threads, however many ranks there are.
     assert not any(word.startswith("OMP_NUM_THREADS=") for word in words)
 

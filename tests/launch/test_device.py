@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import types
+from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +17,13 @@ import launchers
 from facts import messages
 from mpiddp.errors import ConfigurationError, LaunchError
 from mpiddp.launch.device import device, nvml
+from mpiddp.launch.device.choice import choose_gpus
 from mpiddp.launch.device.device import Placement
 from mpiddp.launch.mpi.world import World
+from mpiddp.launch.rendezvous import store
 
 ALL_CORES = frozenset(range(8))
+WORLD = World(5, 8, 1, 4, 1, 2, "node2", "node1")
 
 
 def place(rank, visible=0, index=None, identity=None, cores=ALL_CORES, card=None):
@@ -41,6 +47,50 @@ def place(rank, visible=0, index=None, identity=None, cores=ALL_CORES, card=None
 )
 def test_choose_index(visible, local_rank, index):
     assert device.choose_index(range(visible), local_rank) == index
+
+
+@pytest.mark.parametrize(
+    ("devices", "visible", "ranks", "gpus"),
+    [
+        ("auto", 0, 3, ()),
+        ("auto", 2, 3, (0, 1)),
+        ("cpu", 2, 2, ()),
+        ("cuda", 2, 2, (0, 1)),
+        ("2,0", 4, 2, (2, 0)),
+        ("1", 2, 1, (1,)),
+        # One rank with several GPUs, for nn.DataParallel.
+        ("0, 2,3", 4, 1, (0, 2, 3)),
+    ],
+)
+def test_gpus_are_chosen_by_the_option(devices, visible, ranks, gpus):
+    world = replace(WORLD, local_size=ranks)
+    assert choose_gpus(devices, visible, world, allow_sharing=False) == gpus
+    indices = [device.choose_index(gpus, rank) for rank in range(ranks)]
+    assert indices == [gpus[rank % len(gpus)] if gpus else None for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(
+    ("devices", "visible", "words"),
+    [
+        ("cuda", 0, ["this rank sees no GPU", "--devices auto"]),
+        ("7", 2, ["--devices 7", "there is no GPU 7", "sees 2 GPUs, counted from 0"]),
+        ("0,4,5", 2, ["there is no GPU 4 or 5"]),
+        ("0", 0, ["there is no GPU 0", "sees 0 GPUs"]),
+        ("1", 2, ["--devices 1 is 1 GPU for 2 ranks", "--allow-shared-gpu"]),
+        ("0,0", 2, ["each GPU once"]),
+        (3, 4, ["'0,2'", "found 3"]),
+        ([0, 1], 4, ["'0,2'", "found [0, 1]"]),
+    ],
+)
+def test_gpus_that_cannot_be_had(devices, visible, words):
+    world = replace(WORLD, local_size=2)
+    with pytest.raises(ConfigurationError) as caught:
+        choose_gpus(devices, visible, world, allow_sharing=False)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_short_list_is_shared_on_purpose():
+    assert choose_gpus("1", 2, WORLD, allow_sharing=True) == (1,)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +242,8 @@ def test_choose_backend(requested, refused, lacking, built, backend, nccl):
             ["share a GPU", "--backend gloo", "NCCL_MULTI_RANK_GPU_ENABLE=1"],
         ),
         ("nccl", False, None, False, ConfigurationError, ["without NCCL"]),
-        ("mpi", False, None, True, ConfigurationError, ["'mpi'", "auto, nccl or gloo"]),
+        ("mpi", False, None, True, ConfigurationError, ["built without MPI", "--sync auto"]),
+        ("ucc", False, None, True, ConfigurationError, ["'ucc'", "auto, nccl, gloo or mpi"]),
     ],
 )
 def test_backends_that_cannot_work(requested, refused, lacking, built, kind, words, nccl):
@@ -200,9 +251,6 @@ def test_backends_that_cannot_work(requested, refused, lacking, built, kind, wor
     with pytest.raises(kind) as caught:
         device.choose_backend(requested, refused, lacking)
     assert all(word in str(caught.value) for word in words)
-
-
-WORLD = World(5, 8, 1, 4, 1, 2, "node2", "node1")
 
 
 def node_of(placements):
@@ -297,6 +345,88 @@ def test_two_slices_of_one_gpu_take_gloo():
     assert "ranks 0, 1 use one GPU or slices of one, which NCCL refuses" in result.stderr
 
 
+# Rank 0 sees four GPUs, rank 1 those that its word allows.
+MIXED = """
+import os, sys
+import torch, mpiddp
+from mpiddp.launch.device import device
+torch.cuda.device_count = lambda: int(sys.argv[2]) if os.environ["PMI_RANK"] == "1" else 4
+device.nvml.list_uuids = lambda: [f"GPU-{number}" for number in range(4)]
+device.select = lambda placement: placement
+with mpiddp.init(timeout=30, devices=sys.argv[1]) as session:
+    total = torch.ones(1)
+    torch.distributed.all_reduce(total)
+    print(session.world.rank, session.backend, session.device, session.gpus, total.item())
+"""
+
+
+def run_mixed(devices, gpus):
+    return launchers.run(launchers.table()["mpich"], 2, ["-c", MIXED, devices, gpus], timeout=60)
+
+
+@pytest.mark.mpi
+def test_cpus_and_gpus_in_one_job_are_connected_by_gloo():
+    result = run_mixed("auto", "0").expect(0)
+    rows = sorted(result.stdout.splitlines())
+    assert rows == ["0 gloo cuda:0 (0, 1, 2, 3) 2.0", "1 gloo cpu () 2.0"]
+    assert re.search(r"note: rank 1 on \S+ has no GPU, rank 0 on \S+ has one: Gloo", result.stderr)
+
+
+@pytest.mark.mpi
+def test_a_rank_without_a_gpu_that_must_have_one_is_named():
+    (line,) = messages(run_mixed("cuda", "0").expect(2))
+    assert re.match(r"mpiddp: rank 1 of 2 on \S+: --devices cuda: this rank sees no GPU", line)
+
+
+@pytest.mark.mpi
+def test_ranks_take_the_gpus_that_are_listed():
+    rows = sorted(run_mixed("3,1", "4").expect(0).stdout.splitlines())
+    assert rows == [f"{rank} gloo cuda:{gpu} (3, 1) 2.0" for rank, gpu in ((0, 3), (1, 1))]
+
+
+# torch counts what CUDA_VISIBLE_DEVICES shows; of a script's process nothing else is asked.
+LISTED_SCRIPT = """
+import os, sys, torch
+def count():
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return 4 if shown is None else len(list(filter(None, shown.split(","))))
+torch.cuda.device_count = count
+sys.argv = ["mpiddp", "--devices", sys.argv[1], "-m", "shown"]
+from mpiddp.launch.script.script import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("devices", "shown"), [("2,0", "2,0"), ("cpu", ""), ("cuda", None)])
+def test_a_script_sees_the_gpus_that_are_listed(devices, shown, tmp_path):
+    (tmp_path / "shown.py").write_text(
+        "import os\nprint([os.environ.get('CUDA_VISIBLE_DEVICES')])\n"
+    )
+    alone = launchers.table()["alone"]
+    result = launchers.run(alone, 1, ["-c", LISTED_SCRIPT, devices], timeout=60, cwd=tmp_path)
+    assert result.expect(0).stdout == f"{[shown]}\n"
+
+
+@pytest.mark.parametrize(("visible", "shown"), [(None, "2,0"), ("GPU-a,5,GPU-c", "GPU-c,GPU-a")])
+def test_gpus_are_named_as_the_environment_names_them(visible, shown, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert device.name_visible((2, 0)) == shown
+
+
+def test_torchs_own_mpi_is_taken_where_torch_has_it(monkeypatch):
+    """MPI's group has the ranks of MPI's world: torch warns of any that it is told."""
+    calls = []
+    monkeypatch.setattr("torch.distributed.is_mpi_available", lambda: True)
+    monkeypatch.setattr(
+        "torch.distributed.init_process_group", lambda *args, **more: calls.append((args, more))
+    )
+    backend = device.choose_backend("mpi", False, None)
+    store.make_group(None, WORLD, backend, None, 20.0)
+    assert calls == [(("mpi",), {"timeout": timedelta(seconds=20)})]
+
+
 @pytest.mark.mpi
 def test_nccl_without_a_gpu_is_a_mistake_of_configuration():
     program = "import mpiddp; mpiddp.init(backend='nccl', timeout=30)"
@@ -305,7 +435,7 @@ def test_nccl_without_a_gpu_is_a_mistake_of_configuration():
         row, 2, ["-c", program], timeout=60, env={"CUDA_VISIBLE_DEVICES": ""}
     ).expect(2)
     assert result.stderr.count("backend nccl needs a GPU for every rank") == 1
-    assert "rank 0 sees none" in result.stderr and "Traceback" not in result.output
+    assert "rank 0 has none" in result.stderr and "Traceback" not in result.output
 
 
 def make_nvml(closed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpiddp.launch.network.infiniband import find_infiniband
+from mpiddp.launch.network.infiniband import find_infiniband, has_peer_memory
 
 
 def put(folder, name, *states):
@@ -39,3 +39,19 @@ def test_devices_are_named_once_and_in_order(tmp_path):
     put(tmp_path, "mlx5_2", "1: DOWN")
     assert find_infiniband(tmp_path) == ("mlx5_0", "mlx5_1")
     assert find_infiniband(tmp_path / "nowhere") == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "has"),
+    [
+        ("module/nvidia_peermem/version", True),
+        # Of nv_peer_mem, which was there before.
+        ("kernel/mm/memory_peers/nv_mem/version", True),
+        ("kernel/mm/memory_peers/nv_mem_nc/version", True),
+        ("module/nvidia/version", False),
+    ],
+)
+def test_the_module_that_reads_gpu_memory(path, has, tmp_path):
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text("580.65\n")
+    assert has_peer_memory(tmp_path) is has
