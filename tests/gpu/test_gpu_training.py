@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fsdp_memory
+import launchers
 import loading
 import observed
 from observed import Observation
@@ -94,3 +95,19 @@ def test_one_process_spreads_a_batch_over_its_gpus(pool: Pools, tmp_path: Path) 
     assert seen["spread"].samples == {-(-16 // torch.cuda.device_count())}
     for name in ("loss", "test_loss"):
         assert seen["spread"].row[name] == pytest.approx(seen["plain"].row[name], rel=0.1)
+
+
+MIXED = """
+import os
+if os.environ["PMI_RANK"] == "1":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+from mpiddp.train import main
+main()
+"""
+
+
+def test_a_gpu_and_a_cpu_train_one_model(gpu: dict[str, str], tmp_path: Path) -> None:
+    row = launchers.table()["mpich"]
+    words = ["-c", MIXED, *SMALL, "--name", "mixed"]
+    result = launchers.run(row, 2, words, timeout=DEADLINE, env=gpu, cwd=tmp_path).expect(0)
+    assert "has no GPU" in result.stderr and "backend         gloo\n" in result.stderr

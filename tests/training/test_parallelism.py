@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -277,6 +278,13 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
 ALONE = {
     "dp": (("--parallel", "dp"), "parallel: dp is for one process with several GPUs, found 0 GPUs"),
 }
+
+
+def test_dp_takes_the_gpus_that_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.nn.DataParallel", lambda module, device_ids: (module, device_ids))
+    session: Any = SimpleNamespace(gpus=(2, 0))
+    found: Any = engine._spread(nn.Flatten(), session)
+    assert found[1] == (2, 0)
 
 
 @pytest.mark.mpi
