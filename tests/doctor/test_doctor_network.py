@@ -194,15 +194,11 @@ def test_which_interfaces_are_virtual(tmp_path):
         (tmp_path / "drivers" / driver).mkdir(parents=True)
         (tmp_path / name / "device").mkdir(parents=True)
         (tmp_path / name / "device/driver").symlink_to(tmp_path / "drivers" / driver)
-    for name, below in {
-        "bond0": ["enp1s0"],
-        "br0": ["veth1", "bond0"],
-        "docker0": ["veth1"],
-    }.items():
+    stacked = {"veth1": "", "bond0": "enp1s0", "br0": "veth1 bond0", "docker0": "veth1"}
+    for name, below in stacked.items():
         (tmp_path / name).mkdir()
-        for each in below:
+        for each in below.split():
             (tmp_path / name / f"lower_{each}").symlink_to(tmp_path / each)
-    (tmp_path / "veth1").mkdir()
     names = (*drivers, "bond0", "br0", "docker0", "veth1", "gone")
     real = {name for name in names if not routes.is_virtual(name, tmp_path)}
     assert real == {"enp1s0", "bond0", "br0"}
