@@ -12,7 +12,6 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -316,16 +315,13 @@ class Starter:
         if self.neighbourhood is not None:
             node = mpi.SleepingCommunicator(self.neighbourhood.node)
         allow_sharing, devices = self.options.allow_shared_gpu, self.options.devices
-        find = partial(
-            device.find_placement, world, may_initialize=self.make_group,
-            allow_sharing=allow_sharing,
-        )  # fmt: skip
-        placement = find(devices)
+        rules = {"may_initialize": self.make_group, "allow_sharing": allow_sharing}
+        placement = device.find_placement(world, devices, **rules)
         if not self.make_group and devices not in (AUTO, CUDA):
             # A script takes GPUs by the numbers that it sees.
             shown = device.name_visible(placement.gpus)
             self.variables.export({environment.CUDA_VISIBLE_DEVICES: shown})
-            placement = find(AUTO)
+            placement = device.find_placement(world, AUTO, **rules)
         placements = device.compare(world, node, placement, allow_sharing=allow_sharing)
         # A script chooses its device itself; making a context for it would not be "unchanged".
         if self.make_group and any(each.index is not None for each in placements):

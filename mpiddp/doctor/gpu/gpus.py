@@ -196,7 +196,7 @@ def judge_kinds(
         return passed(GPU_KINDS, f"{next(iter(kinds))} for every rank")
     advice = []
     if without:
-        advice.append("Gloo connects CPUs and GPUs, and CPUs set the pace: --devices cuda refuses")
+        advice.append("Gloo connects them, and CPUs set the pace: --devices cuda refuses such jobs")
     if len({gpu.name for gpu in gpus}) > 1:
         advice.append("The slowest sets the pace: ask for GPUs of one kind (--constraint)")
     if len({gpu.nccl for gpu in gpus}) > 1:
