@@ -9,7 +9,6 @@ import pytest
 
 import launchers
 
-
 NAMES = ("device", "programs", "ranks", "training")
 
 
