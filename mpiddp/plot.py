@@ -45,18 +45,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     with FailureHandler():
         options = read(PlotOptions, words, "python -m mpiddp plot", DESCRIPTION)
-        draw_runs(options)
-    print(f"Written: {options.output}")
+        print(draw_runs(options))
 
 
-def draw_runs(options: PlotOptions) -> None:
-    """Write the picture. Raises ConfigurationError."""
+def draw_runs(options: PlotOptions) -> str:
+    """Write the picture, and return what there is to say. Raises ConfigurationError."""
     output = options.output
-    picture = _render(read_histories(options.runs, options.runs_dir), output.suffix)
+    histories = read_histories(options.runs, options.runs_dir)
+    picture = _render(histories, output.suffix)
     try:
         output.write_bytes(picture)
     except OSError as error:
         raise ConfigurationError(f"cannot write {output}: {error.strerror}") from None
+    points = [each.label for each in histories if len(each.rows) == 1 and not each.steps]
+    advice = f"; one epoch is one point ({', '.join(points)}): train with --log-every N for a curve"
+    return f"Written: {output}{advice if points else ''}"
 
 
 def _render(histories: Sequence[History], suffix: str) -> bytes:

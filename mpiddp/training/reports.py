@@ -21,10 +21,17 @@ from mpiddp.training.options.groups.synchronisation import FRAMEWORK
 from mpiddp.training.preparation import Training
 from mpiddp.training.rank_costs import RankCosts, describe_slow_rank
 from mpiddp.training.records.history import METRICS
-from mpiddp.training.records.metrics import MetricsFile, Row, Totals, describe_epoch, describe_start
+from mpiddp.training.records.metrics import (
+    MetricsFile,
+    Row,
+    StepsRow,
+    Totals,
+    describe_epoch,
+    describe_start,
+)
 from mpiddp.training.records.trackers import Run, Tracker
 from mpiddp.training.step.learning_rate import describe_scaling
-from mpiddp.training.training_state import name_values
+from mpiddp.training.training_state import Position, name_values
 from mpiddp.training.wrapping import overlap
 from mpiddp.training.wrapping.parallel import find_bound
 from mpiddp.wording import print_message
@@ -113,21 +120,20 @@ def _describe_synchronization(configuration: Configuration, pace: overlap.Pace |
 class Reports:
     """Of one rank."""
 
-    def __init__(
-        self, session: Session, directory: Path, configuration: Configuration, step: int
-    ) -> None:
+    def __init__(self, training: Training, directory: Path, step: int) -> None:
         """
         Args:
             directory: the run's.
             step: steps that an earlier attempt took.
         """
-        self._session = session
+        self._training, self._session = training, training.session
+        session, configuration = training.session, training.configuration
         self._log_every = configuration.log_every
         world = session.world
         path = find_log(directory, world.rank)
         assert path is not None
         self._log = RankLog(path, lambda text: warn(session, text))
-        self._file = MetricsFile(directory / METRICS) if world.rank == 0 else None
+        self._file = MetricsFile(directory / METRICS, step) if world.rank == 0 else None
         self._tracker: Tracker | None = None
         if world.rank == 0 and configuration.track is not None:
             run = Run(directory, name_values(configuration), step)
@@ -138,34 +144,58 @@ class Reports:
 
             path = directory / FOLDER / f"rank-{world.rank}.json"
             self._profiler = StepProfiler(path, session.device, lambda text: warn(session, text))
-        self._before = [0.0, 0.0]
-        """Sums of losses and samples when the last line was written."""
+        self._before = torch.empty(0)
+        """The sums when the last line was written."""
 
     def begin_epoch(self, epoch: int, totals: Totals) -> None:
         local_rank = self._session.world.local_rank
         self._log.write(f"Local Rank: {local_rank}, Epoch: {epoch}, Training ...")
         if self._log_every:
-            self._before = totals.sums[:2].tolist()
+            self._before = totals.sums
 
-    def after_step(self, epoch: int, batch: int, totals: Totals) -> None:
-        """``batch``: of the epoch, counted from 1. Every so many, waits for a GPU."""
+    def after_step(self, position: Position, batch: int, totals: Totals) -> None:
+        """``position``: after it; ``batch``: of the epoch, counted from 1.
+
+        Every so many, waits for a GPU.
+        """
         if self._profiler is not None:
             self._profiler.step()
         if not self._log_every or batch % self._log_every:
             return
-        sums = totals.sums[:2].tolist()
-        loss, samples = (now - before for now, before in zip(sums, self._before, strict=True))
+        sums = totals.sums
+        loss, samples, _, *values = (sums - self._before).tolist()
         self._before = sums
-        line = f"Epoch: {epoch}, batch {batch}, loss {loss / max(samples, 1):.6f}"
+        line = f"Epoch: {position.epoch}, batch {batch}, loss {loss / max(samples, 1):.6f}"
         self._log.write(line)
         if self._session.world.rank > 0:
             return
+        if samples:
+            means = [each / samples for each in values]
+            self._record(position, loss / samples, means)
         if sys.stderr.isatty():
             from tqdm import tqdm
 
             tqdm.write(line)  # Above the bar.
         else:
             print(line, flush=True)
+
+    def _record(self, position: Position, loss: float, means: Sequence[float]) -> None:
+        """Write a row of steps; ``means``: of the task's metrics."""
+        training, batches = self._training, self._training.batches
+        taken = training.find_rate_step(position.epoch, position.samples)
+        row = StepsRow(
+            attempt=training.failure_handler.attempt,
+            epoch=position.epoch,
+            step=position.step,
+            epochs=taken / batches.count(),
+            loss=loss,
+            metrics=dict(zip(training.task.metrics, means, strict=True)),
+            learning_rate=training.rate(taken - 1),
+        )
+        if self._file is not None:
+            self._file.append(row)  # What goes wrong is told at the end of the epoch.
+        if self._tracker is not None:
+            self._tracker.log(row)
 
     def end_epoch(self, row: Row, found: Sequence[RankCosts]) -> None:
         """``found``: what the epoch took on each rank."""
@@ -185,5 +215,7 @@ class Reports:
         """``is_done``: whether the training was finished."""
         if self._profiler is not None:
             self._profiler.close()
+        if self._file is not None and (problem := self._file.write()):
+            warn(self._session, problem)
         if self._tracker is not None:
             self._tracker.close(is_done=is_done)

@@ -170,7 +170,7 @@ class Loop:
     ) -> None:
         """``run``: on rank 0; ``path``: of its directory. ``position``: where it begins."""
         self.training, self.saver, self.run = training, saver, run
-        self.reports = Reports(training.session, path, training.configuration, position.step)
+        self.reports = Reports(training, path, position.step)
         self.epoch = saver.epoch
         self.position = position
         """Of the next step; ranks that share batches each have their own within an epoch."""
@@ -236,12 +236,12 @@ class Loop:
     def end_step(self) -> None:
         """Do what is due after a step of this rank, or of others. Raises MpiddpError if this rank's
         was not taken, and PreemptedError."""
-        training, position, step = self.training, self.position, self._step
+        training, step = self.training, self._step
         if step is not None:
             step.check()
             self._step = None
             batch = self._agreed.samples // self._step_samples + self._number
-            self.reports.after_step(position.epoch, batch, self.epoch.totals)
+            self.reports.after_step(self._following, batch, self.epoch.totals)
         self.position = self._following
         training.failure_handler.end_step(self.position.step)
         self.epoch.count_time()

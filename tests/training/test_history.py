@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_metrics import ROW
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.records.history import METRICS, STAGES, _parse_row, read_histories
+from mpiddp.training.records.history import METRICS, STAGES, STEPS, parse_row, read_histories
 from mpiddp.training.records.metrics import MetricsFile
 
 
@@ -43,6 +43,16 @@ def test_the_later_attempt_counts(tmp_path: Path) -> None:
     rows = [row(1), row(2, loss=7.0), row(2, loss=3.0), row(3)]
     (history,) = read_histories([str(write_run(tmp_path / "run", rows))])
     assert history.find_values("loss") == [(1, 1.0), (2, 3.0), (3, 1 / 3)]
+
+
+def test_rows_of_steps_are_told_apart(tmp_path: Path) -> None:
+    steps = [row(1, kind=STEPS, step=step, epochs=step / 10, loss=step) for step in (5, 10, 10)]
+    steps[1]["loss"] = 7
+    write_run(tmp_path / "run", [*steps, row(1)])
+    write_run(tmp_path / "begun", steps)
+    run, begun = read_histories(["run", "begun"], tmp_path)
+    assert run.find_values("loss") == [(1, 1.0)] and begun.rows == ()
+    assert run.find_curve("loss") == begun.find_curve("loss") == [(0.5, 5), (1.0, 10)]
 
 
 def test_half_a_row_of_a_running_job_is_left_out(tmp_path: Path) -> None:
@@ -108,4 +118,4 @@ def test_a_damaged_row_is_named(line: str, tmp_path: Path) -> None:
 
 @given(st.binary(max_size=60))
 def test_no_bytes_are_worse_than_damaged(line: bytes) -> None:
-    assert _parse_row(line) is None
+    assert parse_row(line) is None

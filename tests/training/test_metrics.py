@@ -15,14 +15,17 @@ from typing import Any
 import pytest
 import torch
 
+from mpiddp.training.records import metrics
 from mpiddp.training.records.metrics import (
     MetricsFile,
     Row,
+    StepsRow,
     Totals,
     describe_end,
     describe_epoch,
     describe_staleness,
     describe_start,
+    read_last_row,
 )
 
 ROW = Row(
@@ -36,6 +39,10 @@ ROW = Row(
     seconds=1.5,
 )
 
+STEPS_ROW = StepsRow(
+    attempt=1, epoch=1, step=5, epochs=0.1, loss=2.5, metrics={"gap": 3.0}, learning_rate=0.05
+)
+
 
 def test_rows_are_appended_one_per_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -47,6 +54,26 @@ def test_rows_are_appended_one_per_line(tmp_path: Path) -> None:
     assert (values.pop("accuracy"), values.pop("test_accuracy")) == (0.92344, None)
     assert list(values) == [name for name in expected if name not in ("metrics", "test_metrics")]
     assert values == {name: expected[name] for name in values}
+
+
+def test_rows_of_steps_wait_and_are_not_doubled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows = [replace(STEPS_ROW, step=step) for step in (5, 40, 45, 50)]
+    file = MetricsFile(path)
+    for row in rows[:3]:
+        file.append(row)
+    assert not path.exists()
+    file.append(ROW)
+    monkeypatch.setattr(metrics, "WRITE_SECONDS", 0.0)
+    file.append(rows[3])
+    written = [*rows[:3], ROW, rows[3]]
+    assert path.read_text() == "".join(f"{row.to_json()}\n" for row in written)
+    assert read_last_row(path) == ROW
+    # The next attempt goes on from step 40. Rows of epochs stay.
+    MetricsFile(path, 40)
+    assert path.read_text() == "".join(f"{row.to_json()}\n" for row in (*rows[:2], ROW))
 
 
 def test_the_metrics_of_a_task_are_in_the_row_and_in_the_line() -> None:

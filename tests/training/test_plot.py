@@ -16,7 +16,7 @@ from mpiddp import plot
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.reader import read
 from mpiddp.training.records import curves
-from mpiddp.training.records.history import STAGES, read_histories
+from mpiddp.training.records.history import STAGES, STEPS, read_histories
 
 DEADLINE = 60
 
@@ -59,6 +59,27 @@ def test_each_run_has_its_curve_and_colour(tmp_path: Path) -> None:
         assert len({str(line.get_color()) for line in lines}) == count
         shown = [text.get_text() for text in figure.legends[0].get_texts()]
         assert shown[:count] == names[:count]
+
+
+def test_a_run_of_one_epoch_has_a_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count = 3 * curves.FINEST
+    steps = [
+        row(1, step=step, kind=STEPS, epochs=step / count, loss=step % 3)
+        for step in range(1, count + 1)
+    ]
+    write_run(tmp_path / "runs" / "fine", [*steps, row(1, step=count, loss=0.9)])
+    write_run(tmp_path / "runs" / "point", [row(1)])
+    (axis,) = draw(tmp_path / "runs", ["fine"]).axes
+    fine, epoch = axis.get_lines()
+    # The mean of each three neighbours.
+    assert list(fine.get_ydata()) == [1.0] * curves.FINEST
+    assert 0 < fine.get_xdata()[0] < fine.get_xdata()[-1] < 1
+    assert list(epoch.get_ydata()) == [0.9]
+    monkeypatch.chdir(tmp_path)
+    plot.main(["fine", "point"])
+    assert "one epoch is one point (point): train with --log-every" in capsys.readouterr().out
 
 
 def test_stages_are_stacked(tmp_path: Path) -> None:

@@ -143,9 +143,12 @@ GRADIENTS = 4 * (10 * 50 + 50 + 50 * 2 + 2)
 
 
 def read_row(folder: Path, name: str) -> dict[str, Any]:
-    (line,) = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
-    row: dict[str, Any] = json.loads(line)
-    return row
+    return read_rows(folder, name)[-1]
+
+
+def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    lines = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.mpi
@@ -194,15 +197,26 @@ def test_the_rank_that_the_others_wait_for_is_named(pool: Pools, tmp_path: Path)
         stages_ = read_row(tmp_path, name)["stages"]
         # The mean of one rank that sleeps, and one that waits meanwhile.
         assert stages_["communication"] == pytest.approx(stages_["forward"], rel=0.3)
-    check_logs(tmp_path / "runs" / "ring" / "logs", called.printed)
+    losses = check_logs(tmp_path / "runs" / "ring" / "logs", called.printed)
+    *steps, epoch = read_rows(tmp_path, "ring")
+    assert [(row["kind"], row["step"], row["epochs"]) for row in steps] == [
+        ("steps", 5, 0.5),
+        ("steps", 10, 1.0),
+    ]
+    assert [f"{row['loss']:.6f}" for row in steps] == losses
+    assert steps[1]["learning_rate"] == epoch["learning_rate"] < steps[0]["learning_rate"]
+    assert 0 <= steps[0]["accuracy"] <= 1
     called = ranks.call(train_with_slow_reader, ["--name", "reader", *TOY], cwd=tmp_path)
     (found,) = re.findall(r"Straggler: rank (\d+) .* others, (\w+) (\S+) ms", called.printed)
     assert found[:2] == ("1", "reading")
     assert 100 <= float(found[2]) < 200
 
 
-def check_logs(folder: Path, printed: str) -> None:
-    """Each rank's log has a line for every fifth step, which rank 0 also prints."""
+def check_logs(folder: Path, printed: str) -> list[str]:
+    """Each rank's log has a line for every fifth step, which rank 0 also prints.
+
+    Returns rank 0's losses.
+    """
     losses = {}
     for rank in (0, 1):
         text = (folder / f"rank-{rank}.log").read_text()
@@ -212,3 +226,4 @@ def check_logs(folder: Path, printed: str) -> None:
         assert [batch for _, batch in losses[rank]] == ["5", "10"]
     assert losses[0] != losses[1]
     assert all(line in printed for line, _ in losses[0])
+    return [line.split()[-1] for line, _ in losses[0]]

@@ -153,9 +153,11 @@ def test_the_trainer_tells_each_epoch(
     client: Client, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mpiddp.training.shared_run.check_library", lambda name: None)
-    run_trainer(session, tmp_path, "--track", "wandb")
-    assert [step for _, step in client.logged] == [10, 20]
-    assert client.logged[1][0]["test_accuracy"] > 0.5
+    run_trainer(session, tmp_path, "--track", "wandb", "--log-every", "5")
+    assert [step for _, step in client.logged] == [5, 10, 10, 15, 20, 20]
+    assert client.logged[5][0]["test_accuracy"] > 0.5
+    names = {"steps/epochs", "steps/loss", "steps/accuracy", "steps/learning_rate", "steps/epoch"}
+    assert client.logged[3][0].keys() == names
     assert client.ends == [True]
 
 

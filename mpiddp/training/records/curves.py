@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.training.records.history import STAGES, History
@@ -26,6 +27,8 @@ WIDTH, LINE = 125, 8
 """Characters beside each other in the legend; and those that a line before them takes."""
 MANY = 20
 """Epochs whose points are too close to be marked."""
+FINEST = 500
+"""Points of a curve within epochs; of more, some are averaged."""
 PANELS = (
     ("Loss", ("loss", "test_loss")),
     ("Accuracy, %", ("accuracy", "test_accuracy")),
@@ -53,7 +56,11 @@ def draw(histories: Sequence[History]) -> Figure:
     panels = [
         (title, names)
         for title, names in PANELS
-        if any(history.find_values(name) for history in histories for name in names)
+        if any(
+            history.find_values(name) or history.find_curve(name)
+            for history in histories
+            for name in names
+        )
     ]
     timed = [history for history in histories if history.find_stages()]
     lines = -(-len(panels) // 2)
@@ -126,6 +133,10 @@ def _draw_curves(
     for history, colour in zip(histories, _choose_colours(len(histories)), strict=True):
         for name, style in zip(names, ("-", "--"), strict=False):
             points = history.find_values(name)
+            if fine := _average(history.find_curve(name)):
+                places, values = zip(*fine, strict=True)
+                scaled = [scale * value for value in values]
+                axis.plot(places, scaled, color=colour, linewidth=0.8, alpha=0.6)
             if not points:
                 continue
             marks = style == "--" or len(points) <= MANY
@@ -146,11 +157,19 @@ def _draw_curves(
     axis.grid(color="#eeeeee", linewidth=0.6)
 
 
+def _average(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most `FINEST` points: the means of as many neighbours each."""
+    size = -(-len(points) // FINEST) or 1
+    parts = [points[begin : begin + size] for begin in range(0, len(points), size)]
+    return [(fmean(x for x, _ in part), fmean(y for _, y in part)) for part in parts]
+
+
 def _finish(axis: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axis.set_xlabel("Epoch", fontsize=8)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    is_within_one = axis.dataLim.x0 < 1 >= axis.dataLim.x1
+    axis.xaxis.set_major_locator(MaxNLocator(integer=not is_within_one, min_n_ticks=1))
     axis.tick_params(labelsize=8)
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_axisbelow(True)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from mpiddp.errors import ConfigurationError
 
 METRICS = "metrics.jsonl"
 STAGES = ("read", "transfer", "forward", "backward", "communication", "update")
 """Of a training step, in their order (`mpiddp.training.step.stages`)."""
+STEPS = "steps"
+"""The ``kind`` of a row of ``--log-every``; rows of epochs have no kind."""
 NEEDED = ("epoch", "step", "loss")
 LARGEST = 1e300
 """What is beyond it, or not a number, cannot be drawn."""
@@ -26,10 +28,17 @@ class History:
     """The run's name, or its path if two runs have one name."""
     rows: tuple[Mapping[str, Any], ...]
     """One per epoch, in their order: of an epoch that was trained twice, the later attempt's."""
+    steps: tuple[Mapping[str, Any], ...] = ()
+    """Those of ``--log-every``, in the order of steps."""
 
     def find_values(self, name: str) -> list[tuple[int, float]]:
         """(epoch, value) of each row that has a number under ``name``."""
         return [(row["epoch"], row[name]) for row in self.rows if _is_number(row.get(name))]
+
+    def find_curve(self, name: str) -> list[tuple[float, float]]:
+        """(epochs trained, value) of each row of steps that has numbers there."""
+        found = [(row.get("epochs"), row.get(name)) for row in self.steps]
+        return [(x, y) for x, y in found if _is_number(x) and _is_number(y)]
 
     def find_stages(self) -> list[tuple[int, dict[str, float]]]:
         """(epoch, milliseconds of each stage in a step) of each row that has them."""
@@ -52,7 +61,7 @@ def read_histories(names: Sequence[str], runs_dir: Path = Path("runs")) -> list[
     paths = [_find_run(name, runs_dir) for name in names]
     short = [path.resolve().name for path in paths]
     return [
-        History(label if short.count(label) == 1 else str(path), _read_rows(path / METRICS))
+        History(label if short.count(label) == 1 else str(path), *_read_rows(path / METRICS))
         for path, label in zip(paths, short, strict=True)
     ]
 
@@ -66,7 +75,8 @@ def _find_run(name: str, runs_dir: Path) -> Path:
     raise ConfigurationError(f"no run {name!r}: expected a run directory; in {runs_dir}: {shown}")
 
 
-def _read_rows(path: Path) -> tuple[Mapping[str, Any], ...]:
+def _read_rows(path: Path) -> Iterator[tuple[Mapping[str, Any], ...]]:
+    """Those of epochs, then those of steps."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -74,22 +84,30 @@ def _read_rows(path: Path) -> tuple[Mapping[str, Any], ...]:
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
     rows: dict[int, Mapping[str, Any]] = {}
+    steps: dict[int, Mapping[str, Any]] = {}
     # The last part is empty, or half a row: of a job that is writing it, or was killed then.
     for number, line in enumerate(text.split(b"\n")[:-1], start=1):
-        row = _parse_row(line)
+        row = parse_row(line)
         if row is None:
             shown = line[:60].decode(errors="replace")
             raise ConfigurationError(
                 f"{path}, line {number}: expected a JSON object with numbers {', '.join(NEEDED)}, "
                 f"found {shown!r}: remove the line"
             )
-        rows[row["epoch"]] = row
-    if not rows:
+        if is_of_steps(row):
+            steps[row["step"]] = row
+        else:
+            rows[row["epoch"]] = row
+    if not rows and not steps:
         raise ConfigurationError(f"{path} has no rows: the run has not finished an epoch")
-    return tuple(rows[epoch] for epoch in sorted(rows))
+    return (tuple(found[place] for place in sorted(found)) for found in (rows, steps))
 
 
-def _parse_row(line: bytes) -> Mapping[str, Any] | None:
+def is_of_steps(row: Mapping[str, Any]) -> bool:
+    return row.get("kind") == STEPS
+
+
+def parse_row(line: bytes) -> Mapping[str, Any] | None:
     """None for whatever is no row."""
     try:
         row = json.loads(line)
@@ -99,7 +117,7 @@ def _parse_row(line: bytes) -> Mapping[str, Any] | None:
     return row if good and all(isinstance(row[name], int) for name in NEEDED[:2]) else None
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return -LARGEST < value < LARGEST

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -14,7 +16,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 import torch.distributed as dist
 
+from mpiddp.files import replaced
 from mpiddp.process.job_directory import check_attempt
+from mpiddp.training.records.history import STEPS, is_of_steps, parse_row
 from mpiddp.wording import count_noun
 
 Metric: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -25,6 +29,8 @@ SHOWN = 6
 """Values of a distribution that fit into a line."""
 MOST_PENDING = 1024
 """Batches whose values a GPU may hold at once."""
+WRITE_SECONDS = 5.0
+"""Between two writes of rows of steps: each waits for the disk."""
 
 
 @dataclass(frozen=True)
@@ -196,12 +202,8 @@ class Row:
         return values
 
     def to_json(self) -> str:
-        """One line. A metric that is not finite is null: JSON has no such numbers."""
-        values = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in self.list_values().items()
-        }
-        return json.dumps(values, allow_nan=False)
+        """One line."""
+        return _dump(self.list_values())
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Row:
@@ -226,10 +228,49 @@ class Row:
         return cls(**own)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepsRow:
+    """One line of ``metrics.jsonl`` with ``log_every``: some steps of rank 0."""
+
+    kind: str = STEPS
+    attempt: int
+    epoch: int
+    step: int
+    """The last of them; they follow the row before, or the beginning of epoch or attempt."""
+    epochs: float
+    """Trained so far, with a fraction."""
+    loss: float
+    """Mean training loss over rank 0's samples of these steps."""
+    metrics: dict[str, float]
+    """The same for each metric; in the file, a key for each."""
+    learning_rate: float
+    """That of the last step."""
+
+    def list_values(self) -> dict[str, Any]:
+        """All by name."""
+        values = asdict(self)
+        metrics: dict[str, float] = values.pop("metrics")
+        return values | metrics
+
+    def to_json(self) -> str:
+        """One line."""
+        return _dump(self.list_values())
+
+
+def _dump(values: Mapping[str, Any]) -> str:
+    """A metric that is not finite is null: JSON has no such numbers."""
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
+    return json.dumps(finite, allow_nan=False)
+
+
 def read_last_row(path: Path) -> Row | None:
-    """The last row of a finished run's ``metrics.jsonl``; None if there is none."""
+    """The last epoch's row of a finished run's ``metrics.jsonl``; None if there is none."""
     lines = path.read_bytes().splitlines() if path.exists() else []
-    return Row.from_json(lines[-1]) if lines else None
+    found = (line for line in reversed(lines) if not is_of_steps(parse_row(line) or {}))
+    return next(map(Row.from_json, found), None)
 
 
 class MetricsFile:
@@ -239,28 +280,55 @@ class MetricsFile:
     rows at any time.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, step: int = 0) -> None:
+        """``step``: the last one whose rows of steps stay; others will be written again."""
         self._path = path
+        self._last_write = time.monotonic()
         self._rows: list[str] = []
         """That are not written yet."""
         if path.exists():
             # A killed process may have left part of a row. One system call removes it, so that a
             # second kill cannot damage the complete rows.
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+            with contextlib.suppress(OSError):  # A full disk: readers take the later of two rows.
+                _remove_steps(path, step)
 
-    def append(self, row: Row) -> str:
-        """Write a row, after those that could not be written before.
+    def append(self, row: Row | StepsRow) -> str:
+        """Write a row, after those that could not be written before; rows of steps may wait.
 
         Returns what kept the disk from taking it, empty if nothing did.
         """
-        check_attempt()
         self._rows.append(row.to_json() + "\n")
+        if isinstance(row, StepsRow) and time.monotonic() - self._last_write < WRITE_SECONDS:
+            return ""
+        return self.write()
+
+    def write(self) -> str:
+        """Write what has waited, as `append` does."""
+        if not self._rows:
+            return ""
+        check_attempt()
+        self._last_write = time.monotonic()
         try:
             _append_whole(self._path, "".join(self._rows).encode())
         except OSError as error:
             return f"{self._path} could not be written: {error.strerror}"
         self._rows.clear()
         return ""
+
+
+def _remove_steps(path: Path, step: int) -> None:
+    """Leave out rows of steps after ``step``. Raises OSError; the file is as it was then."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    rows = [parse_row(line) or {} for line in lines]
+    kept = [
+        line
+        for line, row in zip(lines, rows, strict=True)
+        if not is_of_steps(row) or row["step"] <= step
+    ]
+    if len(kept) < len(lines):
+        with replaced(path) as temporary:
+            _append_whole(temporary, b"".join(kept))
 
 
 def _append_whole(path: Path, data: bytes) -> None:

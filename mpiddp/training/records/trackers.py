@@ -16,12 +16,13 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.records.metrics import Row
+from mpiddp.training.records.history import STEPS
+from mpiddp.training.records.metrics import Row, StepsRow
 
 PROJECT = "mpiddp"
 CLOSE_SECONDS = 60.0
 """How long a tracker may take at the end of a training."""
-_UNTRACKED = ("attempt", "step", "staleness", "parameters")
+_UNTRACKED = ("attempt", "kind", "step", "staleness", "parameters")
 """What of a row is no curve."""
 
 
@@ -136,7 +137,7 @@ class Tracker:
     def __init__(self, name: str, run: Run, warn: Callable[[str], object]) -> None:
         """``warn`` is told of the first error."""
         self._name, self._warn = name, warn
-        self._rows: SimpleQueue[Row | bool] = SimpleQueue()
+        self._rows: SimpleQueue[Row | StepsRow | bool] = SimpleQueue()
         """Rows, and at the end whether the training was finished."""
         # A daemon: the process can end while a server does not answer.
         self._thread = threading.Thread(
@@ -144,7 +145,7 @@ class Tracker:
         )
         self._thread.start()
 
-    def log(self, row: Row) -> None:
+    def log(self, row: Row | StepsRow) -> None:
         self._rows.put(row)
 
     def close(self, *, is_done: bool) -> None:
@@ -165,9 +166,15 @@ class Tracker:
             self._warn(f"{self._name} does not take the metrics, and gets no more: {text}")
 
 
-def list_values(row: Row) -> dict[str, float]:
-    """The numbers of a row by name; of lists, one for each rank, the mean."""
+def list_values(row: Row | StepsRow) -> dict[str, float]:
+    """The numbers of a row by name; of lists, one for each rank, the mean.
+
+    Those of steps have names of their own, ``steps/loss``, since an epoch may end with them.
+    """
     values: dict[str, float] = {}
+    if isinstance(row, StepsRow):
+        found = row.list_values().items()
+        return {f"{STEPS}/{name}": value for name, value in found if name not in _UNTRACKED}
     for name, value in row.list_values().items():
         if name in _UNTRACKED or value is None:
             continue

@@ -18,13 +18,15 @@ from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.data import DataOptions
 from mpiddp.training.options.groups.model import AUTO, choose_model
-from mpiddp.training.records.metrics import Average, Metric, Row
+from mpiddp.training.records.metrics import Average, Metric, Row, StepsRow
 from mpiddp.training.task import models
 
 Loss: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From a model's outputs and the targets to the mean over the batch, a scalar."""
 
 
+MANY = 100
+"""Classes from which on the share among the five highest scores is reported."""
 LARGEST_EXPONENT = 700.0
 """Whose power of e is a float."""
 
@@ -125,8 +127,11 @@ def _name(found: object) -> str:
 
 
 def add_test_metrics(task: Task, classes: int) -> Task:
-    """The task with what is only reported of test samples, for the loss and metric of mpiddp."""
-    if task.metrics.get("accuracy") is not count_correct or classes <= 5:
+    """The task with what is only reported of test samples, for the loss and metric of mpiddp.
+
+    Among few classes five hold nearly every sample, which says nothing.
+    """
+    if task.metrics.get("accuracy") is not count_correct or classes < MANY:
         return task
     own = {name: metric for name, metric in task.metrics.items() if name != "accuracy"}
     return replace(task, metrics={"accuracy": count_correct, "top5_accuracy": count_top5, **own})
@@ -210,7 +215,7 @@ def check_task(task: Task, module: nn.Module, batch: Batch, classes: int = 0) ->
     The batch lies on the module's device. Nothing is left of it. Raises ConfigurationError if
     model, data, loss and metrics do not fit; ``classes``: those of the data.
     """
-    reserved = {each.name for each in fields(Row)} & set(task.metrics)
+    reserved = {each.name for each in (*fields(Row), *fields(StepsRow))} & set(task.metrics)
     if reserved:
         name = reserved.pop()
         raise ConfigurationError(f"metrics: {name!r} is a name of mpiddp's own: choose another")
