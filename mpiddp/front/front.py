@@ -161,13 +161,20 @@ class Job:
         return True
 
     def _say_how_to_continue(self, found: Exit) -> None:
-        """Name the trainer's run: a default name differs the next time."""
+        """Name the trainer's run: a default name differs the next time.
+
+        Without a checkpoint nothing is promised.
+        """
         path = (found.outcome or {}).get("path")
         if not path or TRAINER not in (self.line.own_program, self.line.module):
             return
         is_named = any(word.partition("=")[0] == "--name" for word in self.line.rest)
-        name = "" if is_named else f" with --name {shlex.quote(Path(path).parent.name)}"
-        say(f"to continue this run, type the same command{name}")
+        run = Path(path).parent
+        name = "" if is_named else f" with --name {shlex.quote(run.name)}"
+        if reason := _find_why_anew(run):
+            say(f"{reason}: the same command{name} begins this run anew")
+        else:
+            say(f"to continue this run, type the same command{name}")
 
     def _announce(self) -> None:
         """Say what is about to be started."""
@@ -216,6 +223,20 @@ class Job:
         if last:
             shown = b"\n".join(last).decode(errors="surrogateescape")
             _write(sys.stderr, f"The last lines of {self.files.error}:\n{shown}\n")
+
+
+def _find_why_anew(run: Path) -> str:
+    """Why the trainer's run begins anew if it is started again; empty if it goes on."""
+    import tomllib  # Most jobs do not fail.
+
+    try:
+        options = tomllib.loads((run / "config.toml").read_text())
+    except (OSError, ValueError):
+        options = {}
+    if options.get("resume") == "never":
+        return "--resume never"
+    folder = Path(options.get("checkpoint_dir", run / "checkpoints"))
+    return "" if any(folder.glob("step-*[0-9]")) else f"there is no checkpoint in {folder}"
 
 
 def _choose_lost(

@@ -16,6 +16,7 @@ from mpiddp.process.outcome import find_log
 from mpiddp.process.streams.output import parse_ranks
 from mpiddp.sync.parameter_server.roles import describe_roles
 from mpiddp.training.options.config import Configuration
+from mpiddp.training.options.groups.checkpoints import describe_interval
 from mpiddp.training.options.groups.straggler import describe_straggler, parse_straggler
 from mpiddp.training.options.groups.synchronisation import FRAMEWORK
 from mpiddp.training.preparation import Training
@@ -89,6 +90,7 @@ def describe_training(training: Training) -> list[str]:
         configuration.batch_size,
         len(training.workers),
     )
+    lines.append(describe_interval(configuration.save_every))
     if training.initial:
         lines.append(training.initial)
     if training.engine.about:

@@ -26,7 +26,7 @@ from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.process.step_agreement import PREEMPTED, Members, StepAgreement, Wish
 from mpiddp.training.data.seeding import mix_seed, seed_generators
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.groups.checkpoints import NEVER, STEP, parse_interval
+from mpiddp.training.options.groups.checkpoints import AUTO, NEVER, STEP, parse_interval
 from mpiddp.training.preparation import Training
 from mpiddp.training.records.metrics import Row
 from mpiddp.training.records.run_directory import RunDirectory, find_path
@@ -44,7 +44,6 @@ from mpiddp.training.training_state import (
 from mpiddp.training.weights import export_saved, export_trained
 from mpiddp.wording import count_noun
 
-AUTO = "auto"
 DUE, WRITTEN = "checkpoint", "written"
 """What all ranks may do after a step, beside being preempted."""
 ADVICE = "choose another --checkpoint-dir, or begin from it with --resume {path}"
@@ -202,6 +201,8 @@ class Saver:
         configuration = training.configuration
         self._interval = parse_interval(configuration.save_every)
         self._last_time = time.monotonic()
+        self._write_seconds = 0.0
+        """On rank 0, of the last checkpoint."""
         self._saved: int | None = None
         """The step of the last checkpoint that was begun, unless it could not be written."""
         self._exported: int | None = None
@@ -315,6 +316,9 @@ class Saver:
     def _is_due_after_epoch(self, position: Position) -> bool:
         interval = self._interval
         assert interval is not None
+        if interval.share is not None:
+            is_due = self.is_time() or self._is_cheap(interval.share)
+            return self._training.session.broadcast(is_due)
         if interval.epochs is not None:
             return (position.epoch - 1) % interval.epochs == 0
         if interval.steps is not None:
@@ -331,6 +335,11 @@ class Saver:
         """Whether a checkpoint is due by the time; may be asked in any thread."""
         seconds = None if self._interval is None else self._interval.seconds
         return seconds is not None and time.monotonic() - self._last_time >= seconds
+
+    def _is_cheap(self, share: float) -> bool:
+        """On rank 0: whether another checkpoint would take at most this share of the time."""
+        seconds = time.monotonic() - self._last_time
+        return not self._checkpointer.is_busy and self._write_seconds <= share * seconds
 
     def write(self, position: Position) -> None:
         """Begin a checkpoint; the training is settled. Collective."""
@@ -389,6 +398,7 @@ class Saver:
             say(self._training.session, f"mpiddp: {text}, and training goes on")
 
     def _tell(self, written: Written) -> None:
+        self._write_seconds = written.seconds
         say(
             self._training.session,
             f"Checkpoint written: {written.path} ({written.seconds:.2f} s, of which training "

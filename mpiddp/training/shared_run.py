@@ -15,12 +15,12 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.training.options.config import Configuration, read_toml
+from mpiddp.training.options.groups.checkpoints import AUTO
 from mpiddp.training.records import run_directory
 from mpiddp.training.records.history import METRICS
 from mpiddp.training.records.metrics import Row, describe_test, read_last_row
 from mpiddp.training.records.run_directory import RunDirectory
 from mpiddp.training.records.trackers import check_library
-from mpiddp.training.saving import AUTO
 from mpiddp.training.training_state import (
     describe_changes,
     keep_measured,

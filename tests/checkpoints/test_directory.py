@@ -293,6 +293,7 @@ def test_tensors_with_like_names_are_kept_apart() -> None:
         ("1 step", Interval(steps=1)),
         ("10epochs", Interval(epochs=10)),
         ("15min", Interval(seconds=900)),
+        ("auto", Interval(epochs=1, seconds=900, share=0.01)),
         ("never", None),
     ],
 )

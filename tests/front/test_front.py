@@ -20,6 +20,12 @@ import pytest
 import launchers
 import mpiddp
 from mpiddp import __main__
+from mpiddp.checkpoints.storage.manifest import (
+    CHECKPOINTS,
+    CONFIGURATION,
+    make_name,
+    make_partial_name,
+)
 from mpiddp.errors import ConfigurationError
 from mpiddp.front import attempt, front, plan
 from mpiddp.front.job_end import Exit
@@ -707,7 +713,7 @@ def test_a_job_that_was_asked_to_end_says_so_once(folder, monkeypatch, capsys, e
 @pytest.mark.parametrize(
     ("words", "outcome", "said"),
     [
-        (["train"], {"code": 1}, "type the same command with --name 'a b'"),
+        (["train"], {"code": 1}, "to continue this run, type the same command with --name 'a b'"),
         (["-m", "mpiddp.train"], {"code": 130}, "type the same command with --name 'a b'"),
         (["train", "--name=a b"], {"code": 75}, "type the same command\n"),
         (["train"], {"code": 2}, None),
@@ -716,11 +722,34 @@ def test_a_job_that_was_asked_to_end_says_so_once(folder, monkeypatch, capsys, e
     ],
 )
 def test_a_run_that_can_be_continued_is_named(folder, monkeypatch, capsys, words, outcome, said):
-    path = str(folder / "runs" / "a b" / "outcome.json")
-    Attempts(monkeypatch, Exit(1, outcome={"path": path, **outcome}))
+    run = folder / "runs" / "a b"
+    (run / CHECKPOINTS / make_name(50)).mkdir(parents=True)
+    Attempts(monkeypatch, Exit(1, outcome={"path": str(run / "outcome.json"), **outcome}))
     call(["-n", "2", *words], monkeypatch)
     text = capsys.readouterr().err
     assert said in text if said else "to continue" not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "found", "expected"),
+    [
+        ("", make_partial_name(50, "attempt-1"), "there is no checkpoint in "),
+        ("checkpoint_dir = 'other'", make_name(50), "there is no checkpoint in other"),
+        ("resume = 'never'", make_name(50), "--resume never"),
+    ],
+)
+def test_a_run_that_begins_anew_is_promised_nothing(
+    folder, monkeypatch, capsys, options, found, expected
+):
+    run = folder / "runs" / "first"
+    (run / CHECKPOINTS / found).mkdir(parents=True)
+    (run / CONFIGURATION).write_text(options)
+    outcome = {"path": str(run / "outcome.json"), "code": 130}
+    Attempts(monkeypatch, Exit(1, outcome=outcome))
+    call(["-n", "2", "train"], monkeypatch)
+    text = capsys.readouterr().err
+    assert expected in text and "to continue" not in text
+    assert text.endswith("the same command with --name first begins this run anew\n")
 
 
 def test_restarts_are_counted(folder, monkeypatch):

@@ -15,9 +15,13 @@ from test_metrics import ROW
 
 from mpiddp.checkpoints.storage.finding import Found
 from mpiddp.errors import StorageError
+from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.session import Session
 from mpiddp.training import saving, training_state
-from mpiddp.training.options.config import Configuration
-from mpiddp.training.saving import find_score, look_for_checkpoint
+from mpiddp.training.options.config import Configuration, parse
+from mpiddp.training.options.groups.checkpoints import Interval
+from mpiddp.training.saving import Saver, find_score, look_for_checkpoint
+from mpiddp.training.trainer import train
 
 
 def test_the_best_has_the_highest_accuracy_or_else_the_lowest_loss() -> None:
@@ -65,3 +69,31 @@ def test_only_a_later_attempt_of_a_job_goes_on_from_its_checkpoints(
         monkeypatch.setenv(name, value)
     found: Any = SimpleNamespace(manifest=SimpleNamespace(front="front", job="7"))
     assert saving._is_this_jobs(found) is expected
+
+
+def test_a_short_run_has_a_checkpoint_after_its_first_epoch(
+    session: Session,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # Any time is too long for the others.
+    monkeypatch.setattr(saving, "parse_interval", lambda _: Interval(epochs=1, share=0.0))
+    words = ["--data", "toy", "--samples", "200", "--epochs", "4", "--name", "first"]
+    train(parse([*words, "--runs-dir", str(tmp_path)]), session, FailureHandler())
+    found = sorted(path.name for path in (tmp_path / "first" / "checkpoints").glob("step-*"))
+    assert found == ["step-10", "step-40"]
+    assert "Checkpoints: after each epoch if writing takes up to 1%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "is_busy", "expected"),
+    [(0.9, False, True), (1.1, False, False), (0.1, True, False)],
+)
+def test_a_checkpoint_is_cheap_after_a_hundred_times_its_time(
+    seconds: float, is_busy: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving.time, "monotonic", lambda: 100.0)
+    checkpointer = SimpleNamespace(is_busy=is_busy)
+    saver: Any = SimpleNamespace(_last_time=0.0, _write_seconds=seconds, _checkpointer=checkpointer)
+    assert Saver._is_cheap(saver, 0.01) is expected

@@ -14,7 +14,9 @@ from mpiddp.options.fields import Argument
 from mpiddp.process.preemption_signals import parse_signals
 from mpiddp.training.options.groups.effects import FREE
 
-NEVER = "never"
+AUTO, NEVER = "auto", "never"
+SHARE = 0.01
+"""Of the time, that writing checkpoints at the end of epochs may take with ``auto``."""
 
 
 @dataclass(frozen=True)
@@ -24,24 +26,40 @@ class Interval:
     steps: int | None = None
     epochs: int | None = None
     seconds: float | None = None
+    share: float | None = None
+    """Of the time, that those after epochs may take."""
 
 
 def parse_interval(text: str) -> Interval | None:
-    """The interval that ``500steps``, ``10epochs`` or ``15min`` means; None for ``never``.
+    """The interval that ``500steps``, ``10epochs``, ``15min`` or ``auto`` means; None for
+    ``never``.
 
     Raises ConfigurationError.
     """
     if text == NEVER:
         return None
+    if text == AUTO:
+        return Interval(epochs=1, seconds=15 * 60.0, share=SHARE)
     match = re.fullmatch(r"(\d+) ?(steps?|epochs?|min)", text)
     if match is None or int(match[1]) == 0:
         raise ConfigurationError(
-            f"save_every: expected, for example, 500steps, 10epochs, 15min or never, found {text!r}"
+            "save_every: expected, for example, 500steps, 10epochs, 15min, auto or never, found "
+            f"{text!r}"
         )
     number, unit = int(match[1]), match[2]
     if unit == "min":
         return Interval(seconds=60.0 * number)
     return Interval(steps=number) if unit.startswith("step") else Interval(epochs=number)
+
+
+def describe_interval(text: str) -> str:
+    """The console's line."""
+    if text == NEVER:
+        return "Checkpoints: none"
+    every = re.sub(r"^(\d+) ?", r"every \1 ", text)
+    if text == AUTO:
+        every = f"after each epoch if writing takes up to {SHARE:.0%} of the time, every 15 min"
+    return f"Checkpoints: {every}, and at the end (--save-every {text})"
 
 
 STEP = "{step}"
@@ -52,9 +70,10 @@ STEP = "{step}"
 class CheckpointOptions:
     """What is saved, and where a run begins."""
 
-    save_every: Annotated[str, Argument("INTERVAL"), FREE] = "15min"
-    """Interval between checkpoints: 500steps, 10epochs, 15min, or never. Unless never, there is one
-    at the end, too."""
+    save_every: Annotated[str, Argument("INTERVAL"), FREE] = AUTO
+    """Interval between checkpoints: 500steps, 10epochs, 15min, or never; auto: after each epoch,
+    unless writing takes more than 1% of the time, and every 15min. Unless never, there is one at
+    the end, too."""
 
     resume: Annotated[str, Argument("auto|never|PATH"), FREE] = "auto"
     """Where to start: at the run's newest valid checkpoint (auto), at the one at PATH, or from the
