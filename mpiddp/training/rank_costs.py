@@ -45,8 +45,9 @@ class RankCosts:
 
     @property
     def reading(self) -> float:
-        """Seconds of a step."""
-        return self.costs.seconds[Stage.READ] / self.costs.steps
+        """Seconds of a step, with transforming."""
+        seconds = self.costs.seconds
+        return (seconds[Stage.READ] + seconds[Stage.TRANSFORM]) / self.costs.steps
 
     @property
     def computing(self) -> float:
@@ -57,13 +58,15 @@ class RankCosts:
         """The line of this rank's log."""
         seconds = zip(STAGES, self.costs.seconds, strict=True)
         parts = [f"{name} {each:.3f} s" for name, each in seconds]
+        read, transform = self.costs.data_seconds
+        work = f"work on samples: read {read:.3f} s, transform {transform:.3f} s"
         sent = f"{self.costs.sent_bytes / 1e6:.1f} MB sent"
         if self.bandwidth is not None:
             sent += f" at {self.bandwidth / 1e6:.1f} MB/s"
         memory = f"{self.host_memory / 1e6:.0f} MB of memory"
         if self.gpu_memory is not None:
             memory += f", {self.gpu_memory / 1e6:.0f} MB of the GPU's"
-        return f"{self.costs.steps} steps: {', '.join(parts)}; {sent}; {memory}"
+        return f"{self.costs.steps} steps: {', '.join(parts)}; {work}; {sent}; {memory}"
 
 
 def gather_costs(session: Session, costs: Costs) -> list[RankCosts]:
@@ -77,17 +80,22 @@ def gather_costs(session: Session, costs: Costs) -> list[RankCosts]:
 
 def add_costs(row: Row, found: Sequence[RankCosts]) -> Row:
     """The row with what the epoch took."""
-    every = [each.costs.seconds for each in found if each.costs.steps]
-    columns = zip(STAGES, zip(*every, strict=True), strict=True)
+    computing = [each.costs for each in found if each.costs.steps]
     on_gpus = [each.gpu_memory for each in found if each.gpu_memory is not None]
     return replace(
         row,
-        stages={name: statistics.fmean(column) for name, column in columns},
+        stages=_average([each.seconds for each in computing]),
+        data_seconds=_average([each.data_seconds for each in computing]),
         sent_bytes=[round(each.costs.sent_bytes) for each in found],
         bandwidth=[each.bandwidth for each in found],
         host_memory=max(each.host_memory for each in found),
         gpu_memory=max(on_gpus, default=None),
     )
+
+
+def _average(seconds: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Means over the ranks, by the names of stages."""
+    return dict(zip(STAGES, map(statistics.fmean, zip(*seconds, strict=True)), strict=False))
 
 
 def describe_slow_rank(found: Sequence[RankCosts]) -> str | None:

@@ -209,7 +209,7 @@ class Loop:
             steps = self.saver.count_steps(self.position.step)
             clock.skip()
             for batch in _read_batches(training, self.position, steps):
-                clock.end(Stage.READ)
+                clock.end_reading(training.batches.reader.take_work())
                 self._number += 1
                 yield batch
                 clock.skip()

@@ -20,7 +20,7 @@ from mpiddp.training.options.groups.effects import FIXED, FREE, list_options
 from mpiddp.training.options.groups.synchronisation import PARAMETER_SERVER
 from mpiddp.training.preparation import Training
 from mpiddp.training.records.metrics import Row, Totals
-from mpiddp.training.step.stages import Costs
+from mpiddp.training.step.stages import Costs, Stage
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ class EpochSums:
         if self._check_metrics(state):
             self.totals.load(state["sums"])
         self.seconds, self.costs = state["seconds"], Costs(**state["costs"])
+        if len(self.costs.seconds) < len(Stage):  # It was written before there was TRANSFORM.
+            self.costs.seconds.insert(Stage.TRANSFORM, 0.0)
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
         """Another number of ranks: rank 0 goes on with the sums of all."""

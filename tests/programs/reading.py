@@ -29,6 +29,12 @@ class Slow:
         return torch.tensor([position, os.getpid()]), torch.rand(length)
 
 
+def sleep(features: torch.Tensor) -> torch.Tensor:
+    """A transform that takes long."""
+    time.sleep(0.02)
+    return features
+
+
 def list_keys(epoch: int = 1, batches: int = 10, size: int = 4) -> list[Key]:
     return [Key(epoch, list(range(size * each, size * (each + 1)))) for each in range(batches)]
 

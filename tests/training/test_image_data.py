@@ -159,12 +159,19 @@ def test_an_image_folder_that_is_not_one_is_refused(tmp_path: Path) -> None:
         load(configuration)
 
 
+def test_transforms_of_files_are_timed(tmp_path: Path) -> None:
+    data_files.write_images(tmp_path)
+    train = load(Configuration(data="imagefolder", data_dir=tmp_path, image_size=16)).train
+    answer = Samples(train)[Key(1, [0, 1])]
+    assert answer.batch is not None and answer.work.transform > 0 and answer.work.read > 0
+
+
 def test_an_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     data_files.write_images(tmp_path)
     path = tmp_path / "train" / "green" / "3.jpg"
     path.write_bytes(path.read_bytes()[:300])
     samples = Samples(load(Configuration(data="imagefolder", data_dir=tmp_path)).train)
-    batch, problem = samples[Key(1, [2, 11])]
+    batch, problem, _ = samples[Key(1, [2, 11])]
     assert batch is None
     assert "training sample 11 cannot be read" in str(problem) and str(path) in str(problem)
 

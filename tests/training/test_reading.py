@@ -9,12 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
 
 import reading
 from mpiddp.errors import MpiddpError
+from mpiddp.training.data.data import Split
 from mpiddp.training.data.reading import Reader, Reading
 from mpiddp.training.data.samples import BatchError, Samples, UnreadableSampleError
 
@@ -47,6 +49,23 @@ def test_workers_read_what_this_process_would(monkeypatch: pytest.MonkeyPatch) -
     reader.close()
     assert not any(map(_is_running, workers))
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_transforms_are_timed_apart(workers: int) -> None:
+    features, labels = np.zeros((40, 1), np.float32), np.zeros(40, np.int64)
+    for split, calls in (
+        (Split(features, labels, convert=reading.sleep), 1),
+        (Split(features, labels, convert=reading.sleep, augment=reading.sleep), 5),
+        (Split(features, labels), 0),
+    ):
+        reader = Reader(Samples(split), Reading(workers))
+        for _ in reader.read(reading.list_keys(batches=2)):
+            work = reader.take_work()
+            assert (work.transform >= 0.02 * calls) and work.read > 0
+            assert calls or work.transform < 0.02
+            assert sum(reader.take_work()) == 0
+        reader.close()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from test_metrics import ROW
 
 from mpiddp.checkpoints.storage.finding import Found
@@ -22,6 +23,7 @@ from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.options.groups.checkpoints import Interval
 from mpiddp.training.saving import Saver, find_score, look_for_checkpoint
 from mpiddp.training.trainer import train
+from mpiddp.training.training_state import EpochSums, Position
 
 
 def test_the_best_has_the_highest_accuracy_or_else_the_lowest_loss() -> None:
@@ -97,3 +99,13 @@ def test_a_checkpoint_is_cheap_after_a_hundred_times_its_time(
     checkpointer = SimpleNamespace(is_busy=is_busy)
     saver: Any = SimpleNamespace(_last_time=0.0, _write_seconds=seconds, _checkpointer=checkpointer)
     assert Saver._is_cheap(saver, 0.01) is expected
+
+
+def test_an_epoch_of_a_version_that_timed_fewer_stages_goes_on() -> None:
+    session, task = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(metrics={})
+    training: Any = SimpleNamespace(session=session, task=task)
+    sums = EpochSums(training, Position())
+    state = sums.state_dict()
+    state["costs"] = {"seconds": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "steps": 7}
+    sums.load_state_dict(state)
+    assert sums.costs.seconds == [1, 0, 2, 3, 4, 5, 6] and sums.costs.steps == 7

@@ -17,7 +17,7 @@ from torch import nn
 
 import trainings
 from mpiddp.launch.session import Session
-from mpiddp.training.data.samples import Batch, Key, Samples
+from mpiddp.training.data.samples import Batch, Key, Samples, Work
 from mpiddp.training.options.groups.straggler import Slowdown
 from mpiddp.training.step import stages
 from mpiddp.training.step.stages import Costs, Stage, StageClock, time_buffers
@@ -38,16 +38,25 @@ def test_time_belongs_to_the_stage_that_ends(ticks: None) -> None:
     clock.end(Stage.FORWARD)
     clock.skip()
     clock.end(Stage.FORWARD)
-    assert clock.costs.seconds == [1, 0, 2, 0, 0, 0]
+    assert clock.costs.seconds == [1, 0, 0, 2, 0, 0, 0]
     clock.move(0.5, Stage.FORWARD, Stage.COMMUNICATION)
-    assert clock.costs.seconds == [1, 0, 1.5, 0, 0.5, 0]
+    assert clock.costs.seconds == [1, 0, 0, 1.5, 0, 0.5, 0]
+
+
+def test_waiting_for_a_batch_is_split_as_the_work_on_it_was(ticks: None) -> None:
+    clock = StageClock()
+    # A worker has done more than the rank has waited for.
+    clock.end_reading(Work(read=1.0, transform=3.0))
+    clock.end_reading(Work())
+    assert clock.costs.seconds == [1.25, 0.75, 0, 0, 0, 0, 0]
+    assert clock.costs.data_seconds == [1, 3]
 
 
 def test_an_epoch_brings_its_own_sums(ticks: None) -> None:
     clock, epoch = StageClock(), Costs(seconds=[10.0] * len(Stage))
     clock.count_in(epoch)
     clock.end(Stage.READ)
-    assert epoch.seconds == [11, 10, 10, 10, 10, 10]
+    assert epoch.seconds == [11, 10, 10, 10, 10, 10, 10]
 
 
 def test_computing_ends_before_what_autograd_does_last(ticks: None) -> None:
@@ -169,6 +178,8 @@ def test_bytes_are_those_of_each_synchronisation(pool: Pools, tmp_path: Path) ->
         assert all(each > 0 for each in row["bandwidth"][:workers])
         # Not the row's seconds: they are rank 0's, whose epoch may begin later than rank 1's.
         assert sum(row["stages"].values()) <= elapsed
+        assert row["data_seconds"].keys() == {"read", "transform"}
+        assert 0 < row["data_seconds"]["read"] < elapsed
         assert row["stages"]["communication"] > 0
         assert (row["stages"]["update"] == 0) == (name in ("served", "apart"))
         assert 2e7 < row["host_memory"] < 1e11

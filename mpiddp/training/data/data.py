@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 from typing import Any, Protocol
@@ -66,6 +66,14 @@ class Split:
         # Half of the time that indexing takes.
         features = torch.from_numpy(self.features).index_select(0, index)
         return self.convert(features), torch.from_numpy(self.labels).index_select(0, index)
+
+    def wrap_transforms(self, wrap: Callable[[Any], Any]) -> Split:
+        """The split with other functions in place of its own: those that ``wrap`` makes of them.
+
+        The trainer times transforms with it, if a split of any kind has this method.
+        """
+        augment = self.augment and wrap(self.augment)
+        return replace(self, convert=wrap(self.convert), augment=augment)
 
     def digest(self) -> bytes:
         digest = hashlib.sha256(np.ascontiguousarray(self.features).data)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -213,7 +213,7 @@ class ImageFiles:
     ends: torch.Tensor
     """Where each name ends."""
     labels: torch.Tensor
-    transform: Resizing
+    transform: Callable[[Any], torch.Tensor]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -229,9 +229,13 @@ class ImageFiles:
         path = self.find_path(position)
         try:
             with Image.open(path) as image:
-                return self.transform(image.convert("RGB")), int(self.labels[position])
+                decoded = image.convert("RGB")
+            return self.transform(decoded), int(self.labels[position])
         except Exception as error:  # Decoders raise anything.
             raise ValueError(f"{path}: {error}") from error
+
+    def wrap_transforms(self, wrap: Callable[[Any], Any]) -> ImageFiles:
+        return replace(self, transform=wrap(self.transform))
 
     def digest(self) -> bytes:
         """Of all names and labels, and of the sizes and first bytes of some files."""

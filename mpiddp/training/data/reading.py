@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from mpiddp.errors import MpiddpError
 from mpiddp.training.data.device_data import DeviceSplit
-from mpiddp.training.data.samples import Answer, Batch, Key, Samples
+from mpiddp.training.data.samples import Answer, Batch, Key, Samples, Work
 
 GRACE = 1.0
 """Seconds between the loss of a connection and the news that its process has ended."""
@@ -55,6 +55,8 @@ class Reader:
         """An iterator of the loader, whose processes it holds."""
         self.left_out: list[MpiddpError] = []
         """What nobody has reported yet."""
+        self._work = Work()
+        """Of the last batch."""
 
     def read(self, keys: Iterable[Key]) -> Iterator[Batch]:
         """Raises UnreadableSampleError, BatchError, MpiddpError for a worker that died."""
@@ -62,7 +64,13 @@ class Reader:
             return map(self._accept, self._read_ahead(list(keys)))
         return map(self._pin, map(self._accept, map(self._samples.__getitem__, keys)))
 
+    def take_work(self) -> Work:
+        """What the last batch took; nothing the next time."""
+        work, self._work = self._work, Work()
+        return work
+
     def _accept(self, answer: Answer) -> Batch:
+        self._work = answer.work
         if answer.batch is None:
             assert answer.problem is not None
             raise answer.problem

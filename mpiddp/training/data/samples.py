@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import Dataset, default_collate
@@ -59,6 +60,30 @@ class Key(NamedTuple):
     """In the split."""
 
 
+class Work(NamedTuple):
+    """Seconds that a batch took the process that read it."""
+
+    read: float = 0.0
+    transform: float = 0.0
+
+
+class Stopwatch:
+    """Adds up the time of functions."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def wrap(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def timed(value: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return function(value)
+            finally:
+                self.seconds += time.perf_counter() - begin
+
+        return timed
+
+
 class Answer(NamedTuple):
     """What it gets; also from another process, which cannot raise here."""
 
@@ -66,6 +91,7 @@ class Answer(NamedTuple):
     """None if nothing could be read, or what could not be read ends the run."""
     problem: MpiddpError | None
     """UnreadableSampleError, or BatchError without a batch."""
+    work: Work = Work()
 
 
 class UnreadableSampleError(MpiddpError):
@@ -105,6 +131,16 @@ class Samples(Dataset[Answer]):
         return Batch(inputs, targets)
 
     def __getitem__(self, key: Key) -> Answer:
+        begin, watch = time.perf_counter(), Stopwatch()
+        wrap_transforms = getattr(self.split, "wrap_transforms", None)
+        timed = self
+        if wrap_transforms is not None:
+            timed = replace(self, split=wrap_transforms(watch.wrap))
+        answer = timed._answer(key)
+        read = time.perf_counter() - begin - watch.seconds
+        return answer._replace(work=Work(read, watch.seconds))
+
+    def _answer(self, key: Key) -> Answer:
         try:
             return Answer(self.read(key), None)
         except Exception:  # A data set's own.

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 from mpiddp.errors import ConfigurationError
 
 METRICS = "metrics.jsonl"
-STAGES = ("read", "transfer", "forward", "backward", "communication", "update")
+STAGES = ("read", "transform", "transfer", "forward", "backward", "communication", "update")
 """Of a training step, in their order (`mpiddp.training.step.stages`)."""
 STEPS = "steps"
 """The ``kind`` of a row of ``--log-every``; rows of epochs have no kind."""

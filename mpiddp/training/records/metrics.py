@@ -170,6 +170,9 @@ class Row:
     stages: dict[str, float] = field(default_factory=dict)
     """Seconds of each stage of the epoch's steps (`mpiddp.training.step.stages`), the mean over
     ranks that compute."""
+    data_seconds: dict[str, float] = field(default_factory=dict)
+    """Of reading and of transforming the epoch's samples, by a rank or its workers, whether or not
+    a step waited for it; the mean over ranks that compute."""
     sent_bytes: list[int] = field(default_factory=list)
     """Of gradients and weights, by each rank to others (`mpiddp.training.step.traffic`)."""
     bandwidth: list[float | None] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """``runs/<name>/``: who may write there, and what lies there when training starts.
 
 config.toml      the resolved configuration
-metrics.jsonl    one row per epoch and attempt
+metrics.jsonl    one row per epoch and attempt, and per --log-every steps
 outcome.json     how the last attempt ended; written by the failure handler
 logs/            one file per rank that had something to say; written by the failure handler
 checkpoints/     what the run can go on from (`mpiddp.checkpoints.storage.directory`)

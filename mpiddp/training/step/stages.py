@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from mpiddp.torch_internals import queue_after_backward
+from mpiddp.training.data.samples import Work
 from mpiddp.training.records.history import STAGES
 
 
@@ -22,15 +23,17 @@ class Stage(IntEnum):
     """The stages of a step, as `STAGES` names them."""
 
     READ = 0
-    """Waiting for a batch; its samples are transformed in this time."""
-    TRANSFER = 1
+    """Waiting for a batch, as far as reading its samples was the work on it."""
+    TRANSFORM = 1
+    """Waiting for a batch, as far as transforming its samples was."""
+    TRANSFER = 2
     """To the device."""
-    FORWARD = 2
+    FORWARD = 3
     """With the loss."""
-    BACKWARD = 3
-    COMMUNICATION = 4
+    BACKWARD = 4
+    COMMUNICATION = 5
     """Waiting for gradients, weights and buffers of other ranks."""
-    UPDATE = 5
+    UPDATE = 6
 
 
 @dataclass
@@ -40,6 +43,8 @@ class Costs:
     seconds: list[float] = field(default_factory=lambda: [0.0] * len(Stage))
     """Of each stage."""
     steps: int = 0
+    data_seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    """Of reading and of transforming samples, here or in workers."""
     sent_bytes: float = 0.0
     """Of gradients and weights, to other ranks (`mpiddp.training.step.traffic`)."""
     exchange_seconds: float = 0.0
@@ -47,6 +52,11 @@ class Costs:
 
     def count_step(self) -> None:
         self.steps += 1
+
+    def count_work(self, work: Work) -> None:
+        """So much was done for a batch."""
+        pairs = zip(self.data_seconds, work, strict=True)
+        self.data_seconds = [before + seconds for before, seconds in pairs]
 
     def count_exchange(self, sent_bytes: float, seconds: float = 0.0) -> None:
         """Bytes were sent; gradients were under way for so long."""
@@ -77,6 +87,15 @@ class StageClock:
         now = time.perf_counter()
         self.costs.seconds[stage] += now - self._last
         self._last = now
+
+    def end_reading(self, work: Work) -> None:
+        """A batch has come. Waiting for it is split as the work on it was, here or in a worker."""
+        before = self.costs.seconds[Stage.READ]
+        self.end(Stage.READ)
+        waited = self.costs.seconds[Stage.READ] - before
+        share = work.transform / (sum(work) or 1.0)
+        self.move(share * waited, Stage.READ, Stage.TRANSFORM)
+        self.costs.count_work(work)
 
     def move(self, seconds: float, source: Stage, target: Stage) -> None:
         """Time that was counted in ``source`` belongs to ``target``."""

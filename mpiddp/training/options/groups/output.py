@@ -23,8 +23,8 @@ class OutputOptions(Output):
     """Directory that holds one directory per run."""
 
     log_every: Annotated[int, FREE] = 0
-    """Steps between two lines with the loss, on rank 0's console and in each rank's log; 0 for
-    none."""
+    """Steps between two lines with the loss, on rank 0's console and in each rank's log, and two
+    such rows of metrics.jsonl and the tracker; 0 for none."""
 
     track: Annotated[Literal["tensorboard", "mlflow", "wandb"] | None, FREE] = None
     """Tracker to which rank 0 also sends the metrics; each is an extra of mpiddp."""
