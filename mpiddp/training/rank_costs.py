@@ -12,6 +12,7 @@ import torch
 from mpiddp.launch.session import Session
 from mpiddp.training.records.history import STAGES
 from mpiddp.training.records.metrics import Row
+from mpiddp.training.records.network import Network, join_nodes
 from mpiddp.training.step.stages import Costs, Stage
 
 SLOW = 1.5
@@ -30,6 +31,8 @@ class RankCosts:
     """The most that its process has had in memory so far, in bytes."""
     gpu_memory: int | None
     """The most that its tensors have had on its GPU so far, in bytes; None on a CPU."""
+    network: Network | None = None
+    """If it is tracked."""
 
     @property
     def bandwidth(self) -> float | None:
@@ -69,18 +72,19 @@ class RankCosts:
         return f"{self.costs.steps} steps: {', '.join(parts)}; {work}; {sent}; {memory}"
 
 
-def gather_costs(session: Session, costs: Costs) -> list[RankCosts]:
+def gather_costs(session: Session, costs: Costs, network: Network | None = None) -> list[RankCosts]:
     """Every rank's, by rank. Collective."""
     device = session.device
     on_gpu = device.type == "cuda"
     gpu = torch.cuda.max_memory_allocated(device) if on_gpu else None
     host = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return session.gather(RankCosts(session.world.hostname, costs, host, gpu))
+    return session.gather(RankCosts(session.world.hostname, costs, host, gpu, network))
 
 
 def add_costs(row: Row, found: Sequence[RankCosts]) -> Row:
     """The row with what the epoch took."""
     computing = [each.costs for each in found if each.costs.steps]
+    networks = [each.network for each in found if each.network is not None]
     on_gpus = [each.gpu_memory for each in found if each.gpu_memory is not None]
     return replace(
         row,
@@ -88,6 +92,7 @@ def add_costs(row: Row, found: Sequence[RankCosts]) -> Row:
         data_seconds=_average([each.data_seconds for each in computing]),
         sent_bytes=[round(each.costs.sent_bytes) for each in found],
         bandwidth=[each.bandwidth for each in found],
+        network=join_nodes(networks) or None,
         host_memory=max(each.host_memory for each in found),
         gpu_memory=max(on_gpus, default=None),
     )

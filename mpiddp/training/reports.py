@@ -30,6 +30,7 @@ from mpiddp.training.records.metrics import (
     describe_epoch,
     describe_start,
 )
+from mpiddp.training.records.network import describe
 from mpiddp.training.records.trackers import Run, Tracker
 from mpiddp.training.step.learning_rate import describe_scaling
 from mpiddp.training.training_state import Position, name_values
@@ -205,6 +206,8 @@ class Reports:
         lines = [describe_epoch(row)]
         if slow := describe_slow_rank(found):
             lines.append(slow)
+        if row.network is not None:
+            lines.append(describe(row.network))
         for line in (*lines, found[world.rank].describe()):
             self._log.write(line)
         if self._file is not None and (problem := self._file.append(row)):

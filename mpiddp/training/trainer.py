@@ -21,6 +21,7 @@ from mpiddp.training.options.config import Configuration
 from mpiddp.training.preparation import Training, agree, prepare
 from mpiddp.training.rank_costs import add_costs, gather_costs
 from mpiddp.training.records import metrics
+from mpiddp.training.records.network import NetworkMeter
 from mpiddp.training.records.run_directory import RunDirectory
 from mpiddp.training.reports import Reports, describe_training, say, warn
 from mpiddp.training.saving import Saver, check_model, look_for_checkpoint
@@ -182,6 +183,9 @@ class Loop:
         """Steps since then, with the one that is under way, and steps that were left then."""
         self._step_samples = training.configuration.batch_size * len(training.workers)
         """Of a step of all ranks."""
+        self._meter: NetworkMeter | None = None
+        if training.configuration.track_network:
+            self._meter = NetworkMeter(training.session.world.local_rank == 0)
         self._step: Step | None = None
         """Of this rank's, under way."""
         training.failure_handler.end_step(position.step or None)
@@ -194,6 +198,8 @@ class Loop:
         self.epoch.begin_time()
         training.engine.module.train()
         training.engine.clock.count_in(self.epoch.costs)
+        if self._meter is not None:
+            self._meter.begin(self.epoch.costs.steps)
         training.engine.traffic.forget()
 
     def read_batches(self) -> Generator[Batch | None, None, None]:
@@ -269,6 +275,9 @@ class Loop:
         training = self.training
         is_last = self.position.epoch == training.configuration.epochs
         row = self._sum_epoch()
+        network, costs = None, self.epoch.costs
+        if self._meter is not None:
+            network = self._meter.measure(costs.sent_bytes, costs.steps)
         training.engine.update.settle()
         share_buffers(training.engine.module)
         row = replace(row, staleness=_count_staleness(training))
@@ -277,7 +286,7 @@ class Loop:
         if is_last:
             digest = digest_parameters(training.engine.module)
             row = replace(row, parameters=training.session.agree(digest, "trained parameters"))
-        found = gather_costs(training.session, self.epoch.costs)
+        found = gather_costs(training.session, costs, network)
         row = add_costs(row, found)
         self.reports.end_epoch(row, found)
         self.position = Position(row.epoch + 1, 0, row.step, row)

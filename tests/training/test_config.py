@@ -102,6 +102,7 @@ EXAMPLES: dict[str, tuple[str, str, Any]] = {
     "stall_timeout": ("0", "0", 0.0),
     "bind": ("numa", '"numa"', "numa"),
     "log_every": ("7", "7", 7),
+    "track_network": ("", "true", True),
     "track": ("mlflow", '"mlflow"', "mlflow"),
     "profile": ("all", '"all"', "all"),
     "log_dir": ("logs", '"logs"', Path("logs")),

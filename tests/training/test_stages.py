@@ -141,7 +141,7 @@ def train_with_late_server(session: Session, words: list[str]) -> None:
 # 320 samples for training: 10 steps of two ranks, 20 of one.
 TOY = ["--data", "toy", "--samples", "400", "--epochs", "1"]
 SYNC = {
-    "framework": ["--sync", "framework"],
+    "framework": ["--sync", "framework", "--track-network"],
     "ring": ["--sync", "ring", "--overlap", "off"],
     "overlapped": ["--sync", "ring", "--overlap", "on"],
     "served": ["--sync", "parameter-server"],
@@ -164,7 +164,7 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
 def test_bytes_are_those_of_each_synchronisation(pool: Pools, tmp_path: Path) -> None:
     words = [["--name", name, *TOY, *options] for name, options in SYNC.items()]
     begin = time.perf_counter()
-    pool("openmpi", 2).call(trainings.run, *words, cwd=tmp_path)
+    called = pool("openmpi", 2).call(trainings.run, *words, cwd=tmp_path)
     elapsed = time.perf_counter() - begin
     for name in SYNC:
         row = read_row(tmp_path, name)
@@ -183,6 +183,12 @@ def test_bytes_are_those_of_each_synchronisation(pool: Pools, tmp_path: Path) ->
         assert row["stages"]["communication"] > 0
         assert (row["stages"]["update"] == 0) == (name in ("served", "apart"))
         assert 2e7 < row["host_memory"] < 1e11
+    (node,) = read_row(tmp_path, "framework")["network"]
+    # Two ranks on one node: all goes over loopback, in frames with headers.
+    assert node["host"] == socket.gethostname()
+    assert 20 * GRADIENTS == node["counted_bytes"] <= node["interfaces"]["lo"]["sent_bytes"]
+    assert re.search(rf"Network of {node['host']}: 0\.\d MB counted; .*lo sent", called.printed)
+    assert called.printed.count("Network of") == 1
 
 
 @pytest.mark.mpi

@@ -18,11 +18,12 @@ from typing import Any, Protocol
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.records.history import STEPS
 from mpiddp.training.records.metrics import Row, StepsRow
+from mpiddp.training.records.network import add_up
 
 PROJECT = "mpiddp"
 CLOSE_SECONDS = 60.0
 """How long a tracker may take at the end of a training."""
-_UNTRACKED = ("attempt", "kind", "step", "staleness", "parameters")
+_UNTRACKED = ("attempt", "kind", "step", "staleness", "network", "parameters")
 """What of a row is no curve."""
 
 
@@ -186,4 +187,6 @@ def list_values(row: Row | StepsRow) -> dict[str, float]:
                 values[name] = sum(known) / len(known)
         else:
             values[name] = value
+    for interface, counts in add_up(row.network or []).items():
+        values |= {f"network/{interface}/{way}": each for way, each in counts.items()}
     return values
