@@ -17,7 +17,7 @@ SECONDS = 300.0
 # Long enough for a job to be in the middle of it, at about 0.2 s an epoch.
 TRAINING = (
     "--data", "toy", "--samples", "2000", "--batch-size", "8", "--epochs", "150", "--name", "run",
-    "--evaluate-every", "50",
+    "--evaluate-every", "50", "--save-every", "15min",
 )  # fmt: skip
 ON_TWO_NODES = ("--nodes=2", "--ntasks=2")
 

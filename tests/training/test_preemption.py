@@ -162,7 +162,10 @@ def test_workers_that_share_out_batches_stop_within_an_epoch(
     training.check_end("other", servers)
 
 
-TRAINING = ("--data", "toy", "--samples", "2000", "--batch-size", "8", "--epochs", "20")
+TRAINING = (
+    "--data", "toy", "--samples", "2000", "--batch-size", "8", "--epochs", "20",
+    "--save-every", "15min",
+)  # fmt: skip
 
 
 def send(job: Any, when: str, number: signal.Signals) -> None:

@@ -53,7 +53,10 @@ def test_a_script_trains_as_the_command_does(session: Session) -> None:
     assert own.row is not None and own.row.parameters == expected.parameters
     assert numbers == [(1 + n // 10, n + 1, 16) for n in range(20)]
     read = [Path("runs", each, "config.toml").read_text() for each in ("command", "loop")]
-    assert read[0].replace('"command"', '"loop"').replace('"auto"', '"never"', 1) == read[1]
+    assert (
+        read[0].replace('"command"', '"loop"').replace('resume = "auto"', 'resume = "never"')
+        == read[1]
+    )
 
 
 @pytest.mark.usefixtures("writable")
