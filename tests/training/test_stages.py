@@ -49,7 +49,10 @@ def test_waiting_for_a_batch_is_split_as_the_work_on_it_was(ticks: None) -> None
     clock.end_reading(Work(read=1.0, transform=3.0))
     clock.end_reading(Work())
     assert clock.costs.seconds == [1.25, 0.75, 0, 0, 0, 0, 0]
-    assert clock.costs.data_seconds == [1, 3]
+    # The rest was the start of a worker.
+    clock.end_reading(Work(transform=0.5))
+    assert clock.costs.seconds == [1.75, 1.25, 0, 0, 0, 0, 0]
+    assert clock.costs.data_seconds == [1, 3.5]
 
 
 def test_an_epoch_brings_its_own_sums(ticks: None) -> None:

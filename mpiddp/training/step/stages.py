@@ -89,12 +89,16 @@ class StageClock:
         self._last = now
 
     def end_reading(self, work: Work) -> None:
-        """A batch has come. Waiting for it is split as the work on it was, here or in a worker."""
+        """A batch has come. Waiting for it is split as the work on it was, here or in a worker.
+
+        What took longer than this work, such as the start of workers, is no transform.
+        """
         before = self.costs.seconds[Stage.READ]
         self.end(Stage.READ)
         waited = self.costs.seconds[Stage.READ] - before
         share = work.transform / (sum(work) or 1.0)
-        self.move(share * waited, Stage.READ, Stage.TRANSFORM)
+        seconds = min(share * waited, work.transform)
+        self.move(seconds, Stage.READ, Stage.TRANSFORM)
         self.costs.count_work(work)
 
     def move(self, seconds: float, source: Stage, target: Stage) -> None:
