@@ -6,13 +6,14 @@ import resource
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from mpiddp.launch.session import Session
 from mpiddp.training.records.history import STAGES
 from mpiddp.training.records.metrics import Row
-from mpiddp.training.records.network import Network, join_nodes
+from mpiddp.training.records.network import Network
 from mpiddp.training.step.stages import Costs, Stage
 
 SLOW = 1.5
@@ -84,7 +85,6 @@ def gather_costs(session: Session, costs: Costs, network: Network | None = None)
 def add_costs(row: Row, found: Sequence[RankCosts]) -> Row:
     """The row with what the epoch took."""
     computing = [each.costs for each in found if each.costs.steps]
-    networks = [each.network for each in found if each.network is not None]
     on_gpus = [each.gpu_memory for each in found if each.gpu_memory is not None]
     return replace(
         row,
@@ -92,10 +92,22 @@ def add_costs(row: Row, found: Sequence[RankCosts]) -> Row:
         data_seconds=_average([each.data_seconds for each in computing]),
         sent_bytes=[round(each.costs.sent_bytes) for each in found],
         bandwidth=[each.bandwidth for each in found],
-        network=join_nodes(networks) or None,
+        network=_join_nodes(found),
         host_memory=max(each.host_memory for each in found),
         gpu_memory=max(on_gpus, default=None),
     )
+
+
+def _join_nodes(found: Sequence[RankCosts]) -> list[dict[str, Any]] | None:
+    """What the ranks of each node have measured; None if they have not."""
+    nodes: dict[str, dict[str, Any]] = {}
+    for each in found:
+        if each.network is not None:
+            empty = {"host": each.hostname, "counted_bytes": 0, "interfaces": {}}
+            node = nodes.setdefault(each.hostname, empty)
+            node["counted_bytes"] += each.network.counted_bytes
+            node["interfaces"] |= each.network.interfaces
+    return list(nodes.values()) or None
 
 
 def _average(seconds: Sequence[Sequence[float]]) -> dict[str, float]:

@@ -157,10 +157,7 @@ class Reports:
             self._before = totals.sums
 
     def after_step(self, position: Position, batch: int, totals: Totals) -> None:
-        """``position``: after it; ``batch``: of the epoch, counted from 1.
-
-        Every so many, waits for a GPU.
-        """
+        """``batch``: of the epoch, counted from 1. Every so many, waits for a GPU."""
         if self._profiler is not None:
             self._profiler.step()
         if not self._log_every or batch % self._log_every:
@@ -173,8 +170,7 @@ class Reports:
         if self._session.world.rank > 0:
             return
         if samples:
-            means = [each / samples for each in values]
-            self._record(position, loss / samples, means)
+            self._record(position, loss / samples, [each / samples for each in values])
         if sys.stderr.isatty():
             from tqdm import tqdm
 
@@ -206,8 +202,7 @@ class Reports:
         lines = [describe_epoch(row)]
         if slow := describe_slow_rank(found):
             lines.append(slow)
-        if row.network is not None:
-            lines.append(describe(row.network))
+        lines += [describe(node) for node in row.network or () if node["host"] == world.hostname]
         for line in (*lines, found[world.rank].describe()):
             self._log.write(line)
         if self._file is not None and (problem := self._file.append(row)):

@@ -7,17 +7,15 @@ from pathlib import Path
 
 from test_metrics import ROW
 
+from mpiddp.training.rank_costs import RankCosts, add_costs
 from mpiddp.training.records.network import (
     Counters,
     Network,
     NetworkMeter,
     describe,
-    join_nodes,
     read_counters,
 )
-from mpiddp.training.records.trackers import list_values
-
-COUNTS = {"eth0": {"sent_bytes": 9_000_000, "received_bytes": 7_000_000}}
+from mpiddp.training.step.stages import Costs
 
 
 def test_infiniband_counts_in_four_octets(tmp_path: Path) -> None:
@@ -50,14 +48,14 @@ def test_what_came_before_is_not_counted() -> None:
 
 
 def test_ranks_are_joined_by_their_node() -> None:
-    ranks = [Network("a", 5_000_000, COUNTS), Network("b", 1, COUNTS), Network("a", 3_000_000)]
-    nodes = join_nodes(ranks)
-    assert [(each["host"], each["counted_bytes"]) for each in nodes] == [("a", 8_000_000), ("b", 1)]
-    assert describe(nodes[:1]) == (
-        "Network of a: 8.0 MB counted; eth0 sent 9.0 MB and received 7.0 MB"
-    )
-    assert describe(nodes).endswith(
-        "2 nodes: 8.0 MB counted; eth0 sent 18.0 MB and received 14.0 MB"
-    )
-    values = list_values(replace(ROW, network=nodes))
-    assert values["network/eth0/sent_bytes"] == 18_000_000 and "network" not in values
+    counts = {"eth0": {"sent_bytes": 9_000_000, "received_bytes": 7_000_000}}
+    networks = [("a", 5_000_000, counts), ("b", 1, counts), ("a", 3_000_000, {})]
+    ranks = [
+        RankCosts(host, Costs(steps=1), 1, None, Network(counted, interfaces))
+        for host, counted, interfaces in networks
+    ]
+    first, second = add_costs(ROW, ranks).network or ()
+    assert second == {"host": "b", "counted_bytes": 1, "interfaces": counts}
+    line = "Network of a: 8.0 MB counted; eth0 sent 9.0 MB and received 7.0 MB"
+    assert describe(first) == line
+    assert add_costs(ROW, [replace(ranks[0], network=None)]).network is None

@@ -178,7 +178,7 @@ class Row:
     bandwidth: list[float | None] = field(default_factory=list)
     """Of each rank: bytes sent per second in which gradients were under way; None if unknown."""
     network: list[dict[str, Any]] | None = None
-    """Of each node, if it is tracked: a `mpiddp.training.records.network.Network`, by names."""
+    """Of each node, if it is tracked: its host, and what `mpiddp.training.records.network` says."""
     host_memory: int = 0
     """The most that a rank's process has had in memory, in bytes."""
     gpu_memory: int | None = None

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import socket
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from mpiddp.launch.network.infiniband import INFINIBAND
 from mpiddp.launch.network.interfaces import list_interfaces
-from mpiddp.wording import count_noun
 
 OCTETS = 4
 """InfiniBand's unit of data (Documentation/ABI/stable/sysfs-class-infiniband)."""
-SHOWN = 6
-"""Interfaces that fit into a line."""
 
 Counters: TypeAlias = Mapping[str, tuple[int, int]]
 """Bytes sent and received, by the interface's name."""
@@ -44,13 +39,13 @@ def read_counters(folder: Path = INFINIBAND) -> Counters:
 
 @dataclass(frozen=True)
 class Network:
-    """Of a node in an epoch, or of one of its ranks."""
+    """Of a rank in an epoch."""
 
-    host: str
     counted_bytes: int
-    """Gradients and weights that its ranks have sent, also to one another."""
-    interfaces: dict[str, dict[str, int]] = field(default_factory=dict)
-    """``sent_bytes`` and ``received_bytes`` by the interface's name, of whatever process."""
+    """Gradients and weights that it has sent, also within its node."""
+    interfaces: dict[str, dict[str, int]]
+    """``sent_bytes`` and ``received_bytes`` by the interface's name, of whatever process; empty but
+    on the first rank of a node."""
 
 
 class NetworkMeter:
@@ -67,46 +62,18 @@ class NetworkMeter:
     def measure(self, sent_bytes: float, steps: int) -> Network:
         """Since ``begin``; ``sent_bytes``: those of all steps of the epoch."""
         counted = sent_bytes * (steps - self._steps) / max(steps, 1)
-        now, before = self._read(), self._before
         interfaces = {
-            name: {
-                "sent_bytes": now[name][0] - before[name][0],
-                "received_bytes": now[name][1] - before[name][1],
-            }
-            for name in now.keys() & before.keys()
+            name: {"sent_bytes": sent - before[0], "received_bytes": received - before[1]}
+            for name, (sent, received) in self._read().items()
+            if (before := self._before.get(name)) is not None
         }
-        return Network(socket.gethostname(), round(counted), dict(sorted(interfaces.items())))
+        return Network(round(counted), interfaces)
 
 
-def join_nodes(ranks: Sequence[Network]) -> list[dict[str, Any]]:
-    """What the ranks of each node have measured, together, as JSON can hold it."""
-    nodes: dict[str, Network] = {}
-    for each in ranks:
-        node = nodes.get(each.host, Network(each.host, 0))
-        counted = node.counted_bytes + each.counted_bytes
-        nodes[each.host] = Network(each.host, counted, node.interfaces | each.interfaces)
-    return [asdict(node) for node in nodes.values()]
-
-
-def add_up(nodes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """What interfaces of each name have sent and received, on all nodes."""
-    total: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for node in nodes:
-        for name, counts in node["interfaces"].items():
-            for way, each in counts.items():
-                total[name][way] += each
-    return {name: dict(counts) for name, counts in total.items()}
-
-
-def describe(nodes: Sequence[Mapping[str, Any]]) -> str:
-    """The console's line."""
-    total = add_up(nodes)
-    by_most = sorted(total, key=lambda name: -total[name]["sent_bytes"])
-    parts = [f"{sum(node['counted_bytes'] for node in nodes) / 1e6:.1f} MB counted"]
-    for name in by_most[:SHOWN]:
-        sent, received = (total[name][way] / 1e6 for way in ("sent_bytes", "received_bytes"))
+def describe(node: Mapping[str, Any]) -> str:
+    """The line on a node."""
+    parts = [f"{node['counted_bytes'] / 1e6:.1f} MB counted"]
+    for name, each in node["interfaces"].items():
+        sent, received = each["sent_bytes"] / 1e6, each["received_bytes"] / 1e6
         parts.append(f"{name} sent {sent:.1f} MB and received {received:.1f} MB")
-    if len(by_most) > SHOWN:
-        parts.append(f"{len(by_most) - SHOWN} more")
-    where = nodes[0]["host"] if len(nodes) == 1 else count_noun(len(nodes), "node")
-    return f"Network of {where}: {'; '.join(parts)}"
+    return f"Network of {node['host']}: {'; '.join(parts)}"

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.records.history import STEPS
 from mpiddp.training.records.metrics import Row, StepsRow
-from mpiddp.training.records.network import add_up
 
 PROJECT = "mpiddp"
 CLOSE_SECONDS = 60.0
@@ -187,6 +186,4 @@ def list_values(row: Row | StepsRow) -> dict[str, float]:
                 values[name] = sum(known) / len(known)
         else:
             values[name] = value
-    for interface, counts in add_up(row.network or []).items():
-        values |= {f"network/{interface}/{way}": each for way, each in counts.items()}
     return values

@@ -53,11 +53,6 @@ class Costs:
     def count_step(self) -> None:
         self.steps += 1
 
-    def count_work(self, work: Work) -> None:
-        """So much was done for a batch."""
-        pairs = zip(self.data_seconds, work, strict=True)
-        self.data_seconds = [before + seconds for before, seconds in pairs]
-
     def count_exchange(self, sent_bytes: float, seconds: float = 0.0) -> None:
         """Bytes were sent; gradients were under way for so long."""
         self.sent_bytes += sent_bytes
@@ -97,9 +92,9 @@ class StageClock:
         self.end(Stage.READ)
         waited = self.costs.seconds[Stage.READ] - before
         share = work.transform / (sum(work) or 1.0)
-        seconds = min(share * waited, work.transform)
-        self.move(seconds, Stage.READ, Stage.TRANSFORM)
-        self.costs.count_work(work)
+        self.move(min(share * waited, work.transform), Stage.READ, Stage.TRANSFORM)
+        for place, seconds in enumerate(work):
+            self.costs.data_seconds[place] += seconds
 
     def move(self, seconds: float, source: Stage, target: Stage) -> None:
         """Time that was counted in ``source`` belongs to ``target``."""
