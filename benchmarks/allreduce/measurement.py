@@ -19,6 +19,7 @@ from benchmarks.launching.srun import Srun
 from mpiddp.options.fields import Argument
 
 SIZES = tuple(map(size, ("8", "512", "4K", "32K", "256K", "1M", "4M", "16M", "64M")))
+ALGORITHMS = ("auto", "ring", "central", "direct")
 LENGTH = Length(seconds=0.1, fewest=3, most=300)
 
 
@@ -30,8 +31,8 @@ class Plan(trials.Plan):
     """Of the buffers, for example 4096, 64K or 16M (default: 8 to 64M, in nine steps)."""
     type: Literal["float32", "float64", "float16", "bfloat16", "int32", "int64"] = "float32"
     """Type of the elements."""
-    algorithms: Annotated[tuple[str, ...], Argument("ALGORITHM")] = ("auto", "ring")
-    """mpiddp's algorithms, or all."""
+    algorithms: Annotated[tuple[str, ...], Argument("ALGORITHM")] = ALGORITHMS
+    """mpiddp's algorithms, or all; central is a parameter server, direct one on every rank."""
     transports: Annotated[tuple[str, ...], Argument(choices=TRANSPORTS)] = ("auto",)
     """Of mpiddp's messages."""
     buffers: Annotated[tuple[str, ...], Argument(choices=BUFFERS)] = (PRIVATE, SHARED)

@@ -27,6 +27,7 @@ from benchmarks.allreduce.contenders import (
 from benchmarks.allreduce.measurement import Group
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
 from benchmarks.common.statistics import Summary, summarize
+from mpiddp.schedules.registry import parse
 
 
 def find(group: Group, maker: str) -> Contender:
@@ -163,6 +164,8 @@ def format_group(group: Group) -> str:
         "rank's times, × by round and then their median; rates in GB/s"
     )
     head = [title, describe_collectives(group)]
+    named = [parse(name).algorithm for name in group.plan.algorithms if name != "auto"]
+    head += dict.fromkeys(f"{each.name}: {each.summary}" for each in named)
     if group.greeting.get("nccl"):
         head.append(f"NCCL {group.greeting['nccl']} on {group.greeting['gpu']}")
     if group.others_share is not None:

@@ -172,9 +172,10 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
     assert (content["benchmark"], content["schema"]) == ("allreduce", results.SCHEMA)
     (group,) = content["groups"]
     cells = {(each["name"], each["over"], each["buffer"], each["bytes"]) for each in group["cells"]}
-    # Gloo, MPI, two plain rings; two algorithms on two transports and two kinds of buffers; and two
-    # that are prepared.
-    assert len(cells) == len(group["cells"]) == 2 * (4 + 2 * 2 * 2 + 2)
+    # Gloo, MPI, two plain rings; auto, ring and two parameter servers on two transports and two
+    # kinds of buffers; and two that are prepared.
+    assert len(cells) == len(group["cells"]) == 2 * (4 + 4 * 2 * 2 + 2)
+    assert {"mpiddp central", "mpiddp direct"} <= {each["name"] for each in group["cells"]}
     for cell in group["cells"]:
         assert [len(visit) for visit in cell["nanoseconds"]] == [5, 5]
         assert cell["wrong"] == 0 < cell["seconds"]["low"] <= cell["seconds"]["median"]
@@ -183,6 +184,8 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
     assert group["limits"]["copy"] and group["limits"]["peer_read"]
     assert "target: mpiddp auto, auto, shared: at least 8 × Gloo: 256 KiB" in answer.stdout
     assert "at most 1 µs more than the plain ring" in answer.stdout
+    for server in ("central: The last rank serves", "direct: Each rank is the parameter server"):
+        assert server in answer.stdout
     assert ElementTree.parse(drawing).getroot().tag.endswith("svg")
 
 
