@@ -213,7 +213,7 @@ def direct(n: int, servers: int | None = None) -> Schedule:
 
 @register("central", formulas.central)
 def central(n: int, servers: int = 1) -> Schedule:
-    """The last rank serves the others, and contributes nothing: they send all, and it answers all.
+    """The last rank is the parameter server, no worker: the others send theirs, and it answers all.
 
     With ``servers`` given, each of so many has a part of the buffer. One rank alone serves itself.
     2 steps; bytes (n−k)/k·S of a server, with k servers; 2(n−k)α + 2(n−k)/k·Sβ + (n−k)/k·Sγ for
