@@ -164,8 +164,8 @@ def format_group(group: Group) -> str:
         "rank's times, × by round and then their median; rates in GB/s"
     )
     head = [title, describe_collectives(group)]
-    named = [parse(name).algorithm for name in group.plan.algorithms if name != "auto"]
-    head += dict.fromkeys(f"{each.name}: {each.summary}" for each in named)
+    named = (name for name in group.plan.algorithms if name != "auto")
+    head += [f"{name}: {parse(name).summary}" for name in named]
     if group.greeting.get("nccl"):
         head.append(f"NCCL {group.greeting['nccl']} on {group.greeting['gpu']}")
     if group.others_share is not None:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.schedules.schedule import Schedule, Step
+from mpiddp.schedules.schedule import Collective, Schedule, Step
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -217,7 +217,7 @@ class _Counter:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What no all-reduce can beat; each by itself, in seconds."""
+    """What no algorithm can beat; each by itself, in seconds."""
 
     latency: float
     bandwidth: float
@@ -230,7 +230,11 @@ class Bounds:
 
 
 def bound(
-    size: float, machine: Machine, nodes: Sequence[int], members: int | None = None
+    size: float,
+    machine: Machine,
+    nodes: Sequence[int],
+    members: int | None = None,
+    collective: Collective = Collective.ALL_REDUCE,
 ) -> Bounds:
     """Lower bounds of an all-reduce of ``size`` bytes over the ranks of ``nodes``.
 
@@ -238,7 +242,9 @@ def bound(
     some rank's port and (n−1)/n·S bytes added by some rank (Chan et al. 2007; Patarasuk and Yuan,
     JPDC 69(2), 2009). The same holds for whole nodes and their links, but that a node of m ranks
     hears m others at once. If some ranks only serve, the ``members`` send the buffer once and
-    receive it once, perhaps at the same time.
+    receive it once, perhaps at the same time. Of the other collectives, reduce-scatter and
+    all-gather move half of the bytes, reduce and broadcast all of the buffer once; those that only
+    gather add nothing.
     """
     if not size:
         return Bounds(0.0, 0.0, 0.0)
@@ -246,14 +252,18 @@ def bound(
     adders = ranks if members is None else members
     nearest = machine.between if max(nodes) == 1 else machine.inside
     latency = _count_rounds(adders, 2) * nearest.latency
-    addition = (adders - 1) / ranks * size * machine.addition
+    added = 0.0 if collective.gathers else (adders - 1) / ranks * size
+    addition = added * machine.addition
     if adders < ranks:
         volume = size if adders > 1 else 0.0
         return Bounds(latency, volume * nearest.seconds_per_byte, addition)
     far = machine.between.latency * _count_rounds(hosts, 1 + max(nodes))
-    port = (ranks - 1) / ranks * nearest.seconds_per_byte
-    link = (hosts - 1) / hosts * machine.uplink
-    return Bounds(max(latency, far), 2 * size * max(port, link), addition)
+    port, link = (ranks - 1) / ranks, (hosts - 1) / hosts
+    if collective in (Collective.REDUCE, Collective.BROADCAST):
+        port, link = float(ranks > 1), float(hosts > 1)
+    slowest = max(port * nearest.seconds_per_byte, link * machine.uplink)
+    times = 2 if collective is Collective.ALL_REDUCE else 1
+    return Bounds(max(latency, far), times * size * slowest, addition)
 
 
 def _count_rounds(count: int, factor: int) -> int:

@@ -141,7 +141,7 @@ def prove_half(whole: Schedule, kind: Collective) -> Schedule:
     Raises ScheduleError, which begins with "cannot be halved"; ValueError if no owners are
     named.
     """
-    number = 0 if kind in (Collective.REDUCE, Collective.REDUCE_SCATTER) else 1
+    number = int(kind.gathers)
     half = halve(whole)[number]
     try:
         prove(half)

@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpiddp.errors import ConfigurationError, ScheduleError
@@ -164,14 +164,24 @@ class Choice:
     algorithm: Algorithm
     parameters: Mapping[str, Any] = field(default_factory=dict)
     segments: int = 1
+    collective: Collective = Collective.ALL_REDUCE
+    """What it is built for: an all-reduce, or what one of its halves is."""
 
     def __hash__(self) -> int:
-        return hash((self.algorithm.name, *self.parameters.items(), self.segments))
+        return hash((self.algorithm.name, *self.parameters.items(), self.segments, self.collective))
 
     def __str__(self) -> str:
         values = {**self.parameters, **({"segments": self.segments} if self.segments > 1 else {})}
         pairs = ",".join(f"{key}={value}" for key, value in values.items())
         return f"{self.algorithm.name}:{pairs}" if pairs else self.algorithm.name
+
+    @property
+    def summary(self) -> str:
+        """The algorithm's, and which half of it this is."""
+        if self.collective is Collective.ALL_REDUCE:
+            return self.algorithm.summary
+        half = "second" if self.collective.gathers else "first"
+        return f"The {half} half of this all-reduce: {self.algorithm.summary}"
 
     def make(
         self, ranks: int, nodes: Sequence[int] | None = None, order: Sequence[int] | None = None
@@ -198,9 +208,16 @@ class Choice:
         takes all steps in their order; no condition of the proof joins two chunks.
 
         Raises ScheduleError, with the proof's sentence, for one that is no all-reduce;
-        ConfigurationError as ``make``.
+        ConfigurationError as ``make``, and if its half is not what ``collective`` is.
         """
-        return segment(self._build_whole(ranks, nodes, order), self.segments)
+        if self.collective is Collective.ALL_REDUCE:
+            return segment(self._build_whole(ranks, nodes, order), self.segments)
+        half = self.build_half(self.collective, ranks, nodes, order)
+        if half.collective is not self.collective and ranks > 1:
+            raise ConfigurationError(
+                f"{self} makes no {self.collective.value}: its half is a {half.collective.value}"
+            )
+        return segment(replace(half, collective=self.collective), self.segments)
 
     def build_half(
         self,
@@ -237,8 +254,9 @@ class Choice:
         return schedule
 
     def closed_form(self, nodes: Sequence[int]) -> ClosedForm | None:
-        """The price as a formula, if one is known: not in segments, not on uneven nodes."""
-        if self.segments > 1 or len(set(nodes)) > 1:
+        """The price as a formula, if one is known: not of halves, segments or uneven nodes."""
+        is_whole = self.collective is Collective.ALL_REDUCE
+        if not is_whole or self.segments > 1 or len(set(nodes)) > 1:
             return None
         phases = self.algorithm.phases(len(nodes), nodes[0], **self.parameters)
         return None if phases is None else ClosedForm(tuple(phases))

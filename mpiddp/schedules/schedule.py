@@ -37,6 +37,11 @@ class Collective(enum.Enum):
     BROADCAST = "broadcast"
     """An all-gather in which one rank, the root, owns all chunks."""
 
+    @property
+    def gathers(self) -> bool:
+        """Whether it only copies what owners begin with: the second half of an all-reduce."""
+        return self in (Collective.ALL_GATHER, Collective.BROADCAST)
+
 
 MIRROR = {
     Collective.REDUCE_SCATTER: Collective.ALL_GATHER,
@@ -75,8 +80,7 @@ class Schedule:
 
     def contributors(self, chunk: int) -> tuple[int, ...]:
         """The ranks whose value of ``chunk`` is in the result."""
-        gathers = self.collective in (Collective.ALL_GATHER, Collective.BROADCAST)
-        return (self.owners[chunk],) if gathers else self.members
+        return (self.owners[chunk],) if self.collective.gathers else self.members
 
     def holders(self, chunk: int) -> tuple[int, ...]:
         """The ranks that hold the result of ``chunk`` in the end."""

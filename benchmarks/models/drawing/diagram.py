@@ -126,13 +126,12 @@ class _Diagram:
             _write(root, x, y, name, "label", anchor="middle")
 
     def _draw_holdings(self, root: Element, number: int, holdings: Holdings) -> None:
-        everything = len(self._schedule.members)
         width = CELLS / self._schedule.chunks
         for rank, row in enumerate(holdings):
             x, y = self._x(number), self._y(rank) - BAR / 2
             _draw(root, "rect", "none", x=x, y=y, width=CELLS, height=BAR)
             for chunk, holding in enumerate(row):
-                share = len(holding) / everything
+                share = len(holding) / len(self._schedule.contributors(chunk))
                 height = BAR * share
                 if share:
                     kind = "full" if share == 1 else "part"

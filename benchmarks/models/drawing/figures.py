@@ -68,9 +68,9 @@ def describe_bound(schedule: Schedule, nodes: Sequence[int]) -> list[float]:
     product counts; and of the bytes' addition. Without messages inside nodes the first ones hold
     as well, since a rank is a node then.
     """
-    unit, members = MessageCost(1, 1), len(schedule.members)
-    inside = bound(1, Machine(unit, unit, 1), nodes, members)
-    between = bound(1, Machine(MessageCost(0, 0), unit, 1), nodes, members)
+    unit, promise = MessageCost(1, 1), (len(schedule.members), schedule.collective)
+    inside = bound(1, Machine(unit, unit, 1), nodes, *promise)
+    between = bound(1, Machine(MessageCost(0, 0), unit, 1), nodes, *promise)
     return [
         inside.latency, between.latency, inside.bandwidth, between.bandwidth, inside.addition,
     ]  # fmt: skip

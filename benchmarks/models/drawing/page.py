@@ -19,7 +19,7 @@ from benchmarks.models.drawing.figures import Loads, describe_bound, describe_st
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.cost import Machine, flat, split_in_two
 from mpiddp.schedules.registry import Choice, find, names
-from mpiddp.schedules.schedule import Schedule
+from mpiddp.schedules.schedule import Collective, Schedule
 
 LARGEST = 64
 """Ranks; with more of them the cells are too small."""
@@ -34,6 +34,22 @@ SCRIPTS = (
     "page.js",
 )  # fmt: skip
 """In this order, since scripts run with those before them."""
+BEGIN = "Every rank begins with a buffer of its own; in the end "
+OWN, ALL = "@ has its own buffer", "@ has all of it"
+WORDS = {
+    Collective.ALL_REDUCE: (BEGIN + "every rank has the sum of all of them.", OWN,
+                            "@ has the whole sum"),
+    Collective.REDUCE: (BEGIN + "one of them, the root, has the sum.", OWN,
+                        "the root has the whole sum"),
+    Collective.REDUCE_SCATTER: (BEGIN + "every rank has its part of the sum.", OWN,
+                                "every owner has the whole sum of its chunks"),
+    Collective.ALL_GATHER: ("Every rank begins with its part of a buffer; in the end all have it.",
+                            "every owner has its chunks", ALL),
+    Collective.BROADCAST: ("One rank, the root, begins with the buffer; in the end all have it.",
+                           "the root has the buffer", ALL),
+}  # fmt: skip
+"""What a collective does, and how it stands before the first step and after the last, where @ is
+every rank, or every one that contributes."""
 MEBIBYTE = 1 << 20
 MACHINE = flat(10 * MICROSECOND, 1 / (10 * GIGABIT), 1 / (10 * GIGABYTE))
 """The commands' defaults."""
@@ -62,11 +78,15 @@ def draw_page(
     for one in chosen:
         _check_size(one, one.build(ranks, nodes))
     fields = _describe_fields(size, machine)
+    words, before, after = WORDS[choice.collective]
+    data = {**_collect(chosen, ranks, nodes), "fields": fields, "before": before, "after": after}
     document = {
         "title": html.escape(_name_all(chosen, ranks)),
         "style": _read("page.css"),
         "script": "\n".join(map(_read, SCRIPTS)),
-        "data": _embed({**_collect(chosen, ranks, nodes), "fields": fields}),
+        "heading": choice.collective.value.capitalize(),
+        "words": words,
+        "data": _embed(data),
     }
     page = _read("page.html")
     for key, text in document.items():
@@ -136,17 +156,17 @@ def _collect(
     chosen: Sequence[Choice], ranks: int, nodes: Sequence[int] | None
 ) -> Mapping[str, Any]:
     whole = [replace(choice, segments=1) for choice in chosen]
-    entries = {str(one): one for one in (*(Choice(find(name)) for name in names()), *whole)}
+    every = (Choice(find(name), collective=whole[0].collective) for name in names())
+    entries = {str(one): one for one in (*every, *whole)}
     segments = sorted({*SEGMENTS, *(choice.segments for choice in chosen)})
     terms: dict[tuple[Any, ...], int] = {}
     schedules = {
         str(number): _pack_all(entries, number, nodes if number == ranks else None, segments, terms)
         for number in sorted({*OFFERED, ranks})
     }
+    possible = set().union(*schedules.values())
     return {
-        "algorithms": {
-            name: one.algorithm.summary.replace("``", "") for name, one in entries.items()
-        },
+        "algorithms": {name: one.summary for name, one in entries.items() if name in possible},
         "start": {
             "ranks": ranks,
             "panels": [
@@ -191,9 +211,11 @@ def _pack(
     """A schedule; for each number of segments, what its steps cost, as places in ``terms``."""
     states, loads = describe_states(schedule), Loads(schedule, nodes)
     cells = schedule.ranks * (len(states["ends"]) - 1)
+    starts = states["ends"][:-1] if schedule.collective.gathers else []
     return {
         **states,
         "members": schedule.members,
+        **({"owners": [schedule.owners[chunk] for chunk in starts]} if starts else {}),
         "bound": describe_bound(schedule, nodes),
         "terms": {
             count: [terms.setdefault(step, len(terms)) for step in loads.describe(count)]

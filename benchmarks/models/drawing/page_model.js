@@ -1,7 +1,8 @@
 // ---- schedules and prices, from what figures.py has found -------------------------------------
 
-// A schedule is {ranks, ends, members, steps, states, bound, terms, halves?}. ends has where each
-// column begins and the last one ends, in chunks; a step is a list of transfers {src, dst, lo, hi,
+// A schedule is {ranks, ends, members, owners?, steps, states, bound, terms, halves?}. ends has where
+// each column begins and the last one ends, in chunks; owners, of what only gathers, has the rank
+// that begins with each column; a step is a list of transfers {src, dst, lo, hi,
 // reduce} of columns. A state has for each rank and column the ranks whose contributions are in it,
 // in the order in which they were added; null for nothing. halves has the ranks of the two parts
 // that a two-level schedule has made where no nodes were given.
@@ -13,13 +14,16 @@ const range = (count) => Array.from({ length: count }, (_, index) => index);
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 const greatest = (numbers) => numbers.reduce((most, number) => Math.max(most, number), 0);
 
+const contributors = ({ owners, members }, column) =>
+  owners ? [owners[column % owners.length]] : members;
+
 function unpack(ranks, packed) {
-  const { ends, members, sums, changes } = packed;
+  const { ends, sums, changes } = packed;
   const columns = ends.length - 1;
   const values = range(ranks).map((rank) => [rank]);
   for (const parts of sums) values.push(parts.flatMap((part) => values[part]));
-  const states = [range(ranks).map((rank) =>
-    Array(columns).fill(members.includes(rank) ? values[rank] : null))];
+  const states = [range(ranks).map((rank) => range(columns).map((column) =>
+    contributors(packed, column).includes(rank) ? values[rank] : null))];
   for (const cells of changes) {
     const next = states.at(-1).map((row) => row.slice());
     for (let place = 0; place < cells.length; place += 2) {
@@ -78,7 +82,7 @@ function price({ ends }, terms, { between, inside, addition, size }) {
   });
 }
 
-/** What no all-reduce can beat. */
+/** What no algorithm can beat. */
 function limit([near, far, inner, volume, added], { between, inside, addition, size }) {
   const latency = Math.max(near * inside.latency, far * between.latency);
   const bandwidth = size

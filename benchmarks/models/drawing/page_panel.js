@@ -9,7 +9,7 @@ const find = (selector, root = document) => root.querySelector(selector);
 const setText = (node, text) => { if (node.textContent !== text) node.textContent = text; };
 const stillness = matchMedia("(prefers-reduced-motion: reduce)");
 
-const isWhole = (value, schedule) => value !== null && value.length === schedule.members.length;
+const isWhole = (value, schedule) => value?.length === contributors(schedule, 0).length;
 
 class Panel {
   constructor(host) {
@@ -73,11 +73,12 @@ class Panel {
   }
 
   makeRow(rank) {
-    const { members } = this.model.schedule;
+    const { members, owners } = this.model.schedule;
     const label = element("span", { className: "label", role: "rowheader" }, `${rank} `);
-    label.append(element("b", { textContent: members.includes(rank) ? letter(rank) : "·" }));
-    label.title = members.includes(rank) ? `rank ${rank} contributes ${letter(rank)}`
-      : `rank ${rank} serves, and contributes nothing`;
+    const contributes = (owners ?? members).includes(rank);
+    label.append(element("b", { textContent: contributes ? letter(rank) : "·" }));
+    label.title = contributes ? `rank ${rank} contributes ${letter(rank)}`
+      : `rank ${rank}${members.includes(rank) ? "" : " serves, and"} contributes nothing`;
     const cells = this.headings.map(() => element("span", { className: "cell", role: "cell" }));
     const row = element("div", { className: "row", role: "row" }, label, ...cells);
     this.cells.push(cells);
@@ -164,7 +165,7 @@ class Panel {
       : (value.length - 1) / (schedule.members.length - 1);
     cell.value = value;
     cell.textContent = this.forms[column](value);
-    cell.title = value === null ? "nothing" : spell(value) + (whole ? " (the whole sum)" : "");
+    cell.title = value === null ? "nothing" : spell(value) + (whole && !schedule.owners ? " (the whole sum)" : "");
     cell.style.setProperty("--share", share.toFixed(3));
     cell.toggleAttribute("data-complete", whole);
     cell.toggleAttribute("data-nothing", value === null);
@@ -281,13 +282,14 @@ class Panel {
     const { ranks, members, steps } = schedule;
     const holders = members.length < ranks ? "every rank that contributes" : "every rank";
     if (steps.length === 0) {
-      return "No step is needed: one rank alone has the whole sum from the beginning.";
+      return "No step is needed: one rank alone has all of it from the beginning.";
     }
     if (number === 0) {
-      return `Before the first of ${plural(steps.length, "step")}, ${holders} has its own buffer.`;
+      const before = data.before.replace("@", holders);
+      return `Before the first of ${plural(steps.length, "step")}, ${before}.`;
     }
     const what = `Step ${number} of ${steps.length}: ${describe(schedule, steps[number - 1])}.`;
-    return done < steps.length ? what : `${what} Now ${holders} has the whole sum.`;
+    return done < steps.length ? what : `${what} Now ${data.after.replace("@", holders)}.`;
   }
 
   count(done) {

@@ -72,7 +72,7 @@ class _Table:
         self._nodes.pop(schedule.ranks, None)
         self._chunks, self._colour = schedule.chunks, colour
         self._schedule = schedule
-        self._members = len(schedule.members)
+        self._members = len(schedule.contributors(0))
         self._label = max(len("chunk"), len(f"rank {schedule.ranks - 1}")) + 2
         room = (width - self._label) // schedule.chunks - 1
         longest = max(len(spell(chunk)) for state in states for row in state for chunk in row)
@@ -82,9 +82,10 @@ class _Table:
         self._cell = max(content + 1, len(str(schedule.chunks - 1))) if content else 0
 
     def legend(self) -> Iterator[str]:
-        members = self._schedule.members
+        members, chunks = self._schedule.members, range(self._schedule.chunks)
         if self._form == "letters":
-            names = [f"{letter(rank)} of rank {rank}" for rank in members]
+            ranks = sorted({r for chunk in chunks for r in self._schedule.contributors(chunk)})
+            names = [f"{letter(rank)} of rank {rank}" for rank in ranks]
             who = ", ".join(names) if len(names) <= 4 else f"{names[0]} to {names[-1]}"
             yield f"contributions: {who}"
         elif self._form == "counts":
