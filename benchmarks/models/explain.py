@@ -1,4 +1,4 @@
-"""``python -m benchmarks explain ALGORITHM``: what an all-reduce does, step by step."""
+"""``python -m benchmarks explain WHAT``: a collective step by step, or a training step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import cached_property
 from typing import Annotated
 
 from benchmarks.common import machines
@@ -24,50 +24,36 @@ from benchmarks.common.options import (
 from benchmarks.models.drawing.diagram import draw_diagram
 from benchmarks.models.drawing.page import draw_page
 from benchmarks.models.drawing.text import describe
+from benchmarks.models.drawing.timeline import draw_timeline, draw_timeline_page
+from benchmarks.models.drawing.workflow import TrainingStep
 from mpiddp.errors import ConfigurationError
-from mpiddp.options.checks import at_least
+from mpiddp.options.checks import at_least, positive
 from mpiddp.options.fields import Argument, pick
 from mpiddp.schedules.cost import Machine, Simulation, bound, simulate, split, split_in_two
-from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, parse
-from mpiddp.schedules.schedule import Schedule, segment
+from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, names, parse
+from mpiddp.schedules.schedule import Collective, Schedule, segment
 
 MOST_CELLS = {"svg": 100_000, "text": 10_000_000}
 """Ranks × chunks × steps, above which it is too large to read."""
-
-
-@dataclass(frozen=True)
-class Options:
-    choice: Choice
-    ranks: int
-    nodes: tuple[int, ...] | None
-    """The ranks of each node; None if nodes were not spoken of, and the algorithm has no use for
-    them, else two halves."""
-    size: int
-    """Bytes of the buffer."""
-    machine: Machine
-    svg: Path | None
-    html: Path | None
-    beside: Choice | None
-
-    @property
-    def title(self) -> str:
-        ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
-        if self.nodes is None:
-            return f"{self.choice} on {ranks}"
-        return f"{self.choice} on {ranks} of {len(self.nodes)} node{'s' * (len(self.nodes) > 1)}"
-
-    @property
-    def hosts(self) -> tuple[int, ...]:
-        """The ranks of each node, one rank on each if nodes were not spoken of."""
-        return (1,) * self.ranks if self.nodes is None else self.nodes
+STEP = "training-step"
+USUAL = {
+    **{each.value: "ring" for each in Collective},
+    **{each.value: "gather-broadcast" for each in (Collective.REDUCE, Collective.BROADCAST)},
+    STEP: "ring",
+}
+"""What can be explained beside algorithms, and by which one unless --by names another."""
+COMPUTE, BUCKETS = 90.0, 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplainOptions(machines.MachineOptions):
+class Options(machines.MachineOptions):
     """What is shown, and the machine whose prices it gets."""
 
-    algorithm: Annotated[Choice, Argument("ALGORITHM", parse, is_positional=True)]
-    """NAME or NAME:key=value,…"""
+    subject: Annotated[str, Argument("WHAT", is_positional=True)]
+    """An algorithm, as NAME or NAME:key=value,…, a collective, or training-step."""
+    by: Annotated[Choice | None, Argument("ALGORITHM", parse)] = None
+    """Of a collective or a training step (default: ring, or gather-broadcast if there is a
+    root)."""
     ranks: Count = 4
     """Number of ranks."""
     segments: Annotated[int | None, Argument("K", at_least(1))] = None
@@ -80,60 +66,140 @@ class ExplainOptions(machines.MachineOptions):
     """Write a page that animates the steps."""
     beside: Annotated[Choice | None, Argument("ALGORITHM", parse)] = None
     """With --html: a second algorithm."""
-    bytes: Annotated[int, Argument("BYTES", size)] = 1 << 20
-    """Buffer to price; K, M, G are 2^10, 2^20, 2^30 (default: 1M)."""
+    bytes: Annotated[int | None, Argument("BYTES", size)] = None
+    """Buffer to price, or gradients; K, M, G are 2^10, 2^20, 2^30 (default: 1M; training-step:
+    64M)."""
+    compute: Annotated[float | None, Argument("MS", positive("milliseconds"))] = None
+    """With training-step: time of forward and backward (default: 90)."""
+    buckets: Annotated[int | None, Argument("K", at_least(1))] = None
+    """With training-step: buckets that gradients are in (default: 4)."""
 
     def __post_init__(self) -> None:
-        if self.segments is not None and self.algorithm.segments > 1:
-            raise ConfigurationError(f"{self.algorithm} and --segments: give the segments once")
+        is_step = self.subject == STEP
+        for name, fits in (
+            ("by", self.subject in USUAL), ("compute", is_step), ("buckets", is_step),
+            ("beside", not is_step),
+        ):  # fmt: skip
+            if getattr(self, name) is not None and not fits:
+                raise ConfigurationError(f"--{name} is not for {self.subject}")
+        if self.segments is not None and self._named.segments > 1:
+            raise ConfigurationError(f"{self._named} and --segments: give the segments once")
         if self.beside is not None and self.html is None:
             raise ConfigurationError("--beside needs --html FILE")
         for name, path in (("svg", self.svg), ("html", self.html)):
             if path is not None and path.suffix != f".{name}":
                 raise ConfigurationError(f"--{name} {path}: expected a name in .{name}")
 
+    @property
+    def _named(self) -> Choice:
+        if self.subject in USUAL:
+            return self.by or parse(USUAL[self.subject])
+        try:
+            return parse(self.subject)
+        except ConfigurationError as error:
+            others = (
+                "" if self.subject.partition(":")[0] in names() else f"; and {', '.join(USUAL)}"
+            )
+            raise ConfigurationError(f"{error}{others}") from None
+
+    @cached_property
+    def choice(self) -> Choice:
+        """The algorithm, for the collective."""
+        kinds = {each.value: each for each in Collective}
+        kind = kinds.get(self.subject, Collective.ALL_REDUCE)
+        segments = self.segments or self._named.segments
+        return replace(self._named, segments=segments, collective=kind)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...] | None:
+        """The ranks of each node; None if nodes were not spoken of, and the algorithm has no use
+        for them, else two halves."""
+        if self.nodes is not None:
+            return split(self.ranks, self.nodes)
+        return split_in_two(self.ranks) if self._named.algorithm.knows_nodes else None
+
+    @cached_property
+    def hosts(self) -> tuple[int, ...]:
+        """The ranks of each node, one rank on each if nodes were not spoken of."""
+        return self.sizes or (1,) * self.ranks
+
+    @cached_property
+    def machine(self) -> Machine:
+        return machines.read_machine(self, several=self.sizes is not None)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the buffer, or of all gradients."""
+        return self.bytes if self.bytes is not None else (64 if self.subject == STEP else 1) << 20
+
+    @property
+    def title(self) -> str:
+        what = f"{self.subject} by {self.choice}" if self.subject in USUAL else str(self.choice)
+        ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
+        if self.sizes is None:
+            return f"{what} on {ranks}"
+        return f"{what} on {ranks} of {len(self.sizes)} node{'s' * (len(self.sizes) > 1)}"
+
 
 READER = make_reader(
     command="explain",
-    description="Show an all-reduce step by step: which chunk goes where, what each rank holds, "
-    "what it takes. --svg and --html draw it.",
-    groups={"options": ExplainOptions},
-    epilog=describe_algorithms("ring:segments=4"),
+    description="Show a collective step by step: which chunk goes where, what each rank holds, "
+    "what it takes; or the workflow of a training step, with what overlaps. --svg and --html draw "
+    "it.",
+    groups={"options": Options},
+    epilog=f"WHAT is {', '.join(USUAL)} or ALGORITHM, for its all-reduce. "
+    + describe_algorithms("ring:segments=4"),
 )
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
-    given = pick(ExplainOptions, READER.read(arguments))
-    choice, ranks = given.algorithm, given.ranks
-    if given.segments is not None:
-        choice = replace(choice, segments=given.segments)
-    nodes = None if given.nodes is None else split(ranks, given.nodes)
-    if nodes is None and choice.algorithm.knows_nodes:
-        nodes = split_in_two(ranks)
-    machine = machines.read_machine(given, several=nodes is not None)
-    return Options(choice, ranks, nodes, given.bytes, machine, given.svg, given.html, given.beside)
+    options = pick(Options, READER.read(arguments))
+    _ = options.machine, options.choice
+    return options
 
 
 def main(arguments: Sequence[str]) -> None:
     options = parse_options(arguments)
     check_outputs(options.svg, options.html)
+    (_explain_step if options.subject == STEP else _explain_collective)(options)
+    for path in filter(None, (options.svg, options.html)):
+        print(f"wrote {path}")
+
+
+def _explain_collective(options: Options) -> None:
     schedule = build(options)
     count = options.size // ITEM
     run = simulate(schedule, count, options.machine, options.hosts, item=ITEM)
     if options.svg is None and options.html is None:
         _print_steps(options, schedule, run)
     if options.svg is not None:
-        text = draw_diagram(schedule, options.title, notes=_list_notes(run), nodes=options.nodes)
+        text = draw_diagram(schedule, options.title, notes=_list_notes(run), nodes=options.sizes)
         options.svg.write_text(text, encoding="utf-8")
     if options.html is not None:
+        beside = options.beside and replace(options.beside, collective=options.choice.collective)
         page = draw_page(
-            options.choice, options.ranks, options.nodes,
-            beside=options.beside, size=options.size, machine=options.machine,
+            options.choice, options.ranks, options.sizes,
+            beside=beside, size=options.size, machine=options.machine,
         )  # fmt: skip
         options.html.write_text(page, encoding="utf-8")
     print(*describe_price(options, schedule, run), sep="\n")
-    for path in filter(None, (options.svg, options.html)):
-        print(f"wrote {path}")
+
+
+def _explain_step(options: Options) -> None:
+    machine, schedule = options.machine, build(options)
+    count = options.buckets or BUCKETS
+    run = simulate(schedule, options.size // ITEM // count, machine, options.hosts, item=ITEM)
+    # The update reads and writes weights as a rank adds.
+    step = TrainingStep(
+        (options.compute or COMPUTE) / 1000, (run.seconds,) * count, options.size * machine.addition
+    )
+    if options.svg is not None:
+        options.svg.write_text(draw_timeline(step, options.title), encoding="utf-8")
+    if options.html is not None:
+        options.html.write_text(draw_timeline_page(step, options.title), encoding="utf-8")
+    figures = machines.describe_machine(machine, several=options.sizes is not None)
+    print(f"{options.title}, {describe_size(options.size)} of gradients, {figures}\n")
+    print(*step.describe(shutil.get_terminal_size((100, 24)).columns), sep="\n")
 
 
 def build(options: Options) -> Schedule:
@@ -141,7 +207,7 @@ def build(options: Options) -> Schedule:
     if options.ranks > LARGEST_SIMULATED:
         raise _too_large(f"{options.ranks} ranks")
     segments = options.choice.segments
-    whole = replace(options.choice, segments=1).build(options.ranks, options.nodes)
+    whole = replace(options.choice, segments=1).build(options.ranks, options.sizes)
     steps, chunks = len(whole.steps) + segments - 1, whole.chunks * segments
     if whole.ranks * chunks * (steps + 1) > MOST_CELLS["svg" if options.svg else "text"]:
         raise _too_large(f"{steps} steps of {whole.ranks} ranks with {chunks} chunks")
@@ -159,11 +225,11 @@ def _list_notes(run: Simulation) -> list[str]:
 
 
 def _print_steps(options: Options, schedule: Schedule, run: Simulation) -> None:
-    print(f"{options.title}: {options.choice.algorithm.summary}")
+    print(f"{options.title}: {options.choice.summary}")
     colour = sys.stdout.isatty()
     width = shutil.get_terminal_size((100, 24)).columns
     notes = _list_notes(run)
-    for line in describe(schedule, width=width, colour=colour, notes=notes, nodes=options.nodes):
+    for line in describe(schedule, width=width, colour=colour, notes=notes, nodes=options.sizes):
         print(line)
     print()
 
@@ -171,7 +237,7 @@ def _print_steps(options: Options, schedule: Schedule, run: Simulation) -> None:
 def describe_price(options: Options, schedule: Schedule, run: Simulation) -> Iterator[str]:
     """What it takes on the machine, beside what no algorithm can beat."""
     machine, hosts = options.machine, options.hosts
-    several = options.nodes is not None
+    several = options.sizes is not None
     messages = sum(step.messages for step in run.steps)
     figures = machines.describe_machine(machine, several=several)
     yield f"{options.title}, {describe_size(options.size)}, {figures}"
@@ -180,7 +246,7 @@ def describe_price(options: Options, schedule: Schedule, run: Simulation) -> Ite
     if form is not None:
         formula = machines.describe_form(form, run.seconds, options.size, machine)
     yield f"  {'modelled':14}{describe_seconds(run.seconds)}{formula}"
-    least = bound(options.size, machine, hosts, len(schedule.members))
+    least = bound(options.size, machine, hosts, len(schedule.members), schedule.collective)
     yield (
         f"  {'lower bound':14}{describe_seconds(least.seconds)}: the greatest of latency "
         f"{describe_seconds(least.latency)}, bandwidth {describe_seconds(least.bandwidth)}, "

@@ -215,7 +215,7 @@ class Choice:
         half = self.build_half(self.collective, ranks, nodes, order)
         if half.collective is not self.collective and ranks > 1:
             raise ConfigurationError(
-                f"{self} makes no {self.collective.value}: its half is a {half.collective.value}"
+                f"{self} makes {half.collective.value}, not {self.collective.value}"
             )
         return segment(replace(half, collective=self.collective), self.segments)
 

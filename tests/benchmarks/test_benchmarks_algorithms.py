@@ -157,6 +157,32 @@ def test_the_formula_that_is_printed_gives_the_price(name, nodes, capsys):
     assert not sign or total == pytest.approx(found, rel=1e-3)
 
 
+def test_a_collective_is_explained_by_its_usual_algorithm_or_another(capsys):
+    explain.main(["reduce", "--ranks", "3", "--addition", "1e9", "--latency", "0"])
+    text = capsys.readouterr().out
+    assert text.startswith("reduce by gather-broadcast on 3 ranks: The first half of this all-")
+    assert "  1→0 +0   2→0 +0" in text.replace("\xa0", " ")
+    # Two buffers through the root's port of 1.25 GB/s, where one must go.
+    assert "modelled      1.68 ms\n" in text and "lower bound   839 µs: " in text
+    explain.main(["all-gather", "--by", "direct", "--ranks", "3"])
+    text = capsys.readouterr().out
+    assert text.startswith("all-gather by direct on 3 ranks: The second half")
+    assert "step 1 of 1: 6 messages, 6 copied" in text
+
+
+def test_the_workflow_of_a_training_step_is_explained(tmp_path, capsys):
+    svg, page = tmp_path / "a.svg", tmp_path / "a.html"
+    explain.main(["training-step", "--by", "central", "--compute", "9", "--buckets", "3", "--bytes",
+                  "12M", "--svg", str(svg), "--html", str(page)])  # fmt: skip
+    text = capsys.readouterr().out
+    assert text.startswith("training-step by central on 4 ranks, 12 MiB of gradients, ")
+    order = ["forward ", "backward 1 ", "bucket 1 ", "backward 3", "bucket 3", "update "]
+    places = [text.rindex(f"\n{name}") for name in order]
+    assert places == sorted(places)
+    assert "without overlap" in text
+    assert svg.read_text() in page.read_text()
+
+
 def test_a_link_shared_by_the_ranks_of_a_node_can_be_quicker_than_one_rank(capsys):
     for bandwidth, milliseconds in (("10", 8 * 1.048576), ("40", 2 * 1.048576)):
         explain.main(["direct", "--ranks", "4", "--nodes", "2", "--bytes", "10M", "--latency", "0",
@@ -183,7 +209,13 @@ def test_explain_draws(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ([], "the following arguments are required: ALGORITHM"),
+        ([], "the following arguments are required: WHAT"),
+        (["gather"], "two-level; and all-reduce, reduce-scatter, all-gather, reduce, broadcast, t"),
+        (["broadcast", "--by", "ring"], "ring makes all-gather, not broadcast"),
+        (["all-gather", "--by", "one-shot"], "one-shot has no halves, so it makes no all-gather"),
+        (["ring", "--by", "direct"], "--by is not for ring"),
+        (["reduce", "--buckets", "2"], "--buckets is not for reduce"),
+        (["training-step", "--compute", "0"], "expected milliseconds > 0, found '0'"),
         (["star"], "no algorithm is called 'star'; there are ring, naive-ring"),
         (["ring:chunks=3"], "'chunks=3' in 'ring:chunks=3': ring takes segments=…"),
         (["ring", "--segments", "0"], "expected an integer >= 1, found '0'"),

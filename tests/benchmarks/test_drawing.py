@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -12,8 +14,13 @@ from benchmarks.models import explain
 from benchmarks.models.drawing.diagram import NAMESPACE, draw_diagram
 from benchmarks.models.drawing.holdings import follow, letter, spell
 from benchmarks.models.drawing.text import describe
+from benchmarks.models.drawing.timeline import draw_timeline, draw_timeline_page
+from benchmarks.models.drawing.workflow import COMPUTES, SENDS, TrainingStep
+from browser import Page
+from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import split
 from mpiddp.schedules.registry import names, parse
+from mpiddp.schedules.schedule import MIRROR, Collective
 
 
 def lines(text: str, ranks: int, **options) -> list[str]:
@@ -97,6 +104,85 @@ def test_every_algorithm_ends_with_all_letters(name, ranks):
     assert len(list(describe(schedule))) > ranks
 
 
+@pytest.mark.parametrize("kind", MIRROR, ids=lambda kind: kind.value)
+def test_every_collective_ends_where_it_should(kind: Collective):
+    """On four ranks: whose buffers are summed, and who has the result."""
+    drawn = 0
+    for name in names():
+        try:
+            schedule = replace(parse(name), collective=kind).build(4)
+        except ConfigurationError:
+            continue
+        drawn += 1
+        first, *_, last = follow(schedule)
+        full = find(read(draw_diagram(schedule, name)), "rect", "full")
+        begins = [chunk for rank in range(4) for chunk in first[rank] if chunk]
+        ends = [set(last[rank][chunk]) for chunk in range(schedule.chunks)
+                for rank in schedule.holders(chunk)]  # fmt: skip
+        if kind.gathers:
+            assert len(begins) == schedule.chunks and all(len(each) == 1 for each in ends)
+            assert len(full) > len(schedule.members) * schedule.chunks
+        else:
+            assert all(each == set(schedule.members) for each in ends)
+            assert len(begins) == len(schedule.members) * schedule.chunks
+    assert drawn >= 3
+
+
+# ---- a training step ----------------------------------------------------------------------
+
+STEPS = [TrainingStep(0.09, (0.02,) * 4, 0.01), TrainingStep(0.09, (0.001,) * 3, 0.0),
+         TrainingStep(0.03, (0.5,), 0.01)]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_a_step_does_one_thing_of_a_kind_at_a_time_and_each_when_it_can(step, overlaps):
+    spans = step.plan(overlaps=overlaps)
+    ends = {span.name: span.end for span in spans}
+    for lane, total in ((COMPUTES, step.compute + step.update), (SENDS, sum(step.syncs))):
+        mine = [span for span in spans if span.lane == lane]
+        assert all(one.end <= other.begin + 1e-12 for one, other in pairwise(mine))
+        assert sum(span.end - span.begin for span in mine) == pytest.approx(total)
+    for span in spans:
+        if span.lane == SENDS:
+            number = span.name.split()[1]
+            backward = ends[f"backward {number}"] if overlaps else step.compute
+            before = ends.get(f"bucket {int(number) - 1}", 0.0)
+            assert span.begin == pytest.approx(max(backward, before))
+    assert spans[-1].name == "update"
+    assert spans[-1].begin == pytest.approx(max(end for name, end in ends.items()
+                                                if name != "update"))  # fmt: skip
+
+
+def test_a_step_says_what_overlapping_hides():
+    # Forward 30 ms, backward 15 ms for each of four buckets, 20 ms for each to go round: the first
+    # goes at 45 ms, the last is through at 125 ms.
+    text = "\n".join(STEPS[0].describe(100))
+    for line in ("modelled           135 ms", "of it hidden     45 ms", "of it exposed    35 ms",
+                 "without overlap    180 ms"):  # fmt: skip
+        assert line in text
+    picture = draw_timeline(STEPS[0], "<step>")
+    words = [item.text for item in read(picture).iter(f"{{{NAMESPACE}}}text")]
+    assert words.count("bucket 4") == words.count("backward 1") == words.count("update") == 2
+    assert "without overlap: 180 ms" in words
+
+
+@pytest.mark.browser
+def test_the_page_of_a_step_says_what_goes_on(page: Page):
+    file = page.folder / "step.html"
+    file.write_text(draw_timeline_page(STEPS[0], "<step>"), "utf-8")
+    page.visit(file.as_uri())
+    page.wait(lambda: page.text("#words") != "")
+    page.run("""const moment = document.querySelector("#moment"); moment.value = 0.5;
+        moment.dispatchEvent(new Event("input"))""")
+    # Half of 180 ms: the third bucket goes, and backward has just ended.
+    expected = "communicates bucket 3; without overlap it communicates bucket 1."
+    assert page.text("#words").endswith(expected) and page.text("#play") == "Play"
+    page.click("#play")
+    page.wait(lambda: "bucket 4" in page.text("#words") or "update" in page.text("#words"))
+    assert page.text("#play") == "Pause"
+
+
 def read(svg: str) -> ElementTree.Element:
     return ElementTree.fromstring(svg)
 
@@ -157,6 +243,8 @@ DIAGRAMS = {
     "ring": ["ring", "--ranks", "4"],
     "central": ["central", "--ranks", "4"],
     "two-level": ["two-level", "--ranks", "6", "--nodes", "2"],
+    "reduce": ["reduce", "--ranks", "4"],
+    "workflow": ["training-step", "--ranks", "4"],
 }
 
 

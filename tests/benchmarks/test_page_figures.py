@@ -18,7 +18,7 @@ from browser import Page
 from mpiddp.schedules.cost import Machine, MessageCost, bound, flat, simulate
 from mpiddp.schedules.proof import replay
 from mpiddp.schedules.registry import Choice, find, names, parse
-from mpiddp.schedules.schedule import Schedule, segment
+from mpiddp.schedules.schedule import MIRROR, Collective, Schedule, segment
 
 FLAT = flat(5e-6, 8e-11, 2e-11)
 USUAL = Machine(MessageCost(1e-6, 8e-11), MessageCost(1e-5, 8e-10), 1e-10)
@@ -30,6 +30,7 @@ MACHINES = {
     "additions": Machine(MessageCost(0.0, 1e-12), MessageCost(0.0, 2e-12), 1e-7),
 }
 ITEM = 4
+ROOTED = dict.fromkeys((Collective.REDUCE, Collective.BROADCAST), "gather-broadcast")
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,8 @@ def check(found: Any, schedule: Schedule, setting: Setting) -> None:
     assert found["messages"] == sum(step.messages for step in run.steps)
     assert found["sent"] == pytest.approx(run.sent)
     assert found["received"] == pytest.approx(run.received)
-    limits = bound(count * ITEM, setting.machine, setting.hosts, len(schedule.members))
+    members, kind = len(schedule.members), schedule.collective
+    limits = bound(count * ITEM, setting.machine, setting.hosts, members, kind)
     for key in ("latency", "bandwidth", "addition", "seconds"):
         assert found["bound"][key] == pytest.approx(getattr(limits, key)), key
 
@@ -159,6 +161,26 @@ def test_the_page_shows_the_states_and_prices_that_python_has(page: Page, ranks:
             # One rank has no steps, and no need of segments.
             choice = Choice(find(name), segments=segments if ranks > 1 else 1)
             check(found, choice.build(ranks), setting)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("kind", MIRROR, ids=lambda kind: kind.value)
+def test_a_page_of_another_collective_shows_that(page: Page, kind: Collective) -> None:
+    page.open("binomial-tree" if kind in ROOTED else "ring", 5, collective=kind)
+    assert page.text("h1") == f"{kind.value.capitalize()}, step by step"
+    offered = [name for name in page.texts("[name=first] option") if name != "two-level"]
+    assert {"direct", "gather-broadcast"} & set(offered) == {ROOTED.get(kind, "direct")}
+    setting = Setting(5, 3)
+    for name, found in zip(offered, compute(page, offered, setting), strict=True):
+        check(found, Choice(find(name), {}, 3, kind).build(5), setting)
+    page.click("#end")
+    ends = {
+        Collective.REDUCE: "the root has the whole sum",
+        Collective.BROADCAST: "has all of it",
+        Collective.REDUCE_SCATTER: "every owner",
+        Collective.ALL_GATHER: "every rank has all",
+    }
+    assert ends[kind] in page.text(".words")
 
 
 @pytest.mark.browser
@@ -228,8 +250,8 @@ def test_the_page_says_the_same_figures_as_the_terminal(
     words = [*command.split(), "--html", str(file)]
     explain.main(words)
     options = explain.parse_options(words)
-    schedule = options.choice.build(options.ranks, options.nodes)
-    run = simulate(schedule, options.size // ITEM, options.machine, options.nodes, item=ITEM)
+    schedule = options.choice.build(options.ranks, options.sizes)
+    run = simulate(schedule, options.size // ITEM, options.machine, options.sizes, item=ITEM)
     page.driver.get(file.as_uri())
     facts, printed = page.facts(), capsys.readouterr().out
     total = describe_seconds(run.seconds)

@@ -25,7 +25,7 @@ from mpiddp.schedules.cost import (
     split,
 )
 from mpiddp.schedules.proof import prove
-from mpiddp.schedules.schedule import Transfer, all_reduce
+from mpiddp.schedules.schedule import MIRROR, Collective, Transfer, all_reduce
 from prices import FULL, ODD, WITH_HALVES, build, close, machines
 
 # ---- hand-computed ------------------------------------------------------------------------
@@ -195,6 +195,38 @@ def test_the_lower_bounds_of_two_workers_and_their_server_by_hand():
     limits = bound(12, flat(5, 2, 1), (3,), members=2)
     assert (limits.latency, limits.bandwidth, limits.addition) == (5, 24, 4)
     assert bound(12, flat(5, 2, 1), (2,), members=1).seconds == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    nodes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    name=st.sampled_from([*WITH_HALVES, "central"]),
+    kind=st.sampled_from(list(MIRROR)),
+    count=st.integers(1, 100),
+    machine=machines(),
+)
+def test_no_half_beats_the_lower_bounds_of_its_collective(nodes, name, kind, count, machine):
+    try:
+        half = replace(registry.parse(name), collective=kind).build(sum(nodes))
+    except ConfigurationError:
+        return
+    price = simulate(half, count, machine, nodes).seconds
+    assert bound(count, machine, nodes, len(half.members), kind).seconds <= price * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("ring", Collective.REDUCE_SCATTER), ("ring", Collective.ALL_GATHER),
+     ("naive-ring:segments=16", Collective.BROADCAST)],
+)  # fmt: skip
+def test_some_halves_meet_the_lower_bounds_of_their_collective(name, kind):
+    half = replace(registry.parse(name), collective=kind).build(16)
+    limits = bound(1600, flat(3, 2, 1), (1,) * 16, 16, kind)
+    # Of 16 segments the last one waits for the first to be 14 ranks away.
+    late = (16 + 14) / 16 if kind is Collective.BROADCAST else 1
+    assert limits.bandwidth * late == simulate(half, 1600, flat(0, 2)).seconds
+    assert limits.addition == simulate(half, 1600, flat(0, 0, 1)).seconds
+    assert limits.latency == 3 * 4
 
 
 def test_some_algorithms_meet_the_lower_bounds():

@@ -6,13 +6,14 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.models.drawing.page import draw_page
 from mpiddp.schedules.registry import parse
+from mpiddp.schedules.schedule import Collective
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -84,11 +85,13 @@ class Page:
 
     def open(
         self, text: str, ranks: int, nodes: Sequence[int] | None = None, *,
-        beside: str | None = None, address: str = "", **figures: Any,
+        beside: str | None = None, address: str = "",
+        collective: Collective = Collective.ALL_REDUCE, **figures: Any,
     ) -> None:  # fmt: skip
         file = self.folder / "page.html"
         second = parse(beside) if beside else None
-        file.write_text(draw_page(parse(text), ranks, nodes, beside=second, **figures), "utf-8")
+        first = replace(parse(text), collective=collective)
+        file.write_text(draw_page(first, ranks, nodes, beside=second, **figures), "utf-8")
         self.visit(f"{file.as_uri()}{address}")
 
     def visit(self, address: str) -> None:

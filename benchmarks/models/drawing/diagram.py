@@ -72,7 +72,7 @@ class _Diagram:
         SubElement(root, "style").text = STYLE
         _define_heads(root)
         SubElement(root, "rect", {"width": "100%", "height": "100%", "fill": "var(--paper)"})
-        _write(root, 16, 26, self._title, "title")
+        write(root, 16, 26, self._title, "title")
         self._draw_ranks(root)
         for number, step in enumerate(self._schedule.steps):
             self._draw_head(root, number)
@@ -93,21 +93,21 @@ class _Diagram:
         end = self._x(len(self._schedule.steps)) + CELLS
         for rank in range(self._schedule.ranks):
             y = self._y(rank)
-            _write(root, 16, y + 4, f"rank {rank}")
+            write(root, 16, y + 4, f"rank {rank}")
             if rank not in self._schedule.members:
-                _write(root, 16, y + 18, "server", "quiet")
-            _draw(root, "line", "rank", x1=LEFT, x2=end, y1=y, y2=y)
+                write(root, 16, y + 18, "server", "quiet")
+            draw(root, "line", "rank", x1=LEFT, x2=end, y1=y, y2=y)
         for seam in self._seams:
             y = TOP + seam * ROW
-            _draw(root, "line", "seam", x1=16, x2=end, y1=y, y2=y)
+            draw(root, "line", "seam", x1=16, x2=end, y1=y, y2=y)
 
     def _draw_head(self, root: Element, number: int) -> None:
         middle = self._x(number) + CELLS + (self._stride - CELLS) / 2
         wide = self._stride - CELLS >= 60
         name = f"step {number + 1}" if wide else str(number + 1)
-        _write(root, middle, 48, name, anchor="middle")
+        write(root, middle, 48, name, anchor="middle")
         if self._notes and wide:
-            _write(root, middle, 62, self._notes[number], "quiet", anchor="middle")
+            write(root, middle, 62, self._notes[number], "quiet", anchor="middle")
 
     def _draw_arrows(self, root: Element, number: int, step: Step) -> None:
         messages = Counter(transfer.src for transfer in step)
@@ -117,47 +117,47 @@ class _Diagram:
         labels = []
         for src, dst, lo, hi, reduce in step:
             kind, y1, y2 = "add" if reduce else "copy", self._y(src), self._y(dst)
-            _draw(root, "line", kind, x1=x1, y1=y1, x2=x2, y2=y2, **{"marker-end": f"url(#{kind})"})
+            draw(root, "line", kind, x1=x1, y1=y1, x2=x2, y2=y2, **{"marker-end": f"url(#{kind})"})
             # Near its sender, where arrows that cross are still apart.
             part = 22 / math.hypot(x2 - x1, y2 - y1)
             name = f"{lo}" if hi == lo + 1 else f"{lo}–{hi - 1}"
             labels.append((x1 + part * (x2 - x1), y1 + part * (y2 - y1) + 3.5, name))
         for x, y, name in labels if named else ():
-            _write(root, x, y, name, "label", anchor="middle")
+            write(root, x, y, name, "label", anchor="middle")
 
     def _draw_holdings(self, root: Element, number: int, holdings: Holdings) -> None:
         width = CELLS / self._schedule.chunks
         for rank, row in enumerate(holdings):
             x, y = self._x(number), self._y(rank) - BAR / 2
-            _draw(root, "rect", "none", x=x, y=y, width=CELLS, height=BAR)
+            draw(root, "rect", "none", x=x, y=y, width=CELLS, height=BAR)
             for chunk, holding in enumerate(row):
                 share = len(holding) / len(self._schedule.contributors(chunk))
                 height = BAR * share
                 if share:
                     kind = "full" if share == 1 else "part"
-                    _draw(root, "rect", kind, x=x + chunk * width, y=y + BAR - height,
+                    draw(root, "rect", kind, x=x + chunk * width, y=y + BAR - height,
                           width=width, height=height)  # fmt: skip
-            _draw(root, "rect", "frame", x=x, y=y, width=CELLS, height=BAR)
+            draw(root, "rect", "frame", x=x, y=y, width=CELLS, height=BAR)
             if self._schedule.chunks <= 12:
                 for chunk in range(1, self._schedule.chunks):
                     x1 = x + chunk * width
-                    _draw(root, "line", "frame", x1=x1, x2=x1, y1=y, y2=y + BAR)
+                    draw(root, "line", "frame", x1=x1, x2=x1, y1=y, y2=y + BAR)
 
     def _draw_legend(self, root: Element) -> None:
         y = self._height - 18
         for x, kind, text in ((16, "add", "added"), (106, "copy", "copied")):
-            _draw(root, "line", kind, x1=x, x2=x + 34, y1=y - 4, y2=y - 4,
+            draw(root, "line", kind, x1=x, x2=x + 34, y1=y - 4, y2=y - 4,
                   **{"marker-end": f"url(#{kind})"})  # fmt: skip
-            _write(root, x + 42, y, text, "quiet")
+            write(root, x + 42, y, text, "quiet")
         for x, kind, text in ((206, "part", "part of the sum"), (326, "full", "all of it")):
             height = BAR if kind == "full" else BAR / 2
-            _draw(root, "rect", "none", x=x, y=y - 10, width=14, height=BAR)
-            _draw(root, "rect", kind, x=x, y=y + 2 - height, width=14, height=height)
-            _draw(root, "rect", "frame", x=x, y=y - 10, width=14, height=BAR)
-            _write(root, x + 20, y, text, "quiet")
+            draw(root, "rect", "none", x=x, y=y - 10, width=14, height=BAR)
+            draw(root, "rect", kind, x=x, y=y + 2 - height, width=14, height=height)
+            draw(root, "rect", "frame", x=x, y=y - 10, width=14, height=BAR)
+            write(root, x + 20, y, text, "quiet")
         rest = ["numbers: chunks"] * (self._schedule.chunks > 1)
         rest += ["dotted: between nodes"] * bool(self._seams)
-        _write(root, 406, y, "; ".join(rest), "quiet")
+        write(root, 406, y, "; ".join(rest), "quiet")
 
 
 def _define_heads(root: Element) -> None:
@@ -172,7 +172,7 @@ def _define_heads(root: Element) -> None:
         SubElement(marker, "path", {"class": f"{kind}-head", "d": "M0 0 L8 4 L0 8 z"})
 
 
-def _draw(root: Element, shape: str, kind: str, **attributes: float | str) -> None:
+def draw(root: Element, shape: str, kind: str, **attributes: float | str) -> None:
     values = {
         name: value if isinstance(value, str) else f"{value:g}"
         for name, value in attributes.items()
@@ -180,7 +180,7 @@ def _draw(root: Element, shape: str, kind: str, **attributes: float | str) -> No
     SubElement(root, shape, {"class": kind, **values})
 
 
-def _write(
+def write(
     root: Element, x: float, y: float, text: str, kind: str = "", *, anchor: str = "start"
 ) -> None:
     attributes = {"x": f"{x:g}", "y": f"{y:g}", "text-anchor": anchor}

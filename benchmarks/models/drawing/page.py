@@ -164,7 +164,8 @@ def _collect(
         str(number): _pack_all(entries, number, nodes if number == ranks else None, segments, terms)
         for number in sorted({*OFFERED, ranks})
     }
-    possible = set().union(*schedules.values())
+    # One rank alone makes every collective by every algorithm.
+    possible = set(map(str, whole)).union(*(schedules[str(n)] for n in OFFERED if n > 1))
     return {
         "algorithms": {name: one.summary for name, one in entries.items() if name in possible},
         "start": {
