@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 from benchmarks.allreduce import report
@@ -19,7 +19,6 @@ from benchmarks.common import results
 from benchmarks.common.checks import check_run
 from benchmarks.common.options import (
     RunOptions,
-    SeveralRanks,
     describe_algorithms,
     make_reader,
     make_run,
@@ -29,39 +28,27 @@ from benchmarks.common.trials import WrongResultError
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.srun import Srun
 from mpiddp.errors import ConfigurationError
-from mpiddp.options.fields import pick
 from mpiddp.schedules.registry import names
 from mpiddp.schedules.registry import parse as parse_algorithm
 
-RANKS = (2, 4)
 RANKS_ON_CLUSTER = (4, 8)
 ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
 ALL = "all"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AllreduceRun(RunOptions[Plan]):
-    """Where ranks are started, and where the results go."""
-
-    ranks: SeveralRanks = ()
-    """Numbers of ranks (default: 2 4; with srun 4 8)."""
 
 
 READER = make_reader(
     command="allreduce",
     description="Time all-reduces in turns, by size: the framework's, MPI's, a plain ring, and "
     "mpiddp's.",
-    groups={"what is measured": Plan, "the run": AllreduceRun},
+    groups={"what is measured": Plan, "the run": RunOptions},
     epilog=f"{describe_algorithms('ring:segments=4')} auto lets mpiddp choose.",
 )
 
 
 def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    values = READER.read(arguments)
-    plan = pick(Plan, values)
-    algorithms, sizes = _read_algorithms(plan.algorithms), tuple(sorted(plan.sizes))
-    plan = replace(plan, algorithms=algorithms, sizes=sizes)
-    return make_run(AllreduceRun, values, plan, RANKS, RANKS_ON_CLUSTER)
+    run = make_run(READER.read(arguments), Plan, RANKS_ON_CLUSTER)
+    algorithms, sizes = _read_algorithms(run.plan.algorithms), tuple(sorted(run.plan.sizes))
+    return replace(run, plan=replace(run.plan, algorithms=algorithms, sizes=sizes))
 
 
 def _read_algorithms(texts: Sequence[str]) -> tuple[str, ...]:
@@ -83,9 +70,9 @@ def check(options: RunOptions[Plan]) -> Mpirun | Srun:
             raise ConfigurationError(
                 f"--sizes: expected whole elements of {item} bytes ({plan.type}), found {count}"
             )
-    for name, ranks in product(plan.algorithms, options.ranks):
+    for name, ranks in product(plan.algorithms, plan.ranks):
         check_algorithm(name, ranks)
-    return check_run(options, link=plan.link)
+    return check_run(options, plan.ranks, link=plan.link)
 
 
 def check_algorithm(name: str, ranks: int) -> None:
@@ -102,7 +89,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     launcher = check(options)
     environment, heading = results.begin(launcher)
-    groups = [measure(ranks, launcher, options.plan) for ranks in options.ranks]
+    groups = [measure(ranks, launcher, options.plan) for ranks in options.plan.ranks]
     targets = judge(groups, environment["cores"]) if options.targets else None
     parts = [*map(report.format_group, groups), format_targets(targets or ())]
     print("\n\n".join(filter(None, parts)))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from benchmarks.allreduce import contenders
 from benchmarks.allreduce.contenders import BUFFERS, PRIVATE, SHARED, TRANSPORTS, Cell, Contender
 from benchmarks.common import trials
-from benchmarks.common.options import Count, CountOrZero, Seconds, Sizes, size
+from benchmarks.common.options import Count, CountOrZero, Seconds, SeveralRanks, Sizes, size
 from benchmarks.common.statistics import quantile
 from benchmarks.common.trials import Length, check_answers
 from benchmarks.launching.launchers import Mpirun
@@ -27,6 +27,8 @@ LENGTH = Length(seconds=0.1, fewest=3, most=300)
 class Plan(trials.Plan):
     """What is measured."""
 
+    ranks: SeveralRanks = (2, 4)
+    """Numbers of ranks (default: 2 4; with srun 4 8)."""
     sizes: Sizes = SIZES
     """Of the buffers, for example 4096, 64K or 16M (default: 8 to 64M, in nine steps)."""
     type: Literal["float32", "float64", "float16", "bfloat16", "int32", "int64"] = "float32"

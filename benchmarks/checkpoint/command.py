@@ -18,20 +18,18 @@ from benchmarks.common.targets import Target, format_targets
 from benchmarks.common.workloads import parse_workload
 from benchmarks.launching.launchers import Mpirun
 from mpiddp.errors import ConfigurationError
-from mpiddp.options.fields import pick
 
 READER = make_reader(
     command="checkpoint",
     description="Time checkpoints, synchronous and beside training, against a raw write of their "
-    "bytes, and by the time of the steps between two of them. Without --ranks: 2.",
+    "bytes, and by the time of the steps between two of them.",
     groups={"what is measured": Plan, "the run": RunOptions},
     without=("warm_up", "nodes"),
 )
 
 
 def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    values = READER.read(arguments)
-    return make_run(RunOptions, values, pick(Plan, values), (2,))
+    return make_run(READER.read(arguments), Plan)
 
 
 def check(options: RunOptions[Plan]) -> Mpirun:
@@ -39,7 +37,7 @@ def check(options: RunOptions[Plan]) -> Mpirun:
     directory = options.plan.directory
     if directory is not None and not directory.is_dir():
         raise ConfigurationError(f"--directory: {directory} is not a directory")
-    return check_local_run(options)
+    return check_local_run(options, *options.plan.ranks)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -47,7 +45,7 @@ def main(arguments: Sequence[str]) -> None:
     launcher, plan = check(options), options.plan
     environment, heading = results.begin(launcher, f"{report.EXPLANATION}\n")
     measured, targets = [], list[Target]()
-    for ranks in options.ranks:
+    for ranks in plan.ranks:
         found = measure(plan, ranks, launcher)
         print(report.format_table(found, plan), flush=True)
         if options.targets:

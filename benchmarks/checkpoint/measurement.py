@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from benchmarks.common.options import Count, Seconds
+from benchmarks.common.options import Count, Ranks, Seconds
 from benchmarks.common.statistics import Summary, quantile, summarize
 from benchmarks.common.trials import Rounds
 from benchmarks.launching import launchers, processes
@@ -26,6 +26,8 @@ WARM_UP = 1
 class Plan(Rounds):
     """What is measured."""
 
+    ranks: Ranks = (2,)
+    """Numbers of ranks."""
     model: Annotated[str, Argument("MODEL")] = "resnet18"
     """convnet, resnet18, mlp or mlp:megabytes=M."""
     batch_size: Count = 64

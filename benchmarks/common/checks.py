@@ -49,21 +49,23 @@ def check_drawable(path: Path) -> None:
         )
 
 
-def check_run(options: RunOptions[Any], *, link: bool = False) -> Mpirun | Srun:
+def check_run(
+    options: RunOptions[Any], ranks: Sequence[int], *, link: bool = False
+) -> Mpirun | Srun:
     """Refuse what cannot be written or started; returns the launcher to use.
 
     ``link``: a link between two nodes is to be timed. Raises LaunchError and ConfigurationError.
     """
     check_outputs(options.json, plot=options.plot)
-    found = check_start(options.ranks, options.launcher, options.nodes)
+    found = check_start(ranks, options.launcher, options.nodes)
     if link and (not isinstance(found, Srun) or found.nodes < 2):
         raise ConfigurationError("--link needs two nodes of a cluster: --launcher srun --nodes 2")
     return found
 
 
-def check_local_run(options: RunOptions[Any]) -> Mpirun:
+def check_local_run(options: RunOptions[Any], *ranks: int) -> Mpirun:
     """As ``check_run``, where all ranks are on this machine."""
-    found = check_run(options)
+    found = check_run(options, ranks)
     if not isinstance(found, Mpirun):
         raise ConfigurationError("--launcher: expected an mpirun, found srun: runs are on one node")
     return found

@@ -48,8 +48,11 @@ Algorithms = Annotated[tuple[Choice, ...], Argument("ALGORITHM", parse, is_posit
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunPlace:
+class RunOptions(Generic[T]):
     """Where ranks are started, and where the results go."""
+
+    plan: T
+    """What is measured."""
 
     launcher: Annotated[str | None, Argument("PROGRAM")] = None
     """mpirun to use; startup, allreduce and training-step also take srun (default: MPIDDP_MPIRUN,
@@ -67,17 +70,6 @@ class RunPlace:
 
     plot: File = None
     """Draw the results (.svg, .png or .pdf)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(RunPlace, Generic[T]):
-    """Where ranks are started, and where the results go."""
-
-    plan: T
-    """What is measured."""
-
-    ranks: Ranks = ()
-    """Numbers of ranks."""
 
 
 def make_reader(
@@ -103,16 +95,11 @@ def list_algorithms() -> tuple[Choice, ...]:
 
 
 def make_run(
-    kind: type[RunOptions[T]],
-    values: Mapping[str, Any],
-    plan: T,
-    usual: tuple[int, ...],
-    on_cluster: tuple[int, ...] | None = None,
+    values: Mapping[str, Any], plan: type[T], on_cluster: tuple[int, ...] = ()
 ) -> RunOptions[T]:
-    """``usual``, ``on_cluster``: numbers of ranks if none are given, here and under srun."""
-    has_cluster = on_cluster is not None and is_srun(values.get("launcher"))
-    chosen = {"ranks": (on_cluster if has_cluster else usual), **values, "plan": plan}
-    return pick(kind, chosen)
+    """``on_cluster``: numbers of ranks under srun if none are given, if there are others then."""
+    chosen = {"ranks": on_cluster} if on_cluster and is_srun(values.get("launcher")) else {}
+    return pick(RunOptions, {**values, "plan": pick(plan, {**chosen, **values})})
 
 
 def describe_algorithms(example: str) -> str:

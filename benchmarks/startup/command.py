@@ -17,6 +17,7 @@ from benchmarks.common.checks import check_run
 from benchmarks.common.options import (
     Count,
     CountOrZero,
+    Ranks,
     RunOptions,
     Seconds,
     make_reader,
@@ -33,16 +34,16 @@ from benchmarks.startup.contenders import Contender, list_contenders, list_helps
 from benchmarks.startup.plot import draw
 from benchmarks.startup.report import Failure, Group
 from benchmarks.startup.targets import judge
-from mpiddp.options.fields import pick
 
-RANKS = (2, 4)
 RANKS_ON_CLUSTER = (4, 8, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartupRounds(Rounds):
-    """How often everything is timed."""
+class Plan(Rounds):
+    """What is measured."""
 
+    ranks: Ranks = (2, 4)
+    """Numbers of ranks (default: 2 4; with srun 4 8 16)."""
     repetitions: Count = 10
     warm_up: CountOrZero = 1
     deadline: Seconds = 120.0
@@ -51,31 +52,29 @@ class StartupRounds(Rounds):
 READER = make_reader(
     command="startup",
     description="Time whole processes from launch to first all-reduce, in turns: mpiddp under "
-    "mpirun or srun, torchrun with the same script, and the floor, importing torch. Without "
-    "--ranks: 2 and 4, with srun 4, 8 and 16.",
-    groups={"what is measured": StartupRounds, "the run": RunOptions},
+    "mpirun or srun, torchrun with the same script, and the floor, importing torch.",
+    groups={"what is measured": Plan, "the run": RunOptions},
 )
 
 
-def parse(arguments: Sequence[str]) -> RunOptions[Rounds]:
-    values = READER.read(arguments)
-    return make_run(RunOptions, values, pick(StartupRounds, values), RANKS, RANKS_ON_CLUSTER)
+def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
+    return make_run(READER.read(arguments), Plan, RANKS_ON_CLUSTER)
 
 
-def check(options: RunOptions[Rounds]) -> Mpirun | Srun:
-    return check_run(options)
+def check(options: RunOptions[Plan]) -> Mpirun | Srun:
+    return check_run(options, options.plan.ranks)
 
 
-def measure(options: RunOptions[Rounds], launcher: Mpirun | Srun) -> list[Group]:
+def measure(options: RunOptions[Plan], launcher: Mpirun | Srun) -> list[Group]:
     """Time all contenders, one group per number of ranks, and beside an mpirun ``--help``.
 
     Raises RunError, with its output, if any run fails; on a cluster, if one fails twice.
     """
     nodes = launcher.nodes if isinstance(launcher, Srun) else None
     if isinstance(launcher, Srun):
-        groups = [(ranks, list_on_cluster(ranks, launcher)) for ranks in options.ranks]
+        groups = [(ranks, list_on_cluster(ranks, launcher)) for ranks in options.plan.ranks]
     else:
-        groups = [(ranks, list_contenders(ranks, launcher)) for ranks in options.ranks]
+        groups = [(ranks, list_contenders(ranks, launcher)) for ranks in options.plan.ranks]
         groups.append((0, list_helps()))
     rounds = options.plan.warm_up + options.plan.repetitions
     total = rounds * sum(len(contenders) for _, contenders in groups)
@@ -87,7 +86,7 @@ def _measure_group(
     ranks: int,
     nodes: int | None,
     contenders: Sequence[Contender],
-    plan: Rounds,
+    plan: Plan,
     bar: tqdm[NoReturn],
 ) -> Group:
     programs = {contender.name: contender.program for contender in contenders}

@@ -13,29 +13,26 @@ from dataclasses import asdict
 
 from benchmarks.common import results
 from benchmarks.common.checks import check_local_run
-from benchmarks.common.options import RunOptions, RunPlace, make_reader, make_run
+from benchmarks.common.options import RunOptions, make_reader, make_run
 from benchmarks.common.targets import format_targets
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.stragglers import report
 from benchmarks.stragglers.measurement import Contender, Plan, configure, measure
 from benchmarks.stragglers.plot import draw
 from mpiddp.errors import ConfigurationError
-from mpiddp.options.fields import pick
 from mpiddp.training.options.groups.straggler import parse_straggler
 
 READER = make_reader(
     command="stragglers",
     description="Train until an accuracy is reached while a worker is slow: the framework's "
     "all-reduce, and a parameter server with each bound on staleness, in turns.",
-    groups={"what is measured": Plan, "the run": RunPlace},
+    groups={"what is measured": Plan, "the run": RunOptions},
     without=("warm_up", "nodes"),
 )
 
 
 def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    values = READER.read(arguments)
-    plan = pick(Plan, values)
-    return make_run(RunOptions, {**values, "ranks": (plan.ranks,)}, plan, ())
+    return make_run(READER.read(arguments), Plan)
 
 
 def check(options: RunOptions[Plan]) -> Mpirun:
@@ -50,7 +47,7 @@ def check(options: RunOptions[Plan]) -> Mpirun:
             )
     for staleness in plan.staleness:
         configure(plan, Contender(plan.stragglers[0], staleness))
-    return check_local_run(options)
+    return check_local_run(options, plan.ranks)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -17,33 +17,31 @@ from benchmarks.launching.launchers import Mpirun
 from benchmarks.training_loop import report
 from benchmarks.training_loop.measurement import Plan, measure
 from benchmarks.training_loop.workloads import find_workload
-from mpiddp.options.fields import pick
 
 READER = make_reader(
     command="training-loop",
     description="Time whole trainings of python -m mpiddp.train and of a bare loop, in turns, by "
-    "the samples per second of their epochs. Without --ranks: 1 and 2.",
+    "the samples per second of their epochs.",
     groups={"what is measured": Plan, "the run": RunOptions},
     without=("nodes",),
 )
 
 
 def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    values = READER.read(arguments)
-    return make_run(RunOptions, values, pick(Plan, values), (1, 2))
+    return make_run(READER.read(arguments), Plan)
 
 
 def check(options: RunOptions[Plan]) -> Mpirun:
     for model in options.plan.models:
         find_workload(model)
-    return check_local_run(options)
+    return check_local_run(options, *options.plan.ranks)
 
 
 def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     launcher, plan = check(options), options.plan
     environment, heading = results.begin(launcher, f"{report.EXPLANATION}\n")
-    groups = [group for ranks in options.ranks for group in measure(plan, ranks, launcher)]
+    groups = [group for ranks in plan.ranks for group in measure(plan, ranks, launcher)]
     targets = report.judge(groups) if options.targets else None
     print(report.format_table(groups))
     print(format_targets(targets or ()), end="\n" if targets else "")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from benchmarks.baselines.training_loop import Settings
-from benchmarks.common.options import Count, Seconds
+from benchmarks.common.options import Count, Ranks, Seconds
 from benchmarks.common.statistics import Series, Summary, compare, interleave, quantile
 from benchmarks.common.trials import Rounds, show_progress
 from benchmarks.launching.launchers import Mpirun, clean_environment
@@ -31,6 +31,8 @@ UNTIMED = 1
 class Plan(Rounds):
     """What is measured."""
 
+    ranks: Ranks = (1, 2)
+    """Numbers of ranks."""
     models: Annotated[tuple[str, ...], Argument("MODEL")] = tuple(WORKLOADS)
     """With the data and batch that belong to each."""
     epochs: Count = 5

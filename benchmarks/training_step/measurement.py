@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from benchmarks.allreduce.contenders import LINK_BYTES
+from benchmarks.allreduce.contenders import LINK_BYTES, TRANSPORTS
 from benchmarks.common import trials
+from benchmarks.common.options import Count, Seconds, SeveralRanks
 from benchmarks.common.statistics import quantile
 from benchmarks.common.trials import Length, check_answers
-from benchmarks.common.workloads import Workload
+from benchmarks.common.workloads import SHAPES, Workload, parse_workload
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
 from benchmarks.launching.remote_job import Job
@@ -21,11 +22,16 @@ from benchmarks.training_step.contenders import (
     BASES,
     CHECKED_STEPS,
     DATA_PARALLEL,
+    USUAL,
+    WIRE_DTYPES,
     Contender,
     LoopSpec,
+    expand,
+    parse_contender,
 )
 from benchmarks.training_step.traffic import Bytes, read_bytes
 from mpiddp.errors import ConfigurationError
+from mpiddp.options.fields import Argument
 from mpiddp.training.options.groups.synchronisation import UNLIMITED
 
 WORKER = "benchmarks.training_step.worker"
@@ -39,14 +45,35 @@ WORD_BYTES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(trials.Plan):
-    workloads: tuple[Workload, ...]
-    contenders: tuple[Contender, ...]
-    batch_size: int
-    straggler: str | None
-    device: str
-    """``auto``, ``cpu`` or ``gpu``."""
-    offers_data_parallel: bool
-    """Whether ``nn.DataParallel`` is added if it is possible."""
+    """What is measured."""
+
+    ranks: SeveralRanks = (2, 4)
+    """Numbers of ranks (default: 2 4; with srun 4)."""
+    models: Annotated[tuple[Workload, ...], Argument("MODEL", parse_workload)] = tuple(
+        map(parse_workload, SHAPES)
+    )
+    """convnet, resnet18, mlp or mlp:megabytes=M (default: all, the mlp with 67)."""
+    sync: Annotated[tuple[Contender, ...], Argument("SYNC", parse_contender)] = ()
+    """See below (default: those below, and data-parallel if one process has as many GPUs as there
+    are ranks)."""
+    transports: Annotated[tuple[str, ...], Argument(choices=TRANSPORTS)] = ("auto",)
+    """Of mpiddp's gradients."""
+    wire_dtype: Annotated[tuple[str, ...], Argument(choices=WIRE_DTYPES)] = ("auto",)
+    """Types in which mpiddp sends gradients."""
+    batch_size: Count = 8
+    """Samples per worker."""
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    """auto takes GPUs if every rank has one."""
+    straggler: Annotated[str | None, Argument("WHO=FACTOR")] = None
+    """Slow one worker's passes: RANK=FACTOR, or random=FACTOR for a worker drawn in each step."""
+    repetitions: Count = 5
+    deadline: Seconds = 300.0
+
+    @property
+    def contenders(self) -> tuple[Contender, ...]:
+        named = self.sync or map(parse_contender, USUAL)
+        rows = (row for each in named for row in expand(each, self.transports, self.wire_dtype))
+        return tuple(dict.fromkeys(rows))
 
     def specify(self, workload: Workload, contender: Contender) -> LoopSpec:
         """What its ranks are told."""
@@ -164,10 +191,10 @@ def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> list[Group]:
         link = probe_link(jobs[MPI_JOB]) if plan.link else None
         nodes = launcher.nodes if isinstance(launcher, Srun) else None
         rows = [*BASES, *plan.contenders]
-        if plan.offers_data_parallel and greeting["gpus"] >= ranks:
+        if not plan.sync and greeting["gpus"] >= ranks:
             rows.append(Contender(DATA_PARALLEL))
         groups = []
-        for workload in plan.workloads:
+        for workload in plan.models:
             visitor = Visitor(jobs, plan, ranks, workload)
             found = visitor.run(rows, jobs, local=nodes is None)
             for job in jobs.values():

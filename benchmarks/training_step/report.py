@@ -165,7 +165,7 @@ def describe_group(group: Group) -> dict[str, Any]:
         "plan": {
             name: value
             for name, value in asdict(group.plan).items()
-            if name not in ("workloads", "contenders")
+            if name not in ("models", "sync")
         },
         "framework": dict(group.greeting),
         "link": asdict(group.link) if group.link is not None else None,

@@ -52,8 +52,8 @@ def test_all_algorithms_are_those_that_are_registered():
 
 
 def test_the_usual_ranks_depend_on_the_launcher():
-    assert allreduce.parse([]).ranks == (2, 4)
-    assert allreduce.parse(["--launcher", "srun"]).ranks == (4, 8)
+    assert allreduce.parse([]).plan.ranks == (2, 4)
+    assert allreduce.parse(["--launcher", "srun"]).plan.ranks == (4, 8)
     assert allreduce.parse(["--sizes", "8K", "8", "8"]).plan.sizes == (8, 8 * K)
 
 

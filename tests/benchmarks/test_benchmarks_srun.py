@@ -128,9 +128,9 @@ def test_inside_an_allocation_its_nodes_count(tmp_path, beside, monkeypatch):
 
 
 def test_the_usual_ranks_depend_on_the_launcher():
-    assert startup.parse([]).ranks == (2, 4)
-    assert startup.parse(["--launcher", "srun"]).ranks == (4, 8, 16)
-    assert startup.parse(["--launcher", "srun", "--ranks", "6", "6"]).ranks == (6,)
+    assert startup.parse([]).plan.ranks == (2, 4)
+    assert startup.parse(["--launcher", "srun"]).plan.ranks == (4, 8, 16)
+    assert startup.parse(["--launcher", "srun", "--ranks", "6", "6"]).plan.ranks == (6,)
 
 
 @pytest.mark.parametrize("size", ["1", "4"])

@@ -76,13 +76,11 @@ def test_bad_input_is_refused_before_anything_is_measured(arguments, message):
 
 def test_what_is_usual():
     options = command.parse([])
-    assert options.ranks == (2, 4)
-    assert command.parse(["--launcher", "srun"]).ranks == (4,)
+    assert options.plan.ranks == (2, 4)
+    assert command.parse(["--launcher", "srun"]).plan.ranks == (4,)
     plan = options.plan
     assert [contender.name for contender in plan.contenders] == list(USUAL)
-    assert [str(workload) for workload in plan.workloads] == ["convnet", "resnet18", "mlp"]
-    assert plan.offers_data_parallel
-    assert not command.parse(["--sync", "auto"]).plan.offers_data_parallel
+    assert [str(workload) for workload in plan.models] == ["convnet", "resnet18", "mlp"]
 
 
 def test_transports_and_types_are_for_gradients_that_mpiddp_averages():
