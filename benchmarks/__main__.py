@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.options.checks import did_you_mean
 
 COMMANDS = {
-    "explain": "an all-reduce step by step: in the terminal, as a diagram, as an animated page",
+    "explain": "a collective or a training step: as text, as a picture, as an animated page",
     "numerics": "the rounding errors of each algorithm's order of summation, by type",
     "prove": "every algorithm is an all-reduce, for every number of ranks",
     "simulate": "the time of each algorithm on a machine that you describe",
@@ -59,8 +60,8 @@ def run(arguments: Sequence[str]) -> None:
         return
     if name not in COMMANDS:
         raise ConfigurationError(
-            f"{name!r} is not a benchmark: expected {' or '.join(COMMANDS)}; "
-            "python -m benchmarks --help describes them"
+            f"{name!r} is not a benchmark{did_you_mean(name, COMMANDS)}: expected "
+            f"{' or '.join(COMMANDS)}; python -m benchmarks --help describes them"
         )
     importlib.import_module(find_module(name)).main(rest)
 

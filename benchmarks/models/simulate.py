@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,7 +41,7 @@ PLOTTED_SIZES = tuple(1 << exponent for exponent in range(10, 29, 2))
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateOptions(machines.MachineOptions):
+class Options(machines.MachineOptions):
     """What is priced, and on which machine."""
 
     algorithms: Algorithms = ()
@@ -56,23 +57,27 @@ class SimulateOptions(machines.MachineOptions):
     plot: File = None
     """Draw time over lower bound against size (.svg, .png, .pdf)."""
 
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        return self.algorithms or list_algorithms()
 
-@dataclass(frozen=True)
-class Options:
-    choices: tuple[Choice, ...]
-    ranks: tuple[int, ...]
-    per_node: int
-    sizes: tuple[int, ...]
-    """Bytes."""
-    shown: tuple[int, ...]
-    """Those in the table; a plot has more."""
-    machine: Machine
-    json: Path | None
-    plot: Path | None
+    @property
+    def shown(self) -> tuple[int, ...]:
+        """The sizes in the table; a plot has more."""
+        return self.bytes or SIZES
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.bytes or (PLOTTED_SIZES if self.plot else SIZES)
+
+    @cached_property
+    def machine(self) -> Machine:
+        return machines.read_machine(self, several=self.ranks_per_node > 1)
 
     def nodes(self, ranks: int) -> tuple[int, ...]:
-        rest = ranks % self.per_node
-        return (self.per_node,) * (ranks // self.per_node) + ((rest,) if rest else ())
+        """The ranks of each node."""
+        rest = ranks % self.ranks_per_node
+        return (self.ranks_per_node,) * (ranks // self.ranks_per_node) + ((rest,) if rest else ())
 
 
 @dataclass(frozen=True)
@@ -101,27 +106,13 @@ READER = make_reader(
     command="simulate",
     description="Price all-reduce algorithms on a machine with given latencies and bandwidths: "
     f"step by step up to {LARGEST_SIMULATED} ranks, by a formula beyond, which is marked.",
-    groups={"options": SimulateOptions},
+    groups={"options": Options},
     epilog=describe_algorithms("ring:segments=4"),
 )
 
 
-def parse_options(arguments: Sequence[str]) -> Options:
-    given = pick(SimulateOptions, READER.read(arguments))
-    return Options(
-        choices=given.algorithms or list_algorithms(),
-        ranks=given.ranks,
-        per_node=given.ranks_per_node,
-        sizes=given.bytes or (PLOTTED_SIZES if given.plot else SIZES),
-        shown=given.bytes or SIZES,
-        machine=machines.read_machine(given, several=given.ranks_per_node > 1),
-        json=given.json,
-        plot=given.plot,
-    )
-
-
 def main(arguments: Sequence[str]) -> None:
-    options = parse_options(arguments)
+    options = pick(Options, READER.read(arguments))
     check_outputs(options.json, plot=options.plot)
     if options.plot is not None and (len(options.sizes) < 2 or max(options.ranks) < 2):
         raise ConfigurationError("--plot needs two sizes at least, and two ranks")
@@ -159,9 +150,9 @@ def _price(choice: Choice, nodes: tuple[int, ...], options: Options) -> Row:
 
 
 def _describe_machine(options: Options) -> str:
-    several = options.per_node > 1
+    several = options.ranks_per_node > 1
     figures = machines.describe_machine(options.machine, several=several)
-    return figures + (f", {options.per_node} ranks on each node" if several else "")
+    return figures + (f", {options.ranks_per_node} ranks on each node" if several else "")
 
 
 def to_record(options: Options, tables: Sequence[Table]) -> dict[str, Any]:
@@ -170,7 +161,7 @@ def to_record(options: Options, tables: Sequence[Table]) -> dict[str, Any]:
         "machine": {
             **asdict(options.machine),
             "uplink": options.machine.uplink,
-            "ranks_per_node": options.per_node,
+            "ranks_per_node": options.ranks_per_node,
         },
         "bytes": options.sizes,
         "tables": [
@@ -254,6 +245,8 @@ def draw(path: Path, sizes: Sequence[int], tables: Sequence[Table], note: str) -
     columns = min(2, len(tables))
     rows = -(-len(tables) // columns)
     title = "All-reduce on a modelled machine: time as a multiple of the lower bound"
+    if columns == 1:
+        title = title.replace(": ", ":\n")  # Beside the legend.
     with open_figure(path, 6.2 * columns + 1.2, 4.4 * rows + 0.8, title, note) as figure:
         grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
         for axis, table in zip(grid.flat, tables, strict=False):
@@ -264,6 +257,8 @@ def draw(path: Path, sizes: Sequence[int], tables: Sequence[Table], note: str) -
 
 
 def _draw_panel(axis: Axes, sizes: Sequence[int], table: Table) -> None:
+    from matplotlib.ticker import LogLocator
+
     sources = {row.prices[0].source for row in table.rows if row.prices}
     axis.set_title(f"{table.title}, {' and '.join(sorted(sources))}", loc="left", fontsize=10)
     axis.axhline(1, color="#888888", lw=3, label="lower bound")
@@ -286,4 +281,6 @@ def _draw_panel(axis: Axes, sizes: Sequence[int], table: Table) -> None:
     axis.tick_params(axis="y", labelsize=8)
     axis.set_xlim(sizes[0], sizes[-1])
     axis.set_ylim(bottom=0.9)
+    low, high = axis.get_ylim()
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
     finish_lines(axis)

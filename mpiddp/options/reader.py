@@ -123,7 +123,7 @@ class Reader:
             (self.usage or self._make_usage(groups)).replace("%", "%%"),
             self.description if is_whole else "",
             self.epilog if is_whole else "",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Formatter,
             allow_abbrev=False,
         )
         for title, fields in groups.items():
@@ -163,8 +163,6 @@ class Reader:
             return
         settings |= {"type": partial(self._read, field), "metavar": field.metavar}
         if field.is_several:
-            if field.choices:  # They are long enough once.
-                settings["metavar"] = (field.metavar, "")
             settings["nargs"] = "*" if argument.is_positional and not is_required else "+"
         elif argument.bare is not None:
             settings |= {"nargs": "?", "const": field.read(argument.bare)}
@@ -205,6 +203,13 @@ def name_as_typed(words: Iterable[str]) -> Iterator[None]:
             message = re.sub(rf"^{key}(?=: )|(?<![-\w]){key}(?= = )", option, message)
         error.args = (message,)
         raise
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        """A list of choices is long enough once."""
+        text = super()._format_args(action, default_metavar)
+        return re.sub(r"^({\S+}) \[\1 \.\.\.\]$", r"\1 ...", text)
 
 
 class _Parser(argparse.ArgumentParser):

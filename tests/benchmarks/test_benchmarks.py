@@ -230,6 +230,7 @@ def test_it_is_not_run_under_a_launcher(monkeypatch):
     [
         ([], "no COMMAND given"),
         (["nope"], "'nope' is not a benchmark: expected explain or numerics"),
+        (["train-step"], "'train-step' is not a benchmark (did you mean training-step?)"),
         (["startup", "--unknown"], "unknown option --unknown"),
     ],
 )
