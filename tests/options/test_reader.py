@@ -39,6 +39,8 @@ class Made(Base):
     """Factor (default: as it was)."""
     kind: Literal["round", "square"] = "round"
     """Form."""
+    colours: Annotated[tuple[str, ...], Argument(choices=("red", "blue"))] = ("red",)
+    """Of it."""
     trace: Annotated[str, Argument("RANKS", bare="0")] = "none"
     """Who writes."""
     quiet: bool = False
@@ -137,6 +139,7 @@ def test_help_says_all_that_the_dataclass_says(capsys):
         "--sizes BYTES [BYTES ...] Of buffers (default: 1 2)",
         "--scale X Factor (default: as it was)",
         "--kind {round,square} Form (default: round)",
+        "--colours {red,blue} ... Of it (default: red)",
         "--quiet Say less",
     ):
         assert part in shown
