@@ -17,12 +17,7 @@ from benchmarks.allreduce.plot import draw
 from benchmarks.allreduce.targets import judge
 from benchmarks.common import results
 from benchmarks.common.checks import check_run
-from benchmarks.common.options import (
-    RunOptions,
-    describe_algorithms,
-    make_reader,
-    make_run,
-)
+from benchmarks.common.options import RunOptions, describe_algorithms, make_reader, make_run
 from benchmarks.common.targets import format_targets
 from benchmarks.common.trials import WrongResultError
 from benchmarks.launching.launchers import Mpirun

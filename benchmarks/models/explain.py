@@ -82,33 +82,27 @@ class Options(machines.MachineOptions):
         ):  # fmt: skip
             if getattr(self, name) is not None and not fits:
                 raise ConfigurationError(f"--{name} is not for {self.subject}")
-        if self.segments is not None and self._named.segments > 1:
-            raise ConfigurationError(f"{self._named} and --segments: give the segments once")
         if self.beside is not None and self.html is None:
             raise ConfigurationError("--beside needs --html FILE")
         for name, path in (("svg", self.svg), ("html", self.html)):
             if path is not None and path.suffix != f".{name}":
                 raise ConfigurationError(f"--{name} {path}: expected a name in .{name}")
 
-    @property
-    def _named(self) -> Choice:
-        if self.subject in USUAL:
-            return self.by or parse(USUAL[self.subject])
+    @cached_property
+    def choice(self) -> Choice:
+        """The algorithm, for the collective."""
         try:
-            return parse(self.subject)
+            named = self.by or parse(USUAL.get(self.subject, self.subject))
         except ConfigurationError as error:
             others = (
                 "" if self.subject.partition(":")[0] in names() else f"; and {', '.join(USUAL)}"
             )
             raise ConfigurationError(f"{error}{others}") from None
-
-    @cached_property
-    def choice(self) -> Choice:
-        """The algorithm, for the collective."""
+        if self.segments is not None and named.segments > 1:
+            raise ConfigurationError(f"{named} and --segments: give the segments once")
         kinds = {each.value: each for each in Collective}
         kind = kinds.get(self.subject, Collective.ALL_REDUCE)
-        segments = self.segments or self._named.segments
-        return replace(self._named, segments=segments, collective=kind)
+        return replace(named, segments=self.segments or named.segments, collective=kind)
 
     @cached_property
     def sizes(self) -> tuple[int, ...] | None:
@@ -116,7 +110,7 @@ class Options(machines.MachineOptions):
         for them, else two halves."""
         if self.nodes is not None:
             return split(self.ranks, self.nodes)
-        return split_in_two(self.ranks) if self._named.algorithm.knows_nodes else None
+        return split_in_two(self.ranks) if self.choice.algorithm.knows_nodes else None
 
     @cached_property
     def hosts(self) -> tuple[int, ...]:
@@ -153,9 +147,7 @@ READER = make_reader(
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
-    options = pick(Options, READER.read(arguments))
-    _ = options.machine, options.choice
-    return options
+    return pick(Options, READER.read(arguments))
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -9,22 +9,13 @@ from collections.abc import Sequence
 
 from benchmarks.common import results
 from benchmarks.common.checks import check_run
-from benchmarks.common.options import (
-    RunOptions,
-    describe_algorithms,
-    make_reader,
-    make_run,
-)
+from benchmarks.common.options import RunOptions, describe_algorithms, make_reader, make_run
 from benchmarks.common.targets import format_targets
 from benchmarks.common.trials import WrongResultError
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.srun import Srun
 from benchmarks.training_step import report
-from benchmarks.training_step.contenders import (
-    DATA_PARALLEL,
-    USUAL,
-    Contender,
-)
+from benchmarks.training_step.contenders import DATA_PARALLEL, USUAL, Contender
 from benchmarks.training_step.measurement import Plan, measure
 from benchmarks.training_step.plot import draw
 from benchmarks.training_step.targets import judge

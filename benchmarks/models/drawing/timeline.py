@@ -61,8 +61,8 @@ def _draw_plan(root: Element, top: float, name: str, spans: Sequence[Span], scal
         x, y, width = LEFT + span.begin * scale, rows[span.lane], (span.end - span.begin) * scale
         kind = "sent" if span.lane == SENDS else "full" if span.name == "update" else "part"
         draw(root, "rect", kind, x=x, y=y, width=max(width - 1, 1), height=BAR)
-        fitting = [text for text in (span.name, span.name.split()[-1])
-                   if CHARACTER * len(text) < width]  # fmt: skip
+        names = (span.name, span.name.split()[-1])
+        fitting = [text for text in names if CHARACTER * len(text) < width]
         if fitting:
             write(root, x + width / 2, y + 17, fitting[0], "inside", anchor="middle")
         elif span == spans[-1]:
