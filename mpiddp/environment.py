@@ -201,6 +201,14 @@ STANDARD_INPUT = "MPIDDP_STANDARD_INPUT"
 EXPORTED = "MPIDDP_EXPORTED"
 """What start-up has set in this environment (`launch/launcher/exported_variables.py`)."""
 
+# What libraries and Python tell of themselves (`launch/debugging.py`).
+TORCH_DEBUG = "TORCH_DISTRIBUTED_DEBUG"
+TORCH_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
+KEEP_DETAIL = "MPIDDP_KEEP_DETAIL"
+"""Whether TORCH_DISTRIBUTED_DEBUG=DETAIL stays where DDP would end the process with it."""
+FAULT_HANDLER = "PYTHONFAULTHANDLER"
+UNBUFFERED = "PYTHONUNBUFFERED"
+
 # What the doctor sets, reads or shows.
 NO_COLOR = "NO_COLOR"
 SLURM_KILL_BAD_EXIT = "SLURM_KILL_BAD_EXIT"

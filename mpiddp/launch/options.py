@@ -54,6 +54,10 @@ class LaunchOptions:
     stall_timeout: Annotated[float, SECONDS] = 0.0
     """End a job in which no rank's main thread has moved for so long (default: never)."""
 
+    debug: bool = False
+    """Have torch, NCCL and Python tell more, by environment variables that are not set yet; a line
+    says which ones."""
+
     def __post_init__(self) -> None:
         check_choice("bind", self.bind, KINDS)
         read_list(self.devices)

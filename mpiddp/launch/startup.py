@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpiddp import environment
 from mpiddp.errors import AloneError, ConfigurationError, LaunchError
-from mpiddp.launch import summary
+from mpiddp.launch import debugging, summary
 from mpiddp.launch.device import device, nccl
 from mpiddp.launch.device.binding import Cpus, bind_threads, find_cpus
 from mpiddp.launch.device.choice import AUTO, CUDA
@@ -256,6 +256,8 @@ class Starter:
     def begin_import(self) -> None:
         """Import torch in a thread from here on."""
         mpi.add_own_variables()
+        if self.options.debug:
+            self.variables.export(debugging.begin())
         self.torch_import = TorchImport()
 
     def start_mpi(self) -> None:
@@ -346,6 +348,7 @@ class Starter:
         import torch
 
         self.backend = self._choose_backend()
+        self.variables.export(debugging.lower_detail(self.backend, self.control.world.rank))
         self.device = device.name_device(self.assignment)
         if not os.environ.get(environment.OMP_NUM_THREADS):
             torch.set_num_threads(self.assignment.threads)

@@ -174,7 +174,7 @@ def redirect(output: Output, rank: int) -> Redirection:
     else:
         found.console = _duplicate(2)
         _write_directly(logs)
-    _buffer_lines()
+    buffer_lines()
     return found
 
 
@@ -254,7 +254,7 @@ def _open_channel(console: int | None) -> tuple[int, int]:
     return source, channel
 
 
-def _buffer_lines() -> None:
+def buffer_lines() -> None:
     """Give out whole lines at once, so that the last one is there whatever ends this process."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
