@@ -1,4 +1,4 @@
-"""``--debug``, and a level of torch's own debugging that ends ranks. docs/debugging.md shows both."""
+"""``--debug``, and a debug level of torch's that ends ranks. docs/debugging.md shows both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETTINGS: Mapping[str, str] = {
     environment.FAULT_HANDLER: "1",
     environment.UNBUFFERED: "1",
 }
-"""What only tells more. What changes how a job runs, such as CUDA_LAUNCH_BLOCKING, is the user's."""
+"""What only tells more. What changes how a job runs is the user's, such as CUDA_LAUNCH_BLOCKING."""
 
 
 def begin() -> dict[str, str]:
