@@ -31,6 +31,16 @@ def find_default_store() -> Any:
     return _get_default_store()
 
 
+def lower_debug_level() -> bool:
+    """Lower torch.distributed's debug level from DETAIL to INFO; whether it was DETAIL."""
+    from torch._C._distributed_c10d import DebugLevel, get_debug_level, set_debug_level
+
+    if get_debug_level() != DebugLevel.DETAIL:
+        return False
+    set_debug_level(DebugLevel.INFO)
+    return True
+
+
 def list_groups() -> list[Any]:
     """The open process groups; none in a process that has not imported torch.distributed.
 

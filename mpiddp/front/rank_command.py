@@ -27,6 +27,11 @@ def make_rank_command(line: CommandLine, options: FrontOptions) -> list[str]:
             "its own, without it"
         )
     _check_places(line)
+    if line.ranks and options.launcher == NONE:
+        raise ConfigurationError(
+            f"{line.ranks[0]} is for ranks that are started here, and with --launcher none the "
+            "program starts its own: leave it out"
+        )
     if wrap:
         _check_starter(environment.WRAP, wrap[0])
     else:

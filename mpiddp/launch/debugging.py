@@ -10,6 +10,7 @@ from mpiddp import environment
 from mpiddp.launch.launcher.launcher import is_first
 from mpiddp.process.streams.console import write_console
 from mpiddp.process.streams.output import buffer_lines
+from mpiddp.torch_internals import lower_debug_level
 
 SETTINGS: Mapping[str, str] = {
     environment.TORCH_DEBUG: "INFO",
@@ -51,14 +52,10 @@ def lower_detail(backend: str, rank: int) -> dict[str, str]:
     Returns the variable as it must be, for processes that this one starts.
     """
     import torch
-    import torch.distributed as distributed
 
     is_kept = os.environ.get(environment.KEEP_DETAIL) not in (None, "", "0")
-    if backend != "gloo" or is_kept:
+    if backend != "gloo" or is_kept or not lower_debug_level():
         return {}
-    if distributed.get_debug_level() != distributed.DebugLevel.DETAIL:
-        return {}
-    distributed.set_debug_level(distributed.DebugLevel.INFO)
     if rank == 0:
         write_console(
             f"mpiddp: {environment.TORCH_DEBUG}=DETAIL is lowered to INFO: torch "

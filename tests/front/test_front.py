@@ -334,6 +334,7 @@ def test_the_installed_command_is_the_same(folder):
         ('--launcher-options "\'" -n 1 hello.py', "cannot be split into words"),
         ("--launcher none -n 1 hello.py", "leave out -n, --nodes and --ranks-per-node"),
         ("--launcher none --launcher-options -v hello.py", "and --launcher is none"),
+        ("--launcher none --debug hello.py", "--debug is for ranks that are started here"),
         ("--restarts -1 hello.py", "--restarts: expected an integer >= 0, found '-1'"),
         (
             "--restarts 1 --restart-window nan hello.py",
