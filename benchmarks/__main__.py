@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from benchmarks.launching.launchers import PROGRAM
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.options.checks import did_you_mean
@@ -41,11 +42,11 @@ def describe_commands() -> str:
     lines = [f"  {name.ljust(width)}  {text}" for name, text in COMMANDS.items()]
     return "\n".join(
         [
-            "usage: python -m benchmarks COMMAND [OPTIONS]",
+            f"usage: {PROGRAM} COMMAND [OPTIONS]",
             "",
             *lines,
             "",
-            "python -m benchmarks COMMAND --help shows a command's options.",
+            f"{PROGRAM} COMMAND --help shows a command's options.",
         ]
     )
 
@@ -53,7 +54,7 @@ def describe_commands() -> str:
 def run(arguments: Sequence[str]) -> None:
     """Run a command. Raises ConfigurationError if there is none, or not that one."""
     if not arguments:
-        raise ConfigurationError("no COMMAND given; python -m benchmarks --help lists them")
+        raise ConfigurationError(f"no COMMAND given; {PROGRAM} --help lists them")
     name, *rest = arguments
     if name in ("-h", "--help"):
         print(describe_commands())
@@ -61,7 +62,7 @@ def run(arguments: Sequence[str]) -> None:
     if name not in COMMANDS:
         raise ConfigurationError(
             f"{name!r} is not a benchmark{did_you_mean(name, COMMANDS)}: expected "
-            f"{' or '.join(COMMANDS)}; python -m benchmarks --help describes them"
+            f"{' or '.join(COMMANDS)}; {PROGRAM} --help describes them"
         )
     importlib.import_module(find_module(name)).main(rest)
 

@@ -5,7 +5,8 @@
 #   prepare EXTRA…   sets PREFIX, PYTHON and KIND; installs what is missing
 #
 # KIND is venv (the checkout's .venv), active (the user's environment), or given (MPIDDP_PYTHON
-# names a Python to use as it is).
+# names a Python to use as it is; or so does python.txt, where `mpiddp jobs` has written these files,
+# without a checkout; or the active one has another mpiddp, which is left alone).
 #
 # A stamp in the environment says what it was made from. While it is true nothing is
 # installed, so no network is needed; it is taken away before an installation begins and
@@ -17,7 +18,9 @@ if [ -z "${HOME:-}" ]; then
     export HOME=${HOME:-/tmp}
 fi
 
-ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+JOBS=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+ROOT=${JOBS%/*}
+INSTALLED=$(cat -- "$JOBS/python.txt" 2>/dev/null)
 STAMP_NAME=.mpiddp-stamp
 
 say() { printf 'mpiddp: %s\n' "$*" >&2; }
@@ -78,6 +81,17 @@ need_ensurepip() {
     die "$1 cannot make virtual environments; first run: sudo apt-get install python3-venv"
 }
 
+# The directory that a Python finds mpiddp in.
+find_mpiddp() {
+    "$1" -P -c 'import importlib.util, os
+spec = importlib.util.find_spec("mpiddp")
+print(os.path.realpath(f"{spec.origin}/../..") if spec else "")' 2>/dev/null
+}
+
+add_checkout() {
+    [ -n "$INSTALLED" ] || export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH}
+}
+
 # An active environment is used if it can already do the work; else .venv is.
 choose_environment() {
     local active
@@ -86,7 +100,7 @@ choose_environment() {
         PYTHON=$(command -v -- "$MPIDDP_PYTHON") || die "MPIDDP_PYTHON=$MPIDDP_PYTHON is no program"
         PREFIX=$("$PYTHON" -c 'import sys; print(sys.prefix)') || die "$PYTHON does not work"
         KIND=given
-        export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH}
+        add_checkout
         return
     fi
     for active in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}"; do
@@ -98,12 +112,33 @@ choose_environment() {
         PREFIX=$active PYTHON=$active/bin/python KIND=active
         if is_prepared; then
             return
-        elif is_new_enough "$PYTHON" && "$PYTHON" -c 'import mpi4py, torch' 2>/dev/null; then
+        elif is_new_enough "$PYTHON" &&
+            "$PYTHON" -c "import mpi4py, torch${INSTALLED:+, mpiddp}" 2>/dev/null; then
+            leave_alone_others
             return
         fi
         PASSED_OVER+=("$active")
     done
+    if [ -n "$INSTALLED" ]; then
+        PYTHON=$INSTALLED PREFIX=${INSTALLED%/bin/*} KIND=given
+        return
+    fi
     PREFIX=$ROOT/.venv PYTHON=$ROOT/.venv/bin/python KIND=venv
+}
+
+# An installation into it would redirect whoever uses the mpiddp that it has.
+leave_alone_others() {
+    local other
+    other=$(find_mpiddp "$PYTHON")
+    if [ -n "$INSTALLED" ]; then
+        KIND=given
+    elif [ -n "$other" ] && [ "$other" != "$ROOT" ]; then
+        say "$PREFIX has the mpiddp of $other, and stays as it is: this checkout runs in it without" \
+            "being installed (for another environment, deactivate this one, or name its Python in" \
+            "MPIDDP_PYTHON or, in a job, a file to source in MPIDDP_ENV)"
+        KIND=given
+        add_checkout
+    fi
 }
 
 # ---- what is installed --------------------------------------------------------------------
@@ -123,7 +158,7 @@ digest() {
 is_prepared() {
     local stamp=$PREFIX/$STAMP_NAME line extra
     [ "$KIND" != given ] || return 0
-    [ -x "$PYTHON" ] && [ -r "$stamp" ] || return 1
+    [ -x "$PYTHON" ] && [ -r "$stamp" ] && [ -z "$INSTALLED" ] || return 1
     [ "$(head -n 1 "$stamp")" = "$(digest)" ] || return 1
     for extra; do
         grep -qx "extra $extra" "$stamp" || return 1

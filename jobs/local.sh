@@ -63,7 +63,7 @@ if [ "$KIND" = venv ] && [ -z "${MPIDDP_MPIRUN:-}" ] && [ ! -x "$PREFIX/bin/mpir
     die "$PREFIX/bin/mpirun has gone; remove .venv and start again"
 fi
 # From elsewhere the default directory of runs would be elsewhere, too.
-if [ "$(pwd -P)" != "$ROOT" ] && ! has_option --runs-dir "$@" && ! has_option --config "$@"; then
+if [ -z "$INSTALLED" ] && [ "$(pwd -P)" != "$ROOT" ] && ! has_option --runs-dir "$@" && ! has_option --config "$@"; then
     set -- --runs-dir "$ROOT/runs" "$@"
 fi
 exec "$PYTHON" -m mpiddp -n "$ranks" --launcher mpirun train "$@"

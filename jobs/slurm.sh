@@ -1,8 +1,9 @@
 # shellcheck shell=bash
 # What the job scripts share: which environment is used in a job. To be sourced by them.
 #
-#   start MODULE OPTION…  becomes the front, python -m mpiddp OPTION…, in the environment chosen,
-#                         in which MODULE can be imported
+#   start OPTION…               becomes the front, python -m mpiddp OPTION…, in the environment chosen
+#   take_front_options WORD…    adds the words at the beginning that are the front's options to
+#                               FRONT, and sets REST to the others
 #
 # MPIDDP_ENV    a file to source, instead of choosing an environment
 # MPIDDP_WRAP   a prefix to each rank, as: apptainer exec --nv image.sif
@@ -63,7 +64,6 @@ activate_chosen() {
 
 # Sets ENVIRONMENT, and PYTHON, which runs the ranks.
 use_environment() {
-    local module=$1
     if [ -n "${MPIDDP_ENV:-}" ]; then
         [ -f "$MPIDDP_ENV" ] && [ -r "$MPIDDP_ENV" ] ||
             refuse "MPIDDP_ENV=$MPIDDP_ENV is no file that can be sourced on $(hostname);" \
@@ -79,22 +79,39 @@ use_environment() {
             activate_chosen
         elif [ -n "${MPIDDP_WRAP:-}" ]; then
             ENVIRONMENT="what MPIDDP_WRAP brings" PYTHON=${MPIDDP_PYTHON:-python}
+        elif [ -n "$INSTALLED" ]; then
+            refuse "these scripts were written for $INSTALLED, which has gone: write them again" \
+                "(mpiddp jobs), or let MPIDDP_ENV name a file to source"
         else
             refuse "no environment with torch and mpi4py: run 'bash jobs/local.sh' once in $ROOT," \
                 "or let MPIDDP_ENV name a file to source"
         fi
     fi
-    if [ -n "${MPIDDP_WRAP:-}" ] || ! can_import "$module"; then
-        export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH}
+    if [ -n "${MPIDDP_WRAP:-}" ] || [ -z "$(find_mpiddp "$PYTHON")" ]; then
+        add_checkout
     fi
 }
 
-can_import() {
-    "$PYTHON" -c 'import importlib.util, sys
-sys.exit(importlib.util.find_spec(sys.argv[1]) is None)' "$1" 2>/dev/null
-}
-
 # ---- the front ----------------------------------------------------------------------------
+
+# The front's options with a value, and those without (mpiddp/launch/script/front_options.py).
+VALUED=(-n --nodes --ranks-per-node --launcher --launcher-options --restarts --restart-window
+    --min-nodes --job-log --python)
+SINGLE=(--dry-run --requeue --version)
+FRONT=()
+
+take_front_options() {
+    local name count
+    while [ $# -gt 0 ]; do
+        name=${1//_/-} count=1
+        case " ${VALUED[*]} " in *" $name "*) count=2 ;; esac
+        case " ${VALUED[*]} ${SINGLE[*]} " in *" ${name%%=*} "*) ;; *) break ;; esac
+        [ $# -ge "$count" ] || refuse "$1 expects a value"
+        FRONT+=("${@:1:count}")
+        shift "$count"
+    done
+    REST=("$@")
+}
 
 # A signal that comes before there is a front.
 end_early() {
@@ -104,15 +121,14 @@ end_early() {
 }
 
 start() {
-    local front module=$1
-    shift
+    local front
     trap 'end_early 15' TERM
     trap 'end_early 2' INT
-    use_environment "$module"
+    use_environment
     front=$PYTHON
     # The front needs any Python from 3.11 on; the ranks' own may be in a container.
     if [ -n "${MPIDDP_WRAP:-}" ]; then
-        front=$(find_python) || exit
+        front=${INSTALLED:-$(find_python)} && [ -n "$front" ] || exit 2
     fi
     export MPIDDP_ENVIRONMENT=$ENVIRONMENT
     exec "$front" -m mpiddp --python "$PYTHON" "$@"

@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any, Generic, TypeVar
 
+from benchmarks.launching.launchers import PROGRAM
 from benchmarks.launching.srun import is_srun
 from mpiddp.options.checks import at_least, positive
 from mpiddp.options.fields import Argument, pick
@@ -81,7 +82,7 @@ def make_reader(
 ) -> Reader:
     """The reader of one benchmark's options; ``without``: fields that are none of it."""
     return Reader(
-        program=f"python -m benchmarks {command}",
+        program=f"{PROGRAM} {command}",
         description=fill(description, break_on_hyphens=False),
         groups=groups,
         epilog=fill(epilog, break_on_hyphens=False),

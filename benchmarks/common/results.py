@@ -74,7 +74,10 @@ def find_version(package: str) -> str | None:
 
 def find_commit() -> str | None:
     """The checkout's commit, ``+changes`` behind it where files differ; None outside git."""
-    commit = _ask(["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"])
+    # An installation may lie in an environment below somebody's repository.
+    is_checkout = (ROOT / ".git").exists()
+    ask = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
+    commit = _ask(ask) if is_checkout else None
     if commit is None:
         return None
     changed = _ask(["git", "-C", str(ROOT), "status", "--porcelain"])

@@ -17,6 +17,8 @@ from mpiddp.launch.launcher import command
 from mpiddp.launch.network.mpi_interfaces import share_memory
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = "python -m benchmarks" if (ROOT / "setup.cfg").exists() else "mpiddp bench"
+"""What a user types in a checkout, and elsewhere."""
 BASELINES = ROOT / "benchmarks" / "baselines"
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")

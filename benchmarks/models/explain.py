@@ -21,6 +21,7 @@ from benchmarks.common.options import (
     make_reader,
     size,
 )
+from benchmarks.launching.launchers import PROGRAM
 from benchmarks.models.drawing.diagram import draw_diagram
 from benchmarks.models.drawing.page import draw_page
 from benchmarks.models.drawing.text import describe
@@ -208,7 +209,7 @@ def build(options: Options) -> Schedule:
 
 def _too_large(what: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{what} are more than a picture can show; python -m benchmarks simulate prices them"
+        f"{what} are more than a picture can show; {PROGRAM} simulate prices them"
     )
 
 

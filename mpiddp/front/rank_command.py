@@ -26,7 +26,7 @@ def make_rank_command(line: CommandLine, options: FrontOptions) -> list[str]:
             f"{environment.WRAP} is for scripts whose ranks are started here; this program starts "
             "its own, without it"
         )
-    _check_places(line)
+    _check_places(line, options)
     if line.ranks and options.launcher == NONE:
         raise ConfigurationError(
             f"{line.ranks[0]} is for ranks that are started here, and with --launcher none the "
@@ -43,10 +43,11 @@ def make_rank_command(line: CommandLine, options: FrontOptions) -> list[str]:
         options.python or sys.executable,
         *_interpreter_options(),
     ]
+    if line.command is not None:
+        module = COMMANDS[line.command].removesuffix(".__main__")
+        return [*start, "-m", module, *line.rest[1:]]
     if options.launcher == NONE:
         return [*start, *_list_program(line)]
-    if line.own_program is not None:
-        return [*start, "-m", line.own_program, *line.rest[1:]]
     return [*start, "-m", "mpiddp", *line.ranks, *_list_program(line)]
 
 
@@ -100,7 +101,7 @@ def _interpreter_options() -> list[str]:
     return found
 
 
-def _check_places(line: CommandLine) -> None:
+def _check_places(line: CommandLine, options: FrontOptions) -> None:
     """Raise ConfigurationError if options stand on the wrong side of the script."""
     line.check_options()
     misplaced = line.find_misplaced()
@@ -113,13 +114,13 @@ def _check_places(line: CommandLine) -> None:
         )
     if line.module is None and not line.rest:
         raise ConfigurationError("no SCRIPT given: python -m mpiddp --help shows what to type")
-    if line.command in WITHOUT_RANKS:
+    if line.command in WITHOUT_RANKS and options.launcher != NONE:
         raise ConfigurationError(f"{line.command} starts no ranks; it takes none of these options")
 
 
 def _check_program(line: CommandLine) -> None:
     """Raise ConfigurationError if a rank would not find the script or module."""
-    if line.own_program is not None:
+    if line.command is not None:
         return
     here = os.getcwd()
     if line.module is not None:

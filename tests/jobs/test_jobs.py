@@ -285,7 +285,7 @@ def test_what_others_can_write_around_the_submit_directory_does_not_run(made_up,
 
 def test_every_job_script_finds_the_checkout_in_the_same_way():
     """sbatch copies one file: the search cannot stand in another one."""
-    begin, end = "# Slurm runs a copy of this file.", 'source "$root/jobs/slurm.sh"\n'
+    begin, end = "# Slurm runs a copy of this file.", 'source "$jobs/slurm.sh"\n'
     texts = [path.read_text() for path in sorted(launchers.ROOT.glob("jobs/*.sbatch"))]
     searches = {text[text.index(begin) : text.index(end)] for text in texts}
     assert len(texts) == 4 and len(searches) == 1

@@ -35,12 +35,14 @@ COMMANDS = {
     "plot": "mpiddp.plot",
     "export": "mpiddp.export",
     "checkpoints": "mpiddp.checkpoints.__main__",
+    "bench": "mpiddp.checkout.bench",
+    "jobs": "mpiddp.checkout.scripts",
 }
 """Words in place of a script, and the module whose ``main()`` each one is. A file of that name is
 ``./train``."""
 OWN_MODULES = {module.removesuffix(".__main__"): word for word, module in COMMANDS.items()}
 """What ``-m MODULE`` is for each of these modules: its word."""
-WITHOUT_RANKS = frozenset({"stacks", "plot", "export", "checkpoints"})
+WITHOUT_RANKS = frozenset(COMMANDS) - {"train", "doctor"}
 
 USAGE = """\
 python -m mpiddp [OPTIONS] SCRIPT [ARGS…]
@@ -49,7 +51,9 @@ python -m mpiddp [OPTIONS] SCRIPT [ARGS…]
        python -m mpiddp stacks [--full] [JOB|LOG-DIR]
        python -m mpiddp plot RUN… [--output FILE]
        python -m mpiddp checkpoints DIR
-       python -m mpiddp export RUN [FILE]"""
+       python -m mpiddp export RUN [FILE]
+       python -m mpiddp bench COMMAND [ITS OPTIONS…]
+       python -m mpiddp jobs DIR"""
 DESCRIPTION = """\
 Run a script written for torchrun, unchanged, on several ranks that MPI starts:
 
