@@ -52,6 +52,8 @@ is_usable() {
 activate_chosen() {
     if [ "$KIND" = given ]; then
         ENVIRONMENT=$PYTHON
+        # Its path may be another one in a container.
+        [ -z "${MPIDDP_WRAP:-}" ] || PYTHON=${MPIDDP_PYTHON:-python}
         return
     fi
     ENVIRONMENT=$PREFIX

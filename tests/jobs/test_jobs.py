@@ -4,6 +4,7 @@ what becomes of it on a real cluster (marker ``slurm``)."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -26,8 +27,10 @@ from hypothesis import strategies as st
 import copies
 import launchers
 import mpiddp.errors
+from mpiddp.checkout import scripts
 from mpiddp.front.job_end import describe_code
 from mpiddp.front.plan import make_plan
+from mpiddp.launch.script import command_line
 from mpiddp.launch.script.front_options import FrontOptions
 from slurm import Cluster
 
@@ -314,7 +317,7 @@ def test_without_a_checkout_one_line_says_what_to_do(made_up):
     done = made_up.submit("train", *TOY, command="(null)")
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()
-    assert str(made_up.cwd) in line and "submit jobs/train.sbatch by its path" in line
+    assert str(made_up.cwd) in line and "submit train.sbatch by its path" in line
 
 
 # ---- nodes, ranks, cores ---------------------------------------------------------------------
@@ -907,6 +910,77 @@ def test_a_sweep_of_a_script_of_ones_own(made_up, program, started):
     assert made_up.program_line[1:] == ["-m", "mpiddp", *started, *point, "--epochs", "1"]
 
 
+# ---- options of the front --------------------------------------------------------------------
+
+
+def test_job_scripts_know_the_options_of_the_front():
+    valued, single = bash('echo "${VALUED[*]}"; echo "${SINGLE[*]}"').splitlines()
+    known = {**dict.fromkeys(valued.split(), True), **dict.fromkeys(single.split(), False)}
+    assert known == command_line.FRONT
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "program"),
+    [
+        ("train", ["--restarts", "1", *TOY], ["-m", "mpiddp.train", *TOY]),
+        ("train", ["--restarts=1", "--min_nodes", "1", *TOY], ["-m", "mpiddp.train", *TOY]),
+        ("sweep", ["--restarts", "1", "lr=1,2", "--", *TOY],
+         ["-m", "mpiddp.train", "--lr", "1", *TOY]),
+        ("sweep", ["lr=1,2", "--", "--restarts", "1", "x.py", "--a"],
+         ["-m", "mpiddp", "x.py", "--lr", "1", "--a"]),
+        ("run", ["--restarts", "1", "x.py", "--a"], ["-m", "mpiddp", "x.py", "--a"]),
+    ],
+)  # fmt: skip
+def test_every_job_script_takes_options_of_the_front_first(made_up, script, words, program):
+    (made_up.cwd / "x.py").touch()
+    submit = functools.partial(sweep, last=1) if script == "sweep" else MadeUp.submit
+    before = [] if script == "sweep" else [script]
+    done = submit(made_up, *before, *words, FAKE_STATUS="1")
+    assert done.returncode == 1, done.stderr
+    assert "restart 1 of 1" in done.stderr
+    assert made_up.program_line[1:] == program
+
+
+def test_an_option_of_the_front_without_its_value_is_refused(made_up):
+    done = made_up.submit("train", "--restarts")
+    assert (done.returncode, done.stderr) == (2, "mpiddp: --restarts expects a value\n")
+
+
+# ---- without a checkout ----------------------------------------------------------------------
+
+
+def write_scripts(made_up: MadeUp, python: str) -> None:
+    """What ``mpiddp jobs`` writes, in a directory with a name of its own."""
+    for name in ("jobs", "mpiddp", "benchmarks"):
+        (made_up.root / name).unlink()
+    (made_up.root / "slurm").mkdir()
+    for path in scripts.SCRIPTS.glob("*.s*h"):
+        copies.copy(path, made_up.root / "slurm")
+    (made_up.root / "slurm" / scripts.PYTHON).write_text(f"{python}\n")
+
+
+def test_scripts_that_were_written_use_the_python_that_wrote_them(made_up):
+    write_scripts(made_up, PYTHON)
+    command = f"{made_up.root}/slurm/train.sbatch --restarts 1"
+    variables = {"MPIDDP_PYTHON": "", "VIRTUAL_ENV": "", "CONDA_PREFIX": "", "command": command}
+    done = made_up.submit("train", "--restarts", "1", *TOY, **variables)
+    assert done.returncode == 0, done.stderr
+    assert made_up.program_line == [PYTHON, "-m", "mpiddp.train", *TOY]
+    assert str(made_up.root) not in made_up.exported.get("PYTHONPATH", "")
+    # Also where the ranks' Python is in a container, which is to have mpiddp itself.
+    done = made_up.submit("train", *TOY, MPIDDP_WRAP="env", **variables)
+    assert made_up.program_line == ["env", "python", "-m", "mpiddp.train", *TOY], done.stderr
+
+
+def test_a_python_that_has_gone_is_named(made_up):
+    write_scripts(made_up, "/gone/bin/python")
+    variables = {"MPIDDP_PYTHON": "", "VIRTUAL_ENV": "", "CONDA_PREFIX": ""}
+    done = made_up.submit("train", *TOY, command=f"{made_up.root}/slurm/train.sbatch", **variables)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert "/gone/bin/python" in line and "mpiddp jobs" in line
+
+
 # ---- run -------------------------------------------------------------------------------------
 
 
@@ -1079,7 +1153,7 @@ def test_the_steps_of_a_benchmark_have_the_cores_that_were_asked_for(made_up):
 def test_a_benchmark_that_is_cancelled_is_written_down(made_up):
     # Slurm tells the script and the benchmark.
     told = "kill -TERM $PPID; sleep 0.2; kill -TERM $$"
-    made_up.program("slow", f'{FRONT}case "$*" in "-m benchmarks x") {told} ;; esac\n')
+    made_up.program("slow", f'{FRONT}case "$*" in "-m mpiddp.checkout.bench x") {told} ;; esac\n')
     done = made_up.submit("benchmark", "x", MPIDDP_PYTHON=str(made_up.bin / "slow"))
     assert done.returncode == 143
     assert "ended with exit code 143: signal 15 (SIGTERM)" in done.stderr
@@ -1098,7 +1172,9 @@ def test_a_signal_for_the_script_alone_is_handed_to_the_benchmark_once(made_up, 
     # In a job that it ends, Slurm itself tells the benchmark.
     own = "" if state == "RUNNING" else "sleep 1; kill -TERM $$\n"
     text = HEAR.format("TERM", own, "$PPID")
-    made_up.program("slow", f'{FRONT}case "$*" in "-m benchmarks x") ;; *) exit ;; esac\n{text}')
+    made_up.program(
+        "slow", f'{FRONT}case "$*" in "-m mpiddp.checkout.bench x") ;; *) exit ;; esac\n{text}'
+    )
     variables = {"MPIDDP_PYTHON": str(made_up.bin / "slow"), "FAKE_STATE": state}
     done = made_up.submit("benchmark", "x", **variables)
     assert done.returncode == 9, done.stderr

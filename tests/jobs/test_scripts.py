@@ -342,6 +342,34 @@ def test_the_inner_of_two_active_environments_is_asked_first(checkout):
     assert f"{inner}/bin/python" in checkout.mpirun
 
 
+def test_an_active_environment_with_another_mpiddp_is_left_alone(checkout):
+    active = checkout.make_environment("active", mpirun=True)
+    (active / "has-mpiddp").write_text("/another/checkout\n")
+    result = checkout.local(VIRTUAL_ENV=str(active))
+    assert result.returncode == 0, result.stderr
+    assert not installs(checkout)
+    assert f"{active} has the mpiddp of /another/checkout" in result.stderr
+    assert "MPIDDP_PYTHON" in result.stderr and "MPIDDP_ENV" in result.stderr
+    assert f"{active}/bin/python -m mpiddp.train" in checkout.mpirun
+    assert f"  PYTHONPATH={checkout.root}" in checkout.log
+    # Its own can be installed again.
+    (active / "has-mpiddp").write_text(f"{checkout.root}\n")
+    assert checkout.local(VIRTUAL_ENV=str(active)).returncode == 0
+    assert len(installs(checkout)) == 1
+
+
+def test_scripts_that_were_written_install_nothing(checkout):
+    prefix = checkout.make_environment("installed", mpirun=True)
+    python = prefix / "bin" / "python"
+    (checkout.root / "jobs" / "python.txt").write_text(f"{python}\n")
+    for name in ("setup.cfg", "pyproject.toml", "constraints.txt"):
+        (checkout.root / name).unlink()
+    result = checkout.local("3", cwd=checkout.root.parent)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert not installs(checkout)
+    assert checkout.mpirun.endswith(f"-n 3 {python} -m mpiddp.train")
+
+
 def test_the_checkouts_own_venv_is_no_other_environment(checkout):
     checkout.local()
     checkout.local(VIRTUAL_ENV=str(checkout.root / ".venv"))

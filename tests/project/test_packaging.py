@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import configparser
 import email
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from pathlib import Path
@@ -29,6 +31,9 @@ REQUIREMENTS = {
 }
 TRACKERS = {"tensorboard", "mlflow", "wandb"}
 EXTRAS = {"mpi", "safetensors", "plot", "test", *TRACKERS}
+CHECKOUT = "mpiddp/checkout"
+"""Where an installation has the benchmarks and job scripts."""
+PAGE = "benchmarks/models/drawing"
 CARRIED = ("mpiddp", "benchmarks", "tests", "jobs")
 
 
@@ -38,7 +43,7 @@ def wheel(tmp_path_factory) -> Path:
     source = tmp_path_factory.mktemp("source")
     for name in CARRIED:
         ignored = shutil.ignore_patterns("__pycache__")
-        copies.copy(launchers.ROOT / name, source / name, ignore=ignored)
+        copies.copy(launchers.ROOT / name, source / name, ignore=ignored, symlinks=True)
     for path in launchers.ROOT.iterdir():
         if path.is_file():
             copies.copy(path, source)
@@ -71,15 +76,25 @@ def test_nothing_but_mpiddp_is_inside(members):
 
 
 def test_every_module_is_inside(members):
-    modules = {
-        str(path.relative_to(launchers.ROOT)) for path in launchers.ROOT.glob("mpiddp/**/*.py")
+    own, benchmarks = (
+        {str(path.relative_to(launchers.ROOT)) for path in launchers.ROOT.glob(f"{top}/**/*.py")}
+        for top in ("mpiddp", "benchmarks")
+    )
+    assert own | {f"{CHECKOUT}/{name}" for name in benchmarks} == {
+        name for name in members if name.endswith(".py")
     }
-    assert modules == {name for name in members if name.endswith(".py")}
 
 
 def test_data_types_and_licences_are_inside(members, wheel):
     data = {name for name in members if name.startswith("mpiddp/") and not name.endswith(".py")}
+    jobs = {path.name for path in launchers.ROOT.glob("jobs/*.s*h")}
+    page = {path.name for path in (launchers.ROOT / PAGE).iterdir() if path.is_file()}
+    page = {name for name in page if not name.endswith(".py")}
+    assert {"slurm.sh", "train.sbatch"} < jobs and {"page.html", "page.js"} < page
     assert data == {
+        *(f"{CHECKOUT}/jobs/{name}" for name in jobs),
+        *(f"{CHECKOUT}/{PAGE}/{name}" for name in page),
+        f"{CHECKOUT}/benchmarks/baselines/srun_torchrun.sh",
         "mpiddp/py.typed",
         "mpiddp/training/data/digits.csv.gz",
         "mpiddp/training/data/digits.LICENSE.txt",
@@ -122,6 +137,61 @@ def test_the_changelog_begins_with_this_version():
     text = (launchers.ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     [newest, *_] = re.findall(r"^## (\S+)", text, re.MULTILINE)
     assert newest == mpiddp.__version__
+
+
+@pytest.fixture(scope="module")
+def installation(wheel, tmp_path_factory):
+    """Runs a command in an empty directory, in an environment that the wheel is installed in.
+
+    It borrows the packages of this one; that one's own installation of mpiddp is not among them.
+    """
+    prefix, here = tmp_path_factory.mktemp("prefix"), tmp_path_factory.mktemp("empty")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", prefix], check=True)
+    python = prefix / "bin" / "python"
+    [site] = prefix.glob("lib/python*/site-packages")
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    options = ["install", "--quiet", "--no-deps", "--no-index", "--no-compile", wheel]
+    subprocess.run([sys.executable, "-m", "pip", "--python", python, *options], check=True)
+    path = os.pathsep.join([f"{prefix}/bin", f"{sys.prefix}/bin", os.environ["PATH"]])
+    clean = launchers.clean_environment({"PATH": path, "MPIDDP_WAIT": "sleep"})
+    clean.pop("PYTHONPATH", None)
+    clean.pop("VIRTUAL_ENV", None)
+
+    def run(*words: str):
+        return subprocess.run(
+            words, cwd=here, env=clean, capture_output=True, text=True, timeout=120
+        )
+
+    return run
+
+
+def test_an_installation_has_the_benchmarks_but_no_package_of_that_name(installation):
+    shown = installation("mpiddp", "bench", "--help")
+    assert shown.stdout.startswith("usage: mpiddp bench COMMAND"), shown.stderr
+    priced = installation("mpiddp", "bench", "simulate", "ring", "--ranks", "3")
+    assert "3 ranks" in priced.stdout, priced.stderr
+    drawn = installation("mpiddp", "bench", "explain", "ring", "--html", "ring.html")
+    assert drawn.returncode == 0, drawn.stderr
+    program = "import importlib.util as u; print(u.find_spec('benchmarks'), u.find_spec('jobs'))"
+    assert installation("python", "-c", program).stdout == "None None\n"
+
+
+@pytest.mark.mpi
+def test_job_scripts_are_written_where_there_is_no_checkout(installation):
+    written = installation("mpiddp", "jobs", "my jobs")
+    assert written.returncode == 0, written.stderr
+    trained = installation("bash", "my jobs/local.sh", "2", "--data", "toy", "--epochs", "1")
+    assert trained.returncode == 0, trained.stderr
+    assert "Training done" in trained.stdout
+    assert installation("mpiddp", "jobs", "my jobs").returncode == 0
+    refused = installation("mpiddp", "jobs", ".")
+    assert refused.returncode == 2 and "is not empty" in refused.stderr
+
+
+@pytest.mark.mpi
+def test_the_doctor_examines_an_installation(installation):
+    examined = installation("mpiddp", "doctor")
+    assert examined.returncode == 0, examined.stdout + examined.stderr
 
 
 def _name_of(requirement: str) -> str:

@@ -28,7 +28,9 @@ ROOMS = {
     "schedules": 2,
     "options": 1,
 }
-DOORS = frozenset({"", "calls", "train", "plot", "export", "stacks", "__main__", "doctor", "checkout"})
+DOORS = frozenset(
+    {"", "calls", "train", "plot", "export", "stacks", "__main__", "doctor", "checkout"}
+)
 GROUND = frozenset({"errors", "environment", "wording", "files", "torch_internals"})
 
 EXIT_CALLS = frozenset(
