@@ -25,6 +25,9 @@ QUIET = {
     "MPIDDP_WAIT": "yield",
     # Slurm asks for the munge component of PMIx, which the wheel of Open MPI lacks.
     "PMIX_MCA_psec": "native",
+    # Open MPI's mpirun refuses root, who has made the cluster.
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
 }
 """What ranks on this cluster should have in their environment."""
 

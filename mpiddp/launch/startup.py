@@ -478,7 +478,7 @@ class Starter:
             slowest=slowest,
             oddities=find_oddities(world, self.peers.launcher, roster),
         )
-        if self.previous is None:
+        if self.previous is None and not self.options.quiet:
             write_console(summary.describe_start(start))
         return {phase: longest for phase, (longest, _) in slowest.items()}
 

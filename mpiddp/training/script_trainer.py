@@ -22,7 +22,7 @@ from mpiddp.training.shared_run import describe_finished, find_finished
 from mpiddp.training.task.task import Task, find_task, name_own
 from mpiddp.training.trainer import Step, run_steps
 
-COMMAND_ONLY = ("task", "evaluate_only", "log_dir", "console", "label", "debug")
+COMMAND_ONLY = ("task", "evaluate_only", "log_dir", "console", "label", "quiet", "debug")
 """Options of commands: a script has its output and its task already, and has imported torch."""
 
 

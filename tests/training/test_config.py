@@ -109,6 +109,7 @@ EXAMPLES: dict[str, tuple[str, str, Any]] = {
     "log_dir": ("logs", '"logs"', Path("logs")),
     "console": ("0,3-5", '"0,3-5"', "0,3-5"),
     "label": ("", "true", True),
+    "quiet": ("", "true", True),
 }
 NEEDED = {
     **dict.fromkeys(("wrap_parameters", "shard_within", "cpu_offload"), ("--parallel", "fsdp")),

@@ -45,7 +45,10 @@ READER = Reader(
     program="python -m mpiddp.doctor",
     description=DESCRIPTION,
     groups={"options": DoctorOptions},
-    without=("lifeline_timeout", "stall_timeout", "bind", "debug", "log_dir", "console", "label"),
+    without=(
+        *("lifeline_timeout", "stall_timeout", "bind", "debug"),
+        *("log_dir", "console", "label", "quiet"),
+    ),
 )
 
 

@@ -53,6 +53,8 @@ class Output:
     """Ranks that print to the console: all, none, or ranks such as 0,3-5."""
     label: bool = False
     """Put [rank@host] before each line on the console."""
+    quiet: bool = False
+    """Leave out the block that says what was started: ranks, addresses, devices."""
 
     def __post_init__(self) -> None:
         parse_ranks(self.console)
