@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import documents
 import launchers
 import scripts
 from pool import Pools
@@ -98,3 +99,16 @@ def test_the_sweep_has_a_run_for_each_rate_and_a_picture(pool: Pools, tmp_path: 
     assert "sweep.svg" in execute(plot, tmp_path)
     picture = (tmp_path / "sweep.svg").read_text()
     assert all(name in picture for name in names)
+
+
+@pytest.mark.mpi
+def test_the_notebook_prints_what_it_shows(tmp_path: Path) -> None:
+    """Its cells, one after the other, without Jupyter; times of real ranks are not compared."""
+    notebook = json.loads((FOLDER / "notebook.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    (tmp_path / "cells.py").write_text("\n".join("".join(cell["source"]) for cell in cells))
+    printed = execute(["python", "cells.py"], tmp_path)
+    models = [cell for cell in cells if "train" not in "".join(cell["source"])]
+    texts = ["".join(each.get("text", "")) for cell in models for each in cell["outputs"]]
+    assert len(texts) > 6 and not documents.missing_lines("".join(texts), printed)
+    assert "Training done: test accuracy 9" in printed
