@@ -108,13 +108,6 @@ def test_data_types_and_licences_are_inside(members, wheel):
         assert archive.read("mpiddp/training/data/digits.csv.gz") == original.read_bytes()
 
 
-def test_the_command_is_installed(wheel):
-    with zipfile.ZipFile(wheel) as archive:
-        [name] = [name for name in archive.namelist() if name.endswith("/entry_points.txt")]
-        text = archive.read(name).decode()
-    assert text.split("\n")[:2] == ["[console_scripts]", "mpiddp = mpiddp.__main__:main"]
-
-
 def test_metadata(metadata):
     assert metadata["Version"] == mpiddp.__version__
     assert metadata["Requires-Python"] == ">=3.11"
@@ -186,10 +179,6 @@ def test_job_scripts_are_written_where_there_is_no_checkout(installation):
     assert installation("mpiddp", "jobs", "my jobs").returncode == 0
     refused = installation("mpiddp", "jobs", ".")
     assert refused.returncode == 2 and "is not empty" in refused.stderr
-
-
-@pytest.mark.mpi
-def test_the_doctor_examines_an_installation(installation):
     examined = installation("mpiddp", "doctor")
     assert examined.returncode == 0, examined.stdout + examined.stderr
 
