@@ -15,7 +15,8 @@ options: the handwritten digits that come with mpiddp. The exit code is the job'
     bash jobs/local.sh 4 --epochs 5 --batch-size 16
 
 The first call makes .venv in the checkout and installs what is needed; later calls need no
-network. An active environment that has torch and mpi4py is used instead of .venv.
+network. An active environment that has torch and mpi4py is used instead of .venv. Scripts that
+mpiddp jobs has written install nothing, and write runs/ where you are.
 MPIDDP_MPIRUN=PROGRAM names another mpirun; MPIDDP_PYTHON=PROGRAM names a Python that has all
 that is needed, and nothing is installed. Runs are written to runs/ in the
 checkout, unless --runs-dir or --config is given.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 
 import launchers
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.script import command_line
 from mpiddp.options.reader import name_as_typed
 
 
@@ -44,3 +46,8 @@ def test_the_trainer_names_options_and_keys(tmp_path):
             timeout=60,
         )
         assert (done.returncode, done.stderr) == (2, f"{said}\n")
+
+
+def test_the_help_has_a_line_for_every_command():
+    listed = re.findall(r"mpiddp (?:\[OPTIONS\] )?([a-z|]+)", command_line.USAGE)
+    assert sorted("|".join(listed).split("|")) == sorted(command_line.COMMANDS)

@@ -146,9 +146,8 @@ def installation(wheel, tmp_path_factory):
     options = ["install", "--quiet", "--no-deps", "--no-index", "--no-compile", wheel]
     subprocess.run([sys.executable, "-m", "pip", "--python", python, *options], check=True)
     path = os.pathsep.join([f"{prefix}/bin", f"{sys.prefix}/bin", os.environ["PATH"]])
-    clean = launchers.clean_environment({"PATH": path, "MPIDDP_WAIT": "sleep"})
-    clean.pop("PYTHONPATH", None)
-    clean.pop("VIRTUAL_ENV", None)
+    unset = dict.fromkeys(("PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX"), "")
+    clean = launchers.clean_environment({"PATH": path, **launchers.WAITING, **unset})
 
     def run(*words: str):
         return subprocess.run(
@@ -158,13 +157,16 @@ def installation(wheel, tmp_path_factory):
     return run
 
 
-def test_an_installation_has_the_benchmarks_but_no_package_of_that_name(installation):
+def test_an_installation_brings_benchmarks_and_job_scripts(installation):
     shown = installation("mpiddp", "bench", "--help")
     assert shown.stdout.startswith("usage: mpiddp bench COMMAND"), shown.stderr
     priced = installation("mpiddp", "bench", "simulate", "ring", "--ranks", "3")
     assert "3 ranks" in priced.stdout, priced.stderr
     drawn = installation("mpiddp", "bench", "explain", "ring", "--html", "ring.html")
     assert drawn.returncode == 0, drawn.stderr
+    refused = installation("mpiddp", "jobs", ".")
+    assert refused.returncode == 2 and "is not empty" in refused.stderr
+    # And no other package is on the path.
     program = "import importlib.util as u; print(u.find_spec('benchmarks'), u.find_spec('jobs'))"
     assert installation("python", "-c", program).stdout == "None None\n"
 
@@ -177,8 +179,6 @@ def test_job_scripts_are_written_where_there_is_no_checkout(installation):
     assert trained.returncode == 0, trained.stderr
     assert "Training done" in trained.stdout
     assert installation("mpiddp", "jobs", "my jobs").returncode == 0
-    refused = installation("mpiddp", "jobs", ".")
-    assert refused.returncode == 2 and "is not empty" in refused.stderr
     examined = installation("mpiddp", "doctor")
     assert examined.returncode == 0, examined.stdout + examined.stderr
 

@@ -62,7 +62,7 @@ class Copy:
         self.temporary.mkdir(parents=True)
         self.changed = int(time.time())
         for name in subprocess.check_output(LIST_FILES, text=True).split("\0")[:-1]:
-            if (launchers.ROOT / name).is_file():
+            if os.path.lexists(launchers.ROOT / name):
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(launchers.ROOT / name, self.root / name, follow_symlinks=False)
         for prefix in filter(Path.exists, (launchers.MPICH_PREFIX, launchers.OPEN_MPI_PREFIX)):
