@@ -241,6 +241,10 @@ DIAGRAMS = {
     "two-level": ["two-level", "--ranks", "6", "--nodes", "2"],
     "reduce": ["reduce", "--ranks", "4"],
     "workflow": ["training-step", "--ranks", "4"],
+    "chain": ["naive-ring", "--ranks", "3"],
+    "ring-of-three": ["ring", "--ranks", "3"],
+    "tree": ["binomial-tree", "--ranks", "8"],
+    "doubling": ["recursive-doubling", "--ranks", "8"],
 }
 
 
@@ -249,5 +253,5 @@ def test_the_diagrams_in_the_documentation_are_up_to_date(name, tmp_path, capsys
     made, kept = tmp_path / "made.svg", f"benchmarks/pictures/{name}.svg"
     explain.main([*DIAGRAMS[name], "--svg", str(made)])
     assert made.read_text() == (launchers.ROOT / kept).read_text()
-    chapter = (launchers.ROOT / "docs/algorithms.md").read_text()
-    assert f"{' '.join(DIAGRAMS[name])} --svg {kept}" in chapter
+    chapters = [(launchers.ROOT / f"docs/{it}.md").read_text() for it in ("algorithms", "learning")]
+    assert f"{' '.join(DIAGRAMS[name])} --svg {kept}" in "".join(chapters)
