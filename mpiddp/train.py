@@ -37,11 +37,14 @@ def main() -> None:
             # MPI starts.
             from mpiddp.training.evaluation import evaluate_only
             from mpiddp.training.model_summary import summarise
+            from mpiddp.training.prediction import predict_only
             from mpiddp.training.trainer import train
 
             try:
                 if configuration.summary:
                     summarise(configuration, session)
+                elif configuration.predict is not None:
+                    predict_only(configuration, session, failure_handler)
                 elif configuration.evaluate_only:
                     evaluate_only(configuration, session, failure_handler)
                 else:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,7 +19,9 @@ from mpiddp.files import write_whole
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.training.data.batches import Cut, EvaluationBatches, make_evaluation_batches
-from mpiddp.training.data.samples import EVALUATION, Batch, Key
+from mpiddp.training.data.data import DataSet
+from mpiddp.training.data.samples import EVALUATION, Batch, Key, Samples
+from mpiddp.training.data.structure import call_model, count_samples, map_leaves
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.preparation import EVALUATION_BATCH, Training, agree, load_initial
 from mpiddp.training.records import metrics
@@ -58,7 +60,7 @@ def evaluate(
     with torch.no_grad():
         for batch in batches:
             inputs, targets, weight = batch.to(device)
-            outputs = model(inputs)
+            outputs = call_model(model, inputs)
             if weight > 0:
                 totals.add(task.loss(outputs, targets), outputs, targets)
     return totals.reduce()
@@ -117,33 +119,54 @@ def predict_all(
 
     Raises ConfigurationError, CheckpointError.
     """
-    data = load_on_all(configuration, task, session)
-    torch.manual_seed(configuration.seed)
     world, device = session.world, session.device
     precision = Precision(configuration.precision, device)
-    module = build_model(task, data).to(device)
-    load_initial(module, configuration)
-    _, tests = choose_samples(configuration, data, device)
-    check_task(task, module, read_first(tests, 1, session), data.classes)
-    model = compile_model(module, configuration)
-    batches = make_evaluation_batches(
-        tests, Cut(EVALUATION_BATCH, world.rank, world.size), choose_reading(configuration, session)
-    )
-    totals = metrics.Totals(device, add_test_metrics(task, data.classes).metrics)
-    rows, targets = list[Row](), torch.empty(0)
+    loaded = load_model(configuration, task, session)
+    model, cut = loaded.model, Cut(EVALUATION_BATCH, world.rank, world.size)
+    reading = choose_reading(configuration, session)
+    batches = make_evaluation_batches(loaded.tests, cut, reading)
+    totals = metrics.Totals(device, add_test_metrics(task, loaded.data.classes).metrics)
+    rows, targets = list[Row](), None
     model.eval()
     with torch.no_grad(), precision.autocast():
         for batch in batches:
             inputs, targets, _ = batch.to(device)
-            outputs = model(inputs)
-            losses = torch.stack(
-                [task.loss(*_take(place, outputs, targets)) for place in range(len(targets))]
-            )
+            outputs = call_model(model, inputs)
+            samples = range(count_samples(targets))
+            losses = torch.stack([task.loss(*_take(place, outputs, targets)) for place in samples])
             totals.add(losses.mean(), outputs, targets)
             rows += _make_rows(outputs, targets, losses)
     batches.reader.close()
     average = add_perplexity(task, targets, totals.reduce())
     return average, session.gather(rows)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model with weights from elsewhere, and its data."""
+
+    model: nn.Module
+    """As it is called."""
+    module: nn.Module
+    data: DataSet
+    tests: Samples
+    first: Batch
+    """The first of them."""
+
+
+def load_model(configuration: Configuration, task: Task, session: Session) -> Loaded:
+    """The task's model with the weights of ``configuration``, on this rank's device; collective.
+
+    Raises ConfigurationError, CheckpointError.
+    """
+    data = load_on_all(configuration, task, session)
+    torch.manual_seed(configuration.seed)
+    module = build_model(task, data).to(session.device)
+    load_initial(module, configuration)
+    _, tests = choose_samples(configuration, data, session.device)
+    first = read_first(tests, 1, session)
+    check_task(task, module, first, data.classes)
+    return Loaded(compile_model(module, configuration), module, data, tests, first)
 
 
 def fill_up(batches: EvaluationBatches) -> Iterator[Batch]:
@@ -161,18 +184,18 @@ def fill_up(batches: EvaluationBatches) -> Iterator[Batch]:
         yield from [filler._replace(weight=0.0)] * missing
 
 
-def _take(place: int, outputs: Any, targets: torch.Tensor) -> tuple[Any, torch.Tensor]:
-    """One sample of a batch, also of several outputs."""
+def _take(place: int, outputs: Any, targets: Any) -> tuple[Any, Any]:
+    """One sample of a batch, also of several outputs and targets."""
 
     def take(tensor: torch.Tensor) -> torch.Tensor:
         return tensor[place : place + 1] if tensor.dim() else tensor
 
-    return tree_map_only(torch.Tensor, take, outputs), take(targets)
+    return tree_map_only(torch.Tensor, take, outputs), map_leaves(take, targets)
 
 
-def _make_rows(outputs: Any, targets: torch.Tensor, losses: torch.Tensor) -> Iterator[Row]:
-    is_scores = isinstance(outputs, torch.Tensor) and outputs.ndim == 2
-    if is_scores and targets.ndim == 1 and not targets.is_floating_point():
+def _make_rows(outputs: Any, targets: Any, losses: torch.Tensor) -> Iterator[Row]:
+    are_single = isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor)
+    if are_single and (outputs.ndim, targets.ndim) == (2, 1) and not targets.is_floating_point():
         classes = outputs.argmax(dim=1)
         yield from zip(targets.tolist(), classes.tolist(), losses.tolist(), strict=True)
     else:
@@ -187,10 +210,16 @@ def write_predictions(path: Path, parts: list[list[Row]]) -> None:
         for place, row in enumerate(part)
     )
     has_classes = any(len(row) > 2 for row in rows)
+    names = [*(["class", "predicted"] if has_classes else []), "loss"]
+    write_rows(path, names, [row[1:] for row in rows])
+
+
+def write_rows(path: Path, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Write CSV: the rows of the samples, in their order. Raises OSError."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["sample", *(["class", "predicted"] if has_classes else []), "loss"])
-    writer.writerows(rows)
+    writer.writerow(["sample", *names])
+    writer.writerows([number, *row] for number, row in enumerate(rows))
     write_whole(path, text.getvalue())
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mpiddp.launch.session import Session
+from mpiddp.training.data.structure import call_model
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.preparation import agree
 from mpiddp.training.task.loading import choose_samples, load_on_all, read_first
@@ -50,8 +51,8 @@ def summarise(configuration: Configuration, session: Session) -> None:
         print(*describe(module, layers, configuration), sep="\n", flush=True)
 
 
-def list_layers(module: nn.Module, sample: torch.Tensor) -> list[Layer]:
-    """The layers in the order in which they are called; ``sample``: (1, …)."""
+def list_layers(module: nn.Module, sample: Any) -> list[Layer]:
+    """The layers in the order in which they are called; ``sample``: inputs (1, …)."""
     found: list[Layer] = []
     hooks = []
     for name, part in module.named_modules():
@@ -66,7 +67,7 @@ def list_layers(module: nn.Module, sample: torch.Tensor) -> list[Layer]:
             hooks.append(part.register_forward_hook(note))
     module.eval()
     with torch.no_grad():
-        module(sample)
+        call_model(module, sample)
     for hook in hooks:
         hook.remove()
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,6 +30,7 @@ from mpiddp.training.data.batches import (
 )
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.data.seeding import mix_seed, seed_generators
+from mpiddp.training.data.structure import find_form, find_shape, list_leaves
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.checkpoints import CheckpointOptions
 from mpiddp.training.options.groups.parallelism import ParallelismOptions
@@ -70,8 +72,10 @@ class Training:
     evaluation: EvaluationBatches
     tested: Task
     """The task with the metrics of test samples."""
-    targets: torch.Tensor
+    targets: Any
     """Of the first batch."""
+    form: Any
+    """Of a sample's inputs."""
     rate: LearningRate
     slowdown: Slowdown | None
     initial: str
@@ -161,6 +165,7 @@ def prepare(
         task=task,
         tested=add_test_metrics(task, data.classes),
         targets=batch.targets,
+        form=find_form(batch.inputs),
         session=session,
         failure_handler=failure_handler,
         engine=engine,
@@ -243,10 +248,10 @@ def _check_format(options: ParallelismOptions, batch: Batch) -> torch.memory_for
     """How inputs are stored. Raises ConfigurationError if they cannot be."""
     if not options.channels_last:
         return torch.preserve_format
-    if batch.inputs.dim() != 4:
+    if not any(each.dim() == 4 for each in list_leaves(batch.inputs)):
         raise ConfigurationError(
             "channels_last: expected images (channels, height, width), found samples of shape "
-            f"{tuple(batch.inputs.shape[1:])}: leave out --channels-last"
+            f"{find_shape(batch.inputs)}: leave out --channels-last"
         )
     return torch.channels_last
 
@@ -261,7 +266,7 @@ def _make_slowdown(
         return None
     straggler = parse_straggler(configuration.straggler)
     check_straggler(straggler, workers)
-    device = start.batch.inputs.device
+    device = start.batch.device
     module = start.module.to(device)
     part = split_batch(start.batch, configuration.accumulation_steps)[0]
     with rehearse(module, module, part, start.forward) as take_pass:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Generator, Iterator
-from dataclasses import fields
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from mpiddp.errors import ConfigurationError, PreemptedError
+from torch import nn
+
+from mpiddp.errors import ConfigurationError, MpiddpError, PreemptedError
 from mpiddp.launch.session import Session, find_failure_handler, find_session
 from mpiddp.launch.startup import open_session
+from mpiddp.options.fields import list_fields
 from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals
 from mpiddp.training.options.config import Configuration, from_keywords
 from mpiddp.training.options.groups.launch import TrainerLaunchOptions
-from mpiddp.training.preparation import agree
+from mpiddp.training.prediction import Predictor, load_predictor, make_predictor
+from mpiddp.training.preparation import Training, agree
 from mpiddp.training.records.metrics import Row
 from mpiddp.training.records.run_directory import find_path
 from mpiddp.training.reports import say
@@ -40,6 +47,7 @@ class Trainer:
         session: that of `mpiddp.init`. The one that is open is used; if there is none, it is
             started, and closed when the script ends.
         row: the last epoch's metrics, once training has ended; else None.
+        model: the trained model.
     """
 
     def __init__(self, task: Task | None = None, **options: Any) -> None:
@@ -55,6 +63,9 @@ class Trainer:
         self.configuration = _configure(self._task, options)
         self.session, self._signals = _find_session(self.configuration)
         self.row: Row | None = None
+        self._predictor: Predictor | None = None
+        self._weights: Path | None = self.configuration.weights
+        """Whose they are as long as nothing was trained here."""
 
     def fit(self) -> Row:
         """Train to the end, and return the last epoch's metrics; collective.
@@ -66,8 +77,9 @@ class Trainer:
         A job that is preempted ends with exit code 75 once its checkpoint is written. Raises
         ConfigurationError, MpiddpError.
         """
-        for step in self.steps():
-            step.take()
+        with named_as_keywords():
+            for step in self.steps():
+                step.take()
         if self.row is None:
             raise ConfigurationError(
                 f"the run {find_path(self.configuration)} was left before its first epoch's end: "
@@ -93,10 +105,58 @@ class Trainer:
             self.session.do_postponed()
             # Whoever leaves the loop may keep the iterator, and nobody closes it then.
             self.session.postpone(partial(_leave, steps))
-            yield from self._take_steps()
+            with named_as_keywords():
+                yield from self._take_steps()
 
         steps = run()
         return steps
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that was trained, on this rank's device; collective if it must be loaded.
+
+            model = trainer.model.eval()
+
+        It has the weights that ``export`` writes. With FSDP they are in parts. Before a training
+        they are those of the option ``weights``, and those of its last checkpoint if `fit` has
+        found the run finished. Raises ConfigurationError if there are none yet.
+        """
+        return self._find_predictor().module
+
+    def predict(self, data: Any) -> Any:
+        """The model's outputs for all samples, in their order; collective.
+
+            scores = trainer.predict(torch.rand(100, 10))
+            classes = scores.argmax(dim=1)
+
+        Each rank predicts its share, and all get the whole: a tensor (samples, …) on the CPU, or
+        what else the model returns, of such tensors.
+
+        Args:
+            data: an array or tensor (samples, …), or any object with ``__len__`` and
+                ``__getitem__``, the same on every rank. Its samples are the model's inputs, as in
+                the training data; a target, if there is one, is not looked at.
+
+        Raises ConfigurationError.
+        """
+        with named_as_keywords():
+            return self._find_predictor().predict(data)
+
+    def _find_predictor(self) -> Predictor:
+        if self._predictor is None:
+            if self._weights is None:
+                raise ConfigurationError(
+                    "model: nothing is trained yet: call fit() first, or give weights=PATH"
+                )
+            task, configuration = find_task(self.configuration, self._task)
+            if self._weights != configuration.weights:
+                configuration = replace(configuration, weights_prefix="", weights_except="")
+            configuration = replace(configuration, weights=self._weights)
+            self._predictor = load_predictor(configuration, task, self.session)
+        return self._predictor
+
+    def _note(self, training: Training) -> None:
+        self._predictor = make_predictor(training)
 
     def _take_steps(self) -> Generator[Step, None, None]:
         handler = find_failure_handler(self.session)
@@ -105,15 +165,42 @@ class Trainer:
         finished = find_finished(configuration, self.session, handler)
         if finished is not None:
             say(self.session, describe_finished(finished, configuration))
-            self.row = finished.row
+            self.row, self._weights = finished.row, find_path(configuration)
             return
         try:
             self.row = yield from run_steps(
-                configuration, task, self.session, handler, self._signals
+                configuration, task, self.session, handler, self._signals, self._note
             )
         except PreemptedError as error:
             self.session.close()
             handler.leave(error.exit_code)
+
+
+@contextmanager
+def named_as_keywords() -> Iterator[None]:
+    """Has errors name options as a script's keywords: ``name=``, not ``--name``."""
+    try:
+        yield
+    except MpiddpError as error:
+        if error.args:
+            error.args = (_name_keywords(str(error.args[0])), *error.args[1:])
+        raise
+
+
+def _name_keywords(text: str) -> str:
+    known = {each.flag: each for each in list_fields(Configuration)}
+
+    def name(match: re.Match[str]) -> str:
+        flag, space, value = match.groups()
+        field = known.get(flag)
+        if field is None:
+            return match[0]
+        if value in (*field.choices, "auto", "never"):
+            return f"{field.name}={value!r}"
+        space *= value.isalpha() and value.islower()
+        return f"{field.name}={space}{value}"
+
+    return re.sub(r"(--[a-z][a-z-]*)( ?)((?<= )\S*[A-Z./]\S*|[a-z]+\b|)", name, text)
 
 
 def _leave(steps: Generator[Step, None, None]) -> None:

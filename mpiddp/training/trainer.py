@@ -102,6 +102,7 @@ def run_steps(
     session: Session,
     failure_handler: FailureHandler,
     signals: PreemptionSignals | None,
+    note: Callable[[Training], object] = lambda _: None,
 ) -> Generator[Step, None, metrics.Row | None]:
     """Train as the configuration says: yields this rank's steps, which must be taken; collective.
 
@@ -111,7 +112,8 @@ def run_steps(
 
     The parameters are the same on all ranks at the end, and the same bits in every run with the
     same configuration and number of ranks on CPUs, unless gradients may be stale. Configuration and
-    task are those that `find_task` returned, and all ranks agree on them.
+    task are those that `find_task` returned, and all ranks agree on them. ``note`` is given what
+    was prepared, before the first step.
 
     Raises:
         ConfigurationError: the data cannot be shared out, the model does not fit the data, or the
@@ -131,6 +133,7 @@ def run_steps(
         saver = Saver(training, beginning, run, signals)
         after_error.append(saver.abandon)
         saver.restore()
+        note(training)
         if failure_handler.attempt > 1 and beginning.position == Position():
             say(session, f"Attempt {failure_handler.attempt} in {path}: starting over")
         loop = Loop(training, saver, run, path, beginning.position)
@@ -370,6 +373,9 @@ class Loop:
         self.training.close()
         self.saver.close()
         self.reports.close(is_done=is_done)
+        if self.training.engine.average is not None:
+            # What was exported is what a script predicts with.
+            self.training.engine.average.apply()
 
 
 def _take_batch(

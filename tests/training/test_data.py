@@ -127,11 +127,12 @@ def test_the_digest_sees_every_byte(part: str) -> None:
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        ([((torch.ones(3), torch.ones(2)), 0)] * 2, "inputs are one tensor, found list"),
-        ([(torch.ones(3), {"a": 1})] * 2, "targets are one tensor, found dict"),
+        ([torch.ones(3)] * 2, r"a sample is \(inputs, target\).*; found Tensor"),
+        ([{"a": torch.ones(3)}] * 2, r"a dict with one of labels.*; found a dict of a \(Tensor\)"),
+        ([("words", 1)] * 2, r"a sample is .*; found a list of a (list|tuple) of str, str, Tensor"),
         ([(torch.ones(3), 0), (torch.ones(4), 0)], r"do not make a batch: RuntimeError: stack"),
     ],
-    ids=["several inputs", "named targets", "sizes"],
+    ids=["no target", "no label", "text", "sizes"],
 )
 def test_samples_that_make_no_batch_are_refused(samples: list[Any], message: str) -> None:
     session: Any = SimpleNamespace(device=torch.device("cpu"))

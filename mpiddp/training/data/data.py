@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from mpiddp.training.data.factories import call_factory, find_factory
+from mpiddp.training.data.structure import find_sample_shape, list_leaves, map_leaves
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.data import parse_shape
 from mpiddp.training.options.groups.registry import DATASETS
@@ -31,10 +32,10 @@ class MapStyle(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, position: int, /) -> Any:
-        """What is fed to the model, and its target: each a tensor, an array or a number."""
+        """A sample: what is fed to the model, and its target."""
 
 
-def _keep(features: torch.Tensor) -> torch.Tensor:
+def _keep(features: Any) -> Any:
     return features
 
 
@@ -42,30 +43,33 @@ def _keep(features: torch.Tensor) -> torch.Tensor:
 class Split:
     """Samples and their classes, in memory."""
 
-    features: NDArray[Any]
-    """Shape (samples, …)."""
+    features: Any
+    """An array (samples, …); or several, in a tuple, list or dict."""
     labels: NDArray[np.int64]
     """Shape (samples, …); 0 to classes - 1."""
-    convert: Callable[[torch.Tensor], torch.Tensor] = _keep
+    convert: Callable[[Any], Any] = _keep
     """Makes of features, for any number of samples, what is fed to a model."""
-    augment: Callable[[torch.Tensor], torch.Tensor] | None = None
+    augment: Callable[[Any], Any] | None = None
     """Varies the features of one sample. What it draws comes from torch's default generator."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, position: int, /) -> tuple[torch.Tensor, torch.Tensor]:
+    def __getitem__(self, position: int, /) -> tuple[Any, torch.Tensor]:
         """Features that are varied and not yet converted, and the label."""
-        features = torch.from_numpy(self.features[position])
+        features = map_leaves(lambda each: torch.as_tensor(each[position]), self.features)
         label = torch.as_tensor(self.labels[position])
         return features if self.augment is None else self.augment(features), label
 
-    def read(self, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self, positions: Sequence[int]) -> tuple[Any, torch.Tensor]:
         """Converted features, and labels, of several samples."""
         index = torch.tensor(positions)
-        # Half of the time that indexing takes.
-        features = torch.from_numpy(self.features).index_select(0, index)
-        return self.convert(features), torch.from_numpy(self.labels).index_select(0, index)
+
+        def take(array: NDArray[Any]) -> torch.Tensor:
+            # Half of the time that indexing takes.
+            return torch.from_numpy(array).index_select(0, index)
+
+        return self.convert(map_leaves(take, self.features)), take(self.labels)
 
     def wrap_transforms(self, wrap: Callable[[Any], Any]) -> Split:
         """The split with other functions in place of its own: those that ``wrap`` makes of them.
@@ -76,8 +80,9 @@ class Split:
         return replace(self, convert=wrap(self.convert), augment=augment)
 
     def digest(self) -> bytes:
-        digest = hashlib.sha256(np.ascontiguousarray(self.features).data)
-        digest.update(np.ascontiguousarray(self.labels).data)
+        digest = hashlib.sha256()
+        for array in (*list_leaves(self.features), self.labels):
+            digest.update(np.ascontiguousarray(array).data)
         return digest.digest()
 
 
@@ -86,8 +91,14 @@ class DataSet:
     """A training and a test split with the same classes.
 
         def load() -> mpiddp.DataSet:
-            points = np.random.normal(size=(500, 2)).astype(np.float32)
-            return split_by_hash(points, (points[:, 0] > 0).astype(np.int64), classes=2)
+            points = np.random.default_rng(0).normal(size=(500, 2)).astype(np.float32)
+            labels = (points[:, 0] > 0).astype(np.int64)
+            train, test = slice(0, 400), slice(400, 500)
+            return mpiddp.DataSet(
+                mpiddp.Split(points[train], labels[train]),
+                mpiddp.Split(points[test], labels[test]),
+                classes=2,
+            )
 
     It is the same on every rank, which trains on its part.
     """
@@ -95,15 +106,16 @@ class DataSet:
     train: Split | MapStyle
     test: Split | MapStyle
     classes: int
-    sample_shape: tuple[int, ...] | None = None
+    sample_shape: Any = None
     """That of what is fed to the model for one sample, if it should not be read for that."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Of what is fed to the model for one sample."""
+    def shape(self) -> Any:
+        """Of what is fed to the model for one sample; of several inputs their shapes, in a list or
+        dict as the inputs are."""
         if self.sample_shape is not None:
             return self.sample_shape
-        return tuple(torch.as_tensor(self.train[0][0]).shape)
+        return find_sample_shape(self.train[0])
 
     def digest(self) -> str:
         """Return a SHA-256, to compare between ranks: of all samples that are in memory.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from mpiddp.training.data.data import MapStyle, Split
+from mpiddp.training.data.structure import join_leaves, list_leaves, map_leaves
 
 SHARE = 0.1
 """Part of a GPU's free memory that a split may take: a model and its activations need the rest."""
@@ -20,18 +22,18 @@ class DeviceSplit:
     """Converted samples and their labels, on one device. Workers in other processes cannot read
     them."""
 
-    features: torch.Tensor
+    features: Any
     labels: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def read(self, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self, positions: Sequence[int]) -> tuple[Any, torch.Tensor]:
         """Features and labels of several samples, on the device, without waiting for it."""
-        device = self.features.device
+        device = self.labels.device
         index = torch.tensor(positions, pin_memory=device.type == "cuda")
         index = index.to(device, non_blocking=True)
-        return self.features[index], self.labels[index]
+        return map_leaves(lambda each: each[index], self.features), self.labels[index]
 
 
 def place(split: Split | MapStyle, device: torch.device) -> Split | MapStyle | DeviceSplit:
@@ -53,14 +55,15 @@ def fits(split: Split, free: int) -> bool:
     """
     if split.augment is not None:
         return False
-    return len(split) * sum(each.nbytes for each in split.read([0])) <= SHARE * free
+    size: int = sum(each.nbytes for each in list_leaves(split.read([0])))
+    return len(split) * size <= SHARE * free
 
 
 def move(split: Split, device: torch.device) -> DeviceSplit:
     """Convert all samples where they are, so that they have the same bits as single batches."""
-    parts = [
-        [each.to(device) for each in split.read(range(begin, min(begin + PART, len(split))))]
-        for begin in range(0, len(split), PART)
-    ]
-    features, labels = (torch.cat(column) for column in zip(*parts, strict=True))
+    parts = []
+    for begin in range(0, len(split), PART):
+        features, labels = split.read(range(begin, min(begin + PART, len(split))))
+        parts.append((map_leaves(lambda each: each.to(device), features), labels.to(device)))
+    features, labels = join_leaves(parts)
     return DeviceSplit(features, labels)

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Sampler
 from mpiddp.errors import MpiddpError
 from mpiddp.training.data.device_data import DeviceSplit
 from mpiddp.training.data.samples import Answer, Batch, Key, Samples, Work
+from mpiddp.training.data.structure import map_leaves
 
 GRACE = 1.0
 """Seconds between the loss of a connection and the news that its process has ended."""
@@ -79,9 +80,10 @@ class Reader:
         return answer.batch
 
     def _pin(self, batch: Batch) -> Batch:
-        if not self._reading.pins or batch.inputs.is_cuda:
+        if not self._reading.pins or batch.device.type == "cuda":
             return batch
-        return batch._replace(inputs=batch.inputs.pin_memory(), targets=batch.targets.pin_memory())
+        inputs, targets = (map_leaves(torch.Tensor.pin_memory, each) for each in batch[:2])
+        return batch._replace(inputs=inputs, targets=targets)
 
     def _read_ahead(self, keys: list[Key]) -> Iterator[Answer]:
         if not keys:

@@ -17,6 +17,7 @@ from mpiddp.errors import MpiddpError
 from mpiddp.training.data.data import MapStyle, Split
 from mpiddp.training.data.device_data import DeviceSplit
 from mpiddp.training.data.seeding import kept_generators, mix_seed, seed_cpu_generators
+from mpiddp.training.data.structure import FormError, list_leaves, map_leaves, separate
 
 SHOWN = 8
 """Sample numbers in a message."""
@@ -34,10 +35,10 @@ class Batch(NamedTuple):
     Ranks may have different numbers of samples in the last step of an epoch.
     """
 
-    inputs: torch.Tensor
-    """Shape (samples, …)."""
-    targets: torch.Tensor
-    """Shape (samples, …); labels are int64."""
+    inputs: Any
+    """Shape (samples, …); or a list or dict of such tensors, as the data's samples have them."""
+    targets: Any
+    """Shape (samples, …), or a list or dict of such tensors; labels are int64."""
     weight: float = 1.0
     """Factor of the mean loss: with it, the average of the ranks' gradients is that of the mean
     over all samples of the step. 0 if the step had no sample for this rank: the one here is
@@ -45,10 +46,26 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> Batch:
         """The batch on the device. A copy from pinned memory to a GPU is not waited for."""
-        if self.inputs.device == device == self.targets.device:
+        inputs, targets = self.inputs, self.targets
+        are_single = isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor)
+        if are_single and inputs.device == device == targets.device:
             return self
         move = partial(torch.Tensor.to, device=device, non_blocking=device.type == "cuda")
-        return self._replace(inputs=move(self.inputs), targets=move(self.targets))
+        return self._replace(inputs=map_leaves(move, inputs), targets=map_leaves(move, targets))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the inputs are."""
+        found: torch.device = list_leaves(self.inputs)[0].device
+        return found
+
+    def first(self) -> Batch:
+        """The batch's first sample alone."""
+
+        def take(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor[:1]
+
+        return Batch(map_leaves(take, self.inputs), map_leaves(take, self.targets))
 
 
 class Key(NamedTuple):
@@ -124,10 +141,9 @@ class Samples(Dataset[Answer]):
             for position in key.positions:
                 seed_cpu_generators(mix_seed(self.seed, key.epoch, position))
                 pairs.append(self.split[position])
+        inputs, targets = separate(default_collate(pairs))
         if isinstance(self.split, Split):
-            features, labels = zip(*pairs, strict=True)
-            return Batch(self.split.convert(torch.stack(features)), torch.stack(labels))
-        inputs, targets = default_collate(pairs)
+            inputs = self.split.convert(inputs)
         return Batch(inputs, targets)
 
     def __getitem__(self, key: Key) -> Answer:
@@ -143,6 +159,9 @@ class Samples(Dataset[Answer]):
     def _answer(self, key: Key) -> Answer:
         try:
             return Answer(self.read(key), None)
+        except FormError as error:
+            what = f"{self.what} {describe_numbers(key.positions)}"
+            return Answer(None, BatchError(f"{what} make no batch: {error}"))
         except Exception:  # A data set's own.
             good, problem = self._try_each(key)
         if problem is not None and (not self.skips or not good):

@@ -49,6 +49,7 @@ RULES = (
         unless="evaluate_only",
     ),
     Rule(("export",), "evaluate_only", lambda only: not only, "leave out --evaluate-only"),
+    Rule(("predict",), "evaluate_only", bool, "give --evaluate-only and --weights"),
     Rule(
         ("augment",),
         "data",

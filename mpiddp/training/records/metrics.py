@@ -18,10 +18,11 @@ import torch.distributed as dist
 
 from mpiddp.files import replaced
 from mpiddp.process.job_directory import check_attempt
+from mpiddp.training.data.structure import count_samples
 from mpiddp.training.records.history import STEPS, is_of_steps, parse_row
 from mpiddp.wording import count_noun
 
-Metric: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Metric: TypeAlias = Callable[[Any, Any], torch.Tensor]
 """From a model's outputs and the targets to the sum over the samples, a scalar."""
 SHARES = frozenset({"accuracy", "top5_accuracy"})
 """Metrics of 0 to 1 that are shown in percent."""
@@ -69,17 +70,18 @@ class Totals:
         """Samples, mean loss and metrics of batches that are not added yet."""
 
     @torch.no_grad()
-    def add(self, loss: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+    def add(self, loss: torch.Tensor, outputs: Any, targets: Any) -> None:
         """Count a batch: its mean loss, and outputs and targets of shapes (samples, …).
 
         A metric may return a plain number, for example if it has nothing to count.
         """
         values = [loss, *(metric(outputs, targets) for metric in self._metrics.values())]
+        samples = count_samples(targets)
         if not self._defers:
-            self._count(len(targets), [float(value) for value in values])
+            self._count(samples, [float(value) for value in values])
             return
         # Neither graphs nor outputs are kept until then.
-        self._pending.append((len(targets), [self._hold(value) for value in values]))
+        self._pending.append((samples, [self._hold(value) for value in values]))
         if len(self._pending) == MOST_PENDING:
             self._settle()
 
@@ -145,7 +147,15 @@ class Totals:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of ``metrics.jsonl``: an epoch."""
+    """One line of ``metrics.jsonl``: an epoch, with the means over the samples of all ranks.
+
+        row: mpiddp.Row = trainer.fit()
+        print(row.epoch, row.loss, row.accuracy, row.test_loss, row.test_accuracy)
+
+    Metrics have the names of the file: ``accuracy`` of the training samples, ``test_accuracy`` of
+    the test samples, which is None in an epoch without an evaluation. In ``metrics`` and
+    ``test_metrics`` they are by the names that the task gives them.
+    """
 
     attempt: int
     """Of the run, counted from 1."""
@@ -192,6 +202,16 @@ class Row:
     their worker was given them, over all parameter servers; None without servers."""
     parameters: str | None = None
     """SHA-256 of the trained parameters, in the last epoch; the same on all ranks."""
+
+    def __getattr__(self, name: str) -> Any:
+        """A metric, by its name in the file."""
+        known = set(self.__dict__)
+        # A copy, for example, is asked for more before it has any field.
+        values = {} if name.startswith("__") or not known else self.list_values()
+        if name in values:
+            return values[name]
+        names = ", ".join(each for each in values if each not in known)
+        raise AttributeError(f"a row has no {name!r}; its metrics are {names or 'none'}")
 
     def list_values(self) -> dict[str, Any]:
         """All by name. Metrics follow the loss of their kind."""

@@ -52,11 +52,15 @@ class MovingAverage:
         for name, average in self.weights.items():
             average.copy_(state["weights"][name])
 
+    def apply(self) -> None:
+        """Give the module the average for good."""
+        torch._foreach_copy_(self._parameters, self._averages)
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Have the module go by the average."""
         before = [each.clone() for each in self._parameters]
-        torch._foreach_copy_(self._parameters, self._averages)
+        self.apply()
         try:
             yield
         finally:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from mpiddp.training.data.samples import Batch
+from mpiddp.training.data.structure import call_model, count_samples, map_leaves, split_leaves
 from mpiddp.training.records.metrics import Totals
 from mpiddp.training.step.divergence import LossGuard
+from mpiddp.training.step.moving_average import MovingAverage
 from mpiddp.training.step.optimizer_step import GuardedUpdate, LocalUpdate
 from mpiddp.training.step.precision import Precision
 from mpiddp.training.step.stages import Stage, StageClock
@@ -40,14 +42,19 @@ class Forward:
         with self.precision.autocast():
             if self.compute is not None:
                 return self.compute(model, batch)
-            outputs = model(self.arrange(batch.inputs))
+            outputs = call_model(model, self.arrange(batch.inputs))
             return outputs, self.loss(outputs, batch.targets)
 
-    def arrange(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The inputs, as they are to be stored."""
+    def arrange(self, inputs: Any) -> Any:
+        """The inputs, as they are to be stored; of several, the images."""
         if self.memory_format == torch.preserve_format:
             return inputs
-        return inputs.contiguous(memory_format=self.memory_format)
+
+        def store(tensor: torch.Tensor) -> torch.Tensor:
+            is_image = tensor.dim() == 4
+            return tensor.contiguous(memory_format=self.memory_format) if is_image else tensor
+
+        return map_leaves(store, inputs)
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,12 @@ class Engine:
 
     def at_average(self) -> AbstractContextManager[object]:
         """Within it the module goes by the moving average of its weights, if there is one."""
-        average = self.update.average if isinstance(self.update, LocalUpdate) else None
-        return nullcontext() if average is None else average.applied()
+        return nullcontext() if self.average is None else self.average.applied()
+
+    @property
+    def average(self) -> MovingAverage | None:
+        """The moving average of the weights, if there is one."""
+        return self.update.average if isinstance(self.update, LocalUpdate) else None
 
     def take_step(
         self, batch: Batch, device: torch.device, totals: Totals, describe: Callable[[], str]
@@ -128,11 +139,11 @@ def split_batch(batch: Batch, passes: int) -> list[Batch]:
     """
     if passes == 1:
         return [batch]
-    features, labels = (torch.tensor_split(each, passes) for each in (batch.inputs, batch.targets))
-    total = len(batch.targets)
+    inputs, targets = (split_leaves(each, passes) for each in (batch.inputs, batch.targets))
+    total = count_samples(batch.targets)
     return [
-        Batch(part, classes, batch.weight * len(classes) / total)
-        if len(classes)
-        else Batch(features[0], labels[0], 0.0)
-        for part, classes in zip(features, labels, strict=True)
+        Batch(part, target, batch.weight * count / total)
+        if (count := count_samples(target))
+        else Batch(inputs[0], targets[0], 0.0)
+        for part, target in zip(inputs, targets, strict=True)
     ]

@@ -17,6 +17,7 @@ from mpiddp.training.data.download import fetch_on_all
 from mpiddp.training.data.factories import call_factory, describe, failed
 from mpiddp.training.data.reading import Reading
 from mpiddp.training.data.samples import Batch, BatchError, Key, Samples, UnreadableSampleError
+from mpiddp.training.data.structure import FormError, find_sample_shape, list_leaves
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.task.task import Task, cross_entropy
 
@@ -65,8 +66,9 @@ def load_data(task: Task, seed: int, name: str = "", *, skips: bool = False) -> 
     problem: Exception | None = None
     for position in range(len(data.train)):
         try:
-            shape = tuple(torch.as_tensor(data.train[position][0]).shape)
-            return replace(data, sample_shape=shape)
+            return replace(data, sample_shape=find_sample_shape(data.train[position]))
+        except FormError as error:
+            raise ConfigurationError(f"data: {error} in {name}") from None
         except Exception as error:  # A data set's own.
             problem = problem or error
             if not skips:
@@ -87,11 +89,12 @@ def _check_sizes(data: DataSet, name: str) -> None:
             raise failed("data", what, error) from error
         if samples == 0:
             raise ConfigurationError(f"data: expected samples, found none in {each} of {name}")
-        if isinstance(split, Split) and len(split.features) != samples:
-            raise ConfigurationError(
-                f"data: expected as many features as labels in {each} of {name}, found "
-                f"{len(split.features)} and {samples}"
-            )
+        for features in list_leaves(split.features) if isinstance(split, Split) else []:
+            if len(features) != samples:
+                raise ConfigurationError(
+                    f"data: expected as many features as labels in {each} of {name}, found "
+                    f"{len(features)} and {samples}"
+                )
     classes: Any = data.classes
     if not isinstance(classes, Integral) or int(classes) < 0:
         raise ConfigurationError(
@@ -146,7 +149,7 @@ def read_first(samples: Samples, count: int, session: Session) -> Batch:
     """A batch of the first samples, on the rank's device.
 
     If samples that cannot be read are left out, it has others in their place, if there are any.
-    Raises UnreadableSampleError, and ConfigurationError if samples make no batch of tensors.
+    Raises UnreadableSampleError, and ConfigurationError if samples make no batch.
     """
     positions = list(range(count))
     answer = samples[Key(1, positions)]
@@ -158,10 +161,4 @@ def read_first(samples: Samples, count: int, session: Session) -> Batch:
     if answer.batch is None:
         assert answer.problem is not None
         raise answer.problem
-    for what in ("inputs", "targets"):
-        found = getattr(answer.batch, what)
-        if not isinstance(found, torch.Tensor):
-            raise ConfigurationError(
-                f"data: expected a batch whose {what} are one tensor, found {type(found).__name__}"
-            )
     return answer.batch.to(session.device)

@@ -15,13 +15,14 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.data import DataSet, load
 from mpiddp.training.data.factories import Factory, call_factory, describe, failed, find_factory
 from mpiddp.training.data.samples import Batch
+from mpiddp.training.data.structure import call_model, find_shape
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.data import DataOptions
 from mpiddp.training.options.groups.model import AUTO, choose_model
 from mpiddp.training.records.metrics import Average, Metric, Row, StepsRow
 from mpiddp.training.task import models
 
-Loss: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Loss: TypeAlias = Callable[[Any, Any], torch.Tensor]
 """From a model's outputs and the targets to the mean over the batch, a scalar."""
 
 
@@ -137,9 +138,9 @@ def add_test_metrics(task: Task, classes: int) -> Task:
     return replace(task, metrics={"accuracy": count_correct, "top5_accuracy": count_top5, **own})
 
 
-def add_perplexity(task: Task, targets: torch.Tensor, average: Average) -> Average:
+def add_perplexity(task: Task, targets: Any, average: Average) -> Average:
     """The averages with the perplexity, if targets are sequences: (samples, length)."""
-    if task.loss is not cross_entropy or targets.dim() < 2:
+    if task.loss is not cross_entropy or not isinstance(targets, torch.Tensor) or targets.dim() < 2:
         return average
     perplexity = math.exp(min(average.loss, LARGEST_EXPONENT))
     return replace(average, metrics={**average.metrics, "perplexity": perplexity})
@@ -219,11 +220,12 @@ def check_task(task: Task, module: nn.Module, batch: Batch, classes: int = 0) ->
     if reserved:
         name = reserved.pop()
         raise ConfigurationError(f"metrics: {name!r} is a name of mpiddp's own: choose another")
-    inputs, targets = batch.inputs[:1], batch.targets[:1]
-    is_training, device = module.training, inputs.device
+    inputs, targets, _ = batch.first()
+    is_training, device = module.training, batch.device
     module.eval()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        outputs = _try("model", f"a sample of shape {tuple(inputs.shape[1:])}", module, inputs)
+        sample = f"a sample of shape {find_shape(inputs)}"
+        outputs = _try("model", sample, call_model, module, inputs)
         shapes = f"outputs of shape {_shape(outputs)} and targets of shape {_shape(targets)}"
         functions = {"loss": task.loss, **{f"metric {name}": f for name, f in task.metrics.items()}}
         for what, function in functions.items():

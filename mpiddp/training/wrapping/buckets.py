@@ -40,7 +40,7 @@ def settle(
         for size in sizes:
             chosen = replace(configuration, bucket_mb=str(size))
             seconds[size] += _time_passes(chosen, module, batch, compute)
-    medians = find_medians(seconds.values(), batch.inputs.device)
+    medians = find_medians(seconds.values(), batch.device)
     return replace(configuration, bucket_mb=str(sizes[medians.index(min(medians))]))
 
 
@@ -55,7 +55,7 @@ def list_sizes(module: nn.Module) -> list[int]:
 def _time_passes(
     configuration: Configuration, module: nn.Module, batch: Batch, compute: Compute
 ) -> list[float]:
-    device = batch.inputs.device
+    device = batch.device
     replica = replicate(module, device, configuration)
     seconds = []
     with rehearse(replica.model, module, batch, compute) as take_pass:

@@ -80,7 +80,7 @@ def settle(
         if hook is None:
             return configuration, None
         if configuration.overlap == "auto" and hook.can_overlap:
-            pace = measure(hook, take_pass, batch.inputs.device)
+            pace = measure(hook, take_pass, batch.device)
             hook.choose_overlap(pace.pays)
     return replace(configuration, overlap="on" if hook.overlap else "off"), pace
 

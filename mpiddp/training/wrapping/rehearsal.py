@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mpiddp.training.data.samples import Batch
+from mpiddp.training.data.structure import call_model
 from mpiddp.training.step.step import Compute
 from mpiddp.training.task.task import cross_entropy
 
@@ -22,7 +23,7 @@ WARM_UP, PASSES = 3, 20
 
 def compute_plainly(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """The outputs, and the mean cross entropy."""
-    outputs = model(batch.inputs)
+    outputs = call_model(model, batch.inputs)
     return outputs, cross_entropy(outputs, batch.targets)
 
 
@@ -36,7 +37,7 @@ def rehearse(
     ``model`` is what takes a batch: DDP's wrapper of ``module``, or itself. The batch lies on the
     module's device.
     """
-    device = batch.inputs.device
+    device = batch.device
 
     def take_pass() -> None:
         torch.autograd.backward(compute(model, batch)[1])
@@ -56,8 +57,7 @@ def takes_one_sample(module: nn.Module, batch: Batch, compute: Compute) -> bool:
     """
     if not any(isinstance(each, _BatchNorm) for each in module.modules()):
         return True
-    one = Batch(batch.inputs[:1], batch.targets[:1])
-    with rehearse(module, module, one, compute) as take_pass:
+    with rehearse(module, module, batch.first(), compute) as take_pass:
         try:
             take_pass()
         except ValueError as error:

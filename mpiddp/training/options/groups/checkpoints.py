@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.options.checks import check, check_text
+from mpiddp.options.checks import REFERENCE, check, check_reference, check_text
 from mpiddp.options.fields import Argument
 from mpiddp.process.preemption_signals import parse_signals
 from mpiddp.training.options.groups.effects import FREE
@@ -101,6 +101,10 @@ class CheckpointOptions:
     evaluate_only: Annotated[bool, FREE] = False
     """Write predictions for the test samples, from the weights given; nothing is trained."""
 
+    predict: Annotated[str | None, Argument("FILE.npy|" + REFERENCE), FREE] = None
+    """With evaluate_only: samples to predict in place of the test samples, without targets; an
+    array (samples, …), or a function that returns samples by position."""
+
     weights: Path | None = None
     """Weights to begin with, or for evaluate_only: a state_dict (.pt, .safetensors), a checkpoint,
     or a run's directory, for its newest one. A run that resumes does not read them again."""
@@ -119,6 +123,8 @@ class CheckpointOptions:
         check("keep", self.keep >= 1, "1 or more", self.keep)
         parse_signals(self.preempt_signal)
         check_text(self, "checkpoint_dir", "resume", "export", "weights", "weights_prefix")
+        if self.predict is not None and not self.predict.endswith(".npy"):
+            check_reference("predict", self.predict, ["FILE.npy"])
         _check_export(self.export)
 
 

@@ -1,0 +1,191 @@
+"""What a trained model makes of samples, which need no targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map, tree_map_only
+
+from mpiddp.errors import SUCCESS, ConfigurationError
+from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.session import Session
+from mpiddp.training.data.batches import Cut, make_evaluation_batches
+from mpiddp.training.data.data import Split
+from mpiddp.training.data.factories import call_factory, failed, find_factory
+from mpiddp.training.data.reading import Reading
+from mpiddp.training.data.samples import Samples
+from mpiddp.training.data.structure import FormError, call_model, find_form, take_inputs
+from mpiddp.training.evaluation import PREDICTIONS, fill_up, load_model, write_rows
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.preparation import EVALUATION_BATCH, Training, agree
+from mpiddp.training.reports import say
+from mpiddp.training.shared_run import abandoned_after_error, enter_run, leave_run
+from mpiddp.training.step.precision import Precision
+from mpiddp.training.task.loading import choose_reading
+from mpiddp.training.task.task import Task, cross_entropy, find_task
+from mpiddp.wording import count_noun
+
+
+@dataclass(frozen=True)
+class Unlabelled:
+    """Samples with or without targets, as the trainer reads them: with a target, which is 0."""
+
+    data: Any
+    form: Any
+    """Of a sample's inputs."""
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, position: int, /) -> tuple[Any, int]:
+        return take_inputs(self.data[position], self.form), 0
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model on all ranks, that predicts together."""
+
+    model: nn.Module
+    """As it is called."""
+    module: nn.Module
+    form: Any
+    """Of a sample's inputs."""
+    session: Session
+    reading: Reading
+    precision: Precision
+    gathers: bool = False
+    """Whether every forward pass is collective."""
+    at_average: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Within it the model goes by the moving average of its weights, if there is one."""
+
+    def predict(self, data: Any) -> Any:
+        """The model's outputs for all samples, as `mpiddp.Trainer.predict`. Collective."""
+        session = self.session
+        samples = self._find_samples(data)
+        cut = Cut(EVALUATION_BATCH, session.world.rank, session.world.size)
+        batches = make_evaluation_batches(samples, cut, self.reading)
+        parts = list[Any]()
+        was_training = self.model.training
+        self.model.eval()
+        with self.at_average(), torch.no_grad(), self.precision.autocast():
+            for batch in fill_up(batches) if self.gathers else batches:
+                outputs = call_model(self.model, batch.to(session.device).inputs)
+                if batch.weight > 0:
+                    parts.append(tree_map_only(torch.Tensor, torch.Tensor.cpu, outputs))
+        batches.reader.close()
+        self.model.train(was_training)
+        mine = tree_map(_join, *parts) if parts else None
+        found = [each for each in session.gather(mine) if each is not None]
+        return tree_map(partial(_interleave, session.world.size), *found)
+
+    def _find_samples(self, data: Any) -> Samples:
+        """Raises ConfigurationError for what are no samples with such inputs."""
+        is_array = isinstance(data, Split)
+        split = replace(data, augment=None) if is_array else Unlabelled(data, self.form)
+        try:
+            if not len(split):
+                raise ConfigurationError("predict: expected samples, found none")
+            split[0]
+        except FormError as error:
+            raise ConfigurationError(f"predict: {error}") from None
+        except (TypeError, AttributeError) as error:
+            raise failed("predict", "expected samples with a length, by position", error) from error
+        return Samples(split, "given")
+
+
+def _join(*parts: Any) -> Any:
+    return torch.cat(parts) if isinstance(parts[0], torch.Tensor) else parts[0]
+
+
+def _interleave(ranks: int, *parts: Any) -> Any:
+    """Of each rank every ``ranks``-th sample from its own number on."""
+    if not isinstance(parts[0], torch.Tensor):
+        return parts[0]
+    total = sum(map(len, parts))
+    found = parts[0].new_empty((total, *parts[0].shape[1:]))
+    for rank, part in enumerate(parts):
+        found[rank::ranks] = part
+    return found
+
+
+def make_predictor(training: Training) -> Predictor:
+    """Of a model that is being trained, with its present weights."""
+    engine, session = training.engine, training.session
+    return Predictor(
+        engine.module, engine.module, training.form, session,
+        choose_reading(training.configuration, session), engine.forward.precision, engine.gathers,
+        engine.at_average,
+    )  # fmt: skip
+
+
+def load_predictor(configuration: Configuration, task: Task, session: Session) -> Predictor:
+    """Of a model with the weights that the options name. Collective.
+
+    Raises ConfigurationError, CheckpointError.
+    """
+    found = load_model(configuration, task, session)
+    return Predictor(
+        found.model, found.module, find_form(found.first.inputs), session,
+        choose_reading(configuration, session), Precision(configuration.precision, session.device),
+    )  # fmt: skip
+
+
+def predict_only(
+    configuration: Configuration, session: Session, failure_handler: FailureHandler
+) -> None:
+    """Write predictions for the samples that ``predict`` names into a run's directory; collective.
+
+    Raises ConfigurationError, CheckpointError.
+    """
+    task, configuration = find_task(configuration, None)
+    agree(configuration, session)
+    assert configuration.predict is not None
+    samples = read_samples(configuration.predict)
+    outputs = load_predictor(configuration, task, session).predict(samples)
+    run, _ = enter_run(configuration, session, failure_handler)
+    with abandoned_after_error(run):
+        if run is not None:
+            path = run.path / PREDICTIONS
+            write_outputs(path, task, outputs)
+            say(session, f"Prediction done: {count_noun(len(samples), 'sample')} in {path}")
+        leave_run(run, failure_handler, SUCCESS, "done")
+
+
+def read_samples(reference: str) -> Any:
+    """An array from a ``.npy`` file, or what ``package.module:factory`` returns.
+
+    Raises ConfigurationError.
+    """
+    if not reference.endswith(".npy"):
+        return call_factory("predict", find_factory("predict", reference), object)
+    try:
+        return np.load(Path(reference), allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"predict: cannot read {reference}: {error}") from None
+
+
+def write_outputs(path: Path, task: Task, outputs: Any) -> None:
+    """Write a row for each sample: the class with the highest score and its probability, or for a
+    loss of one's own the outputs. Raises OSError, and ConfigurationError for other outputs."""
+    if not isinstance(outputs, torch.Tensor):
+        raise ConfigurationError(
+            f"predict: expected a model that returns one tensor, found {type(outputs).__name__}: "
+            "use mpiddp.Trainer.predict in a script"
+        )
+    rows: Sequence[Sequence[Any]]
+    if task.loss is cross_entropy and outputs.ndim == 2:
+        names = ["predicted", "probability"]
+        best = outputs.float().softmax(dim=1).max(dim=1)
+        rows = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    else:
+        rows = outputs.reshape(len(outputs), -1).tolist()
+        names = [f"output_{number}" for number in range(len(rows[0]))]
+    write_rows(path, names, rows)
