@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mpiddp import models
     from mpiddp.calls import (
         all_gather,
         all_reduce,
@@ -39,8 +40,9 @@ if TYPE_CHECKING:
     from mpiddp.launch.mpi.world import World
     from mpiddp.launch.session import Session
     from mpiddp.sync.ddp_hook import synchronize
-    from mpiddp.training.data.data import DataSet
+    from mpiddp.training.data.data import DataSet, MapStyle, Split
     from mpiddp.training.data.samples import Batch
+    from mpiddp.training.records.metrics import Row
     from mpiddp.training.script_trainer import Trainer
     from mpiddp.training.task.task import Task
 
@@ -53,10 +55,13 @@ __all__ = [
     "ConfigurationError",
     "DataSet",
     "LaunchError",
+    "MapStyle",
     "MpiddpError",
     "PeerLostError",
+    "Row",
     "ScheduleError",
     "Session",
+    "Split",
     "Task",
     "Trainer",
     "UnreachableError",
@@ -68,6 +73,7 @@ __all__ = [
     "broadcast",
     "describe_collectives",
     "init",
+    "models",
     "prepare_all_reduce",
     "reduce",
     "reduce_scatter",
@@ -82,10 +88,13 @@ _HOMES = {
     "ConfigurationError": "mpiddp.errors",
     "DataSet": "mpiddp.training.data.data",
     "LaunchError": "mpiddp.errors",
+    "MapStyle": "mpiddp.training.data.data",
     "MpiddpError": "mpiddp.errors",
     "PeerLostError": "mpiddp.errors",
+    "Row": "mpiddp.training.records.metrics",
     "ScheduleError": "mpiddp.errors",
     "Session": "mpiddp.launch.session",
+    "Split": "mpiddp.training.data.data",
     "Task": "mpiddp.training.task.task",
     "Trainer": "mpiddp.training.script_trainer",
     "UnreachableError": "mpiddp.errors",
@@ -171,6 +180,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "models":
+        return importlib.import_module("mpiddp.models")
     if name not in _HOMES:
         raise AttributeError(f"module 'mpiddp' has no attribute {name!r}")
     found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)

@@ -60,7 +60,15 @@ def make_variables(session: mpiddp.Session | None) -> dict[str, Any]:
         "time": time,
         "torch": torch,
         "train": lambda step: None,
-        "trainer": SimpleNamespace(steps=list),
+        "trainer": SimpleNamespace(
+            steps=list,
+            model=net,
+            predict=net.__class__(10, 2),
+            fit=lambda: SimpleNamespace(
+                epoch=1, loss=0.1, accuracy=1.0, test_loss=0.2, test_accuracy=1.0
+            ),
+        ),
+        "weights": mpiddp.models.convnet().state_dict(),
     }
 
 

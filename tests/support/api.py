@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import mpiddp
+from mpiddp.options.fields import read_docstrings
 
 HEAD = """# API
 
@@ -26,6 +27,13 @@ def describe() -> str:
 
 def _describe(name: str) -> Iterator[str]:
     found = getattr(mpiddp, name)
+    if inspect.ismodule(found):
+        yield f"## module `{name}`\n"
+        yield _format(found)
+        for key in found.__all__:
+            yield f"### `{name}.{key}{_sign(getattr(found, key))}`\n"
+            yield _format(getattr(found, key))
+        return
     if not inspect.isclass(found):
         yield f"## `{name}{_sign(found)}`\n"
         yield _format(found)
@@ -35,8 +43,11 @@ def _describe(name: str) -> Iterator[str]:
         yield f"Base class: `{found.__base__.__name__}`. The job's exit code: {found.exit_code}.\n"
     yield _format(found)
     if dataclasses.is_dataclass(found):
-        fields = dataclasses.fields(found)
-        yield "\n".join(f"- `{each.name}: {each.type}`" for each in fields) + "\n"
+        texts = {} if "Attributes:" in found.__doc__ else read_docstrings(found)
+        for each in dataclasses.fields(found):
+            text = f": {texts[each.name]}" if each.name in texts else ""
+            yield f"- `{each.name}: {each.type}`{text}"
+        yield ""
     elif not issubclass(found, Exception):
         for key, value in inspect.getmembers(found, _is_member):
             if not key.startswith("_"):

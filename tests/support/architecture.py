@@ -29,7 +29,7 @@ ROOMS = {
     "options": 1,
 }
 DOORS = frozenset(
-    {"", "calls", "train", "plot", "export", "stacks", "__main__", "doctor", "checkout"}
+    {"", "calls", "models", "train", "plot", "export", "stacks", "__main__", "doctor", "checkout"}
 )
 GROUND = frozenset({"errors", "environment", "wording", "files", "torch_internals"})
 

@@ -27,7 +27,21 @@ TOY_FEATURES = 10
 
 
 class MapStyle(Protocol):
-    """A split whose samples are read one by one, for example a ``torch.utils.data.Dataset``."""
+    """A split whose samples are read one by one, for example a ``torch.utils.data.Dataset``.
+
+        class Points:
+            def __len__(self):
+                return 100
+            def __getitem__(self, position):
+                return torch.tensor([position / 100]), position % 2
+        split: mpiddp.MapStyle = Points()
+
+    A sample is (inputs, target), each a tensor, an array or a number, or a tuple, list or dict of
+    these; or (first, second, …, target); or a dict whose target is named ``labels``, ``label``,
+    ``targets`` or ``target``. torch's ``default_collate`` makes batches of them. The model is
+    called as ``model(inputs)``; with a tuple or list of inputs as ``model(*inputs)``, and with a
+    dict as ``model(**inputs)``.
+    """
 
     def __len__(self) -> int: ...
 
@@ -41,12 +55,18 @@ def _keep(features: Any) -> Any:
 
 @dataclass(frozen=True)
 class Split:
-    """Samples and their classes, in memory."""
+    """Samples and their classes or other targets, in memory.
+
+        points = torch.rand(100, 2).numpy()
+        split = mpiddp.Split(points, (points[:, 0] > 0.5).astype("int64"))
+
+    If it fits, it is copied to the GPU once.
+    """
 
     features: Any
     """An array (samples, …); or several, in a tuple, list or dict."""
     labels: NDArray[np.int64]
-    """Shape (samples, …); 0 to classes - 1."""
+    """Shape (samples, …); classes are 0 to classes - 1."""
     convert: Callable[[Any], Any] = _keep
     """Makes of features, for any number of samples, what is fed to a model."""
     augment: Callable[[Any], Any] | None = None
