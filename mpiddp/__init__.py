@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpiddp import models
+    import mpiddp.models as models
     from mpiddp.calls import (
         all_gather,
         all_reduce,

@@ -55,7 +55,7 @@ class Loop:
 
     @property
     def device(self) -> torch.device:
-        return self.batch[0].device
+        return self.batch.device
 
 
 def draw(spec: LoopSpec, device: torch.device, place: int) -> Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -17,11 +18,18 @@ from benchmarks.training_step.traffic import add_up, describe_traffic, list_push
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.planner import Request, select
 from mpiddp.schedules.schedule import Collective
+from mpiddp.sync.parameter_server.server import UpdateRule
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.step.malloc import keep_freed_memory
 from mpiddp.training.step.optimizer_step import LocalUpdate, make_optimizer
 from mpiddp.training.wrapping import overlap
-from mpiddp.training.wrapping.parallel import choose_synchronization, find_roles, replicate, serve
+from mpiddp.training.wrapping.parallel import (
+    choose_synchronization,
+    find_bound,
+    find_roles,
+    replicate,
+    serve,
+)
 
 
 class MpiJob(SessionMember):
@@ -50,8 +58,9 @@ class MpiJob(SessionMember):
         module = build(spec.workload, seed).to(self.device)
         slowdown = make_slowdown(spec, module, batch, place or 0, workers)
         if roles is not None:
-            rate = make_rate(configuration)
-            serving = serve(configuration, self._session, roles, module, rate, self._fail)
+            make = partial(make_optimizer, configuration)
+            rule = UpdateRule(make, make_rate(configuration), find_bound(configuration))
+            serving = serve(self._session, roles, module, rule, self._fail)
             return Loop(
                 module, module, serving, workers, place, batch,
                 updates_here=False, slowdown=slowdown, notes={"servers": roles.servers},

@@ -18,12 +18,12 @@ from mpiddp.errors import SUCCESS
 from mpiddp.files import write_whole
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
-from mpiddp.training.data.batches import Cut, EvaluationBatches, make_evaluation_batches
+from mpiddp.training.data.batches import EvaluationBatches
 from mpiddp.training.data.data import DataSet
 from mpiddp.training.data.samples import EVALUATION, Batch, Key, Samples
 from mpiddp.training.data.structure import call_model, count_samples, map_leaves
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.preparation import EVALUATION_BATCH, Training, agree, load_initial
+from mpiddp.training.preparation import Training, agree, load_initial, share_evaluation
 from mpiddp.training.records import metrics
 from mpiddp.training.reports import say
 from mpiddp.training.shared_run import abandoned_after_error, enter_run, leave_run
@@ -119,12 +119,11 @@ def predict_all(
 
     Raises ConfigurationError, CheckpointError.
     """
-    world, device = session.world, session.device
+    device = session.device
     precision = Precision(configuration.precision, device)
     loaded = load_model(configuration, task, session)
-    model, cut = loaded.model, Cut(EVALUATION_BATCH, world.rank, world.size)
-    reading = choose_reading(configuration, session)
-    batches = make_evaluation_batches(loaded.tests, cut, reading)
+    model = loaded.model
+    batches = share_evaluation(loaded.tests, session, choose_reading(configuration, session))
     totals = metrics.Totals(device, add_test_metrics(task, loaded.data.classes).metrics)
     rows, targets = list[Row](), None
     model.eval()

@@ -86,14 +86,16 @@ def describe(module: nn.Module, layers: list[Layer], configuration: Configuratio
     trained = [each for each in parameters if each.requires_grad]
     weights = sum(each.numel() * each.element_size() for each in parameters)
     gradients = sum(each.numel() * each.element_size() for each in trained)
-    states = STATES[configuration.optimizer]
-    if configuration.optimizer == "sgd" and configuration.momentum == 0:
+    name = configuration.optimizer
+    states = STATES.get(name)
+    if name == "sgd" and configuration.momentum == 0:
         states = 0
+    state = "without the optimizer's" if states is None else f"{name} {_show(states * gradients)}"
     outputs = configuration.batch_size * sum(each.bytes for each in layers)
     yield f"Parameters: {sum(each.numel() for each in parameters):,}"
     yield (
         f"Memory of a rank: parameters {_show(weights)}, gradients {_show(gradients)}, "
-        f"{configuration.optimizer} {_show(states * gradients)}, layers' outputs "
+        f"{state}, layers' outputs "
         f"{_show(outputs)} for {configuration.batch_size} samples"
     )
 

@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_map, tree_map_only
 from mpiddp.errors import SUCCESS, ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
-from mpiddp.training.data.batches import Cut, make_evaluation_batches
 from mpiddp.training.data.data import Split
 from mpiddp.training.data.factories import call_factory, failed, find_factory
 from mpiddp.training.data.reading import Reading
@@ -25,7 +24,7 @@ from mpiddp.training.data.samples import Samples
 from mpiddp.training.data.structure import FormError, call_model, find_form, take_inputs
 from mpiddp.training.evaluation import PREDICTIONS, fill_up, load_model, write_rows
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.preparation import EVALUATION_BATCH, Training, agree
+from mpiddp.training.preparation import Training, agree, share_evaluation
 from mpiddp.training.reports import say
 from mpiddp.training.shared_run import abandoned_after_error, enter_run, leave_run
 from mpiddp.training.step.precision import Precision
@@ -69,9 +68,7 @@ class Predictor:
     def predict(self, data: Any) -> Any:
         """The model's outputs for all samples, as `mpiddp.Trainer.predict`. Collective."""
         session = self.session
-        samples = self._find_samples(data)
-        cut = Cut(EVALUATION_BATCH, session.world.rank, session.world.size)
-        batches = make_evaluation_batches(samples, cut, self.reading)
+        batches = share_evaluation(self._find_samples(data), session, self.reading)
         parts = list[Any]()
         was_training = self.model.training
         self.model.eval()

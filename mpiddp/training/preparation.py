@@ -28,7 +28,8 @@ from mpiddp.training.data.batches import (
     make_evaluation_batches,
     make_training_batches,
 )
-from mpiddp.training.data.samples import Batch
+from mpiddp.training.data.reading import Reading
+from mpiddp.training.data.samples import Batch, Samples
 from mpiddp.training.data.seeding import mix_seed, seed_generators
 from mpiddp.training.data.structure import find_form, find_shape, list_leaves
 from mpiddp.training.options.config import Configuration
@@ -139,7 +140,7 @@ def prepare(
     train, test = choose_samples(configuration, data, session.device)
     reading = choose_reading(configuration, session)
     static = make_training_batches(train, cut, reading)
-    rate = make_learning_rate(configuration, static.count(), cut.step_samples)
+    rate = make_learning_rate(configuration, static.count(), cut.step_samples, task.schedule)
     batch = read_first(train, configuration.batch_size, session)
     seed_generators(configuration.seed)
     set_determinism(configuration.deterministic)
@@ -152,12 +153,11 @@ def prepare(
     problem = _find_single_sample(configuration, cut, len(data.train), taken or 0)
     if problem and not takes_one_sample(module, sample, forward):
         raise ConfigurationError(problem)
-    start = EngineParts(module, forward, batch, rate)
+    start = EngineParts(module, forward, batch, rate, task.optimizer)
     slowdown = _make_slowdown(configuration, start, cut.rank, workers)
     configuration, engine, pace = start_engine(
         configuration, session, roles, start, failure_handler.fail
     )
-    shares = Cut(EVALUATION_BATCH, world.rank, world.size)
     # From here on ranks draw differently: their samples are to meet different dropout masks.
     seed_generators(mix_seed(configuration.seed, world.rank))
     return Training(
@@ -173,11 +173,17 @@ def prepare(
         workers=workers,
         roles=roles,
         batches=_choose_batches(configuration, static, engine.update, world.rank in workers),
-        evaluation=make_evaluation_batches(test, shares, reading),
+        evaluation=share_evaluation(test, session, reading),
         rate=rate,
         slowdown=slowdown,
         initial=initial,
     )
+
+
+def share_evaluation(samples: Samples, session: Session, reading: Reading) -> EvaluationBatches:
+    """This rank's batches of samples that are not trained on."""
+    cut = Cut(EVALUATION_BATCH, session.world.rank, session.world.size)
+    return make_evaluation_batches(samples, cut, reading)
 
 
 def _make_forward(

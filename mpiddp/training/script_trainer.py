@@ -27,7 +27,7 @@ from mpiddp.training.records.run_directory import find_path
 from mpiddp.training.reports import say
 from mpiddp.training.shared_run import describe_finished, find_finished
 from mpiddp.training.task.task import Task, find_task, name_own
-from mpiddp.training.trainer import Step, run_steps
+from mpiddp.training.trainer import Handlers, Step, run_steps
 
 COMMAND_ONLY = ("task", "evaluate_only", "log_dir", "console", "label", "quiet", "debug")
 """Options of commands: a script has its output and its task already, and has imported torch."""
@@ -60,7 +60,8 @@ class Trainer:
         Raises ConfigurationError.
         """
         self._task = task or Task()
-        self.configuration = _configure(self._task, options)
+        with named_as_keywords():
+            self.configuration = _configure(self._task, options)
         self.session, self._signals = _find_session(self.configuration)
         self.row: Row | None = None
         self._predictor: Predictor | None = None
@@ -168,9 +169,8 @@ class Trainer:
             self.row, self._weights = finished.row, find_path(configuration)
             return
         try:
-            self.row = yield from run_steps(
-                configuration, task, self.session, handler, self._signals, self._note
-            )
+            handlers = Handlers(handler, self._signals, self._note)
+            self.row = yield from run_steps(configuration, task, self.session, handlers)
         except PreemptedError as error:
             self.session.close()
             handler.leave(error.exit_code)

@@ -72,6 +72,17 @@ class Step:
             raise MpiddpError(f"expected take() to be called for step {self.number}, found no call")
 
 
+@dataclass(frozen=True)
+class Handlers:
+    """Who else is to know of a run."""
+
+    failure_handler: FailureHandler
+    signals: PreemptionSignals | None = None
+    """That preempt it."""
+    note: Callable[[Training], object] = id
+    """Is given what was prepared, before the first step."""
+
+
 def train(
     configuration: Configuration,
     session: Session,
@@ -85,7 +96,7 @@ def train(
     """
     task, configuration = find_task(configuration, task)
     agree(configuration, session)
-    steps = run_steps(configuration, task, session, failure_handler, signals)
+    steps = run_steps(configuration, task, session, Handlers(failure_handler, signals))
     while True:
         try:
             step = next(steps)
@@ -100,9 +111,7 @@ def run_steps(
     configuration: Configuration,
     task: Task,
     session: Session,
-    failure_handler: FailureHandler,
-    signals: PreemptionSignals | None,
-    note: Callable[[Training], object] = lambda _: None,
+    handlers: Handlers,
 ) -> Generator[Step, None, metrics.Row | None]:
     """Train as the configuration says: yields this rank's steps, which must be taken; collective.
 
@@ -112,16 +121,15 @@ def run_steps(
 
     The parameters are the same on all ranks at the end, and the same bits in every run with the
     same configuration and number of ranks on CPUs, unless gradients may be stale. Configuration and
-    task are those that `find_task` returned, and all ranks agree on them. ``note`` is given what
-    was prepared, before the first step.
+    task are those that `find_task` returned, and all ranks agree on them.
 
     Raises:
         ConfigurationError: the data cannot be shared out, the model does not fit the data, or the
             run directory is refused.
         MpiddpError: the loss is not a number any more.
-        PreemptedError: one of ``signals`` has come to a rank, and a checkpoint was written.
+        PreemptedError: a signal has come to a rank, and a checkpoint was written.
     """
-    begin = time.perf_counter()
+    begin, failure_handler = time.perf_counter(), handlers.failure_handler
     if session.device.type == "cpu":
         keep_freed_memory()
     beginning = look_for_checkpoint(configuration, session)
@@ -130,10 +138,10 @@ def run_steps(
     run, path = enter_run(training.configuration, session, failure_handler)
     with abandoned_after_error(run) as after_error:
         say(session, *describe_training(training))
-        saver = Saver(training, beginning, run, signals)
+        saver = Saver(training, beginning, run, handlers.signals)
         after_error.append(saver.abandon)
         saver.restore()
-        note(training)
+        handlers.note(training)
         if failure_handler.attempt > 1 and beginning.position == Position():
             say(session, f"Attempt {failure_handler.attempt} in {path}: starting over")
         loop = Loop(training, saver, run, path, beginning.position)

@@ -52,8 +52,8 @@ MAY_UNPICKLE = (
 """What came over MPI; what this very process has pickled; and a list of harmless names."""
 UNPICKLERS = ("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
 FOREIGN_ATTRIBUTES = frozenset({
-    "__main__.argv", "script.argv", "reader.args", "startup.excepthook", "movement.f_trace",
-    "mpi.initialize", "mpi.finalize", "mpi.atexit", "shared_memory.atexit", "single_copy.restype",
+    "__main__.argv", "script.argv", "reader.args", "script_trainer.args", "startup.excepthook",
+    "movement.f_trace", "mpi.initialize", "mpi.finalize", "mpi.atexit", "shared_memory.atexit", "single_copy.restype",
     "single_copy.argtypes", "shards.fs", "ddp_hook.__annotations__", "ddp_buckets.module",
     "ddp_buckets._has_rebuilt_buckets", "ddp_buckets.grad", "flat_parameters.grad",
     "flat_parameters.data", "server.grad", "divergence.grad", "divergence.model", "models.conv1",

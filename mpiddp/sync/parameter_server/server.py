@@ -64,6 +64,10 @@ def check_threads() -> None:
         )
 
 
+LR_SHARE = "lr_share"
+"""Key of an optimizer's group: its learning rate by that of the step, if that is not 1."""
+
+
 @dataclass(frozen=True)
 class UpdateRule:
     """How servers turn gradients into weights."""
@@ -248,7 +252,7 @@ class Server:
         some optimisers ignore the size of a gradient.
         """
         for group in self._optimizer.param_groups:
-            group["lr"] = share * self._rate(step)
+            group["lr"] = share * self._rate(step) * group.get(LR_SHARE, 1.0)
         for parameter, piece in zip(
             self._parameters, torch.split(gradient, list(self._pieces)), strict=True
         ):

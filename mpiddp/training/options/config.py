@@ -68,19 +68,26 @@ class Configuration(
     def resolve(self) -> Configuration:
         """Return a copy in which only the name, and ``overlap``, are left to be chosen.
 
-        With ``task``, that decides on an open model.
+        With ``task``, that decides on more, and `complete` resolves the rest.
 
         Raises ConfigurationError for options that do not go together.
         """
         refuse_contradictions(vars(self), _DEFAULTS)
-        is_open = self.model == AUTO and self.task is None
-        model = choose_model(self.data) if is_open else self.model
+        return self if self.task is not None else self.complete()
+
+    def complete(self) -> Configuration:
+        """As ``resolve``, once the task has named what it decides."""
+        refuse_contradictions(vars(self), _DEFAULTS)
+        model = choose_model(self.data) if self.model == AUTO else self.model
         rate = self.learning_rate
-        return replace(
-            self,
-            model=model,
-            learning_rate=LEARNING_RATES[self.optimizer] if rate is None else rate,
-        )
+        if rate is None:
+            rate = LEARNING_RATES.get(self.optimizer)
+        if rate is None:
+            raise ConfigurationError(
+                f"learning_rate: expected a number beside optimizer = {self.optimizer!r}, found "
+                "none: give --learning-rate"
+            )
+        return replace(self, model=model, learning_rate=rate)
 
 
 _DEFAULTS = {field.name: field.default for field in fields(Configuration)}

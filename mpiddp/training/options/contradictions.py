@@ -8,6 +8,7 @@ from typing import Any
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import quote
+from mpiddp.training.options.groups.optimisation import LEARNING_RATES
 from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
 
 
@@ -125,6 +126,12 @@ RULES = (
         lambda sync: sync != PARAMETER_SERVER,
         "servers know of no loss scale: give --precision bf16",
         values=("fp16",),
+    ),
+    Rule(
+        ("momentum", "weight_decay"),
+        "optimizer",
+        lambda name: name in LEARNING_RATES,
+        "they are for sgd and adamw: have your function set them",
     ),
     Rule(
         ("step_epochs", "step_factor"),

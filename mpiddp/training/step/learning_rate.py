@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from mpiddp.errors import ConfigurationError
+from mpiddp.training.data.factories import failed
 from mpiddp.training.options.groups.optimisation import OptimisationOptions
+from mpiddp.training.task.task import Schedule
 from mpiddp.wording import count_noun
 
 WARM_UP = 0.05
@@ -27,13 +30,32 @@ class LearningRate:
     """Steps between two changes, with ``step``."""
     factor: float = 1.0
     """Multiplies the rate at each of them."""
+    own: Schedule | None = None
+    """A user's, in place of ``schedule``; it multiplies the rise, too."""
 
     def __call__(self, step: int) -> float:
         """The rate of a step, counted from 0; the last step's after the end."""
         step = min(step, self.steps - 1)
+        if self.own is not None:
+            return self.peak * min(1.0, (step + 1) / self.rise) * self._find_own_share(step)
         if step < self.rise:
             return self.peak * ((step + 1) / self.rise)
         return self.peak * self._find_share(step)
+
+    def _find_own_share(self, step: int) -> float:
+        """Raises ConfigurationError for what is no factor."""
+        assert self.own is not None
+        try:
+            found = float(self.own(step, self.steps))
+        except Exception as error:  # A user's code.
+            what = f"no number in step {step} of {self.steps}"
+            raise failed("schedule", what, error) from error
+        if not 0 <= found < math.inf:
+            raise ConfigurationError(
+                f"schedule: expected a factor of the learning rate, 0 or more, found {found} in "
+                f"step {step} of {self.steps}"
+            )
+        return found
 
     def _find_share(self, step: int) -> float:
         if self.schedule == "cosine":
@@ -44,26 +66,31 @@ class LearningRate:
 
 
 def make_learning_rate(
-    options: OptimisationOptions, steps_per_epoch: int, batch: int
+    options: OptimisationOptions, steps_per_epoch: int, batch: int, own: Schedule | None = None
 ) -> LearningRate:
-    """The one that the resolved options name.
+    """The one that the resolved options name. Raises ConfigurationError.
 
     Args:
         steps_per_epoch: of each worker.
         batch: samples per step of all workers.
+        own: a user's schedule; from the step, counted from 0, and the steps of the run.
     """
     assert options.learning_rate is not None
     steps = options.epochs * steps_per_epoch
     epochs = options.warmup_epochs
     rise = WARM_UP * steps if epochs is None else epochs * steps_per_epoch
-    return LearningRate(
+    found = LearningRate(
         options.learning_rate * find_scale(options, batch),
         steps,
         max(1, round(rise)),
         options.schedule,
         options.step_epochs * steps_per_epoch,
         options.step_factor,
+        own,
     )
+    for step in (0, steps - 1):
+        found(step)
+    return found
 
 
 def find_scale(options: OptimisationOptions, batch: int) -> float:

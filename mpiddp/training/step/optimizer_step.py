@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,6 +11,9 @@ import torch
 from torch import nn
 
 from mpiddp.checkpoints.optimizer_state import OptimizerState
+from mpiddp.errors import ConfigurationError
+from mpiddp.sync.parameter_server.server import LR_SHARE
+from mpiddp.training.data.factories import Factory, call_factory, describe
 from mpiddp.training.options.groups.optimisation import OptimisationOptions
 from mpiddp.training.step.moving_average import MovingAverage
 from mpiddp.training.step.sharded_tensors import collect, is_sharded
@@ -118,7 +122,7 @@ class LocalUpdate:
         if is_bad if refusal is None else refusal.is_refused(is_bad=is_bad):
             return False
         for group in self.optimizer.param_groups:
-            group["lr"] = self._rate(step)
+            group["lr"] = self._rate(step) * group.get(LR_SHARE, 1.0)
         self._apply_gradients()
         if self.average is not None:
             self.average.update(step)
@@ -191,15 +195,22 @@ def clip_gradients(optimizer: torch.optim.Optimizer, longest: float) -> None:
 
 
 def make_optimizer(
-    options: OptimisationOptions, parameters: list[torch.Tensor]
+    options: OptimisationOptions,
+    parameters: list[torch.Tensor],
+    own: Factory | None = None,
+    module: nn.Module | None = None,
 ) -> torch.optim.Optimizer:
-    """The one that the options name, for these parameters.
+    """The one that the options name, for these parameters, or ``own`` makes.
+
+    ``module``: whose they are, if this rank has them whole or in parts. Raises ConfigurationError.
 
     The fused form reads and writes each number once. With momentum and decay on a CPU it took a
     quarter of the plain form's time, which is longer than a large model's backward pass.
     """
     rate, decay = options.learning_rate, options.weight_decay
     assert rate is not None
+    if own is not None:
+        return _make_own(own, rate, parameters, module)
     momentum = options.momentum
     if options.optimizer == "adamw":
         betas = (momentum, 0.999)
@@ -209,3 +220,28 @@ def make_optimizer(
     return torch.optim.SGD(
         parameters, rate, momentum, weight_decay=decay, nesterov=momentum > 0, **form
     )
+
+
+def _make_own(
+    factory: Factory, rate: float, parameters: list[torch.Tensor], module: nn.Module | None
+) -> torch.optim.Optimizer:
+    """Groups keep the ratio of their learning rate to ``rate``."""
+    name = describe(factory)
+    if not {"learning_rate", "lr"} & set(inspect.signature(factory).parameters):
+        raise ConfigurationError(
+            f"optimizer: expected a parameter learning_rate or lr of {name}, found none: the "
+            "trainer's schedule begins with it"
+        )
+    offered = {"parameters": parameters, "learning_rate": rate, "params": parameters, "lr": rate}
+    if module is not None:
+        offered["model"] = module
+    optimizer = call_factory("optimizer", factory, torch.optim.Optimizer, **offered)
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ConfigurationError(
+            f"optimizer: expected one whose step() needs no closure, found "
+            f"{type(optimizer).__name__} of {name}"
+        )
+    for group in optimizer.param_groups:
+        group[LR_SHARE] = float(group["lr"]) / rate
+    return optimizer

@@ -17,15 +17,22 @@ from mpiddp.training.data.factories import Factory, call_factory, describe, fail
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.data.structure import call_model, find_shape
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.groups.data import DataOptions
-from mpiddp.training.options.groups.model import AUTO, choose_model
 from mpiddp.training.records.metrics import Average, Metric, Row, StepsRow
 from mpiddp.training.task import models
 
 Loss: TypeAlias = Callable[[Any, Any], torch.Tensor]
 """From a model's outputs and the targets to the mean over the batch, a scalar."""
+Schedule: TypeAlias = Callable[[int, int], float]
+"""From a step, counted from 0, and the steps of the run to a factor of the peak learning rate."""
 
 
+OWN = {
+    "model": "a module",
+    "data": "a DataSet",
+    "optimizer": "an optimizer",
+    "schedule": "a factor of the learning rate",
+}
+"""What functions of a task return that are options, too."""
 MANY = 100
 """Classes from which on the share among the five highest scores is reported."""
 LARGEST_EXPONENT = 700.0
@@ -73,16 +80,25 @@ class Task:
         metrics: what is reported beside the loss, by name: each takes outputs and targets, and
             returns the sum over the samples, a scalar. The mean over all samples of an epoch is
             reported. By default ``accuracy``.
+        optimizer: takes ``parameters`` (also called ``params``), a list of tensors, and
+            ``learning_rate`` (or ``lr``), and returns a ``torch.optim.Optimizer``. If it has a
+            parameter ``model``, that is given, except with parameter servers. Groups of parameters
+            keep the ratio of their rates. None: the option ``optimizer`` decides.
+        schedule: takes a step, counted from 0, and the steps of the run, and returns a factor of
+            the peak rate; the same on every rank. The warm-up is another factor. None: the option
+            ``schedule`` decides.
     """
 
     model: Factory | None = None
     data: Factory | None = None
     loss: Loss = cross_entropy
     metrics: Mapping[str, Metric] = field(default_factory=lambda: {"accuracy": count_correct})
+    optimizer: Factory | None = None
+    schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
         """Raises ConfigurationError for what is no function."""
-        for name in ("model", "data"):
+        for name in OWN:
             _check_factory(name, getattr(self, name))
         _check_function("loss", self.loss)
         if not isinstance(self.metrics, Mapping):
@@ -97,14 +113,14 @@ class Task:
 
 
 def _check_factory(name: str, found: object) -> None:
-    what = {"model": "a module", "data": "a DataSet"}[name]
+    what = OWN[name]
     advice = ""
     if isinstance(found, nn.Module | DataSet):
         # A module can be called, too: with inputs.
         advice = ": give a function that makes it"
     elif isinstance(found, str):
         advice = f": give a name as the option {name}, not in a Task"
-    elif found is None or callable(found):
+    elif found is None or (callable(found) and not isinstance(found, torch.optim.Optimizer)):
         return
     raise ConfigurationError(
         f"{name}: expected a function that returns {what}, found {_name(found)}{advice}"
@@ -156,14 +172,18 @@ def find_task(configuration: Configuration, given: Task | None) -> tuple[Task, C
     if configuration.task is not None and given is None:
         task = call_factory("task", find_factory("task", configuration.task), Task)
     names: dict[str, Any] = name_own(task, vars(configuration))
-    configuration = replace(configuration, **names)
-    if configuration.model == AUTO:
-        configuration = replace(configuration, model=choose_model(configuration.data))
+    configuration = replace(configuration, **names).complete()
+    chosen: dict[str, Any] = {
+        name: find_factory(name, reference)
+        for name in ("optimizer", "schedule")
+        if getattr(task, name) is None and ":" in (reference := getattr(configuration, name))
+    }
     return (
         replace(
             task,
             model=task.model or partial(models.build, configuration.model),
             data=task.data or partial(load, configuration),
+            **chosen,
         ),
         configuration,
     )
@@ -174,8 +194,9 @@ def name_own(task: Task, options: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(task, Task):
         raise ConfigurationError(f"task: expected a mpiddp.Task, found {_name(task)}")
     names = {}
-    for option, usual in (("model", AUTO), ("data", DataOptions.data)):
+    for option in OWN:
         own, chosen = getattr(task, option), options.get(option)
+        usual = getattr(Configuration, option)
         if own is None:
             continue
         names[option] = describe(own)

@@ -14,6 +14,8 @@ from torch import nn
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.roles import Roles
+from mpiddp.sync.parameter_server.server import UpdateRule
+from mpiddp.training.data.factories import Factory
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.parallelism import ParallelismOptions
@@ -27,7 +29,7 @@ from mpiddp.training.step.traffic import ServerTraffic, SteadyTraffic, Traffic, 
 from mpiddp.training.wrapping import buckets, overlap
 from mpiddp.training.wrapping.activations import recompute
 from mpiddp.training.wrapping.module_groups import find_groups, find_innermost
-from mpiddp.training.wrapping.parallel import replicate, serve
+from mpiddp.training.wrapping.parallel import find_bound, replicate, serve
 from mpiddp.wording import count_noun
 
 
@@ -41,6 +43,8 @@ class EngineParts:
     batch: Batch
     """The first of the data, on this rank's device."""
     rate: LearningRate
+    optimizer: Factory | None = None
+    """Makes a user's own one."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,9 @@ def start_engine(
         _recompute(module, configuration.wrap_parameters)
     if roles is not None:
         module.to(session.device)
-        serving = serve(configuration, session, roles, module, start.rate, fail)
+        make = partial(make_optimizer, configuration, own=start.optimizer)
+        rule = UpdateRule(make, start.rate, find_bound(configuration), skips)
+        serving = serve(session, roles, module, rule, fail)
         guard = LossGuard(module, skips=skips, marked=None)
         model = compile_model(module, configuration)
         engine = Engine(
@@ -186,7 +192,8 @@ def compile_model(model: nn.Module, options: ParallelismOptions) -> nn.Module:
 def _make_update(
     configuration: Configuration, start: EngineParts, refusal: Refusal | None
 ) -> LocalUpdate:
-    optimizer = make_optimizer(configuration, list(start.module.parameters()))
+    module = start.module
+    optimizer = make_optimizer(configuration, list(module.parameters()), start.optimizer, module)
     decay = configuration.ema
     average = None if decay is None else MovingAverage(start.module, decay)
     scaler = start.forward.precision.scaler

@@ -18,7 +18,6 @@ from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.parallelism import ParallelismOptions
 from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
 from mpiddp.training.step.divergence import MarkedModel
-from mpiddp.training.step.optimizer_step import make_optimizer
 
 
 @dataclass(frozen=True)
@@ -80,25 +79,19 @@ def find_bound(configuration: Configuration) -> int | None:
 
 
 def serve(
-    configuration: Configuration,
     session: Session,
     roles: Roles,
     module: nn.Module,
-    rate: Callable[[int], float],
+    rule: UpdateRule,
     fail: Callable[[BaseException], object],
 ) -> Serving:
     """Have parameter servers hold the weights of a model, which is on this rank's device.
 
-    All ranks have rank 0's weights from now on. ``rate``: the learning rate of a step, counted from
-    0; ``fail`` is called with the error that ends a server's thread. Collective.
+    All ranks have rank 0's weights from now on. ``fail`` is called with the error that ends a
+    server's thread. Collective.
     """
     for tensor in (*module.parameters(), *module.buffers()):
         dist.broadcast(tensor.detach(), 0)
-
-    def make(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-        return make_optimizer(configuration, parameters)
-
-    rule = UpdateRule(make, rate, find_bound(configuration), configuration.on_nan == "skip")
     return Serving(session, roles, module, rule, fail)
 
 

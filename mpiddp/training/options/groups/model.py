@@ -22,7 +22,9 @@ class ModelOptions:
     """Model; auto takes the one that fits the data."""
 
     task: Annotated[str | None, one_of([REFERENCE])] = None
-    """Function without parameters that returns an mpiddp.Task: model, data, loss and metrics."""
+    """Function without parameters that returns an mpiddp.Task: model, data, loss, metrics,
+    optimizer and schedule. What it leaves open is decided by the options model, data, optimizer and
+    schedule."""
 
     summary: Annotated[bool, FREE] = False
     """Print the model's layers, parameters and memory; nothing is trained."""
@@ -34,7 +36,10 @@ class ModelOptions:
 
 
 def choose_model(data: str) -> str:
-    """The model that fits a data set. Raises ConfigurationError for data of the user's own."""
+    """The model that fits a data set.
+
+    Raises ConfigurationError for data of the user's own.
+    """
     if data not in DATASETS:
         raise ConfigurationError(
             f"model = {AUTO!r} cannot be combined with data = {data!r}: give --model"

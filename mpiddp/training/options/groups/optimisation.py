@@ -6,11 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mpiddp.options.checks import check, is_positive
+from mpiddp.options.checks import REFERENCE, check, check_reference, is_positive
+from mpiddp.options.fields import one_of
 from mpiddp.training.options.groups.effects import FIXED, FREE
 
 LEARNING_RATES = {"sgd": 0.05, "adamw": 0.003}
 """The default of ``learning_rate``, per optimizer."""
+SCHEDULES = ("cosine", "constant", "step")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,16 +25,17 @@ class OptimisationOptions:
     learning_rate: float | None = None
     """Peak learning rate, after a short warm-up (default: 0.05 with sgd, 0.003 with adamw)."""
 
-    optimizer: Annotated[Literal["sgd", "adamw"], FIXED] = "sgd"
-    """Optimizer."""
+    optimizer: Annotated[str, one_of([*LEARNING_RATES, REFERENCE]), FIXED] = "sgd"
+    """Optimizer; of your own, a function of parameters and learning_rate that returns one."""
 
     base_batch: int | None = None
     """Samples per step of all ranks for which learning_rate is meant: it is multiplied by their
     actual number divided by this one (default: it is taken as it is)."""
 
-    schedule: Literal["cosine", "constant", "step"] = "cosine"
+    schedule: Annotated[str, one_of([*SCHEDULES, REFERENCE])] = "cosine"
     """Learning rate after the warm-up: half a cosine to 0, constant, or times step_factor every
-    step_epochs."""
+    step_epochs; or a function of step and steps that returns a factor of it, also in the
+    warm-up."""
 
     warmup_epochs: float | None = None
     """Epochs in which the learning rate rises to its peak (default: a twentieth of all)."""
@@ -73,6 +76,8 @@ class OptimisationOptions:
             check(name, getattr(self, name) >= 1, "1 or more", getattr(self, name))
         rate = self.learning_rate
         check("learning_rate", rate is None or is_positive(rate), "above 0", rate)
+        check_reference("optimizer", self.optimizer, list(LEARNING_RATES))
+        check_reference("schedule", self.schedule, SCHEDULES)
         check("momentum", 0 <= self.momentum < 1, "0 to below 1", self.momentum)
         decay = self.weight_decay
         check("weight_decay", decay >= 0 and math.isfinite(decay), "0 or more", decay)
