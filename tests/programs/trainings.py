@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from mpiddp.errors import MpiddpError
 from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.training.evaluation import evaluate_only
 from mpiddp.training.options.config import parse
+from mpiddp.training.prediction import predict_only
 from mpiddp.training.task.task import Task, count_correct
 from mpiddp.training.trainer import train
 
@@ -40,6 +42,18 @@ def build_remembering(shape: tuple[int, ...], classes: int) -> nn.Module:
 def build_normalised(shape: tuple[int, ...], classes: int) -> nn.Module:
     """A model that cannot train on one sample."""
     return nn.Sequential(nn.Linear(shape[0], 8), nn.BatchNorm1d(8), nn.Linear(8, classes))
+
+
+def make_sgd(parameters: list[torch.Tensor], learning_rate: float) -> torch.optim.Optimizer:
+    """The trainer's own, at the same rate in one group and in another."""
+    given = {"momentum": 0.9, "weight_decay": 0.0005, "nesterov": True, "fused": True}
+    groups = [{"params": [each]} for each in parameters]
+    return torch.optim.SGD(groups, learning_rate, **given)
+
+
+def fall(step: int, steps: int) -> float:
+    """The trainer's cosine without a warm-up."""
+    return 0.5 * (1 + math.cos(math.pi * (step - 1) / (steps - 1))) if step else 1.0
 
 
 def run(session: Session, *command_lines: Sequence[str]) -> None:
@@ -85,7 +99,9 @@ def run_with_bad_saves(session: Session, words: Sequence[str]) -> str:
 def evaluate(session: Session, words: Sequence[str]) -> None:
     """Evaluate with the trainer's command line."""
     torch.set_num_threads(1)
-    evaluate_only(parse(list(words)), session, find_failure_handler(session))
+    configuration = parse(list(words))
+    evaluate = evaluate_only if configuration.predict is None else predict_only
+    evaluate(configuration, session, find_failure_handler(session))
 
 
 def evaluate_compiled(session: Session, words: Sequence[str]) -> list[str]:

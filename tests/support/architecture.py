@@ -53,11 +53,12 @@ MAY_UNPICKLE = (
 UNPICKLERS = ("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
 FOREIGN_ATTRIBUTES = frozenset({
     "__main__.argv", "script.argv", "reader.args", "script_trainer.args", "startup.excepthook",
-    "movement.f_trace", "mpi.initialize", "mpi.finalize", "mpi.atexit", "shared_memory.atexit", "single_copy.restype",
-    "single_copy.argtypes", "shards.fs", "ddp_hook.__annotations__", "ddp_buckets.module",
-    "ddp_buckets._has_rebuilt_buckets", "ddp_buckets.grad", "flat_parameters.grad",
-    "flat_parameters.data", "server.grad", "divergence.grad", "divergence.model", "models.conv1",
-    "models.maxpool", "activations.forward", "activations.momentum", "preparation.benchmark",
+    "movement.f_trace", "mpi.initialize", "mpi.finalize", "mpi.atexit", "shared_memory.atexit",
+    "single_copy.restype", "single_copy.argtypes", "shards.fs", "ddp_hook.__annotations__",
+    "ddp_buckets.module", "ddp_buckets._has_rebuilt_buckets", "ddp_buckets.grad",
+    "flat_parameters.grad", "flat_parameters.data", "server.grad", "divergence.grad",
+    "divergence.model", "models.conv1", "models.maxpool", "activations.forward",
+    "activations.momentum", "preparation.benchmark",
 })  # fmt: skip
 """Of Python's, torch's and other libraries' objects, by module: others may assign these."""
 FOREIGN_NAMES = frozenset({

@@ -89,6 +89,7 @@ EXAMPLES: dict[str, tuple[str, str, Any]] = {
     "resume": ("never", '"never"', "never"),
     "export": ("a.pt", '"a.pt"', Path("a.pt")),
     "evaluate_only": ("", "true", True),
+    "predict": ("a.npy", '"a.npy"', "a.npy"),
     "weights": ("a.pt", '"a.pt"', Path("a.pt")),
     "weights_prefix": ("encoder", '"encoder"', "encoder"),
     "weights_except": ("fc.*", '"fc.*"', "fc.*"),
@@ -123,6 +124,7 @@ NEEDED = {
     "image_size": ("--data", "imagefolder"),
     "shape": ("--data", "synthetic"),
     "evaluate_only": ("--weights", "a.pt"),
+    "predict": ("--evaluate-only", "--weights", "a.pt"),
     "weights_prefix": ("--weights", "a.pt"),
     "weights_except": ("--weights", "a.pt"),
 }

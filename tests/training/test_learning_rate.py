@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mpiddp.errors import ConfigurationError
 from mpiddp.training.options.groups.optimisation import OptimisationOptions
 from mpiddp.training.step.learning_rate import LearningRate, describe_scaling, make_learning_rate
 
@@ -51,3 +52,14 @@ def test_the_rate_is_scaled_with_the_batch_of_all_ranks_and_that_is_told() -> No
     assert describe_scaling(options, 128) == (
         "Learning rate: 0.05 x 128 samples per step / base batch 32 = 0.2 at its peak"
     )
+
+
+def test_a_schedule_of_ones_own_multiplies_the_peak_and_the_warm_up() -> None:
+    options = OptimisationOptions(learning_rate=1.0, epochs=2, base_batch=8, warmup_epochs=0.4)
+    rate = make_learning_rate(options, 5, 16, lambda step, steps: 1 - step / steps)
+    assert [rate(step) for step in range(10)] == pytest.approx(
+        [2 * 0.5, 2 * 0.9, *(2 * (1 - step / 10) for step in range(2, 10))]
+    )
+    for bad in (lambda step, steps: -1, lambda step, steps: math.nan, lambda step, steps: None):
+        with pytest.raises(ConfigurationError, match=r"^schedule: .* in step 0 of 10"):
+            make_learning_rate(options, 5, 16, bad)

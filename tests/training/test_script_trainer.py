@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -28,7 +30,9 @@ from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.process.outcome import read_outcome
 from mpiddp.training import weights
 from mpiddp.training.data.batches import Batch
+from mpiddp.training.data.data import load
 from mpiddp.training.options.config import parse
+from mpiddp.training.script_trainer import named_as_keywords
 from mpiddp.training.trainer import train
 from mpiddp.training.training_state import check_fit, list_deciding, name_values
 
@@ -235,7 +239,7 @@ def test_a_run_that_has_finished_is_not_trained_again(
     mpiddp.Trainer(**options, name="second").fit()
     # Two trainers of a job with one name are a mistake, and may have different tasks.
     for name in ("first", "second"):
-        with pytest.raises(ConfigurationError, match="has finished and is not overwritten"):
+        with pytest.raises(ConfigurationError, match="not overwritten: choose another name=$"):
             mpiddp.Trainer(**options, name=name).fit()
     find_failure_handler(session).entered_runs.clear()  # As in a later job.
     capsys.readouterr()
@@ -254,6 +258,46 @@ def test_a_run_that_has_finished_is_not_trained_again(
     Path("runs/first/metrics.jsonl").write_text('{"epoch": 2}\n')
     with pytest.raises(ConfigurationError, match="finished, but its files cannot be read"):
         mpiddp.Trainer(**options, name="first").fit()
+
+
+@pytest.mark.usefixtures("writable")
+def test_a_script_predicts_with_what_was_trained(session: Session) -> None:
+    options = {**SMALL, "resume": "auto", "name": "whole", "ema": 0.9, "export": "whole.pt"}
+    trainer = mpiddp.Trainer(**options)
+    with pytest.raises(ConfigurationError, match=r"nothing is trained yet: call fit\(\)"):
+        trainer.predict([1])
+    row = trainer.fit()
+    tests = load(trainer.configuration).test
+    scores = trainer.predict(torch.from_numpy(tests.features))
+    right = (scores.argmax(dim=1) == torch.from_numpy(tests.labels)).sum().item()
+    assert row.test_accuracy == right / len(tests) == row.list_values()["test_accuracy"]
+    assert row.accuracy == row.metrics["accuracy"] and copy.copy(row) == pickle.loads(
+        pickle.dumps(row)
+    )
+    with pytest.raises(AttributeError, match="no 'acuracy'; its metrics are accuracy, test_acc"):
+        _ = row.acuracy
+    # The average, as it is exported, and a model that is not the trainer's.
+    model = mpiddp.models.mlp((10,), 2)
+    model.load_state_dict(torch.load("whole.pt", weights_only=True))
+    for each in (model, trainer.model):
+        assert torch.equal(each(torch.from_numpy(tests.features)), scores)
+    find_failure_handler(session).entered_runs.clear()  # As in a later job.
+    again = mpiddp.Trainer(**options)
+    again.fit()
+    given = mpiddp.Trainer(**SMALL, weights="whole.pt")
+    for other in (again, given):
+        assert torch.equal(other.predict(tests), scores)
+        assert torch.equal(other.predict([tests[0], tests[5]]), scores[[0, 5]])
+    with pytest.raises(ConfigurationError, match=r"^predict: .* inputs of the training data"):
+        trainer.predict([{"a": 1}])
+
+
+def test_messages_name_a_scripts_keywords() -> None:
+    said = "give --last-batch drop, another --name or --resume PATH, --resume runs/a; see --foo"
+    expected = "give last_batch='drop', another name= or resume=PATH, resume=runs/a; see --foo"
+    with pytest.raises(MpiddpError) as caught, named_as_keywords():
+        raise MpiddpError(said)
+    assert str(caught.value) == expected
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import csv
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,7 +18,9 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.export import export
 from mpiddp.training.data.data import load
 from mpiddp.training.options.config import Configuration, parse
+from mpiddp.training.prediction import write_outputs
 from mpiddp.training.task import models
+from mpiddp.training.task.task import Task
 from mpiddp.training.weights import digest_parameters
 from pool import Pools
 
@@ -57,6 +60,20 @@ def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(
         assert [float(row["loss"]) for row in rows] == pytest.approx(losses, rel=1e-4)
         right = sum(row["class"] == row["predicted"] for row in rows)
         assert called.printed.startswith(f"Evaluation done: test accuracy {right / 43:.2%}, loss ")
+
+    # Without targets, and by outputs for a loss of one's own.
+    np.save(tmp_path / "samples.npy", data.test.features[:7])
+    options = [*SMALL, "--evaluate-only", "--weights", "first.pt", "--predict", "samples.npy"]
+    words = [*options, "--name", "new"]
+    called = pool("openmpi", 3).call(trainings.evaluate, words, cwd=tmp_path)
+    assert called.printed == "Prediction done: 7 samples in runs/new/predictions.csv\n"
+    with (tmp_path / "runs" / "new" / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    expected = outputs[:7].softmax(dim=1).max(dim=1)
+    assert [int(row["predicted"]) for row in rows] == expected.indices.tolist()
+    assert [float(row["probability"]) for row in rows] == pytest.approx(expected.values.tolist())
+    write_outputs(tmp_path / "own.csv", Task(loss=nn.MSELoss()), torch.tensor([[1.0, 2.0]]))
+    assert (tmp_path / "own.csv").read_text() == "sample,output_0,output_1\n0,1.0,2.0\n"
 
     # As training would evaluate.
     words = [*SMALL, "--evaluate-only", "--weights", "first.pt", "--compile", "--name", "narrow"]

@@ -1,0 +1,110 @@
+"""Optimizers and schedules that users bring."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import trainings
+from mpiddp.errors import ConfigurationError
+from mpiddp.sync.parameter_server.server import LR_SHARE
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.step.optimizer_step import LocalUpdate, make_optimizer
+from mpiddp.training.task.task import Task, find_task
+
+TOY = ("--data", "toy", "--samples", "200", "--warmup-epochs", "0", "--learning-rate", "0.05")
+OWN = ("--optimizer", "trainings:make_sgd", "--schedule", "trainings:fall")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("sync", ["framework", "parameter-server"])
+def test_the_trainers_own_given_as_a_users_trains_the_same(
+    sync: str, pool: Any, tmp_path: Path
+) -> None:
+    words = [*TOY, "--sync", sync]
+    lines = [
+        [*words, "--epochs", "2", "--name", "usual"],
+        [*words, *OWN, "--epochs", "2", "--name", "own", "--save-every", "3steps", "--keep", "9"],
+        [
+            *words,
+            *OWN,
+            "--epochs",
+            "2",
+            "--name",
+            "again",
+            "--resume",
+            "runs/own/checkpoints/step-6",
+        ],
+    ]
+    pool("openmpi", 2).call(trainings.run, *lines, cwd=tmp_path)
+    rows = [_read_last(tmp_path / "runs" / name) for name in ("usual", "own", "again")]
+    for name in ("parameters", "learning_rate", "test_loss"):
+        assert len({row[name] for row in rows}) == 1, name
+
+
+def _read_last(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    return found
+
+
+def test_groups_of_parameters_keep_the_ratio_of_their_rates() -> None:
+    module = nn.Linear(2, 1)
+
+    def make(model: nn.Linear, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            [{"params": [model.weight], "lr": lr / 4}, {"params": [model.bias]}], lr
+        )
+
+    options = Configuration(learning_rate=0.2)
+    optimizer = make_optimizer(options, list(module.parameters()), make, module)
+    update = LocalUpdate(module, optimizer, lambda step: 1.0 + step)
+    for step in range(2):
+        update.finish_step()
+        assert [group["lr"] for group in optimizer.param_groups] == [(1 + step) / 4, 1 + step]
+    assert [group[LR_SHARE] for group in optimizer.param_groups] == [0.25, 1]
+    # torch's classes have other names for the same arguments.
+    adam = make_optimizer(options, list(module.parameters()), torch.optim.Adam, module)
+    assert isinstance(adam, torch.optim.Adam) and adam.param_groups[0]["lr"] == 0.2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (torch.optim.LBFGS, "step() needs no closure, found LBFGS"),
+        (lambda parameters: torch.optim.SGD(parameters), "a parameter learning_rate or lr of"),
+        (
+            lambda model, lr: torch.optim.SGD(model.parameters(), lr),
+            "a default for its parameter model",
+        ),
+        (lambda params, lr: params, "to return a Optimizer, found list"),
+    ],
+    ids=["closure", "no rate", "model", "type"],
+)
+def test_what_is_no_optimizer_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        make_optimizer(Configuration(learning_rate=0.2), [torch.ones(1)], make)
+    assert str(caught.value).startswith("optimizer: ") and message in str(caught.value)
+
+
+def test_options_and_a_task_do_not_contradict_each_other() -> None:
+    task = Task(optimizer=trainings.make_sgd, schedule=trainings.fall)
+    options: dict[str, Any] = {"learning_rate": 0.1, "task": "mine:make"}
+    _, found = find_task(Configuration(**options), task)
+    assert (found.optimizer, found.schedule) == ("trainings:make_sgd", "trainings:fall")
+    assert find_task(found, task)[1] == found
+    refused = {
+        "momentum = 0.5 cannot": {"momentum": 0.5},
+        "optimizer = 'adamw' cannot": {"optimizer": "adamw"},
+        "schedule = 'constant' cannot": {"schedule": "constant"},
+        "learning_rate: expected a number beside optimizer": {"learning_rate": None},
+    }
+    for message, more in refused.items():
+        with pytest.raises(ConfigurationError, match=f"^{message}"):
+            find_task(Configuration(**{**options, **more}), task)
+    with pytest.raises(ConfigurationError, match=r"^optimizer: expected a function .* found a SGD"):
+        Task(optimizer=torch.optim.SGD([torch.ones(1)]))  # type: ignore[arg-type]
