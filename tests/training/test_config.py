@@ -280,7 +280,7 @@ def test_a_saved_configuration_can_be_run_again(
         (["--epochs"], ["--epochs"]),
         (["--epochs", "many"], ["--epochs", "many"]),
         (["--epochs", "1.5"], ["--epochs", "1.5"]),
-        (["--optimizer", "adam"], ["--optimizer", "adam", "sgd", "adamw"]),
+        (["--optimizer", "adam"], ["optimizer: ", "adam", "sgd", "adamw", REFERENCE]),
         (["--backend", "ucc"], ["--backend", "ucc", "nccl", "gloo"]),
         (["--devices", "gpu"], ["devices", "auto, cpu, cuda", "'0,2'", "'gpu'"]),
         (["--devices", "0,0"], ["devices", "each GPU once", "'0,0'"]),

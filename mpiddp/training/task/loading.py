@@ -86,6 +86,8 @@ def _check_sizes(data: DataSet, name: str) -> None:
             samples = len(split)
         except Exception as error:  # A data set's own.
             what = f"the samples of {each} of {name} cannot be counted"
+            if hasattr(split, "__iter__"):
+                what += "; what can only be iterated is not supported: give one with __getitem__"
             raise failed("data", what, error) from error
         if samples == 0:
             raise ConfigurationError(f"data: expected samples, found none in {each} of {name}")
