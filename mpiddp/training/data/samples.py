@@ -141,10 +141,12 @@ class Samples(Dataset[Answer]):
             for position in key.positions:
                 seed_cpu_generators(mix_seed(self.seed, key.epoch, position))
                 pairs.append(self.split[position])
-        inputs, targets = separate(default_collate(pairs))
         if isinstance(self.split, Split):
-            inputs = self.split.convert(inputs)
-        return Batch(inputs, targets)
+            features, labels = zip(*pairs, strict=True)
+            is_single = isinstance(features[0], torch.Tensor)
+            joined = torch.stack(features) if is_single else default_collate(list(features))
+            return Batch(self.split.convert(joined), torch.stack(labels))
+        return Batch(*separate(default_collate(pairs)))
 
     def __getitem__(self, key: Key) -> Answer:
         begin, watch = time.perf_counter(), Stopwatch()
