@@ -1,9 +1,10 @@
 """``python -m benchmarks stragglers``: how long training takes while a worker is slow.
 
-Whole trainings of ``python -m mpiddp.train``, in turns: the framework's all-reduce, and a parameter
-server with each bound on staleness, for each kind of straggler. What counts is the time that
-training itself took, up to the first epoch whose evaluation reached the accuracy; evaluations, and
-the copy of the servers' weights to all ranks before each of them, are left out.
+Whole trainings of ``python -m mpiddp.train``, in turns, for each kind of straggler: the framework's
+all-reduce of gradients, and of weights every so many steps, and a parameter server with each bound
+on staleness. What counts is the time that training itself took, up to the first epoch whose
+evaluation reached the accuracy; evaluations, and the copy of the servers' weights to all ranks
+before each of them, are left out.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from benchmarks.common.options import RunOptions, make_reader, make_run
 from benchmarks.common.targets import format_targets
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.stragglers import report
-from benchmarks.stragglers.measurement import Contender, Plan, configure, measure
+from benchmarks.stragglers.measurement import Plan, configure, list_contenders, measure
 from benchmarks.stragglers.plot import draw
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.options.groups.straggler import parse_straggler
 
 READER = make_reader(
     command="stragglers",
-    description="Train until an accuracy is reached while a worker is slow: the framework's "
-    "all-reduce, and a parameter server with each bound on staleness, in turns.",
+    description="Train until an accuracy is reached while a worker is slow, in turns: the "
+    "framework's all-reduce, of gradients and of weights every so many steps, and a parameter "
+    "server with each bound on staleness.",
     groups={"what is measured": Plan, "the run": RunOptions},
     without=("warm_up", "nodes"),
 )
@@ -45,8 +47,8 @@ def check(options: RunOptions[Plan]) -> Mpirun:
             raise ConfigurationError(
                 f"--stragglers: expected ranks 0 to {plan.ranks - 1}, found {straggler!r}"
             )
-    for staleness in plan.staleness:
-        configure(plan, Contender(plan.stragglers[0], staleness))
+    for contender in list_contenders(plan):
+        configure(plan, contender)
     return check_local_run(options, plan.ranks)
 
 

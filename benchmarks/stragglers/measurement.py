@@ -20,10 +20,11 @@ from mpiddp.options.fields import Argument
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.straggler import RANDOM
 from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
+from mpiddp.wording import count_noun
 
 OPTIONS = (
     "name", "data", "model", "epochs", "batch_size", "seed", "evaluate_every", "sync", "staleness",
-    "straggler",
+    "straggler", "average_every",
 )  # fmt: skip
 """Of the trainer, that a run is given."""
 IN_STEP = "0"
@@ -37,9 +38,13 @@ class Contender:
     straggler: str
     staleness: str | None
     """None for the framework's all-reduce."""
+    average_every: int | None = None
+    """Steps between two averages of weights, with the framework; None for those of gradients."""
 
     @property
     def way(self) -> str:
+        if self.average_every is not None:
+            return f"weights, {count_noun(self.average_every, 'step')}"
         usual = {None: "framework", IN_STEP: "server, in step", UNLIMITED: "server, no bound"}
         return usual.get(self.staleness, f"server, {self.staleness} steps")
 
@@ -69,6 +74,8 @@ class Plan(Rounds):
     """A rank, or random, and how much longer its passes take."""
     staleness: Annotated[tuple[str, ...], Argument("STEPS")] = (IN_STEP, "4", UNLIMITED)
     """Bounds on staleness."""
+    average_every: Annotated[tuple[int, ...], Argument("STEPS", at_least(0))] = (8,)
+    """Steps between two averages of weights (local SGD), by the framework; 0 for no such runs."""
     repetitions: Count = 3
     deadline: Seconds = 600.0
 
@@ -99,6 +106,18 @@ def read_run(rows: Sequence[Mapping[str, Any]]) -> TrainingRun:
     return TrainingRun(tuple(points), {int(late): count for late, count in counts.items()})
 
 
+def list_contenders(plan: Plan) -> list[Contender]:
+    return [
+        each
+        for straggler in plan.stragglers
+        for each in (
+            Contender(straggler, None),
+            *(Contender(straggler, None, steps) for steps in plan.average_every if steps),
+            *(Contender(straggler, staleness) for staleness in plan.staleness),
+        )
+    ]
+
+
 def configure(plan: Plan, contender: Contender, number: int = 0) -> Configuration:
     """For the round of this number. Raises ConfigurationError for what the trainer would refuse."""
     served = contender.staleness is not None
@@ -113,6 +132,7 @@ def configure(plan: Plan, contender: Contender, number: int = 0) -> Configuratio
         sync=PARAMETER_SERVER if served else FRAMEWORK,
         staleness=contender.staleness or IN_STEP,
         straggler=contender.straggler,
+        average_every=contender.average_every,
     ).resolve()
 
 
@@ -136,11 +156,7 @@ def train(plan: Plan, contender: Contender, number: int, launcher: launchers.Mpi
 
 
 def measure(plan: Plan, launcher: launchers.Mpirun) -> dict[Contender, Series[TrainingRun]]:
-    contenders = [
-        Contender(straggler, staleness)
-        for straggler in plan.stragglers
-        for staleness in (None, *plan.staleness)
-    ]
+    contenders = list_contenders(plan)
     numbers = dict.fromkeys(contenders, 0)
     with show_progress(plan.repetitions * len(contenders), "run") as bar:
 

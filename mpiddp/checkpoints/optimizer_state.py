@@ -22,20 +22,20 @@ class OptimizerState:
     step in which the parameter has been added to it.
     """
 
-    is_replicated = True
-
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         modules: Mapping[str, nn.Module],
         *,
         keeps_options: bool = False,
+        is_replicated: bool = True,
     ) -> None:
         """
         Args:
             optimizer: whose parameters belong to ``modules``.
             modules: by the first part of their parameters' names; "" for the model.
             keeps_options: whether decay, betas and the like stay as they are in the optimizer.
+            is_replicated: whether it is the same on all ranks, or parts of sharded tensors.
 
         Raises ConfigurationError if a parameter belongs to no module, or the optimizer keeps its
         state in parts on the ranks.
@@ -47,7 +47,7 @@ class OptimizerState:
                 "in parts"
             )
         self._optimizer, self._modules = optimizer, modules
-        self._keeps_options = keeps_options
+        self._keeps_options, self.is_replicated = keeps_options, is_replicated
         self._waiting: dict[str, Any] = {}
         """State of parameters that the optimizer does not have, by name."""
         self._known: frozenset[int] = frozenset()

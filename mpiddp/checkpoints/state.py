@@ -186,7 +186,9 @@ def restore(parts: Mapping[str, Stateful], found: Found, ranks: Ranks) -> None:
         if not is_same and hasattr(each, "load_state_dicts"):
             each.load_state_dicts([reader.read(part, rank, {}) for rank in range(world)])
             continue
-        rank = ranks.rank if is_same else 0
+        # What is alike on all ranks may have been stored by ranks that each had their own.
+        is_own = is_same and not getattr(each, "is_replicated", False)
+        rank = ranks.rank if is_own else 0
         stored = reader.list(part, rank)
         if not any(is_structure(name) for name in stored):
             if not getattr(each, "is_optional", False):

@@ -56,6 +56,11 @@ def write(values: Mapping[str, Any]) -> str:
 
 def convert(where: str, value: Any, field: Field) -> Any:
     """Return a TOML value as the type of its field. Raises ConfigurationError."""
+    if field.argument.read is not None and type(value) in (int, str):
+        try:
+            return field.argument.read(str(value))
+        except ValueError as error:
+            raise ConfigurationError(f"{where}: {error}") from None
     accepted, name = TYPES[field.kind]
     if not isinstance(value, accepted) or isinstance(value, bool) is not (field.kind is bool):
         name = f"one of {', '.join(field.choices)}" if field.choices else name

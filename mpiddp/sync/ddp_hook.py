@@ -109,6 +109,15 @@ class ScheduleHook:
         self._share(gradients)
         return self._average(gradients, self._request)
 
+    def average(self, tensor: torch.Tensor) -> int:
+        """Average a tensor that is no bucket, in place; returns the bytes that this rank sends.
+
+        Collective.
+        """
+        self._share(tensor)
+        self._communicator.run(self._request, tensor)
+        return self._count_bytes(tensor)
+
     def _average(
         self, tensor: torch.Tensor, request: Request
     ) -> torch.futures.Future[torch.Tensor]:

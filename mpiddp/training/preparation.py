@@ -28,23 +28,25 @@ from mpiddp.training.data.batches import (
     make_evaluation_batches,
     make_training_batches,
 )
+from mpiddp.training.data.data import DataSet
 from mpiddp.training.data.reading import Reading
 from mpiddp.training.data.samples import Batch, Samples
 from mpiddp.training.data.seeding import mix_seed, seed_generators
 from mpiddp.training.data.structure import find_form, find_shape, list_leaves
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.checkpoints import CheckpointOptions
+from mpiddp.training.options.groups.data import AUTO_BATCH
 from mpiddp.training.options.groups.parallelism import ParallelismOptions
 from mpiddp.training.options.groups.straggler import Slowdown, check_straggler, parse_straggler
 from mpiddp.training.options.groups.synchronisation import PARAMETER_SERVER
 from mpiddp.training.step.learning_rate import LearningRate, make_learning_rate
-from mpiddp.training.step.optimizer_step import GuardedUpdate
+from mpiddp.training.step.optimizer_step import GuardedUpdate, make_optimizer
 from mpiddp.training.step.precision import Precision
 from mpiddp.training.step.step import Engine, Forward, split_batch
 from mpiddp.training.task.loading import choose_reading, choose_samples, load_on_all, read_first
 from mpiddp.training.task.task import Task, add_test_metrics, build_model, check_task, choose_loss
 from mpiddp.training.wrapping import overlap
-from mpiddp.training.wrapping.engine import EngineParts, start_engine
+from mpiddp.training.wrapping.engine import EngineParts, recompute_some, start_engine
 from mpiddp.training.wrapping.parallel import find_bound, find_roles
 from mpiddp.training.wrapping.rehearsal import rehearse, takes_one_sample, time_pass
 
@@ -79,8 +81,8 @@ class Training:
     """Of a sample's inputs."""
     rate: LearningRate
     slowdown: Slowdown | None
-    initial: str
-    """What the weights were when it was prepared: a line for the console, or nothing."""
+    notes: tuple[str, ...]
+    """On the batch size that was found, and what the weights were: lines for the console."""
 
     def close(self) -> None:
         """There are no more steps. Collective."""
@@ -133,19 +135,19 @@ def prepare(
     Raises ConfigurationError for what does not go together.
     """
     world = session.world
-    roles = find_roles(configuration, world.size)
-    workers = roles.workers if roles is not None else tuple(range(world.size))
+    roles, workers = _assign(configuration, world.size)
     data = load_on_all(configuration, task, session)
-    cut = _make_cut(configuration, len(data.train), world.rank, workers)
     train, test = choose_samples(configuration, data, session.device)
+    set_determinism(configuration.deterministic)
+    configuration, notes = _settle_batch_size(configuration, task, data, train, session)
+    cut = _make_cut(configuration, len(data.train), world.rank, workers)
     reading = choose_reading(configuration, session)
     static = make_training_batches(train, cut, reading)
     rate = make_learning_rate(configuration, static.count(), cut.step_samples, task.schedule)
     batch = read_first(train, configuration.batch_size, session)
     seed_generators(configuration.seed)
-    set_determinism(configuration.deterministic)
     module = build_model(task, data)
-    initial = load_initial(module, configuration) if taken is None else ""
+    notes.append(load_initial(module, configuration) if taken is None else "")
     module = _place(configuration, module, session.device)
     sample = batch.to(next(module.parameters()).device)
     check_task(task, module, sample, data.classes)
@@ -176,7 +178,7 @@ def prepare(
         evaluation=share_evaluation(test, session, reading),
         rate=rate,
         slowdown=slowdown,
-        initial=initial,
+        notes=tuple(filter(None, notes)),
     )
 
 
@@ -184,6 +186,42 @@ def share_evaluation(samples: Samples, session: Session, reading: Reading) -> Ev
     """This rank's batches of samples that are not trained on."""
     cut = Cut(EVALUATION_BATCH, session.world.rank, session.world.size)
     return make_evaluation_batches(samples, cut, reading)
+
+
+def _assign(configuration: Configuration, ranks: int) -> tuple[Roles | None, tuple[int, ...]]:
+    """Roles, if some ranks serve, and the ranks that compute. Raises ConfigurationError."""
+    roles = find_roles(configuration, ranks)
+    return roles, roles.workers if roles is not None else tuple(range(ranks))
+
+
+def _settle_batch_size(
+    configuration: Configuration, task: Task, data: DataSet, samples: Samples, session: Session
+) -> tuple[Configuration, list[str]]:
+    """The configuration with the batch size that fits, if that is open. Collective."""
+    if configuration.batch_size != AUTO_BATCH:
+        return configuration, []
+    # Here, since few runs need it.
+    from mpiddp.training.wrapping import batch_size
+
+    _, workers = _assign(configuration, session.world.size)
+    check_share(len(data.train), len(workers), configuration.accumulation_steps)
+    trial = None
+    if session.world.rank in workers:
+        few = read_first(samples, min(batch_size.SAMPLES, len(data.train)), session)
+        module = _place(configuration, build_model(task, data), session.device)
+        check_task(task, module, few, data.classes)
+        recompute_some(module, configuration)
+        forward = _make_forward(configuration, task, session, few)
+        parameters: list[torch.Tensor] = list(module.parameters())
+        optimizer = make_optimizer(configuration, parameters, task.optimizer, module)
+
+        def compute(part: Batch) -> None:
+            torch.autograd.backward(forward.precision.scale(forward(module, part)[1]))
+
+        trial = batch_size.StepTrial(configuration, session, compute, optimizer, few)
+    most = len(data.train) // len(workers)
+    size, line = batch_size.settle(configuration, session, trial, most)
+    return replace(configuration, batch_size=size), [line]
 
 
 def _make_forward(

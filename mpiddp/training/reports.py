@@ -36,7 +36,7 @@ from mpiddp.training.step.learning_rate import describe_scaling
 from mpiddp.training.training_state import Position, name_values
 from mpiddp.training.wrapping import overlap
 from mpiddp.training.wrapping.parallel import find_bound
-from mpiddp.wording import print_message
+from mpiddp.wording import count_noun, print_message
 
 
 class RankLog:
@@ -92,8 +92,7 @@ def describe_training(training: Training) -> list[str]:
         len(training.workers),
     )
     lines.append(describe_interval(configuration.save_every))
-    if training.initial:
-        lines.append(training.initial)
+    lines += training.notes
     if training.engine.about:
         lines.append(training.engine.about)
     if configuration.base_batch is not None:
@@ -104,6 +103,9 @@ def describe_training(training: Training) -> list[str]:
     if training.roles is not None:
         bound = find_bound(configuration)
         lines.append(f"Weights: {describe_roles(training.roles, bound)}")
+    elif (every := configuration.average_every) is not None:
+        how = f"averaged by {configuration.sync} every {count_noun(every, 'step')}"
+        lines.append(f"Weights: each rank's own, {how}")
     elif configuration.sync != FRAMEWORK:
         lines.append(_describe_synchronization(configuration, training.pace))
     return lines

@@ -38,6 +38,7 @@ from mpiddp.training.training_state import (
     describe_changes,
     keep_measured,
     list_deciding,
+    list_open,
     name_values,
     read_position,
 )
@@ -145,12 +146,12 @@ def _find_directory(configuration: Configuration, run: Path | None) -> Path | No
 def _make_source(configuration: Configuration, path: Path, attempt: str) -> Source:
     """Whose checkpoints they are: the run's by its name, else those with equal options."""
     is_within_run = configuration.checkpoint_dir is None
-    values = name_values(configuration)
+    values, open_ones = name_values(configuration), list_open(configuration)
     return Source(
         run=path.parent.name if is_within_run else configuration.name,
         attempt=attempt,
         configuration=values,
-        identity={name: values[name] for name in list_deciding()},
+        identity={name: values[name] for name in list_deciding() if name not in open_ones},
         advice=ADVICE,
         replaces=configuration.resume == NEVER,
     )
@@ -347,7 +348,8 @@ class Saver:
         self._last_time = time.monotonic()
         score = None if position.row is None else find_score(position.row)
         values = asdict(position)
-        self._checkpointer.save(values.pop("step"), score=score, **values)
+        with self._training.engine.united():
+            self._checkpointer.save(values.pop("step"), score=score, **values)
         if self._training.roles is not None:
             # A server's thread must not change what its rank is still copying.
             dist.barrier()

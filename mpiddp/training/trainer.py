@@ -285,6 +285,8 @@ class Loop:
         """Measure and report the epoch, and make a checkpoint if one is due."""
         training = self.training
         is_last = self.position.epoch == training.configuration.epochs
+        training.engine.update.exchange_weights(is_due=True)
+        training.engine.clock.settle()
         row = self._sum_epoch()
         network, costs = None, self.epoch.costs
         if self._meter is not None:
@@ -369,6 +371,8 @@ class Loop:
         training.engine.update.settle()
         problem = self.saver.export(position.step)
         self.saver.save_last(position)
+        # What a script predicts with is the same on all ranks.
+        training.engine.update.exchange_weights(is_due=True)
         self._close(is_done=False)
         if problem:
             raise ConfigurationError(problem)

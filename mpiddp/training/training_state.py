@@ -16,7 +16,9 @@ from mpiddp.checkpoints.state import read_values
 from mpiddp.checkpoints.storage.finding import Found
 from mpiddp.errors import CheckpointError
 from mpiddp.training.options.config import Configuration
+from mpiddp.training.options.groups.data import AUTO_BATCH
 from mpiddp.training.options.groups.effects import FIXED, FREE, list_options
+from mpiddp.training.options.groups.parallelism import AUTO_BUCKET
 from mpiddp.training.options.groups.synchronisation import PARAMETER_SERVER
 from mpiddp.training.preparation import Training
 from mpiddp.training.records.metrics import Row, Totals
@@ -165,7 +167,13 @@ def list_changed(before: Mapping[str, Any], values: Mapping[str, Any]) -> list[s
 
 def keep_measured(configuration: Configuration, before: Mapping[str, Any]) -> Configuration:
     """The configuration with what was chosen by measurement ``before``, if it is still open."""
-    for name in ("overlap", "bucket_mb"):
-        if getattr(configuration, name) == "auto":
-            configuration = replace(configuration, **{name: before.get(name, "auto")})
-    return configuration
+    known = {name: before[name] for name in list_open(configuration) if name in before}
+    return replace(configuration, **known)
+
+
+def list_open(configuration: Configuration) -> list[str]:
+    """The options that are to be chosen by measurement."""
+    return [name for name, word in MEASURED.items() if getattr(configuration, name) == word]
+
+
+MEASURED = {"overlap": "auto", "bucket_mb": AUTO_BUCKET, "batch_size": AUTO_BATCH}

@@ -31,6 +31,7 @@ def make_series(*times: tuple[float, ...], staleness: dict[int, int] | None = No
 
 FOUND = {
     Contender("0=4", None): make_series((1, 2, 3), (1, 2, 3)),
+    Contender("0=4", None, 8): make_series((1, 2, 3)),
     Contender("0=4", "0"): make_series((2, 4, 6), (2, 6, 8), (2, 5, 7)),
     Contender("0=4", "4"): make_series((2, 4, 6)),
     Contender("0=4", "unlimited"): make_series((1, 2, 3), staleness={0: 1, 3: 1}),
@@ -71,7 +72,7 @@ def test_targets_are_judged_against_the_server_in_step():
 def test_the_table_has_a_row_for_every_way():
     lines = report.format_table(FOUND, 0.6).splitlines()
     assert [line.split("  ")[1].strip() for line in lines if line.startswith("  ")] == [
-        "framework", "server, in step", "server, 4 steps", "server, no bound",
+        "framework", "weights, 8 steps", "server, in step", "server, 4 steps", "server, no bound",
         "server, in step", "server, 4 steps", "server, no bound",
     ]  # fmt: skip
     (row,) = [line for line in lines if "no bound" in line and "mean" in line]
@@ -85,6 +86,7 @@ def test_the_table_has_a_row_for_every_way():
         (["--stragglers", "first=4"], "RANK=FACTOR"),
         (["--staleness", "some"], "staleness: expected a number of steps, or unlimited"),
         (["--accuracy", "97"], "--accuracy: expected at most 1, found 97"),
+        (["--average-every", "-1"], "--average-every"),
         (["--model", "convent"], "did you mean convnet"),
         (["--launcher", "srun"], "srun"),
     ],
@@ -95,24 +97,32 @@ def test_what_cannot_work_is_refused_before_anything_runs(words, message):
     assert message in str(caught.value)
 
 
+WORDS = ("--seed", "--sync", "--average-every")
+
+
 def test_each_round_trains_from_another_seed(monkeypatch):
     plan = replace(stragglers.parse([]).plan, repetitions=2, seed=5, staleness=("0",))
     seen = []
 
     def run(program, deadline):
-        seen.append([word for word in program.command if word.startswith(("--seed", "--sync"))])
+        seen.append([word for word in program.command if word.startswith(WORDS)])
         raise NotImplementedError
 
     monkeypatch.setattr(measurement.processes, "run", run)
     launcher = launchers.find_mpirun(None)
     for number in (0, 1):
-        for staleness in (None, "0"):
+        for contender in measurement.list_contenders(plan)[:3]:
             with pytest.raises(NotImplementedError):
-                measurement.train(plan, Contender("0=4", staleness), number, launcher)
+                measurement.train(plan, contender, number, launcher)
     assert seen == [
-        ["--seed=5", "--sync=framework"], ["--seed=5", "--sync=parameter-server"],
-        ["--seed=6", "--sync=framework"], ["--seed=6", "--sync=parameter-server"],
-    ]  # fmt: skip
+        [f"--seed={seed}", *words]
+        for seed in (5, 6)
+        for words in (
+            ["--sync=framework", "--average-every=None"],
+            ["--sync=framework", "--average-every=8"],
+            ["--sync=parameter-server", "--average-every=None"],
+        )
+    ]
 
 
 @pytest.mark.mpi
@@ -133,7 +143,8 @@ def test_whole_trainings_are_measured_drawn_and_recorded(tmp_path, capsys):
         in printed
     )
     found = json.loads(record.read_text())
-    assert [run["staleness"] for run in found["runs"]] == [None, "0", "unlimited"]
+    ways = [(run["staleness"], run["average_every"]) for run in found["runs"]]
+    assert ways == [(None, None), (None, 8), ("0", None), ("unlimited", None)]
     for run in found["runs"]:
         (outcome,) = run["rounds"]
         first, second = outcome["points"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Sequence
@@ -14,13 +15,14 @@ from torch import nn
 import wrong_algorithms
 from mpiddp.checkpoints.storage.directory import Staging
 from mpiddp.checkpoints.storage.shards import _Writer
-from mpiddp.errors import MpiddpError
+from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.training.evaluation import evaluate_only
 from mpiddp.training.options.config import parse
 from mpiddp.training.prediction import predict_only
-from mpiddp.training.task.task import Task, count_correct
-from mpiddp.training.trainer import train
+from mpiddp.training.task.task import Task, count_correct, find_task
+from mpiddp.training.trainer import run_steps, train
+from mpiddp.training.wrapping import batch_size
 
 
 def make_task() -> Task:
@@ -56,12 +58,53 @@ def fall(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - 1) / (steps - 1))) if step else 1.0
 
 
+class Limited(nn.Linear):
+    """A layer that has too little memory for more samples than its limit."""
+
+    limit = 10**9
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training and len(inputs) > self.limit:
+            raise torch.OutOfMemoryError("no memory is left\nfor them")
+        return super().forward(inputs)
+
+
+def build_limited(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(Limited(shape[0], 8), nn.Dropout(), nn.Linear(8, classes))
+
+
+def run_limited(session: Session, limits: Sequence[int], words: Sequence[str]) -> str:
+    """As ``run``; while a batch size is looked for, each rank has its limit. Returns an error."""
+    settle = batch_size.settle
+
+    def settle_limited(*arguments: Any) -> Any:
+        with mock.patch.object(Limited, "limit", limits[session.world.rank]):
+            return settle(*arguments)
+
+    with mock.patch.object(batch_size, "settle", settle_limited):
+        try:
+            run(session, words)
+        except ConfigurationError as error:
+            return str(error)
+    return ""
+
+
 def run(session: Session, *command_lines: Sequence[str]) -> None:
     """Train with each of the trainer's command lines."""
     # Several threads for so small models only wait for each other on a busy machine.
     torch.set_num_threads(1)
     for words in command_lines:
         train(parse(list(words)), session, find_failure_handler(session))
+
+
+def leave(session: Session, steps: int, words: Sequence[str]) -> None:
+    """Train with the trainer's command line, and leave its loop after so many steps."""
+    torch.set_num_threads(1)
+    task, configuration = find_task(parse(list(words)), None)
+    found = run_steps(configuration, task, session, find_failure_handler(session), None)
+    for step in itertools.islice(found, steps):
+        step.take()
+    found.close()
 
 
 def run_with_bad_saves(session: Session, words: Sequence[str]) -> str:

@@ -59,10 +59,22 @@ WAYS = {
         "--accumulation-steps",
         "2",
     ),
+    "local": (
+        "--data",
+        "toy",
+        "--model",
+        "trainings:build_normalised",
+        "--average-every",
+        "4",
+        "--ema",
+        "0.9",
+        "--sync",
+        "ring",
+    ),
     "parts": ("--accumulation-steps", "2", "--ema", "0.9", "--clip-norm", "0.5"),
     "running averages": ("--model", "resnet18"),
 }
-DEFAULTS = ("framework", "served", "fsdp")
+DEFAULTS = ("framework", "served", "fsdp", "local")
 
 
 def read_rows(run: Path) -> list[dict[str, Any]]:

@@ -178,6 +178,9 @@ class Serving:
                 time.sleep(FOLLOW_SECONDS)
             yield
 
+    def exchange_weights(self, *, is_due: bool = False) -> None:
+        """The servers have them."""
+
     def finish_epoch(self) -> None:
         """This rank has no more steps; wait for the ranks that have. Collective.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import quote
+from mpiddp.training.options.groups.data import AUTO_BATCH
 from mpiddp.training.options.groups.optimisation import LEARNING_RATES
 from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
 
@@ -96,6 +97,32 @@ RULES = (
         "servers get all gradients at once: give another --sync",
     ),
     Rule(
+        ("batch_size",),
+        "parallel",
+        lambda parallel: parallel in ("ddp", "none"),
+        "a rank cannot take a step by itself to try a size: give a number",
+        values=(AUTO_BATCH,),
+    ),
+    Rule(("batch_size",), "summary", lambda only: not only, "give a number", values=(AUTO_BATCH,)),
+    Rule(
+        ("average_every",),
+        "parallel",
+        lambda parallel: parallel == "ddp",
+        "only there has each rank of several the whole model: give --parallel ddp",
+    ),
+    Rule(
+        ("average_every",),
+        "sync",
+        lambda sync: sync != PARAMETER_SERVER,
+        "servers hold the weights: give another --sync, or --staleness STEPS",
+    ),
+    Rule(
+        ("wire_dtype", "overlap", "bucket_mb"),
+        "average_every",
+        lambda steps: steps is None,
+        "it is about gradients, and weights are sent: leave out one of them",
+    ),
+    Rule(
         ("shard_within", "cpu_offload"),
         "parallel",
         lambda parallel: parallel == "fsdp",
@@ -165,4 +192,6 @@ def _describe(name: str, value: object) -> str:
     """As in TOML, which has no null."""
     if value is None:
         return f"no {name}"
+    if name == "batch_size" and value == AUTO_BATCH:
+        value = "auto"
     return f"{name} = {str(value).lower() if isinstance(value, bool) else quote(value)}"

@@ -1,4 +1,4 @@
-"""Keeps memory that a pass has freed in the process."""
+"""Keeps memory that a pass has freed in the process, or gives it back."""
 
 from __future__ import annotations
 
@@ -21,3 +21,10 @@ def keep_freed_memory() -> None:
     if adjust is not None:
         adjust(M_MMAP_MAX, 0)
         adjust(M_TRIM_THRESHOLD, NEVER)
+
+
+def release_freed_memory() -> None:
+    """Have glibc return freed memory to the kernel; without effect on other C libraries."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

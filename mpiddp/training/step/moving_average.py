@@ -36,9 +36,12 @@ class MovingAverage:
         self._parameters = [find_local(each.detach()) for each in averages]
         self._averages = [find_local(each) for each in averages.values()]
 
-    def update(self, step: int) -> None:
-        """After a step, counted from 0. The first ones forget the initial weights sooner."""
-        decay = min(self._decay, (1 + step) / (10 + step))
+    def update(self, step: int, steps: int = 1) -> None:
+        """After a step, counted from 0, the last of so many since the last call.
+
+        The first ones forget the initial weights sooner.
+        """
+        decay = min(self._decay, (1 + step) / (10 + step)) ** steps
         torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
 
     def state_dict(self) -> dict[str, Any]:

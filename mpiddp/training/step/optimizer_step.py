@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,6 +55,10 @@ class GuardedUpdate(Update, Protocol):
         ``is_bad``: this rank's loss is not finite.
         """
 
+    def exchange_weights(self, *, is_due: bool = False) -> None:
+        """After a step of which nothing is left if it was left out, or with ``is_due`` at the end
+        of an epoch: average the ranks' weights, if they have their own. Collective then."""
+
     def list_parts(self, step: int) -> dict[str, Any]:
         """What this rank holds beside the weights, as parts of a checkpoint by name.
 
@@ -93,6 +98,9 @@ class Treatment:
 class LocalUpdate:
     """Every rank makes the same step, with the average of all gradients."""
 
+    is_replicated = True
+    """Whether the optimizer's state is the same on all ranks."""
+
     def __init__(
         self,
         module: nn.Module,
@@ -124,9 +132,12 @@ class LocalUpdate:
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate(step) * group.get(LR_SHARE, 1.0)
         self._apply_gradients()
+        self._follow(step)
+        return True
+
+    def _follow(self, step: int) -> None:
         if self.average is not None:
             self.average.update(step)
-        return True
 
     def _apply_gradients(self) -> None:
         scaler, clip_norm = self._treatment.scaler, self._treatment.clip_norm
@@ -145,6 +156,15 @@ class LocalUpdate:
     def pause_when(self, is_due: Callable[[], bool]) -> None:
         """They pass all places together."""
 
+    def exchange_weights(self, *, is_due: bool = False) -> None:
+        """They have the same."""
+
+    def united(self) -> AbstractContextManager[object]:
+        """Within it the module has the weights that all ranks have, between two averages too.
+
+        Collective."""
+        return nullcontext()
+
     def finish_epoch(self) -> None:
         """All have as many steps."""
 
@@ -155,14 +175,16 @@ class LocalUpdate:
         """Nothing to end."""
 
     def list_parts(self, step: int) -> dict[str, Any]:
-        modules = {"": self._module}
+        modules, is_same = {"": self._module}, self.is_replicated
         parts: dict[str, Any] = {
-            "optimizer": OptimizerState(self.optimizer, modules, keeps_options=True)
+            "optimizer": OptimizerState(
+                self.optimizer, modules, keeps_options=True, is_replicated=is_same
+            )
         }
         if self.average is not None:
             parts["average"] = self.average
         if self._treatment.scaler is not None:
-            parts["scaler"] = _ScalerState(self._treatment.scaler)
+            parts["scaler"] = _ScalerState(self._treatment.scaler, is_replicated=is_same)
         return parts
 
     def begin_at(self, step: int) -> None:
@@ -172,11 +194,10 @@ class LocalUpdate:
 class _ScalerState:
     """A loss scaler as a part of checkpoints; one that begins later has no state in them."""
 
-    is_replicated = True
     is_optional = True
 
-    def __init__(self, scaler: torch.amp.GradScaler) -> None:
-        self._scaler = scaler
+    def __init__(self, scaler: torch.amp.GradScaler, *, is_replicated: bool) -> None:
+        self._scaler, self.is_replicated = scaler, is_replicated
 
     def state_dict(self) -> dict[str, Any]:
         return self._scaler.state_dict()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -78,14 +78,21 @@ class Engine:
     gathers: bool = False
     """Whether every forward pass is collective, and parameters are parts of sharded ones."""
 
-    def at_average(self) -> AbstractContextManager[object]:
-        """Within it the module goes by the moving average of its weights, if there is one."""
-        return nullcontext() if self.average is None else self.average.applied()
+    @contextmanager
+    def at_average(self) -> Iterator[None]:
+        """Within it the module goes by the moving average of its weights, if there is one, and
+        has the same weights on all ranks. Collective."""
+        with self.united(), nullcontext() if self.average is None else self.average.applied():
+            yield
 
     @property
     def average(self) -> MovingAverage | None:
         """The moving average of the weights, if there is one."""
         return self.update.average if isinstance(self.update, LocalUpdate) else None
+
+    def united(self) -> AbstractContextManager[object]:
+        """Within it the module has the same weights on all ranks. Collective."""
+        return self.update.united() if isinstance(self.update, LocalUpdate) else nullcontext()
 
     def take_step(
         self, batch: Batch, device: torch.device, totals: Totals, describe: Callable[[], str]
@@ -122,6 +129,7 @@ class Engine:
                 self.clock.end(Stage.FORWARD)
         if not self.update.finish_step(is_bad=bad is not None):
             self.guard.restore()
+        self.update.exchange_weights()
         if bad is not None and before is not None:
             totals.restore(before)
             totals.leave_out()

@@ -38,6 +38,13 @@ class SteadyTraffic(Traffic):
         costs.count_exchange(costs.steps * self._bytes)
 
 
+class AveragingTraffic(Traffic):
+    """Of ranks that average their weights: the bytes are counted there, and nothing is hidden."""
+
+    def finish_epoch(self, costs: Costs) -> None:
+        costs.count_exchange(0, costs.seconds[Stage.COMMUNICATION])
+
+
 class FrameworkTraffic(SteadyTraffic):
     """Of DDP's own all-reduce: the bytes are those of a ring, the time is what DDP measures."""
 

@@ -23,13 +23,26 @@ from mpiddp.training.step.divergence import LossGuard, MarkedModel, SharedRefusa
 from mpiddp.training.step.learning_rate import LearningRate
 from mpiddp.training.step.moving_average import MovingAverage
 from mpiddp.training.step.optimizer_step import LocalUpdate, Refusal, Treatment, make_optimizer
-from mpiddp.training.step.stages import make_clock, time_buffers
+from mpiddp.training.step.stages import StageClock, make_clock, time_buffers
 from mpiddp.training.step.step import Engine, Forward, split_batch
-from mpiddp.training.step.traffic import ServerTraffic, SteadyTraffic, Traffic, observe
+from mpiddp.training.step.traffic import (
+    AveragingTraffic,
+    ServerTraffic,
+    SteadyTraffic,
+    Traffic,
+    observe,
+)
+from mpiddp.training.step.weight_averaging import AveragingUpdate, Weights
 from mpiddp.training.wrapping import buckets, overlap
 from mpiddp.training.wrapping.activations import recompute
 from mpiddp.training.wrapping.module_groups import find_groups, find_innermost
-from mpiddp.training.wrapping.parallel import find_bound, replicate, serve
+from mpiddp.training.wrapping.parallel import (
+    choose_mean,
+    find_bound,
+    replicate,
+    serve,
+    share_weights,
+)
 from mpiddp.wording import count_noun
 
 
@@ -77,8 +90,7 @@ def start_engine(
     module, forward = start.module, start.forward
     clock = make_clock(session.device, session.world.size)
     passes, skips = configuration.accumulation_steps, configuration.on_nan == "skip"
-    if configuration.activation_checkpointing:
-        _recompute(module, configuration.wrap_parameters)
+    recompute_some(module, configuration)
     if roles is not None:
         module.to(session.device)
         make = partial(make_optimizer, configuration, own=start.optimizer)
@@ -91,11 +103,16 @@ def start_engine(
             clock=clock, traffic=ServerTraffic(serving),
         )  # fmt: skip
         return configuration, engine, None
-    configuration, wrapped = _wrap(configuration, session, start)
-    update = _make_update(configuration, start, wrapped.refusal)
+    if configuration.average_every is not None:
+        share_weights(module)
+        wrapped = _Wrapped(compile_model(module, configuration), traffic=AveragingTraffic())
+        clock = make_clock(session.device, ranks=1)
+    else:
+        configuration, wrapped = _wrap(configuration, session, start)
+    update = _make_update(configuration, start, wrapped.refusal, clock)
     marked = wrapped.refusal if isinstance(wrapped.refusal, MarkedModel) else None
     guard = LossGuard(module, skips=skips, marked=marked)
-    if configuration.parallel == "ddp":
+    if configuration.parallel == "ddp" and configuration.average_every is None:
         time_buffers(clock, wrapped.model, module)
     engine = Engine(
         wrapped.model, module, update, guard, forward, passes, wrapped.hold,
@@ -158,12 +175,15 @@ def _spread(module: nn.Module, session: Session) -> nn.Module:
     return nn.DataParallel(module, device_ids=session.gpus)
 
 
-def _recompute(module: nn.Module, least: int) -> None:
-    groups = list(find_innermost(find_groups(module, least)))
+def recompute_some(module: nn.Module, options: ParallelismOptions) -> None:
+    """Have the model's larger parts recomputed in backward passes, if that is asked for."""
+    if not options.activation_checkpointing:
+        return
+    groups = list(find_innermost(find_groups(module, options.wrap_parameters)))
     if not groups:
         raise ConfigurationError(
-            f"activation_checkpointing: expected modules with wrap_parameters = {least} or more, "
-            "found none: use a smaller --wrap-parameters"
+            "activation_checkpointing: expected modules with wrap_parameters = "
+            f"{options.wrap_parameters} or more, found none: use a smaller --wrap-parameters"
         )
     recompute(groups)
 
@@ -190,7 +210,7 @@ def compile_model(model: nn.Module, options: ParallelismOptions) -> nn.Module:
 
 
 def _make_update(
-    configuration: Configuration, start: EngineParts, refusal: Refusal | None
+    configuration: Configuration, start: EngineParts, refusal: Refusal | None, clock: StageClock
 ) -> LocalUpdate:
     module = start.module
     optimizer = make_optimizer(configuration, list(module.parameters()), start.optimizer, module)
@@ -198,4 +218,9 @@ def _make_update(
     average = None if decay is None else MovingAverage(start.module, decay)
     scaler = start.forward.precision.scaler
     treatment = Treatment(refusal, scaler, configuration.clip_norm, average)
-    return LocalUpdate(start.module, optimizer, start.rate, treatment)
+    every, module = configuration.average_every, start.module
+    if every is None:
+        return LocalUpdate(module, optimizer, start.rate, treatment)
+    mean = choose_mean(configuration, next(module.parameters()).device)
+    weights = Weights(module, mean, every, clock)
+    return AveragingUpdate(module, optimizer, start.rate, treatment, weights)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.launch.session import Session
 from mpiddp.sync.ddp_hook import ScheduleHook, Synchronization, attach
 from mpiddp.sync.parameter_server.roles import Roles, Serving, assign_roles
@@ -18,6 +19,7 @@ from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.parallelism import ParallelismOptions
 from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
 from mpiddp.training.step.divergence import MarkedModel
+from mpiddp.training.step.weight_averaging import Mean
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,32 @@ def share_buffers(model: nn.Module) -> None:
         dist.broadcast(buffer, 0)
 
 
+def share_weights(module: nn.Module) -> None:
+    """Give all ranks rank 0's parameters and buffers. Collective."""
+    for parameter in module.parameters():
+        dist.broadcast(parameter.detach(), 0)
+    share_buffers(module)
+
+
+def choose_mean(configuration: Configuration, device: torch.device) -> Mean:
+    """How weights are averaged over all ranks. Raises ConfigurationError for what is not possible.
+
+    Collective.
+    """
+    if configuration.sync == FRAMEWORK:
+        return _average
+    synchronization = choose_synchronization(configuration)
+    on_gpu = device.type == "cuda"
+    return ScheduleHook(synchronization, ensure_communicator(), on_gpu=on_gpu).average
+
+
+def _average(tensor: torch.Tensor) -> float:
+    """The bytes are those of a ring."""
+    ranks = dist.get_world_size()
+    dist.all_reduce(tensor.div_(ranks))
+    return 2 * (ranks - 1) / ranks * tensor.nbytes
+
+
 def find_roles(configuration: Configuration, ranks: int) -> Roles | None:
     """Who serves and who computes; None without parameter servers. Raises ConfigurationError."""
     if configuration.sync != PARAMETER_SERVER:
@@ -90,8 +118,7 @@ def serve(
     All ranks have rank 0's weights from now on. ``fail`` is called with the error that ends a
     server's thread. Collective.
     """
-    for tensor in (*module.parameters(), *module.buffers()):
-        dist.broadcast(tensor.detach(), 0)
+    share_weights(module)
     return Serving(session, roles, module, rule, fail)
 
 

@@ -9,13 +9,25 @@ from typing import Annotated, Literal
 
 from mpiddp.options.checks import (
     REFERENCE,
+    at_least,
     check,
     check_reference,
     check_text,
+    quote,
 )
-from mpiddp.options.fields import one_of
+from mpiddp.options.fields import Argument, one_of
 from mpiddp.training.options.groups.effects import FIXED, FREE
 from mpiddp.training.options.groups.registry import DATASETS
+
+AUTO_BATCH = 0
+"""The batch size that is found by trial."""
+
+
+def _read_batch(text: str) -> int:
+    try:
+        return AUTO_BATCH if text == "auto" else at_least(1)(text)
+    except ValueError:
+        raise ValueError(f"expected 1 or more samples, or auto, found {quote(text)}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +37,9 @@ class DataOptions:
     data: Annotated[str, one_of([*DATASETS, REFERENCE]), FIXED] = "digits"
     """Data set."""
 
-    batch_size: int = 16
-    """Batch, in samples per rank and step."""
+    batch_size: Annotated[int, Argument("N|auto", _read_batch)] = 16
+    """Batch, in samples per rank and step; auto tries at the start how many fit into memory, and
+    takes as many."""
 
     last_batch: Literal["weighted", "drop"] = "weighted"
     """The last step of an epoch, if there are too few samples for it: weight each rank's gradient
@@ -64,7 +77,7 @@ class DataOptions:
 
     def __post_init__(self) -> None:
         check_reference("data", self.data, list(DATASETS))
-        check("batch_size", self.batch_size >= 1, "1 or more", self.batch_size)
+        check("batch_size", self.batch_size >= AUTO_BATCH, "1 or more", self.batch_size)
         check("workers", self.workers >= 0, "0 or more", self.workers)
         check("image_size", self.image_size >= 1, "1 or more pixels", self.image_size)
         check_text(self, "data_dir", "text")

@@ -69,7 +69,8 @@ class OptimisationOptions:
     """Epochs between two evaluations; the last epoch is always evaluated."""
 
     on_nan: Annotated[Literal["stop", "skip"], FREE] = "stop"
-    """If a rank's loss is not finite: end the run, or skip the step on all ranks."""
+    """If a rank's loss is not finite: end the run, or skip the step, on all ranks unless each has
+    its own weights (average_every)."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "evaluate_every"):

@@ -44,6 +44,10 @@ class SynchronisationOptions:
     staleness: Annotated[str, Argument("STEPS")] = "0"
     """Steps that a worker may be ahead of the slowest, or unlimited, with sync parameter-server."""
 
+    average_every: Annotated[int | None, Argument("STEPS")] = None
+    """Local SGD: each rank takes so many steps with its own gradients, then all average their
+    weights by sync (default: gradients are averaged in each step)."""
+
     straggler: Annotated[str | None, Argument("WHO=FACTOR"), FREE] = None
     """Slow a worker's passes on purpose: RANK=FACTOR, or random=FACTOR, drawn for each step."""
 
@@ -52,6 +56,8 @@ class SynchronisationOptions:
         check("servers", self.servers >= 1, "1 or more", self.servers)
         good = self.staleness == UNLIMITED or self.staleness.isdecimal()
         check("staleness", good, "a number of steps, or unlimited", self.staleness)
+        every = self.average_every
+        check("average_every", every is None or every >= 1, "1 or more steps", every)
         if self.straggler is not None:
             parse_straggler(self.straggler)
 
