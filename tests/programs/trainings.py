@@ -21,7 +21,7 @@ from mpiddp.training.evaluation import evaluate_only
 from mpiddp.training.options.config import parse
 from mpiddp.training.prediction import predict_only
 from mpiddp.training.task.task import Task, count_correct, find_task
-from mpiddp.training.trainer import run_steps, train
+from mpiddp.training.trainer import Handlers, run_steps, train
 from mpiddp.training.wrapping import batch_size
 
 
@@ -101,7 +101,8 @@ def leave(session: Session, steps: int, words: Sequence[str]) -> None:
     """Train with the trainer's command line, and leave its loop after so many steps."""
     torch.set_num_threads(1)
     task, configuration = find_task(parse(list(words)), None)
-    found = run_steps(configuration, task, session, find_failure_handler(session), None)
+    handlers = Handlers(find_failure_handler(session))
+    found = run_steps(configuration, task, session, handlers)
     for step in itertools.islice(found, steps):
         step.take()
     found.close()

@@ -308,17 +308,17 @@ def ask(bad: set[int], positions: list[int], *, skips: bool) -> Answer:
 
 
 def test_all_unreadable_samples_of_a_batch_are_named() -> None:
-    batch, problem = ask({2, 7, 9}, [1, 7, 2], skips=False)
+    batch, problem, _ = ask({2, 7, 9}, [1, 7, 2], skips=False)
     assert batch is None
     assert str(problem) == "training samples 7, 2 cannot be read: ValueError: broken file"
-    batch, problem = ask({2, 7, 9}, [1, 7, 2], skips=True)
+    batch, problem, _ = ask({2, 7, 9}, [1, 7, 2], skips=True)
     assert batch is not None and problem is not None
     assert batch.inputs.tolist() == [[1.0]]
     assert batch.targets.tolist() == [1]
 
 
 def test_a_batch_of_which_nothing_can_be_read_ends_the_run() -> None:
-    batch, problem = ask({2, 7, 9}, [2, 7], skips=True)
+    batch, problem, _ = ask({2, 7, 9}, [2, 7], skips=True)
     assert batch is None and "samples 2, 7 cannot be read" in str(problem)
 
 
@@ -331,7 +331,7 @@ class Uneven(BrokenFiles):
 
 
 def test_samples_that_make_no_batch_are_named() -> None:
-    batch, problem = Samples(Uneven(set()), skips=True)[Key(1, [3, 4])]
+    batch, problem, _ = Samples(Uneven(set()), skips=True)[Key(1, [3, 4])]
     assert batch is None and isinstance(problem, BatchError)
     assert str(problem).startswith("training samples 3, 4 do not make a batch: RuntimeError: ")
 

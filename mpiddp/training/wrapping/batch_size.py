@@ -92,9 +92,9 @@ class StepTrial:
         if self._is_gpu:
             held = self._more + int(RESERVE * torch.cuda.mem_get_info(self._device)[1])
         ballast = torch.empty(held, dtype=torch.uint8, device=self._device)
-        few = self._few
-        places = torch.arange(size, device=self._device) % count_samples(few.targets)
-        batch = Batch(*(map_leaves(lambda each: each[places], part) for part in few))
+        places = torch.arange(size, device=self._device) % count_samples(self._few.targets)
+        parts = (self._few.inputs, self._few.targets)
+        batch = Batch(*(map_leaves(lambda each: each[places], part) for part in parts))
         # All other passes take as much as the second one.
         for part in split_batch(batch, self._passes)[:2]:
             self._compute(part)
