@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from mpiddp.launch.device.binding import KINDS
@@ -15,6 +15,7 @@ from mpiddp.process.streams.output import Output
 LONGEST_TIMEOUT = 1e6
 """Seconds; what torch's timers hold."""
 SECONDS = Argument("SECONDS")
+KIND_NAMES = {str: "text", float: "a number of seconds", bool: "True or False"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +60,13 @@ class LaunchOptions:
     says which ones."""
 
     def __post_init__(self) -> None:
-        check_choice("bind", self.bind, KINDS)
         read_list(self.devices)
+        for field in fields(LaunchOptions):
+            # What a script gives has any type.
+            value, kind = getattr(self, field.name), type(field.default)
+            good = isinstance(value, (int, float) if kind is float else kind)
+            check(field.name, good, KIND_NAMES[kind], value)
+        check_choice("bind", self.bind, KINDS)
         ports.parse_option(self.port_range)
         check("interface", self.interface != "", "auto, NAME or host=NAME,…", self.interface)
         check_text(self, "interface")

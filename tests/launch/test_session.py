@@ -290,6 +290,19 @@ def test_a_time_limit_is_positive(seconds):
         Options(timeout=seconds)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"timeout": "5"}, "timeout: expected a number of seconds, found '5'"),
+        ({"port_range": 5}, "port_range: expected text, found 5"),
+        ({"allow_shared_gpu": "no"}, "allow_shared_gpu: expected True or False, found 'no'"),
+    ],
+)
+def test_a_script_may_give_a_value_of_another_type(given, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Options(**given)
+
+
 # Life cycle
 
 TWICE = """
