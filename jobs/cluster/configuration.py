@@ -57,7 +57,6 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
 
 PROLOG_NAME = "rename_gpus.sh"
 PROLOG = """\
-#!/bin/sh
 [ -n "$CUDA_VISIBLE_DEVICES" ] || exit 0
 case $SLURMD_NODENAME in
 {rows} ;;
@@ -130,7 +129,7 @@ def write_prolog(shape: Shape) -> str:
         f"{machine.name}) set -- {' '.join(_find_number(file) for file in shape.find_gpus(number))}"
         for number, machine in enumerate(shape.machines)
     ]
-    return PROLOG.format(rows=" ;;\n".join(rows))
+    return "#!/bin/sh\n" + PROLOG.format(rows=" ;;\n".join(rows))
 
 
 def _find_number(path: str | Path) -> str:
