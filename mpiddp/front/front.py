@@ -308,7 +308,7 @@ def _settle_ranks(line: CommandLine, options: FrontOptions) -> FrontOptions:
 
     Raises ConfigurationError for a mistake in it.
     """
-    devices = line.find_devices()
+    devices = line.find_rank_option("--devices")
     with name_as_typed(["--devices"]):
         numbers = None if devices is None else read_list(devices)
     is_open = options.ranks is None and options.launcher != NONE

@@ -162,7 +162,7 @@ def test_an_image_folder_that_is_not_one_is_refused(tmp_path: Path) -> None:
 def test_transforms_of_files_are_timed(tmp_path: Path) -> None:
     data_files.write_images(tmp_path)
     train = load(Configuration(data="imagefolder", data_dir=tmp_path, image_size=16)).train
-    answer = Samples(train)[Key(1, [0, 1])]
+    answer = Samples(train).time_transforms()[Key(1, [0, 1])]
     assert answer.batch is not None and answer.work.transform > 0 and answer.work.read > 0
 
 

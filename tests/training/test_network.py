@@ -32,7 +32,6 @@ def test_infiniband_counts_in_four_octets(tmp_path: Path) -> None:
 
 def test_what_came_before_is_not_counted() -> None:
     counters: list[Counters] = [
-        {"eth0": (1, 1)},
         {"eth0": (100, 50), "eth1": (5, 5)},
         {"eth0": (150, 60), "eth2": (7, 7)},
     ]

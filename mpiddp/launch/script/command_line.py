@@ -102,15 +102,10 @@ class CommandLine:
         return COMMANDS[self.command].removesuffix(".__main__")
 
     def find_rank_option(self, name: str) -> str | None:
-        """The value of an option of the ranks; the last one if it is given twice."""
-        found = [value for each, value in _pair(self.ranks) if each == name]
-        return found[-1] if found else None
-
-    def find_devices(self) -> str | None:
-        """The value of --devices, which stands after the word if that is a command."""
+        """The value of an option of the ranks, which stands after the word if that is a command;
+        the last one if it is given twice."""
         words = self.ranks if self.own_program is None else self.rest[1:]
-        found = [value for each, value in _pair(words) if each == "--devices"]
-        return found[-1] if found else None
+        return dict(_pair(words)).get(name)
 
     def check_options(self) -> None:
         """Raise ConfigurationError for an option that does not belong before what is run."""

@@ -48,7 +48,7 @@ class Reader:
     """Reads batches of a split, in the order in which they are asked for."""
 
     def __init__(self, samples: Samples, reading: Reading = HERE) -> None:
-        self._samples = samples
+        self._samples = samples.time_transforms()
         self._reading = reading
         self._order = _Order()
         self._loader: DataLoader[Answer] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -85,20 +85,20 @@ class Work(NamedTuple):
 
 
 class Stopwatch:
-    """Adds up the time of functions."""
+    """Adds up the time of functions, also in the process to which it is sent with them."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def wrap(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def timed(value: Any) -> Any:
-            begin = time.perf_counter()
-            try:
-                return function(value)
-            finally:
-                self.seconds += time.perf_counter() - begin
+        return partial(self._time, function)
 
-        return timed
+    def _time(self, function: Callable[[Any], Any], value: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return function(value)
+        finally:
+            self.seconds += time.perf_counter() - begin
 
 
 class Answer(NamedTuple):
@@ -129,6 +129,16 @@ class Samples(Dataset[Answer]):
     seed: int = 0
     skips: bool = False
     """Whether a sample that cannot be read is left out of its batch."""
+    watch: Stopwatch = field(default_factory=Stopwatch, repr=False, compare=False)
+    """Of transforms, if `time_transforms` has made these samples."""
+
+    def time_transforms(self) -> Samples:
+        """The same, with the time of the split's transforms apart in each answer."""
+        wrap_transforms = getattr(self.split, "wrap_transforms", None)
+        if wrap_transforms is None:
+            return self
+        watch = Stopwatch()
+        return replace(self, split=wrap_transforms(watch.wrap), watch=watch)
 
     def read(self, key: Key) -> Batch:
         """Raises whatever the data set raises."""
@@ -149,14 +159,10 @@ class Samples(Dataset[Answer]):
         return Batch(*separate(default_collate(pairs)))
 
     def __getitem__(self, key: Key) -> Answer:
-        begin, watch = time.perf_counter(), Stopwatch()
-        wrap_transforms = getattr(self.split, "wrap_transforms", None)
-        timed = self
-        if wrap_transforms is not None:
-            timed = replace(self, split=wrap_transforms(watch.wrap))
-        answer = timed._answer(key)
-        read = time.perf_counter() - begin - watch.seconds
-        return answer._replace(work=Work(read, watch.seconds))
+        begin, before = time.perf_counter(), self.watch.seconds
+        answer = self._answer(key)
+        transform = self.watch.seconds - before
+        return answer._replace(work=Work(time.perf_counter() - begin - transform, transform))
 
     def _answer(self, key: Key) -> Answer:
         try:

@@ -53,7 +53,8 @@ class NetworkMeter:
 
     def __init__(self, is_first: bool, read: Callable[[], Counters] = read_counters) -> None:
         self._read: Callable[[], Counters] = read if is_first else dict
-        self._before, self._steps = self._read(), 0
+        self._before: Counters = {}
+        self._steps = 0
 
     def begin(self, steps: int) -> None:
         """An epoch begins, or goes on after so many steps."""
