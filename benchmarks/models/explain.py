@@ -53,8 +53,8 @@ class Options(machines.MachineOptions):
     subject: Annotated[str, Argument("WHAT", is_positional=True)]
     """An algorithm, as NAME or NAME:key=value,…, a collective, or training-step."""
     by: Annotated[Choice | None, Argument("ALGORITHM", parse)] = None
-    """Of a collective or a training step (default: ring, or gather-broadcast if there is a
-    root)."""
+    """Algorithm of a collective or a training step (default: ring, or gather-broadcast if there
+    is a root)."""
     ranks: Count = 4
     """Number of ranks."""
     segments: Annotated[int | None, Argument("K", at_least(1))] = None

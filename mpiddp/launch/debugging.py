@@ -59,7 +59,7 @@ def lower_detail(backend: str, rank: int) -> dict[str, str]:
     if rank == 0:
         write_console(
             f"mpiddp: {environment.TORCH_DEBUG}=DETAIL is lowered to INFO: torch "
-            f"{torch.__version__} would die of SIGSEGV in DistributedDataParallel over Gloo; "
+            f"{torch.__version__} crashes (SIGSEGV) in DistributedDataParallel over Gloo; "
             f"{environment.KEEP_DETAIL}=1 keeps it, for a script without DistributedDataParallel\n"
         )
     return {environment.TORCH_DEBUG: "INFO"}

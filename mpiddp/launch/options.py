@@ -27,8 +27,9 @@ class LaunchOptions:
     every rank has its own GPU."""
 
     devices: Annotated[str, Argument("auto|cpu|cuda|LIST")] = AUTO
-    """Where ranks compute: on a GPU if they see one (``auto``), or must (``cuda``); on the ``cpu``;
-    or on the GPUs in a LIST such as ``0,2``, one for each rank of a node, or several for dp."""
+    """Where ranks compute. ``auto``: on a GPU if a rank sees one; ``cuda``: each must see one;
+    ``cpu``; or a LIST of visible GPUs such as ``0,2``, one for each rank of a node, for dp
+    several."""
 
     timeout: Annotated[float, SECONDS] = 300.0
     """Time limit of each phase of start-up and of each collective. Over NCCL a collective has 30
@@ -56,8 +57,8 @@ class LaunchOptions:
     """End a job in which no rank's main thread has moved for so long (default: never)."""
 
     debug: bool = False
-    """Have torch, NCCL and Python tell more, by environment variables that are not set yet; a line
-    says which ones."""
+    """Let torch, NCCL and Python print more. Sets environment variables that are not set yet, and
+    prints which."""
 
     def __post_init__(self) -> None:
         read_list(self.devices)

@@ -880,59 +880,6 @@ def test_ranks_that_failed_are_started_again(either_launcher, folder):
         assert f"rank {rank} of 2, restart 1 of 1, []" in done.stdout
 
 
-TUTORIAL = """
-import os
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
-
-class Trainer:
-    def __init__(self, model, data, optimizer):
-        self.rank, self.epochs_run = int(os.environ["LOCAL_RANK"]), 0
-        self.data, self.optimizer = data, optimizer
-        if os.path.exists("snapshot.pt"):
-            snapshot = torch.load("snapshot.pt")
-            model.load_state_dict(snapshot["MODEL_STATE"])
-            self.epochs_run = snapshot["EPOCHS_RUN"]
-            print(f"rank {self.rank} resumes at epoch {self.epochs_run}", flush=True)
-        self.model = DistributedDataParallel(model)
-
-    def train(self, epochs):
-        for epoch in range(self.epochs_run, epochs):
-            self.data.sampler.set_epoch(epoch)
-            for source, target in self.data:
-                self.optimizer.zero_grad()
-                torch.nn.functional.mse_loss(self.model(source), target).backward()
-                self.optimizer.step()
-            if self.rank == 0:
-                state = self.model.module.state_dict()
-                torch.save({"MODEL_STATE": state, "EPOCHS_RUN": epoch + 1}, "snapshot.pt")
-            dist.barrier()
-            if epoch == 0 and self.rank == 1:
-                raise RuntimeError("a node was taken away")
-
-dist.init_process_group(backend="gloo")
-model = torch.nn.Linear(20, 1)
-samples = TensorDataset(torch.ones(64, 20), torch.ones(64, 1))
-data = DataLoader(samples, batch_size=8, shuffle=False, sampler=DistributedSampler(samples))
-Trainer(model, data, torch.optim.SGD(model.parameters(), lr=1e-3)).train(3)
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.long
-@pytest.mark.by_default("openmpi")
-def test_the_pattern_of_pytorchs_tutorial_resumes_from_its_snapshot(either_launcher, folder):
-    """The series "Distributed Data Parallel in PyTorch", part "Fault tolerance"."""
-    (folder / "tutorial.py").write_text(TUTORIAL)
-    with start(either_launcher, 2, ["--restarts", "1", "tutorial.py"]) as job:
-        done = job.wait().expect(0)
-    assert "RuntimeError: a node was taken away" in done.stderr
-    assert {f"rank {rank} resumes at epoch 1" for rank in range(2)} <= set(done.stdout.splitlines())
-
-
 WAITING = """
 import os, pathlib, signal, time
 said = pathlib.Path(f"said-{os.environ['RANK']}")

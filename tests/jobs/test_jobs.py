@@ -472,35 +472,6 @@ DEFINE = 'source <(sed -n "/^split_words()/,/^}/p" jobs/chain.sh)'
 SPLIT = DEFINE + '; split_words "$1"; printf "%s\\0" "${WORDS[@]}" END'
 
 
-def split_by_shlex(text: str) -> list[str] | None:
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return None
-
-
-# Without what shlex does not know: "\$" and "\`" are $ and ` to a shell, and it drops \NEWLINE.
-@settings(max_examples=50, deadline=None)
-@given(st.text("ab-é*#'\"\\ \t", max_size=14))
-def test_words_are_split_as_shlex_does(text):
-    expected = split_by_shlex(text)
-    done = split(text)
-    if expected is None:
-        assert (done.returncode, done.stdout) == (2, "")
-        [line] = done.stderr.splitlines()
-        assert text in line
-    else:
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.split("\0") == [*expected, "END", ""]
-
-
-def split(text: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-c", f"source jobs/slurm.sh; {SPLIT}", "test", text],
-        cwd=launchers.ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20,
-    )  # fmt: skip
-
-
 def write_single(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
@@ -526,11 +497,6 @@ def test_words_are_split_as_the_shell_itself_does(written):
     words = ["".join(part for _, part in word) for word, _ in written]
     own = '; eval "WORDS=($1)"; printf "%s\\0" "${WORDS[@]}" END'
     assert bash(SPLIT + own, text).split("\0") == [*words, "END"] * 2 + [""]
-
-
-def test_a_double_quoted_word_may_hold_quotes():
-    text = r"""--wrap="echo \"hi\" \$HOME 'it' \n" """
-    assert bash(SPLIT, text).split("\0")[0] == r"""--wrap=echo "hi" $HOME 'it' \n"""
 
 
 # ---- srun, the environment, the logs ---------------------------------------------------------
@@ -928,7 +894,6 @@ def test_job_scripts_know_the_options_of_the_front():
          ["-m", "mpiddp.train", "--lr", "1", *TOY]),
         ("sweep", ["lr=1,2", "--", "--restarts", "1", "x.py", "--a"],
          ["-m", "mpiddp", "x.py", "--lr", "1", "--a"]),
-        ("run", ["--restarts", "1", "x.py", "--a"], ["-m", "mpiddp", "x.py", "--a"]),
     ],
 )  # fmt: skip
 def test_every_job_script_takes_options_of_the_front_first(made_up, script, words, program):
@@ -1115,12 +1080,6 @@ def test_words_behind_the_script_and_values_are_no_dependency(made_up, stage):
     assert second[2:] == ["--dependency=afterok:41", *shlex.split(stage)]
 
 
-def test_the_help_of_the_chain_says_what_a_stage_is(made_up):
-    done = chain(made_up, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "what you would type after sbatch" in done.stdout
-
-
 # ---- benchmark -------------------------------------------------------------------------------
 
 
@@ -1180,13 +1139,6 @@ def test_a_signal_for_the_script_alone_is_handed_to_the_benchmark_once(made_up, 
     assert done.returncode == 9, done.stderr
     assert "mpiddp was sent SIGTERM" in done.stderr
     assert (made_up.cwd / "heard").read_text() == "heard\n"
-
-
-def test_a_signal_before_the_benchmark_ends_the_job(made_up):
-    (made_up.cwd / "mine.sh").write_text("kill -TERM $$\n")
-    done = made_up.submit("benchmark", "x", MPIDDP_ENV="mine.sh")
-    assert done.returncode == 143
-    assert "no rank had been started" in done.stderr and not (made_up.cwd / "logs").exists()
 
 
 def test_a_prefix_is_refused_where_it_could_not_reach_the_ranks(made_up):

@@ -358,18 +358,6 @@ def test_an_active_environment_with_another_mpiddp_is_left_alone(checkout):
     assert len(installs(checkout)) == 1
 
 
-def test_scripts_that_were_written_install_nothing(checkout):
-    prefix = checkout.make_environment("installed", mpirun=True)
-    python = prefix / "bin" / "python"
-    (checkout.root / "jobs" / "python.txt").write_text(f"{python}\n")
-    for name in ("setup.cfg", "pyproject.toml", "constraints.txt"):
-        (checkout.root / name).unlink()
-    result = checkout.local("3", cwd=checkout.root.parent)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert not installs(checkout)
-    assert checkout.mpirun.endswith(f"-n 3 {python} -m mpiddp.train")
-
-
 def test_the_checkouts_own_venv_is_no_other_environment(checkout):
     checkout.local()
     checkout.local(VIRTUAL_ENV=str(checkout.root / ".venv"))

@@ -17,24 +17,6 @@ from mpiddp.launch.summary import describe_cores
 
 SIZES = [3, *(pytest.param(ranks, marks=pytest.mark.long) for ranks in (1, 4))]
 
-TORCHRUN = {
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "ROLE_RANK",
-    "ROLE_NAME",
-    "ROLE_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
-    "TORCHELASTIC_MAX_RESTARTS",
-    "TORCHELASTIC_USE_AGENT_STORE",
-}
-
 
 @pytest.mark.parametrize("ranks", SIZES)
 def test_what_every_rank_is_given(recent_launcher, ranks):

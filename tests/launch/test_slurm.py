@@ -61,30 +61,6 @@ def worlds(found) -> list[tuple[str, int, int, int, int]]:
     return [tuple(row["world"][name] for name in names) for row in found]
 
 
-# Slurm gives both nodes a GPU, whose driver only node1 has. It is a file: the CPU does its work.
-MIXED = """
-import os, sys, torch
-from mpiddp.launch.device import device
-gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-torch.cuda.device_count = lambda: len(gpus) if os.environ["SLURMD_NODENAME"] == "node1" else 0
-device.select = lambda placement: placement
-device.name_device = lambda assignment: torch.device("cpu")
-from mpiddp.train import main
-main()
-"""
-
-
-def test_a_training_on_nodes_with_and_without_gpus(slurm_cluster, tmp_path):
-    flags = ("--nodelist=node[1-2]", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=1")
-    launcher = slurm_cluster.srun(*flags)
-    words = ["-c", MIXED, "--data", "toy", "--epochs", "1", "--name", "mixed"]
-    result = launchers.run(launcher, 2, words, timeout=DEADLINE, cwd=tmp_path).expect(0)
-    assert "backend         gloo\n" in result.stderr
-    assert "note: rank 1 on node2 has no GPU, rank 0 on node1 has one: Gloo" in result.stderr
-    (row,) = (tmp_path / "runs/mixed/metrics.jsonl").read_text().splitlines()
-    assert json.loads(row)["epoch"] == 1
-
-
 @pytest.mark.parametrize(
     ("nodes", "each"),
     [(1, 3), *(pytest.param(*many, marks=pytest.mark.long) for many in [(2, 1), (4, 2), (4, 3)])],

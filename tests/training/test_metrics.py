@@ -39,6 +39,17 @@ ROW = Row(
     seconds=1.5,
 )
 
+TIMES = {
+    "seconds",
+    "samples_per_second",
+    "stages",
+    "data_seconds",
+    "bandwidth",
+    "host_memory",
+    "evaluate_seconds",
+}
+"""Values of a row that differ between two runs."""
+
 STEPS_ROW = StepsRow(
     attempt=1, epoch=1, step=5, epochs=0.1, loss=2.5, metrics={"gap": 3.0}, learning_rate=0.05
 )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_metrics import TIMES
 
 import data_files
 import interrupted
@@ -24,15 +25,6 @@ from mpiddp.training.data.seeding import seed_generators
 from mpiddp.training.options.config import Configuration
 from pool import Pools
 
-TIMES = {
-    "seconds",
-    "samples_per_second",
-    "stages",
-    "data_seconds",
-    "bandwidth",
-    "host_memory",
-    "evaluate_seconds",
-}
 NOT_COMPARED = {*TIMES, "attempt", "sent_bytes"}
 """What servers send while a checkpoint is made belongs to no step."""
 # 128 samples for training: 6 steps of 3 ranks in an epoch, 12 in all.

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_metrics import TIMES
 from torch import nn
 
 import launchers
@@ -34,15 +35,6 @@ from mpiddp.training.trainer import train
 from pool import Pools
 
 OPENMPI = launchers.table()["openmpi"]
-TIMES = {
-    "seconds",
-    "samples_per_second",
-    "stages",
-    "data_seconds",
-    "bandwidth",
-    "host_memory",
-    "evaluate_seconds",
-}
 
 
 @pytest.fixture

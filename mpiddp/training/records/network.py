@@ -18,9 +18,9 @@ Counters: TypeAlias = Mapping[str, tuple[int, int]]
 
 
 def read_counters(folder: Path = INFINIBAND) -> Counters:
-    """What this host's interfaces, and InfiniBand's ports, have counted since they are there.
+    """What this host's interfaces, and InfiniBand's ports, have counted since they were made.
 
-    InfiniBand's data passes by the interfaces of the system. Bridges within the host are left out.
+    InfiniBand's data bypasses the system's interfaces. Bridges within the host are left out.
     """
     import psutil  # Only if it is asked for.
 

@@ -30,8 +30,8 @@ class OutputOptions(Output):
     """Tracker to which rank 0 also sends the metrics; each is an extra of mpiddp."""
 
     track_network: Annotated[bool, FREE] = False
-    """Set the bytes that network interfaces have sent beside those that ranks say they sent: in
-    each epoch, a line, and for each node in metrics.jsonl."""
+    """Compare the bytes that network interfaces sent with those that ranks counted: after each
+    epoch, in a line and in metrics.jsonl, for each node."""
 
     profile: Annotated[str, Argument("RANKS", bare="0"), FREE] = "none"
     """Ranks that write a trace of some steps: all, none, or ranks such as 0,3-5; rank 0 if the
