@@ -48,7 +48,9 @@ def test_the_later_attempt_counts(tmp_path: Path) -> None:
 def test_rows_of_steps_are_told_apart(tmp_path: Path) -> None:
     steps = [row(1, kind=STEPS, step=step, epochs=step / 10, loss=step) for step in (5, 10, 10)]
     steps[1]["loss"] = 7
-    write_run(tmp_path / "run", [*steps, row(1)])
+    diverged = {"step": 20, "epochs": 2.0, "loss": None}
+    steps.append(row(2, kind=STEPS, **diverged))
+    write_run(tmp_path / "run", [*steps, row(1), row(2, loss=None)])
     write_run(tmp_path / "begun", steps)
     run, begun = read_histories(["run", "begun"], tmp_path)
     assert run.find_values("loss") == [(1, 1.0)] and begun.rows == ()

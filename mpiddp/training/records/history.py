@@ -16,6 +16,7 @@ STAGES = ("read", "transform", "transfer", "forward", "backward", "communication
 STEPS = "steps"
 """The ``kind`` of a row of ``--log-every``; rows of epochs have no kind."""
 NEEDED = ("epoch", "step", "loss")
+"""The loss may be null: one that is not finite."""
 LARGEST = 1e300
 """What is beyond it, or not a number, cannot be drawn."""
 
@@ -113,8 +114,10 @@ def parse_row(line: bytes) -> Mapping[str, Any] | None:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    good = isinstance(row, dict) and all(_is_number(row.get(name)) for name in NEEDED)
-    return row if good and all(isinstance(row[name], int) for name in NEEDED[:2]) else None
+    if not isinstance(row, dict) or not all(type(row.get(name)) is int for name in NEEDED[:2]):
+        return None
+    loss = row.get("loss", "")
+    return row if loss is None or _is_number(loss) else None
 
 
 def _is_number(value: object) -> TypeGuard[float]:
