@@ -33,6 +33,7 @@ from mpiddp.options.fields import Argument, pick
 from mpiddp.schedules.cost import Machine, Simulation, bound, simulate, split, split_in_two
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, names, parse
 from mpiddp.schedules.schedule import Collective, Schedule, segment
+from mpiddp.wording import count_noun
 
 MOST_CELLS = {"svg": 100_000, "text": 10_000_000}
 """Ranks × chunks × steps, above which it is too large to read."""
@@ -95,10 +96,10 @@ class Options(machines.MachineOptions):
         try:
             named = self.by or parse(USUAL.get(self.subject, self.subject))
         except ConfigurationError as error:
-            others = (
-                "" if self.subject.partition(":")[0] in names() else f"; and {', '.join(USUAL)}"
-            )
-            raise ConfigurationError(f"{error}{others}") from None
+            is_known = self.subject.partition(":")[0] in names()
+            raise ConfigurationError(
+                str(error) if is_known else f"{error}; and {', '.join(USUAL)}"
+            ) from None
         if self.segments is not None and named.segments > 1:
             raise ConfigurationError(f"{named} and --segments: give the segments once")
         kinds = {each.value: each for each in Collective}
@@ -130,10 +131,8 @@ class Options(machines.MachineOptions):
     @property
     def title(self) -> str:
         what = f"{self.subject} by {self.choice}" if self.subject in USUAL else str(self.choice)
-        ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
-        if self.sizes is None:
-            return f"{what} on {ranks}"
-        return f"{what} on {ranks} of {len(self.sizes)} node{'s' * (len(self.sizes) > 1)}"
+        nodes = "" if self.sizes is None else f" of {count_noun(len(self.sizes), 'node')}"
+        return f"{what} on {count_noun(self.ranks, 'rank')}{nodes}"
 
 
 READER = make_reader(

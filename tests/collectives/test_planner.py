@@ -24,7 +24,6 @@ from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Collective
 
-REDUCING = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 """Without shrinking: where ranks wait for each other in vain, every attempt takes its time."""
 LAYOUTS = ([0, 0, 0], [0, 1, 0, 1, 0], [0, 0, 1], [0, 1, 2])

@@ -22,7 +22,6 @@ from mpiddp.training.data.seeding import seed_generators
 
 History: TypeAlias = tuple[str, ...]
 Gradients: TypeAlias = list[torch.Tensor | None]
-Exchange: TypeAlias = Callable[[Gradients], list[Gradients]]
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, 0.05, momentum=0.9, nesterov=True),

@@ -20,6 +20,7 @@ from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.cost import Machine, flat, split_in_two
 from mpiddp.schedules.registry import Choice, find, names
 from mpiddp.schedules.schedule import Collective, Schedule
+from mpiddp.wording import count_noun
 
 LARGEST = 64
 """Ranks; with more of them the cells are too small."""
@@ -81,7 +82,7 @@ def draw_page(
     words, before, after = WORDS[choice.collective]
     data = {**_collect(chosen, ranks, nodes), "fields": fields, "before": before, "after": after}
     document = {
-        "title": html.escape(_name_all(chosen, ranks)),
+        "title": html.escape(f"{' and '.join(map(str, chosen))} on {count_noun(ranks, 'rank')}"),
         "style": _read("page.css"),
         "script": "\n".join(map(_read, SCRIPTS)),
         "heading": choice.collective.value.capitalize(),
@@ -137,10 +138,6 @@ def _make_field(
     # Sizes are whole bytes, and exact; of the others the last bits are the division's.
     exact = value if unit == "MiB" else float(f"{value:.12g}")
     return {"value": int(exact) if exact.is_integer() else exact, "min": least, "max": most}
-
-
-def _name_all(chosen: Sequence[Choice], ranks: int) -> str:
-    return f"{' and '.join(map(str, chosen))} on {ranks} rank{'s' if ranks > 1 else ''}"
 
 
 def _read(name: str) -> str:
