@@ -506,6 +506,29 @@ def test_a_script_that_never_calls_torch_distributed_and_an_interface_that_is_ch
     assert "interface       lo\n" in result.stderr and " at 127.0.0.1:" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["s.py"], ("auto", 300.0, False, None, ["s.py"])),
+        (["s.py", "--timeout", "5"], ("auto", 300.0, False, None, ["s.py", "--timeout", "5"])),
+        (["--timeout", "5", "s.py", "-m"], ("auto", 5.0, False, None, ["s.py", "-m"])),
+        (["--timeout=5", "-m", "a.b", "-m"], ("auto", 5.0, False, "a.b", ["-m"])),
+        (
+            ["--allow-shared-gpu", "--interface", "^lo", "s.py"],
+            ("^lo", 300.0, True, None, ["s.py"]),
+        ),
+        (
+            ["--interface=eth0", "--", "-odd.py", "x"],
+            ("eth0", 300.0, False, None, ["-odd.py", "x"]),
+        ),
+    ],
+)
+def test_options_end_where_the_script_begins(arguments, expected):
+    options, module, rest = parse(arguments)
+    found = (options.interface, options.timeout, options.allow_shared_gpu, module, rest)
+    assert found == expected
+
+
 def test_a_scripts_own_excepthook_shows_its_exceptions(tmp_path):
     script = tmp_path / "hooked.py"
     script.write_text(
