@@ -19,8 +19,8 @@ from mpiddp.files import write_whole
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.training.data.batches import EvaluationBatches
-from mpiddp.training.data.data import DataSet
-from mpiddp.training.data.samples import EVALUATION, Batch, Key, Samples
+from mpiddp.training.data.data import EVALUATION, DataSet
+from mpiddp.training.data.samples import Batch, Key, Samples
 from mpiddp.training.data.structure import call_model, count_samples, map_leaves
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.preparation import Training, agree, load_initial, share_evaluation

@@ -10,8 +10,9 @@ from typing import Protocol
 import torch
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.training.data.data import EVALUATION, Stream
 from mpiddp.training.data.reading import HERE, Reader, Reading
-from mpiddp.training.data.samples import EVALUATION, Batch, Key, Samples
+from mpiddp.training.data.samples import Batch, Key, Samples
 from mpiddp.wording import count_noun
 
 
@@ -70,8 +71,9 @@ class Share:
     ranks can go on from there.
     """
 
-    def __init__(self, samples: int, seed: int, cut: Cut) -> None:
-        self.samples, self.seed, self.cut = samples, seed, cut
+    def __init__(self, samples: int, seed: int, cut: Cut, *, shuffles: bool = True) -> None:
+        """``shuffles``: whether each epoch has another order; else it is that of the data."""
+        self.samples, self.seed, self.cut, self.shuffles = samples, seed, cut, shuffles
         self._epoch = self._taken = 0
 
     def begin(self, epoch: int, taken: int) -> None:
@@ -82,12 +84,15 @@ class Share:
         return self.cut.count(self.samples - taken)
 
     def list_keys(self) -> list[Key]:
-        return [Key(self._epoch, part.positions) for part in self.list_parts()]
+        keys = [Key(self._epoch, part.positions) for part in self.list_parts()]
+        return [*keys[:-1], *(key._replace(is_last=True) for key in keys[-1:])]
 
     def list_parts(self) -> Iterator[BatchPart]:
-        generator = torch.Generator()
-        generator.manual_seed(self.seed + self._epoch)
-        order: list[int] = torch.randperm(self.samples, generator=generator).tolist()
+        order: Sequence[int] = range(self.samples)
+        if self.shuffles:
+            generator = torch.Generator()
+            generator.manual_seed(self.seed + self._epoch)
+            order = torch.randperm(self.samples, generator=generator).tolist()
         return self.cut.cut(order[self._taken :])
 
 
@@ -168,7 +173,8 @@ class SharedBatches:
             ticket: tells which batch this worker should take next, counted from 0.
         """
         self.reader = reader
-        self._share = Share(share.samples, share.seed, replace(share.cut, rank=0, ranks=1))
+        cut = replace(share.cut, rank=0, ranks=1)
+        self._share = Share(share.samples, share.seed, cut, shuffles=share.shuffles)
         self._workers = share.cut.ranks
         self._ticket = ticket
         self._present: list[int] = []
@@ -267,7 +273,10 @@ class EvaluationBatches:
         mine = list(range(self.cut.rank, self.samples, self.cut.ranks))
         size = self.cut.batch_size
         starts = range(0, len(mine), size)
-        return self.reader.read(Key(EVALUATION, mine[start : start + size]) for start in starts)
+        return self.reader.read(
+            Key(EVALUATION, mine[start : start + size], start + size >= len(mine))
+            for start in starts
+        )
 
     def __len__(self) -> int:
         share = len(range(self.cut.rank, self.samples, self.cut.ranks))
@@ -275,8 +284,12 @@ class EvaluationBatches:
 
 
 def make_training_batches(samples: Samples, cut: Cut, reading: Reading = HERE) -> TrainingBatches:
-    """Return a rank's training batches, in a new order in each epoch, which their seed decides."""
-    share = Share(len(samples.split), samples.seed, cut)
+    """Return a rank's training batches, in a new order in each epoch, which their seed decides.
+
+    Those of a `Stream` have its order.
+    """
+    shuffles = not isinstance(samples.split, Stream)
+    share = Share(len(samples.split), samples.seed, cut, shuffles=shuffles)
     return TrainingBatches(Reader(samples, reading), share)
 
 

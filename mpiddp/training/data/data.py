@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import IterableDataset, default_collate
 
+from mpiddp.errors import MpiddpError
 from mpiddp.training.data.factories import call_factory, find_factory
-from mpiddp.training.data.structure import find_sample_shape, list_leaves, map_leaves
+from mpiddp.training.data.seeding import kept_generators, mix_seed, seed_cpu_generators
+from mpiddp.training.data.structure import find_sample_shape, list_leaves, map_leaves, separate
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.data import parse_shape
 from mpiddp.training.options.groups.registry import DATASETS
@@ -24,6 +27,8 @@ DIGITS = 10
 IMAGE = (1, 8, 8)
 """Channels, height and width of the digits."""
 TOY_FEATURES = 10
+EVALUATION = 0
+"""The epoch of samples that are not trained on."""
 
 
 class MapStyle(Protocol):
@@ -47,6 +52,118 @@ class MapStyle(Protocol):
 
     def __getitem__(self, position: int, /) -> Any:
         """A sample: what is fed to the model, and its target."""
+
+
+class IterableStyle(Protocol):
+    """A split whose samples come one after the other: a ``torch.utils.data.IterableDataset``, or
+    any other object that has these methods and no ``__getitem__``.
+
+    It yields the same samples in the same order on every rank, and the trainer shares them out:
+    ranks take turns. A method ``set_epoch(epoch)``, if there is one, is called before each
+    iteration, with an epoch that is counted from 1; with 0 for samples that are not trained on.
+    """
+
+    def __len__(self) -> int:
+        """How many samples an iteration has."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Samples, as those of a `MapStyle`."""
+
+
+class StreamError(MpiddpError):
+    """A split of iterable style does not give the samples that it should."""
+
+
+class Stream:
+    """A split of iterable style, read by position.
+
+    A sample that comes before the last one that was read begins a new iteration. What is drawn for
+    a sample depends on seed, epoch and position alone, also if samples before it are passed over.
+    """
+
+    def __init__(self, data: IterableStyle, seed: int) -> None:
+        self._data, self._seed = data, seed
+        self._samples = len(data)
+        self._epoch, self._next = EVALUATION, 0
+        self._iterator: Iterator[Any] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process begins an iteration of its own."""
+        return Stream, (self._data, self._seed)
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, position: int, /) -> Any:
+        return self._first if position == 0 else self.take(EVALUATION, position)
+
+    @cached_property
+    def _first(self) -> Any:
+        with kept_generators():
+            return self.take(EVALUATION, 0)
+
+    def take(self, epoch: int, position: int) -> Any:
+        """A sample. Changes the generators' states. Raises StreamError."""
+        if epoch != self._epoch or position < self._next:
+            self._iterator = None
+        self._epoch = epoch
+        while True:
+            sample, is_there = self._advance()
+            if not is_there:
+                raise StreamError(
+                    f"expected {self._samples} samples in an iteration, as its __len__ says, found "
+                    f"{self._next}; every rank must iterate over those of all ranks"
+                )
+            if self._next > position:
+                return sample
+
+    def finish(self) -> None:
+        """Raise StreamError if the iteration under way has not as many samples as it should."""
+        if self._next < self._samples:
+            self.take(self._epoch, self._samples - 1)
+        if self._advance()[1]:
+            raise StreamError(
+                f"expected {self._samples} samples in an iteration, as its __len__ says, found more"
+            )
+
+    def _advance(self) -> tuple[Any, bool]:
+        """The next sample, and whether there is one."""
+        if self._iterator is None:
+            self._next = 0
+        seed_cpu_generators(mix_seed(self._seed, self._epoch, self._next))
+        try:
+            if self._iterator is None:
+                if (set_epoch := getattr(self._data, "set_epoch", None)) is not None:
+                    set_epoch(self._epoch)
+                self._iterator = iter(self._data)
+            sample = next(self._iterator)
+        except StopIteration:
+            return None, False
+        except Exception as error:  # A data set's own.
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            raise StreamError(
+                f"sample {self._next} cannot be read: {text}; it cannot be skipped, since an "
+                "exception ends the iteration: catch it in __iter__"
+            ) from error
+        self._next += 1
+        return sample, True
+
+    def digest(self) -> bytes:
+        """The data set's own, or that of the first sample."""
+        if (own := getattr(self._data, "digest", None)) is not None:
+            found: bytes = own()
+            return found
+        digest = hashlib.sha256()
+        for each in list_leaves(separate(default_collate([self[0]]))):
+            digest.update(each.cpu().contiguous().view(torch.uint8).numpy().data)
+        return digest.digest()
+
+
+def by_position(split: Split | MapStyle | IterableStyle, seed: int) -> Split | MapStyle:
+    """The split, or a `Stream` of one that can only be iterated."""
+    if isinstance(split, IterableDataset) or not hasattr(split, "__getitem__"):
+        return Stream(split, seed)
+    return cast(MapStyle, split)
 
 
 def _keep(features: Any) -> Any:
@@ -123,8 +240,8 @@ class DataSet:
     It is the same on every rank, which trains on its part.
     """
 
-    train: Split | MapStyle
-    test: Split | MapStyle
+    train: Split | MapStyle | IterableStyle
+    test: Split | MapStyle | IterableStyle
     classes: int
     sample_shape: Any = None
     """That of what is fed to the model for one sample, if it should not be read for that."""
@@ -135,7 +252,7 @@ class DataSet:
         dict as the inputs are."""
         if self.sample_shape is not None:
             return self.sample_shape
-        return find_sample_shape(self.train[0])
+        return find_sample_shape(by_position(self.train, seed=0)[0])
 
     def digest(self) -> str:
         """Return a SHA-256, to compare between ranks: of all samples that are in memory.

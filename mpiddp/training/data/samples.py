@@ -14,15 +14,13 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from mpiddp.errors import MpiddpError
-from mpiddp.training.data.data import MapStyle, Split
+from mpiddp.training.data.data import MapStyle, Split, Stream, StreamError
 from mpiddp.training.data.device_data import DeviceSplit
 from mpiddp.training.data.seeding import kept_generators, mix_seed, seed_cpu_generators
 from mpiddp.training.data.structure import FormError, list_leaves, map_leaves, separate
 
 SHOWN = 8
 """Sample numbers in a message."""
-EVALUATION = 0
-"""The epoch of samples that are not trained on."""
 
 
 class Batch(NamedTuple):
@@ -75,6 +73,8 @@ class Key(NamedTuple):
     """Counted from 1, or EVALUATION."""
     positions: list[int]
     """In the split."""
+    is_last: bool = False
+    """Whether the reader asks for no more in this epoch."""
 
 
 class Work(NamedTuple):
@@ -149,8 +149,13 @@ class Samples(Dataset[Answer]):
         pairs = []
         with kept_generators():
             for position in key.positions:
+                if isinstance(self.split, Stream):
+                    pairs.append(self.split.take(key.epoch, position))
+                    continue
                 seed_cpu_generators(mix_seed(self.seed, key.epoch, position))
                 pairs.append(self.split[position])
+            if isinstance(self.split, Stream) and key.is_last:
+                self.split.finish()
         if isinstance(self.split, Split):
             features, labels = zip(*pairs, strict=True)
             is_single = isinstance(features[0], torch.Tensor)
@@ -170,6 +175,8 @@ class Samples(Dataset[Answer]):
         except FormError as error:
             what = f"{self.what} {describe_numbers(key.positions)}"
             return Answer(None, BatchError(f"{what} make no batch: {error}"))
+        except StreamError as error:
+            return Answer(None, BatchError(f"{self.what} data: {error}"))
         except Exception:  # A data set's own.
             good, problem = self._try_each(key)
         if problem is not None and (not self.skips or not good):

@@ -11,7 +11,7 @@ import torch
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
-from mpiddp.training.data.data import DataSet, Split
+from mpiddp.training.data.data import DataSet, Split, Stream, StreamError, by_position
 from mpiddp.training.data.device_data import place
 from mpiddp.training.data.download import fetch_on_all
 from mpiddp.training.data.factories import call_factory, describe, failed
@@ -33,18 +33,22 @@ def load_on_all(configuration: Configuration, task: Task, session: Session) -> D
     if configuration.download:
         settle(session, fetch_on_all(configuration.data, configuration.data_dir, session))
     data: DataSet | None = None
-    problem = ""
+    problem = digest = ""
     try:
         skips = configuration.on_bad_sample == "skip"
         data = load_data(task, configuration.seed, configuration.data, skips=skips)
+        _check_streams(configuration, data)
+        digest = data.digest()
     except ConfigurationError as error:
         problem = str(error)
+    except StreamError as error:
+        problem = f"data: {error}, in {configuration.data}"
     except OSError as error:
         problem = f"data: cannot read {configuration.data}: {error}"
     settle(session, problem)
     assert data is not None
     session.agree(data.classes, f"number of classes of the data set {configuration.data}")
-    session.agree(data.digest(), f"data set {configuration.data}")
+    session.agree(digest, f"data set {configuration.data}")
     return data
 
 
@@ -60,13 +64,15 @@ def load_data(task: Task, seed: int, name: str = "", *, skips: bool = False) -> 
     name = name or describe(task.data)
     _check_sizes(data, name)
     _check_labels(task, data, name)
+    train = by_position(data.train, seed)
+    data = replace(data, train=train, test=by_position(data.test, seed))
     if data.sample_shape is not None:
         return data
     # Read only until one has been found; an index or a file may be wrong.
     problem: Exception | None = None
-    for position in range(len(data.train)):
+    for position in range(len(train)):
         try:
-            return replace(data, sample_shape=find_sample_shape(data.train[position]))
+            return replace(data, sample_shape=find_sample_shape(train[position]))
         except FormError as error:
             raise ConfigurationError(f"data: {error} in {name}") from None
         except Exception as error:  # A data set's own.
@@ -87,7 +93,7 @@ def _check_sizes(data: DataSet, name: str) -> None:
         except Exception as error:  # A data set's own.
             what = f"the samples of {each} of {name} cannot be counted"
             if hasattr(split, "__iter__"):
-                what += "; what can only be iterated is not supported: give one with __getitem__"
+                what += "; what is iterated needs a __len__, the samples of an iteration"
             raise failed("data", what, error) from error
         if samples == 0:
             raise ConfigurationError(f"data: expected samples, found none in {each} of {name}")
@@ -101,6 +107,22 @@ def _check_sizes(data: DataSet, name: str) -> None:
     if not isinstance(classes, Integral) or int(classes) < 0:
         raise ConfigurationError(
             f"data: expected the number of classes (0 for none) of {name}, found {classes!r}"
+        )
+
+
+def _check_streams(configuration: Configuration, data: DataSet) -> None:
+    """Raises ConfigurationError for options that iterable data cannot have."""
+    if not any(isinstance(each, Stream) for each in (data.train, data.test)):
+        return
+    if configuration.workers > 1:
+        raise ConfigurationError(
+            "workers: expected at most 1 for iterable data, since each would iterate over all "
+            f"samples, found {configuration.workers}"
+        )
+    if configuration.on_bad_sample == "skip":
+        raise ConfigurationError(
+            "on_bad_sample: expected stop for iterable data, since an exception ends the "
+            "iteration, found skip: catch it in __iter__"
         )
 
 
@@ -136,10 +158,10 @@ def choose_samples(
     configuration: Configuration, data: DataSet, device: torch.device
 ) -> tuple[Samples, Samples]:
     """The training and the test samples, as the options have them read, for this device."""
-    skips = configuration.on_bad_sample == "skip"
+    skips, seed = configuration.on_bad_sample == "skip", configuration.seed
     return (
-        Samples(place(data.train, device), "training", configuration.seed, skips),
-        Samples(place(data.test, device), "test", configuration.seed, skips),
+        Samples(place(by_position(data.train, seed), device), "training", seed, skips),
+        Samples(place(by_position(data.test, seed), device), "test", seed, skips),
     )
 
 
