@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.training.data.data import DataSet, Split, make_toy
+from mpiddp.training.data.data import load as load_own
 from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.options.groups.model import AUTO
 from mpiddp.training.task.task import Task
@@ -36,6 +39,7 @@ FORMS = {
     "a dict of inputs": lambda x, y: ({"right": x[4:], "left": x[:4]}, y),
 }
 """From ten numbers and a class to a sample."""
+STREAMS = ("one tensor", "a dict")
 
 
 class Samples(Sequence[Any]):
@@ -51,10 +55,62 @@ class Samples(Sequence[Any]):
         return FORMS[self.form](*self.split[position])
 
 
+class Stream:
+    """Samples of a split one after the other, in the order in which a run with the seed 0 takes
+    those of the split. ``length`` is how many it says it has."""
+
+    def __init__(self, split: Any, length: int | None = None, noise: float = 0) -> None:
+        self.split, self.noise, self.epoch = split, noise, -1
+        self.length = len(split) if length is None else length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        order = list(range(len(self.split)))
+        if self.epoch > 0:
+            generator = torch.Generator().manual_seed(self.epoch)
+            order = torch.randperm(len(order), generator=generator).tolist()
+        for place in order:
+            sample = self.split[place]
+            if self.noise:
+                sample = (sample[0] + self.noise * torch.rand_like(sample[0]), sample[1])
+            yield sample
+
+
+class TorchStream(Stream, IterableDataset[Any]):
+    """The same as torch has it: with a ``__getitem__`` that raises."""
+
+
 def load(form: str) -> DataSet:
     """147 samples, so that the last step of 2 x 8 has three."""
     found = make_toy(Configuration(samples=184))
     return DataSet(Samples(found.train, form), Samples(found.test, form), found.classes)
+
+
+def iterate(form: str) -> DataSet:
+    found = load(form)
+    return DataSet(TorchStream(found.train), Stream(found.test), found.classes)
+
+
+def load_stream(noise: float = 0) -> DataSet:
+    """128 samples for training."""
+    found = load_own(Configuration(data="synthetic", samples=160))
+    return DataSet(TorchStream(found.train, noise=noise), Stream(found.test), found.classes)
+
+
+def load_noise() -> DataSet:
+    return load_stream(noise=0.1)
+
+
+def load_short() -> DataSet:
+    """The first sample that is missing is the last one of step 8, on the last rank of two."""
+    found = load_own(Configuration(data="synthetic", samples=160))
+    train = Split(found.train.features[:127], found.train.labels[:127])
+    return DataSet(Stream(train, 140), found.test, found.classes)
 
 
 def load_arrays() -> DataSet:
@@ -66,17 +122,17 @@ def load_arrays() -> DataSet:
     return DataSet(change(found.train), change(found.test), found.classes)
 
 
-def train_each(session: Session, words: Sequence[str]) -> dict[str, str | None]:
-    """Train with each structure; the digest of the weights by its name."""
+def train_each(session: Session, words: Sequence[str]) -> dict[str, str]:
+    """Train with each structure, and on streams; the digest of the weights, and the test loss."""
     torch.set_num_threads(1)
     found = {}
-    for form in FORMS:
-        task = Task(
-            Net, load_arrays if form == "a dict of inputs" else lambda form=form: load(form)
-        )
-        # Workers take long to start: one structure has them.
-        workers = int("--accumulation-steps" in words and form == "a dict")
+    loads = {form: partial(load, form) for form in FORMS} | {"a dict of inputs": load_arrays}
+    loads |= {f"{form}, iterated": partial(iterate, form) for form in STREAMS}
+    for form, chosen in loads.items():
+        task = Task(Net, chosen)
+        # Workers take long to start: two of these have them.
+        workers = int("--accumulation-steps" in words and form in ("a dict", "a dict, iterated"))
         options = replace(parse([*words, "--name", form]), model=AUTO, workers=workers)
         row = train(options, session, find_failure_handler(session), task=task)
-        found[form] = row.parameters
+        found[form] = f"{row.parameters} {row.test_loss}"
     return found

@@ -63,10 +63,11 @@ WAYS = {
         "--sync",
         "ring",
     ),
+    "noisy-stream": ("--data", "structured:load_noise", "--model", "mlp"),
     "parts": ("--accumulation-steps", "2", "--ema", "0.9", "--clip-norm", "0.5"),
     "running averages": ("--model", "resnet18"),
 }
-DEFAULTS = ("framework", "served", "fsdp", "local")
+DEFAULTS = ("framework", "served", "fsdp", "local", "noisy-stream")
 
 
 def read_rows(run: Path) -> list[dict[str, Any]]:
@@ -110,12 +111,19 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(way: str, pool: Pools, tmp_
 
 @pytest.mark.mpi
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("worlds", [(3, 2, 3), pytest.param((4, 2, 4), marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("worlds", "options"),
+    [
+        ((3, 2, 3), []),
+        ((3, 2, 3), ["--data", "structured:load_stream", "--model", "mlp"]),
+        pytest.param((4, 2, 4), [], marks=pytest.mark.long),
+    ],
+)
 def test_another_number_of_ranks_takes_each_sample_once(
-    worlds: tuple[int, ...], pool: Pools, tmp_path: Path
+    worlds: tuple[int, ...], options: list[str], pool: Pools, tmp_path: Path
 ) -> None:
     # One epoch: after two steps, and after two more, another number of ranks goes on.
-    words = [*SMALL, "--epochs", "1", "--name", "cut"]
+    words = [*SMALL, *options, "--epochs", "1", "--name", "cut"]
     samples, parameters = [], []
     for ranks, cuts in zip(worlds, ([2], [4], []), strict=True):
         called = pool("openmpi", ranks).call(interrupted.run, words, cuts, not cuts, cwd=tmp_path)

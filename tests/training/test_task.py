@@ -172,7 +172,7 @@ def split(labels: list[int]) -> Split:
         ([(torch.ones(2), 0)], [], ["expected samples, found none in test of"]),
         ([], [(torch.ones(2), 0)], ["expected samples, found none in train of"]),
         (Unreadable([1]), [1], ["first sample", "OSError: the file is gone"]),
-        (iter([1]), [1], ["samples of train", "iterated is not supported", "has no len()"]),
+        (iter([1]), [1], ["samples of train", "iterated needs a __len__", "has no len()"]),
         (split([0, 1, 2]), [1], ["labels from 0 to 1 in train", "found 2"]),
         (split([0, 1]), split([0, -1]), ["labels from 0 to 1 in test", "found -1"]),
         (Split(np.zeros((1, 2)), np.zeros(2, dtype=np.int64)), [1], ["found 1 and 2"]),

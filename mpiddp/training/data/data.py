@@ -110,10 +110,7 @@ class Stream:
         while True:
             sample, is_there = self._advance()
             if not is_there:
-                raise StreamError(
-                    f"expected {self._samples} samples in an iteration, as its __len__ says, found "
-                    f"{self._next}; every rank must iterate over those of all ranks"
-                )
+                raise self._describe_length(f"{self._next}")
             if self._next > position:
                 return sample
 
@@ -122,9 +119,13 @@ class Stream:
         if self._next < self._samples:
             self.take(self._epoch, self._samples - 1)
         if self._advance()[1]:
-            raise StreamError(
-                f"expected {self._samples} samples in an iteration, as its __len__ says, found more"
-            )
+            raise self._describe_length("more")
+
+    def _describe_length(self, found: str) -> StreamError:
+        return StreamError(
+            f"expected {self._samples} samples in an iteration on each rank, as its __len__ says, "
+            f"found {found}"
+        )
 
     def _advance(self) -> tuple[Any, bool]:
         """The next sample, and whether there is one."""
@@ -142,8 +143,8 @@ class Stream:
         except Exception as error:  # A data set's own.
             text = " ".join(f"{type(error).__name__}: {error}".split())
             raise StreamError(
-                f"sample {self._next} cannot be read: {text}; it cannot be skipped, since an "
-                "exception ends the iteration: catch it in __iter__"
+                f"sample {self._next} cannot be read, and an exception ends the iteration (skip "
+                f"the sample in __iter__): {text}"
             ) from error
         self._next += 1
         return sample, True

@@ -176,7 +176,9 @@ class Samples(Dataset[Answer]):
             what = f"{self.what} {describe_numbers(key.positions)}"
             return Answer(None, BatchError(f"{what} make no batch: {error}"))
         except StreamError as error:
-            return Answer(None, BatchError(f"{self.what} data: {error}"))
+            found = BatchError(f"{self.what} data: {error}")
+            found.add_note("".join(traceback.format_exception(error)).rstrip())
+            return Answer(None, found)
         except Exception:  # A data set's own.
             good, problem = self._try_each(key)
         if problem is not None and (not self.skips or not good):

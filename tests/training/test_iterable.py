@@ -1,0 +1,155 @@
+"""Data sets that can only be iterated: those that do not have what they should."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import launchers
+import structured
+from mpiddp.errors import ConfigurationError
+from mpiddp.training.data.batches import (
+    Cut,
+    SharedBatches,
+    make_evaluation_batches,
+    make_training_batches,
+)
+from mpiddp.training.data.data import DataSet, Stream
+from mpiddp.training.data.reading import Reader, Reading
+from mpiddp.training.data.samples import BatchError, Samples
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.task.loading import load_data, load_on_all
+from mpiddp.training.task.task import Task
+
+
+class Lines(structured.Stream):
+    """Numbers of lines; how often it was iterated is counted."""
+
+    def __init__(self, lines: int, says: int | None = None, bad: int = -1) -> None:
+        super().__init__(range(lines), says)
+        self.bad, self.begun = bad, 0
+
+    def __iter__(self) -> Any:
+        self.begun += 1
+        for number in range(len(self.split)):
+            if number == self.bad:
+                raise ValueError(f"line {number}\nis cut off")
+            yield torch.ones(1), number
+
+
+def read(lines: Lines, ranks: int, size: int = 2, drops: bool = False) -> list[list[int]]:
+    """What each rank trains on in an epoch; after that, the errors."""
+    found = []
+    for rank in range(ranks):
+        samples = Samples(Stream(lines, seed=0))
+        batches = make_training_batches(samples, Cut(size, rank, ranks, drops))
+        found.append([int(each) for batch in batches.start(1) for each in batch.targets])
+    return found
+
+
+def test_ranks_take_turns() -> None:
+    lines = Lines(10)
+    assert read(lines, 2) == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
+    assert read(lines, 2, drops=True) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    # An iteration serves a whole epoch.
+    assert lines.begun == 4 and lines.epoch == 1
+
+
+def test_shared_batches_are_taken_once() -> None:
+    tickets = iter(range(100))
+    found: list[list[int]] = [[], []]
+    share = make_training_batches(Samples(Stream(Lines(11), seed=0)), Cut(2, 0, 2)).share
+    workers = [
+        SharedBatches(Reader(Samples(Stream(Lines(11), seed=0))), share, lambda: next(tickets))
+        for _ in found
+    ]
+    runs = [each.start(1) for each in workers]
+    for turn in (0, 1, 1, 0, 1, 0):
+        found[turn] += next(runs[turn]).targets.tolist()
+    assert found == [[0, 1, 6, 7, 10], [2, 3, 4, 5, 8, 9]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_every_evaluation_has_all_samples(workers: int) -> None:
+    for ranks in (1, 3, 12):
+        seen = []
+        for rank in range(ranks):
+            samples, cut = Samples(Stream(Lines(10), seed=0), "test"), Cut(2, rank, ranks)
+            reading = Reading(workers if (ranks, rank) == (3, 1) else 0)
+            batches = make_evaluation_batches(samples, cut, reading)
+            rounds = [[int(n) for b in batches for n in b.targets] for _ in range(2)]
+            batches.reader.close()
+            assert rounds[0] == rounds[1]
+            seen += rounds[0]
+        assert sorted(seen) == list(range(10))
+
+
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (Lines(9, says=10), "expected 10 samples in an iteration on each rank, .* found 9"),
+        (Lines(11, says=10), "expected 10 samples in an iteration on each rank, .* found more"),
+        (Lines(10, bad=9), "sample 9 cannot be read, .* in __iter__.: ValueError: line 9 is cut"),
+    ],
+    ids=["short", "long", "bad"],
+)
+def test_another_length_is_an_error_on_every_rank(lines: Lines, message: str, drops: bool) -> None:
+    for rank in range(3):
+        samples = Samples(Stream(lines, seed=0))
+        # The last step of 3 x 2 has four samples.
+        batches = make_training_batches(samples, Cut(2, rank, 3, drops)).start(1)
+        with pytest.raises(BatchError, match=f"^training data: {message}") as caught:
+            list(batches)
+        assert "\n" not in str(caught.value)
+
+
+def session_of_one() -> Any:
+    return SimpleNamespace(gather=lambda each: [each], agree=lambda each, _: each)
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines", "message"),
+    [
+        ({"workers": 2}, Lines(3), "workers: expected at most 1 for iterable data, .* found 2"),
+        ({"on_bad_sample": "skip"}, Lines(3), "on_bad_sample: expected stop for iterable data"),
+        ({}, Lines(3, bad=0), "data: sample 0 cannot be read, .* line 0 is cut off, in digits"),
+    ],
+    ids=["workers", "skip", "unreadable"],
+)
+def test_what_streams_cannot_have_is_refused(
+    changes: dict[str, Any], lines: Lines, message: str
+) -> None:
+    options = replace(Configuration(), **changes)
+    train = [(torch.ones(1), 0)]
+    task = Task(data=lambda: DataSet(train, lines, classes=0))
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        load_on_all(options, task, session_of_one())
+
+
+def test_ranks_compare_the_first_sample() -> None:
+    def digest(first: float) -> str:
+        train = structured.Stream([({"a": torch.full((2,), first)}, 0), ({"a": torch.ones(2)}, 1)])
+        data = load_data(Task(data=lambda: DataSet(train, Lines(3), classes=2)), seed=0)
+        assert data.shape == {"a": (2,)}
+        return data.digest()
+
+    assert digest(1.0) == digest(1.0) != digest(2.0)
+
+
+@pytest.mark.mpi
+def test_a_run_on_a_stream_that_ends_early_ends(tmp_path: Path) -> None:
+    words = ["--data", "structured:load_short", "--model", "mlp", "--batch-size", "8"]
+    variables = {"PYTHONPATH": str(launchers.ROOT / "tests/programs")}
+    openmpi = launchers.table()["openmpi"]
+    result = launchers.run(
+        openmpi, 2, ["-m", "mpiddp.train", *words], timeout=90, cwd=tmp_path, env=variables
+    )
+    (said,) = [line for line in result.stderr.splitlines() if "training data: " in line]
+    assert "rank 1 of 2" in said and "expected 140 samples" in said
+    assert said.endswith("found 127, in step 8") and result.returncode != 0
