@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,18 +33,23 @@ class Lines(structured.Stream):
 
     def __init__(self, lines: int, says: int | None = None, bad: int = -1) -> None:
         super().__init__(range(lines), says)
-        self.bad, self.begun = bad, 0
+        self.bad, self.begun, self.made = bad, 0, list[int]()
 
     def __iter__(self) -> Any:
         self.begun += 1
         for number in range(len(self.split)):
             if number == self.bad:
                 raise ValueError(f"line {number}\nis cut off")
-            yield torch.ones(1), number
+            # Every third sample is made only if it is taken.
+            yield partial(self.make, number) if number % 3 == 0 else (torch.ones(1), number)
+
+    def make(self, number: int) -> Any:
+        self.made.append(number)
+        return torch.ones(1), number
 
 
 def read(lines: Lines, ranks: int, size: int = 2, drops: bool = False) -> list[list[int]]:
-    """What each rank trains on in an epoch; after that, the errors."""
+    """What each rank trains on in an epoch."""
     found = []
     for rank in range(ranks):
         samples = Samples(Stream(lines, seed=0))
@@ -56,8 +62,18 @@ def test_ranks_take_turns() -> None:
     lines = Lines(10)
     assert read(lines, 2) == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
     assert read(lines, 2, drops=True) == [[0, 2, 4, 6], [1, 3, 5, 7]]
-    # An iteration serves a whole epoch.
+    # An iteration serves a whole epoch, and a rank makes only the samples that it takes.
     assert lines.begun == 4 and lines.epoch == 1
+    assert sorted(lines.made) == sorted([0, 3, 6, 9, 0, 3, 6])
+
+
+def test_every_rank_draws_the_same() -> None:
+    streams = [Stream(structured.load_noise().train, seed=0) for _ in range(2)]
+    whole = [streams[0].take(2, place)[0] for place in range(9)]
+    torch.rand(7)
+    # Passed over, from the beginning and from where it was.
+    assert torch.equal(streams[1].take(2, 5)[0], whole[5])
+    assert torch.equal(streams[1].take(2, 8)[0], whole[8])
 
 
 def test_shared_batches_are_taken_once() -> None:

@@ -67,7 +67,8 @@ class IterableStyle(Protocol):
         """How many samples an iteration has."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Samples, as those of a `MapStyle`."""
+        """Samples, as those of a `MapStyle`; or functions that return them, which are called on the
+        rank that takes the sample."""
 
 
 class StreamError(MpiddpError):
@@ -108,7 +109,7 @@ class Stream:
             self._iterator = None
         self._epoch = epoch
         while True:
-            sample, is_there = self._advance()
+            sample, is_there = self._advance(is_wanted=self._next == position)
             if not is_there:
                 raise self._describe_length(f"{self._next}")
             if self._next > position:
@@ -118,7 +119,7 @@ class Stream:
         """Raise StreamError if the iteration under way has not as many samples as it should."""
         if self._next < self._samples:
             self.take(self._epoch, self._samples - 1)
-        if self._advance()[1]:
+        if self._advance(is_wanted=False)[1]:
             raise self._describe_length("more")
 
     def _describe_length(self, found: str) -> StreamError:
@@ -127,8 +128,8 @@ class Stream:
             f"found {found}"
         )
 
-    def _advance(self) -> tuple[Any, bool]:
-        """The next sample, and whether there is one."""
+    def _advance(self, *, is_wanted: bool) -> tuple[Any, bool]:
+        """The next sample, and whether there is one. A function is called if it is wanted."""
         if self._iterator is None:
             self._next = 0
         seed_cpu_generators(mix_seed(self._seed, self._epoch, self._next))
@@ -138,6 +139,8 @@ class Stream:
                     set_epoch(self._epoch)
                 self._iterator = iter(self._data)
             sample = next(self._iterator)
+            if is_wanted and callable(sample):
+                sample = sample()
         except StopIteration:
             return None, False
         except Exception as error:  # A data set's own.
