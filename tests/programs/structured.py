@@ -130,8 +130,9 @@ def train_each(session: Session, words: Sequence[str]) -> dict[str, str]:
     loads |= {f"{form}, iterated": partial(iterate, form) for form in STREAMS}
     for form, chosen in loads.items():
         task = Task(Net, chosen)
-        # Workers take long to start: two of these have them.
-        workers = int("--accumulation-steps" in words and form in ("a dict", "a dict, iterated"))
+        # Workers take long to start: one structure has them.
+        option = {"a dict": "--accumulation-steps", "a dict, iterated": "--on-nan"}.get(form)
+        workers = int(option in words)
         options = replace(parse([*words, "--name", form]), model=AUTO, workers=workers)
         row = train(options, session, find_failure_handler(session), task=task)
         found[form] = f"{row.parameters} {row.test_loss}"

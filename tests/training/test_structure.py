@@ -34,7 +34,7 @@ def test_the_same_numbers_train_the_same_model_in_any_structure(
     options: list[str], pool: Any, tmp_path: Path
 ) -> None:
     words = ["--epochs", "2", "--batch-size", "8", *options]
-    called = pool("openmpi", 2).call(structured.train_each, words, cwd=tmp_path)
+    called = pool("openmpi", 2).call(structured.train_each, words, cwd=tmp_path, timeout=140)
     for rows in called.values:
         assert len(rows) == len(structured.FORMS) + len(structured.STREAMS)
         assert set(rows.values()) == {rows["one tensor"]}
