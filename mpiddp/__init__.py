@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mpiddp.launch.mpi.world import World
     from mpiddp.launch.session import Session
     from mpiddp.sync.ddp_hook import synchronize
-    from mpiddp.training.data.data import DataSet, MapStyle, Split
+    from mpiddp.training.data.data import DataSet, IterableStyle, MapStyle, Split
     from mpiddp.training.data.samples import Batch
     from mpiddp.training.records.metrics import Row
     from mpiddp.training.script_trainer import Trainer
@@ -54,6 +54,7 @@ __all__ = [
     "Checkpointer",
     "ConfigurationError",
     "DataSet",
+    "IterableStyle",
     "LaunchError",
     "MapStyle",
     "MpiddpError",
@@ -87,6 +88,7 @@ _HOMES = {
     "Checkpointer": "mpiddp.checkpoints.checkpointer",
     "ConfigurationError": "mpiddp.errors",
     "DataSet": "mpiddp.training.data.data",
+    "IterableStyle": "mpiddp.training.data.data",
     "LaunchError": "mpiddp.errors",
     "MapStyle": "mpiddp.training.data.data",
     "MpiddpError": "mpiddp.errors",

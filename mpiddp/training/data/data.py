@@ -13,12 +13,17 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import IterableDataset
 
 from mpiddp.errors import MpiddpError
 from mpiddp.training.data.factories import call_factory, find_factory
 from mpiddp.training.data.seeding import kept_generators, mix_seed, seed_cpu_generators
-from mpiddp.training.data.structure import find_sample_shape, list_leaves, map_leaves, separate
+from mpiddp.training.data.structure import (
+    find_sample_shape,
+    list_leaves,
+    map_leaves,
+    separate_one,
+)
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.data import parse_shape
 from mpiddp.training.options.groups.registry import DATASETS
@@ -106,7 +111,7 @@ class Stream:
     def take(self, epoch: int, position: int) -> Any:
         """A sample. Changes the generators' states. Raises StreamError."""
         if epoch != self._epoch or position < self._next:
-            self._iterator = None
+            self._iterator, self._next = None, 0
         self._epoch = epoch
         while True:
             sample, is_there = self._advance(is_wanted=self._next == position)
@@ -117,10 +122,11 @@ class Stream:
 
     def finish(self) -> None:
         """Raise StreamError if the iteration under way has not as many samples as it should."""
+        while self._advance(is_wanted=False)[1]:
+            if self._next > self._samples:
+                raise self._describe_length("more")
         if self._next < self._samples:
-            self.take(self._epoch, self._samples - 1)
-        if self._advance(is_wanted=False)[1]:
-            raise self._describe_length("more")
+            raise self._describe_length(f"{self._next}")
 
     def _describe_length(self, found: str) -> StreamError:
         return StreamError(
@@ -130,8 +136,6 @@ class Stream:
 
     def _advance(self, *, is_wanted: bool) -> tuple[Any, bool]:
         """The next sample, and whether there is one. A function is called if it is wanted."""
-        if self._iterator is None:
-            self._next = 0
         seed_cpu_generators(mix_seed(self._seed, self._epoch, self._next))
         try:
             if self._iterator is None:
@@ -158,7 +162,7 @@ class Stream:
             found: bytes = own()
             return found
         digest = hashlib.sha256()
-        for each in list_leaves(separate(default_collate([self[0]]))):
+        for each in list_leaves(separate_one(self[0])):
             digest.update(each.cpu().contiguous().view(torch.uint8).numpy().data)
         return digest.digest()
 

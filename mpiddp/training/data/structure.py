@@ -74,11 +74,16 @@ def find_shape(inputs: Any) -> Any:
 
 def find_sample_shape(sample: Any) -> Any:
     """The shape of a sample's inputs. Raises FormError."""
+    return find_shape(separate_one(sample)[0])
+
+
+def separate_one(sample: Any) -> tuple[Any, Any]:
+    """Inputs and targets of a batch of one sample. Raises FormError."""
     try:
         batch = default_collate([sample])
     except TypeError:
         raise FormError(f"{SAMPLE}; found {_name(sample)}") from None
-    return find_shape(separate(batch)[0])
+    return separate(batch)
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:

@@ -41,7 +41,7 @@ def load_on_all(configuration: Configuration, task: Task, session: Session) -> D
         digest = data.digest()
     except ConfigurationError as error:
         problem = str(error)
-    except StreamError as error:
+    except (StreamError, FormError) as error:
         problem = f"data: {error}, in {configuration.data}"
     except OSError as error:
         problem = f"data: cannot read {configuration.data}: {error}"
