@@ -63,6 +63,13 @@ class IterableStyle(Protocol):
     """A split whose samples come one after the other: a ``torch.utils.data.IterableDataset``, or
     any other object that has these methods and no ``__getitem__``.
 
+        class Points:
+            def __len__(self):
+                return 100
+            def __iter__(self):
+                return ((torch.tensor([each / 100]), each % 2) for each in range(100))
+        split: mpiddp.IterableStyle = Points()
+
     It yields the same samples in the same order on every rank, and the trainer shares them out:
     ranks take turns. A method ``set_epoch(epoch)``, if there is one, is called before each
     iteration, with an epoch that is counted from 1; with 0 for samples that are not trained on.
