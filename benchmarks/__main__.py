@@ -42,7 +42,7 @@ def describe_commands() -> str:
     lines = [f"  {name.ljust(width)}  {text}" for name, text in COMMANDS.items()]
     return "\n".join(
         [
-            f"usage: {PROGRAM} COMMAND [OPTIONS]",
+            f"usage: {PROGRAM} COMMAND [OPTION …]",
             "",
             *lines,
             "",

@@ -137,7 +137,7 @@ class Reader:
         return parser
 
     def _make_usage(self, groups: Mapping[str, list[Field]]) -> str:
-        fields = chain.from_iterable(groups.values())
+        fields = list(chain.from_iterable(groups.values()))
         places = [field for field in fields if field.argument.is_positional]
         words = [
             field.metavar + ("…" if field.is_several else "")
@@ -145,7 +145,8 @@ class Reader:
             else f"[{field.metavar}{' …' if field.is_several else ''}]"
             for field in places
         ]
-        return " ".join([self.program, *words, "[OPTION …]"])
+        options = ["[OPTION …]"] if len(places) < len(fields) else []
+        return " ".join([self.program, *words, *options])
 
     def _add(self, target: Any, field: Field, text: str) -> None:
         argument = field.argument

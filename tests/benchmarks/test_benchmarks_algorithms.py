@@ -168,6 +168,7 @@ def test_a_collective_is_explained_by_its_usual_algorithm_or_another(capsys):
     text = capsys.readouterr().out
     assert text.startswith("all-gather by direct on 3 ranks: The second half")
     assert "step 1 of 1: 6 messages, 6 copied" in text
+    assert "which keeps it; * is new" in text and "adds it" not in text
 
 
 def test_the_workflow_of_a_training_step_is_explained(tmp_path, capsys):

@@ -98,13 +98,15 @@ class _Table:
             yield f"rank {', '.join(servers)} {verb}, and contributes nothing"
         if not any(self._schedule.steps):
             return
-        first = next(step[0] for step in self._schedule.steps if step)
+        transfers = [transfer for step in self._schedule.steps for transfer in step]
+        first = next((each for each in transfers if each.reduce), transfers[0])
         what = f"{first.src}→{first.dst} {'+' if first.reduce else '='}{first.lo}"
         new = "bold" if self._form == "shades" and self._colour else "*"
         new = "" if self._form == "shades" and not self._colour else f"; {new} is new"
+        verb, copy = ("adds", "; = instead of + is a copy") if first.reduce else ("keeps", "")
         yield (
-            f"{what}: rank {first.src} sends chunk {first.lo} to rank {first.dst}, which adds it; "
-            f"= instead of + is a copy{new}"
+            f"{what}: rank {first.src} sends chunk {first.lo} to rank {first.dst}, "
+            f"which {verb} it{copy}{new}"
         )
 
     def rows(self, before: Holdings, after: Holdings) -> Iterator[str]:
