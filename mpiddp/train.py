@@ -18,7 +18,7 @@ from mpiddp.training.records.run_directory import forget_outcome
 
 def main() -> None:
     """Train on all ranks that the launcher started, and leave with a documented exit code."""
-    with FailureHandler() as failure_handler, name_as_typed(sys.argv[1:]):
+    with FailureHandler(ends_with_run=True) as failure_handler, name_as_typed(sys.argv[1:]):
         signals = PreemptionSignals()
 
         def stop(error: StoppedError) -> None:

@@ -89,8 +89,8 @@ def _is_done(directory: Path) -> bool:
     return outcome is not None and outcome.get("code") == SUCCESS
 
 
-def write_outcome(run_directory: Path | None, outcome: Outcome) -> None:
-    """Write the outcome atomically, for the run if there is one, and for the front.
+def write_outcome(run_directory: Path | None, outcome: Outcome, *, ends_job: bool = True) -> None:
+    """Write the outcome atomically, for the run if there is one, and if it ``ends_job`` the front.
 
     That of a run that is done stays. For the front the first one counts, or rank 0's: a node that
     is cut off takes the others for lost. Raises OSError if the run's cannot be written.
@@ -100,7 +100,7 @@ def write_outcome(run_directory: Path | None, outcome: Outcome) -> None:
         if run_directory is not None and not _is_done(run_directory):
             write_whole(outcome_path(run_directory), _format(row))
     finally:
-        job = job_directory.find()
+        job = job_directory.find() if ends_job else None
         takes_precedence = outcome.rank == 0 and job is not None and not _is_done(job)
         if job is not None and (takes_precedence or read_outcome(job) is None):
             row["path"] = None if run_directory is None else str(outcome_path(run_directory))

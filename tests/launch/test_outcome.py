@@ -70,6 +70,17 @@ def test_the_front_finds_the_outcome_in_the_jobs_directory(job, tmp_path, has_ru
     assert read_outcome(run) == (outcome if has_run else None)
 
 
+@pytest.mark.parametrize(("ends_with_run", "code"), [(False, 1), (True, 0)])
+def test_a_script_that_fails_after_its_run_has_failed(job, tmp_path, ends_with_run, code):
+    failure_handler = shared_failure_handler(ends_with_run=ends_with_run)
+    failure_handler.run_directory = tmp_path / "run"
+    failure_handler.run_directory.mkdir()
+    failure_handler.finish()
+    failure_handler.report(failure_handler.compose_report(KeyError("later")))
+    assert (read_outcome(job) or {})["code"] == code
+    assert (read_outcome(failure_handler.run_directory) or {})["code"] == 0
+
+
 def test_rank_0_knows_better_than_one_that_is_cut_off(job):
     def write(rank: int, reason: str) -> None:
         write_outcome(None, Outcome(6, reason, rank, f"node{rank}", None, 1))

@@ -540,6 +540,14 @@ def test_a_scripts_own_excepthook_shows_its_exceptions(tmp_path):
     assert "Traceback" not in ours.stderr
 
 
+def test_a_session_of_the_scripts_own_is_no_hook_of_the_script(tmp_path):
+    script = tmp_path / "opened.py"
+    script.write_text("import mpiddp\nmpiddp.init()\nraise ValueError('by me')\n")
+    ours = launchers.run(ALONE, 1, [*PREFIX, script], timeout=60, cwd=tmp_path)
+    assert ours.returncode == 1 and "did not return" not in ours.stderr
+    assert ours.stderr.count("ValueError: by me") == 1
+
+
 AT_EXIT = """
 import atexit, os, threading, time
 atexit.register(lambda: print("left with rank", os.environ["RANK"], flush=True))

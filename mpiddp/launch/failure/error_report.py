@@ -107,11 +107,11 @@ def has_own_hook() -> bool:
     """Whether the script shows its exceptions itself.
 
     The hook that torch sets in init_process_group() does not count: it adds the rank to each
-    line, which the report says once.
+    line, which the report says once. Nor does that of mpiddp.init(): it makes the same report.
     """
     hook = getattr(sys, "excepthook", sys.__excepthook__)
     home = getattr(hook, "__module__", None) or ""
-    return hook is not sys.__excepthook__ and not home.startswith("torch.")
+    return hook is not sys.__excepthook__ and not home.startswith(("torch.", "mpiddp."))
 
 
 def exit_code(error: BaseException) -> int:

@@ -84,9 +84,13 @@ class FailureHandler(FailureReports):
     Start-up tells it how to reach the other ranks, the trainer where the run stands.
     """
 
-    def __init__(self, hidden_files: tuple[str, ...] = ()) -> None:
-        """``hidden_files``: source files whose frames are left out at the top of a traceback."""
+    def __init__(self, hidden_files: tuple[str, ...] = (), *, ends_with_run: bool = False) -> None:
+        """``hidden_files``: source files whose frames are left out at the top of a traceback.
+
+        ``ends_with_run``: a run that is done is all that this process is to do.
+        """
         super().__init__(Peers(), hidden_files)
+        self._ends_with_run = ends_with_run
         self.starting = True
         """Whether the ranks still agree at the end of each phase of start-up."""
         self.seconds = 300.0
@@ -200,9 +204,12 @@ class FailureHandler(FailureReports):
         """Write the outcome of a run that is done (exit code 0), or to go on. Called by rank 0.
 
         That of a run that is done stays, whatever happens to a rank while the session is closed.
+        A script goes on after its run, and may fail then: the job's outcome stays open.
         """
         job_directory.check_attempt()
-        write_outcome(self.run_directory, self.make_outcome(code, reason, self.step))
+        ends_job = code != SUCCESS or self._ends_with_run
+        outcome = self.make_outcome(code, reason, self.step)
+        write_outcome(self.run_directory, outcome, ends_job=ends_job)
 
     def is_own_process(self) -> bool:
         """Whether this is the process that was started, and not a forked child of it."""
