@@ -20,7 +20,7 @@ fi
 
 JOBS=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 ROOT=${JOBS%/*}
-INSTALLED=$(cat -- "$JOBS/python.txt" 2>/dev/null)
+INSTALLED=$(cat -- "$JOBS/python.txt" 2>/dev/null || true)
 STAMP_NAME=.mpiddp-stamp
 
 say() { printf 'mpiddp: %s\n' "$*" >&2; }

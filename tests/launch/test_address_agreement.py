@@ -163,7 +163,7 @@ def test_an_address_by_which_long_messages_are_lost(monkeypatch):
         "127.0.0.5", address_agreement._derive(token, "rank 0"), hang_up=False
     ) as offer:
         offers = [Offer(Candidate("127.0.0.5", "eth0", 9000), offer.port)]
-        (attempt,) = try_offers(offers, token, seconds=0.5)
+        (attempt,) = try_offers(offers, token, seconds=3)
     assert attempt == Attempt(None, "packets of 9000 bytes do not pass by lo")
     text = address_agreement.describe_failure(offers, [("node2", [attempt])], "node1")
     assert "(firewall?), with one MTU on all of it (ip link set INTERFACE mtu BYTES), or" in text

@@ -351,20 +351,21 @@ from mpiddp.launch.device import device
 torch.cuda.device_count = lambda: int(sys.argv[2]) if os.environ["PMI_RANK"] == "1" else 4
 device.nvml.list_uuids = lambda: [f"GPU-{number}" for number in range(4)]
 device.select = lambda placement: placement
-with mpiddp.init(timeout=30, devices=sys.argv[1]) as session:
+with mpiddp.init(sys.argv[3], timeout=30, devices=sys.argv[1]) as session:
     total = torch.ones(1)
     torch.distributed.all_reduce(total)
     print(session.world.rank, session.backend, session.device, session.gpus, total.item())
 """
 
 
-def run_mixed(devices, gpus):
-    return launchers.run(launchers.table()["mpich"], 2, ["-c", MIXED, devices, gpus], timeout=60)
+def run_mixed(devices, gpus, backend="auto"):
+    words = ["-c", MIXED, devices, gpus, backend]
+    return launchers.run(launchers.table()["mpich"], 2, words, timeout=60)
 
 
 @pytest.mark.mpi
 def test_ranks_take_the_gpus_that_are_listed():
-    rows = sorted(run_mixed("3,1", "4").expect(0).stdout.splitlines())
+    rows = sorted(run_mixed("3,1", "4", "gloo").expect(0).stdout.splitlines())
     assert rows == ["0 gloo cuda:3 (3, 1) 2.0", "1 gloo cuda:1 (3, 1) 2.0"]
 
 
