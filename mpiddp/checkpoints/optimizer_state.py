@@ -34,7 +34,8 @@ class OptimizerState:
         Args:
             optimizer: whose parameters belong to ``modules``.
             modules: by the first part of their parameters' names; "" for the model.
-            keeps_options: whether decay, betas and the like stay as they are in the optimizer.
+            keeps_options: whether decay, betas and the like stay as they are in the optimizer, but
+                for those that it changes itself, such as a number of steps that it counts there.
             is_replicated: whether it is the same on all ranks, or parts of sharded tensors.
 
         Raises ConfigurationError if a parameter belongs to no module, or the optimizer keeps its
@@ -48,6 +49,11 @@ class OptimizerState:
             )
         self._optimizer, self._modules = optimizer, modules
         self._keeps_options, self.is_replicated = keeps_options, is_replicated
+        self._first = [
+            {name: repr(each) for name, each in group.items() if name not in _RATES}
+            for group in optimizer.param_groups
+        ]
+        """Options of its groups at the beginning."""
         self._waiting: dict[str, Any] = {}
         """State of parameters that the optimizer does not have, by name."""
         self._known: frozenset[int] = frozenset()
@@ -90,10 +96,20 @@ class OptimizerState:
             },
             "others": {key: each for key, each in found["state"].items() if key not in names},
             "groups": [
-                {**group, "params": each}
-                for each, group in zip(listed, found["param_groups"], strict=True)
+                {**group, "params": each, CHANGED: self._list_changed(number, group)}
+                for number, (each, group) in enumerate(
+                    zip(listed, found["param_groups"], strict=True)
+                )
             ],
         }
+
+    def _list_changed(self, number: int, group: Mapping[str, Any]) -> list[str]:
+        first = self._first[number] if number < len(self._first) else {}
+        return [
+            name
+            for name, each in first.items()
+            if name not in _MEMBERS and repr(group.get(name)) != each
+        ]
 
     def find_targets(self, stored: Mapping[str, Stored]) -> dict[str, torch.Tensor]:
         """Parts of sharded tensors, each sharded as its parameter is."""
@@ -138,12 +154,10 @@ class OptimizerState:
         self, names: list[str], group: dict[str, Any], stored: list[dict[str, Any]]
     ) -> dict[str, Any]:
         """A group with the options of the stored group that its first parameter was in."""
-        if self._keeps_options:
-            return group
         for each in stored:
             if set(names[:1]) & set(each["params"]):
-                options = {name: value for name, value in each.items() if name not in _MEMBERS}
-                return {**group, **options}
+                taken = each.get(CHANGED, []) if self._keeps_options else each.keys() - _MEMBERS
+                return {**group, **{name: each[name] for name in taken if name in each}}
         return group
 
     def _keep_types(self, parameter: nn.Parameter, stored: Mapping[str, Any]) -> None:
@@ -170,7 +184,11 @@ class OptimizerState:
                 }
 
 
-_MEMBERS = ("params", "param_names")
+CHANGED = "changed"
+"""Key of a stored group: the names of options that the optimizer has changed."""
+_MEMBERS = frozenset({"params", "param_names", CHANGED})
+_RATES = frozenset({"lr", "lr_share"})
+"""Options that are set anew in each step."""
 
 
 def _list_ids(optimizer: torch.optim.Optimizer) -> frozenset[int]:

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import trainings
+from mpiddp.checkpoints.optimizer_state import CHANGED, OptimizerState
+from mpiddp.checkpoints.packing import pack, unpack
 from mpiddp.errors import ConfigurationError
 from mpiddp.sync.parameter_server.server import LR_SHARE
 from mpiddp.training.options.config import Configuration
@@ -70,6 +72,37 @@ def test_groups_of_parameters_keep_the_ratio_of_their_rates() -> None:
     # torch's classes have other names for the same arguments.
     adam = make_optimizer(options, list(module.parameters()), torch.optim.Adam, module)
     assert isinstance(adam, torch.optim.Adam) and adam.param_groups[0]["lr"] == 0.2
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps in its groups, and doubles a number there, as Prodigy and others do."""
+
+    def __init__(self, params: Any, lr: float, weight_decay: float = 0.0) -> None:
+        super().__init__(params, lr, weight_decay=weight_decay)
+        for group in self.param_groups:
+            group |= {"steps": 0, "scale": torch.ones(())}
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["steps"] += 1
+            group["scale"] *= 2
+        return super().step()
+
+
+def test_what_an_optimizer_keeps_in_its_groups_goes_on() -> None:
+    module = nn.Linear(2, 1)
+    first, other = Counting(module.parameters(), 0.1), Counting(module.parameters(), 0.2, 0.5)
+    saved, resumed = (
+        OptimizerState(each, {"": module}, keeps_options=True) for each in (first, other)
+    )
+    first.step()
+    for goal in (resumed, OptimizerState(first, {"": module}, keeps_options=True)):
+        goal.load_state_dict(unpack(pack(saved.state_dict())))
+    for each, decay in ((first, 0.0), (other, 0.5)):
+        group = each.param_groups[0]
+        assert (group["steps"], group["scale"], group["weight_decay"]) == (1, 2, decay)
+    # What a resumed run saves has them, too.
+    assert resumed.state_dict()["groups"][0][CHANGED] == ["steps", "scale"]
 
 
 @pytest.mark.parametrize(
