@@ -25,7 +25,7 @@ from mpiddp.training.data.structure import call_model, count_samples, map_leaves
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.preparation import Training, agree, load_initial, share_evaluation
 from mpiddp.training.records import metrics
-from mpiddp.training.reports import say
+from mpiddp.training.reports import report_left_out, say
 from mpiddp.training.shared_run import abandoned_after_error, enter_run, leave_run
 from mpiddp.training.step.divergence import refuse_divergence
 from mpiddp.training.step.precision import Precision
@@ -78,6 +78,7 @@ def add_evaluation(training: Training, row: metrics.Row) -> metrics.Row:
         if engine.gathers:
             batches = fill_up(training.evaluation)
         average = evaluate(training.tested, engine.module, batches, training.session.device)
+    report_left_out(training.evaluation.reader, training.session, f"the test of epoch {row.epoch}")
     refuse_divergence("test", average.loss, row.epoch)
     average = add_perplexity(training.task, training.targets, average)
     return replace(
@@ -110,12 +111,12 @@ def evaluate_only(
 
 def predict_all(
     configuration: Configuration, task: Task, session: Session
-) -> tuple[metrics.Average, list[list[Row]]]:
+) -> tuple[metrics.Average, list[list[tuple[int, Row]]]]:
     """Predict the test samples with the weights of ``configuration``; collective.
 
     Ranks do not wait for each other before all have finished. Returns the averages over all
-    samples (with the perplexity on ranks that have any), and the rows of each rank, which has every
-    ``ranks``-th sample from its own number on.
+    samples (with the perplexity on ranks that have any), and the rows of each rank, each with the
+    sample's number: samples that cannot be read have none, if they are left out.
 
     Raises ConfigurationError, CheckpointError.
     """
@@ -137,7 +138,10 @@ def predict_all(
             rows += _make_rows(outputs, targets, losses)
     batches.reader.close()
     average = add_perplexity(task, targets, totals.reduce())
-    return average, session.gather(rows)
+    bad = {position for each in batches.reader.left_out for position in each.positions}
+    report_left_out(batches.reader, session, "the predictions")
+    numbers = (each for each in batches.list_positions() if each not in bad)
+    return average, session.gather(list(zip(numbers, rows, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -201,24 +205,20 @@ def _make_rows(outputs: Any, targets: Any, losses: torch.Tensor) -> Iterator[Row
         yield from zip(losses.tolist(), strict=True)
 
 
-def write_predictions(path: Path, parts: list[list[Row]]) -> None:
+def write_predictions(path: Path, parts: list[list[tuple[int, Row]]]) -> None:
     """Write a row for each sample, in the order of the data set. Raises OSError."""
-    rows = sorted(
-        (rank + len(parts) * place, *row)
-        for rank, part in enumerate(parts)
-        for place, row in enumerate(part)
-    )
-    has_classes = any(len(row) > 2 for row in rows)
+    rows = sorted(each for part in parts for each in part)
+    has_classes = any(len(row) > 1 for _, row in rows)
     names = [*(["class", "predicted"] if has_classes else []), "loss"]
-    write_rows(path, names, [row[1:] for row in rows])
+    write_rows(path, names, rows)
 
 
-def write_rows(path: Path, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Write CSV: the rows of the samples, in their order. Raises OSError."""
+def write_rows(path: Path, names: Sequence[str], rows: Iterable[tuple[int, Sequence[Any]]]) -> None:
+    """Write CSV: the rows of the samples, each with its number. Raises OSError."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["sample", *names])
-    writer.writerows([number, *row] for number, row in enumerate(rows))
+    writer.writerows([number, *row] for number, row in rows)
     write_whole(path, text.getvalue())
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,23 +12,32 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_map
 
 from mpiddp.errors import SUCCESS, ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
+from mpiddp.sync.parameter_server.roles import Serving
 from mpiddp.training.data.data import Split
 from mpiddp.training.data.factories import call_factory, failed, find_factory
 from mpiddp.training.data.reading import Reading
 from mpiddp.training.data.samples import Samples
-from mpiddp.training.data.structure import FormError, call_model, find_form, take_inputs
+from mpiddp.training.data.structure import (
+    FormError,
+    call_model,
+    count_samples,
+    find_form,
+    take_inputs,
+)
 from mpiddp.training.evaluation import PREDICTIONS, fill_up, load_model, write_rows
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.preparation import Training, agree, share_evaluation
 from mpiddp.training.reports import say
 from mpiddp.training.shared_run import abandoned_after_error, enter_run, leave_run
 from mpiddp.training.step.precision import Precision
+from mpiddp.training.step.step import Engine
 from mpiddp.training.task.loading import choose_reading
 from mpiddp.training.task.task import Task, cross_entropy, find_task
 from mpiddp.wording import count_noun
@@ -63,22 +73,28 @@ class Predictor:
     gathers: bool = False
     """Whether every forward pass is collective."""
     at_average: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Within it the model goes by the moving average of its weights, if there is one."""
+    """Within it the model is the same on all ranks, and goes by the moving average of its weights,
+    if there is one."""
 
     def predict(self, data: Any) -> Any:
         """The model's outputs for all samples, as `mpiddp.Trainer.predict`. Collective."""
-        session = self.session
-        batches = share_evaluation(self._find_samples(data), session, self.reading)
+        session, samples = self.session, self._find_samples(data)
+        session.agree((len(data), _digest(data)), "data to predict")
+        batches = share_evaluation(samples, session, self.reading)
         parts = list[Any]()
-        was_training = self.model.training
+        modes = [(each, each.training) for each in self.model.modules()]
         self.model.eval()
-        with self.at_average(), torch.no_grad(), self.precision.autocast():
-            for batch in fill_up(batches) if self.gathers else batches:
-                outputs = call_model(self.model, batch.to(session.device).inputs)
-                if batch.weight > 0:
-                    parts.append(tree_map_only(torch.Tensor, torch.Tensor.cpu, outputs))
-        batches.reader.close()
-        self.model.train(was_training)
+        try:
+            with self.at_average(), torch.no_grad(), self.precision.autocast():
+                for batch in fill_up(batches) if self.gathers else batches:
+                    outputs = call_model(self.model, batch.to(session.device).inputs)
+                    if batch.weight > 0:
+                        count = count_samples(batch.targets)
+                        parts.append(tree_map(partial(_take_output, count), outputs))
+        finally:
+            batches.reader.close()
+            for module, is_training in modes:  # A module comes before those in it.
+                module.train(is_training)
         mine = tree_map(_join, *parts) if parts else None
         found = [each for each in session.gather(mine) if each is not None]
         return tree_map(partial(_interleave, session.world.size), *found)
@@ -93,9 +109,34 @@ class Predictor:
             split[0]
         except FormError as error:
             raise ConfigurationError(f"predict: {error}") from None
-        except (TypeError, AttributeError) as error:
+        except (TypeError, AttributeError, LookupError) as error:
             raise failed("predict", "expected samples with a length, by position", error) from error
         return Samples(split, "given")
+
+
+def _digest(data: Any) -> str:
+    """Of samples that are in memory."""
+    digest = hashlib.sha256()
+    if isinstance(data, torch.Tensor):
+        whole: Any = data.detach().cpu().contiguous()
+        digest.update(whole.view(-1).view(torch.uint8).numpy())
+    elif isinstance(data, np.ndarray) and not data.dtype.hasobject:
+        digest.update(np.ascontiguousarray(data).data)
+    elif isinstance(data, Split):
+        digest.update(data.digest())
+    return digest.hexdigest()
+
+
+def _take_output(samples: int, output: Any) -> Any:
+    """An output for so many samples, on the CPU. Raises ConfigurationError for what is none."""
+    if output is None or (isinstance(output, torch.Tensor) and output.shape[:1] == (samples,)):
+        return output if output is None else output.cpu()
+    is_tensor = isinstance(output, torch.Tensor)
+    found = f"shape {tuple(output.shape)}" if is_tensor else type(output).__name__
+    raise ConfigurationError(
+        f"predict: expected outputs that are tensors (samples, …), alone or in tuples, lists and "
+        f"dicts, found {found} for {count_noun(samples, 'sample')}"
+    )
 
 
 def _join(*parts: Any) -> Any:
@@ -119,8 +160,26 @@ def make_predictor(training: Training) -> Predictor:
     return Predictor(
         engine.module, engine.module, training.form, session,
         choose_reading(training.configuration, session), engine.forward.precision, engine.gathers,
-        engine.at_average,
+        partial(_at_average, engine),
     )  # fmt: skip
+
+
+@contextmanager
+def _at_average(engine: Engine) -> Iterator[None]:
+    """As the engine's, with rank 0's buffers on all ranks, and with its weights if servers update
+    those. Collective."""
+    tensors = list(engine.module.buffers())
+    if isinstance(engine.update, Serving):
+        tensors += [each.detach() for each in engine.module.parameters()]
+    with engine.at_average():
+        own = [each.clone() for each in tensors]
+        for each in tensors:
+            dist.broadcast(each, 0)
+        try:
+            yield
+        finally:
+            for tensor, each in zip(tensors, own, strict=True):
+                tensor.copy_(each)
 
 
 def load_predictor(configuration: Configuration, task: Task, session: Session) -> Predictor:
@@ -185,4 +244,4 @@ def write_outputs(path: Path, task: Task, outputs: Any) -> None:
     else:
         rows = outputs.reshape(len(outputs), -1).tolist()
         names = [f"output_{number}" for number in range(len(rows[0]))]
-    write_rows(path, names, rows)
+    write_rows(path, names, enumerate(rows))

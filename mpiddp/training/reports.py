@@ -15,6 +15,7 @@ from mpiddp.launch.session import Session
 from mpiddp.process.outcome import find_log
 from mpiddp.process.streams.output import parse_ranks
 from mpiddp.sync.parameter_server.roles import describe_roles
+from mpiddp.training.data.reading import Reader
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.checkpoints import describe_interval
 from mpiddp.training.options.groups.straggler import describe_straggler, parse_straggler
@@ -75,6 +76,13 @@ def warn(session: Session, text: str) -> None:
     world = session.world
     where = f"rank {world.rank} of {world.size} on {world.hostname}: " if world.size > 1 else ""
     print_message(f"{where}{text}")
+
+
+def report_left_out(reader: Reader, session: Session, what: str) -> None:
+    """Say which samples could not be read, and of what they were left out."""
+    for error in reader.left_out:
+        warn(session, f"{error}; left out of {what}")
+    reader.left_out.clear()
 
 
 def describe_training(training: Training) -> list[str]:
@@ -197,6 +205,11 @@ class Reports:
             self._file.append(row)  # What goes wrong is told at the end of the epoch.
         if self._tracker is not None:
             self._tracker.log(row)
+
+    def flush(self) -> None:
+        """Write rows of steps: a run that goes on from here does not make them again."""
+        if self._file is not None:
+            self._file.write()
 
     def end_epoch(self, row: Row, found: Sequence[RankCosts]) -> None:
         """``found``: what the epoch took on each rank."""

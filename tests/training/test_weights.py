@@ -16,7 +16,9 @@ import trainings
 from mpiddp.checkpoints.plain_weights import Selection, load_weights
 from mpiddp.errors import ConfigurationError
 from mpiddp.export import export
-from mpiddp.training.data.data import load
+from mpiddp.launch.session import Session
+from mpiddp.training.data.data import DataSet, load
+from mpiddp.training.evaluation import predict_all, write_predictions
 from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.prediction import write_outputs
 from mpiddp.training.task import models
@@ -85,6 +87,28 @@ def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(
         narrow = [float(row["loss"]) for row in csv.DictReader(file)]
     assert narrow == pytest.approx(losses, abs=0.05)
     assert max(abs(one - other) for one, other in zip(narrow, losses, strict=True)) > 1e-4
+
+
+def test_samples_that_cannot_be_read_have_no_row_and_others_keep_their_numbers(
+    session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Torn:
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, position: int) -> tuple[torch.Tensor, int]:
+            if position == 1:
+                raise OSError(5, "Input/output error")
+            return torch.eye(5)[position], position
+
+    task = Task(lambda: nn.Linear(5, 5), lambda: DataSet(Torn(), Torn(), 5))
+    configuration = Configuration(on_bad_sample="skip").resolve()
+    average, parts = predict_all(configuration, task, session)
+    write_predictions(tmp_path / "found.csv", parts)
+    rows = list(csv.DictReader((tmp_path / "found.csv").read_text().splitlines()))
+    assert [row["sample"] for row in rows] == [row["class"] for row in rows] == list("0234")
+    assert average.samples == 4
+    assert "test sample 1 cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.long

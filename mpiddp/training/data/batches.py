@@ -269,9 +269,12 @@ class EvaluationBatches:
     """Of all ranks."""
     cut: Cut
 
+    def list_positions(self) -> list[int]:
+        """Of this rank's samples."""
+        return list(range(self.cut.rank, self.samples, self.cut.ranks))
+
     def __iter__(self) -> Iterator[Batch]:
-        mine = list(range(self.cut.rank, self.samples, self.cut.ranks))
-        size = self.cut.batch_size
+        mine, size = self.list_positions(), self.cut.batch_size
         starts = range(0, len(mine), size)
         return self.reader.read(
             Key(EVALUATION, mine[start : start + size], start + size >= len(mine))
@@ -279,8 +282,7 @@ class EvaluationBatches:
         )
 
     def __len__(self) -> int:
-        share = len(range(self.cut.rank, self.samples, self.cut.ranks))
-        return -(-share // self.cut.batch_size)
+        return -(-len(self.list_positions()) // self.cut.batch_size)
 
 
 def make_training_batches(samples: Samples, cut: Cut, reading: Reading = HERE) -> TrainingBatches:

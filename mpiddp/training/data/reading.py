@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from mpiddp.errors import MpiddpError
 from mpiddp.training.data.device_data import DeviceSplit
-from mpiddp.training.data.samples import Answer, Batch, Key, Samples, Work
+from mpiddp.training.data.samples import Answer, Batch, Key, Samples, UnreadableSampleError, Work
 from mpiddp.training.data.structure import map_leaves
 
 GRACE = 1.0
@@ -54,7 +54,7 @@ class Reader:
         self._loader: DataLoader[Answer] | None = None
         self._workers: Any = None
         """An iterator of the loader, whose processes it holds."""
-        self.left_out: list[MpiddpError] = []
+        self.left_out: list[UnreadableSampleError] = []
         """What nobody has reported yet."""
         self._work = Work()
         """Of the last batch."""
@@ -75,7 +75,7 @@ class Reader:
         if answer.batch is None:
             assert answer.problem is not None
             raise answer.problem
-        if answer.problem is not None:
+        if isinstance(answer.problem, UnreadableSampleError):
             self.left_out.append(answer.problem)
         return answer.batch
 

@@ -114,6 +114,11 @@ class Answer(NamedTuple):
 class UnreadableSampleError(MpiddpError):
     """The data set raised an exception for some samples."""
 
+    def __init__(self, text: str, positions: Sequence[int] = ()) -> None:
+        super().__init__(text)
+        self.positions = tuple(positions)
+        """Of the samples, in the split."""
+
 
 class BatchError(MpiddpError):
     """Samples that can be read do not make a batch."""
@@ -214,7 +219,8 @@ def describe_problem(what: str, bad: Mapping[int, Exception]) -> UnreadableSampl
     """What is wrong with these samples of ``what``, with the first exception's traceback."""
     error = next(iter(bad.values()))
     found = UnreadableSampleError(
-        f"{what} {describe_numbers(list(bad))} cannot be read: {type(error).__name__}: {error}"
+        f"{what} {describe_numbers(list(bad))} cannot be read: {type(error).__name__}: {error}",
+        list(bad),
     )
     found.add_note("".join(traceback.format_exception(error)).rstrip())
     return found
