@@ -276,21 +276,25 @@ class Saver:
             if training.configuration.weights is not None:
                 say(session, "The weights are the checkpoint's: --weights is not read again")
 
-    def after_step(self, position: Position) -> None:
-        """Do what is due; not after an epoch's last step. Raises PreemptedError."""
+    def after_step(self, position: Position) -> bool:
+        """Do what is due; not after an epoch's last step. Raises PreemptedError.
+
+        Returns whether a checkpoint was begun.
+        """
         due = self._agreement.find_due()
         steps = None if self._interval is None else self._interval.steps
         is_due = steps is not None and position.step % steps == 0
         if not (due or is_due):
-            return
+            return False
         if WRITTEN in due:
             self._finish_write()
         if PREEMPTED in due:
             self._training.settle()
             self._leave(due[PREEMPTED], position)
-        if is_due or DUE in due:
+        if is_begun := is_due or DUE in due:
             self._training.settle()
             self.write(position)
+        return is_begun
 
     def is_pause_due(self) -> bool:
         """Whether workers that share out batches are to pause; asked in a server's thread."""

@@ -127,7 +127,7 @@ class Trainer:
     def predict(self, data: Any) -> Any:
         """The model's outputs for all samples, in their order; collective.
 
-            scores = trainer.predict(torch.rand(100, 10))
+            scores = trainer.predict(torch.eye(10))
             classes = scores.argmax(dim=1)
 
         Each rank predicts its share, and all get the whole: a tensor (samples, …) on the CPU, or
@@ -166,7 +166,8 @@ class Trainer:
         finished = find_finished(configuration, self.session, handler)
         if finished is not None:
             say(self.session, describe_finished(finished, configuration))
-            self.row, self._weights = finished.row, find_path(configuration)
+            self.row, self._predictor = finished.row, None
+            self._weights = configuration.checkpoint_dir or find_path(configuration)
             return
         try:
             handlers = Handlers(handler, self._signals, self._note)

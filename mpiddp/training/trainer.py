@@ -23,7 +23,7 @@ from mpiddp.training.rank_costs import add_costs, gather_costs
 from mpiddp.training.records import metrics
 from mpiddp.training.records.network import NetworkMeter
 from mpiddp.training.records.run_directory import RunDirectory
-from mpiddp.training.reports import Reports, describe_training, say, warn
+from mpiddp.training.reports import Reports, describe_training, report_left_out, say, warn
 from mpiddp.training.saving import Saver, check_model, look_for_checkpoint
 from mpiddp.training.shared_run import abandoned_after_error, enter_run, leave_run
 from mpiddp.training.step.divergence import refuse_divergence
@@ -240,6 +240,7 @@ class Loop:
                 return
             training.engine.update.settle()
             self.saver.after_pause(self.position)
+            self.reports.flush()
 
     def begin_step(self, batch: Batch) -> Step:
         training, position = self.training, self.position
@@ -262,8 +263,9 @@ class Loop:
         self.position = self._following
         training.failure_handler.end_step(self.position.step)
         self.epoch.count_time()
-        if self._number < self._left and not training.batches.is_shared:
-            self.saver.after_step(self.position)
+        is_within = self._number < self._left and not training.batches.is_shared
+        if is_within and self.saver.after_step(self.position):
+            self.reports.flush()
 
     @property
     def _following(self) -> Position:
@@ -373,6 +375,7 @@ class Loop:
         self.saver.save_last(position)
         # What a script predicts with is the same on all ranks.
         training.engine.update.exchange_weights(is_due=True)
+        share_buffers(training.engine.module)
         self._close(is_done=False)
         if problem:
             raise ConfigurationError(problem)
@@ -399,10 +402,7 @@ def _take_batch(
     compute: Compute | None = None,
 ) -> None:
     """``describe`` names the step, counted from 1, with rank and samples."""
-    left_out = training.batches.reader.left_out
-    for error in left_out:
-        warn(training.session, f"{error}; left out of step {step}")
-    left_out.clear()
+    report_left_out(training.batches.reader, training.session, f"step {step}")
     if training.slowdown is not None:
         training.slowdown.wait(step - 1)
         training.engine.clock.end(Stage.FORWARD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import warnings
@@ -12,6 +13,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+import mpiddp
 import wrong_algorithms
 from mpiddp.checkpoints.storage.directory import Staging
 from mpiddp.checkpoints.storage.shards import _Writer
@@ -106,6 +108,29 @@ def leave(session: Session, steps: int, words: Sequence[str]) -> None:
     for step in itertools.islice(found, steps):
         step.take()
     found.close()
+
+
+def predict_within(session: Session) -> dict[str, Any]:
+    """Predictions in a loop, and after it was left; and of what a rank's own model makes then."""
+    torch.set_num_threads(1)
+    options = {"data": "toy", "samples": 200, "epochs": 1, "name": "predict"}
+    trainer = mpiddp.Trainer(Task(build_normalised), **options)
+    samples, found = torch.linspace(-1, 1, 70).view(7, 10), dict[str, Any]()
+    for step in trainer.steps():
+        step.take()
+        if step.number == 2:
+            break
+    found["own"] = copy.deepcopy(trainer.model).eval()(samples).detach().numpy()
+    found["within"] = trainer.predict(samples).numpy()
+    found["is training"] = trainer.model.training
+    session.do_postponed()
+    found["left"] = trainer.predict(samples).numpy()
+    found["model"] = trainer.model.eval()(samples).detach().numpy()
+    try:
+        trainer.predict(samples + session.world.rank)
+    except ConfigurationError as error:
+        found["said"] = str(error)
+    return found
 
 
 def run_with_bad_saves(session: Session, words: Sequence[str]) -> str:

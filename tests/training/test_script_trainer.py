@@ -16,12 +16,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import launchers
 import mpiddp
+import trainings
 from mpiddp.checkpoints.storage import directory
 from mpiddp.checkpoints.storage.finding import Found
 from mpiddp.errors import CheckpointError, ConfigurationError, MpiddpError
@@ -32,6 +34,7 @@ from mpiddp.training import weights
 from mpiddp.training.data.batches import Batch
 from mpiddp.training.data.data import load
 from mpiddp.training.options.config import parse
+from mpiddp.training.prediction import _take_output
 from mpiddp.training.script_trainer import named_as_keywords
 from mpiddp.training.trainer import train
 from mpiddp.training.training_state import check_fit, list_deciding, name_values
@@ -133,6 +136,17 @@ def test_a_loop_that_is_left_is_a_normal_end(
     source = f"runs/left/checkpoints/step-{last}"
     row = mpiddp.Trainer(**{**SMALL, "resume": source}, name="right").fit()
     assert row.parameters == mpiddp.Trainer(**SMALL, name="whole").fit().parameters
+
+
+@pytest.mark.usefixtures("writable")
+def test_rows_of_steps_are_written_with_the_checkpoint_that_has_them(session: Session) -> None:
+    for step in mpiddp.Trainer(**SMALL, name="rows", log_every=1, save_every="2steps").steps():
+        if step.number == 6:  # The job may be killed here.
+            break
+        step.take()
+    text = Path("runs/rows/metrics.jsonl").read_text()
+    assert [json.loads(line)["step"] for line in text.splitlines()] == [1, 2, 3, 4]
+    session.do_postponed()
 
 
 @pytest.mark.usefixtures("writable")
@@ -291,6 +305,45 @@ def test_a_script_predicts_with_what_was_trained(session: Session) -> None:
         torch.testing.assert_close(two, scores[[0, 5]])
     with pytest.raises(ConfigurationError, match=r"^predict: .* inputs of the training data"):
         trainer.predict([{"a": 1}])
+    trainer.model.train()
+    with pytest.raises(MpiddpError, match="given samples 0, 1 make no batch"):
+        trainer.predict([tests[0], {"a": 1}])
+    assert trainer.model.training
+
+
+@pytest.mark.usefixtures("writable")
+def test_a_run_that_has_finished_predicts_with_its_own_weights(session: Session) -> None:
+    torch.save(mpiddp.models.mlp((10,), 2).state_dict(), "first.pt")
+    options = {**SMALL, "resume": "auto", "name": "tuned", "checkpoint_dir": "kept"}
+    samples = torch.eye(10)
+    trainer = mpiddp.Trainer(**options, weights="first.pt")
+    trainer.fit()
+    find_failure_handler(session).entered_runs.clear()  # As in a later job.
+    again = mpiddp.Trainer(**options, weights="first.pt")
+    before = again.predict(samples)
+    again.fit()
+    assert torch.equal(again.predict(samples), trainer.predict(samples))
+    assert not torch.equal(again.predict(samples), before)
+
+
+@pytest.mark.mpi
+def test_ranks_predict_with_one_model_and_the_same_samples(pool: Any, tmp_path: Path) -> None:
+    found = pool("openmpi", 2).call(trainings.predict_within, cwd=tmp_path).values
+    expected = found[0]["own"]
+    for each in found:
+        assert each["is training"]
+        for name in ("within", "left", "model"):
+            np.testing.assert_allclose(each[name], expected, rtol=1e-4, atol=1e-6, err_msg=name)
+        assert "data to predict must be the same on all ranks" in each["said"]
+    # Each rank has seen other samples: without this the test shows nothing.
+    assert not np.allclose(found[1]["own"], expected)
+
+
+@pytest.mark.parametrize("output", [torch.ones(2, 3), torch.ones(()), 3.0, SimpleNamespace()])
+def test_outputs_that_are_none_of_single_samples_are_refused(output: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"predict: expected outputs .* for 3 samples"):
+        _take_output(3, output)
+    assert _take_output(3, torch.ones(3)).shape == (3,) and _take_output(3, None) is None
 
 
 def test_messages_name_a_scripts_keywords() -> None:
