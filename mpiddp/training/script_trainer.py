@@ -166,8 +166,8 @@ class Trainer:
         finished = find_finished(configuration, self.session, handler)
         if finished is not None:
             say(self.session, describe_finished(finished, configuration))
-            self.row, self._predictor = finished.row, None
-            self._weights = configuration.checkpoint_dir or find_path(configuration)
+            self.row, self._weights = finished.row, finished.checkpoint
+            self._predictor = None
             return
         try:
             handlers = Handlers(handler, self._signals, self._note)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mpiddp.checkpoints.plain_weights import check_format
-from mpiddp.checkpoints.storage.manifest import CONFIGURATION
+from mpiddp.checkpoints.storage.manifest import CHECKPOINTS, CONFIGURATION, make_name
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
@@ -38,6 +38,8 @@ class Finished:
     """Of its last epoch; None if its loop was left within the first one."""
     reason: str
     """Why it has ended."""
+    checkpoint: Path
+    """Of its last step, unless it was to have none."""
 
 
 def find_finished(
@@ -86,7 +88,8 @@ def _read_finished(path: Path, configuration: Configuration) -> Finished | None:
             f"the run {path} has finished with other options ({listed}), and is not overwritten: "
             "choose another name; with resume=PATH it goes on from a checkpoint of this run"
         )
-    return Finished(row, str(outcome.get("reason")))
+    folder = configuration.checkpoint_dir or path / CHECKPOINTS
+    return Finished(row, str(outcome.get("reason")), folder / make_name(outcome.get("step") or 0))
 
 
 def describe_finished(finished: Finished, configuration: Configuration) -> str:

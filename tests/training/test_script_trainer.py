@@ -324,6 +324,21 @@ def test_a_run_that_has_finished_predicts_with_its_own_weights(session: Session)
     again.fit()
     assert torch.equal(again.predict(samples), trainer.predict(samples))
     assert not torch.equal(again.predict(samples), before)
+    # And not with those of a checkpoint from before its end.
+    unsaved = {**SMALL, "resume": "auto", "name": "unsaved"}
+    for step in mpiddp.Trainer(**unsaved, save_every="5steps").steps():
+        if step.number == 7:
+            break
+        step.take()
+    find_failure_handler(session).entered_runs.clear()
+    session.do_postponed()
+    Path("runs/unsaved/outcome.json").unlink()  # As if it had been preempted.
+    mpiddp.Trainer(**unsaved, save_every="never").fit()
+    find_failure_handler(session).entered_runs.clear()
+    last = mpiddp.Trainer(**unsaved)
+    last.fit()
+    with pytest.raises(ConfigurationError, match=r"cannot read .*/step-20: No such file"):
+        last.predict(samples)
 
 
 @pytest.mark.mpi
