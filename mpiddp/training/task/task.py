@@ -83,7 +83,8 @@ class Task:
         optimizer: takes ``parameters`` (also called ``params``), a list of tensors, and
             ``learning_rate`` (or ``lr``), and returns a ``torch.optim.Optimizer``. If it has a
             parameter ``model``, that is given, except with parameter servers, where tensors are
-            flat pieces of parameters. Groups keep the ratio of their rates. None: the option ``optimizer`` decides.
+            flat pieces of parameters. Groups keep the ratio of their rates. None: the option
+            ``optimizer`` decides.
         schedule: takes a step, counted from 0, and the steps of the run, and returns a factor of
             the peak rate; the same on every rank. The warm-up is another factor. None: the option
             ``schedule`` decides.
