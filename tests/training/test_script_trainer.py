@@ -391,17 +391,14 @@ def test_a_bad_option_is_refused(
 
 
 PREEMPTED = """
-import os, signal, time
-import mpiddp
+import os, signal, time, mpiddp
 
 trainer = mpiddp.Trainer(data="toy", epochs=4, name="left")
-pause = 0.0
 for step in trainer.steps():
     step.take()
-    time.sleep(pause)
     if step.number == 7 and trainer.session.world.rank == 1:
         os.kill(os.getpid(), signal.SIGUSR2)
-        pause = 0.05  # The ranks' threads look for signals four times a second.
+        time.sleep(2)  # The ranks' threads look for signals four times a second.
 print("ended", trainer.row.step)
 """
 
