@@ -122,7 +122,7 @@ class Stopwatch:
         """The part begins, or ends."""
         if self._is_gpu:
             # torch has no types for it.
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event = torch.cuda.Event(enable_timing=True)
             event.record()
             self._times.append(event)
         else:

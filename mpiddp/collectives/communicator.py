@@ -217,7 +217,7 @@ class Communicator:
         stream = self._stream
         if stream is None:
             # torch has no types for it.
-            stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
+            stream = torch.cuda.Stream(tensor.device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
             self.run(request, tensor)

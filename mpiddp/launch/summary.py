@@ -43,7 +43,7 @@ def describe_device(device: torch.device, threads: int) -> str:
         import torch
 
         # A script's process has no context yet, and asking for the name would make one.
-        initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        initialized = torch.cuda.is_initialized()
         name = f"GPU {torch.cuda.get_device_name(device)}" if initialized else "GPU"
     return f"{name}, {count_noun(threads, 'thread')} per rank (OMP_NUM_THREADS)"
 

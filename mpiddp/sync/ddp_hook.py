@@ -197,7 +197,7 @@ class ScheduleHook:
         is_shared = True
         try:
             # torch has no type for it.
-            gradients.share_memory_()  # type: ignore[no-untyped-call]
+            gradients.share_memory_()
         except (RuntimeError, OSError):
             # Another program has taken the room; the gradients are where they were.
             is_shared = False

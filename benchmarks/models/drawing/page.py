@@ -35,7 +35,7 @@ SCRIPTS = (
     "page.js",
 )  # fmt: skip
 """In this order, since scripts run with those before them."""
-BEGIN = "Every rank begins with a buffer of its own; in the end "
+BEGIN = "Every rank begins with its own buffer; in the end "
 OWN, ALL = "@ has its own buffer", "@ has all of it"
 WORDS = {
     Collective.ALL_REDUCE: (BEGIN + "every rank has the sum of all of them.", OWN,

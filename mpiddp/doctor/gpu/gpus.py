@@ -73,8 +73,8 @@ def measure_product(device: torch.device) -> float:
     best = float("inf")
     for _ in range(TRIALS + 1):
         # torch has no types for these.
-        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        begin = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
         begin.record()
         for _ in range(PRODUCTS):
             torch.mm(left, left, out=result)

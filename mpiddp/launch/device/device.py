@@ -104,7 +104,7 @@ def count_visible(*, may_initialize: bool) -> int:
     entries = _list_entries()
     if not may_initialize and entries and entries[0].startswith(SLICE):
         # torch has no types for it.
-        return int(torch.backends.cuda.is_built())  # type: ignore[no-untyped-call]
+        return int(torch.backends.cuda.is_built())
     return torch.cuda.device_count()
 
 

@@ -52,7 +52,7 @@ def find_version() -> tuple[int, ...]:
         except (OSError, AttributeError):
             continue
     # Linked into torch itself. torch has no types for it.
-    return tuple(torch.cuda.nccl.version()[:3])  # type: ignore[no-untyped-call]
+    return tuple(torch.cuda.nccl.version()[:3])
 
 
 def split_version(code: int) -> tuple[int, ...]:

@@ -43,8 +43,8 @@ def _describe_operators() -> None:
     # What a failed import has left behind would be taken for the whole.
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]
-    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+    library = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         # torch has no type for it.
-        library.define(name + _SCHEMA)  # type: ignore[no-untyped-call]
+        library.define(name + _SCHEMA)
     _libraries.append(library)

@@ -159,7 +159,7 @@ class LossGuard:
         self.settle()
         value = torch.empty((), dtype=loss.dtype, pin_memory=True)
         value.copy_(loss.detach(), non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event()
         event.record()
         self._late = value, event, describe
 

@@ -107,7 +107,7 @@ class StageClock:
         What follows within the same backward pass is waiting: DDP does it at the end, after this.
         """
         if self._waits:
-            loss.register_hook(self._queue_end)  # type: ignore[no-untyped-call]
+            loss.register_hook(self._queue_end)
 
     def end_backward(self) -> None:
         """After a backward pass that was watched."""
@@ -134,14 +134,14 @@ class GpuStageClock(StageClock):
         """In their order, with the stage that ends there; the first one has been counted."""
 
     def _record(self, stage: Stage | None) -> None:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         self._marks.append((event, stage))
         self._count()
 
     def _count(self) -> None:
         """Count what the GPU has passed."""
-        while len(self._marks) > 1 and self._marks[1][0].query():  # type: ignore[no-untyped-call]
+        while len(self._marks) > 1 and self._marks[1][0].query():
             begin, _ = self._marks.popleft()
             end, stage = self._marks[0]
             if stage is not None:

@@ -57,7 +57,7 @@ class FrameworkTraffic(SteadyTraffic):
     def finish_epoch(self, costs: Costs) -> None:
         super().finish_epoch(costs)
         # DDP measures its first ten passes, then each hundredth.
-        measured = self._model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        measured = self._model._get_ddp_logging_data()
         nanoseconds = max(0, measured.get("avg_backward_comm_time", 0))
         costs.count_exchange(0, costs.steps * nanoseconds / 1e9)
 
