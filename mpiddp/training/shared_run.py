@@ -18,7 +18,8 @@ from mpiddp.training.options.config import Configuration, read_toml
 from mpiddp.training.options.groups.checkpoints import AUTO
 from mpiddp.training.records import run_directory
 from mpiddp.training.records.history import METRICS
-from mpiddp.training.records.metrics import Row, describe_test, read_last_row
+from mpiddp.training.records.metrics import Row, describe_test
+from mpiddp.training.records.metrics_file import read_last_row
 from mpiddp.training.records.run_directory import RunDirectory
 from mpiddp.training.records.trackers import check_library
 from mpiddp.training.training_state import (

@@ -37,7 +37,8 @@ METRICS = """
 import json, sys
 from dataclasses import replace
 from pathlib import Path
-from mpiddp.training.records.metrics import MetricsFile, Row
+from mpiddp.training.records.metrics import Row
+from mpiddp.training.records.metrics_file import MetricsFile
 row = Row(attempt=1, epoch=1, step=1, loss=0.0, metrics={"accuracy": 0.0}, learning_rate=0.0,
           samples_per_second=0.0, seconds=0.0)
 path = Path(sys.argv[1], "metrics.jsonl")

@@ -14,7 +14,7 @@ from test_metrics import ROW
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.records.history import METRICS, STAGES, STEPS, parse_row, read_histories
-from mpiddp.training.records.metrics import MetricsFile
+from mpiddp.training.records.metrics_file import MetricsFile
 
 
 def row(epoch: int, **values: Any) -> dict[str, Any]:

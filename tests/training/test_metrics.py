@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from mpiddp.training.records import metrics
+from mpiddp.training.records import metrics_file
 from mpiddp.training.records.metrics import (
-    MetricsFile,
     Row,
     StepsRow,
     Totals,
@@ -25,8 +24,8 @@ from mpiddp.training.records.metrics import (
     describe_epoch,
     describe_staleness,
     describe_start,
-    read_last_row,
 )
+from mpiddp.training.records.metrics_file import MetricsFile, read_last_row
 
 ROW = Row(
     attempt=1,
@@ -78,7 +77,7 @@ def test_rows_of_steps_wait_and_are_not_doubled(
         file.append(row)
     assert not path.exists()
     file.append(ROW)
-    monkeypatch.setattr(metrics, "WRITE_SECONDS", 0.0)
+    monkeypatch.setattr(metrics_file, "WRITE_SECONDS", 0.0)
     file.append(rows[3])
     written = [*rows[:3], ROW, rows[3]]
     assert path.read_text() == "".join(f"{row.to_json()}\n" for row in written)

@@ -81,16 +81,22 @@ def draw_page(
     fields = _describe_fields(size, machine)
     words, before, after = WORDS[choice.collective]
     data = {**_collect(chosen, ranks, nodes), "fields": fields, "before": before, "after": after}
-    document = {
-        "title": html.escape(f"{' and '.join(map(str, chosen))} on {count_noun(ranks, 'rank')}"),
-        "style": _read("page.css"),
+    texts = {
         "script": "\n".join(map(_read, SCRIPTS)),
         "heading": choice.collective.value.capitalize(),
         "words": words,
-        "data": _embed(data),
     }
-    page = _read("page.html")
-    for key, text in document.items():
+    title = f"{' and '.join(map(str, chosen))} on {count_noun(ranks, 'rank')}"
+    return fill("page", title, texts, data)
+
+
+def fill(name: str, title: str, texts: Mapping[str, str], data: Mapping[str, Any]) -> str:
+    """The document of a template: with its style, and texts and data in place of @their names@."""
+    # "<" would let a name close the element that the data stand in.
+    embedded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    page = _read("head.html") + _read(f"{name}.html")
+    head = {"title": html.escape(title), "style": _read(f"{name}.css")}
+    for key, text in {**head, **texts, "data": embedded}.items():
         page = page.replace(f"@{key}@", text, 1)
     return page
 
@@ -142,11 +148,6 @@ def _make_field(
 
 def _read(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text("utf-8")
-
-
-def _embed(data: Mapping[str, Any]) -> str:
-    # "<" would let a name close the element that the data stand in.
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _collect(

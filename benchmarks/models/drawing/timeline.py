@@ -5,16 +5,14 @@ A line goes through it in the time of the step; the page lets a reader hold and 
 
 from __future__ import annotations
 
-import html
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib import resources
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from benchmarks.common.options import describe_seconds
 from benchmarks.models.drawing.diagram import NAMESPACE, STYLE, draw, write
+from benchmarks.models.drawing.page import fill
 from benchmarks.models.drawing.workflow import COMPUTES, SENDS, Span, TrainingStep
 
 LEFT, TOP, ROW, BAR, GAP = 110, 68, 34, 26, 40
@@ -72,8 +70,6 @@ def _draw_plan(root: Element, top: float, name: str, spans: Sequence[Span], scal
 
 def draw_timeline_page(step: TrainingStep, title: str) -> str:
     """One HTML document that plays the picture, offline, in any browser."""
-    page = resources.files(__package__).joinpath("timeline.html").read_text("utf-8")
     plans = [step.plan(), step.plan(overlaps=False)]
     data = {"plans": [list(map(asdict, spans)) for spans in plans], "loop": LOOP_SECONDS}
-    page = page.replace("@title@", html.escape(title)).replace("@data@", json.dumps(data))
-    return page.replace("@picture@", draw_timeline(step, title))
+    return fill("timeline", title, {"picture": draw_timeline(step, title)}, data)

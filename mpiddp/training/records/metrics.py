@@ -1,12 +1,9 @@
-"""What a run reports: sums over all ranks, rows of ``metrics.jsonl``, lines on the console."""
+"""What a run reports: sums over all ranks, the rows of them, lines on the console."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -16,10 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 import torch.distributed as dist
 
-from mpiddp.files import replaced
-from mpiddp.process.job_directory import check_attempt
 from mpiddp.training.data.structure import count_samples
-from mpiddp.training.records.history import STEPS, is_of_steps, parse_row
+from mpiddp.training.records.history import STEPS
 from mpiddp.wording import count_noun
 
 Metric: TypeAlias = Callable[[Any, Any], torch.Tensor]
@@ -30,8 +25,6 @@ SHOWN = 6
 """Values of a distribution that fit into a line."""
 MOST_PENDING = 1024
 """Batches whose values a GPU may hold at once."""
-WRITE_SECONDS = 5.0
-"""Between two writes of rows of steps: each waits for the disk."""
 
 
 @dataclass(frozen=True)
@@ -289,87 +282,6 @@ def _dump(values: Mapping[str, Any]) -> str:
         for name, value in values.items()
     }
     return json.dumps(finite, allow_nan=False)
-
-
-def read_last_row(path: Path) -> Row | None:
-    """The last epoch's row of a finished run's ``metrics.jsonl``; None if there is none."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    found = (line for line in reversed(lines) if not is_of_steps(parse_row(line) or {}))
-    return next(map(Row.from_json, found), None)
-
-
-class MetricsFile:
-    """``metrics.jsonl``, one JSON object per line; attempts of a run follow one another.
-
-    A row that the disk does not take is kept, and written before the next one. The file has whole
-    rows at any time.
-    """
-
-    def __init__(self, path: Path, step: int = 0) -> None:
-        """``step``: the last one whose rows of steps stay; others will be written again."""
-        self._path = path
-        self._last_write = time.monotonic()
-        self._rows: list[str] = []
-        """That are not written yet."""
-        if path.exists():
-            # A killed process may have left part of a row. One system call removes it, so that a
-            # second kill cannot damage the complete rows.
-            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-            with contextlib.suppress(OSError):  # A full disk: readers take the later of two rows.
-                _remove_steps(path, step)
-
-    def append(self, row: Row | StepsRow) -> str:
-        """Write a row, after those that could not be written before; rows of steps may wait.
-
-        Returns what kept the disk from taking it, empty if nothing did.
-        """
-        self._rows.append(row.to_json() + "\n")
-        if isinstance(row, StepsRow) and time.monotonic() - self._last_write < WRITE_SECONDS:
-            return ""
-        return self.write()
-
-    def write(self) -> str:
-        """Write what has waited, as `append` does."""
-        if not self._rows:
-            return ""
-        check_attempt()
-        self._last_write = time.monotonic()
-        try:
-            _append_whole(self._path, "".join(self._rows).encode())
-        except OSError as error:
-            return f"{self._path} could not be written: {error.strerror}"
-        self._rows.clear()
-        return ""
-
-
-def _remove_steps(path: Path, step: int) -> None:
-    """Leave out rows of steps after ``step``. Raises OSError; the file is as it was then."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    rows = [parse_row(line) or {} for line in lines]
-    kept = [
-        line
-        for line, row in zip(lines, rows, strict=True)
-        if not is_of_steps(row) or row["step"] <= step
-    ]
-    if len(kept) < len(lines):
-        with replaced(path) as temporary:
-            _append_whole(temporary, b"".join(kept))
-
-
-def _append_whole(path: Path, data: bytes) -> None:
-    """Append all of ``data``, or nothing. Raises OSError, also for what a write has put off."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    try:
-        size = os.fstat(descriptor).st_size
-        try:
-            while data:
-                data = data[os.write(descriptor, data) :]
-            os.fsync(descriptor)
-        except OSError:
-            os.ftruncate(descriptor, size)
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def describe_start(
