@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -70,14 +70,17 @@ class Predictor:
     session: Session
     reading: Reading
     precision: Precision
-    gathers: bool = False
-    """Whether every forward pass is collective."""
-    at_average: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Within it the model is the same on all ranks, and goes by the moving average of its weights,
-    if there is one."""
+    engine: Engine | None = None
+    """Of the training whose model it is."""
 
     def predict(self, data: Any) -> Any:
         """The model's outputs for all samples, as `mpiddp.Trainer.predict`. Collective."""
+        engine = self.engine
+        if engine and isinstance(engine.update, Serving) and engine.update.has_idle_ranks:
+            raise ConfigurationError(
+                "predict: expected a call after the loop, found one within it: ranks that only "
+                "serve take no steps, and would not make it"
+            )
         session, samples = self.session, self._find_samples(data)
         session.agree((len(data), _digest(data)), "data to predict")
         batches = share_evaluation(samples, session, self.reading)
@@ -85,8 +88,8 @@ class Predictor:
         modes = [(each, each.training) for each in self.model.modules()]
         self.model.eval()
         try:
-            with self.at_average(), torch.no_grad(), self.precision.autocast():
-                for batch in fill_up(batches) if self.gathers else batches:
+            with _at_average(engine), torch.no_grad(), self.precision.autocast():
+                for batch in fill_up(batches) if engine and engine.gathers else batches:
                     outputs = call_model(self.model, batch.to(session.device).inputs)
                     if batch.weight > 0:
                         count = count_samples(batch.targets)
@@ -159,15 +162,17 @@ def make_predictor(training: Training) -> Predictor:
     engine, session = training.engine, training.session
     return Predictor(
         engine.module, engine.module, training.form, session,
-        choose_reading(training.configuration, session), engine.forward.precision, engine.gathers,
-        partial(_at_average, engine),
+        choose_reading(training.configuration, session), engine.forward.precision, engine,
     )  # fmt: skip
 
 
 @contextmanager
-def _at_average(engine: Engine) -> Iterator[None]:
+def _at_average(engine: Engine | None) -> Iterator[None]:
     """As the engine's, with rank 0's buffers on all ranks, and with its weights if servers update
     those. Collective."""
+    if engine is None:
+        yield
+        return
     tensors = list(engine.module.buffers())
     if isinstance(engine.update, Serving):
         tensors += [each.detach() for each in engine.module.parameters()]

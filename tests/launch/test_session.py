@@ -266,23 +266,18 @@ def test_ranks_that_differ_are_named(either_launcher):
     assert "Traceback" not in result.output and "not reached" not in result.output
 
 
-@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
-def test_a_time_limit_is_positive(seconds):
-    with pytest.raises(ConfigurationError, match="timeout: expected seconds above 0"):
-        Options(timeout=seconds)
-
-
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("name", "value", "expected"),
     [
-        ({"timeout": "5"}, "timeout: expected a number of seconds, found '5'"),
-        ({"port_range": 5}, "port_range: expected text, found 5"),
-        ({"allow_shared_gpu": "no"}, "allow_shared_gpu: expected True or False, found 'no'"),
+        *(("timeout", seconds, "seconds above 0") for seconds in (0, -1, float("nan"))),
+        ("timeout", "5", "a number of seconds, found '5'"),
+        ("port_range", 5, "text, found 5"),
+        ("allow_shared_gpu", "no", "True or False, found 'no'"),
     ],
 )
-def test_a_script_may_give_a_value_of_another_type(given, message):
-    with pytest.raises(ConfigurationError, match=message):
-        Options(**given)
+def test_a_value_that_cannot_be_is_refused(name, value, expected):
+    with pytest.raises(ConfigurationError, match=f"{name}: expected {expected}"):
+        Options(**{name: value})
 
 
 # Life cycle

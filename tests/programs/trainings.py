@@ -133,6 +133,21 @@ def predict_within(session: Session) -> dict[str, Any]:
     return found
 
 
+def predict_beside_servers(session: Session) -> tuple[str, int]:
+    """What a prediction in a loop says that one rank does not run, and the length of one after."""
+    torch.set_num_threads(1)
+    options = {"data": "toy", "samples": 200, "epochs": 1, "name": "beside"}
+    servers = {"sync": "parameter-server", "server_placement": "dedicated"}
+    trainer, said = mpiddp.Trainer(**options, **servers), ""
+    for step in trainer.steps():
+        step.take()
+        try:
+            trainer.predict(torch.eye(10))
+        except ConfigurationError as error:
+            said = str(error)
+    return said, len(trainer.predict(torch.eye(10)))
+
+
 def run_with_bad_saves(session: Session, words: Sequence[str]) -> str:
     """As ``run``; the writer fails in rank 1's second save, and memory in its third one.
 

@@ -354,6 +354,13 @@ def test_ranks_predict_with_one_model_and_the_same_samples(pool: Any, tmp_path: 
     assert not np.allclose(found[1]["own"], expected)
 
 
+@pytest.mark.mpi
+def test_a_loop_that_some_ranks_do_not_run_cannot_predict(pool: Any, tmp_path: Path) -> None:
+    found = pool("openmpi", 3).call(trainings.predict_beside_servers, cwd=tmp_path).values
+    assert [length for _, length in found] == [10, 10, 10]
+    assert ["expected a call after the loop" in said for said, _ in found] == [True, True, False]
+
+
 @pytest.mark.parametrize("output", [torch.ones(2, 3), torch.ones(()), 3.0, SimpleNamespace()])
 def test_outputs_that_are_none_of_single_samples_are_refused(output: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"predict: expected outputs .* for 3 samples"):

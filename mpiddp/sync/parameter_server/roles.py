@@ -121,6 +121,11 @@ class Serving:
         return self._wire.counter
 
     @property
+    def has_idle_ranks(self) -> bool:
+        """Whether there are ranks that only serve, until this is closed."""
+        return bool(self._wire.communicator) and self._roles.servers[-1] not in self._roles.workers
+
+    @property
     def staleness(self) -> dict[int, int]:
         """How many gradients of this rank's server were how many updates late."""
         return {} if self._server is None else dict(sorted(self._server.clock.staleness.items()))

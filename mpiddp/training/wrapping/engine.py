@@ -215,10 +215,10 @@ def _make_update(
     module = start.module
     optimizer = make_optimizer(configuration, list(module.parameters()), start.optimizer, module)
     decay = configuration.ema
-    average = None if decay is None else MovingAverage(start.module, decay)
+    average = None if decay is None else MovingAverage(module, decay)
     scaler = start.forward.precision.scaler
     treatment = Treatment(refusal, scaler, configuration.clip_norm, average)
-    every, module = configuration.average_every, start.module
+    every = configuration.average_every
     if every is None:
         return LocalUpdate(module, optimizer, start.rate, treatment)
     mean = choose_mean(configuration, next(module.parameters()).device)
