@@ -227,8 +227,18 @@ def test_one_rank_under_mpirun_works_without_mpi(without_mpi4py):
     assert "size 1 None (1, 2) True" in result.stdout
 
 
+LATE = """
+import os, time
+time.sleep(1 if os.environ.get("PMIX_RANK", os.environ.get("PMI_RANK")) == "0" else 0)
+"""
+"""Rank 0 fails when rank 1 has reported already, and has not left."""
+
+
 @pytest.mark.by_default("openmpi")
-def test_two_ranks_need_mpi4py(either_launcher, without_mpi4py):
+@pytest.mark.parametrize("before", ["", LATE], ids=["at once", "rank 0 late"])
+def test_two_ranks_need_mpi4py(either_launcher, without_mpi4py, tmp_path, before):
+    missing = tmp_path / "mpi4py.py"
+    missing.write_text(before + missing.read_text())
     result = launchers.run(
         either_launcher, 2, ["-c", HELLO], timeout=60, env=without_mpi4py
     ).expect(3)

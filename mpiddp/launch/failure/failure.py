@@ -347,15 +347,18 @@ class FailureHandler(FailureReports):
         """Nobody can be asked: the launcher's rank 0 reports, and one process of other nodes.
 
         A pair of library and launcher that do not fit is found by all ranks alike, so that
-        rank 0's report is enough.
+        rank 0's report is enough. A rank 0 that comes too late finds its node's claim taken, by
+        one that has reported.
         """
         launcher = self.peers.launcher
         if launcher is None:
             return True
         if launcher.rank != 0:
             time.sleep(ANSWER_SECONDS)
+            if isinstance(error, AloneError):
+                return False
         self._claim_node()
-        return launcher.rank == 0 or (self._claim is not None and not isinstance(error, AloneError))
+        return self._claim is not None
 
     def _claim_node(self) -> None:
         self._claim = claim_node()

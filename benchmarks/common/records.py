@@ -1,0 +1,196 @@
+"""Records of measurements: JSON lines, one schema for all commands, written as they come.
+
+The first line (``kind`` "run") tells the schema's version, the command and the environment. Then
+each cell that was measured has a line, and each one that was refused. The last line ("end") is
+missing if the command was killed; whatever was measured before is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from benchmarks.common.statistics import Interval, Summary
+from benchmarks.common.targets import Target, describe_targets
+from mpiddp.errors import ConfigurationError
+
+SCHEMA = 3
+"""Version of the records' form; a change that breaks readers raises it."""
+
+Coordinate = int | float | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One quantity of one contender, measured round by round."""
+
+    quantity: str
+    """What was measured, such as ``all-reduce`` or ``training step``."""
+    contender: str
+    """Whose it is, as in the tables."""
+    ranks: int
+    nodes: int = 1
+    at: Mapping[str, Coordinate] = field(default_factory=dict)
+    """Where else it was measured: ``bytes``, ``type``, ``model``, ``part`` and the like. Bytes are
+    those of the largest buffer of a rank, as in nccl-tests."""
+    unit: str = "s"
+    samples: tuple[float, ...]
+    """A value a round, in order of rounds; where a round has several iterations, their median."""
+    summary: Summary
+    """Of all iterations of all rounds."""
+    by_rank: tuple[Summary, ...] = ()
+    """Of each rank's own times; empty if they are not told apart."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """What the command knows beside: ``ran`` (the algorithm that ran), ``algbw``, ``busbw``
+    (GB/s), ``wrong`` (elements), ``stopped`` (``interval`` or ``budget``), …"""
+
+    @property
+    def key(self) -> tuple[Coordinate, ...]:
+        """What tells it from the other cells of a record, and finds its like in another one."""
+        places = [word for name in sorted(self.at) for word in (name, self.at[name])]
+        return (self.quantity, self.contender, self.ranks, self.nodes, *places)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What a file of records holds."""
+
+    path: Path
+    benchmark: str
+    environment: Mapping[str, Any]
+    options: Mapping[str, Any]
+    cells: tuple[Cell, ...]
+    others: tuple[Mapping[str, Any], ...]
+    """The lines of other kinds, in order."""
+    is_complete: bool
+    """Whether the command came to its end."""
+
+
+class RecordWriter:
+    """Writes a record line by line; `open_record` makes one."""
+
+    def __init__(self, file: IO[str] | None) -> None:
+        self._file = file
+
+    def write(self, kind: str, **content: Any) -> None:
+        """A line of any kind."""
+        if self._file is not None:
+            self._file.write(json.dumps({"kind": kind, **content}, ensure_ascii=False) + "\n")
+            self._file.flush()
+
+    def add(self, cell: Cell) -> None:
+        self.write("cell", **asdict(cell))
+
+    def refuse(self, quantity: str, contender: str, reason: str, **at: Coordinate) -> None:
+        """A contender that cannot run there, and why."""
+        self.write("refusal", quantity=quantity, contender=contender, at=at, reason=reason)
+
+    def judge(self, targets: Sequence[Target]) -> None:
+        self.write("targets", targets=describe_targets(targets))
+
+
+@contextmanager
+def open_record(
+    path: Path | None,
+    benchmark: str,
+    environment: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> Iterator[RecordWriter]:
+    """A record with its first line; nothing is written without a path.
+
+    Its last line says whether the body came to its end. Raises ConfigurationError if the file
+    cannot be written.
+    """
+    if path is None:
+        yield RecordWriter(None)
+        return
+    try:
+        file = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
+    with file:
+        writer = RecordWriter(file)
+        writer.write(
+            "run",
+            schema=SCHEMA,
+            benchmark=benchmark,
+            environment=dict(environment),
+            options=dict(options),
+        )
+        is_complete = False
+        try:
+            yield writer
+            is_complete = True
+        finally:
+            writer.write("end", is_complete=is_complete, load_average=list(os.getloadavg()))
+
+
+def read_record(path: Path) -> Record:
+    """Read a file of records. Raises ConfigurationError, with the line, if it is none."""
+    lines = list(_read_lines(path))
+    if lines[0]["kind"] != "run":
+        raise ConfigurationError(
+            f"{path} is no record of a benchmark: expected a first line of kind 'run', as "
+            "--json FILE writes it"
+        )
+    head = lines[0]
+    if head.get("schema") != SCHEMA:
+        raise ConfigurationError(
+            f"{path} has schema {head.get('schema')!r}, expected {SCHEMA}: measure again with this "
+            "version of mpiddp"
+        )
+    try:
+        return Record(
+            path=path,
+            benchmark=head["benchmark"],
+            environment=head["environment"],
+            options=head["options"],
+            cells=tuple(_read_cell(line) for line in lines if line["kind"] == "cell"),
+            others=tuple(line for line in lines[1:] if line["kind"] != "cell"),
+            is_complete=lines[-1]["kind"] == "end" and lines[-1]["is_complete"],
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"{path} lacks what a record must have: {error!r}") from None
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path} is no record of a benchmark: it is no text") from None
+    # Not splitlines, which also breaks at separators that JSON allows in strings.
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+        try:
+            content = json.loads(line)
+        except ValueError:
+            content = None
+        if not isinstance(content, dict) or "kind" not in content:
+            raise ConfigurationError(
+                f"{path}, line {number}: expected a JSON object with 'kind' (is the file "
+                f"truncated?), found {line[:40]!r}"
+            )
+        yield content
+
+
+def _read_cell(line: Mapping[str, Any]) -> Cell:
+    fields = {name: value for name, value in line.items() if name != "kind"}
+    return Cell(
+        **{
+            **fields,
+            "samples": tuple(fields["samples"]),
+            "summary": _read_summary(fields["summary"]),
+            "by_rank": tuple(map(_read_summary, fields["by_rank"])),
+        }
+    )
+
+
+def _read_summary(content: Mapping[str, Any]) -> Summary:
+    interval = content["interval"]
+    return Summary(**{**content, "interval": interval and Interval(**interval)})
