@@ -28,12 +28,16 @@ COMMANDS = {
 }
 _MODELS = frozenset({"explain", "numerics", "prove", "simulate"})
 """Commands that are a module of ``models/``; each other one has a package of its name."""
+_COLLECTIVES = frozenset({"allreduce"})
+"""Commands of ``collectives/``."""
 
 
 def find_module(command: str) -> str:
     """The module whose ``main(arguments)`` runs a command."""
     if command in _MODELS:
         return f"benchmarks.models.{command}"
+    if command in _COLLECTIVES:
+        return "benchmarks.collectives.command"
     return f"benchmarks.{command.replace('-', '_')}.command"
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import distributed
 
-from benchmarks.allreduce.calls import CallSpec, Prepared
 from benchmarks.baselines import gloo_all_reduce
+from benchmarks.collectives.ranks.calls import CallSpec, Prepared
 from benchmarks.launching.worker_loop import TorchMember, describe_place
 from mpiddp.launch.device import nccl
 

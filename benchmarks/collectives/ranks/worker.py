@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 import mpiddp
-from benchmarks.allreduce import inputs
-from benchmarks.allreduce.calls import Calls, CallSpec, Prepared
+from benchmarks.collectives.ranks import inputs
+from benchmarks.collectives.ranks.calls import Calls, CallSpec, Prepared
 from benchmarks.launching import worker_loop
 from mpiddp.errors import ConfigurationError
 
@@ -92,13 +92,13 @@ def perform(calls: Calls, command: Mapping[str, Any]) -> Any:
 
 
 def join_session(session: mpiddp.Session, _: object) -> Calls:
-    from benchmarks.allreduce.mpi_calls import MpiCalls
+    from benchmarks.collectives.ranks.mpi_calls import MpiCalls
 
     return MpiCalls(session)
 
 
 def join_torchrun() -> Calls:
-    from benchmarks.allreduce.torch_calls import TorchCalls
+    from benchmarks.collectives.ranks.torch_calls import TorchCalls
 
     return TorchCalls()
 

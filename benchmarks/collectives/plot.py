@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.allreduce.contenders import OWN, PREPARED, Contender
-from benchmarks.allreduce.measurement import Group
-from benchmarks.allreduce.report import find_rates
+from benchmarks.collectives.contenders import OWN, PREPARED, Contender
+from benchmarks.collectives.measurement import Group
+from benchmarks.collectives.report import find_rates
 from benchmarks.common.options import describe_seconds, describe_size
 from benchmarks.common.plotting import COLOURS, add_legend, finish_lines, open_figure
 from benchmarks.common.statistics import Summary, summarize

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from benchmarks.allreduce.contenders import (
+from benchmarks.collectives.contenders import (
     BOUND_BYTES,
     GLOO,
     LINK_BYTES,
@@ -18,8 +18,8 @@ from benchmarks.allreduce.contenders import (
     SHARED,
     Contender,
 )
-from benchmarks.allreduce.measurement import Group
-from benchmarks.allreduce.report import find, find_limits
+from benchmarks.collectives.measurement import Group
+from benchmarks.collectives.report import find, find_limits
 from benchmarks.common.options import describe_size
 from benchmarks.common.statistics import summarize
 from benchmarks.common.targets import Target

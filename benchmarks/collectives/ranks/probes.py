@@ -11,8 +11,7 @@ import numpy
 import torch
 from mpi4py import MPI
 
-from benchmarks.allreduce.calls import CallSpec, Prepared
-from benchmarks.allreduce.contenders import (
+from benchmarks.collectives.contenders import (
     COPIES,
     COPY_MEMMOVE,
     COPY_NUMPY,
@@ -20,6 +19,7 @@ from benchmarks.allreduce.contenders import (
     LINK,
     PEER_READ,
 )
+from benchmarks.collectives.ranks.calls import CallSpec, Prepared
 from mpiddp.errors import ConfigurationError
 
 if TYPE_CHECKING:

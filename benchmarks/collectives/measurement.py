@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from benchmarks.allreduce import contenders
-from benchmarks.allreduce.contenders import BUFFERS, PRIVATE, SHARED, TRANSPORTS, Cell, Contender
+from benchmarks.collectives import contenders
+from benchmarks.collectives.contenders import BUFFERS, PRIVATE, SHARED, TRANSPORTS, Cell, Contender
 from benchmarks.common import trials
 from benchmarks.common.options import Count, CountOrZero, Seconds, SeveralRanks, Sizes, size
 from benchmarks.common.statistics import quantile

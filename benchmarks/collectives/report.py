@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.allreduce.contenders import (
+from benchmarks.collectives.contenders import (
     BOUND_BYTES,
     COPIES,
     GLOO,
@@ -24,7 +24,7 @@ from benchmarks.allreduce.contenders import (
     Cell,
     Contender,
 )
-from benchmarks.allreduce.measurement import Group
+from benchmarks.collectives.measurement import Group
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
 from benchmarks.common.statistics import Summary, summarize
 from mpiddp.schedules.registry import parse

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB
 
-WORKER = "benchmarks.allreduce.worker"
+WORKER = "benchmarks.collectives.ranks.worker"
 
 GLOO, NCCL, MPI, RING, PERSISTENT = "gloo", "nccl", "mpi", "ring", "persistent"
 OWN, PREPARED = "mpiddp", "mpiddp, prepared"

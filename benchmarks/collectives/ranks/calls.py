@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from benchmarks.allreduce.contenders import Contender
+from benchmarks.collectives.contenders import Contender
 from benchmarks.launching.worker_loop import Member
 
 

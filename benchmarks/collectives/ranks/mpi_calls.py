@@ -14,9 +14,10 @@ import numpy
 import torch
 
 import mpiddp
-from benchmarks.allreduce import contenders, probes
-from benchmarks.allreduce.calls import CallSpec, Prepared
 from benchmarks.baselines import mpi_all_reduce, plain_ring
+from benchmarks.collectives import contenders
+from benchmarks.collectives.ranks import probes
+from benchmarks.collectives.ranks.calls import CallSpec, Prepared
 from benchmarks.launching.worker_loop import SessionMember
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.planner import Request
@@ -98,7 +99,7 @@ class MpiCalls(SessionMember):
                 self._requests[key] = Request(Collective.ALL_REDUCE, *key, allows_servers=True)
             call = partial(ensure_communicator().run, self._requests[key], tensor)
         if tensor.is_cuda:
-            from benchmarks.allreduce.torch_calls import finish_with
+            from benchmarks.collectives.ranks.torch_calls import finish_with
 
             call = finish_with(call)
         barrier = self._choose_barrier(spec.transport)

@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
-from benchmarks.allreduce import report
-from benchmarks.allreduce.measurement import Plan, measure
-from benchmarks.allreduce.plot import draw
-from benchmarks.allreduce.targets import judge
+from benchmarks.collectives import report
+from benchmarks.collectives.measurement import Plan, measure
+from benchmarks.collectives.plot import draw
+from benchmarks.collectives.targets import judge
 from benchmarks.common import results
 from benchmarks.common.checks import check_run
 from benchmarks.common.options import RunOptions, describe_algorithms, make_reader, make_run
