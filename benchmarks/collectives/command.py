@@ -1,96 +1,85 @@
-"""``python -m benchmarks allreduce``: one all-reduce beside the others, by size.
+"""``python -m benchmarks allreduce``, and the other commands that measure collectives.
 
-Every contender's sum is checked before it is timed, and what counts of each iteration is its
+Every contender's result is checked before it is timed, and what counts of each iteration is its
 slowest rank's time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
-from itertools import product
+from dataclasses import asdict, replace
 
 from benchmarks.collectives import report
-from benchmarks.collectives.measurement import Plan, measure
+from benchmarks.collectives.contenders import ALL_REDUCE, POINT_TO_POINT
+from benchmarks.collectives.findings import Findings, Surroundings
+from benchmarks.collectives.measurement import check_local_memory, measure
+from benchmarks.collectives.options import Plan, check_algorithms, parse
 from benchmarks.collectives.plot import draw
 from benchmarks.collectives.targets import judge
 from benchmarks.common import results
 from benchmarks.common.checks import check_run
-from benchmarks.common.options import RunOptions, describe_algorithms, make_reader, make_run
+from benchmarks.common.options import RunOptions
+from benchmarks.common.records import RecordWriter, open_record
 from benchmarks.common.targets import format_targets
 from benchmarks.common.trials import WrongResultError
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.srun import Srun
-from mpiddp.errors import ConfigurationError
-from mpiddp.schedules.registry import names
-from mpiddp.schedules.registry import parse as parse_algorithm
 
-RANKS_ON_CLUSTER = (4, 8)
-ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
-ALL = "all"
+Launcher = Mpirun | Srun
 
 
-READER = make_reader(
-    command="allreduce",
-    description="Time all-reduces in turns, by size: the framework's, MPI's, a plain ring, and "
-    "mpiddp's.",
-    groups={"what is measured": Plan, "the run": RunOptions},
-    epilog=f"{describe_algorithms('ring:segments=4')} auto lets mpiddp choose.",
-)
-
-
-def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    run = make_run(READER.read(arguments), Plan, RANKS_ON_CLUSTER)
-    algorithms, sizes = _read_algorithms(run.plan.algorithms), tuple(sorted(run.plan.sizes))
-    return replace(run, plan=replace(run.plan, algorithms=algorithms, sizes=sizes))
-
-
-def _read_algorithms(texts: Sequence[str]) -> tuple[str, ...]:
-    """The names as mpiddp takes them, each once. Raises ConfigurationError for an unknown one."""
-    found: list[str] = []
-    for text in texts:
-        if text == ALL:
-            found += ["auto", *names()]
-        else:
-            found.append(text if text == "auto" else str(parse_algorithm(text)))
-    return tuple(dict.fromkeys(found))
-
-
-def check(options: RunOptions[Plan]) -> Mpirun | Srun:
+def check(options: RunOptions[Plan]) -> Launcher:
+    """Refuse what cannot be measured, before anything is started; returns the launcher."""
     plan = options.plan
-    item = ITEM_BYTES[plan.type]
-    for count in plan.sizes:
-        if count == 0 or count % item:
-            raise ConfigurationError(
-                f"--sizes: expected whole elements of {item} bytes ({plan.type}), found {count}"
-            )
-    for name, ranks in product(plan.algorithms, plan.ranks):
-        check_algorithm(name, ranks)
-    return check_run(options, plan.ranks, link=plan.link)
+    if plan.quantity == ALL_REDUCE:
+        check_algorithms(plan)
+    launcher = check_run(options, plan.ranks, link=plan.link)
+    if isinstance(launcher, Mpirun):
+        check_local_memory(plan, max(plan.ranks))
+    return launcher
 
 
-def check_algorithm(name: str, ranks: int) -> None:
-    """Raise ScheduleError for an algorithm that is no all-reduce of so many ranks.
-
-    One that does not support so many ranks is left out of the tables, with the reason.
-    """
-    if name != "auto":
-        with suppress(ConfigurationError):
-            parse_algorithm(name).build(ranks)
-
-
-def main(arguments: Sequence[str]) -> None:
-    options = parse(arguments)
+def main(command: str, arguments: Sequence[str]) -> None:
+    options = parse(command, arguments)
     launcher = check(options)
     environment, heading = results.begin(launcher)
-    groups = [measure(ranks, launcher, options.plan) for ranks in options.plan.ranks]
-    targets = judge(groups, environment["cores"]) if options.targets else None
-    parts = [*map(report.format_group, groups), format_targets(targets or ())]
-    print("\n\n".join(filter(None, parts)))
-    described = report.describe_groups(groups)
-    results.write_measurement(options.json, "allreduce", environment, targets, groups=described)
-    if options.plot is not None:
-        draw(options.plot, groups, heading)
+    groups: list[Findings] = []
+    with open_record(options.json, command, environment, asdict(options.plan)) as writer:
+        try:
+            for ranks, each in list_runs(options.plan, launcher):
+                groups.append(Findings(plan=options.plan, surroundings=Surroundings(ranks=ranks)))
+                groups[-1].collect(measure(ranks, each, options.plan), writer)
+        finally:
+            # Whatever was measured before an interruption or an error.
+            show(options, groups, environment["cores"], heading, writer)
     if wrong := report.list_wrong(groups):
-        raise WrongResultError(f"wrong sums: {'; '.join(wrong)}")
+        raise WrongResultError(f"wrong results: {'; '.join(wrong)}")
+
+
+def list_runs(plan: Plan, launcher: Launcher) -> list[tuple[int, Launcher]]:
+    """What is measured one after the other: numbers of ranks, and where.
+
+    Point-to-point is measured between two ranks of a node, then, if there are several nodes,
+    between two nodes.
+    """
+    if plan.quantity == POINT_TO_POINT and isinstance(launcher, Srun) and launcher.nodes > 1:
+        return [(2, replace(launcher, nodes=1)), (2, launcher)]
+    return [(ranks, launcher) for ranks in plan.ranks]
+
+
+def show(
+    options: RunOptions[Plan],
+    groups: Sequence[Findings],
+    cores: int | None,
+    heading: str,
+    writer: RecordWriter,
+) -> None:
+    """Print the tables, and what was asked for beside them."""
+    known = [found for found in groups if found.cells or found.refusals]
+    targets = judge(known, cores) if options.targets else None
+    if targets is not None:
+        writer.judge(targets)
+    parts = [*map(report.format_findings, known), format_targets(targets or ())]
+    print("\n\n".join(filter(None, parts)), flush=True)
+    if options.plot is not None and any(found.measured for found in known):
+        draw(options.plot, known, heading)

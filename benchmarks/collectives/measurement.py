@@ -1,122 +1,145 @@
-"""Ask the ranks which contenders can run, then time those in turns."""
+"""Ask the ranks which contenders can run, then time those in turns, size by size."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+import psutil
 
 from benchmarks.collectives import contenders
-from benchmarks.collectives.contenders import BUFFERS, PRIVATE, SHARED, TRANSPORTS, Cell, Contender
-from benchmarks.common import trials
-from benchmarks.common.options import Count, CountOrZero, Seconds, SeveralRanks, Sizes, size
-from benchmarks.common.statistics import quantile
-from benchmarks.common.trials import Length, check_answers
+from benchmarks.collectives.cells import CellMaker
+from benchmarks.collectives.contenders import (
+    ALL_PAIRS,
+    MPI,
+    POINT_TO_POINT,
+    REDUCING,
+    REDUCTION,
+    Contender,
+    Task,
+)
+from benchmarks.collectives.findings import Finding, Surroundings
+from benchmarks.collectives.options import ITEM_BYTES, Plan
+from benchmarks.collectives.visits import Visitor
+from benchmarks.common.options import describe_size
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
-from benchmarks.launching.remote_job import Job
 from benchmarks.launching.srun import Srun
-from mpiddp.options.fields import Argument
-
-SIZES = tuple(map(size, ("8", "512", "4K", "32K", "256K", "1M", "4M", "16M", "64M")))
-ALGORITHMS = ("auto", "ring", "central", "direct")
-LENGTH = Length(seconds=0.1, fewest=3, most=300)
+from mpiddp.errors import ConfigurationError
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan(trials.Plan):
-    """What is measured."""
+def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> Iterator[Finding]:
+    """Check and time all contenders of a plan; yields what is found as each size is done.
 
-    ranks: SeveralRanks = (2, 4)
-    """Numbers of ranks (default: 2 4; with srun 4 8)."""
-    sizes: Sizes = SIZES
-    """Of the buffers, for example 4096, 64K or 16M (default: 8 to 64M, in nine steps)."""
-    type: Literal["float32", "float64", "float16", "bfloat16", "int32", "int64"] = "float32"
-    """Type of the elements."""
-    algorithms: Annotated[tuple[str, ...], Argument("ALGORITHM")] = ALGORITHMS
-    """mpiddp's algorithms, or all; central is a parameter server, direct one on every rank."""
-    transports: Annotated[tuple[str, ...], Argument(choices=TRANSPORTS)] = ("auto",)
-    """Of mpiddp's messages."""
-    buffers: Annotated[tuple[str, ...], Argument(choices=BUFFERS)] = (PRIVATE, SHARED)
-    """Of mpiddp's collectives."""
-    repetitions: Count = 10
-    warm_up: CountOrZero = 1
-    deadline: Seconds = 120.0
+    It is what the commands measure by, and others may: ``options.finish(Plan(quantity=…,
+    sizes=((4096,), (65536,)), algorithms=("auto", "ring"), transports=("auto",),
+    buffers=("private",)))`` is a plan; what a field does is said there. ``measure`` yields
+    `Surroundings`, then a `records.Cell` for each contender that was timed, and a `Refusal` for
+    each one that cannot do that or does it wrongly; at the end `Surroundings` again. An
+    interruption (KeyboardInterrupt) is passed on after what was measured of the current size.
 
+    Args:
+        ranks: over all nodes; point-to-point takes 2.
+        launcher: from ``checks.check_run`` or ``check_start``; an `Srun` knows the nodes.
 
-@dataclass(frozen=True)
-class Visit:
-    """One contender on one size, measured once."""
-
-    seconds: tuple[float, ...]
-    """Of each iteration, of its slowest rank."""
-    wrong: int
-    """Elements of the checked sum, over all ranks."""
-
-    @property
-    def usual(self) -> float:
-        return quantile(self.seconds, 0.5)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group(trials.Group[Cell, Visit]):
-    """All that was measured on one number of ranks; the probes are among the series."""
-
-    plan: Plan
-    contenders: tuple[Contender, ...]
-    collectives: Mapping[str, Any] = field(default_factory=dict)
-    """How mpiddp's collectives wait."""
-
-    def seconds(self, contender: Contender, size: int) -> list[float]:
-        """All iterations, the slowest rank's; empty if it was not timed."""
-        visits = self.samples(Cell(contender, size))
-        return [value for visit in visits for value in visit.seconds]
-
-    def find_median_speed(self, own: Contender, other: Contender, size: int) -> float | None:
-        speed = self.find_speed(Cell(own, size), Cell(other, size))
-        return speed.median if speed else None
-
-
-def find_slowest(answers: Sequence[Mapping[str, Any]]) -> Visit:
-    """The visit that the ranks' answers describe. Raises RefusedError."""
-    check_answers(answers)
-    slowest = map(max, *(answer["times"] for answer in answers), [0] * len(answers[0]["times"]))
-    wrong = sum(answer["wrong"] for answer in answers)
-    return Visit(tuple(nanoseconds * 1e-9 for nanoseconds in slowest), wrong)
-
-
-def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> Group:
-    """Check and time all contenders. Raises RunError, with a job's output, if one fails."""
+    Raises RunError, with a job's output, if one fails; ConfigurationError if the buffers do not fit
+    into the memory of a node.
+    """
+    nodes = launcher.nodes if isinstance(launcher, Srun) else None
     with start_jobs(contenders.WORKER, ranks, launcher, plan.deadline) as jobs:
-        greeting = jobs[TORCH_JOB].greeting
-        rows = contenders.list_contenders(
-            plan.algorithms, plan.transports, plan.buffers, nccl=bool(greeting["nccl"])
+        described = jobs[MPI_JOB].ask({"do": "describe"}, "describing")
+        check_memory(plan, ranks, nodes or 1, min(each["free_bytes"] for each in described))
+        if plan.busy:
+            jobs[MPI_JOB].ask({"do": "be busy", "count": plan.busy}, "starting busy processes")
+        places = [each["node"] for each in described]
+        surroundings = Surroundings(
+            ranks=ranks, nodes=nodes, collectives=described[0], framework=jobs[TORCH_JOB].greeting
         )
-        cells = [Cell(row, size) for size in plan.sizes for row in rows]
-        cells += contenders.list_probes(link=plan.link)
-        nodes = launcher.nodes if isinstance(launcher, Srun) else None
-        found = Visitor(jobs, plan, ranks).run(cells, jobs, local=nodes is None)
-        collectives = jobs[MPI_JOB].ask({"do": "describe"}, "describing")[0]
-    return Group(
-        ranks=ranks, nodes=nodes, plan=plan, contenders=tuple(rows), collectives=collectives,
-        greeting=greeting, **found,
-    )  # fmt: skip
+        yield surroundings
+        visitor, maker = Visitor(jobs, plan, ranks), CellMaker(plan, ranks, places)
+        blocks = list_blocks(plan, places, nccl=bool(surroundings.framework["nccl"]))
+        with visitor.watch(None, jobs, local=nodes is None) as find_share:
+            for block in blocks:
+                try:
+                    visitor.visit_in_turns(visitor.admit(block))
+                except KeyboardInterrupt:
+                    yield from maker.make(block, visitor)
+                    raise
+                yield from maker.make(block, visitor)
+            share = find_share()
+        yield replace(surroundings, first_calls=visitor.first_calls, others_share=share)
 
 
-class Visitor(trials.Visitor[Cell, Visit]):
-    """Visits cells; ``wrong`` has the number of wrong elements in any check, timed or not."""
+def check_memory(plan: Plan, ranks: int, nodes: int, free: int) -> None:
+    """Raise ConfigurationError if the buffers of the largest size do not fit into a node's memory.
 
-    def __init__(self, jobs: Mapping[str, Job], plan: Plan, ranks: int) -> None:
-        super().__init__(f"{ranks} ranks", plan, LENGTH)
-        self._jobs, self._type = jobs, plan.type
+    ``free``: bytes of the node with the least. Beside mpiddp's buffers there are a stage and
+    scratch space, the ring's, and, in the other job, the framework's and Gloo's own.
+    """
+    most = max(plan.bytes)
+    copies = len(plan.buffers) + 5 if plan.quantity not in (ALL_PAIRS, POINT_TO_POINT) else 8
+    needed = ranks // nodes * copies * most
+    if needed > free:
+        raise ConfigurationError(
+            f"--sizes: {describe_size(most)} on {ranks // nodes} ranks of a node needs "
+            f"{describe_size(needed)} of memory ({copies} buffers for each rank), but "
+            f"{describe_size(free)} are free: give smaller sizes, or fewer ranks"
+        )
 
-    def check(self, key: Cell) -> bool:
-        return not self.visit(key, LENGTH.fewest).wrong
 
-    def measure(self, key: Cell, iterations: int) -> Visit:
-        spec = key.contender.specify(key.bytes, self._type, iterations)
-        command = {"do": "measure", "spec": spec}
-        answers = self._jobs[key.contender.job].ask(command, f"measuring {key.name}")
-        visit = find_slowest(answers)
-        self.wrong[key] = self.wrong.get(key, 0) + visit.wrong
-        return visit
+def check_local_memory(plan: Plan, ranks: int) -> None:
+    """``check_memory`` for ranks that are all on this machine."""
+    check_memory(plan, ranks, 1, psutil.virtual_memory().available)
+
+
+def list_blocks(plan: Plan, places: Sequence[int], *, nccl: bool) -> list[list[Task]]:
+    """What is measured in turns: the probes, then the tasks of each size, type and operator.
+
+    ``places``: the node of each rank.
+    """
+    probes = contenders.list_probes(machine=plan.probes, link=plan.link)
+    if plan.quantity == ALL_PAIRS:
+        ends = _find_ends(places)
+        who, rounds = Contender(MPI, quantity=ALL_PAIRS), contenders.list_rounds(ends)
+        return [[Task(who, size, "uint8", pairs=each) for each in rounds] for size in plan.bytes]
+    if plan.quantity == POINT_TO_POINT:
+        rows = contenders.list_messengers(plan.transports, nccl=nccl)
+        return [_list_messages(rows, size) for size in plan.bytes]
+    blocks = [probes] if probes else []
+    for size, kind, operator in product(plan.bytes, plan.types, plan.operators):
+        block = []
+        for quantity in _list_quantities(plan):
+            block += [
+                Task(row, size, kind, operator if quantity in REDUCING else "")
+                for row in contenders.list_contenders(
+                    quantity, plan.algorithms, plan.transports, plan.buffers, nccl=nccl
+                )
+            ]
+        blocks.append(block)
+    return blocks
+
+
+def _list_quantities(plan: Plan) -> list[str]:
+    """What is measured together: with guidelines, what it can be replaced by, too."""
+    own = plan.quantity
+    if not plan.guidelines:
+        return [own]
+    parts = [each for parts in contenders.PARTS.get(own, ()) for each in parts]
+    if own in contenders.SUBSTITUTES:
+        parts.append(contenders.SUBSTITUTES[own])
+    return [own, *parts]
+
+
+def _list_messages(rows: Sequence[Contender], size: int) -> list[Task]:
+    """One way and both ways, and an addition, which needs whole elements."""
+    tasks = [Task(row, size, "uint8", is_mutual=mutual) for row in rows for mutual in (False, True)]
+    if size % ITEM_BYTES["float32"] == 0:
+        tasks.append(Task(Contender(MPI, quantity=REDUCTION), size, "float32", "sum"))
+    return tasks
+
+
+def _find_ends(places: Sequence[int]) -> list[int]:
+    """The first rank of each node; all ranks, if there is one node."""
+    nodes = sorted(set(places))
+    return [places.index(node) for node in nodes] if len(nodes) > 1 else list(range(len(places)))

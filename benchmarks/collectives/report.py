@@ -1,88 +1,173 @@
-"""The results of a measurement of all-reduces: the tables, the machine's limits, the record.
-
-Rates are the usual ones of collectives' benchmarks (NVIDIA's nccl-tests): algbw is S/t, and
-busbw is algbw * 2 (n - 1)/n, what each rank must send and receive at least.
-"""
+"""The tables of what was measured, the machine's limits, and what stands out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from benchmarks.collectives.contenders import (
+    ALL_PAIRS,
     BOUND_BYTES,
     COPIES,
+    EMPTY,
     GLOO,
     LINK,
     LINK_BYTES,
     MPI,
-    OWN,
     PEER_BYTES,
     PEER_READ,
-    PREPARED,
-    Cell,
+    POINT_TO_POINT,
+    PROBE,
     Contender,
 )
-from benchmarks.collectives.measurement import Group
+from benchmarks.collectives.findings import Findings, compare_cells
+from benchmarks.collectives.verdicts.slow_links import Pair, list_slow
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
-from benchmarks.common.statistics import Summary, summarize
+from benchmarks.common.records import Cell, Coordinate
+from benchmarks.common.statistics import Summary
 from mpiddp.schedules.registry import parse
 
-
-def find(group: Group, maker: str) -> Contender:
-    """The first contender of a kind, as there is one Gloo and one MPI_Allreduce."""
-    return next(each for each in group.contenders if each.maker == maker)
-
-
 HEADS = (
-    "", "over", "buffer", "median", "95 % of median", "5–95 % of iterations", "algbw", "busbw",
-    "× Gloo", "× MPI", "#wrong",
+    "", "over", "buffer", "ran", "median", "95 % of median", "5–95 % of iterations", "algbw",
+    "busbw", "× Gloo", "× MPI", "rounds", "until",
 )  # fmt: skip
+OVERLAP_HEADS = ("compute", "alone", "hidden")
 
 
-def format_table(group: Group, size: int) -> str:
-    """One size: a row for each contender that was tried."""
-    counts = {len(group.seconds(each, size)) for each in group.contenders} - {0}
-    spread = " to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else "no"
-    times = f"{spread} iterations"
-    rows = [_format_row(group, each, size) for each in group.contenders]
-    title = f"{describe_size(size)} of {group.plan.type}, {times}"
-    return "\n".join([title, *format_rows([HEADS, *filter(None, rows)])])
+def format_findings(found: Findings) -> str:
+    """All that is printed of one number of ranks, but for the targets."""
+    surroundings, plan = found.surroundings, found.plan
+    title = (
+        f"{found.ranks} ranks on {surroundings.where}: {plan.quantity}; the slowest rank's times, "
+        "× by round and then their median; rates in GB/s"
+    )
+    head = [title, describe_collectives(surroundings.collectives)]
+    named = (name for name in plan.algorithms if name != "auto")
+    head += [f"{name}: {parse(name).summary}" for name in named]
+    if surroundings.framework.get("nccl"):
+        head.append(f"NCCL {surroundings.framework['nccl']} on {surroundings.framework['gpu']}")
+    if surroundings.others_share is not None:
+        head.append(f"other programs took {surroundings.others_share:.0%} of the cores meanwhile")
+    notes = [
+        _describe_first_calls(surroundings.first_calls),
+        describe_limits(found),
+        describe_refusals(found),
+        *list_remarks(found.cells),
+    ]
+    parts = ["\n".join([*head, *filter(None, notes)])]
+    if plan.quantity == ALL_PAIRS:
+        return "\n\n".join([*parts, *(format_matrix(found, size) for size in plan.bytes)])
+    return "\n\n".join([*parts, *(format_table(found, cells) for cells in split(found))])
 
 
-def _format_row(group: Group, row: Contender, size: int) -> list[str] | None:
-    cell = Cell(row, size)
-    if cell in group.refusals:
-        return None
-    head = [row.name, row.way, row.buffer]
-    wrong = str(group.wrong.get(cell, 0))
-    seconds = group.seconds(row, size)
-    if not seconds:
-        return [*head, *["–"] * (len(HEADS) - 4), wrong]
-    times = summarize(seconds)
+def split(found: Findings) -> list[list[Cell]]:
+    """The cells, but for the probes, table by table: a quantity, type, operator and size each."""
+    tables: dict[tuple[Coordinate, ...], list[Cell]] = {}
+    for cell in found.measured:
+        place = sorted((name, value) for name, value in cell.at.items() if name != "bytes")
+        key = (cell.at["bytes"], cell.quantity, *(word for pair in place for word in pair))
+        tables.setdefault(key, []).append(cell)
+    return list(tables.values())
+
+
+def format_table(found: Findings, cells: Sequence[Cell]) -> str:
+    """One size: a row for each contender that was timed."""
+    first = cells[0]
+    counts = sorted({cell.summary.count for cell in cells})
+    spread = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    heads = [*HEADS, *(OVERLAP_HEADS if "hidden" in first.details else ())]
+    rows = [_format_row(found, cell) for cell in cells]
+    title = f"{_describe_place(first)}, {spread} iterations"
+    return "\n".join([title, *format_rows([heads, *rows])])
+
+
+def _describe_place(cell: Cell) -> str:
+    at = cell.at
+    words = [f"{describe_size(int(at['bytes']))} of {at['type']}"]
+    if cell.quantity == POINT_TO_POINT:
+        ways = "both ways at once" if at.get("direction") == "both" else "half of a round trip"
+        where = "two nodes" if at["link"] == "network" else "one node"
+        words.append(f"between two ranks of {where}, {ways}")
+    words += [str(at["operator"])] if "operator" in at else []
+    words += [name for name in ("cold", "overlap") if name in at]
+    if "busy" in at:
+        words.append(f"{at['busy']} busy on each node")
+    return f"{cell.quantity}: {', '.join(words)}"
+
+
+def _format_row(found: Findings, cell: Cell) -> list[str]:
+    times, details = cell.summary, cell.details
     between = times.interval
-    cells = [
+    row = Contender(
+        details["maker"],
+        algorithm=details["algorithm"],
+        transport=details["transport"],
+        quantity=cell.quantity,
+    )
+    words = [
+        row.name,
+        row.way,
+        str(details["buffer"]),
+        str(details["ran"] or "its own choice"),
         describe_seconds(times.median),
         _describe_range(between.low, between.high) if between else "–",
         _describe_range(times.low, times.high),
-        *(f"{rate:.3g}" for rate in find_rates(group.ranks, size, times.median)),
+        f"{details['algbw']:.3g}",
+        f"{details['busbw']:.3g}",
+        *(_format_speed(found, cell, maker) for maker in (GLOO, MPI)),
+        str(len(cell.samples)),
+        str(details["stopped"]),
     ]
-    for maker in (GLOO, MPI):
-        speed = group.find_speed(cell, Cell(find(group, maker), size))
-        itself = row.maker == maker
-        cells.append("1" if itself else f"{speed.median:.2f}" if speed else "–")
-    return [*head, *cells, wrong]
+    if "hidden" in details:
+        words += [describe_seconds(details["compute"]), describe_seconds(details["alone"])]
+        words.append(f"{details['hidden']:.0%}")
+    return words
 
 
-def find_rates(ranks: int, size: int, seconds: float) -> tuple[float, float]:
-    """algbw and busbw, in GB/s (1e9 bytes)."""
-    rate = size / seconds * 1e-9
-    return rate, rate * 2 * (ranks - 1) / ranks
+def _format_speed(found: Findings, cell: Cell, maker: str) -> str:
+    if cell.details["maker"] == maker:
+        return "1"
+    other = found.find_like(cell, maker)
+    return "–" if other is None else f"{compare_cells(cell, other).median:.2f}"
 
 
 def _describe_range(low: float, high: float) -> str:
     return f"{describe_seconds(low)} – {describe_seconds(high)}"
+
+
+# ---- all pairs -----------------------------------------------------------------------------------
+
+
+def format_matrix(found: Findings, size: int) -> str:
+    """One size: a row for each end that sends, a column for each that receives."""
+    seconds = find_pairs(found, size)
+    ends = sorted({end for pair in seconds for end in pair})
+    what = "node" if (found.nodes or 1) > 1 else "rank"
+    rows = [["from \\ to", *(f"{what} {end}" for end in ends)]]
+    for source in ends:
+        cells = [_format_pair(seconds.get((source, target)), size) for target in ends]
+        rows.append([f"{what} {source}", *cells])
+    title = f"all-pairs: {describe_size(size)}, median of one direction, and GB/s"
+    slow = list_slow(seconds, what) or ["no link is slow"]
+    return "\n".join([title, *format_rows(rows), *slow])
+
+
+def _format_pair(seconds: float | None, size: int) -> str:
+    if seconds is None:
+        return "–"
+    return f"{describe_seconds(seconds)} {size / seconds * 1e-9:.3g}"
+
+
+def find_pairs(found: Findings, size: int) -> dict[Pair, float]:
+    """Median seconds of each ordered pair."""
+    return {
+        (int(cell.at["from"]), int(cell.at["to"])): cell.summary.median
+        for cell in found.measured
+        if cell.at["bytes"] == size
+    }
+
+
+# ---- what stands beside the tables ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -96,22 +181,30 @@ class Limits:
     """Copying PEER_BYTES that another rank has just written."""
     link: Summary | None
     """Sending LINK_BYTES to another node."""
+    harness: Summary | None
+    """What an iteration takes in which nothing is called."""
 
 
-def find_limits(group: Group) -> Limits:
+def find_limits(found: Findings) -> Limits:
 
     def look_up(maker: str, size: int) -> Summary | None:
-        values = group.seconds(Contender(maker), size)
-        return summarize(values) if values else None
+        cell = found.find(Contender(maker, quantity=PROBE), size)
+        return None if cell is None else cell.summary
 
     copies = {name: look_up(name, BOUND_BYTES) for name in COPIES}
     known = {name: times for name, times in copies.items() if times is not None}
     way = min(known, key=lambda name: known[name].median, default="")
-    return Limits(known.get(way), way, look_up(PEER_READ, PEER_BYTES), look_up(LINK, LINK_BYTES))
+    return Limits(
+        known.get(way),
+        way,
+        look_up(PEER_READ, PEER_BYTES),
+        look_up(LINK, LINK_BYTES),
+        look_up(EMPTY, 0),
+    )
 
 
-def describe_limits(group: Group) -> str:
-    limits = find_limits(group)
+def describe_limits(found: Findings) -> str:
+    limits = find_limits(found)
     lines = []
     if limits.peer_read is not None:
         lines.append(
@@ -130,6 +223,8 @@ def describe_limits(group: Group) -> str:
             f"a link between two nodes carries {_describe_rate(LINK_BYTES, limits.link)}"
             f" one way ({LINK_BYTES / 1e6:g} MB)"
         )
+    if limits.harness is not None:
+        lines.append(f"an iteration of nothing takes {describe_seconds(limits.harness.median)}")
     return "\n".join(lines)
 
 
@@ -138,108 +233,66 @@ def _describe_rate(size: int, times: Summary) -> str:
     return f"{usual:.3g} GB/s (5–95 %: {slow:.3g}–{fast:.3g})"
 
 
-def describe_collectives(group: Group) -> str:
-    found = group.collectives
-    copying = "single copy" if found.get("single_copy") else "no single copy"
-    parts = [f"mpiddp waits by {found.get('wait', '?')}", copying, *found.get("notes", ())]
-    return "; ".join(parts)
+def describe_collectives(collectives: Mapping[str, object]) -> str:
+    copying = "single copy" if collectives.get("single_copy") else "no single copy"
+    notes = collectives.get("notes", ())
+    assert isinstance(notes, list | tuple)
+    return "; ".join([f"mpiddp waits by {collectives.get('wait', '?')}", copying, *notes])
 
 
-def describe_refusals(group: Group) -> str:
+def _describe_first_calls(seconds: Mapping[str, float]) -> str:
+    if not seconds:
+        return ""
+    each = ", ".join(f"{maker} {describe_seconds(value)}" for maker, value in seconds.items())
+    return f"the first call of each, which does not count: {each}"
+
+
+def describe_refusals(found: Findings) -> str:
     """What was left out, and why; one line for each contender and reason."""
     sizes: dict[tuple[str, str], list[str]] = {}
-    for cell, reason in group.refusals.items():
-        label = cell.contender.label
-        sizes.setdefault((label, reason), []).append(describe_size(cell.bytes))
+    for refusal in found.refusals:
+        place = describe_size(int(refusal.at["bytes"]))
+        if "operator" in refusal.at:
+            place += f" ({refusal.at['operator']} of {refusal.at['type']})"
+        name = f"{refusal.contender}, {refusal.quantity}"
+        sizes.setdefault((name, refusal.reason), []).append(place)
     return "\n".join(
-        f"left out: {label} at {', '.join(where)}: {reason}"
+        f"left out: {label} at {', '.join(dict.fromkeys(where))}: {reason}"
         for (label, reason), where in sizes.items()
     )
 
 
-def format_group(group: Group) -> str:
-    """All that is printed of one number of ranks, but for the targets."""
-    title = (
-        f"{group.ranks} ranks on {group.where}, {group.plan.repetitions} rounds; the slowest "
-        "rank's times, × by round and then their median; rates in GB/s"
-    )
-    head = [title, describe_collectives(group)]
-    named = (name for name in group.plan.algorithms if name != "auto")
-    head += [f"{name}: {parse(name).summary}" for name in named]
-    if group.greeting.get("nccl"):
-        head.append(f"NCCL {group.greeting['nccl']} on {group.greeting['gpu']}")
-    if group.others_share is not None:
-        head.append(f"other programs took {group.others_share:.0%} of the cores meanwhile")
-    head += filter(None, [describe_limits(group), describe_refusals(group)])
-    return "\n\n".join(["\n".join(head), *(format_table(group, s) for s in group.plan.sizes)])
-
-
-def list_wrong(groups: Sequence[Group]) -> list[str]:
-    return [
-        f"{cell.contender.label} at {describe_size(cell.bytes)} on {group.ranks} ranks: "
-        f"{count} wrong elements"
-        for group in groups
-        for cell, count in group.wrong.items()
-        if count
+def list_remarks(cells: Sequence[Cell]) -> list[str]:
+    """Slow ranks and broken guidelines, and which contenders' medians are not known to 5 %."""
+    slow: dict[int, list[Cell]] = {}
+    for cell in cells:
+        if "slow_rank" in cell.details:
+            slow.setdefault(cell.details["slow_rank"], []).append(cell)
+    remarks = [
+        f"slow rank: rank {rank} {named[0].details['slow_rank_reason']} (in {len(named)} of "
+        f"{len(cells)} rows)"
+        for rank, named in slow.items()
     ]
-
-
-def describe_groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """The groups for a record: every iteration, in nanoseconds, and what was computed of them."""
-    return [
-        {
-            "ranks": group.ranks,
-            "nodes": group.nodes,
-            "plan": asdict(group.plan),
-            "collectives": dict(group.collectives),
-            "framework": dict(group.greeting),
-            "others_share": group.others_share,
-            "limits": asdict(find_limits(group)),
-            "refusals": {cell.name: why for cell, why in group.refusals.items()},
-            "cells": [
-                _describe_cell(group, row, size)
-                for size in group.plan.sizes
-                for row in group.contenders
-                if group.seconds(row, size)
-            ],
-            "probes": _describe_probes(group),
-        }
-        for group in groups
+    remarks += [
+        f"guideline: {cell.contender}, {cell.quantity} at {describe_size(int(cell.at['bytes']))} "
+        f"{text}"
+        for cell in cells
+        for text in cell.details.get("guidelines", ())
     ]
+    spent = sum(cell.details["stopped"] == "budget" for cell in cells)
+    if spent:
+        remarks.append(
+            f"{spent} of {len(cells)} rows spent their budget before their median was known to "
+            "5 %; --budget gives them more"
+        )
+    return remarks
 
 
-def _describe_cell(group: Group, row: Contender, size: int) -> dict[str, Any]:
-    cell = Cell(row, size)
-    times = summarize(group.seconds(row, size))
-    algorithm_rate, bus_rate = find_rates(group.ranks, size, times.median)
-    speeds = {
-        f"over_{maker}": group.find_speed(cell, Cell(find(group, maker), size))
-        for maker in (GLOO, MPI)
-    }
-    return {
-        "name": row.name,
-        "over": row.way,
-        "algorithm": row.algorithm if row.maker in (OWN, PREPARED) else None,
-        "buffer": row.buffer,
-        "bytes": size,
-        "seconds": asdict(times),
-        "algbw": algorithm_rate,
-        "busbw": bus_rate,
-        "wrong": group.wrong.get(cell, 0),
-        **{name: asdict(speed) if speed else None for name, speed in speeds.items()},
-        **_describe_series(group, cell),
-    }
-
-
-def _describe_probes(group: Group) -> Mapping[str, Any]:
-    makers = (*COPIES, PEER_READ, LINK)
-    cells = [cell for cell in group.series if cell.contender.maker in makers]
-    return {cell.name: _describe_series(group, cell) for cell in cells}
-
-
-def _describe_series(group: Group, cell: Cell) -> dict[str, Any]:
-    series = group.series[cell]
-    return {
-        "positions": list(series.positions),
-        "nanoseconds": [[round(t * 1e9) for t in visit.seconds] for visit in series.samples],
-    }
+def list_wrong(groups: Sequence[Findings]) -> list[str]:
+    return [
+        f"{refusal.contender}, {refusal.quantity} at {describe_size(int(refusal.at['bytes']))} on "
+        f"{found.ranks} ranks: {refusal.reason}"
+        for found in groups
+        for refusal in found.refusals
+        if refusal.is_wrong
+    ]

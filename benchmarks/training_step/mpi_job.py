@@ -127,7 +127,7 @@ class MpiJob(SessionMember):
 
         spec = CallSpec(LINK, bytes=size, type="uint8", iterations=iterations)
         prepared = probes.prepare_link(self._comm, self._session.world, spec)
-        return [time * 1e-9 for time in worker.time_iterations(prepared, iterations)]
+        return [time * 1e-9 for time in worker.time_iterations(prepared, iterations)[1]]
 
 
 def make_local_update(configuration: Configuration, module: torch.nn.Module) -> LocalUpdate:

@@ -1,5 +1,4 @@
-"""What a rank of ``python -m benchmarks allreduce`` can measure; see the two jobs'
-modules, ``mpi_calls`` and ``torch_calls``."""
+"""What a rank can measure; see the two jobs' modules, ``mpi_calls`` and ``torch_calls``."""
 
 from __future__ import annotations
 
@@ -22,6 +21,13 @@ class CallSpec(Contender):
     """Of the elements, as torch names it."""
     iterations: int
     """Timed ones; 0 only checks."""
+    operator: str = "sum"
+    pairs: tuple[tuple[int, int], ...] = ()
+    is_mutual: bool = False
+    cold: bool = False
+    """Whether the caches are emptied before each call."""
+    overlap: bool = False
+    """Whether ranks compute beside the call."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -34,8 +40,8 @@ class CallSpec(Contender):
         return self.bytes // self.dtype.itemsize
 
 
-def _do_nothing() -> None:
-    pass
+def do_nothing() -> None:
+    """What there is to close, or to wait behind, where there is nothing."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +53,20 @@ class Prepared:
     barrier: Callable[[], object]
     """What every timed call waits behind."""
     tensor: torch.Tensor | None = None
-    """Flat; what the call sums in place. None where it sums nothing."""
+    """Flat; what the collective works on, in place. None where nothing can be checked."""
     members: tuple[int, ...] | None = None
     """The ranks whose tensors are summed, and that know the sum; None for all."""
-    close: Callable[[], None] = _do_nothing
+    close: Callable[[], None] = do_nothing
+    part: torch.Tensor | None = None
+    """The result of a reduce-scatter, unless it is in its place in the tensor."""
+    ran: str = ""
+    """The algorithm that a call runs; empty where its library does not tell."""
+    start: Callable[[], Callable[[], object]] | None = None
+    """Starts the call, and returns what waits for its end; None where a call cannot be started."""
+    messages: int = 1
+    """How many a call sends one after the other; its time is that of one of them."""
+    device: torch.device | None = None
+    """The GPU that does it; None for the CPU."""
 
 
 class Calls(Member, Protocol):
@@ -61,3 +77,25 @@ class Calls(Member, Protocol):
 
     def describe(self) -> dict[str, Any]:
         """What there is to say of how this job's collectives work."""
+
+    def is_first_of_node(self) -> bool:
+        """Whether it is the one that acts for its node."""
+
+
+class Buffers:
+    """The buffers of one size: all contenders that take one of a kind take the same one."""
+
+    def __init__(self, allocate: Callable[[CallSpec], torch.Tensor]) -> None:
+        self._allocate = allocate
+        self._size: tuple[str, int] | None = None
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def find(self, spec: CallSpec) -> torch.Tensor:
+        """A flat tensor; those of other sizes are given back first."""
+        size = (spec.type, spec.bytes)
+        if self._size != size:
+            self._tensors.clear()
+            self._size = size
+        if spec.buffer not in self._tensors:
+            self._tensors[spec.buffer] = self._allocate(spec)
+        return self._tensors[spec.buffer]
