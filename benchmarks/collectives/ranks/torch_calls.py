@@ -48,6 +48,8 @@ class TorchCalls(TorchMember):
             return exchange.prepare_exchange(spec, device, group)
         if spec.quantity in (REDUCE_SCATTER, ALL_GATHER) and spec.count % self.size:
             raise ConfigurationError(f"it needs {self.size} parts of one length")
+        if spec.operator == "average" and not spec.dtype.is_floating_point:
+            raise ConfigurationError(f"an average of {spec.type} is no integer")
         tensor = self._buffers.find(spec)
         call = framework_collectives.prepare(tensor, group, spec.quantity, spec.operator or "sum")
         return Prepared(
