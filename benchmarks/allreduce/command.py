@@ -83,14 +83,16 @@ def check_algorithm(name: str, ranks: int) -> None:
 def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     launcher = check(options)
-    environment, heading = results.begin(launcher)
-    groups = [measure(ranks, launcher, options.plan) for ranks in options.plan.ranks]
-    targets = judge(groups, environment["cores"]) if options.targets else None
-    parts = [*map(report.format_group, groups), format_targets(targets or ())]
+    with results.open_output("allreduce", options, launcher) as output:
+        groups = [measure(ranks, launcher, options.plan) for ranks in options.plan.ranks]
+        for described in report.describe_groups(groups):
+            output.record.write("group", **described)
+        cores = output.environment["cores"]
+        targets = judge(groups, cores) if options.targets else ()
+        output.record.judge(targets)
+    parts = [*map(report.format_group, groups), format_targets(targets)]
     print("\n\n".join(filter(None, parts)))
-    described = report.describe_groups(groups)
-    results.write_measurement(options.json, "allreduce", environment, targets, groups=described)
     if options.plot is not None:
-        draw(options.plot, groups, heading)
+        draw(options.plot, groups, output.heading)
     if wrong := report.list_wrong(groups):
         raise WrongResultError(f"wrong sums: {'; '.join(wrong)}")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from benchmarks.checkpoint.measurement import Measurement, Plan
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
 from benchmarks.common.plotting import COLOURS, finish_bars, open_figure, write_beside
+from benchmarks.common.records import Coordinate, RecordWriter, make_cell
 from benchmarks.common.targets import Target
 
 SYNCHRONOUS, ASYNCHRONOUS, OVER_RAW, AGREEMENT = 0.035, 0.01, 1.5, 0.01
@@ -64,6 +67,26 @@ def format_table(found: Measurement, plan: Plan) -> str:
 def format_seconds(seconds: float) -> str:
     """Three figures; also of a difference, which may be negative."""
     return f"-{describe_seconds(-seconds)}" if seconds < 0 else describe_seconds(seconds)
+
+
+def record_measurement(record: RecordWriter, found: Measurement, plan: Plan) -> None:
+    """Seconds that training waits, each with its share of the steps between two checkpoints."""
+    at: dict[str, Coordinate] = {"model": plan.model, "batch": plan.batch_size}
+
+    def add(quantity: str, contender: str, name: str, **more: Any) -> None:
+        values = [getattr(each, name) for each in found.rounds]
+        more["at"] = {**at, **more.get("at", {})}
+        cell = make_cell(values, quantity=quantity, contender=contender, ranks=found.ranks, **more)
+        record.add(cell)
+
+    add("training step", "no checkpoint", "step")
+    for name, title in NAMES.items():
+        share = {"share": found.find_share(name, plan.save_every)}
+        add("checkpoint", title, name, details={**share, "save_every": plan.save_every})
+    for part in ("stall", "slowdown"):
+        add("checkpoint", NAMES["asynchronous"], part, at={"part": part})
+    facts = {name: value for name, value in asdict(found).items() if name != "rounds"}
+    record.write("group", **at, **facts)
 
 
 def draw(path: Path, measured: Sequence[Measurement], plan: Plan, note: str) -> None:

@@ -27,6 +27,7 @@ from benchmarks.common.options import (
     make_reader,
 )
 from benchmarks.common.plotting import COLOURS, finish_lines, open_figure
+from benchmarks.common.records import Coordinate, RecordWriter, make_cell
 from benchmarks.common.trials import show_progress
 from benchmarks.models.summation import (
     DTYPES,
@@ -54,6 +55,8 @@ ELEMENTS = 8192
 """32 of them in each chunk at 256 ranks; they give an RMS error to within one percent or so."""
 
 GENERATOR = "numpy.random.default_rng (PCG64), standard normal in float64, a row per rank"
+
+QUANTITY = "rounding error"
 
 Kind = tuple[str, Accumulation]
 """A type and a way of adding: a column of the tables, a panel of the plot."""
@@ -173,31 +176,27 @@ def _measure_row(name: str, schedule: Schedule, options: Options, bar: tqdm[NoRe
     return Row(schedule.ranks, name, len(schedule.members), describe_order(schedule), errors)
 
 
-def describe_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """For the record. What is not finite is null: JSON has no name for it."""
-    return [
-        {
-            "ranks": row.ranks,
-            "algorithm": row.algorithm,
-            "inputs_summed": row.inputs,
-            "depth": row.order.depth,
-            "errors": [
-                {
-                    "dtype": dtype,
-                    "accumulation": accumulation.value,
-                    "growth": row.order.expect(accumulation),
-                    "rms": _finite(error.rms),
-                    "largest": _finite(error.largest),
-                }
-                for (dtype, accumulation), error in row.errors.items()
-            ],
-        }
-        for row in rows
-    ]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def record_row(record: RecordWriter, row: Row) -> None:
+    """A cell for each error, relative to the RMS of the sum; one that is not finite is a refusal,
+    since JSON has no name for it."""
+    for (dtype, accumulation), error in row.errors.items():
+        details = {
+            "inputs": row.inputs, "depth": row.order.depth,
+            "growth": row.order.expect(accumulation),
+        }  # fmt: skip
+        for name in ERRORS:
+            value = getattr(error, name)
+            at: dict[str, Coordinate] = {
+                "type": dtype, "accumulation": accumulation.value, "error": name,
+            }  # fmt: skip
+            if not math.isfinite(value):
+                record.refuse(QUANTITY, row.algorithm, f"{value}", ranks=row.ranks, **at)
+                continue
+            cell = make_cell(
+                [value], quantity=QUANTITY, contender=row.algorithm, ranks=row.ranks, at=at,
+                unit="1", details=details,
+            )  # fmt: skip
+            record.add(cell)
 
 
 def describe_inputs(options: Options) -> str:
@@ -210,22 +209,13 @@ def describe_inputs(options: Options) -> str:
 def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     check_outputs(options.json, plot=options.plot)
-    rows = measure_all(options)
+    with results.open_model("numerics", options) as record:
+        record.write("inputs", generator=GENERATOR)
+        rows = measure_all(options)
+        for row in rows:
+            record_row(record, row)
     print(describe_inputs(options) + "\n")
     print(report(rows, options.error))
-    if options.json is not None:
-        results.write_record(
-            options.json,
-            "numerics",
-            {
-                "environment": results.describe_environment(None),
-                "generator": GENERATOR,
-                "seed": options.seed,
-                "elements": options.elements,
-                "scale": options.scale,
-                "results": describe_rows(rows),
-            },
-        )
     if options.plot is not None:
         draw(options.plot, rows, options.error, describe_inputs(options))
 

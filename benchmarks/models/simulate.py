@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from benchmarks.common import machines, results
 from benchmarks.common.checks import check_outputs
@@ -23,6 +23,7 @@ from benchmarks.common.options import (
     make_reader,
 )
 from benchmarks.common.plotting import COLOURS, add_legend, finish_lines, open_figure
+from benchmarks.common.records import RecordWriter, make_cell
 from benchmarks.common.trials import show_progress
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import at_least
@@ -33,6 +34,7 @@ from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, Price
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+QUANTITY = "predicted all-reduce"
 RANKS = (8, 64, 1024, 65536)
 MOST_RANKS = 1 << 24
 SIZES = (1 << 10, 1 << 20, 1 << 28)
@@ -116,11 +118,14 @@ def main(arguments: Sequence[str]) -> None:
     check_outputs(options.json, plot=options.plot)
     if options.plot is not None and (len(options.sizes) < 2 or max(options.ranks) < 2):
         raise ConfigurationError("--plot needs two sizes at least, and two ranks")
-    tables = price_all(options)
     machine = _describe_machine(options)
+    with results.open_model("simulate", options) as record:
+        tables = price_all(options)
+        seconds = {**asdict(options.machine), "uplink": options.machine.uplink}
+        record.write("machine", text=machine, **seconds)
+        for table in tables:
+            record_table(record, table, options.sizes)
     print(*describe(machine, options.sizes, options.shown, tables), sep="\n")
-    if options.json is not None:
-        results.write_record(options.json, "simulate", to_record(options, tables))
     if options.plot is not None:
         draw(options.plot, options.sizes, tables, machine)
 
@@ -155,33 +160,20 @@ def _describe_machine(options: Options) -> str:
     return figures + (f", {options.ranks_per_node} ranks on each node" if several else "")
 
 
-def to_record(options: Options, tables: Sequence[Table]) -> dict[str, Any]:
-    """All figures, in bytes and seconds; of the machine, seconds for each byte."""
-    return {
-        "machine": {
-            **asdict(options.machine),
-            "uplink": options.machine.uplink,
-            "ranks_per_node": options.ranks_per_node,
-        },
-        "bytes": options.sizes,
-        "tables": [
-            {
-                "ranks": table.ranks,
-                "nodes": table.nodes,
-                "lower_bounds": [least.seconds for least in table.bounds],
-                "algorithms": {
-                    row.name: {
-                        "seconds": [price.seconds for price in row.prices],
-                        "source": row.prices[0].source,
-                        "steps": count_steps(row.prices[0]),
-                    }
-                    for row in table.rows
-                    if row.prices
-                },
-            }
-            for table in tables
-        ],
-    }
+def record_table(record: RecordWriter, table: Table, sizes: Sequence[int]) -> None:
+    """A cell for each price, with the steps and the lower bound, in seconds."""
+    for row in table.rows:
+        if row.prices is None:
+            record.refuse(QUANTITY, row.name, row.obstacle, ranks=table.ranks)
+        for size, price, least in zip(sizes, row.prices or (), table.bounds, strict=False):
+            details = {
+                "source": price.source, "steps": count_steps(price), "bound": least.seconds,
+            }  # fmt: skip
+            cell = make_cell(
+                [price.seconds], quantity=QUANTITY, contender=row.name, ranks=table.ranks,
+                nodes=table.nodes, at={"bytes": size, "type": "float32"}, details=details,
+            )  # fmt: skip
+            record.add(cell)
 
 
 def get_ratio(price: Price, least: Bounds) -> float | None:

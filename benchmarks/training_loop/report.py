@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.common.options import format_rows
 from benchmarks.common.plotting import COLOURS, finish_bars, open_figure, write_beside
+from benchmarks.common.records import Cell, Coordinate, make_cell
 from benchmarks.common.statistics import summarize
 from benchmarks.common.targets import Target
-from benchmarks.training_loop.measurement import BARE, TRAINER, Group
+from benchmarks.training_loop.measurement import BARE, TRAINER, Group, Plan
 from mpiddp.wording import count_noun
 
 SPEED = 0.98
@@ -34,6 +35,19 @@ def format_table(groups: Sequence[Group]) -> str:
             ]
         )
     return "\n".join(format_rows(rows))
+
+
+def make_cells(group: Group, plan: Plan) -> Iterator[Cell]:
+    at: dict[str, Coordinate] = {"model": group.model, "batch": group.batch_size}
+    at["precision"] = plan.precision
+    for name in ("channels_last", "compile"):
+        if getattr(plan, name):
+            at[name] = "on"
+    for name, series in group.series.items():
+        yield make_cell(
+            series.samples, quantity="training loop", contender=name, ranks=group.ranks, at=at,
+            unit="samples/s", details={"positions": series.positions, "warm_up": series.warm_up},
+        )  # fmt: skip
 
 
 def draw(path: Path, groups: Sequence[Group], note: str) -> None:
