@@ -177,6 +177,7 @@ def make_cells(group: Group) -> Iterator[Cell]:
             "steps": [visit.steps for visit in visits],
             "efficiency": efficiency.median if efficiency is not None else None,
             "bytes": asdict(bytes_) if bytes_ is not None else None,
+            "read": [asdict(visit.reading) for visit in visits],
             "notes": dict(group.notes.get(contender, {})),
             "positions": series.positions,
         }

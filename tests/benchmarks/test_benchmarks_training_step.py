@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +12,7 @@ import pytest
 
 import documents
 from benchmark_runs import run_benchmark
-from benchmarks.common import results
+from benchmarks.common.records import Cell, read_record
 from benchmarks.common.statistics import Series
 from benchmarks.common.trials import WrongResultError
 from benchmarks.common.workloads import Workload, parse_workload
@@ -224,14 +223,19 @@ def test_milliseconds_have_three_figures(seconds, text):
 
 def test_a_record_has_every_visit_and_its_parts():
     group = make_group({FRAMEWORKS: [2.0, 4.0], OWN: [1.0, 1.0]})
-    described = json.loads(json.dumps(report.describe_group(group)))
-    theirs, own = described["contenders"]
-    assert (described["model"], theirs["name"], own["sync"]) == ("mlp", "framework", "auto")
-    assert [visit["seconds"] for visit in theirs["visits"]] == [2.0, 4.0]
-    assert [visit["exposed"] for visit in theirs["visits"]] == [1.25, 2.5]
-    assert own["over_framework"]["median"] == 3.0
-    assert theirs["bytes_source"] == "read from the interface"
-    assert described["plan"]["batch_size"] == 8
+    cells = {
+        (cell.contender, cell.at.get("part"), cell.unit): cell for cell in report.make_cells(group)
+    }
+    theirs = cells["framework", None, "s"]
+    assert theirs.samples == (2.0, 4.0) and theirs.at == {"model": "mlp", "batch": 8}
+    assert theirs.details["bytes"]["is_read"]
+    assert cells["framework", "exposed", "s"].samples == (1.25, 2.5)
+    assert {(name, part) for name, part, unit in cells if unit == "s"} == {
+        (name, part)
+        for name in ("framework", "auto")
+        for part in (None, "compute", "exposed", "update")
+    }
+    assert cells["auto", None, "samples/s"].quantity == "training speed"
 
 
 # ---- promises ----------------------------------------------------------------------------------
@@ -358,6 +362,11 @@ SYNCS = (
 )
 
 
+def list_steps(record) -> list[Cell]:
+    """The cells of whole steps."""
+    return [cell for cell in record.cells if cell.quantity == report.STEP and "part" not in cell.at]
+
+
 @pytest.mark.mpi
 def test_all_contenders_are_measured_printed_and_written(tmp_path):
     record, drawing = tmp_path / "step.json", tmp_path / "step.svg"
@@ -369,15 +378,14 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
         "training-step", *arguments, "--json", str(record), "--plot", str(drawing), PMIX_RANK="7"
     )
     assert (answer.returncode, answer.stderr) == (0, "")
-    content = json.loads(record.read_text())
-    assert (content["benchmark"], content["schema"]) == ("training-step", results.SCHEMA)
-    (group,) = content["groups"]
-    assert (group["refusals"], group["wrong"]) == ({}, {})
-    rows = {each["name"]: each for each in group["contenders"]}
+    found = read_record(record)
+    assert [line["kind"] for line in found.others] == ["group", "end"]
+    rows = {cell.contender: cell.details for cell in list_steps(found)}
     assert list(rows) == [ALONE, OWN_ALONE, *SYNCS[:2], "auto transport=mpi", *SYNCS[2:]]
-    for row in rows.values():
-        assert [visit["steps"] for visit in row["visits"]] == [5, 5]
-        assert all(visit["seconds"] > 0 < visit["compute"] for visit in row["visits"])
+    assert all(len(cell.samples) == 2 and min(cell.samples) > 0 for cell in list_steps(found))
+    assert all(row["steps"] == [5, 5] for row in rows.values())
+    ranks = {cell.contender: len(cell.by_rank) for cell in list_steps(found)}
+    assert ranks == {**dict.fromkeys(rows, 2), ALONE: 0, OWN_ALONE: 0, SYNCS[3]: 0}
     workers = {name: row["workers"] for name, row in rows.items()}
     assert workers[ALONE] == workers[OWN_ALONE] == workers[SYNCS[3]] == 1 and workers[SYNCS[4]] == 2
     # What mpiddp sends is counted: on two ranks, half of the gradients there and half back, or all
@@ -442,14 +450,13 @@ def test_servers_are_compared_with_the_cost_model_on_a_cluster(slurm_cluster, tm
         "training-step", *arguments, "--json", str(record), **slurm_cluster.environment()
     )
     assert (answer.returncode, answer.stderr) == (0, "")
-    (group,) = json.loads(record.read_text())["groups"]
-    assert group["nodes"] == 2 and group["link"]["seconds_per_byte"] > 0
-    rows = {each["name"]: each for each in group["contenders"]}
+    found = read_record(record)
+    assert found.others[0]["nodes"] == 2 and found.others[0]["link"]["seconds_per_byte"] > 0
+    rows = {cell.contender: cell.details for cell in list_steps(found)}
     size = 4 * rows["ring"]["notes"]["elements"]
     # What interfaces read and what is counted say the same of the ring, but for headers.
-    (visit,) = rows["ring"]["visits"]
     assert rows["ring"]["bytes"]["each"] == pytest.approx(size, rel=1e-3)
-    assert size <= visit["reading"]["busiest"] < 1.2 * size
+    assert size <= rows["ring"]["read"][0]["busiest"] < 1.2 * size
     assert rows["framework"]["bytes"]["busiest"] >= size
     assert "by the cost model" in answer.stdout
     assert slurm_cluster.ask("squeue", "-h") == ""
