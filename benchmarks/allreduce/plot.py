@@ -5,20 +5,43 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from benchmarks.allreduce.contenders import OWN, PREPARED, Contender
+from benchmarks.allreduce.contenders import (
+    GLOO,
+    MPI,
+    NCCL,
+    PERSISTENT,
+    PREPARED,
+    RING,
+    Cell,
+    Contender,
+)
 from benchmarks.allreduce.measurement import Group
 from benchmarks.allreduce.report import find_rates
 from benchmarks.common.options import describe_seconds, describe_size
-from benchmarks.common.plotting import COLOURS, add_legend, finish_lines, open_figure
-from benchmarks.common.statistics import Summary, summarize
+from benchmarks.common.plotting import (
+    Line,
+    choose_names,
+    describe_left_out,
+    draw_line,
+    finish_lines,
+    label_lines,
+    open_figure,
+)
+from benchmarks.common.statistics import quantile, summarize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-OTHERS_DASH, OWN_DASHES = "--", ("-", "-.", ":")
-"""Of the others' lines, and of mpiddp's: the next one once the colours are used up."""
+NAMES = {
+    GLOO: "PyTorch (Gloo)",
+    NCCL: "PyTorch (NCCL)",
+    MPI: "MPI_Allreduce",
+    RING: "ring in mpi4py",
+    PERSISTENT: "ring in mpi4py, persistent",
+}
+"""Of makers; mpiddp's rows have the names of their algorithms."""
 TICK_SHARE = 0.09
 """How much of an axis a tick with its text needs."""
 
@@ -28,45 +51,74 @@ def draw(path: Path, groups: Sequence[Group], note: str) -> None:
 
     The rates stand on a linear axis, all others are logarithmic.
     """
-    title = "All-reduce: medians of the slowest rank's times, and 95 % intervals"
-    with open_figure(path, 13.5, 4.4 * len(groups) + 0.8, title, note) as figure:
+    title = "All-reduce: the slowest rank's time, median of the rounds and band of their quartiles"
+    shown, left_out = choose_names(_list_scores(groups), [NAMES[GLOO], NAMES[NCCL], NAMES[MPI]])
+    note = "; ".join(filter(None, [describe_left_out(left_out, "contenders"), note]))
+    with open_figure(path, 14.5, 4.4 * len(groups) + 0.8, title, note) as figure:
         grid = figure.subplots(len(groups), 2, squeeze=False)
+        panels: dict[Axes, list[Line]] = {}
         for (left, right), group in zip(grid, groups, strict=True):
-            _draw_panel(left, right, group)
+            panels |= _draw_panel(left, right, group, shown)
             left.set_title(f"{group.ranks} ranks on {group.where}: time", loc="left", fontsize=10)
             right.set_title("bus bandwidth, GB/s", loc="left", fontsize=10)
             left.yaxis.set_major_formatter(lambda seconds, _: describe_seconds(seconds))
             right.yaxis.set_major_formatter(lambda rate, _: f"{rate:,.10g}")
-        add_legend(figure, grid[0][0])
+        label_lines(figure, panels)
 
 
-def _draw_panel(left: Axes, right: Axes, group: Group) -> None:
-    own = [row for row in group.contenders if row.maker in (OWN, PREPARED)]
+def find_name(group: Group, row: Contender) -> str:
+    """What a reader calls it: of transports and buffers only what tells it from the others."""
+    own = [each for each in group.contenders if each.maker == row.maker]
+    parts = [NAMES.get(row.maker, "mpiddp"), *[row.algorithm] * (row.algorithm != "auto")]
+    for name in ("transport", "buffer"):
+        if len({getattr(each, name) for each in own}) > 1:
+            parts.append(f"{getattr(row, name)} {name}")
+    return ", ".join([*parts, *["prepared"] * (row.maker == PREPARED)])
+
+
+def _list_scores(groups: Sequence[Group]) -> dict[str, list[float]]:
+    """Of each contender its median at each size of each group; NaN if it was not timed there."""
+    places = [(group, size) for group in groups for size in group.plan.sizes]
+    rows = {find_name(group, row): row for group in groups for row in group.contenders}
+    return {
+        name: [quantile(group.seconds(row, size) or [math.nan], 0.5) for group, size in places]
+        for name, row in rows.items()
+    }
+
+
+def _draw_panel(
+    left: Axes, right: Axes, group: Group, shown: Sequence[str]
+) -> dict[Axes, list[Line]]:
+    times, rates = [], []
     for row in group.contenders:
-        points = _list_points(group, row)
-        if points:
-            colour, dash = _choose_style(group, row, own)
-            style: dict[str, Any] = {"color": colour, "ls": dash, "lw": 1.5, "marker": "o", "ms": 3}
-            _draw_times(left, points, {**style, "label": row.label})
-            rates = [find_rates(group.ranks, size, each.median)[1] for size, each in points]
-            right.plot([size for size, _ in points], rates, **style)
+        name = find_name(group, row)
+        points = {size: group.samples(Cell(row, size)) for size in group.plan.sizes}
+        seconds = {
+            size: [visit.usual for visit in found] for size, found in points.items() if found
+        }
+        if name not in shown or not seconds:
+            continue
+        style = shown.index(name)
+        times.append(Line(name, list(seconds), list(map(summarize, seconds.values())), style))
+        found = [
+            summarize([find_rates(group.ranks, size, each)[1] for each in values])
+            for size, values in seconds.items()
+        ]
+        rates.append(Line(name, list(seconds), found, style))
+    for axis, lines in ((left, times), (right, rates)):
+        for line in lines:
+            draw_line(axis, line)
     left.set_yscale("log")
     right.set_ylim(bottom=0)
     ticks = choose_ticks(group.plan.sizes)
     for axis in (left, right):
         axis.set_xscale("log", base=2)
         axis.set_xticks(ticks, [describe_size(size) for size in ticks], fontsize=8)
+        axis.set_xlabel("buffer of each rank", fontsize=9)
         axis.minorticks_off()
         axis.tick_params(axis="y", labelsize=8)
         finish_lines(axis)
-
-
-def _choose_style(group: Group, row: Contender, own: Sequence[Contender]) -> tuple[str, str]:
-    """Colour and dash: mpiddp's lines are whole, as long as the colours last."""
-    if row.maker not in (OWN, PREPARED):
-        return COLOURS[group.contenders.index(row) % len(COLOURS)], OTHERS_DASH
-    turn, place = divmod(own.index(row), len(COLOURS))
-    return COLOURS[place], OWN_DASHES[turn % len(OWN_DASHES)]
+    return {left: times, right: rates}
 
 
 def choose_ticks(sizes: Sequence[int]) -> list[int]:
@@ -77,18 +129,3 @@ def choose_ticks(sizes: Sequence[int]) -> list[int]:
         if not ticks or math.log(size / ticks[-1]) >= least:
             ticks.append(size)
     return ticks
-
-
-def _list_points(group: Group, row: Contender) -> list[tuple[int, Summary]]:
-    known = ((size, group.seconds(row, size)) for size in group.plan.sizes)
-    return [(size, summarize(seconds)) for size, seconds in known if seconds]
-
-
-def _draw_times(axis: Axes, points: Sequence[tuple[int, Summary]], style: dict[str, Any]) -> None:
-    sizes = [size for size, _ in points]
-    ends = [
-        (times.interval.low, times.interval.high) if times.interval else (times.median,) * 2
-        for _, times in points
-    ]
-    axis.plot(sizes, [times.median for _, times in points], **style)
-    axis.vlines(sizes, *zip(*ends, strict=True), color=style["color"], lw=3, alpha=0.4)

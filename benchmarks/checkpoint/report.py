@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.checkpoint.measurement import Measurement, Plan
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
-from benchmarks.common.plotting import COLOURS, finish_bars, open_figure, write_beside
+from benchmarks.common.plotting import COLOURS, draw_bar, finish_bars, open_figure
 from benchmarks.common.records import Coordinate, RecordWriter, make_cell
 from benchmarks.common.targets import Target
 
@@ -20,7 +20,7 @@ NAMES = {
     "synchronous": "synchronous save",
     "asynchronous": "asynchronous save",
     "raw": "raw write and flush",
-    "digest": "XXH3 alone",
+    "digest": "checksum alone (XXH3)",
 }
 EXPLANATION = """\
 Times are of the slowest rank, medians over rounds. A share is of the time of the steps between two
@@ -91,18 +91,18 @@ def record_measurement(record: RecordWriter, found: Measurement, plan: Plan) -> 
 
 def draw(path: Path, measured: Sequence[Measurement], plan: Plan, note: str) -> None:
     """A panel for each number of ranks."""
-    title = "Seconds that training waits for a checkpoint, and the raw write of its bytes"
+    title = (
+        "How long training waits for a checkpoint: median, band of the quartiles, a point a round"
+    )
     with open_figure(path, 6.4 * len(measured), 3.0, title, note) as figure:
         axes = figure.subplots(1, len(measured), squeeze=False)[0]
         for axis, found in zip(axes, measured, strict=True):
             for place, name in enumerate(NAMES):
                 median = found.summarize(name).median
                 values = [getattr(each, name) for each in found.rounds]
-                axis.barh(place, median, height=0.6, color=COLOURS[place], alpha=0.6)
-                axis.plot(values, [place] * len(values), "o", ms=3, color="#333333")
                 share = f"{found.find_share(name, plan.save_every):.2%}"
                 text = f"{format_seconds(median)}, {share} of {plan.save_every} steps"
-                write_beside(axis, text, max(median, *values), place)
+                draw_bar(axis, place, values, COLOURS[place], text)
             most = max(max(getattr(each, name) for each in found.rounds) for name in NAMES)
             axis.set_xlim(0, 1.8 * most)
             axis.set_xlabel("seconds", fontsize=8)

@@ -22,8 +22,17 @@ from benchmarks.common.options import (
     list_algorithms,
     make_reader,
 )
-from benchmarks.common.plotting import COLOURS, add_legend, finish_lines, open_figure
+from benchmarks.common.plotting import (
+    Line,
+    choose_names,
+    describe_left_out,
+    draw_line,
+    finish_lines,
+    label_lines,
+    open_figure,
+)
 from benchmarks.common.records import RecordWriter, make_cell
+from benchmarks.common.statistics import summarize
 from benchmarks.common.trials import show_progress
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import at_least
@@ -38,7 +47,6 @@ QUANTITY = "predicted all-reduce"
 RANKS = (8, 64, 1024, 65536)
 MOST_RANKS = 1 << 24
 SIZES = (1 << 10, 1 << 20, 1 << 28)
-DASHES = ("-", "--", ":")
 PLOTTED_SIZES = tuple(1 << exponent for exponent in range(10, 29, 2))
 
 
@@ -234,40 +242,57 @@ def _describe_price(price: Price, least: Bounds) -> str:
 
 
 def draw(path: Path, sizes: Sequence[int], tables: Sequence[Table], note: str) -> None:
+    """A panel for each number of ranks; of all algorithms those that are best on the whole."""
     columns = min(2, len(tables))
     rows = -(-len(tables) // columns)
-    title = "All-reduce on a modelled machine: time as a multiple of the lower bound"
-    if columns == 1:
-        title = title.replace(": ", ":\n")  # Beside the legend.
-    with open_figure(path, 6.2 * columns + 1.2, 4.4 * rows + 0.8, title, note) as figure:
-        grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    shown, left_out = choose_names(_list_scores(sizes, tables))
+    note = "; ".join(filter(None, [describe_left_out(left_out, "algorithms"), note]))
+    title = "All-reduce on a modelled machine: how many times the lower bound it takes"
+    with open_figure(path, 7 * columns, 4.2 * rows + 0.8, title, note) as figure:
+        grid = figure.subplots(rows, columns, squeeze=False)
+        panels = {}
         for axis, table in zip(grid.flat, tables, strict=False):
-            _draw_panel(axis, sizes, table)
+            panels[axis] = list(_list_curves(sizes, table, shown))
+            _draw_panel(axis, sizes, table, panels[axis])
         for axis in list(grid.flat)[len(tables) :]:
             axis.set_visible(False)
-        add_legend(figure, grid.flat[0])
+        label_lines(figure, panels)
 
 
-def _draw_panel(axis: Axes, sizes: Sequence[int], table: Table) -> None:
-    from matplotlib.ticker import LogLocator
+def _list_scores(sizes: Sequence[int], tables: Sequence[Table]) -> dict[str, list[float]]:
+    """Of each algorithm its seconds in all places; NaN where it could not be priced."""
+    scores: dict[str, list[float]] = {}
+    for table in tables:
+        for row in table.rows:
+            found = [price.seconds for price in row.prices or ()] or [math.nan] * len(sizes)
+            scores.setdefault(row.name, []).extend(found)
+    return scores
 
-    sources = {row.prices[0].source for row in table.rows if row.prices}
-    axis.set_title(f"{table.title}, {' and '.join(sorted(sources))}", loc="left", fontsize=10)
-    axis.axhline(1, color="#888888", lw=3, label="lower bound")
-    for place, row in enumerate(table.rows):
-        if row.prices is not None:
+
+def _list_curves(sizes: Sequence[int], table: Table, shown: Sequence[str]) -> Iterator[Line]:
+    for row in table.rows:
+        if row.prices is not None and row.name in shown and table.ranks > 1:
             ratios = [
                 get_ratio(price, least) or math.nan
                 for price, least in zip(row.prices, table.bounds, strict=True)
             ]
-            colour, dash = (
-                COLOURS[place % len(COLOURS)],
-                DASHES[place // len(COLOURS) % len(DASHES)],
-            )
-            axis.plot(sizes, ratios, color=colour, ls=dash, lw=1.5, label=row.name)
+            values = [summarize([ratio]) for ratio in ratios]
+            yield Line(row.name, sizes, values, shown.index(row.name))
+
+
+def _draw_panel(axis: Axes, sizes: Sequence[int], table: Table, lines: Sequence[Line]) -> None:
+    from matplotlib.ticker import LogLocator
+
+    sources = {row.prices[0].source for row in table.rows if row.prices}
+    axis.set_title(f"{table.title}, {' and '.join(sorted(sources))}", loc="left", fontsize=10)
+    axis.axhline(1, color="#bbbbbb", lw=3)
+    for line in lines:
+        draw_line(axis, line, has_band=False)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xticks(sizes[::2], [describe_size(size) for size in sizes[::2]], fontsize=8)
+    axis.set_xlabel("buffer of each rank", fontsize=9)
+    axis.set_ylabel("times the lower bound", fontsize=9)
     axis.minorticks_off()
     axis.yaxis.set_major_formatter(lambda ratio, _: f"{ratio:,.10g} ×")
     axis.tick_params(axis="y", labelsize=8)

@@ -92,7 +92,7 @@ def test_checkpoints_are_measured_drawn_and_recorded(tmp_path, capsys):
     assert measured["state_bytes"] < measured["file_bytes"] < 1.1 * measured["state_bytes"]
     seconds = {(cell.contender, cell.at.get("part")): cell.samples[0] for cell in found.cells}
     assert 0 < seconds["asynchronous save", "stall"] < seconds["synchronous save", None]
-    costs = ("raw write and flush", "XXH3 alone", "no checkpoint")
+    costs = ("raw write and flush", "checksum alone (XXH3)", "no checkpoint")
     assert all(seconds[name, None] > 0 for name in costs)
     assert 0 < measured["agreement"]["look"] < 1e-3
     assert "asynchronous save" in picture.read_text()

@@ -30,7 +30,7 @@ from benchmarks.training_step.contenders import (
     parse_contender,
 )
 from benchmarks.training_step.measurement import Group, TimedLink, Visit
-from benchmarks.training_step.plot import break_name, draw
+from benchmarks.training_step.plot import draw, find_name
 from benchmarks.training_step.targets import CENTRAL, OWN, RING, SHARDED, judge
 from benchmarks.training_step.traffic import Bytes
 from mpiddp.errors import ConfigurationError
@@ -312,27 +312,27 @@ def test_a_drawing_has_a_bar_of_parts_for_each_contender(tmp_path):
     draw(path, groups, "a note")
     assert ElementTree.parse(path).getroot().tag.endswith("svg")
     text = path.read_text()
-    for part in ("framework", "auto", "exposed communication", "update", "4 ranks", "a note"):
+    for part in ("PyTorch DDP", "that nothing hides", "optimizer", "4 ranks", "a note"):
         assert part in text
     # As many samples per second as one rank alone, on two and on four.
-    assert "3000 ms, 50%" in text and "3000 ms, 25%" in text
+    assert "3000 ms, efficiency 50%" in text and "efficiency 25%" in text
 
 
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
-        ("gather-broadcast", ["gather-broadcast"]),
-        ("parameter-server:servers=ranks", ["parameter-server:", "servers=ranks"]),
-        (
-            "parameter-server:servers=2,placement=dedicated,staleness=3",
-            ["parameter-server:", "servers=2,", "placement=dedicated,staleness=3"],
-        ),
-        ("ring transport=shared-memory+mpi", ["ring", "transport=shared-memory+mpi"]),
-        ("ring:segments=4", ["ring:segments=4"]),
+        (FRAMEWORKS, ["PyTorch DDP"]),
+        (OWN, ["mpiddp"]),
+        (replace(RING, transport="shared-memory+mpi"),
+         ["mpiddp, ring,", "transport=shared-memory+mpi"]),
+        (Contender("ring:segments=4"), ["mpiddp, ring:segments=4"]),
+        (SHARDED, ["parameter server, one on each", "rank"]),
+        (replace(CENTRAL, servers="2", placement="dedicated", staleness="3"),
+         ["parameter server, servers=2,", "placement=dedicated, staleness=3"]),
     ],
-)
-def test_long_names_are_broken(name, lines):
-    assert break_name(name).splitlines() == lines
+)  # fmt: skip
+def test_names_are_a_readers_and_long_ones_are_broken(name, lines):
+    assert find_name(name).splitlines() == lines
 
 
 def test_nothing_measured_is_drawn_as_nothing(tmp_path):
