@@ -41,6 +41,12 @@ class Line:
     style: int
     """Which colour, marker and dashes."""
 
+    @property
+    def end(self) -> tuple[float, float] | None:
+        """The last median that is a number, and its x."""
+        known = zip(self.x, (each.median for each in self.summaries), strict=True)
+        return next((point for point in reversed(list(known)) if math.isfinite(point[1])), None)
+
 
 @contextlib.contextmanager
 def open_figure(
@@ -52,12 +58,12 @@ def open_figure(
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    yield figure
     figure.suptitle(title, fontsize=12)
     if note:
         # Lines that the sheet has room for.
         text = fill(note, width=int(19 * width), break_on_hyphens=False)
         figure.supxlabel(text, fontsize=7, color="#555555")
+    yield figure
     figure.savefig(path, dpi=150)
 
 
@@ -106,19 +112,19 @@ def label_lines(figure: Figure, panels: Mapping[Axes, Sequence[Line]]) -> None:
     """Write each line's name at its end, to the right of its panel. Axes must have their limits."""
     figure.draw_without_rendering()
     for axis, lines in panels.items():
-        _label_panel(axis, [line for line in lines if len(line.x)])
+        ends = {line: line.end for line in lines}
+        _label_panel(axis, {line: end for line, end in ends.items() if end is not None})
 
 
-def _label_panel(axis: Axes, lines: Sequence[Line]) -> None:
+def _label_panel(axis: Axes, ends: Mapping[Line, tuple[float, float]]) -> None:
     height = axis.get_window_extent().height / axis.figure.dpi * 72
-    rows = max((line.name.count("\n") + 1 for line in lines), default=1)
+    rows = max((line.name.count("\n") + 1 for line in ends), default=1)
     least = 1.33 * LABEL_POINTS * rows / height
     to_place = axis.transData + axis.transAxes.inverted()
-    ends = {line: (line.x[-1], line.summaries[-1].median) for line in lines}
     heights = {line: float(to_place.transform(end)[1]) for line, end in ends.items()}
     # Of ends at one height the last is the lowest, so that what leads to the names does not cross.
     order = sorted(
-        lines, key=lambda line: (round(heights[line] / least), -ends[line][0], heights[line])
+        ends, key=lambda line: (round(heights[line] / least), -ends[line][0], heights[line])
     )
     places = spread_out([heights[line] for line in order], least)
     for line, place in zip(order, places, strict=True):
