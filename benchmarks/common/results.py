@@ -103,6 +103,14 @@ def find_processor() -> str | None:
     return models[0] if models else platform.machine()
 
 
+def begin(launcher: Mpirun | Srun, more: str = "") -> tuple[dict[str, Any], str]:
+    """Print the heading of a measurement; returns the environment and the heading."""
+    environment = describe_environment(launcher)
+    heading = describe_heading(environment)
+    print(f"{heading}; load {os.getloadavg()[0]:.1f}\n{more}", flush=True)
+    return environment, heading
+
+
 @dataclass(frozen=True)
 class Output:
     """Where a measurement goes: `open_output` makes one."""
@@ -119,9 +127,7 @@ def open_output(
     benchmark: str, options: RunOptions[Any], launcher: Mpirun | Srun, more: str = ""
 ) -> Iterator[Output]:
     """Print the heading and open the record; at the end, also by an error, write the tables."""
-    environment = describe_environment(launcher)
-    heading = describe_heading(environment)
-    print(f"{heading}; load {os.getloadavg()[0]:.1f}\n{more}", flush=True)
+    environment, heading = begin(launcher, more)
     hidden = [] if options.hosts else find_hosts(launcher)
     if options.hosts:
         ranks = options.plan.ranks
