@@ -56,7 +56,7 @@ PROGRAMS = {
 }
 """Of nccl-tests, by quantity; others have no table there."""
 TYPES = {"float32": "float", "float64": "double", "float16": "half"}
-OPERATORS = {"product": "prod", "minimum": "min", "maximum": "max", "average": "avg"}
+OPERATORS = {"product": "prod", "average": "avg"}
 SHARED = ("reduce-scatter", "all-gather")
 """Their count is that of one rank's share."""
 ROOTED = ("broadcast", "reduce")
