@@ -27,7 +27,8 @@ from benchmarks.common.trials import show_progress
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import at_least
 from mpiddp.options.fields import Argument, pick
-from mpiddp.schedules.cost import Bounds, Machine, bound, check_nodes
+from mpiddp.schedules.cost import Bounds, bound, check_nodes
+from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, Price
 
 if TYPE_CHECKING:
