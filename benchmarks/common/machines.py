@@ -64,9 +64,12 @@ def read_machine(options: MachineOptions, *, several: bool) -> Machine:
         options.bandwidth * 10 if bandwidth is None else bandwidth,
     )
     addition = 1 / (options.addition * GIGABYTE)
-    shared = options.node_bandwidth
-    uplink = None if shared is None else 1 / (shared * GIGABIT)
-    return Machine(near if several else between, between, addition, uplink)
+    return Machine(near if several else between, between, addition, read_shared(options))
+
+
+def read_shared(options: MachineOptions) -> float | None:
+    """Seconds per byte of the link that a node's ranks share."""
+    return None if options.node_bandwidth is None else 1 / (options.node_bandwidth * GIGABIT)
 
 
 def _check_order(values: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.options import describe_size
+from benchmarks.common.options import describe_seconds, describe_size
 from benchmarks.common.records import Record
 from benchmarks.fit.segments import Segment, fit_segments
 from mpiddp.errors import ConfigurationError
@@ -220,3 +220,16 @@ def describe_range(curve: Curve, place: int) -> str:
         return f"from {low}" if place else "all sizes"
     high = describe_size(math.ceil(following[0].start))
     return f"{low} to {high}" if place else f"below {high}"
+
+
+def describe_fit(fit: Fit) -> str:
+    """One line: the figures of the largest sizes."""
+    parts = []
+    for name, curve in list_curves(fit).items():
+        last, count = curve.segments[-1], len(curve.segments)
+        rate = f"{1e-9 / last.seconds_per_byte:.3g} GB/s" if last.seconds_per_byte else "no limit"
+        latency = describe_seconds(curve.segments[0].latency)
+        pieces = f" ({count} pieces)" if count > 1 else ""
+        parts.append(f"{name} {latency} and {rate}{pieces}")
+    gamma = "" if fit.addition is not None else ", γ not measured"
+    return f"fit of {fit.contender}: {', '.join(parts)}{gamma}"
