@@ -10,7 +10,6 @@ from typing import Annotated
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
     File,
-    describe_seconds,
     describe_size,
     format_rows,
     make_reader,
@@ -21,6 +20,7 @@ from benchmarks.fit.fitted import (
     ADDITIONS,
     Curve,
     Fit,
+    describe_line,
     describe_range,
     fit_records,
     is_fit,
@@ -100,13 +100,10 @@ def describe(fit: Fit) -> Iterator[str]:
 
 def _describe_segment(name: str, curve: Curve, place: int) -> tuple[str, ...]:
     segment = curve.segments[place]
-    rate = 1e-9 / segment.seconds_per_byte if segment.seconds_per_byte else 0.0
-    latency = describe_seconds(abs(segment.latency))
     return (
         "" if place else name,
         describe_range(curve, place),
-        f"−{latency}" if segment.latency < 0 else latency,
-        f"{rate:.3g} GB/s" if rate else "—",
+        *describe_line(segment),
         str(segment.points),
         f"{segment.error:.1%}",
         f"{segment.largest_error:.1%}",

@@ -222,14 +222,19 @@ def describe_range(curve: Curve, place: int) -> str:
     return f"{low} to {high}" if place else f"below {high}"
 
 
+def describe_line(segment: Segment) -> tuple[str, str]:
+    """Its α, and its bytes per second."""
+    latency = describe_seconds(abs(segment.latency))
+    rate = f"{1e-9 / segment.seconds_per_byte:.3g} GB/s" if segment.seconds_per_byte else "—"
+    return f"−{latency}" if segment.latency < 0 else latency, rate
+
+
 def describe_fit(fit: Fit) -> str:
-    """One line: the figures of the largest sizes."""
+    """One line: α of the smallest sizes, β of the largest."""
     parts = []
     for name, curve in list_curves(fit).items():
-        last, count = curve.segments[-1], len(curve.segments)
-        rate = f"{1e-9 / last.seconds_per_byte:.3g} GB/s" if last.seconds_per_byte else "no limit"
-        latency = describe_seconds(curve.segments[0].latency)
-        pieces = f" ({count} pieces)" if count > 1 else ""
+        latency, rate = describe_line(curve.segments[0])[0], describe_line(curve.segments[-1])[1]
+        pieces = f" in {len(curve.segments)} pieces" if len(curve.segments) > 1 else ""
         parts.append(f"{name} {latency} and {rate}{pieces}")
     gamma = "" if fit.addition is not None else ", γ not measured"
     return f"fit of {fit.contender}: {', '.join(parts)}{gamma}"

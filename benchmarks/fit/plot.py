@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.common.options import describe_seconds, describe_size
 from benchmarks.common.plotting import COLOURS, finish_lines, open_figure
-from benchmarks.fit.fitted import Curve, Fit, list_curves
+from benchmarks.fit.fitted import Curve, Fit, describe_line, list_curves
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,13 @@ def _draw_times(axis: Axes, name: str, curve: Curve) -> None:
         start = max(segment.start, curve.sizes[0])
         line = np.geomspace(start, end, 50)
         times = segment.latency + line * segment.seconds_per_byte
-        axis.plot(line, times, color=COLOURS[place % len(COLOURS)], lw=2)
+        colour = COLOURS[place % len(COLOURS)]
+        axis.plot(line, times, color=colour, lw=2)
+        middle = len(line) // 2
+        axis.annotate(
+            ", ".join(describe_line(segment)), (line[middle], times[middle]), xytext=(-5, 7),
+            textcoords="offset points", ha="right", color=colour, fontsize=8,
+        )  # fmt: skip
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.yaxis.set_major_formatter(lambda seconds, _: describe_seconds(seconds))

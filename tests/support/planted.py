@@ -1,4 +1,4 @@
-"""Records of machines whose figures are known: planted times of messages, additions, collectives."""
+"""Records of machines whose figures are known: planted messages, additions and collectives."""
 
 from __future__ import annotations
 
