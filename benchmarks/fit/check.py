@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
 from benchmarks.common.records import Cell, Record
 from benchmarks.common.statistics import quantile
-from benchmarks.fit.fitted import CONDITIONS, Fit
+from benchmarks.fit.fitted import CONDITIONS, PLACES, Fit
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.cost import split
 from mpiddp.schedules.registry import Choice, Price, parse
@@ -69,7 +69,7 @@ def check_record(fit: Fit, record: Record) -> list[Check]:
 
 def find_choice(cell: Cell) -> Choice | None:
     """The algorithm of a cell; None if it is no plain collective, or of an unknown algorithm."""
-    name = cell.details.get("ran") or cell.details.get("algorithm")
+    name = find_ran(cell)[0]
     if cell.quantity not in KINDS or not name or not CONDITIONS.isdisjoint(cell.at):
         return None
     try:
@@ -80,12 +80,20 @@ def find_choice(cell: Cell) -> Choice | None:
     return choice
 
 
+def find_ran(cell: Cell) -> tuple[str, str]:
+    """The algorithm that ran, and by which messages; empty if that is not known."""
+    details = cell.details
+    name, _, transport = (details.get("ran") or details.get("algorithm") or "").partition(" over ")
+    transports = {"gloo": "Gloo", "nccl": "NCCL", "ring": "mpi", "persistent": "mpi"}
+    return name, transport or transports.get(details.get("maker", ""), "")
+
+
 def list_reasons(
     fit: Fit, cell: Cell, price: Price, choice: Choice, environment: Mapping[str, Any]
 ) -> Iterator[str]:
     """What of the cell the model does not know."""
-    transport, each = cell.details.get("transport"), -(-cell.ranks // cell.nodes)
-    if transport and transport.lower() != fit.contender.lower():
+    transport, each = find_ran(cell)[1], -(-cell.ranks // cell.nodes)
+    if transport and transport.lower() not in fit.contender.lower():
         yield f"its messages go by {transport}, the fit is of those of {fit.contender}"
     cores = environment.get("usable_hardware_threads")
     if cores and each > cores:
@@ -100,6 +108,12 @@ def list_reasons(
         yield f"its messages, {low} to {high}, are not all of sizes that were measured"
     if any(step.messages > 2 * cell.ranks for step in steps):
         yield "its ranks send several messages at once, in the model one after the other"
+    for link, ratio in fit.both_ways.items():
+        if ratio > 1 + TOLERANCE:
+            yield (
+                f"messages {PLACES[link]} that meet others take {ratio:.1f} × as long, in the "
+                "model they do not"
+            )
     if choice.segments > 1:
         yield "its segments hide latency behind each other, which the model leaves out"
 

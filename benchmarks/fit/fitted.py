@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common.options import describe_seconds, describe_size
-from benchmarks.common.records import Record
+from benchmarks.common.records import Cell, Record
+from benchmarks.common.statistics import quantile
 from benchmarks.fit.segments import Segment, fit_segments
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
@@ -18,10 +19,14 @@ from mpiddp.schedules.machine import Machine, MessageCost, Piece
 
 KIND, VERSION = "fit", 1
 """Of the file; a change that breaks readers raises the version."""
-CONTENDER = "MPI"
+CONTENDER = "MPI_Send"
 MESSAGES, ADDITIONS = "point-to-point", "reduction"
 NODE, NETWORK = "node", "network"
 CONDITIONS = frozenset({"cold", "busy", "overlap"})
+BOTH = "both"
+"""The direction of messages that two ranks send each other at once."""
+LARGE = 64 << 10
+"""Bytes from which on it is compared what messages take both ways at once."""
 PLACES = {NODE: "inside a node", NETWORK: "between nodes"}
 COMMAND = "python -m benchmarks point-to-point"
 
@@ -31,9 +36,9 @@ class Curve:
     """Times by size, and the lines through them."""
 
     sizes: tuple[float, ...]
-    """In bytes, rising."""
+    """In bytes, rising; one may stand several times."""
     seconds: tuple[float, ...]
-    """The median that was measured for each size."""
+    """The median that was measured for each."""
     segments: tuple[Segment, ...]
 
     @property
@@ -55,6 +60,9 @@ class Fit:
     """Of messages inside a node (``node``), between nodes (``network``), or both."""
     addition: Curve | None
     """None if no addition was timed."""
+    both_ways: Mapping[str, float]
+    """How many times as long large messages of a link take while others go the other way, if that
+    was measured. The model does without."""
 
     def make_machine(self, nodes: Sequence[int], shared: float | None = None) -> Machine:
         """The machine for nodes of so many ranks.
@@ -81,36 +89,45 @@ def fit_records(records: Sequence[Record], contender: str | None, type_: str) ->
 
     Raises ConfigurationError if they were not measured, or for too few sizes.
     """
-    messages = [
-        (cell.contender, cell.at.get("link"), float(cell.at["bytes"]), cell.summary.median)
-        for cell in _list_cells(records, MESSAGES)
-    ]
+    messages = list(_list_cells(records, MESSAGES))
     if not messages:
         names = ", ".join(str(record.path) for record in records)
         raise ConfigurationError(
             f"{names}: expected times of messages (cells of {MESSAGES!r}), found none; measure "
             f"them by {COMMAND} --json FILE"
         )
-    contender = _choose(contender, [row[0] for row in messages])
-    links = {
-        link: _fit([row[2:] for row in messages if row[:2] == (contender, link)], PLACES[link])
-        for link in PLACES
-        if any(row[:2] == (contender, link) for row in messages)
-    }
-    added = [
-        (float(cell.at["bytes"]), cell.summary.median)
-        for cell in _list_cells(records, ADDITIONS)
-        if cell.at["type"] == type_
-    ]
+    contender = _choose(contender, [cell.contender for cell in messages])
+    own = [cell for cell in messages if cell.contender == contender]
+    links: dict[str, Curve] = {}
+    both_ways: dict[str, float] = {}
+    for link, place in PLACES.items():
+        there = [cell for cell in own if cell.at.get("link") == link]
+        one_way = [cell for cell in there if cell.at.get("direction") != BOTH]
+        if one_way:
+            links[link] = _fit(one_way, f"of messages {place}")
+            mutual = [cell for cell in there if cell not in one_way]
+            ratio = _compare(mutual, links[link])
+            both_ways |= {} if ratio is None else {link: ratio}
+    added = [cell for cell in _list_cells(records, ADDITIONS) if cell.at["type"] == type_]
     return Fit(
         contender=contender,
         environment=records[0].environment,
         links=links,
         addition=_fit(added, f"of additions of {type_}") if added else None,
+        both_ways=both_ways,
     )
 
 
-def _list_cells(records: Iterable[Record], quantity: str) -> Iterable[Any]:
+def _compare(cells: Sequence[Cell], curve: Curve) -> float | None:
+    """The median ratio of large messages to those of the curve; None if there are none."""
+    sizes = [(cell, float(cell.at["bytes"])) for cell in cells]
+    ratios = [
+        cell.summary.median / curve.cost.seconds(size) for cell, size in sizes if size >= LARGE
+    ]
+    return quantile(ratios, 0.5) if ratios else None
+
+
+def _list_cells(records: Iterable[Record], quantity: str) -> Iterator[Cell]:
     for record in records:
         for cell in record.cells:
             if cell.quantity == quantity and CONDITIONS.isdisjoint(cell.at):
@@ -131,14 +148,13 @@ def _choose(wanted: str | None, found: Iterable[str]) -> str:
     return chosen[0]
 
 
-def _fit(points: Sequence[Sequence[Any]], what: str) -> Curve:
+def _fit(cells: Sequence[Cell], what: str) -> Curve:
+    points = sorted((float(cell.at["bytes"]), cell.summary.median) for cell in cells)
+    sizes, seconds = zip(*points, strict=True)
     try:
-        segments = fit_segments([size for size, _ in points], [time for _, time in points])
+        return Curve(sizes=sizes, seconds=seconds, segments=fit_segments(sizes, seconds))
     except ValueError as error:
         raise ConfigurationError(f"times {what}: {error}") from None
-    ordered = sorted((float(size), float(time)) for size, time in points)
-    sizes, seconds = zip(*ordered, strict=True)
-    return Curve(sizes=sizes, seconds=seconds, segments=segments)
 
 
 # ---- the file -----------------------------------------------------------------------------
@@ -180,6 +196,7 @@ def read_fit(path: Path) -> Fit:
             environment=content["environment"],
             links={link: _read_curve(content["links"][link]) for link in content["links"]},
             addition=content["addition"] and _read_curve(content["addition"]),
+            both_ways={link: float(ratio) for link, ratio in content["both_ways"].items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigurationError(f"{path} lacks what a fit must have: {error!r}") from None
