@@ -18,7 +18,7 @@ COMMANDS = {
     "explain": "a collective or a training step: as text, as a picture, as an animated page",
     "numerics": "the rounding errors of each algorithm's order of summation, by type",
     "prove": "every algorithm is an all-reduce, for every number of ranks",
-    "simulate": "the time of each algorithm on a machine that you describe",
+    "simulate": "the time of each algorithm on a machine that you describe, or that was fitted",
     "startup": "launch to first all-reduce, as whole processes: mpiddp beside torchrun",
     "allreduce": "all-reduces by size: the framework's, MPI's, a plain ring's, mpiddp's",
     "reduce-scatter": "the same of reduce-scatters",
@@ -30,6 +30,7 @@ COMMANDS = {
     "training-step": "a training step and its parts, by how gradients are synchronised",
     "training-loop": "the trainer's samples per second beside a bare loop's",
     "stragglers": "training to an accuracy while a worker is slow: all-reduce, servers",
+    "fit": "α, β and γ of this cluster, of messages and additions that were measured",
     "checkpoint": "what checkpoints cost a training: synchronous, beside it, a raw write",
 }
 _MODELS = frozenset({"explain", "numerics", "prove", "simulate"})

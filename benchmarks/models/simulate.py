@@ -34,10 +34,13 @@ from benchmarks.common.plotting import (
 from benchmarks.common.records import RecordWriter, make_cell
 from benchmarks.common.statistics import summarize
 from benchmarks.common.trials import show_progress
+from benchmarks.fit.fitted import Fit, describe_fit, read_fit
+from benchmarks.models import disturbed, winners
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import at_least
-from mpiddp.options.fields import Argument, pick
-from mpiddp.schedules.cost import Bounds, Machine, bound, check_nodes
+from mpiddp.options.fields import Argument, list_fields, pick
+from mpiddp.schedules.cost import Bounds, bound, check_nodes
+from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, Price
 
 if TYPE_CHECKING:
@@ -62,14 +65,26 @@ class Options(machines.MachineOptions):
     """Ranks that share a node and its link."""
     bytes: Sizes = ()
     """Buffers; K, M, G are 2^10, 2^20, 2^30 (default: 1K 1M 256M; with --plot 1K to 256M)."""
+    fit: File = None
+    """A machine as fit --output wrote it, in place of latencies and bandwidths."""
+    map: bool = False
+    """Show which algorithm is quickest, and the sizes at which that changes (default: for 2 to
+    65536 ranks, 1K to 1G, algorithms that leave no rank out)."""
+    straggler: disturbed.Stragglers = ()
+    """A rank that begins so late, as in 3:5ms, or that takes so many times as long, as in 3:x2."""
+    slow_link: disturbed.SlowLinks = ()
+    """Two nodes between which messages take so many times as long, as in 0-3:x4."""
     json: File = None
     """Write all prices."""
     plot: File = None
-    """Draw time over lower bound against size (.svg, .png, .pdf)."""
+    """Draw time over lower bound against size, or the map (.svg, .png, .pdf)."""
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        return self.algorithms or list_algorithms()
+        everyone = list_algorithms()
+        if self.map:
+            everyone = tuple(choice for choice in everyone if winners.leaves_nobody_out(choice))
+        return self.algorithms or everyone
 
     @property
     def shown(self) -> tuple[int, ...]:
@@ -78,10 +93,22 @@ class Options(machines.MachineOptions):
 
     @property
     def sizes(self) -> tuple[int, ...]:
+        if self.map:
+            return tuple(sorted(self.bytes)) or winners.SIZES
         return self.bytes or (PLOTTED_SIZES if self.plot else SIZES)
 
+    @property
+    def disturbances(self) -> tuple[disturbed.Straggler | disturbed.SlowLink, ...]:
+        return (*self.straggler, *self.slow_link)
+
     @cached_property
-    def machine(self) -> Machine:
+    def fitted(self) -> Fit | None:
+        return None if self.fit is None else read_fit(self.fit)
+
+    def find_machine(self, nodes: Sequence[int]) -> Machine:
+        """The machine for nodes of so many ranks."""
+        if self.fitted is not None:
+            return self.fitted.make_machine(nodes, machines.read_shared(self))
         return machines.read_machine(self, several=self.ranks_per_node > 1)
 
     def nodes(self, ranks: int) -> tuple[int, ...]:
@@ -107,9 +134,7 @@ class Table:
 
     @property
     def title(self) -> str:
-        nodes = f" on {self.nodes:,} node{'s' if self.nodes > 1 else ''}"
-        ranks = f"{self.ranks:,} rank{'s' if self.ranks > 1 else ''}"
-        return ranks + (nodes if self.nodes != self.ranks else "")
+        return machines.describe_place(self.ranks, self.nodes)
 
 
 READER = make_reader(
@@ -122,20 +147,85 @@ READER = make_reader(
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = pick(Options, READER.read(arguments))
+    options = parse(arguments)
     check_outputs(options.json, plot=options.plot)
     if options.plot is not None and (len(options.sizes) < 2 or max(options.ranks) < 2):
         raise ConfigurationError("--plot needs two sizes at least, and two ranks")
-    machine = _describe_machine(options)
     with results.open_model("simulate", options) as record:
-        tables = price_all(options)
-        seconds = {**asdict(options.machine), "uplink": options.machine.uplink}
-        record.write("machine", text=machine, **seconds)
-        for table in tables:
-            record_table(record, table, options.sizes)
+        machine = options.find_machine(options.nodes(max(options.ranks)))
+        seconds = {**asdict(machine), "uplink": machine.uplink}
+        record.write("machine", text=_describe_machine(options), **seconds)
+        if options.map:
+            show_map(options, record)
+        elif options.disturbances:
+            show_disturbed(options, record)
+        else:
+            show_prices(options, record)
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Raises ConfigurationError for what does not go together."""
+    values = READER.read(arguments)
+    if values.get("fit") is not None:
+        for field in list_fields(machines.MachineOptions):
+            if field.name in values and field.name != "node_bandwidth":
+                raise ConfigurationError(f"{field.flag}: the machine is that of --fit already")
+    is_disturbed = values.get("straggler") or values.get("slow_link")
+    if is_disturbed and values.get("map"):
+        raise ConfigurationError("--map is of a machine on which nothing is late or slow")
+    if is_disturbed and values.get("plot") is not None:
+        raise ConfigurationError("--plot draws no stragglers and slow links: --json writes them")
+    most = LARGEST_SIMULATED if is_disturbed else MOST_RANKS
+    if max(values.get("ranks", (1,))) > most:
+        raise ConfigurationError(
+            f"--straggler and --slow-link are simulated step by step, for up to {most} ranks"
+        )
+    usual = winners.RANKS if values.get("map") else tuple(n for n in RANKS if n <= most)
+    return pick(Options, {"ranks": usual, **values})
+
+
+def show_prices(options: Options, record: RecordWriter) -> None:
+    """Print the tables, and draw them if asked to."""
+    tables = price_all(options)
+    for table in tables:
+        record_table(record, table, options.sizes)
+    machine = _describe_machine(options)
     print(*describe(machine, options.sizes, options.shown, tables), sep="\n")
     if options.plot is not None:
         draw(options.plot, options.sizes, tables, machine)
+
+
+def show_map(options: Options, record: RecordWriter) -> None:
+    """As ``show_prices``, of who is quickest."""
+    places = [options.nodes(ranks) for ranks in sorted(options.ranks)]
+    rows = winners.make_map(options.choices, places, options.sizes, options.find_machine)
+    machine = _describe_machine(options)
+    print(machine, *winners.describe_map(rows, options.sizes), sep="\n")
+    if options.plot is not None:
+        winners.draw_map(options.plot, rows, machine)
+    for row in rows:
+        record.write("winners", **asdict(row))
+
+
+def show_disturbed(options: Options, record: RecordWriter) -> None:
+    """As ``show_prices``, with stragglers and slow links."""
+    disturbance = disturbed.make_disturbance(options.straggler, options.slow_link)
+    named = " and ".join(map(str, options.disturbances))
+    print(_describe_machine(options))
+    print(f"time with {named}; in brackets, what that costs")
+    tables = []
+    with show_progress(len(options.ranks) * len(options.choices), "simulate") as bar:
+        for ranks in options.ranks:
+            nodes, rows = options.nodes(ranks), []
+            disturbance.check(ranks, len(nodes))
+            for choice in options.choices:
+                machine = options.find_machine(nodes)
+                rows.append(disturbed.time_both(choice, nodes, options.sizes, machine, disturbance))
+                bar.update()
+            tables.append((machines.describe_place(ranks, len(nodes)), rows))
+            record_disturbed(record, named, nodes, options.sizes, rows)
+    for title, rows in tables:
+        print("", title, *disturbed.describe_times(rows, options.sizes), sep="\n")
 
 
 def price_all(options: Options) -> list[Table]:
@@ -148,7 +238,8 @@ def price_all(options: Options) -> list[Table]:
             for choice in options.choices:
                 rows.append(_price(choice, nodes, options))
                 bar.update()
-            bounds = [bound(count, options.machine, nodes) for count in options.sizes]
+            machine = options.find_machine(nodes)
+            bounds = [bound(count, machine, nodes) for count in options.sizes]
             tables.append(Table(ranks, len(nodes), tuple(rows), tuple(bounds)))
     if not any(row.prices for table in tables for row in table.rows):
         raise ConfigurationError(tables[0].rows[0].obstacle)
@@ -157,14 +248,19 @@ def price_all(options: Options) -> list[Table]:
 
 def _price(choice: Choice, nodes: tuple[int, ...], options: Options) -> Row:
     try:
-        return Row(str(choice), tuple(choice.prices(options.sizes, options.machine, nodes)))
+        prices = choice.prices(options.sizes, options.find_machine(nodes), nodes)
+        return Row(str(choice), tuple(prices))
     except ConfigurationError as error:
         return Row(str(choice), None, str(error))
 
 
 def _describe_machine(options: Options) -> str:
     several = options.ranks_per_node > 1
-    figures = machines.describe_machine(options.machine, several=several)
+    if options.fitted is not None:
+        figures = describe_fit(options.fitted)
+    else:
+        machine = options.find_machine(options.nodes(2 * options.ranks_per_node))
+        figures = machines.describe_machine(machine, several=several)
     return figures + (f", {options.ranks_per_node} ranks on each node" if several else "")
 
 
@@ -180,6 +276,24 @@ def record_table(record: RecordWriter, table: Table, sizes: Sequence[int]) -> No
             cell = make_cell(
                 [price.seconds], quantity=QUANTITY, contender=row.name, ranks=table.ranks,
                 nodes=table.nodes, at={"bytes": size, "type": "float32"}, details=details,
+            )  # fmt: skip
+            record.add(cell)
+
+
+def record_disturbed(
+    record: RecordWriter,
+    named: str,
+    nodes: Sequence[int],
+    sizes: Sequence[int],
+    rows: Sequence[disturbed.Times],
+) -> None:
+    """A cell for each time with the disturbance, and the time without it."""
+    for row in rows:
+        for size, seconds, alone in zip(sizes, row.disturbed, row.alone, strict=True):
+            at = {"bytes": size, "type": "float32", "disturbance": named}
+            cell = make_cell(
+                [seconds], quantity=QUANTITY, contender=row.name, ranks=sum(nodes),
+                nodes=len(nodes), at=at, details={"undisturbed": alone},
             )  # fmt: skip
             record.add(cell)
 
