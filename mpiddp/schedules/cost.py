@@ -141,7 +141,8 @@ def simulate(
     if count < 0:
         raise ConfigurationError(f"elements must be >= 0, found {count}")
     nodes = check_nodes(schedule.ranks, nodes)
-    counter = _Counter(machine, np.repeat(np.arange(len(nodes)), nodes), len(nodes))
+    node_of = np.repeat(np.arange(len(nodes)), nodes)
+    counter = _Counter(machine, node_of, len(nodes), packed=schedule.packed)
     bounds = np.array(schedule.bounds(count), dtype=np.int64) * item
     sent = np.zeros(schedule.ranks, np.int64)
     received = np.zeros(schedule.ranks, np.int64)
@@ -166,18 +167,13 @@ def check_nodes(ranks: int, nodes: Sequence[int] | None) -> tuple[int, ...]:
 
 
 class _Counter:
-    def __init__(self, machine: Machine, node_of: Integers, nodes: int) -> None:
+    def __init__(self, machine: Machine, node_of: Integers, nodes: int, *, packed: bool) -> None:
         self._machine, self._node_of, self._nodes = machine, node_of, nodes
-        self._ranks = len(node_of)
+        self._ranks, self._packed = len(node_of), packed
 
     def count(self, step: Step, bounds: Integers) -> tuple[StepPrice, Integers, Integers]:
         """What the step takes, and the bytes that each rank sends and receives."""
-        table = np.fromiter(chain.from_iterable(step), np.int64, 5 * len(step)).reshape(-1, 5)
-        src, dst = table[:, 0], table[:, 1]
-        size = bounds[table[:, 3]] - bounds[table[:, 2]]
-        made = size > 0
-        if not made.all():
-            table, src, dst, size = table[made], src[made], dst[made], size[made]
+        src, dst, reduce, size = self._list_messages(step, bounds)
         out, into = self._per_rank(src, size), self._per_rank(dst, size)
         far = self._node_of[src] != self._node_of[dst]
         inside, between = self._machine.inside, self._machine.between
@@ -190,7 +186,7 @@ class _Counter:
             np.maximum(self._per_rank(src, time), self._per_rank(dst, time)),
             np.maximum(self._on_link(src, far, size), self._on_link(dst, far, size)),
         )
-        busy += self._per_rank(dst, size * table[:, 4]) * self._machine.addition
+        busy += self._per_rank(dst, size * reduce) * self._machine.addition
         price = StepPrice(
             float(busy.max(initial=0.0)),
             len(size),
@@ -198,6 +194,20 @@ class _Counter:
             int(max(out.max(initial=0.0), into.max(initial=0.0))),
         )
         return price, out.astype(np.int64), into.astype(np.int64)
+
+    def _list_messages(self, step: Step, bounds: Integers) -> tuple[Integers, ...]:
+        """Source, destination, whether it is added, and bytes of each message."""
+        table = np.fromiter(chain.from_iterable(step), np.int64, 5 * len(step)).reshape(-1, 5)
+        src, dst, reduce = table[:, 0], table[:, 1], table[:, 4]
+        size = bounds[table[:, 3]] - bounds[table[:, 2]]
+        made = size > 0
+        if not made.all():
+            src, dst, reduce, size = src[made], dst[made], reduce[made], size[made]
+        if not self._packed:
+            return src, dst, reduce, size
+        key, place = np.unique((src * self._ranks + dst) * 2 + reduce, return_inverse=True)
+        total = np.bincount(place, size, len(key)).astype(np.int64)
+        return key // 2 // self._ranks, key // 2 % self._ranks, key % 2, total
 
     def _per_rank(self, ranks: Integers, weights: NDArray[np.generic]) -> Floats:
         return np.bincount(ranks, weights, self._ranks).astype(np.float64)
