@@ -5,6 +5,7 @@ Apart from the algorithms, since their closed forms count the same pairs.
 
 from __future__ import annotations
 
+
 def fold_ranks(n: int, kept: int) -> tuple[list[int], list[tuple[int, int]]]:
     """2^k of the ranks, and which spare ranks give all to which neighbour.
 

@@ -132,9 +132,7 @@ def scatter(
     packed: bool = False,
 ) -> Schedule:
     """A reduce-scatter, one chunk per owner; a reduce, if there is one owner."""
-    whole = all_reduce(
-        ranks, len(owners), steps, members=members, owners=owners, packed=packed
-    )
+    whole = all_reduce(ranks, len(owners), steps, members=members, owners=owners, packed=packed)
     return replace(whole, collective=_first_half(owners))
 
 

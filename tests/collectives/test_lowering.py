@@ -14,6 +14,7 @@ from interleavings import Address, address_of, area_of, operand_area
 from mpiddp.collectives.compiler.instructions import (
     Fetch,
     Finish,
+    Pack,
     Publish,
     Push,
     Reduce,
@@ -95,7 +96,7 @@ def test_each_message_is_started_once_and_finished_once_afterwards(team):
 @settings(deadline=None, max_examples=80)
 @given(teams())
 def test_both_ends_of_a_message_agree_and_tags_count_from_zero(team):
-    _, cut, programs = team
+    schedule, cut, programs = team
     sent: dict[Address, tuple] = {}
     received: dict[Address, tuple] = {}
     for program in programs:
@@ -105,7 +106,7 @@ def test_both_ends_of_a_message_agree_and_tags_count_from_zero(team):
             assert address not in side
             side[address] = (message.step, message.length)
             assert 0 < message.length <= cut.message
-            assert not (message.sends and message.scratch)
+            assert schedule.packed or not (message.sends and message.scratch)
     assert sent == received
     tags = defaultdict(list)
     for source, destination, tag in sent:
@@ -127,8 +128,8 @@ def test_no_receive_lands_where_a_message_still_leaves_from(team):
                 case Finish(number):
                     under_way.discard(number)
                 case Reduce(_, start, length):
-                    sends = (m for m in map(program.messages.__getitem__, under_way) if m.sends)
-                    for message in sends:
+                    flying = map(program.messages.__getitem__, under_way)
+                    for message in (m for m in flying if m.sends and not m.scratch):
                         end = message.start + message.length
                         assert end <= start or start + length <= message.start
 
@@ -153,8 +154,16 @@ def test_scratch_space_has_one_use_at_a_time(team):
         for time, instruction in enumerate(program.instructions):
             match instruction:
                 case Start(numbers):
-                    fresh = [area_of(program.rank, program.messages[n]) for n in numbers]
-                    uses += [[area, time, time] for area in fresh if area.scratch]
+                    for message in map(program.messages.__getitem__, numbers):
+                        if message.scratch and not message.sends:
+                            uses.append([area_of(program.rank, message), time, time])
+                        elif message.scratch:
+                            _join_packs(uses, area_of(program.rank, message))
+                case Finish(number) if (message := program.messages[number]).sends:
+                    if message.scratch:
+                        _find_use(uses, area_of(program.rank, message))[2] = time
+                case Pack(_, length, slot):
+                    uses.append([area_of(program.rank, _Place(slot, length, True)), time, time])
                 case Fetch(_, _, _, length, slot):
                     area = area_of(program.rank, _Place(slot, length, True))
                     uses.append([area, time, time])
@@ -167,6 +176,15 @@ def test_scratch_space_has_one_use_at_a_time(team):
             if overlaps(one[0], other[0]):
                 assert one[2] < other[1] or other[2] < one[1]
         assert all(begin < end for _, begin, end in uses), "landed, and was never added"
+
+
+def _join_packs(uses, area):
+    """What was packed for a message is one use; it covers the message."""
+    parts = [use for use in uses if overlaps(use[0], area) and use[1] == use[2]]
+    assert sum(use[0].stop - use[0].start for use in parts) == area.stop - area.start
+    for use in parts:
+        uses.remove(use)
+    uses.append([area, min(use[1] for use in parts), max(use[1] for use in parts)])
 
 
 class _Place:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -25,6 +25,7 @@ from mpiddp.collectives.compiler.instructions import (
     Instruction,
     Message,
     Operand,
+    Pack,
     Publish,
     Push,
     RankProgram,
@@ -36,6 +37,9 @@ from mpiddp.collectives.compiler.instructions import (
 from mpiddp.schedules.schedule import Round, Transfer
 
 # ---- pieces -------------------------------------------------------------------------------
+
+Cells = range | tuple[int, ...]
+"""Neighbouring cells of a buffer; or several that lie apart, and side by side in a message."""
 
 
 @dataclass(frozen=True)
@@ -72,21 +76,44 @@ class Grid:
         """The cells that a transfer moves; none if its chunks are empty."""
         return range(self.first[transfer.lo], self.first[transfer.hi])
 
-    def length(self, cells: range) -> int:
-        return self.edges[cells.stop] - self.edges[cells.start]
+    def length(self, cells: Cells) -> int:
+        if isinstance(cells, range):
+            return self.edges[cells.stop] - self.edges[cells.start]
+        return sum(self.edges[cell + 1] - self.edges[cell] for cell in cells)
 
-    def group(self, cells: range, most: int) -> Iterator[range]:
-        """Neighbouring cells together, as long as they have no more than ``most`` elements.
+    def offset(self, cells: Cells, cell: int) -> int:
+        """Where a cell begins in a message of these cells."""
+        if isinstance(cells, range):
+            return self.edges[cell] - self.edges[cells.start]
+        return self.length(cells[: cells.index(cell)])
+
+    def group(self, cells: Sequence[int], most: int) -> Iterator[Cells]:
+        """Cells together, as long as they have no more than ``most`` elements.
 
         Both ends of a transfer group alike.
         """
-        start = cells.start
-        for cell in cells:
-            if cell > start and self.edges[cell + 1] - self.edges[start] > most:
-                yield range(start, cell)
-                start = cell
-        if len(cells):
-            yield range(start, cells.stop)
+        first = length = 0
+        for place, cell in enumerate(cells):
+            more = self.edges[cell + 1] - self.edges[cell]
+            if length and length + more > most:
+                yield _join(cells[first:place])
+                first, length = place, 0
+            length += more
+        if length:
+            yield _join(cells[first:])
+
+
+def _join(cells: Sequence[int]) -> Cells:
+    """As a range if they are neighbours."""
+    whole = range(cells[0], cells[-1] + 1)
+    return whole if len(whole) == len(cells) else tuple(cells)
+
+
+def _list_runs(cells: Cells) -> Iterator[range]:
+    """Neighbours among the cells."""
+    ends = [place for place in range(1, len(cells)) if cells[place] != cells[place - 1] + 1]
+    for first, end in itertools.pairwise([0, *ends, len(cells)]):
+        yield range(cells[first], cells[end - 1] + 1)
 
 
 @dataclass(eq=False)
@@ -95,10 +122,12 @@ class Outgoing:
 
     step: int
     peer: int
-    cells: range
+    cells: Cells
     waits: Stages
     message: int | None
     """Its number, if it is one."""
+    slot: int | None = None
+    """Where its cells were packed, if they lie apart."""
     missing: int = 0
     """Cells that do not have the value yet that is to leave."""
     may_flow: bool = True
@@ -111,8 +140,9 @@ class Incoming:
     """A message that arrives, or an addition that is fetched early."""
 
     step: int
-    transfer: Transfer
-    cells: range
+    transfers: tuple[Transfer, ...]
+    """From one source; several, if it packs them."""
+    cells: Cells
     message: int | None = None
     slot: int | None = None
     is_posted: bool = False
@@ -122,12 +152,17 @@ class Incoming:
 
     @property
     def src(self) -> int:
-        return self.transfer.src
+        return self.transfers[0].src
 
     @property
     def reduce(self) -> bool:
-        """Whether it lands beside the buffer, and is added then."""
-        return self.transfer.reduce
+        """Whether it is added."""
+        return self.transfers[0].reduce
+
+    @property
+    def lands_aside(self) -> bool:
+        """Whether it lands beside the buffer, and is added or taken from there."""
+        return self.reduce or not isinstance(self.cells, range)
 
 
 class Pieces:
@@ -146,36 +181,58 @@ class Pieces:
         """By cell and step: what may leave once the cell has the value of that step."""
         self._grid = grid
         self._cut = cut
+        self._packed = part.schedule.packed
         self._group = part.group
         self._needs = part.needs
         self._written: dict[int, int | None] = {}
         """For each cell the step that changed it last; None if a neighbour did."""
         self._tags: dict[tuple[bool, int], int] = defaultdict(int)
         for number, receives, sends in part.rounds:
-            for transfer in sends:
-                self._cut_send(number, transfer)
+            for together in self._bundle(sends):
+                self._cut_send(number, together)
+            for together in self._bundle(receives):
+                self._cut_receive(number, together)
             for transfer in receives:
-                self._cut_receive(number, transfer)
                 is_remote = transfer.src in part.group and not transfer.reduce
                 for cell in grid.cells(transfer):
                     self._written[cell] = None if is_remote else number
 
-    def _cut_send(self, number: int, transfer: Transfer) -> None:
-        is_local = transfer.dst in self._group
-        if is_local and transfer.reduce:
+    def _bundle(self, transfers: Sequence[Transfer]) -> Iterable[tuple[Transfer, ...]]:
+        """Those that share their messages: all between two ranks of different nodes, if packed."""
+        bundles: dict[object, list[Transfer]] = defaultdict(list)
+        for place, transfer in enumerate(transfers):
+            src, dst, _, _, reduce = transfer
+            is_local = src in self._group or dst in self._group
+            key = (src, dst, reduce) if self._packed and not is_local else place
+            bundles[key].append(transfer)
+        return (tuple(sorted(bundle)) for bundle in bundles.values())
+
+    def _list_cells(self, transfers: Sequence[Transfer]) -> Sequence[int]:
+        """The cells that they move, in order."""
+        if len(transfers) == 1:
+            return self._grid.cells(transfers[0])
+        return [cell for transfer in transfers for cell in self._grid.cells(transfer)]
+
+    def _cut_send(self, number: int, transfers: tuple[Transfer, ...]) -> None:
+        peer = transfers[0].dst
+        is_local = peer in self._group
+        if is_local and transfers[0].reduce:
             # Its destination fetches it.
             return
-        key = (number, transfer)
-        waits = dict(self._needs.reading.get(key, {}))
-        if is_local:
-            for rank, stage in self._needs.writing.get(key, {}).items():
-                waits[rank] = max(stage, waits.get(rank, stage))
+        waits: Stages = {}
+        for key in ((number, transfer) for transfer in transfers):
+            for table in (self._needs.reading, self._needs.writing)[: 1 + is_local]:
+                for rank, stage in table.get(key, {}).items():
+                    waits[rank] = max(stage, waits.get(rank, stage))
         most = self._cut.cell if is_local else self._cut.message
-        for cells in self._grid.group(self._grid.cells(transfer), most):
-            message = None if is_local else self._number(True, number, transfer.dst, cells)
-            piece = Outgoing(number, transfer.dst, cells, waits, message)
+        for cells in self._grid.group(self._list_cells(transfers), most):
+            message = None if is_local else self._number(True, number, peer, cells)
+            piece = Outgoing(number, peer, cells, waits, message)
             self.outgoing[number].append(piece)
-            self._watch(piece)
+            if isinstance(cells, range):
+                self._watch(piece)
+            else:
+                piece.may_flow = False
 
     def _watch(self, piece: Outgoing) -> None:
         """Note which cells it waits for. It may flow if this rank itself makes them, not before."""
@@ -186,25 +243,26 @@ class Pieces:
                 self.triggers[cell, step].append(piece)
         piece.may_flow = self._cut.flows and None not in steps.values() and piece.missing > 0
 
-    def _cut_receive(self, number: int, transfer: Transfer) -> None:
-        cells = self._grid.cells(transfer)
+    def _cut_receive(self, number: int, transfers: tuple[Transfer, ...]) -> None:
+        transfer, cells = transfers[0], self._list_cells(transfers)
         if transfer.src not in self._group:
             for part in self._grid.group(cells, self._cut.message):
                 message = self._number(False, number, transfer.src, part)
-                piece = Incoming(number, transfer, part, message, missing=len(part))
+                piece = Incoming(number, transfers, part, message, missing=len(part))
                 self.arriving[number].append(piece)
         elif (number, transfer) in self._needs.early:
             self.fetched[number] += [
-                Incoming(number, transfer, part, missing=len(part))
+                Incoming(number, transfers, part, missing=len(part))
                 for part in self._grid.group(cells, self._cut.cell)
             ]
         elif transfer.reduce:
             self.direct[number].append(transfer)
 
-    def _number(self, sends: bool, step: int, peer: int, cells: range) -> int:
+    def _number(self, sends: bool, step: int, peer: int, cells: Cells) -> int:
         tag = self._tags[sends, peer]
         self._tags[sends, peer] += 1
-        start, length = self._grid.edges[cells.start], self._grid.length(cells)
+        # Where cells that lie apart are packed, or land, is known when it has a slot.
+        start, length = self._grid.edges[cells[0]], self._grid.length(cells)
         self.messages.append(Message(sends, step, peer, start, length, False, tag))
         return len(self.messages) - 1
 
@@ -214,14 +272,18 @@ class Scratch:
 
     def __init__(self, pieces: Pieces, grid: Grid, steps: Sequence[int]) -> None:
         landing = [(*pieces.arriving[step], *pieces.fetched[step]) for step in steps]
-        added = [[piece for piece in each if piece.reduce] for each in landing]
-        self._length = max((grid.length(p.cells) for step in added for p in step), default=0)
-        slots = max(map(len, added), default=0)
+        aside: list[list[Incoming | Outgoing]] = [
+            [piece for piece in each if piece.lands_aside] for each in landing
+        ]
+        for each, step in zip(aside, steps, strict=True):
+            each += [out for out in pieces.outgoing[step] if not isinstance(out.cells, range)]
+        self._length = max((grid.length(p.cells) for each in aside for p in each), default=0)
+        slots = max(map(len, aside), default=0)
         self.size = slots * self._length
         """Elements."""
         self.free = list(range(slots - 1, -1, -1))
 
-    def take(self, piece: Incoming) -> int:
+    def take(self, piece: Incoming | Outgoing) -> int:
         """Give it a slot; returns the slot's first element."""
         piece.slot = self.free.pop() * self._length
         return piece.slot
@@ -229,8 +291,14 @@ class Scratch:
     def release(self, piece: Incoming, cells: int) -> None:
         """``cells`` of its cells have been added; after the last one its slot is free."""
         piece.missing -= cells
-        if piece.missing == 0 and piece.slot is not None:
+        if piece.missing == 0:
+            self.give_back(piece)
+
+    def give_back(self, piece: Incoming | Outgoing) -> None:
+        """Its slot is free, if it has one."""
+        if piece.slot is not None:
             self.free.append(piece.slot // self._length)
+            piece.slot = None
 
 
 # ---- instructions -------------------------------------------------------------------------
@@ -294,18 +362,29 @@ class _Compiler:
             self.instructions.append(Start(tuple(numbers)))
         for piece in pieces:
             piece.is_started = True
-            for cell in piece.cells:
+            for cell in piece.cells if piece.slot is None else ():
                 self.flying[cell].append(piece)
 
+    def _pack(self, piece: Outgoing) -> None:
+        """Its cells side by side into a slot, if they lie apart."""
+        if isinstance(piece.cells, range) or piece.message is None:
+            return
+        slot = self.scratch.take(piece)
+        message = self.pieces.messages[piece.message]
+        self.pieces.messages[piece.message] = message._replace(start=slot, scratch=True)
+        for run in _list_runs(piece.cells):
+            place = slot + self.grid.offset(piece.cells, run.start)
+            self.instructions.append(Pack(self.grid.edges[run.start], self.grid.length(run), place))
+
     def _push(self, piece: Outgoing) -> None:
-        start, count = self.grid.edges[piece.cells.start], self.grid.length(piece.cells)
+        start, count = self.grid.edges[piece.cells[0]], self.grid.length(piece.cells)
         self.instructions.append(Push(piece.step, piece.peer, start, count))
         piece.is_started = True
 
     def _post(self, piece: Incoming) -> None:
         """Give a receive its place; ``_start`` makes it."""
         assert piece.message is not None
-        if piece.reduce:
+        if piece.lands_aside:
             slot = self.scratch.take(piece)
             message = self.pieces.messages[piece.message]
             self.pieces.messages[piece.message] = message._replace(start=slot, scratch=True)
@@ -321,14 +400,21 @@ class _Compiler:
         arriving = [piece for piece in self.pieces.arriving[step] if not piece.is_posted]
         for piece in arriving:
             if not piece.reduce:
-                self.emit_waits(step, self.needs.writing.get((step, piece.transfer), {}))
+                for transfer in piece.transfers:
+                    self.emit_waits(step, self.needs.writing.get((step, transfer), {}))
             self._post(piece)
+        for out in leaving:
+            self._pack(out)
         self._start([out for out in leaving if out.message is not None], arriving)
         for out in leaving:
             if out.message is None:
                 self._push(out)
         self._fetch(step)
         self._settle(this, following)
+        for out in leaving:
+            if out.slot is not None:
+                self._finish(out)
+                self.scratch.give_back(out)
         if done_stage(step) in self.needs.published:
             # A neighbour may write, from then on, where a message still leaves from. One that has
             # left ahead of its step must not be waited for: it may be received no earlier.
@@ -337,9 +423,9 @@ class _Compiler:
 
     def _fetch(self, step: int) -> None:
         for piece in self.pieces.fetched[step]:
-            self.emit_waits(step, self.needs.reading.get((step, piece.transfer), {}))
+            self.emit_waits(step, self.needs.reading.get((step, piece.transfers[0]), {}))
             slot = self.scratch.take(piece)
-            start, count = self.grid.edges[piece.cells.start], self.grid.length(piece.cells)
+            start, count = self.grid.edges[piece.cells[0]], self.grid.length(piece.cells)
             self.instructions.append(Fetch(step, piece.src, start, count, slot))
         self.emit_publish(read_stage(step))
 
@@ -358,8 +444,8 @@ class _Compiler:
         for transfer in this.receives:
             if transfer in self.pieces.direct[step]:
                 self.emit_waits(step, self.needs.reading.get((step, transfer), {}))
-            if transfer.reduce:
-                self.emit_waits(step, self.needs.writing.get((step, transfer), {}))
+            # For a copy that landed in its place this is known by now.
+            self.emit_waits(step, self.needs.writing.get((step, transfer), {}))
         self.unsettled = set(arrivals)
         for run in self._find_runs(arrivals):
             self._settle_run(step, run, arrivals[run.start])
@@ -401,12 +487,17 @@ class _Compiler:
         for arrival in arrivals:
             if isinstance(arrival, Incoming):
                 self._finish(arrival)
-        operands = [self._make_operand(run, arrival) for arrival in arrivals if arrival.reduce]
+        aside = [
+            each
+            for each in arrivals
+            if each.reduce or (isinstance(each, Incoming) and each.lands_aside)
+        ]
+        operands = [self._make_operand(run, arrival) for arrival in aside]
         if not operands:
             return
         start = self.grid.edges[run.start]
         chunk = self.grid.chunks[run.start]
-        if self.holds[chunk]:
+        if self.holds[chunk] and aside[0].reduce:
             operands.append(Operand(Source.OWN, self.part.rank, start))
         operands.sort(key=lambda operand: operand.rank)
         self._land(run)
@@ -419,7 +510,7 @@ class _Compiler:
         if isinstance(arrival, Transfer):
             return Operand(Source.PEER, arrival.src, start)
         assert arrival.slot is not None
-        offset = start - self.grid.edges[arrival.cells.start]
+        offset = self.grid.offset(arrival.cells, run.start)
         return Operand(Source.SCRATCH, arrival.src, arrival.slot + offset)
 
     def _let_go(self, step: int, run: range) -> None:
@@ -450,11 +541,11 @@ class _Compiler:
         self._start([], posted)
 
     def _can_post(self, piece: Incoming) -> bool:
-        if piece.reduce:
+        if piece.lands_aside:
             return bool(self.scratch.free)
         # In place: nothing may still leave from there, or be read from there.
-        key = (piece.step, piece.transfer)
-        if not self._is_known(self.needs.writing.get(key, {})):
+        needs = [self.needs.writing.get((piece.step, each), {}) for each in piece.transfers]
+        if not all(map(self._is_known, needs)):
             return False
         return self.unsettled.isdisjoint(piece.cells) and not any(
             not other.is_finished for cell in piece.cells for other in self.flying.get(cell, ())
