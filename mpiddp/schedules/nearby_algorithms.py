@@ -39,17 +39,17 @@ def add_all(src: int, dst: int, chunks: Collection[int]) -> list[Transfer]:
 def pat(n: int, aggregation: int | None = None) -> Schedule:
     """Every chunk is summed along a binomial tree of its own; the trees share their messages.
 
-    In the tree of chunk c the rank c + s sends to c + s − 2^i, where 2^i is the lowest set bit of s,
-    so near ranks are heard first, when there is most to send: Bruck's all-gather with its dimensions
-    reversed, backwards. A rank packs into one message what it sends in a step for several trees.
-    With ``aggregation=A`` these are A chunks at most (a power of two below it): the first steps
-    serve A trees each, one after the other, the last lg A steps halve their number.
-    2⌈lg n⌉ steps; bytes 2(n−1)/n·S; 2⌈lg n⌉α + 2(n−1)/n·Sβ + (n−1)/n·Sγ, for any n. With
-    aggregation A on 2^k ranks 2(n/A − 1 + lg A) steps. Halves; rank r owns chunk r. Extra buffer:
-    twice the longest message, ⌊n/2⌋ chunks or A: one to pack, one to arrive. Jeaugey, arXiv
-    2506.20252, and NCCL's ``src/include/collectives.h``. There the all-gather takes the trees in an
-    order of its own, which needs fewer intermediate buffers; ours is the mirror image of the
-    reduce-scatter and keeps what it passes on in its place.
+    In the tree of chunk c rank c + s sends to c + s − 2^i, where 2^i is the lowest set bit of s. So
+    near ranks are heard first, when there is most to send: Bruck's all-gather, its dimensions
+    reversed, played backwards. A rank packs into one message what it sends in a step for several
+    trees. With ``aggregation=A`` these are at most A chunks (a power of two below it): the first
+    steps serve A trees each, in turns; the last lg A steps halve their number.
+    2⌈lg n⌉ steps; bytes 2(n−1)/n·S; 2⌈lg n⌉α + 2(n−1)/n·Sβ + (n−1)/n·Sγ for any n. On 2^k ranks
+    aggregation A takes 2(n/A − 1 + lg A) steps. Halves; rank r owns chunk r. Extra buffer: twice the
+    longest message, which has ⌊n/2⌋ chunks, or A: one is packed, one arrives. Jeaugey, arXiv
+    2506.20252, and NCCL's ``src/include/collectives.h``. Departures: the all-gather is the mirror
+    image of the reduce-scatter (NCCL's takes the trees in another order, which needs fewer
+    intermediate buffers), and what is passed on is kept in its place, so only messages need buffers.
     """
     steps = [
         [t for r in range(n) for t in add_all(r, (r - near) % n, {(r - s) % n for s in offsets})]
@@ -63,18 +63,20 @@ def pat(n: int, aggregation: int | None = None) -> Schedule:
 
 @register("swing", formulas.swing)
 def swing(n: int, variant: Literal["bandwidth", "latency"] = "bandwidth") -> Schedule:
-    """Halving in which partners are 1, 1, 3, 5, 11, … apart, now on one side and now on the other.
+    """Halving in which partners are 1, 1, 3, 5, 11, … apart, now on one side, now on the other.
 
-    In step s an even rank r talks to r + ρ(s), an odd one to r − ρ(s), with ρ(s) = (1 − (−2)^(s+1))/3:
-    a third less far than 2^s on a ring or a torus, and both directions carry as much. Each sends the
-    chunks that the partner can bring to their owners in the steps to come, packed.
+    In step s an even rank r talks to r + ρ(s), an odd one to r − ρ(s), ρ(s) = (1 − (−2)^(s+1))/3: on
+    a ring or a torus a third less far than 2^s. Each sends the chunks that the partner can bring to
+    their owners in the steps to come, packed.
     2⌈lg n⌉ steps; bytes 2(n−1)/n·S; 2⌈lg n⌉α + 2(n−1)/n·Sβ + (n−1)/n·Sγ for even n. If n is odd, the
-    last rank stands aside: it swaps one chunk with each of the others, as many in a step as they
-    send. Halves; rank r owns chunk r. Extra buffer: S/2, or S on two ranks: to pack and to arrive.
-    ``variant=latency`` exchanges whole buffers instead, as recursive doubling does, with its steps
-    and spare ranks; no halves. De Sensi et al., NSDI'24 (arXiv 2401.09356), on a torus of one
-    dimension and through one port: there a buffer is cut in parts that start in different
-    directions, one for each port.
+    last rank stands aside: it swaps one chunk with each of the others, with as many in a step as
+    they send chunks, in n − 1 messages. Halves; rank r owns chunk r. Extra buffer: up to S, half of
+    it to pack, and 3/2·S for odd n. ``variant=latency`` exchanges whole buffers in lg n steps, with
+    the price and the spare ranks of recursive doubling; no halves. De Sensi et al., NSDI'24 (arXiv
+    2401.09356). Departures: a torus of one dimension and one port (there a buffer is cut in parts
+    that start in different directions, one for each port); and ``latency`` takes the steps in the
+    reverse order, since in the published one ranks add in different orders and, from eight ranks
+    on, may differ in the last bits.
     """
     if variant == "latency":
         return swap_all(n, kept=1)
@@ -117,14 +119,14 @@ def bine(n: int, variant: Literal["tree", "butterfly"] = "tree") -> Schedule:
     """Reduce along a binomial tree whose edges are 1, 1, 3, 5, 11, … long, and broadcast back.
 
     A rank's number is read to the base −2. After step s those go on whose lowest s + 2 digits are
-    equal: they hear the partner |ρ(s)| ranks away (Swing's), so a subtree lies on both sides of its
-    root, and fewer edges leave a group of neighbours than in a binomial tree.
-    2⌈lg n⌉ steps; bytes at most ⌈lg n⌉·S (the root's); 2⌈lg n⌉(α + Sβ) + ⌈lg n⌉Sγ. Halves (a reduce
-    to rank 0). Extra buffer: S. If n is no power of two, spare ranks first give theirs to a
-    neighbour. ``variant=butterfly`` makes a reduce-scatter and an all-gather from the same pairs, in
-    which chunks are ordered so that each message is one piece: 2 lg n steps and the price of
-    halving-doubling, spare ranks included. De Sensi et al., SC'25 (arXiv 2508.17311) and HLC-Lab's
-    ``libbine``, whose trees are for powers of two; its butterflies for even n are ``swing``.
+    equal: they hear the partner |ρ(s)| ranks away (Swing's). So a subtree lies on both sides of its
+    root, and fewer bytes leave a group of neighbours than in a binomial tree.
+    2⌈lg n⌉ steps; bytes ⌈lg n⌉·S (the root's); 2⌈lg n⌉(α + Sβ) + ⌈lg n⌉Sγ. Halves (a reduce to rank
+    0). Extra buffer: S. If n is no power of two, spare ranks first give theirs to a neighbour.
+    ``variant=butterfly`` makes a reduce-scatter and an all-gather of the same pairs, whose chunks
+    are ordered so that each message is one piece: the steps and the price of halving-doubling, with
+    its spare ranks. De Sensi et al., SC'25 (arXiv 2508.17311), and HLC-Lab's ``libbine``, whose
+    trees are for powers of two, and whose butterflies for other even n are ``swing``.
     """
     core, spare = fold(n, 1 << n.bit_length() - 1 if variant == "butterfly" else 1, kept=0)
     size, bits = len(core), len(core).bit_length() - 1

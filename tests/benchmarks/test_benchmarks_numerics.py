@@ -323,7 +323,7 @@ def test_the_plot_has_a_line_for_each_order_of_summation():
     lines = numerics.list_lines(numerics.measure_all(options), "rms")
     assert [list(line.names) for line in lines] == [
         ["ring", "naive-ring"],
-        ["recursive-doubling", "halving-doubling", "binomial-tree"],
+        ["recursive-doubling", "halving-doubling", "binomial-tree", "pat", "swing", "bine"],
         ["double-tree"],
         ["one-shot", "direct", "central", "gather-broadcast"],
         ["two-level"],

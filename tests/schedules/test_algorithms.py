@@ -36,6 +36,11 @@ PARAMETERS = (
     "central:servers=2",
     "central:servers=3",
     "central:servers=8",
+    "pat:aggregation=1",
+    "pat:aggregation=5",
+    "swing:variant=latency",
+    "bine:variant=butterfly",
+    "two-level:inner=swing,outer=pat",
     "two-level:inner=ring,outer=recursive-doubling",
     "two-level:inner=halving-doubling,outer=one-shot",
     "two-level:inner=double-tree,outer=direct",
@@ -112,8 +117,11 @@ def test_the_halves_are_the_collectives_that_the_documentation_names():
         "direct",
         "central",
         "gather-broadcast",
+        "pat",
+        "swing",
+        "bine",
     }
-    to_one = {"naive-ring": 6, "binomial-tree": 0, "central": 6, "gather-broadcast": 0}
+    to_one = {"naive-ring": 6, "binomial-tree": 0, "central": 6, "gather-broadcast": 0, "bine": 0}
     for name in WITH_HALVES:
         first, second = halve(registry.parse(name).build(7))
         if name in to_one:
@@ -127,8 +135,10 @@ def test_the_halves_are_the_collectives_that_the_documentation_names():
             assert second.collective is Collective.ALL_GATHER
 
 
-def test_the_ring_leaves_the_sum_of_chunk_r_with_rank_r():
-    assert registry.parse("ring").build(7).owners == tuple(range(7))
+@pytest.mark.parametrize("name", ["ring", "pat", "swing"])
+def test_some_leave_the_sum_of_chunk_r_with_rank_r(name):
+    for ranks in (6, 7, 8):
+        assert registry.parse(name).build(ranks).owners == tuple(range(ranks))
 
 
 def test_spare_ranks_of_halving_own_no_chunk():
