@@ -72,8 +72,7 @@ def texts(draw):
     }
     levels = st.sampled_from(WITH_HALVES)
     pairs = [
-        f"{key}={draw(values.get(key, levels))}"
-        for key in keys[: draw(st.integers(0, len(keys)))]
+        f"{key}={draw(values.get(key, levels))}" for key in keys[: draw(st.integers(0, len(keys)))]
     ]
     if draw(st.booleans()):
         pairs.append(f"segments={draw(st.integers(2, 99))}")
