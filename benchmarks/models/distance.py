@@ -259,20 +259,26 @@ def _draw_panel(axis: Axes, panel: Panel, options: Options, found: Found) -> Non
     names = list(map(str, options.algorithms)) or panel.algorithms
     axis.set_title(panel.title, loc="left", fontsize=10)
     ends = []
-    for place, name in enumerate(names):
-        values = [getattr(found[name, ranks], panel.measure) for ranks in options.ranks]
-        colour = COLOURS[place % len(COLOURS)]
-        axis.plot(options.ranks, values, color=colour, lw=1.5, marker="o", ms=3)
-        ends.append((values[-1], name, colour))
+    # One colour for an algorithm in all panels; with parameters, its line is dashed.
+    plain = list(dict.fromkeys(name.partition(":")[0] for name, _ in found))
+    for name in names:
+        # Nothing has no place on a logarithmic axis.
+        values = [getattr(found[name, n], panel.measure) or math.nan for n in options.ranks]
+        colour = COLOURS[plain.index(name.partition(":")[0]) % len(COLOURS)]
+        dash = "--" if ":" in name else "-"
+        axis.plot(options.ranks, values, color=colour, ls=dash, lw=1.5, marker="o", ms=3)
+        if not math.isnan(values[-1]):
+            ends.append((values[-1], name, colour))
     axis.set_xscale("log", base=2)
-    axis.set_yscale("log", base=2)
+    axis.set_yscale("log" if ends else "linear", **({"base": 2} if ends else {}))
     axis.set_xticks(options.ranks, list(map(str, options.ranks)), fontsize=8)
     axis.minorticks_off()
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.tick_params(axis="y", labelsize=8)
     axis.set_xlabel("ranks", fontsize=9)
     finish_lines(axis)
-    _label_ends(axis, ends, options.ranks[-1])
+    if ends:
+        _label_ends(axis, ends, options.ranks[-1])
 
 
 def _label_ends(axis: Axes, ends: Sequence[tuple[float, str, str]], last: int) -> None:

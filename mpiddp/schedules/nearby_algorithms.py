@@ -45,11 +45,12 @@ def pat(n: int, aggregation: int | None = None) -> Schedule:
     trees. With ``aggregation=A`` these are at most A chunks (a power of two below it): the first
     steps serve A trees each, in turns; the last lg A steps halve their number.
     2⌈lg n⌉ steps; bytes 2(n−1)/n·S; 2⌈lg n⌉α + 2(n−1)/n·Sβ + (n−1)/n·Sγ for any n. On 2^k ranks
-    aggregation A takes 2(n/A − 1 + lg A) steps. Halves; rank r owns chunk r. Extra buffer: twice the
-    longest message, which has ⌊n/2⌋ chunks, or A: one is packed, one arrives. Jeaugey, arXiv
+    aggregation A takes 2(n/A − 1 + lg A) steps. Halves; rank r owns chunk r. Extra buffer: twice
+    the longest message, which has ⌊n/2⌋ chunks, or A: one is packed, one arrives. Jeaugey, arXiv
     2506.20252, and NCCL's ``src/include/collectives.h``. Departures: the all-gather is the mirror
     image of the reduce-scatter (NCCL's takes the trees in another order, which needs fewer
-    intermediate buffers), and what is passed on is kept in its place, so only messages need buffers.
+    intermediate buffers), and what is passed on is kept in its place, so that only messages need
+    buffers.
     """
     steps = [
         [t for r in range(n) for t in add_all(r, (r - near) % n, {(r - s) % n for s in offsets})]
@@ -65,13 +66,13 @@ def pat(n: int, aggregation: int | None = None) -> Schedule:
 def swing(n: int, variant: Literal["bandwidth", "latency"] = "bandwidth") -> Schedule:
     """Halving in which partners are 1, 1, 3, 5, 11, … apart, now on one side, now on the other.
 
-    In step s an even rank r talks to r + ρ(s), an odd one to r − ρ(s), ρ(s) = (1 − (−2)^(s+1))/3: on
-    a ring or a torus a third less far than 2^s. Each sends the chunks that the partner can bring to
-    their owners in the steps to come, packed.
-    2⌈lg n⌉ steps; bytes 2(n−1)/n·S; 2⌈lg n⌉α + 2(n−1)/n·Sβ + (n−1)/n·Sγ for even n. If n is odd, the
-    last rank stands aside: it swaps one chunk with each of the others, with as many in a step as
-    they send chunks, in n − 1 messages. Halves; rank r owns chunk r. Extra buffer: up to S, half of
-    it to pack, and 3/2·S for odd n. ``variant=latency`` exchanges whole buffers in lg n steps, with
+    In step s an even rank r talks to r + ρ(s), an odd one to r − ρ(s), ρ(s) = (1 − (−2)^(s+1))/3:
+    on a ring or a torus a third less far than 2^s. Each sends the chunks that the partner can bring
+    to their owners in the steps to come, packed.
+    2⌈lg n⌉ steps; bytes 2(n−1)/n·S; 2⌈lg n⌉α + 2(n−1)/n·Sβ + (n−1)/n·Sγ for even n. If n is odd,
+    the last rank stands aside: it swaps one chunk with each of the others, with as many in a step
+    as they send chunks, in n − 1 messages. Halves; rank r owns chunk r. Extra buffer: up to S, half
+    of it to pack, and 3/2·S for odd n. ``variant=latency`` exchanges whole buffers in lg n steps, with
     the price and the spare ranks of recursive doubling; no halves. De Sensi et al., NSDI'24 (arXiv
     2401.09356). Departures: a torus of one dimension and one port (there a buffer is cut in parts
     that start in different directions, one for each port); and ``latency`` takes the steps in the

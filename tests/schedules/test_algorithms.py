@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 import oracle
 from mpiddp.errors import ScheduleError
 from mpiddp.schedules import algorithms, registry
+from mpiddp.schedules.algorithms import add
 from mpiddp.schedules.cost import split
+from mpiddp.schedules.pairs import list_partners
 from mpiddp.schedules.proof import prove
 from mpiddp.schedules.schedule import (
     Collective,
@@ -92,6 +94,21 @@ def test_every_member_ends_with_the_exact_sum_with_parameters(text):
     for ranks, segments in itertools.product((1, 2, 3, 5, 8, 11), SEGMENTS):
         if ranks >= fewest_ranks(text):
             check_sums(text, ranks, segments)
+
+
+@pytest.mark.parametrize("text", [text for text in PARAMETERS if "servers" not in text])
+def test_variants_are_proved_and_their_halves(text):
+    for ranks in (*range(1, 20), 32, 33, 64):
+        whole = registry.parse(text).build(ranks)
+        for half in halve(whole) if whole.owners else ():
+            prove(half)
+
+
+def test_published_swing_adds_in_different_orders():
+    core = [[add(r, partner, 0) for r, partner in enumerate(list_partners(8, s))] for s in range(3)]
+    with pytest.raises(ScheduleError, match="added in different orders"):
+        prove(all_reduce(8, 1, core))
+    prove(all_reduce(8, 1, reversed(core)))
 
 
 @pytest.mark.parametrize("name", registry.names())
