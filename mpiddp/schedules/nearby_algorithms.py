@@ -72,12 +72,12 @@ def swing(n: int, variant: Literal["bandwidth", "latency"] = "bandwidth") -> Sch
     2⌈lg n⌉ steps; bytes 2(n−1)/n·S; 2⌈lg n⌉α + 2(n−1)/n·Sβ + (n−1)/n·Sγ for even n. If n is odd,
     the last rank stands aside: it swaps one chunk with each of the others, with as many in a step
     as they send chunks, in n − 1 messages. Halves; rank r owns chunk r. Extra buffer: up to S, half
-    of it to pack, and 3/2·S for odd n. ``variant=latency`` exchanges whole buffers in lg n steps, with
-    the price and the spare ranks of recursive doubling; no halves. De Sensi et al., NSDI'24 (arXiv
-    2401.09356). Departures: a torus of one dimension and one port (there a buffer is cut in parts
-    that start in different directions, one for each port); and ``latency`` takes the steps in the
-    reverse order, since in the published one ranks add in different orders and, from eight ranks
-    on, may differ in the last bits.
+    of it to pack, and 3/2·S for odd n. ``variant=latency`` exchanges whole buffers in lg n steps,
+    with the price and the spare ranks of recursive doubling; no halves. De Sensi et al., NSDI'24
+    (arXiv 2401.09356). Departures: a torus of one dimension and one port (there a buffer is cut in
+    parts that start in different directions, one for each port); and ``latency`` takes the steps in
+    the reverse order, since in the published one ranks add in different orders and, from eight
+    ranks on, may differ in the last bits.
     """
     if variant == "latency":
         return swap_all(n, kept=1)

@@ -51,7 +51,8 @@ def count_steps(n: int) -> int:
 
 def find_hop(step: int) -> int:
     """Swing's ρ(s) = Σ (−2)^i for i ≤ s: 1, −1, 3, −5, 11, …"""
-    return (1 - (-2) ** (step + 1)) // 3
+    power = 2 << step
+    return (1 - power if step % 2 else 1 + power) // 3
 
 
 def list_partners(n: int, step: int) -> list[int]:

@@ -22,7 +22,7 @@ from mpiddp.collectives.compiler.instructions import (
     Start,
     Wait,
 )
-from mpiddp.collectives.compiler.lowering import BufferCut, Grid
+from mpiddp.collectives.compiler.pieces import BufferCut, Grid
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Transfer, all_reduce, scatter
 from promises import compile_program
