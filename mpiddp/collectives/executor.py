@@ -26,6 +26,7 @@ from mpiddp.collectives.compiler.instructions import (
     Instruction,
     Message,
     Operand,
+    Pack,
     Publish,
     Push,
     RankProgram,
@@ -251,6 +252,9 @@ class _Binder:
             case Fetch(step, rank, start, length, slot):
                 target = self.scratch.move(slot, slot + length)
                 return [self.peers[rank].read(start, target, self._describe(step, rank))]
+            case Pack(start, length, slot):
+                source = self.own.move(start, start + length)
+                return [copy(self.scratch.move(slot, slot + length), source)]
             case Push(step, rank, start, length):
                 source = self.own.move(start, start + length)
                 return [self.peers[rank].write(start, source, self._describe(step, rank))]

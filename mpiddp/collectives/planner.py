@@ -26,7 +26,8 @@ from functools import cached_property
 import torch
 
 from mpiddp.collectives.compiler.hazards import Part, find_part
-from mpiddp.collectives.compiler.lowering import BufferCut, compile_part
+from mpiddp.collectives.compiler.lowering import compile_part
+from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.collectives.executor import (
     Description,
     Execution,

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from mpiddp.schedules import formulas
 from mpiddp.schedules.cost import check_nodes, split_in_two
+from mpiddp.schedules.pairs import fold_ranks
 from mpiddp.schedules.registry import Choice, check_servers, find_inner, find_outer, register
 from mpiddp.schedules.schedule import (
     Collective,
@@ -71,11 +72,10 @@ def naive_ring(n: int) -> Schedule:
 # ---- powers of two ------------------------------------------------------------------------
 
 
-def fold(n: int, chunks: int) -> tuple[list[int], list[Transfer]]:
+def fold(n: int, chunks: int, kept: int = 1) -> tuple[list[int], list[Transfer]]:
     """2^k of the ranks, and the messages in which each spare one gives all to its neighbour."""
-    spare = n - (1 << n.bit_length() - 1)
-    core = [*range(1, 2 * spare, 2), *range(2 * spare, n)]
-    return core, [add(rank, rank + 1, 0, chunks) for rank in range(0, 2 * spare, 2)]
+    core, spare = fold_ranks(n, kept)
+    return core, [add(src, dst, 0, chunks) for src, dst in spare]
 
 
 def powers_below(n: int) -> list[int]:
@@ -270,7 +270,8 @@ def two_level(
         for ranks, low, high in _find_rails(halves, firsts, pieces)
     )
     steps = [*within, *between, *reverse_steps(within)]
-    return all_reduce(n, chunks, steps, members=members)
+    packed = across.packed or any(half.packed for half in halves)
+    return all_reduce(n, chunks, steps, members=members, packed=packed)
 
 
 def _find_rails(

@@ -93,7 +93,8 @@ def simulate(
     if count < 0:
         raise ConfigurationError(f"elements must be >= 0, found {count}")
     nodes = check_nodes(schedule.ranks, nodes)
-    counter = _Counter(machine, np.repeat(np.arange(len(nodes)), nodes), len(nodes))
+    node_of = np.repeat(np.arange(len(nodes)), nodes)
+    counter = _Counter(machine, node_of, len(nodes), packed=schedule.packed)
     bounds = np.array(schedule.bounds(count), dtype=np.int64) * item
     sent = np.zeros(schedule.ranks, np.int64)
     received = np.zeros(schedule.ranks, np.int64)
@@ -128,22 +129,33 @@ class Messages(NamedTuple):
     """1 for what is added, 0 for what is copied."""
 
 
-def list_messages(step: Step, bounds: Integers) -> Messages:
-    """The messages of a step; ``bounds``: where each chunk begins, in bytes."""
+def list_messages(step: Step, bounds: Integers, *, packed: bool) -> Messages:
+    """The messages of a step; ``bounds``: where each chunk begins, in bytes.
+
+    ``packed``: what a rank sends to another one, to add or to copy, is one message.
+    """
     table = np.fromiter(chain.from_iterable(step), np.int64, 5 * len(step)).reshape(-1, 5)
     size = bounds[table[:, 3]] - bounds[table[:, 2]]
     made = size > 0
-    return Messages(*(column[made] for column in (table[:, 0], table[:, 1], size, table[:, 4])))
+    src, dst, size, reduce = (
+        column[made] for column in (table[:, 0], table[:, 1], size, table[:, 4])
+    )
+    if not packed or not len(size):
+        return Messages(src, dst, size, reduce)
+    ranks = int(max(src.max(), dst.max())) + 1
+    key, place = np.unique((src * ranks + dst) * 2 + reduce, return_inverse=True)
+    total = np.bincount(place, size, len(key)).astype(np.int64)
+    return Messages(key // 2 // ranks, key // 2 % ranks, total, key % 2)
 
 
 class _Counter:
-    def __init__(self, machine: Machine, node_of: Integers, nodes: int) -> None:
+    def __init__(self, machine: Machine, node_of: Integers, nodes: int, *, packed: bool) -> None:
         self._machine, self._node_of, self._nodes = machine, node_of, nodes
-        self._ranks = len(node_of)
+        self._ranks, self._packed = len(node_of), packed
 
     def count(self, step: Step, bounds: Integers) -> tuple[StepPrice, Integers, Integers]:
         """What the step takes, and the bytes that each rank sends and receives."""
-        src, dst, size, reduce = list_messages(step, bounds)
+        src, dst, size, reduce = list_messages(step, bounds, packed=self._packed)
         out, into = self._per_rank(src, size), self._per_rank(dst, size)
         far = self._node_of[src] != self._node_of[dst]
         machine = self._machine

@@ -6,9 +6,21 @@ docstrings say when else.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from mpiddp.schedules.cost import NOTHING, Load, Phase, exchange_phase, make_phase
+from mpiddp.schedules.pairs import (
+    count_steps,
+    find_last_steps,
+    fold_ranks,
+    list_bine_edges,
+    list_partners,
+    list_pat_steps,
+)
 from mpiddp.schedules.registry import check_servers, find_inner, find_outer
 
 LARGEST_NODE = 256
@@ -150,6 +162,81 @@ def two_level(
 def gather_broadcast(nodes: int, each: int) -> list[Phase] | None:
     """One server, on rank 0; any nodes."""
     return _serve_beside(nodes, each, servers=1)
+
+
+def pat(nodes: int, each: int, aggregation: int | None = None) -> list[Phase]:
+    """All ranks send as far, so that ``near`` of a node's messages leave it; any nodes."""
+    n = nodes * each
+    steps = [
+        (min(near, n - near, each), len(offsets) / n)
+        for near, offsets in list_pat_steps(n, aggregation)
+    ]
+    return [_send(nodes, *step, added) for added in (1, 0) for step in steps]
+
+
+def swing(nodes: int, each: int, variant: str = "bandwidth") -> list[Phase] | None:
+    """Any nodes; with an odd number of ranks, one of which is busier, only ``latency``."""
+    n = nodes * each
+    if variant == "latency":
+        core, spare = fold_ranks(n, kept=1)
+        swaps = [(_swap(core, step), 1.0) for step in range(count_steps(len(core)))]
+        steps = [*([(spare, 1.0)] if spare else []), *swaps]
+        return _meet_all(nodes, each, steps, there=len(steps), back=len(steps) - len(swaps))
+    if n % 2 and n > 1:
+        return None
+    sent = Counter(find_last_steps(n).values())
+    steps = [(_swap(range(n), step), sent[step] / n) for step in range(count_steps(n))]
+    return _meet_all(nodes, each, steps, there=len(steps), back=len(steps))
+
+
+def bine(nodes: int, each: int, variant: str = "tree") -> list[Phase] | None:
+    """Unless more messages leave some node in a step than arrive at any, to be added."""
+    core, spare = fold_ranks(nodes * each, kept=0)
+    if variant == "butterfly":
+        halves = range(count_steps(len(core)))
+        steps = [(_swap(core, step), 0.5 ** (step + 1)) for step in halves]
+    else:
+        edges = list_bine_edges(len(core))
+        steps = [([(core[r], core[parent]) for r, parent in step], 1.0) for step in edges]
+    steps = [*([(spare, 1.0)] if spare else []), *steps]
+    return _meet_all(nodes, each, steps, there=len(steps), back=len(steps))
+
+
+_Pairs = Sequence[tuple[int, int]]
+
+
+def _swap(core: Sequence[int], step: int) -> _Pairs:
+    return [(core[r], core[other]) for r, other in enumerate(list_partners(len(core), step))]
+
+
+def _meet_all(
+    nodes: int, each: int, steps: Sequence[tuple[_Pairs, float]], there: int, back: int
+) -> list[Phase] | None:
+    """The first steps ``there``, in which all is added, and ``back``, in which it is copied.
+
+    A step consists of sources and destinations, and the share of the buffer in each message. None
+    if it is not the busiest link's messages that are added.
+    """
+    first, second = [], []
+    for place, (pairs, share) in enumerate(steps):
+        source, target = np.array(pairs).T // each
+        far = source != target
+        leaving, arriving = (
+            int(np.bincount(node[far], minlength=1).max()) for node in (source, target)
+        )
+        if place < there and leaving > arriving:
+            return None
+        crossing = max(leaving, arriving)
+        first += [_send(nodes, crossing, share, 1)] if place < there else []
+        second += [_send(nodes, crossing, share, 0)] if place < back else []
+    return [*first, *second]
+
+
+def _send(nodes: int, crossing: int, share: float, added: int) -> Phase:
+    """A message of ``share`` of the buffer each; ``crossing`` leave the busiest node."""
+    if nodes == 1 or not crossing:
+        return Phase(1, Load(1, share), added=added * share)
+    return Phase(1, NOTHING, Load(1, share), crossing * share, added * share)
 
 
 def _count_rounds(nodes: int, each: int) -> tuple[int, int, int] | None:

@@ -382,6 +382,8 @@ def check_programs(programs: Sequence[Rounds]) -> None:
             for transfer in sends:
                 sent[rank, transfer[1]].append((step, transfer))
     for src, dst in sorted(sent.keys() | expected.keys()):
+        if sent[src, dst] == expected[src, dst]:
+            continue
         messages = zip_longest(sent[src, dst], expected[src, dst])
         for number, (left, right) in enumerate(messages):
             if left != right:

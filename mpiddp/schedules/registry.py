@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.cost import ClosedForm, Phase, Simulation, check_nodes, simulate
@@ -301,14 +301,20 @@ def parse(text: str) -> Choice:
             )
         if key in values:
             raise ConfigurationError(f"{key} is given twice in {text!r}")
-        values[key] = _read(key, value)
+        values[key] = _read(algorithm, key, value)
     segments = values.pop("segments", 1)
     return Choice(algorithm, values, segments)
 
 
-def _read(key: str, value: str) -> Any:
+def _read(algorithm: Algorithm, key: str, value: str) -> Any:
     if key in ("inner", "outer"):
         return find(value).name
+    if possible := get_args(get_type_hints(algorithm.make).get(key)):
+        words = [word for word in possible if isinstance(word, str)]
+        if words and value not in words:
+            raise ConfigurationError(f"{key} must be one of {', '.join(words)}, found {value!r}")
+        if words:
+            return value
     if not re.fullmatch("[1-9][0-9]*", value):
         raise ConfigurationError(f"{key} must be an integer >= 1, found {value!r}")
     return int(value)

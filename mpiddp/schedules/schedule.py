@@ -77,6 +77,9 @@ class Schedule:
     owners: tuple[int, ...] = ()
     """The owner of each chunk. In an all-reduce: who holds its sum after half of the steps; empty
     if it has no such halves."""
+    packed: bool = False
+    """Whether all that a rank sends another in one step travels as one message, through a buffer in
+    which chunks lie side by side that are no neighbours."""
 
     def contributors(self, chunk: int) -> tuple[int, ...]:
         """The ranks whose value of ``chunk`` is in the result."""
@@ -106,6 +109,7 @@ def all_reduce(
     *,
     members: Iterable[int] | None = None,
     owners: Sequence[int] = (),
+    packed: bool = False,
 ) -> Schedule:
     """An all-reduce of all ranks, or of ``members``."""
     return Schedule(
@@ -115,6 +119,7 @@ def all_reduce(
         tuple(map(tuple, steps)),
         tuple(range(ranks) if members is None else members),
         tuple(owners),
+        packed,
     )
 
 
@@ -124,9 +129,10 @@ def scatter(
     *,
     owners: Sequence[int],
     members: Iterable[int] | None = None,
+    packed: bool = False,
 ) -> Schedule:
     """A reduce-scatter, one chunk per owner; a reduce, if there is one owner."""
-    whole = all_reduce(ranks, len(owners), steps, members=members, owners=owners)
+    whole = all_reduce(ranks, len(owners), steps, members=members, owners=owners, packed=packed)
     return replace(whole, collective=_first_half(owners))
 
 

@@ -67,7 +67,7 @@ class Timeline:
         ready = _spread(self.disturbance.delays, schedule.ranks, 0.0)
         bounds = np.array(schedule.bounds(count), dtype=np.int64) * item
         for step in schedule.steps:
-            src, dst, size, reduce = list_messages(step, bounds)
+            src, dst, size, reduce = list_messages(step, bounds, packed=schedule.packed)
             if not len(size):
                 continue
             source, target = node_of[src], node_of[dst]

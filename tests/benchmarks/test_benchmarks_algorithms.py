@@ -214,7 +214,10 @@ def test_explain_draws(tmp_path, capsys):
     ("arguments", "problem"),
     [
         ([], "the following arguments are required: WHAT"),
-        (["gather"], "two-level; and all-reduce, reduce-scatter, all-gather, reduce, broadcast, t"),
+        (
+            ["gather"],
+            "two-level, pat, swing, bine; and all-reduce, reduce-scatter, all-gather, reduce",
+        ),
         (["broadcast", "--by", "ring"], "ring makes all-gather, not broadcast"),
         (["all-gather", "--by", "one-shot"], "one-shot has no halves, so it makes no all-gather"),
         (["ring", "--by", "direct"], "--by is not for ring"),

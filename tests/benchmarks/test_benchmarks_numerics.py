@@ -325,7 +325,7 @@ def test_the_plot_has_a_line_for_each_order_of_summation():
     found = [next(group for group in groups if name in group) for name in known]
     assert found[:2] == [
         ["ring", "naive-ring"],
-        ["recursive-doubling", "halving-doubling", "binomial-tree"],
+        ["recursive-doubling", "halving-doubling", "binomial-tree", "pat", "swing", "bine"],
     ]
     assert len({group[0] for group in found}) == len(known) and left_out >= 0
     lines = numerics.list_lines(rows, groups, ("bfloat16", Accumulation.STEP), "rms")

@@ -15,7 +15,7 @@ import interleavings
 import promises
 from mpiddp.collectives.compiler.hazards import ENTERED, done_stage, find_dependencies, read_stage
 from mpiddp.collectives.compiler.instructions import Publish, RankProgram, Wait
-from mpiddp.collectives.compiler.lowering import BufferCut
+from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.schedules import registry
 from mpiddp.schedules.proof import prove
 from mpiddp.schedules.schedule import Schedule, Transfer, all_reduce, relabel, scatter

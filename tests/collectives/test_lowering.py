@@ -14,6 +14,7 @@ from interleavings import Address, address_of, area_of, operand_area
 from mpiddp.collectives.compiler.instructions import (
     Fetch,
     Finish,
+    Pack,
     Publish,
     Push,
     Reduce,
@@ -21,9 +22,9 @@ from mpiddp.collectives.compiler.instructions import (
     Start,
     Wait,
 )
-from mpiddp.collectives.compiler.lowering import BufferCut, Grid
+from mpiddp.collectives.compiler.pieces import BufferCut, Grid
 from mpiddp.schedules import registry
-from mpiddp.schedules.schedule import Transfer, all_reduce
+from mpiddp.schedules.schedule import Transfer, all_reduce, scatter
 from promises import compile_program
 
 WHOLE = BufferCut(1 << 20, 1 << 20, True)
@@ -95,7 +96,7 @@ def test_each_message_is_started_once_and_finished_once_afterwards(team):
 @settings(deadline=None, max_examples=80)
 @given(teams())
 def test_both_ends_of_a_message_agree_and_tags_count_from_zero(team):
-    _, cut, programs = team
+    schedule, cut, programs = team
     sent: dict[Address, tuple] = {}
     received: dict[Address, tuple] = {}
     for program in programs:
@@ -105,7 +106,7 @@ def test_both_ends_of_a_message_agree_and_tags_count_from_zero(team):
             assert address not in side
             side[address] = (message.step, message.length)
             assert 0 < message.length <= cut.message
-            assert not (message.sends and message.scratch)
+            assert schedule.packed or not (message.sends and message.scratch)
     assert sent == received
     tags = defaultdict(list)
     for source, destination, tag in sent:
@@ -127,8 +128,8 @@ def test_no_receive_lands_where_a_message_still_leaves_from(team):
                 case Finish(number):
                     under_way.discard(number)
                 case Reduce(_, start, length):
-                    sends = (m for m in map(program.messages.__getitem__, under_way) if m.sends)
-                    for message in sends:
+                    flying = map(program.messages.__getitem__, under_way)
+                    for message in (m for m in flying if m.sends and not m.scratch):
                         end = message.start + message.length
                         assert end <= start or start + length <= message.start
 
@@ -153,8 +154,16 @@ def test_scratch_space_has_one_use_at_a_time(team):
         for time, instruction in enumerate(program.instructions):
             match instruction:
                 case Start(numbers):
-                    fresh = [area_of(program.rank, program.messages[n]) for n in numbers]
-                    uses += [[area, time, time] for area in fresh if area.scratch]
+                    for message in map(program.messages.__getitem__, numbers):
+                        if message.scratch and not message.sends:
+                            uses.append([area_of(program.rank, message), time, time])
+                        elif message.scratch:
+                            _join_packs(uses, area_of(program.rank, message))
+                case Finish(number) if (message := program.messages[number]).sends:
+                    if message.scratch:
+                        _find_use(uses, area_of(program.rank, message))[2] = time
+                case Pack(_, length, slot):
+                    uses.append([area_of(program.rank, _Place(slot, length, True)), time, time])
                 case Fetch(_, _, _, length, slot):
                     area = area_of(program.rank, _Place(slot, length, True))
                     uses.append([area, time, time])
@@ -167,6 +176,15 @@ def test_scratch_space_has_one_use_at_a_time(team):
             if overlaps(one[0], other[0]):
                 assert one[2] < other[1] or other[2] < one[1]
         assert all(begin < end for _, begin, end in uses), "landed, and was never added"
+
+
+def _join_packs(uses, area):
+    """What was packed for a message is one use; it covers the message."""
+    parts = [use for use in uses if overlaps(use[0], area) and use[1] == use[2]]
+    assert sum(use[0].stop - use[0].start for use in parts) == area.stop - area.start
+    for use in parts:
+        uses.remove(use)
+    uses.append([area, min(use[1] for use in parts), max(use[1] for use in parts)])
 
 
 class _Place:
@@ -309,6 +327,7 @@ EXTRA = {
     "direct": ("(n−1)/k·S", lambda n, size: (n - 1) * size // n),
     "central": ("(n−k)/k·S on servers", lambda n, size: (n - 1) * size),
     "gather-broadcast": ("(n−1)S on rank 0", lambda n, size: (n - 1) * size),
+    "bine": ("S", lambda n, size: size),
 }
 """What the docstrings say under "Extra buffer", of the rank that needs most."""
 
@@ -328,6 +347,47 @@ def test_over_messages_the_extra_buffer_is_as_long_as_the_docstring_says(name, r
         assert max(program.scratch for program in programs) == formula(ranks, size)
         if "on servers" in text or "on rank 0" in text:
             assert sum(program.scratch > 0 for program in programs) == 1
+
+
+PACKED = {
+    # Alone, a chunk need not be packed.
+    "pat": lambda n: 2 * (n // 2) / n if n > 3 else 1 / n,
+    "pat:aggregation=1": lambda n: 1 / n,
+    "pat:aggregation=2": lambda n: 4 / n,
+    "swing": lambda n: 1 if n > 2 else 1 / 2,
+}
+"""Of 2^k ranks, as a multiple of the buffer."""
+
+
+@pytest.mark.parametrize("text", PACKED)
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_message_is_packed_into_as_much_as_the_docstring_says(text, ranks):
+    size = 840 * ranks
+    programs = promises.compile_all(promises.build(text, ranks), size, [1] * ranks)
+    found = max(program.scratch for program in programs)
+    assert found == PACKED[text](ranks) * size or (text, ranks) == ("pat:aggregation=2", 2)
+    # What arrives in messages that hold less than a chunk is not packed.
+    cut = BufferCut(210, 210, True)
+    programs = promises.compile_all(promises.build(text, ranks), size, [1] * ranks, cut)
+    assert not any(isinstance(each, Pack) for p in programs for each in p.instructions)
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 6, 7, 9])
+def test_swing_packs_at_most_one_and_a_half_buffers(ranks):
+    programs = promises.compile_all(promises.build("swing", ranks), 2520, [1] * ranks)
+    most = max(program.scratch for program in programs)
+    assert most <= (1.5 if ranks % 2 else 1) * 2520
+
+
+def test_a_packed_message_leaves_as_one_and_is_unpacked_where_it_belongs():
+    steps = [[Transfer(0, 1, 0, 1, True), Transfer(0, 1, 2, 3, True)]]
+    schedule = scatter(2, steps, owners=[1, 1, 1], packed=True)
+    sender, receiver = promises.compile_all(schedule, 9, [1, 1])
+    assert [message[2:6] for message in sender.messages] == [(1, 0, 6, True)]
+    packs = [each for each in sender.instructions if isinstance(each, Pack)]
+    assert packs == [Pack(0, 3, 0), Pack(6, 3, 3)]
+    sums = [each for each in receiver.instructions if isinstance(each, Reduce)]
+    assert [(each.start, each.operands[0].start) for each in sums] == [(0, 0), (6, 3)]
 
 
 @pytest.mark.parametrize(("ranks", "servers"), [(4, 2), (6, 3), (8, 2)])
@@ -353,9 +413,10 @@ def test_every_algorithm_of_the_module_has_its_formula_here():
     ours = {
         name
         for name in registry.names()
-        if registry.find(name).make.__module__ == "mpiddp.schedules.algorithms"
+        if registry.find(name).make.__module__.startswith("mpiddp.schedules.")
     }
-    assert ours == {*EXTRA, "two-level"}
+    packed = {text.partition(":")[0] for text in PACKED}
+    assert ours == {*EXTRA, *packed, "two-level"}
 
 
 @pytest.mark.parametrize("name", registry.names())

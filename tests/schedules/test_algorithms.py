@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 import oracle
 from mpiddp.errors import ScheduleError
 from mpiddp.schedules import algorithms, registry
+from mpiddp.schedules.algorithms import add
 from mpiddp.schedules.cost import split
+from mpiddp.schedules.pairs import list_partners
 from mpiddp.schedules.proof import prove
 from mpiddp.schedules.schedule import (
     Collective,
@@ -36,6 +38,11 @@ PARAMETERS = (
     "central:servers=2",
     "central:servers=3",
     "central:servers=8",
+    "pat:aggregation=1",
+    "pat:aggregation=5",
+    "swing:variant=latency",
+    "bine:variant=butterfly",
+    "two-level:inner=swing,outer=pat",
     "two-level:inner=ring,outer=recursive-doubling",
     "two-level:inner=halving-doubling,outer=one-shot",
     "two-level:inner=double-tree,outer=direct",
@@ -89,6 +96,21 @@ def test_every_member_ends_with_the_exact_sum_with_parameters(text):
             check_sums(text, ranks, segments)
 
 
+@pytest.mark.parametrize("text", [text for text in PARAMETERS if "servers" not in text])
+def test_variants_are_proved_and_their_halves(text):
+    for ranks in (*range(1, 20), 32, 33, 64):
+        whole = registry.parse(text).build(ranks)
+        for half in halve(whole) if whole.owners else ():
+            prove(half)
+
+
+def test_published_swing_adds_in_different_orders():
+    core = [[add(r, partner, 0) for r, partner in enumerate(list_partners(8, s))] for s in range(3)]
+    with pytest.raises(ScheduleError, match="added in different orders"):
+        prove(all_reduce(8, 1, core))
+    prove(all_reduce(8, 1, reversed(core)))
+
+
 @pytest.mark.parametrize("name", registry.names())
 def test_all_members_end_with_the_same_bits_in_every_timing(name):
     for ranks, segments in itertools.product((2, 3, 5, 8, 9), (1, 2)):
@@ -112,8 +134,11 @@ def test_the_halves_are_the_collectives_that_the_documentation_names():
         "direct",
         "central",
         "gather-broadcast",
+        "pat",
+        "swing",
+        "bine",
     }
-    to_one = {"naive-ring": 6, "binomial-tree": 0, "central": 6, "gather-broadcast": 0}
+    to_one = {"naive-ring": 6, "binomial-tree": 0, "central": 6, "gather-broadcast": 0, "bine": 0}
     for name in WITH_HALVES:
         first, second = halve(registry.parse(name).build(7))
         if name in to_one:
@@ -127,8 +152,10 @@ def test_the_halves_are_the_collectives_that_the_documentation_names():
             assert second.collective is Collective.ALL_GATHER
 
 
-def test_the_ring_leaves_the_sum_of_chunk_r_with_rank_r():
-    assert registry.parse("ring").build(7).owners == tuple(range(7))
+@pytest.mark.parametrize("name", ["ring", "pat", "swing"])
+def test_some_leave_the_sum_of_chunk_r_with_rank_r(name):
+    for ranks in (6, 7, 8):
+        assert registry.parse(name).build(ranks).owners == tuple(range(ranks))
 
 
 def test_spare_ranks_of_halving_own_no_chunk():

@@ -57,14 +57,22 @@ def test_parameters_reach_the_algorithm():
     assert len(choice.build(8).steps) == 5
 
 
+VARIANTS = {"swing": ["bandwidth", "latency"], "bine": ["tree", "butterfly"]}
+
+
 @st.composite
 def texts(draw):
     """What a user may write, with the keys in the order in which they are written again."""
     name = draw(st.sampled_from(registry.names()))
     keys = draw(st.permutations(registry.find(name).parameters))
+    values = {
+        "servers": st.integers(1, 99),
+        "aggregation": st.integers(1, 99),
+        "variant": st.sampled_from(VARIANTS.get(name, ("",))),
+    }
+    levels = st.sampled_from(WITH_HALVES)
     pairs = [
-        f"{key}={draw(st.integers(1, 99) if key == 'servers' else st.sampled_from(WITH_HALVES))}"
-        for key in keys[: draw(st.integers(0, len(keys)))]
+        f"{key}={draw(values.get(key, levels))}" for key in keys[: draw(st.integers(0, len(keys)))]
     ]
     if draw(st.booleans()):
         pairs.append(f"segments={draw(st.integers(2, 99))}")
@@ -119,6 +127,12 @@ def test_numbers_must_be_whole_and_positive(key, value):
 @pytest.mark.parametrize("key", ["inner", "outer"])
 def test_levels_must_be_algorithms(key):
     refused(lambda: registry.parse(f"two-level:{key}=x"), "'x'", *registry.names())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_is_one_of_those_there_are(name):
+    words = f"variant must be one of {', '.join(VARIANTS[name])}, found 'x'"
+    refused(lambda: registry.parse(f"{name}:variant=x"), words)
 
 
 def test_a_key_cannot_be_given_twice():

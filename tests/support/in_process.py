@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from mpiddp.collectives.compiler.instructions import Message
-from mpiddp.collectives.compiler.lowering import BufferCut
+from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.transport.operators import Action, View, copy
 from mpiddp.collectives.transport.waiting import Waiter

@@ -22,6 +22,7 @@ from mpiddp.collectives.compiler.instructions import (
     Finish,
     Message,
     Operand,
+    Pack,
     Publish,
     Push,
     RankProgram,
@@ -133,10 +134,13 @@ class Graph:
         self.before.append(list(before))
         return len(self.names) - 1
 
-    def _touch(self, rank: int, node: int, instruction: Fetch | Push | Reduce) -> None:
+    def _touch(self, rank: int, node: int, instruction: Fetch | Pack | Push | Reduce) -> None:
         match instruction:
             case Fetch(_, peer, start, length, slot):
                 areas = [(own(peer, start, length), False)]
+                areas.append((Area(rank, True, slot, slot + length), True))
+            case Pack(start, length, slot):
+                areas = [(own(rank, start, length), False)]
                 areas.append((Area(rank, True, slot, slot + length), True))
             case Push(_, peer, start, length):
                 areas = [(own(rank, start, length), False), (own(peer, start, length), True)]
@@ -329,6 +333,10 @@ class _Run:
                 case Fetch(_, peer, start, length, slot):
                     target = Area(rank, True, slot, slot + length)
                     for _ in self._copy(target, own(peer, start, length)):
+                        yield _at_once
+                case Pack(start, length, slot):
+                    target = Area(rank, True, slot, slot + length)
+                    for _ in self._copy(target, own(rank, start, length)):
                         yield _at_once
                 case Push(_, peer, start, length):
                     for _ in self._copy(own(peer, start, length), own(rank, start, length)):

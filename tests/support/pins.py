@@ -24,7 +24,7 @@ from unittest import mock
 
 import launchers
 import promises
-from mpiddp.collectives.compiler.lowering import BufferCut
+from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.errors import ConfigurationError
 from mpiddp.front import front, plan
 from mpiddp.launch.script.command_line import split

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from mpiddp.collectives.compiler.hazards import find_part
 from mpiddp.collectives.compiler.instructions import RankProgram
-from mpiddp.collectives.compiler.lowering import BufferCut, compile_part
+from mpiddp.collectives.compiler.lowering import compile_part
+from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.collectives.transport.operators import Operator
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import (

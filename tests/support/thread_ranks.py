@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from in_process import InProcessMessenger, Office
-from mpiddp.collectives.compiler.lowering import BufferCut
+from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.collectives.executor import Binding, Description, Execution, Workspace, bind
 from mpiddp.collectives.transport.node_memory import (
     PRIVATE,

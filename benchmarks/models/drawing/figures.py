@@ -86,14 +86,26 @@ class Loads:
         # Of each rank: messages and chunks sent to other nodes, and within its node; the same
         # received; chunks added.
         self._counts = np.zeros((len(schedule.steps), schedule.ranks, 9), np.int64)
+        self._ends: list[Integers] = []
+        """Source, destination and whether it is added, of each message of each step."""
+        self._packed = schedule.packed
         for found, step in zip(self._counts, schedule.steps, strict=True):
             src, dst, lo, hi, reduce = np.array(step, np.int64).reshape(-1, 5).T
             near = 2 * (home[src] == home[dst])
             for ranks, place in ((src, near), (dst, 4 + near)):
-                np.add.at(found, (ranks, place), 1)
                 np.add.at(found, (ranks, place + 1), hi - lo)
             np.add.at(found[:, 8], dst, (hi - lo) * reduce)
+            ends = np.stack([src, dst, reduce])
+            self._ends.append(np.unique(ends, axis=1) if schedule.packed else ends)
+            self._count_messages(found, self._ends[-1])
         self._known: dict[bytes, tuple[Any, ...]] = {}
+
+    def _count_messages(self, counts: Integers, ends: Integers) -> None:
+        src, dst, _ = ends
+        near = 2 * self._neighbours[src, dst]
+        counts[:, :8:2] = 0
+        np.add.at(counts, (src, near), 1)
+        np.add.at(counts, (dst, 4 + near), 1)
 
     def describe(self, segments: int) -> Iterator[tuple[Any, ...]]:
         """Each step of the schedule in so many segments.
@@ -107,7 +119,11 @@ class Loads:
             return
         padding = np.zeros((segments, ranks, 9), np.int64)
         totals = np.concatenate([padding, self._counts, padding[1:]]).cumsum(0)
-        for window in totals[segments:] - totals[:-segments]:
+        for number, window in enumerate(totals[segments:] - totals[:-segments]):
+            if self._packed and segments > 1:
+                # Parts of the buffer that meet between two ranks share their message.
+                ends = self._ends[max(0, number - segments + 1) : number + 1]
+                self._count_messages(window, np.unique(np.concatenate(ends, axis=1), axis=1))
             key = window.tobytes()
             if key not in self._known:
                 self._known[key] = self._describe_step(window)

@@ -216,6 +216,7 @@ def _pack(
         **states,
         "members": schedule.members,
         **({"owners": [schedule.owners[chunk] for chunk in starts]} if starts else {}),
+        **({"packed": True} if schedule.packed else {}),
         "bound": describe_bound(schedule, nodes),
         "terms": {
             count: [terms.setdefault(step, len(terms)) for step in loads.describe(count)]

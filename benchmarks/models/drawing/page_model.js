@@ -1,6 +1,6 @@
 // ---- schedules and prices, from what figures.py has found -------------------------------------
 
-// A schedule is {ranks, ends, members, owners?, steps, states, bound, terms, halves?}. ends has where
+// A schedule is {ranks, ends, members, owners?, packed?, steps, states, bound, terms, halves?}. ends has where
 // each column begins and the last one ends, in chunks; owners, of what only gathers, has the rank
 // that begins with each column; a step is a list of transfers {src, dst, lo, hi,
 // reduce} of columns. A state has for each rank and column the ranks whose contributions are in it,
@@ -58,14 +58,27 @@ function pipeline(schedule, count) {
 /** How many of the chunks a transfer has. */
 const width = ({ ends }, { lo, hi }) => ends[hi] - ends[lo];
 
+/** A step's transfers with their number of chunks; all between two ranks as one, if packed. */
+function listMessages(schedule, step) {
+  const messages = new Map();
+  step.forEach((transfer, place) => {
+    const { src, dst, reduce } = transfer;
+    const key = schedule.packed ? `${src} ${dst} ${reduce}` : place;
+    const chunks = (messages.get(key)?.chunks ?? 0) + width(schedule, transfer);
+    messages.set(key, { src, dst, reduce, chunks });
+  });
+  return [...messages.values()];
+}
+
 /** Bytes and messages from each rank to each rank in the first `steps` steps. */
 function countLinks(schedule, size, steps) {
   const empty = () => ({ bytes: 0, messages: 0 });
   const links = range(schedule.ranks).map(() => range(schedule.ranks).map(empty));
-  for (const transfer of schedule.steps.slice(0, steps).flat()) {
-    const link = links[transfer.src][transfer.dst];
-    link.bytes += width(schedule, transfer) * size / schedule.ends.at(-1);
-    link.messages += 1;
+  for (const step of schedule.steps.slice(0, steps)) {
+    for (const { src, dst, chunks } of listMessages(schedule, step)) {
+      links[src][dst].bytes += chunks * size / schedule.ends.at(-1);
+      links[src][dst].messages += 1;
+    }
   }
   return links;
 }

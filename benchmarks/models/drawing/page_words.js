@@ -80,9 +80,10 @@ function sayLinks(nodes, halves) {
 }
 
 /** What a step does, in one sentence without its full stop. */
-function describe(schedule, step) {
-  if (step.length === 0) return "nothing moves";
-  const widths = new Set(step.map((transfer) => width(schedule, transfer)));
+function describe(schedule, transfers) {
+  if (transfers.length === 0) return "nothing moves";
+  const step = listMessages(schedule, transfers);
+  const widths = new Set(step.map((message) => message.chunks));
   const chunks = widths.size === 1 ? plural([...widths][0], "chunk")
     : `${Math.min(...widths)} to ${Math.max(...widths)} chunks`;
   const kinds = new Set(step.map(({ reduce }) => reduce));

@@ -36,24 +36,37 @@ def describe(
     for number, step in enumerate(schedule.steps, 1):
         note = f" ({notes[number - 1]})" if notes else ""
         yield ""
-        yield f"step {number} of {last}: {summarize(step)}{note}"
-        moves = "   ".join(map(_describe_transfer, step))
+        together = _bundle(step, packed=schedule.packed)
+        yield f"step {number} of {last}: {summarize(step, len(together))}{note}"
+        moves = "   ".join(map(_describe_message, together))
         yield from textwrap.wrap(
             moves, width, initial_indent="  ", subsequent_indent="  ", break_long_words=False
         )
         yield from table.rows(states[number - 1], states[number])
 
 
-def summarize(step: Step) -> str:
+def _bundle(step: Step, *, packed: bool) -> list[list[Transfer]]:
+    """The transfers of each message: all between two ranks, if they are packed."""
+    messages: dict[object, list[Transfer]] = {}
+    for place, transfer in enumerate(step):
+        key = (transfer.src, transfer.dst, transfer.reduce) if packed else place
+        messages.setdefault(key, []).append(transfer)
+    return list(messages.values())
+
+
+def summarize(step: Step, messages: int) -> str:
     added = sum(transfer.reduce for transfer in step)
     parts = [f"{added} added"] * (added > 0) + [f"{len(step) - added} copied"] * (added < len(step))
-    return f"{len(step)} message{'s' if len(step) > 1 else ''}, {' and '.join(parts)}"
+    pieces = f" of {len(step)} pieces" if messages < len(step) else ""
+    return f"{messages} message{'s' if messages > 1 else ''}{pieces}, {' and '.join(parts)}"
 
 
-def _describe_transfer(transfer: Transfer) -> str:
-    src, dst, lo, hi, reduce = transfer
-    chunks = f"{lo}" if hi == lo + 1 else f"{lo}-{hi - 1}"
-    # Not to be broken: a line break belongs between two transfers.
+def _describe_message(transfers: Sequence[Transfer]) -> str:
+    src, dst, _, _, reduce = transfers[0]
+    chunks = ",".join(
+        f"{lo}" if hi == lo + 1 else f"{lo}-{hi - 1}" for _, _, lo, hi, _ in transfers
+    )
+    # Not to be broken: a line break belongs between two messages.
     return f"{src}→{dst}\N{NO-BREAK SPACE}{'+' if reduce else '='}{chunks}"
 
 

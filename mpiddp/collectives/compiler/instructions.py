@@ -37,7 +37,7 @@ class Message(NamedTuple):
     """First element, in the own buffer or in the scratch space."""
     length: int
     scratch: bool
-    """Whether it lands in the scratch space."""
+    """Whether it leaves from the scratch space, or lands there."""
     tag: int
     """Its number among all messages from its source to its destination."""
 
@@ -61,6 +61,14 @@ class Fetch(NamedTuple):
 
     step: int
     rank: int
+    start: int
+    length: int
+    slot: int
+
+
+class Pack(NamedTuple):
+    """Own elements into the scratch space, from where they leave beside others."""
+
     start: int
     length: int
     slot: int
@@ -96,7 +104,7 @@ class Finish(NamedTuple):
     message: int
 
 
-Instruction = Wait | Publish | Fetch | Push | Reduce | Start | Finish
+Instruction = Wait | Publish | Fetch | Pack | Push | Reduce | Start | Finish
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 from mpiddp.collectives.compiler.hazards import ENTERED, Part, Stages, done_stage, read_stage
@@ -23,8 +22,8 @@ from mpiddp.collectives.compiler.instructions import (
     Fetch,
     Finish,
     Instruction,
-    Message,
     Operand,
+    Pack,
     Publish,
     Push,
     RankProgram,
@@ -33,205 +32,17 @@ from mpiddp.collectives.compiler.instructions import (
     Start,
     Wait,
 )
+from mpiddp.collectives.compiler.pieces import (
+    BufferCut,
+    Cells,
+    Grid,
+    Incoming,
+    Outgoing,
+    Pieces,
+    Scratch,
+    list_runs,
+)
 from mpiddp.schedules.schedule import Round, Transfer
-
-# ---- pieces -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class BufferCut:
-    """How a transport cuts a buffer."""
-
-    cell: int
-    """The most elements of a chunk that are added, copied or sent at once."""
-    message: int
-    """The most elements of one message, which may hold several short chunks."""
-    flows: bool
-    """Whether messages may start before their step, and receives be posted before theirs. Without,
-    all messages of a step start at once."""
-
-
-class Grid:
-    """The cells of a buffer: every chunk in parts of equal length, up to one element."""
-
-    def __init__(self, bounds: Sequence[int], cell: int) -> None:
-        self.edges = [0]
-        """Where each cell begins, and where the last one ends."""
-        self.first: list[int] = []
-        """The first cell of each chunk, and the number of cells."""
-        self.chunks: list[int] = []
-        """The chunk of each cell."""
-        for chunk, (lo, hi) in enumerate(itertools.pairwise(bounds)):
-            self.first.append(len(self.edges) - 1)
-            parts = -(-(hi - lo) // cell)
-            self.edges += [lo + (hi - lo) * part // parts for part in range(1, parts + 1)]
-            self.chunks += [chunk] * parts
-        self.first.append(len(self.edges) - 1)
-
-    def cells(self, transfer: Transfer) -> range:
-        """The cells that a transfer moves; none if its chunks are empty."""
-        return range(self.first[transfer.lo], self.first[transfer.hi])
-
-    def length(self, cells: range) -> int:
-        return self.edges[cells.stop] - self.edges[cells.start]
-
-    def group(self, cells: range, most: int) -> Iterator[range]:
-        """Neighbouring cells together, as long as they have no more than ``most`` elements.
-
-        Both ends of a transfer group alike.
-        """
-        start = cells.start
-        for cell in cells:
-            if cell > start and self.edges[cell + 1] - self.edges[start] > most:
-                yield range(start, cell)
-                start = cell
-        if len(cells):
-            yield range(start, cells.stop)
-
-
-@dataclass(eq=False)
-class Outgoing:
-    """A message, or a copy into the memory of another rank of the node."""
-
-    step: int
-    peer: int
-    cells: range
-    waits: Stages
-    message: int | None
-    """Its number, if it is one."""
-    missing: int = 0
-    """Cells that do not have the value yet that is to leave."""
-    may_flow: bool = True
-    is_started: bool = False
-    is_finished: bool = False
-
-
-@dataclass(eq=False)
-class Incoming:
-    """A message that arrives, or an addition that is fetched early."""
-
-    step: int
-    transfer: Transfer
-    cells: range
-    message: int | None = None
-    slot: int | None = None
-    is_posted: bool = False
-    is_finished: bool = False
-    missing: int = 0
-    """Cells whose scratch space is still needed."""
-
-    @property
-    def src(self) -> int:
-        return self.transfer.src
-
-    @property
-    def reduce(self) -> bool:
-        """Whether it lands beside the buffer, and is added then."""
-        return self.transfer.reduce
-
-
-class Pieces:
-    """The rounds of one rank, cut; by step."""
-
-    def __init__(self, part: Part, grid: Grid, cut: BufferCut) -> None:
-        self.outgoing: dict[int, list[Outgoing]] = defaultdict(list)
-        self.arriving: dict[int, list[Incoming]] = defaultdict(list)
-        """Messages."""
-        self.fetched: dict[int, list[Incoming]] = defaultdict(list)
-        """Additions that are read early from a neighbour's memory."""
-        self.direct: dict[int, list[Transfer]] = defaultdict(list)
-        """Additions straight from a neighbour's memory."""
-        self.messages: list[Message] = []
-        self.triggers: dict[tuple[int, int], list[Outgoing]] = defaultdict(list)
-        """By cell and step: what may leave once the cell has the value of that step."""
-        self._grid = grid
-        self._cut = cut
-        self._group = part.group
-        self._needs = part.needs
-        self._written: dict[int, int | None] = {}
-        """For each cell the step that changed it last; None if a neighbour did."""
-        self._tags: dict[tuple[bool, int], int] = defaultdict(int)
-        for number, receives, sends in part.rounds:
-            for transfer in sends:
-                self._cut_send(number, transfer)
-            for transfer in receives:
-                self._cut_receive(number, transfer)
-                is_remote = transfer.src in part.group and not transfer.reduce
-                for cell in grid.cells(transfer):
-                    self._written[cell] = None if is_remote else number
-
-    def _cut_send(self, number: int, transfer: Transfer) -> None:
-        is_local = transfer.dst in self._group
-        if is_local and transfer.reduce:
-            # Its destination fetches it.
-            return
-        key = (number, transfer)
-        waits = dict(self._needs.reading.get(key, {}))
-        if is_local:
-            for rank, stage in self._needs.writing.get(key, {}).items():
-                waits[rank] = max(stage, waits.get(rank, stage))
-        most = self._cut.cell if is_local else self._cut.message
-        for cells in self._grid.group(self._grid.cells(transfer), most):
-            message = None if is_local else self._number(True, number, transfer.dst, cells)
-            piece = Outgoing(number, transfer.dst, cells, waits, message)
-            self.outgoing[number].append(piece)
-            self._watch(piece)
-
-    def _watch(self, piece: Outgoing) -> None:
-        """Note which cells it waits for. It may flow if this rank itself makes them, not before."""
-        steps = {cell: self._written.get(cell, -1) for cell in piece.cells}
-        for cell, step in steps.items():
-            if step is not None and step >= 0:
-                piece.missing += 1
-                self.triggers[cell, step].append(piece)
-        piece.may_flow = self._cut.flows and None not in steps.values() and piece.missing > 0
-
-    def _cut_receive(self, number: int, transfer: Transfer) -> None:
-        cells = self._grid.cells(transfer)
-        if transfer.src not in self._group:
-            for part in self._grid.group(cells, self._cut.message):
-                message = self._number(False, number, transfer.src, part)
-                piece = Incoming(number, transfer, part, message, missing=len(part))
-                self.arriving[number].append(piece)
-        elif (number, transfer) in self._needs.early:
-            self.fetched[number] += [
-                Incoming(number, transfer, part, missing=len(part))
-                for part in self._grid.group(cells, self._cut.cell)
-            ]
-        elif transfer.reduce:
-            self.direct[number].append(transfer)
-
-    def _number(self, sends: bool, step: int, peer: int, cells: range) -> int:
-        tag = self._tags[sends, peer]
-        self._tags[sends, peer] += 1
-        start, length = self._grid.edges[cells.start], self._grid.length(cells)
-        self.messages.append(Message(sends, step, peer, start, length, False, tag))
-        return len(self.messages) - 1
-
-
-class Scratch:
-    """Space beside the buffer: slots of one length, enough for what lands there in any step."""
-
-    def __init__(self, pieces: Pieces, grid: Grid, steps: Sequence[int]) -> None:
-        landing = [(*pieces.arriving[step], *pieces.fetched[step]) for step in steps]
-        added = [[piece for piece in each if piece.reduce] for each in landing]
-        self._length = max((grid.length(p.cells) for step in added for p in step), default=0)
-        slots = max(map(len, added), default=0)
-        self.size = slots * self._length
-        """Elements."""
-        self.free = list(range(slots - 1, -1, -1))
-
-    def take(self, piece: Incoming) -> int:
-        """Give it a slot; returns the slot's first element."""
-        piece.slot = self.free.pop() * self._length
-        return piece.slot
-
-    def release(self, piece: Incoming, cells: int) -> None:
-        """``cells`` of its cells have been added; after the last one its slot is free."""
-        piece.missing -= cells
-        if piece.missing == 0 and piece.slot is not None:
-            self.free.append(piece.slot // self._length)
-
 
 # ---- instructions -------------------------------------------------------------------------
 
@@ -268,7 +79,7 @@ class _Compiler:
         if stage in self.needs.published:
             self.instructions.append(Publish(stage))
 
-    def _land(self, cells: range, step: int | None = None) -> None:
+    def _land(self, cells: Cells, step: int | None = None) -> None:
         """Wait for the messages that leave from these cells, which are about to change.
 
         For those up to ``step`` alone, if it is given.
@@ -294,18 +105,29 @@ class _Compiler:
             self.instructions.append(Start(tuple(numbers)))
         for piece in pieces:
             piece.is_started = True
-            for cell in piece.cells:
+            for cell in piece.cells if piece.slot is None else ():
                 self.flying[cell].append(piece)
 
+    def _pack(self, piece: Outgoing) -> None:
+        """Its cells side by side into a slot, if they lie apart."""
+        if isinstance(piece.cells, range) or piece.message is None:
+            return
+        slot = self.scratch.take(piece)
+        message = self.pieces.messages[piece.message]
+        self.pieces.messages[piece.message] = message._replace(start=slot, scratch=True)
+        for run in list_runs(piece.cells):
+            place = slot + self.grid.offset(piece.cells, run.start)
+            self.instructions.append(Pack(self.grid.edges[run.start], self.grid.length(run), place))
+
     def _push(self, piece: Outgoing) -> None:
-        start, count = self.grid.edges[piece.cells.start], self.grid.length(piece.cells)
+        start, count = self.grid.edges[piece.cells[0]], self.grid.length(piece.cells)
         self.instructions.append(Push(piece.step, piece.peer, start, count))
         piece.is_started = True
 
     def _post(self, piece: Incoming) -> None:
         """Give a receive its place; ``_start`` makes it."""
         assert piece.message is not None
-        if piece.reduce:
+        if piece.lands_aside:
             slot = self.scratch.take(piece)
             message = self.pieces.messages[piece.message]
             self.pieces.messages[piece.message] = message._replace(start=slot, scratch=True)
@@ -321,14 +143,21 @@ class _Compiler:
         arriving = [piece for piece in self.pieces.arriving[step] if not piece.is_posted]
         for piece in arriving:
             if not piece.reduce:
-                self.emit_waits(step, self.needs.writing.get((step, piece.transfer), {}))
+                for transfer in piece.transfers:
+                    self.emit_waits(step, self.needs.writing.get((step, transfer), {}))
             self._post(piece)
+        for out in leaving:
+            self._pack(out)
         self._start([out for out in leaving if out.message is not None], arriving)
         for out in leaving:
             if out.message is None:
                 self._push(out)
         self._fetch(step)
         self._settle(this, following)
+        for out in leaving:
+            if out.slot is not None:
+                self._finish(out)
+                self.scratch.give_back(out)
         if done_stage(step) in self.needs.published:
             # A neighbour may write, from then on, where a message still leaves from. One that has
             # left ahead of its step must not be waited for: it may be received no earlier.
@@ -337,9 +166,9 @@ class _Compiler:
 
     def _fetch(self, step: int) -> None:
         for piece in self.pieces.fetched[step]:
-            self.emit_waits(step, self.needs.reading.get((step, piece.transfer), {}))
+            self.emit_waits(step, self.needs.reading.get((step, piece.transfers[0]), {}))
             slot = self.scratch.take(piece)
-            start, count = self.grid.edges[piece.cells.start], self.grid.length(piece.cells)
+            start, count = self.grid.edges[piece.cells[0]], self.grid.length(piece.cells)
             self.instructions.append(Fetch(step, piece.src, start, count, slot))
         self.emit_publish(read_stage(step))
 
@@ -358,8 +187,8 @@ class _Compiler:
         for transfer in this.receives:
             if transfer in self.pieces.direct[step]:
                 self.emit_waits(step, self.needs.reading.get((step, transfer), {}))
-            if transfer.reduce:
-                self.emit_waits(step, self.needs.writing.get((step, transfer), {}))
+            # For a copy that landed in its place this is known by now.
+            self.emit_waits(step, self.needs.writing.get((step, transfer), {}))
         self.unsettled = set(arrivals)
         for run in self._find_runs(arrivals):
             self._settle_run(step, run, arrivals[run.start])
@@ -401,12 +230,17 @@ class _Compiler:
         for arrival in arrivals:
             if isinstance(arrival, Incoming):
                 self._finish(arrival)
-        operands = [self._make_operand(run, arrival) for arrival in arrivals if arrival.reduce]
+        aside = [
+            each
+            for each in arrivals
+            if each.reduce or (isinstance(each, Incoming) and each.lands_aside)
+        ]
+        operands = [self._make_operand(run, arrival) for arrival in aside]
         if not operands:
             return
         start = self.grid.edges[run.start]
         chunk = self.grid.chunks[run.start]
-        if self.holds[chunk]:
+        if self.holds[chunk] and aside[0].reduce:
             operands.append(Operand(Source.OWN, self.part.rank, start))
         operands.sort(key=lambda operand: operand.rank)
         self._land(run)
@@ -419,7 +253,7 @@ class _Compiler:
         if isinstance(arrival, Transfer):
             return Operand(Source.PEER, arrival.src, start)
         assert arrival.slot is not None
-        offset = start - self.grid.edges[arrival.cells.start]
+        offset = self.grid.offset(arrival.cells, run.start)
         return Operand(Source.SCRATCH, arrival.src, arrival.slot + offset)
 
     def _let_go(self, step: int, run: range) -> None:
@@ -450,11 +284,11 @@ class _Compiler:
         self._start([], posted)
 
     def _can_post(self, piece: Incoming) -> bool:
-        if piece.reduce:
+        if piece.lands_aside:
             return bool(self.scratch.free)
         # In place: nothing may still leave from there, or be read from there.
-        key = (piece.step, piece.transfer)
-        if not self._is_known(self.needs.writing.get(key, {})):
+        needs = [self.needs.writing.get((piece.step, each), {}) for each in piece.transfers]
+        if not all(map(self._is_known, needs)):
             return False
         return self.unsettled.isdisjoint(piece.cells) and not any(
             not other.is_finished for cell in piece.cells for other in self.flying.get(cell, ())
