@@ -251,9 +251,10 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
         assert [times.count for times in cell.by_rank] == [10, 10]
         assert cell.details["wrong"] == 0 < cell.summary.low <= cell.summary.median
         assert max(times.median for times in cell.by_rank) <= cell.summary.maximum
-    ran = {cell.contender: cell.details["ran"] for cell in cells}
-    assert ran["mpiddp auto, mpi, private"] == "recursive-doubling over mpi"
-    assert ran["mpiddp central, auto, shared"] == "central over shared-memory"
+    ran = {(cell.contender, cell.at["bytes"]): cell.details["ran"] for cell in cells}
+    assert ran["mpiddp auto, mpi, private", 8] == "recursive-doubling over mpi"
+    assert ran["mpiddp auto, mpi, private", 256 * K] == "ring over mpi"
+    assert ran["mpiddp central, auto, shared", 8] == "central over shared-memory"
     probes = {cell.contender for cell in record.cells if cell.quantity == "probe"}
     assert {"peer read", "copy by torch", "nothing"} <= probes
     assert [line["kind"] for line in record.others].count("surroundings") == 2
@@ -270,18 +271,8 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
 @pytest.mark.parametrize("name", options.QUANTITIES)
 def test_two_jobs_share_the_nodes_of_a_cluster(slurm_cluster, tmp_path, name):
     path = tmp_path / "record.jsonl"
-    words = [
-        "--launcher",
-        "srun",
-        "--nodes",
-        "2",
-        "--sizes",
-        "8",
-        "--repetitions",
-        "1",
-        "--iterations",
-        "3",
-    ]
+    words = ["--launcher", "srun", "--nodes", "2", "--sizes", "8"]
+    words += ["--repetitions", "1", "--iterations", "3"]
     if name in COLLECTIVES:
         words += ["--ranks", "4", "--algorithms", "auto", "--buffers", "private"]
     words += ["--link"] if name == "allreduce" else []
