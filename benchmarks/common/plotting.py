@@ -16,6 +16,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from benchmarks.common.statistics import Summary, summarize
+from mpiddp.wording import count_noun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,7 +93,7 @@ def choose_names(
 
 def describe_left_out(count: int, noun: str) -> str:
     """For the caption; empty if all are there."""
-    return f"{count} {noun} left out: those that are slower on the whole" if count else ""
+    return f"{count_noun(count, noun)} left out, slower on the whole" if count else ""
 
 
 def draw_line(axis: Axes, line: Line, *, has_band: bool = True) -> None:
