@@ -16,6 +16,7 @@ from benchmarks.common.targets import Target
 SYNCHRONOUS, ASYNCHRONOUS, OVER_RAW, AGREEMENT = 0.035, 0.01, 1.5, 0.01
 LEAST_BYTES = 64 << 20
 """Smaller checkpoints take what their files' names and lists take, which grows with no bytes."""
+QUANTITY = "checkpoint"
 NAMES = {
     "synchronous": "synchronous save",
     "asynchronous": "asynchronous save",
@@ -82,9 +83,9 @@ def record_measurement(record: RecordWriter, found: Measurement, plan: Plan) -> 
     add("training step", "no checkpoint", "step")
     for name, title in NAMES.items():
         share = {"share": found.find_share(name, plan.save_every)}
-        add("checkpoint", title, name, details={**share, "save_every": plan.save_every})
+        add(QUANTITY, title, name, details={**share, "save_every": plan.save_every})
     for part in ("stall", "slowdown"):
-        add("checkpoint", NAMES["asynchronous"], part, at={"part": part})
+        add(QUANTITY, NAMES["asynchronous"], part, at={"part": part})
     facts = {name: value for name, value in asdict(found).items() if name != "rounds"}
     record.write("group", **at, **facts)
 

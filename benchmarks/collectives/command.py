@@ -71,6 +71,7 @@ def show(options: RunOptions[Plan], groups: Sequence[Findings], output: results.
     targets = judge(known, output.environment["cores"]) if options.targets else ()
     output.record.judge(targets)
     parts = [*map(report.format_findings, known), format_targets(targets)]
-    print("\n\n".join(filter(None, parts)), flush=True)
+    if any(parts):
+        print("\n\n".join(filter(None, parts)), flush=True)
     if options.plot is not None and any(found.measured for found in known):
         draw(options.plot, known, output.heading)

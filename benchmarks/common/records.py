@@ -101,6 +101,10 @@ class RecordWriter:
         self.cells.append(cell)
         self.write("cell", **asdict(cell))
 
+    def keep(self, quantity: str, contender: str, value: float, **at: Coordinate) -> None:
+        """One sample of a cell that takes long: a killed command leaves at least those."""
+        self.write("sample", quantity=quantity, contender=contender, at=at, value=value)
+
     def refuse(self, quantity: str, contender: str, reason: str, **at: Coordinate) -> None:
         """A contender that cannot run there, and why."""
         self._explain("refusal", quantity, contender, reason, at)

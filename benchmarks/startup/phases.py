@@ -14,6 +14,7 @@ from benchmarks.startup.report import Group, describe_place
 OWN = ("address", "store", "group")
 """The phases that are mpiddp's own: the others start MPI, import torch and move the first bytes."""
 SHOWN = ("MPI", "import torch", *OWN, "first all-reduce")
+QUANTITY = "start-up phase"
 OWN_TITLE = " + ".join(OWN)
 
 
@@ -97,6 +98,4 @@ def make_cells(group: Group) -> Iterator[Cell]:
     for name, values in phase_seconds(group).items():
         place = describe_place(group, SESSION)
         details = {"is_own": name in OWN}
-        yield make_cell(
-            values, quantity="start-up phase", at={"phase": name}, details=details, **place
-        )
+        yield make_cell(values, quantity=QUANTITY, at={"phase": name}, details=details, **place)

@@ -10,6 +10,7 @@ before each of them, are left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from benchmarks.common import results
 from benchmarks.common.checks import check_local_run
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str]) -> None:
     launcher, plan = check(options), options.plan
     ranks = f"{plan.ranks} ranks, {plan.model} on digits"
     with results.open_output("stragglers", options, launcher, f"{ranks}\n") as output:
-        found = measure(plan, launcher)
+        found = measure(plan, launcher, partial(report.record_run, output.record))
         report.record_runs(output.record, found, plan)
         targets = report.judge(found, plan.accuracy) if options.targets else ()
         output.record.judge(targets)

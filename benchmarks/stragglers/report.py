@@ -17,7 +17,8 @@ from mpiddp.wording import count_noun
 CONSTANT_TARGET, RANDOM_TARGET = 0.5, 0.7
 """Most of the synchronous server's time that the asynchronous one may take with one slow worker,
 and that a bounded one may take with a random one."""
-TIME_TO = "time to accuracy"
+TRAINING, TIME_TO = "training", "time to accuracy"
+"""The quantities of a record."""
 
 
 def format_table(found: Mapping[Contender, Series[TrainingRun]], accuracy: float) -> str:
@@ -54,6 +55,12 @@ def _format_row(
     ]
 
 
+def record_run(record: RecordWriter, contender: Contender, run: TrainingRun) -> None:
+    """A run as it ends: the cells come after the last round of all, which may be hours later."""
+    seconds, straggler = run.points[-1].seconds, contender.straggler
+    record.keep(TRAINING, contender.way, seconds, straggler=straggler)
+
+
 def record_runs(
     record: RecordWriter, found: Mapping[Contender, Series[TrainingRun]], plan: Plan
 ) -> None:
@@ -68,7 +75,7 @@ def record_runs(
         whole = [run.points[-1].seconds for run in runs]
         curves = [[(each.seconds, each.accuracy) for each in run.points] for run in runs]
         details = {"curves": curves, "staleness": [run.staleness for run in runs]}
-        record.add(make_cell(whole, quantity="training", at=at, details=details, **place))
+        record.add(make_cell(whole, quantity=TRAINING, at=at, details=details, **place))
         times = [run.find_time(plan.accuracy) for run in runs]
         reached = [time for time in times if time is not None]
         at = {**at, "accuracy": plan.accuracy}
