@@ -97,7 +97,7 @@ class _Course:
             for src, dst, lo, hi, reduce in made:
                 length = (bounds[hi] - bounds[lo]) / self._parts
                 message = self._make(src, dst, number, length, reduce)
-                needed = max((last[src].get(chunk, ORIGIN) for chunk in range(lo, hi)))
+                needed = max(last[src].get(chunk, ORIGIN) for chunk in range(lo, hi))
                 self.ranks[src].waiting[needed].append(message)
                 self._expect(message)
             for _, dst, lo, hi, _ in made:
