@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
 from benchmarks.common.records import Cell, Record
 from benchmarks.common.statistics import quantile
-from benchmarks.fit.fitted import CONDITIONS, PLACES, Fit
+from benchmarks.fit.fitted import CONDITIONS, NETWORK, NODE, PLACES, Fit
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.cost import split
 from mpiddp.schedules.flow import flow
@@ -147,8 +147,9 @@ def list_reasons(
         yield "its ranks send several messages at once, in the model one after the other"
     if choice.segments > 1:
         yield "its segments hide latency behind each other, which the model leaves out"
+    used = [NODE] * (each > 1) + [NETWORK] * (cell.nodes > 1)
     for link, ratio in fit.both_ways.items():
-        if ratio > 1 + TOLERANCE:
+        if link in used and ratio > 1 + TOLERANCE:
             yield (
                 f"messages {PLACES[link]} that meet others take {ratio:.1f} × as long, in the "
                 "model they do not"

@@ -18,7 +18,7 @@ from benchmarks.common.records import read_record
 from benchmarks.fit import command
 from benchmarks.fit.check import check_record, find_choice, list_reasons
 from benchmarks.fit.fitted import fit_records, read_fit, write_fit
-from benchmarks.fit.segments import fit_segments
+from benchmarks.fit.segments import Point, fit_segments
 from launchers import ROOT
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import split
@@ -31,6 +31,10 @@ MACHINE = Machine(
 )
 """A rendezvous from 4 KiB on inside nodes, from 64 KiB on between them."""
 NOISE = 0.01
+
+
+def fit_times(sizes, seconds):
+    return fit_segments(list(map(Point, sizes, seconds)))
 
 
 def is_near(found, wanted):
@@ -60,7 +64,7 @@ def costs(draw):
 def test_a_planted_break_and_the_lines_beside_it_are_recovered(cost, seed):
     sizes = np.array(planted.SIZES, dtype=float)
     noise = np.random.default_rng(seed).standard_normal(len(sizes))
-    segments = fit_segments(sizes, cost.seconds(sizes) * (1 + NOISE * noise))
+    segments = fit_times(sizes, cost.seconds(sizes) * (1 + NOISE * noise))
     first, *others = segments
     pieces = tuple(Piece(each.start, each.latency, each.seconds_per_byte) for each in others)
     check_cost(MessageCost(first.latency, first.seconds_per_byte, pieces), cost)
@@ -77,7 +81,7 @@ def test_a_planted_break_and_the_lines_beside_it_are_recovered(cost, seed):
 def test_one_line_stays_one(latency, rate, seed, factor):
     sizes = 8 * factor ** np.arange(math.log(8 << 20, factor))
     noise = np.random.default_rng(seed).standard_normal(len(sizes))
-    [line] = fit_segments(sizes, (latency + sizes / rate) * (1 + NOISE * noise))
+    [line] = fit_times(sizes, (latency + sizes / rate) * (1 + NOISE * noise))
     assert line.error < 3 * NOISE and line.break_between is None
     times = line.latency + sizes * line.seconds_per_byte
     assert np.allclose(times, latency + sizes / rate, rtol=0.05)
@@ -87,20 +91,28 @@ def test_a_kink_is_found_where_the_lines_meet():
     # Additions that leave the cache: 1e-10 s for a byte, then 3e-10, without a jump.
     cost = MessageCost(1e-7, 1e-10, (Piece(1 << 20, 1e-7 - 2e-10 * (1 << 20), 3e-10),))
     sizes = np.array(planted.SIZES, dtype=float)
-    _, second = fit_segments(sizes, cost.seconds(sizes))
+    _, second = fit_times(sizes, cost.seconds(sizes))
     assert is_near(second.start, 1 << 20) and is_near(second.seconds_per_byte, 3e-10)
 
 
-def test_of_equal_sizes_the_median_counts():
-    sizes = [8, 8, 8, 16, 16, 16, 32, 32, 32]
-    [line] = fit_segments(sizes, [1, 9, 1, 1, 1, 9, 9, 1, 1])
+def test_of_equal_sizes_the_least_time_counts():
+    [line] = fit_times([8, 8, 8, 16, 16, 32, 32], [9, 1, 7, 1, 2, 9, 1])
     assert (line.latency, line.points, line.largest) == (pytest.approx(1), 3, 32)
 
 
+def test_times_that_are_known_badly_weigh_little():
+    sizes = 8 * 2.0 ** np.arange(16)
+    times, errors = 1e-3 + sizes * 1e-7, np.where(sizes < 10000, 0.5, 0.0)
+    noise = 1 + np.where(sizes < 10000, 0.5, 0.0) * np.random.default_rng(1).standard_normal(16)
+    points = list(map(Point, sizes, times * np.abs(noise), errors))
+    [line] = fit_segments(points)
+    assert is_near(line.seconds_per_byte, 1e-7)
+
+
 def test_no_line_falls_and_the_first_begins_at_0_or_above():
-    [line] = fit_segments([8, 16, 32], [3.0, 2.0, 1.0])
+    [line] = fit_times([8, 16, 32], [3.0, 2.0, 1.0])
     assert line.seconds_per_byte == 0 and 1 < line.latency < 3
-    [line] = fit_segments([8, 16, 32], [1.0, 3.0, 7.0])
+    [line] = fit_times([8, 16, 32], [1.0, 3.0, 7.0])
     assert line.latency == 0 and line.seconds_per_byte > 0
 
 

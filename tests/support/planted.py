@@ -52,7 +52,7 @@ def plant_all_reduces(machine, names, sizes, ranks=4, nodes=2, factors=None):
         prices = parse(name).prices(sizes, machine, split(ranks, nodes))
         for size, price in zip(sizes, prices, strict=True):
             time = price.seconds * (factors or {}).get(name, 1)
-            details = {"algorithm": name, "ran": f"{name} over mpi", "maker": "mpiddp"}
+            details = {"algorithm": name, "ran": name, "maker": "mpiddp"}
             cells.append(
                 make_cell("all-reduce", time, contender=f"mpiddp {name}", ranks=ranks, nodes=nodes,
                           details=details, bytes=size, operator="sum")
