@@ -22,7 +22,9 @@ from benchmarks.fit.segments import Point, fit_segments
 from launchers import ROOT
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import split
+from mpiddp.schedules.flow import flow
 from mpiddp.schedules.machine import Machine, MessageCost, Piece
+from mpiddp.schedules.registry import parse
 
 MACHINE = Machine(
     MessageCost(1e-6, 1e-10, (Piece(4096, 3e-6, 8e-11),)),
@@ -212,6 +214,24 @@ def test_what_was_simulated_is_predicted_and_what_differs_is_said(fit, tmp_path,
     text = capsys.readouterr().out
     assert "12 of 15 within 15% of what the fit predicts" in text
     assert "direct (mpiddp direct), 1.40 × in 3: ranks of a node share its memory" in text
+
+
+@pytest.mark.parametrize("name", ["naive-ring", "central", "ring"])
+def test_what_mpiddp_runs_over_mpi_is_predicted_as_it_flows(fit, tmp_path, name):
+    size, nodes = 4 << 20, (1, 1, 1, 1)
+    [cell] = planted.plant_all_reduces(MACHINE, [name], [size], nodes=4)
+    own = replace(cell, details={"ran": f"{name} over mpi", "maker": "mpiddp"})
+    cells = [own, replace(own, details={"ran": name, "maker": "gloo"})]
+    path = planted.write_cells(tmp_path / "flow.jsonl", cells)
+    flowing, in_turn = check_record(fit, read_record(path))
+    schedule = parse(name).build(4)
+    parts = math.ceil(size / schedule.chunks / (60 << 10))
+    ends = flow(schedule, size, MACHINE, nodes, parts)
+    wanted = max(ends[member] for member in schedule.members)
+    assert flowing.predicted == pytest.approx(wanted, rel=0.03)
+    assert in_turn.predicted == pytest.approx(cell.summary.median, rel=0.03)
+    gain = flowing.predicted / in_turn.predicted
+    assert gain < 0.7 if name != "ring" else 0.8 < gain < 1.25
 
 
 def test_halves_are_predicted_as_what_they_are(fit, tmp_path):
