@@ -25,6 +25,10 @@ FEWEST = 3
 MOST_LINES = 6
 NEGLIGIBLE = 0.02
 """Relative error that is not worth another line."""
+DOUBTFUL = 0.2
+"""No time weighs less than one that is known up to so much: even those count in numbers."""
+LEAST_RATIO = 1e-3
+"""Of fitted to measured time, so that it has a logarithm."""
 PARAMETERS = 3
 """Of a line: its α, its β and where it begins."""
 
@@ -71,7 +75,7 @@ def fit_segments(points: Sequence[Point]) -> tuple[Segment, ...]:
     if len(chosen) < FEWEST:
         raise ValueError(f"expected {FEWEST} sizes or more, found {len(chosen)}")
     size, time, error = np.array(list(chosen.values()), dtype=np.float64).T
-    weight = NEGLIGIBLE / np.hypot(NEGLIGIBLE, error)
+    weight = NEGLIGIBLE / np.hypot(NEGLIGIBLE, np.minimum(error, DOUBTFUL))
     latency, per_byte, squares = _fit_all(size, time, weight)
     bounds = _choose(squares)
     lines = [(latency[low, high - 1], per_byte[low, high - 1]) for low, high in bounds]
@@ -79,7 +83,7 @@ def fit_segments(points: Sequence[Point]) -> tuple[Segment, ...]:
 
 
 def _fit_all(size: Floats, time: Floats, weight: Floats) -> tuple[Floats, Floats, Floats]:
-    """α, β and the sum of squared relative errors, weighted, of each line from point i to point j.
+    """α, β and the sum of squares of what each line from point i to point j is off by, weighted.
 
     Shape (points, points); the sum is infinite for too few points. β is never below 0, nor is
     the first line's α.
@@ -91,8 +95,8 @@ def _fit_all(size: Floats, time: Floats, weight: Floats) -> tuple[Floats, Floats
         # Sums from here on, not differences of sums from 0 on: those of small sizes are far larger.
         own = weight[low:]
         near, far = own / time[low:], own * size[low:] / time[low:]
-        sums = [own * own, own * near, own * far, near * near, near * far, far * far]
-        ones, y_n, y_f, n_n, n_f, f_f = (np.cumsum(each) for each in sums)
+        sums = [own * near, own * far, near * near, near * far, far * far]
+        y_n, y_f, n_n, n_f, f_f = (np.cumsum(each) for each in sums)
         with np.errstate(divide="ignore", invalid="ignore"):
             slope = (n_n * y_f - n_f * y_n) / (n_n * f_f - n_f * n_f)
         slope = np.where(np.isfinite(slope) & (slope > 0), slope, 0.0)
@@ -100,10 +104,11 @@ def _fit_all(size: Floats, time: Floats, weight: Floats) -> tuple[Floats, Floats
         if low == 0:
             slope = np.where(level < 0, y_f / np.maximum(f_f, 1e-300), slope)
             level = np.maximum(level, 0.0)
-        errors = ones - 2 * (level * y_n + slope * y_f)
-        errors += level * level * n_n + 2 * level * slope * n_f + slope * slope * f_f
         latency[low, low:], per_byte[low, low:] = level, slope
-        squares[low, low + FEWEST - 1 :] = np.maximum(errors, 0.0)[FEWEST - 1 :]
+        # Of ratios: a line far below is as wrong as one far above.
+        ratios = (level[:, None] + slope[:, None] * size[low:]) / time[low:]
+        errors = np.tril((own * np.log(np.maximum(ratios, LEAST_RATIO))) ** 2).sum(axis=1)
+        squares[low, low + FEWEST - 1 :] = errors[FEWEST - 1 :]
     return latency, per_byte, squares
 
 

@@ -57,7 +57,7 @@ def costs(draw):
     per_byte = latency / start * draw(st.floats(1, 20))
     before = latency + per_byte * start
     after = before * draw(st.floats(1.3, 3))
-    slower = min(draw(st.floats(0.3, 1.5)) * per_byte, (after - 0.3 * before) / start)
+    slower = min(draw(st.floats(0.3, 1.5)) * per_byte, (after - 0.6 * before) / start)
     return MessageCost(latency, per_byte, (Piece(start, after - slower * start, slower),))
 
 

@@ -9,8 +9,8 @@ from benchmarks.common.statistics import summarize
 from mpiddp.schedules.cost import split
 from mpiddp.schedules.registry import parse
 
-SIZES = tuple(sorted({round(8 * 1.06**power) for power in range(274)}))
-"""From 8 bytes to 64 MiB, so close that a break point is known to 3 %."""
+SIZES = tuple(sorted({round(8 * 1.08**power) for power in range(208)}))
+"""From 8 bytes to 64 MiB, so close that a break point is known to 4 %."""
 ENVIRONMENT = {"processor": "a planted one", "usable_hardware_threads": 64}
 
 
