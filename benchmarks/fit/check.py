@@ -136,9 +136,10 @@ def list_reasons(
         yield "ranks of a node share its memory; the fit knows one pair of them alone"
     steps = [step for step in price.simulation.steps if step.messages] if price.simulation else []
     means = [step.sent / step.messages for step in steps]
-    ends = [(curve.points[0], curve.points[-1]) for curve in fit.links.values()]
-    known = [point.size for pair in ends for point in pair]
-    if means and not min(known) <= min(means) <= max(means) <= max(known):
+    used = [NODE] * (each > 1) + [NETWORK] * (cell.nodes > 1)
+    least = max(fit.links[link].points[0].size for link in used)
+    most = min(fit.links[link].points[-1].size for link in used)
+    if means and not least <= min(means) <= max(means) <= most:
         low, high = (describe_size(round(size)) for size in (min(means), max(means)))
         yield f"its messages, {low} to {high}, are not all of sizes that were measured"
     if can_flow(cell):
@@ -147,7 +148,6 @@ def list_reasons(
         yield "its ranks send several messages at once, in the model one after the other"
     if choice.segments > 1:
         yield "its segments hide latency behind each other, which the model leaves out"
-    used = [NODE] * (each > 1) + [NETWORK] * (cell.nodes > 1)
     for link, ratio in fit.both_ways.items():
         if link in used and ratio > 1 + TOLERANCE:
             yield (
