@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.common.options import describe_seconds, describe_size
 from benchmarks.common.records import Cell, Record
 from benchmarks.common.statistics import quantile
-from benchmarks.fit.segments import Segment, fit_segments
+from benchmarks.fit.segments import Point, Segment, fit_segments
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.schedules.machine import Machine, MessageCost, Piece
@@ -35,10 +35,8 @@ COMMAND = "python -m benchmarks point-to-point"
 class Curve:
     """Times by size, and the lines through them."""
 
-    sizes: tuple[float, ...]
-    """In bytes, rising; one may stand several times."""
-    seconds: tuple[float, ...]
-    """The median that was measured for each."""
+    points: tuple[Point, ...]
+    """What was measured, by rising size; of one size there may be several."""
     segments: tuple[Segment, ...]
 
     @property
@@ -149,12 +147,18 @@ def _choose(wanted: str | None, found: Iterable[str]) -> str:
 
 
 def _fit(cells: Sequence[Cell], what: str) -> Curve:
-    points = sorted((float(cell.at["bytes"]), cell.summary.median) for cell in cells)
-    sizes, seconds = zip(*points, strict=True)
+    points = tuple(sorted(map(_make_point, cells)))
     try:
-        return Curve(sizes=sizes, seconds=seconds, segments=fit_segments(sizes, seconds))
+        return Curve(points=points, segments=fit_segments(points))
     except ValueError as error:
         raise ConfigurationError(f"times {what}: {error}") from None
+
+
+def _make_point(cell: Cell) -> Point:
+    """The median, and half of its interval's width; few samples have no interval."""
+    interval, median = cell.summary.interval, cell.summary.median
+    error = (interval.high - interval.low) / 2 / median if interval and median > 0 else 0.0
+    return Point(float(cell.at["bytes"]), median, error)
 
 
 # ---- the file -----------------------------------------------------------------------------
@@ -211,8 +215,7 @@ def _read_curve(content: Mapping[str, Any]) -> Curve:
         between = each["break_between"]
         segments.append(Segment(**{**each, "break_between": between and tuple(between)}))
     curve = Curve(
-        sizes=tuple(map(float, content["sizes"])),
-        seconds=tuple(map(float, content["seconds"])),
+        points=tuple(Point(*map(float, each)) for each in content["points"]),
         segments=tuple(segments),
     )
     if not curve.segments or not curve.cost.is_possible:
