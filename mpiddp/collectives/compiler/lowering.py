@@ -95,7 +95,7 @@ class _Compiler:
     def _finish(self, piece: Incoming | Outgoing) -> None:
         if piece.message is not None and not piece.is_finished:
             self.instructions.append(Finish(piece.message))
-            piece.is_finished = True
+            piece.finish()
 
     def _start(self, pieces: Sequence[Outgoing], receives: Sequence[Incoming] = ()) -> None:
         """One instruction for all that starts at once."""
@@ -104,7 +104,7 @@ class _Compiler:
         if numbers:
             self.instructions.append(Start(tuple(numbers)))
         for piece in pieces:
-            piece.is_started = True
+            piece.start()
             for cell in piece.cells if piece.slot is None else ():
                 self.flying[cell].append(piece)
 
@@ -122,7 +122,7 @@ class _Compiler:
     def _push(self, piece: Outgoing) -> None:
         start, count = self.grid.edges[piece.cells[0]], self.grid.length(piece.cells)
         self.instructions.append(Push(piece.step, piece.peer, start, count))
-        piece.is_started = True
+        piece.start()
 
     def _post(self, piece: Incoming) -> None:
         """Give a receive its place; ``_start`` makes it."""
@@ -133,7 +133,7 @@ class _Compiler:
             self.pieces.messages[piece.message] = message._replace(start=slot, scratch=True)
         else:
             self._land(piece.cells)
-        piece.is_posted = True
+        piece.post()
 
     def emit_round(self, this: Round, following: Round | None) -> None:
         step = this.step
@@ -260,7 +260,7 @@ class _Compiler:
         ready = []
         for cell in run:
             for piece in self.pieces.triggers.get((cell, step), ()):
-                piece.missing -= 1
+                piece.complete_cell()
                 if piece.missing == 0 and piece.may_flow and self._is_known(piece.waits):
                     ready.append(piece)
         for piece in ready:

@@ -107,6 +107,16 @@ class Outgoing:
     is_started: bool = False
     is_finished: bool = False
 
+    def start(self) -> None:
+        self.is_started = True
+
+    def finish(self) -> None:
+        self.is_finished = True
+
+    def complete_cell(self) -> None:
+        """One more of its cells has the value that is to leave."""
+        self.missing -= 1
+
 
 @dataclass(eq=False)
 class Incoming:
@@ -122,6 +132,12 @@ class Incoming:
     is_finished: bool = False
     missing: int = 0
     """Cells whose scratch space is still needed."""
+
+    def post(self) -> None:
+        self.is_posted = True
+
+    def finish(self) -> None:
+        self.is_finished = True
 
     @property
     def src(self) -> int:
