@@ -21,6 +21,7 @@ COMMANDS = {
     "simulate": "the time of each algorithm on a machine that you describe",
     "startup": "launch to first all-reduce, as whole processes: mpiddp beside torchrun",
     "allreduce": "all-reduces by size: the framework's, MPI's, a plain ring's, mpiddp's",
+    "tune": "the fastest algorithm by size on this cluster, as a table that auto follows",
     "training-step": "a training step and its parts, by how gradients are synchronised",
     "training-loop": "the trainer's samples per second beside a bare loop's",
     "stragglers": "training to an accuracy while a worker is slow: all-reduce, servers",
