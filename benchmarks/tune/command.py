@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks.collectives.measurement import measure
-from benchmarks.collectives.options import RANKS_ON_CLUSTER, Plan, finish
+from benchmarks.collectives.options import ALL, RANKS_ON_CLUSTER, Plan, finish
 from benchmarks.common import results
-from benchmarks.common.checks import check_run
+from benchmarks.common.checks import check_outputs, check_run
 from benchmarks.common.options import File, RunOptions, make_reader, make_run
 from benchmarks.common.records import Cell, Record, RecordWriter, open_record, read_record
 from benchmarks.launching.launchers import Mpirun
@@ -29,8 +29,8 @@ from benchmarks.tune.choosing import (
     list_ranges,
 )
 from mpiddp import environment
-from mpiddp.collectives import AUTO
-from mpiddp.collectives.tuning import write_table
+from mpiddp.collectives import AUTO, MPI
+from mpiddp.collectives.tuning import NO_TABLE, write_table
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.fields import Argument, pick
 
@@ -110,9 +110,9 @@ def main(arguments: Sequence[str]) -> None:
 def read_measured(path: Path) -> Record:
     """A record. Raises ConfigurationError if a tuning table was in use while it was measured."""
     record = read_record(path)
-    tunings = [line["collectives"].get("tuning", NONE) for line in record.others
+    tunings = [line["collectives"].get("tuning", NO_TABLE.text) for line in record.others
                if "collectives" in line]  # fmt: skip
-    if set(tunings) - {NONE}:
+    if set(tunings) - {NO_TABLE.text}:
         raise ConfigurationError(
             f"{path} was measured with a tuning table: what auto chose is not its rule, which is "
             f"what others are measured beside; measure without {environment.TUNING}"

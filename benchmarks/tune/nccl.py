@@ -1,9 +1,8 @@
 """A tuning table as the file of NCCL's example tuner plugin.
 
 Read from its source (NVIDIA/nccl, plugins/tuner/example: plugin.c, README.md): lines of
-``collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff``,
-of which the first that fits counts; both sizes are included, -1 leaves a choice to NCCL or fits
-everything, and lines that begin with # are left out. It takes a name that it does not know for
+FIELDS, of which the first that fits counts; both sizes are included, -1 leaves a choice to NCCL or
+fits everything, and lines that begin with # are left out. It takes a name that it does not know for
 ``allreduce``, ``ring`` or ``simple``, so only names that it knows are written.
 """
 
@@ -19,7 +18,10 @@ from mpiddp.collectives.tuning import Range, Section, describe_layout
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 
-FIELDS = "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"
+FIELDS = (
+    "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,"
+    "nNodes,nRanks,numPipeOps,regBuff"
+)
 ALGORITHMS = {
     "all-reduce": {"ring": "ring", "double-tree": "tree"},
     "reduce-scatter": {"ring": "ring", "pat": "pat"},

@@ -55,8 +55,8 @@ def describe_share(verdicts: Mapping[Section, Sequence[Verdict]]) -> str:
         for way in (RULE, None)
     ]
     return (
-        f"Within {NEAR - 1:.0%} of the best: today's choice in {counts[0]} of {len(cells)} cells, "
-        f"the table's in {counts[1]}."
+        f"Within {100 * (NEAR - 1):.0f} % of the best: today's choice in {counts[0]} of "
+        f"{len(cells)} cells, the table's in {counts[1]}."
     )
 
 

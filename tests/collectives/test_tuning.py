@@ -105,9 +105,7 @@ def test_what_is_no_table_is_said_in_one_line(name, tmp_path):
 def test_overlapping_ranges_and_doubled_sections_are_refused(tmp_path):
     path = write(tmp_path / "table.json")
     (section,) = read_table(path).sections
-    with pytest.raises(
-        ConfigurationError, match=r"do not overlap, found one up to 99 B .* from 99"
-    ):
+    with pytest.raises(ConfigurationError, match=r"do not overlap, found one up to 99 B"):
         replace(section, ranges=(Range(8, 99, "ring"), Range(99, 200, "direct")))
     write_table(path, {}, [section, replace(section, ranges=())])
     with pytest.raises(ConfigurationError, match="two sections for all-reduce float32 cpu"):
