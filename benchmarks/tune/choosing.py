@@ -15,7 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 from benchmarks.common.records import Cell
@@ -112,14 +112,27 @@ def choose(groups: Sequence[Iterable[Cell]]) -> tuple[dict[Section, list[Verdict
 
 
 def list_finalists(cells: Iterable[Cell]) -> tuple[Way, ...]:
-    """The ways that are among the FINALISTS fastest at some size, in some kind of buffer."""
+    """What is among the FINALISTS fastest at some size, in some kind of buffer.
+
+    Those beside today's choice; over the transport that is today's choice, it is ``auto``.
+    """
     places: dict[tuple[Section, object, str], dict[Way, float]] = defaultdict(dict)
+    todays: dict[tuple[Section, object, str], Way | None] = {}
     for cell in cells:
-        if _is_plain(cell) and not _find_problem(cell) and find_way(cell) != RULE:
+        if _is_plain(cell) and not _find_problem(cell):
             place = (find_section(cell), cell.at["bytes"], str(cell.details["buffer"]))
-            places[place][find_way(cell)] = quantile(cell.samples, 0.5)
-    found = [sorted(each, key=each.__getitem__)[:FINALISTS] for each in places.values()]
-    return tuple(dict.fromkeys(chain.from_iterable(found)))
+            if find_way(cell) == RULE:
+                todays[place] = _read_way(str(cell.details.get("ran", "")))
+            else:
+                places[place][find_way(cell)] = quantile(cell.samples, 0.5)
+    found: list[Way] = []
+    for place, ways in places.items():
+        others = [way for way in ways if way != todays.get(place)]
+        found += sorted(others, key=ways.__getitem__)[:FINALISTS]
+    usual = {way.transport for way in todays.values() if way is not None}
+    return tuple(
+        dict.fromkeys(way._replace(transport=AUTO) if way[1] in usual else way for way in found)
+    )
 
 
 def judge(size: int, groups: Sequence[Cells]) -> Verdict:

@@ -34,8 +34,11 @@ from mpiddp.collectives.tuning import NO_TABLE, write_table
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.fields import Argument, pick
 
-SCREENING_SHARE = 0.25
-"""Of the budget: the first measurement's."""
+SCREENING_ROUNDS = 3
+ROUNDS = 15
+"""Of the second measurement, if --repetitions says nothing."""
+FEWEST_ROUNDS = 6
+"""Fewer have no interval of 95 %."""
 MADE = ("date", "packages", "commit", "launcher", "mpi_library", "processor", "cores", "kernel")
 """What a table keeps of the environment that it was made in."""
 
@@ -64,8 +67,8 @@ READER = make_reader(
     description="Find the fastest algorithm by size, and write a table that auto follows.",
     groups={"the table": TuneOptions, "what is measured": Plan, "the run": RunOptions},
     epilog="By default all algorithms are measured, over mpiddp's usual transport and over MPI.",
-    without=("quantity", "operators", "cold", "busy", "overlap", "guidelines", "link", "targets",
-             "plot"),
+    without=("quantity", "operators", "cold", "busy", "overlap", "guidelines", "budget", "link",
+             "targets", "plot"),
 )  # fmt: skip
 
 
@@ -88,8 +91,13 @@ def main(arguments: Sequence[str]) -> None:
             f"{environment.TUNING} is set, and what auto chooses by a table is not its rule, which "
             "is what others are measured beside: unset it"
         )
-    defaults = {"algorithms": (ALL,), "transports": (AUTO, MPI)}
+    defaults = {"algorithms": (ALL,), "transports": (AUTO, MPI), "repetitions": ROUNDS}
     run = make_run({**defaults, **values}, Plan, RANKS_ON_CLUSTER)
+    if run.plan.repetitions < FEWEST_ROUNDS:
+        raise ConfigurationError(
+            f"--repetitions: expected {FEWEST_ROUNDS} or more, since fewer rounds have no interval "
+            f"of 95 %, found {run.plan.repetitions}"
+        )
     launcher = check_run(run, run.plan.ranks)
     described, _ = results.begin(launcher)
     groups: list[Sequence[Cell]] = []
@@ -124,7 +132,7 @@ def measure_twice(
     ranks: int, launcher: Mpirun | Srun, plan: Plan, record: RecordWriter, cells: list[Cell]
 ) -> None:
     """Find out which ways may be the fastest, and measure these anew, into ``cells``."""
-    first = replace(plan, budget=plan.budget * SCREENING_SHARE)
+    first = replace(plan, repetitions=SCREENING_ROUNDS)
     screened = [each for each in measure(ranks, launcher, first) if isinstance(each, Cell)]
     ways = list_finalists(screened)
     second = replace(

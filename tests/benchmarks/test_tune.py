@@ -158,12 +158,13 @@ def test_ranges_cover_what_was_measured_and_each_size_gets_its_choice(pairs):
         assert (found.algorithm, found.transport) == way
 
 
-def test_the_fastest_two_of_each_size_are_measured_anew():
+def test_the_fastest_two_of_each_size_are_measured_anew_beside_todays_choice():
     fast = [make_cell(Way(name, MPI), place * 1e-5) for place, name in
             enumerate(["direct", "ring", "one-shot"], start=1)]  # fmt: skip
     other = make_cell(Way("double-tree", MPI), 1e-5, size=1 << 20)
-    found = list_finalists([make_rule(1e-9), *fast, other])
-    assert set(found) == {Way(name, MPI) for name in ("direct", "ring", "double-tree")}
+    same, near = (make_cell(Way(name, SHARED), 1e-6) for name in ("one-shot", "ring"))
+    found = list_finalists([make_rule(1e-9), *fast, other, same, near])
+    assert set(found) == {Way("ring", "auto"), Way("direct", MPI), Way("double-tree", MPI)}
 
 
 # ---- the command, on records ---------------------------------------------------------------
