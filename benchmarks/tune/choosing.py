@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -116,8 +116,8 @@ def list_finalists(cells: Iterable[Cell]) -> tuple[Way, ...]:
 
     Those beside today's choice; over the transport that is today's choice, it is ``auto``.
     """
-    places: dict[tuple[Section, object, str], dict[Way, float]] = defaultdict(dict)
-    todays: dict[tuple[Section, object, str], Way | None] = {}
+    places: dict[Hashable, dict[Way, float]] = defaultdict(dict)
+    todays: dict[Hashable, Way | None] = {}
     for cell in cells:
         if _is_plain(cell) and not _find_problem(cell):
             place = (find_section(cell), cell.at["bytes"], str(cell.details["buffer"]))

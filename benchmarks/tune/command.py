@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from benchmarks.collectives.command import Launcher, check
+from benchmarks.collectives.findings import Findings, Surroundings
 from benchmarks.collectives.measurement import measure
 from benchmarks.collectives.options import ALL, RANKS_ON_CLUSTER, Plan, finish
 from benchmarks.common import results
-from benchmarks.common.checks import check_outputs, check_run
+from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import File, RunOptions, make_reader, make_run
-from benchmarks.common.records import Cell, Record, RecordWriter, open_record, read_record
-from benchmarks.launching.launchers import Mpirun
-from benchmarks.launching.srun import Srun
+from benchmarks.common.records import Cell, Record, open_record, read_record
 from benchmarks.tune import nccl, report
 from benchmarks.tune.choosing import (
     COLLECTIVES,
@@ -67,8 +67,8 @@ READER = make_reader(
     description="Find the fastest algorithm by size, and write a table that auto follows.",
     groups={"the table": TuneOptions, "what is measured": Plan, "the run": RunOptions},
     epilog="By default all algorithms are measured, over mpiddp's usual transport and over MPI.",
-    without=("quantity", "operators", "cold", "busy", "overlap", "guidelines", "budget", "link",
-             "targets", "plot"),
+    without=("quantity", "probes", "rivals", "operators", "cold", "busy", "overlap", "guidelines",
+             "budget", "link", "targets", "plot"),
 )  # fmt: skip
 
 
@@ -86,6 +86,25 @@ def main(arguments: Sequence[str]) -> None:
         read = [read_measured(path) for path in options.records]
         finish_table([each.cells for each in read], read[-1].environment, options)
         return
+    runs = read_runs(values, options)
+    launcher, *_ = map(check, runs)
+    described, _ = results.begin(launcher)
+    found: list[Findings] = []
+    with open_record(runs[0].json, "tune", described, asdict(runs[0].plan)) as writer:
+        try:
+            for run in runs:
+                for ranks in run.plan.ranks:
+                    second = find_finalists(ranks, launcher, run.plan)
+                    found.append(Findings(plan=second, surroundings=Surroundings(ranks=ranks)))
+                    found[-1].collect(measure(ranks, launcher, second), writer)
+        finally:
+            # Whatever was measured before an interruption or an error.
+            if any(each.cells for each in found):
+                finish_table([each.cells for each in found], described, options)
+
+
+def read_runs(values: Mapping[str, Any], options: TuneOptions) -> list[RunOptions[Plan]]:
+    """A run for each collective. Raises ConfigurationError."""
     if os.environ.get(environment.TUNING):
         raise ConfigurationError(
             f"{environment.TUNING} is set, and what auto chooses by a table is not its rule, which "
@@ -98,52 +117,36 @@ def main(arguments: Sequence[str]) -> None:
             f"--repetitions: expected {FEWEST_ROUNDS} or more, since fewer rounds have no interval "
             f"of 95 %, found {run.plan.repetitions}"
         )
-    launcher = check_run(run, run.plan.ranks)
-    described, _ = results.begin(launcher)
-    groups: list[Sequence[Cell]] = []
-    try:
-        with open_record(run.json, "tune", described, vars(run.plan)) as record:
-            for collective in options.collectives:
-                plan = finish(replace(run.plan, quantity=collective))
-                for ranks in plan.ranks:
-                    cells: list[Cell] = []
-                    groups.append(cells)
-                    measure_twice(ranks, launcher, plan, record, cells)
-    finally:
-        # After an interruption, of what there is.
-        if any(groups):
-            finish_table(groups, described, options)
+    plan = replace(
+        run.plan,
+        rivals=False,
+        algorithms=(AUTO, *run.plan.algorithms),
+        transports=tuple(dict.fromkeys((AUTO, *run.plan.transports))),
+    )
+    return [replace(run, plan=finish(replace(plan, quantity=each))) for each in options.collectives]
 
 
 def read_measured(path: Path) -> Record:
     """A record. Raises ConfigurationError if a tuning table was in use while it was measured."""
     record = read_record(path)
-    tunings = [line["collectives"].get("tuning", NO_TABLE.text) for line in record.others
-               if "collectives" in line]  # fmt: skip
-    if set(tunings) - {NO_TABLE.text}:
+    described = [each["collectives"] for each in record.others if "collectives" in each]
+    if {each.get("tuning", NO_TABLE.text) for each in described} - {NO_TABLE.text}:
         raise ConfigurationError(
-            f"{path} was measured with a tuning table: what auto chose is not its rule, which is "
-            f"what others are measured beside; measure without {environment.TUNING}"
+            f"{path} was measured with a tuning table, by which auto does not follow its rule; "
+            f"the rule is what others are measured beside: measure without {environment.TUNING}"
         )
     return record
 
 
-def measure_twice(
-    ranks: int, launcher: Mpirun | Srun, plan: Plan, record: RecordWriter, cells: list[Cell]
-) -> None:
-    """Find out which ways may be the fastest, and measure these anew, into ``cells``."""
-    first = replace(plan, repetitions=SCREENING_ROUNDS)
-    screened = [each for each in measure(ranks, launcher, first) if isinstance(each, Cell)]
-    ways = list_finalists(screened)
-    second = replace(
+def find_finalists(ranks: int, launcher: Launcher, plan: Plan) -> Plan:
+    """Measure everything in a few rounds; returns the plan of what is to be measured anew."""
+    first = measure(ranks, launcher, replace(plan, repetitions=SCREENING_ROUNDS))
+    ways = list_finalists(each for each in first if isinstance(each, Cell))
+    return replace(
         plan,
         algorithms=tuple(dict.fromkeys([AUTO, *(each.algorithm for each in ways)])),
         transports=tuple(dict.fromkeys([AUTO, *(each.transport for each in ways)])),
     )
-    for item in measure(ranks, launcher, second):
-        if isinstance(item, Cell):
-            cells.append(item)
-            record.add(item)
 
 
 def finish_table(
