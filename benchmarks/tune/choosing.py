@@ -120,14 +120,14 @@ def list_finalists(cells: Iterable[Cell]) -> tuple[Way, ...]:
     todays: dict[Hashable, Way | None] = {}
     for cell in cells:
         if _is_plain(cell) and not _find_problem(cell):
-            place = (find_section(cell), cell.at["bytes"], str(cell.details["buffer"]))
+            place: Hashable = (find_section(cell), cell.at["bytes"], str(cell.details["buffer"]))
             if find_way(cell) == RULE:
                 todays[place] = _read_way(str(cell.details.get("ran", "")))
             else:
                 places[place][find_way(cell)] = quantile(cell.samples, 0.5)
     found: list[Way] = []
-    for place, ways in places.items():
-        others = [way for way in ways if way != todays.get(place)]
+    for where, ways in places.items():
+        others = [way for way in ways if way != todays.get(where)]
         found += sorted(others, key=ways.__getitem__)[:FINALISTS]
     usual = {way.transport for way in todays.values() if way is not None}
     return tuple(

@@ -1,8 +1,8 @@
 """``python -m benchmarks tune``: measures which algorithms are fastest, and writes that down.
 
 First all algorithms are measured in a few rounds, to find at each size those that may be the
-fastest. These and today's choice are then measured anew, in as many rounds as asked for, and what
-is chosen is decided by the second measurement alone: what looked fast by chance does not again.
+fastest. These and today's choice are then measured anew, in as many rounds as asked for. That
+alone decides: what looked fast by chance does not do so twice.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from benchmarks.common.records import Cell, Record, open_record, read_record
 from benchmarks.tune import nccl, report
 from benchmarks.tune.choosing import (
     COLLECTIVES,
+    FINALISTS,
     choose,
     list_finalists,
     list_ranges,
@@ -139,7 +140,12 @@ def read_measured(path: Path) -> Record:
 
 
 def find_finalists(ranks: int, launcher: Launcher, plan: Plan) -> Plan:
-    """Measure everything in a few rounds; returns the plan of what is to be measured anew."""
+    """Measure everything in a few rounds; returns the plan of what is to be measured anew.
+
+    If that could be everything, nothing is measured.
+    """
+    if (len(plan.algorithms) - 1) * len(plan.transports) <= FINALISTS:
+        return plan
     first = measure(ranks, launcher, replace(plan, repetitions=SCREENING_ROUNDS))
     ways = list_finalists(each for each in first if isinstance(each, Cell))
     return replace(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.common.records import Cell, open_record
+from benchmarks.collectives.options import Plan
+from benchmarks.common.records import Cell, open_record, read_record
 from benchmarks.common.statistics import summarize
 from benchmarks.tune import command, nccl, report
 from benchmarks.tune.choosing import RULE, Verdict, Way, choose, list_finalists, list_ranges
@@ -255,3 +257,53 @@ def test_a_row_says_what_runs_today_what_is_best_and_what_is_chosen():
         "4", "KiB", "private", "one-shot", "over", "shared-memory", "12.3", "µs", "auto", "12.3",
         "µs", "the", "same", "12.3", "µs",
     ]  # fmt: skip
+
+
+# ---- the command, where the measurement is planted ------------------------------------------
+
+
+def test_what_was_measured_before_an_interruption_becomes_a_table(tmp_path, monkeypatch, capsys):
+    """Everything is screened, then the finalists are measured: of the first size, not the second."""
+    plans = []
+
+    def measure(ranks: int, launcher: object, plan: Plan) -> Iterator[Cell]:
+        plans.append(plan)
+        for size in plan.bytes:
+            if len(plans) == 2 and size > plan.bytes[0]:
+                raise KeyboardInterrupt
+            yield make_rule(1e-5, size=size)
+            yield make_cell(RING, 0.9e-5, size=size)
+            yield make_cell(DIRECT, 0.5e-5, size=size)
+            yield make_cell(Way("double-tree", MPI), 2e-5, size=size)
+
+    monkeypatch.delenv("MPIDDP_TUNING", raising=False)
+    monkeypatch.setattr(command, "measure", measure)
+    monkeypatch.setattr(command, "check", lambda run: None)
+    monkeypatch.setattr(command.results, "begin", lambda launcher: ({"date": "today"}, ""))
+    table, record = tmp_path / "table.json", tmp_path / "record.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        command.main(
+            ["--ranks", "2", "--sizes", "4K", "64K", "--output", str(table), "--json", str(record)]
+        )
+    assert [plan.repetitions for plan in plans] == [3, 15]
+    assert plans[1].algorithms == ("auto", "direct", "ring")
+    assert plans[1].transports == ("auto", "mpi")
+    (section,) = read_table(table).sections
+    assert section.ranges == (Range(4096, 4096, "direct", SHARED),)
+    assert len(read_record(record).cells) == 4
+    assert "Written: " in capsys.readouterr().out
+
+
+def test_few_ways_are_not_screened(monkeypatch):
+    monkeypatch.setattr(command, "measure", lambda *arguments: pytest.fail("it was measured"))
+    for algorithms, transports in ((("auto", "ring"), ("auto", "mpi")), (("auto",), ("auto",))):
+        plan = Plan(algorithms=algorithms, transports=transports)
+        assert command.find_finalists(2, None, plan) == plan  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("words", [("--repetitions", "5"), ("--algorithms", "rong")])
+def test_what_cannot_be_measured_is_refused_before(words, monkeypatch):
+    monkeypatch.delenv("MPIDDP_TUNING", raising=False)
+    said = "expected 6 or more, since fewer" if words[0] == "--repetitions" else "no algorithm is"
+    with pytest.raises(ConfigurationError, match=said):
+        command.main(words)
