@@ -113,12 +113,11 @@ def enter_run(
     configuration: Configuration,
     session: Session,
     failure_handler: FailureHandler,
-    *,
-    is_resumed: bool = False,
+    taken: int | None = None,
 ) -> tuple[RunDirectory | None, Path]:
     """Open the run on rank 0, and tell all ranks and their failure handlers where it is.
 
-    ``is_resumed``: whether it goes on from a checkpoint.
+    ``taken``: samples of its first epoch that were trained on before; None if it is new.
 
     Returns the opened directory on rank 0, None on others, and its path; collective. Raises
     ConfigurationError on all ranks.
@@ -141,7 +140,7 @@ def enter_run(
                     raise ConfigurationError(f"export: {export.parent} is no directory")
             run = run_directory.open_run(configuration, pause)
             note = keep_table(run.path)
-            if note and is_resumed:
+            if note and taken is not None:
                 say(session, note)
             answer = (run.path, run.attempt)
         except ConfigurationError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -48,6 +47,8 @@ class TorchCalls(TorchMember):
             return exchange.prepare_exchange(spec, device, group)
         if spec.quantity in (REDUCE_SCATTER, ALL_GATHER) and spec.count % self.size:
             raise ConfigurationError(f"it needs {self.size} parts of one length")
+        if spec.operator == "average" and not spec.dtype.is_floating_point:
+            raise ConfigurationError(f"an average of {spec.type} is no integer")
         tensor = self._buffers.find(spec)
         call = framework_collectives.prepare(tensor, group, spec.quantity, spec.operator or "sum")
         return Prepared(
@@ -55,7 +56,7 @@ class TorchCalls(TorchMember):
             distributed.barrier,  # The default group is Gloo's.
             tensor,
             ran="ring" if (spec.maker, spec.quantity) == (GLOO, ALL_REDUCE) else "",
-            start=_start_with(call, device),
+            start=_start_with(call),
             device=device if device.type == "cuda" else None,
         )
 
@@ -79,14 +80,8 @@ def _find_device(spec: CallSpec) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _start_with(call: Callable[..., Any], device: torch.device) -> Callable[[], Callable[[], Any]]:
+def _start_with(call: Callable[..., Any]) -> Callable[[], Callable[[], Any]]:
     def start() -> Callable[[], Any]:
-        work = call(async_op=True)
-        return work.wait if device.type == "cpu" else partial(_wait_on_gpu, work)
+        return call(async_op=True).wait  # type: ignore[no-any-return]
 
     return start
-
-
-def _wait_on_gpu(work: distributed.Work) -> None:
-    work.wait()
-    torch.cuda.current_stream().synchronize()
