@@ -17,10 +17,12 @@ from benchmarks.collectives.command import Launcher, check
 from benchmarks.collectives.findings import Findings, Surroundings
 from benchmarks.collectives.measurement import measure
 from benchmarks.collectives.options import ALL, RANKS_ON_CLUSTER, Plan, finish
+from benchmarks.collectives.report import list_wrong
 from benchmarks.common import results
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import File, RunOptions, make_reader, make_run
 from benchmarks.common.records import Cell, Record, open_record, read_record
+from benchmarks.common.trials import WrongResultError
 from benchmarks.tune import nccl, report
 from benchmarks.tune.choosing import (
     COLLECTIVES,
@@ -84,7 +86,9 @@ def main(arguments: Sequence[str]) -> None:
                 f"--{refused[0].replace('_', '-')} is for a measurement, and a RECORD takes its "
                 "place: leave out one of them"
             )
-        read = [read_measured(path) for path in options.records]
+        read = list(map(read_record, options.records))
+        if options.output is not None or options.nccl_csv is not None:
+            refuse_tuned(read)
         finish_table([each.cells for each in read], read[-1].environment, options)
         return
     runs = read_runs(values, options)
@@ -102,6 +106,8 @@ def main(arguments: Sequence[str]) -> None:
             # Whatever was measured before an interruption or an error.
             if any(each.cells for each in found):
                 finish_table([each.cells for each in found], described, options)
+    if wrong := list_wrong(found):
+        raise WrongResultError(f"wrong results: {'; '.join(wrong)}")
 
 
 def read_runs(values: Mapping[str, Any], options: TuneOptions) -> list[RunOptions[Plan]]:
@@ -127,16 +133,16 @@ def read_runs(values: Mapping[str, Any], options: TuneOptions) -> list[RunOption
     return [replace(run, plan=finish(replace(plan, quantity=each))) for each in options.collectives]
 
 
-def read_measured(path: Path) -> Record:
-    """A record. Raises ConfigurationError if a tuning table was in use while it was measured."""
-    record = read_record(path)
-    described = [each["collectives"] for each in record.others if "collectives" in each]
-    if {each.get("tuning", NO_TABLE.text) for each in described} - {NO_TABLE.text}:
-        raise ConfigurationError(
-            f"{path} was measured with a tuning table, by which auto does not follow its rule; "
-            f"the rule is what others are measured beside: measure without {environment.TUNING}"
-        )
-    return record
+def refuse_tuned(records: Iterable[Record]) -> None:
+    """Raise ConfigurationError if a tuning table was in use while one of them was measured."""
+    for record in records:
+        described = [each["collectives"] for each in record.others if "collectives" in each]
+        if {each.get("tuning", NO_TABLE.text) for each in described} - {NO_TABLE.text}:
+            raise ConfigurationError(
+                f"{record.path} was measured with a tuning table, so auto did not follow its rule, "
+                "which is what others are measured beside: measure without "
+                f"{environment.TUNING}"
+            )
 
 
 def find_finalists(ranks: int, launcher: Launcher, plan: Plan) -> Plan:

@@ -10,7 +10,7 @@ from mpiddp.collectives.tuning import Section, describe_layout
 
 NEAR = 1.05
 """Of the fastest one's time: what counts as near it."""
-HEAD = ("size", "buffer", "today's choice", "time", "best", "time", "chosen", "time", "gain")
+HEAD = ("size", "buffer", "auto runs", "time", "best", "time", "chosen", "time", "gain")
 
 
 def format_section(section: Section, verdicts: Sequence[Verdict]) -> str:
@@ -48,15 +48,15 @@ def _describe_gain(verdict: Verdict, buffer: str) -> str:
 
 
 def describe_share(verdicts: Mapping[Section, Sequence[Verdict]]) -> str:
-    """How often the choices are near the fastest: today's, and the table's."""
+    """How often what auto ran and what was chosen are near the fastest."""
     cells = [(each, kind) for found in verdicts.values() for each in found for kind in each.timings]
     counts = [
         sum(_is_near(each, kind, way or each.chosen) for each, kind in cells)
         for way in (RULE, None)
     ]
     return (
-        f"Within {100 * (NEAR - 1):.0f} % of the best: today's choice in {counts[0]} of "
-        f"{len(cells)} cells, the table's in {counts[1]}."
+        f"Within {100 * (NEAR - 1):.0f} % of the best: auto in {counts[0]} of {len(cells)} cells, "
+        f"what was chosen in {counts[1]}."
     )
 
 

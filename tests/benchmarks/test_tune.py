@@ -208,7 +208,7 @@ def test_a_record_becomes_a_table(record, tmp_path, capsys):
     ]
     said = capsys.readouterr().out
     assert "all-reduce of float32, 2 ranks on 1 node, CPU" in said
-    assert "today's choice in 0 of 4 cells, the table's in 4." in said
+    assert "auto in 0 of 4 cells, what was chosen in 4." in said
     assert "2.00 × (1.9" in said
     assert (
         "NCCL has no such algorithm: all-reduce on 2 ranks on 1 node, 64 to 8192 B: direct." in said
@@ -223,7 +223,7 @@ def test_a_second_type_is_told_and_not_written_for_nccl(tmp_path):
     assert (tmp_path / "nccl.csv").read_text().count("\nallreduce,") == 1
 
 
-def test_what_cannot_be_tuned_by_is_refused(record, tmp_path, monkeypatch):
+def test_what_cannot_be_tuned_by_is_refused(record, tmp_path, monkeypatch, capsys):
     text = record.read_text()
     for content, said in {
         text[:-30]: "record.jsonl, line 18: expected a JSON object",
@@ -235,6 +235,9 @@ def test_what_cannot_be_tuned_by_is_refused(record, tmp_path, monkeypatch):
         record.write_text(content)
         with pytest.raises(ConfigurationError, match=said):
             command.main([str(record), "--output", str(tmp_path / "table.json")])
+        if "tuning" in said:
+            command.main([str(record)])
+            assert "auto in 0 of 4 cells" in capsys.readouterr().out
         assert not (tmp_path / "table.json").exists()
     for words, said in {
         (str(record), "--ranks", "2"): "--ranks is for a measurement",
@@ -263,7 +266,7 @@ def test_a_row_says_what_runs_today_what_is_best_and_what_is_chosen():
 
 
 def test_what_was_measured_before_an_interruption_becomes_a_table(tmp_path, monkeypatch, capsys):
-    """Everything is screened, then the finalists are measured: of the first size, not the second."""
+    """Everything is screened, then the finalists are measured, at the first of two sizes."""
     plans = []
 
     def measure(ranks: int, launcher: object, plan: Plan) -> Iterator[Cell]:
