@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from itertools import pairwise
+from dataclasses import replace
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -310,3 +311,62 @@ def test_what_cannot_be_measured_is_refused_before(words, monkeypatch):
     said = "expected 6 or more, since fewer" if words[0] == "--repetitions" else "no algorithm is"
     with pytest.raises(ConfigurationError, match=said):
         command.main(words)
+
+
+class PlantedCluster:
+    """True times of each way by size and kind of buffer, measured with noise and a drift."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = random.Random(seed)
+        self.times: dict[tuple[Way, int, str], float] = {}
+        self.rules = {size: f"{self._draw.choice(NAMES)} over {SHARED}" for size in PLANTED_SIZES}
+        for name in NAMES:
+            start, rate = self._draw.uniform(5e-6, 5e-5), self._draw.uniform(1e9, 1e10)
+            for size in PLANTED_SIZES:
+                for buffer, factor in (("private", 1.3), ("shared", 1.0)):
+                    seconds = start + factor * size / rate
+                    self.times[Way(name, SHARED), size, buffer] = seconds
+                    self.times[Way(name, MPI), size, buffer] = seconds * 1.1 + 1e-5
+
+    def find_time(self, way: Way, size: int, buffer: str) -> float:
+        rule = Way(*self.rules[size].split(" over "))
+        return self.times[rule if way == RULE else way, size, buffer]
+
+    def measure(self, ranks: int, launcher: object, plan: Plan) -> Iterator[Cell]:
+        for size, buffer in product(plan.bytes, ("private", "shared")):
+            drift = [self._draw.lognormvariate(0, 0.1) for _ in range(plan.repetitions)]
+            for name, transport in product(plan.algorithms, plan.transports):
+                way = RULE if name == transport == "auto" else Way(name, SHARED)
+                way = Way(name, MPI) if transport == "mpi" else way
+                if way != RULE and name == "auto":
+                    continue
+                true = self.find_time(way, size, buffer)
+                samples = tuple(true * each * self._draw.lognormvariate(0, 0.05) for each in drift)
+                cell = make_cell(Way(name, transport), true, size=size, buffer=buffer,
+                                 ran=self.rules[size] if way == RULE else str(way))  # fmt: skip
+                yield replace(cell, samples=samples, summary=summarize(samples))
+
+
+NAMES = ("ring", "direct", "one-shot", "recursive-doubling", "double-tree")
+PLANTED_SIZES = tuple(8 << 4 * step for step in range(6))
+
+
+def test_on_planted_clusters_what_is_chosen_is_near_the_best_and_not_slower_than_today(monkeypatch):
+    near, slower, cells = 0, 0, 0
+    for seed in range(12):
+        cluster = PlantedCluster(seed)
+        monkeypatch.setattr(command, "measure", cluster.measure)
+        plan = Plan(algorithms=("auto", *NAMES), transports=("auto", "mpi"), repetitions=15,
+                    sizes=tuple((size,) for size in PLANTED_SIZES))  # fmt: skip
+        second = command.find_finalists(2, None, plan)  # type: ignore[arg-type]
+        (found,) = choose([list(cluster.measure(2, None, second))])[0].values()
+        for verdict, buffer in product(found, ("private", "shared")):
+            times = {way: each for (way, *place), each in cluster.times.items()
+                     if place == [verdict.bytes, buffer]}  # fmt: skip
+            today = cluster.find_time(RULE, verdict.bytes, buffer)
+            own = cluster.find_time(verdict.chosen, verdict.bytes, buffer)
+            cells += 1
+            near += own <= 1.05 * min(times.values())
+            slower += own > 1.02 * today
+    assert slower == 0
+    assert near >= 0.9 * cells
