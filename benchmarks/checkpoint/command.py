@@ -7,14 +7,13 @@ between checkpoints. The difference between whole trainings would be less than t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from benchmarks.checkpoint import report
-from benchmarks.checkpoint.measurement import Plan, measure
+from benchmarks.checkpoint.measurement import Measurement, Plan, measure
 from benchmarks.common import results
 from benchmarks.common.checks import check_local_run
 from benchmarks.common.options import RunOptions, make_reader, make_run
-from benchmarks.common.targets import Target, format_targets
+from benchmarks.common.targets import format_targets
 from benchmarks.common.workloads import parse_workload
 from benchmarks.launching.launchers import Mpirun
 from mpiddp.errors import ConfigurationError
@@ -24,7 +23,7 @@ READER = make_reader(
     description="Time checkpoints, synchronous and beside training, against a raw write of their "
     "bytes, and by the time of the steps between two of them.",
     groups={"what is measured": Plan, "the run": RunOptions},
-    without=("warm_up", "nodes"),
+    without=("warm_up", "nodes", "nccl_tests"),
 )
 
 
@@ -43,24 +42,15 @@ def check(options: RunOptions[Plan]) -> Mpirun:
 def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     launcher, plan = check(options), options.plan
-    environment, heading = results.begin(launcher, f"{report.EXPLANATION}\n")
-    measured, targets = [], list[Target]()
-    for ranks in plan.ranks:
-        found = measure(plan, ranks, launcher)
-        print(report.format_table(found, plan), flush=True)
-        if options.targets:
-            judged = report.judge(found, plan)
-            print(format_targets(judged))
-            targets += judged
-        print()
-        measured.append(found)
-    results.write_measurement(
-        options.json,
-        "checkpoint",
-        environment,
-        targets if options.targets else None,
-        plan={**asdict(plan), "directory": str(plan.directory or "")},
-        measured=[asdict(found) for found in measured],
-    )
+    measured, text = list[Measurement](), f"{report.EXPLANATION}\n"
+    with results.open_output("checkpoint", options, launcher, text) as output:
+        for ranks in plan.ranks:
+            found = measure(plan, ranks, launcher)
+            print(report.format_table(found, plan), flush=True)
+            report.record_measurement(output.record, found, plan)
+            targets = report.judge(found, plan) if options.targets else ()
+            output.record.judge(targets)
+            print(format_targets(targets), end="\n\n" if targets else "\n")
+            measured.append(found)
     if options.plot is not None:
-        report.draw(options.plot, measured, plan, heading)
+        report.draw(options.plot, measured, plan, output.heading)

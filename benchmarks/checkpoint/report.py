@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from benchmarks.checkpoint.measurement import Measurement, Plan
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
-from benchmarks.common.plotting import COLOURS, finish_bars, open_figure, write_beside
+from benchmarks.common.plotting import COLOURS, draw_bar, finish_bars, open_figure
+from benchmarks.common.records import Coordinate, RecordWriter, make_cell
 from benchmarks.common.targets import Target
 
 SYNCHRONOUS, ASYNCHRONOUS, OVER_RAW, AGREEMENT = 0.035, 0.01, 1.5, 0.01
 LEAST_BYTES = 64 << 20
 """Smaller checkpoints take what their files' names and lists take, which grows with no bytes."""
+QUANTITY = "checkpoint"
 NAMES = {
     "synchronous": "synchronous save",
     "asynchronous": "asynchronous save",
     "raw": "raw write and flush",
-    "digest": "XXH3 alone",
+    "digest": "checksum alone (XXH3)",
 }
 EXPLANATION = """\
 Times are of the slowest rank, medians over rounds. A share is of the time of the steps between two
@@ -66,20 +70,40 @@ def format_seconds(seconds: float) -> str:
     return f"-{describe_seconds(-seconds)}" if seconds < 0 else describe_seconds(seconds)
 
 
+def record_measurement(record: RecordWriter, found: Measurement, plan: Plan) -> None:
+    """Seconds that training waits, each with its share of the steps between two checkpoints."""
+    at: dict[str, Coordinate] = {"model": plan.model, "batch": plan.batch_size}
+
+    def add(quantity: str, contender: str, name: str, **more: Any) -> None:
+        values = [getattr(each, name) for each in found.rounds]
+        more["at"] = {**at, **more.get("at", {})}
+        cell = make_cell(values, quantity=quantity, contender=contender, ranks=found.ranks, **more)
+        record.add(cell)
+
+    add("training step", "no checkpoint", "step")
+    for name, title in NAMES.items():
+        share = {"share": found.find_share(name, plan.save_every)}
+        add(QUANTITY, title, name, details={**share, "save_every": plan.save_every})
+    for part in ("stall", "slowdown"):
+        add(QUANTITY, NAMES["asynchronous"], part, at={"part": part})
+    facts = {name: value for name, value in asdict(found).items() if name != "rounds"}
+    record.write("group", **at, **facts)
+
+
 def draw(path: Path, measured: Sequence[Measurement], plan: Plan, note: str) -> None:
     """A panel for each number of ranks."""
-    title = "Seconds that training waits for a checkpoint, and the raw write of its bytes"
+    title = (
+        "How long training waits for a checkpoint: median, band of the quartiles, a point a round"
+    )
     with open_figure(path, 6.4 * len(measured), 3.0, title, note) as figure:
         axes = figure.subplots(1, len(measured), squeeze=False)[0]
         for axis, found in zip(axes, measured, strict=True):
             for place, name in enumerate(NAMES):
                 median = found.summarize(name).median
                 values = [getattr(each, name) for each in found.rounds]
-                axis.barh(place, median, height=0.6, color=COLOURS[place], alpha=0.6)
-                axis.plot(values, [place] * len(values), "o", ms=3, color="#333333")
                 share = f"{found.find_share(name, plan.save_every):.2%}"
                 text = f"{format_seconds(median)}, {share} of {plan.save_every} steps"
-                write_beside(axis, text, max(median, *values), place)
+                draw_bar(axis, place, values, COLOURS[place], text)
             most = max(max(getattr(each, name) for each in found.rounds) for name in NAMES)
             axis.set_xlim(0, 1.8 * most)
             axis.set_xlabel("seconds", fontsize=8)

@@ -7,7 +7,7 @@ slowest rank's time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from benchmarks.collectives import report
 from benchmarks.collectives.contenders import ALL_REDUCE, POINT_TO_POINT
@@ -19,7 +19,6 @@ from benchmarks.collectives.targets import judge
 from benchmarks.common import results
 from benchmarks.common.checks import check_run
 from benchmarks.common.options import RunOptions
-from benchmarks.common.records import RecordWriter, open_record
 from benchmarks.common.targets import format_targets
 from benchmarks.common.trials import WrongResultError
 from benchmarks.launching.launchers import Mpirun
@@ -42,16 +41,15 @@ def check(options: RunOptions[Plan]) -> Launcher:
 def main(command: str, arguments: Sequence[str]) -> None:
     options = parse(command, arguments)
     launcher = check(options)
-    environment, heading = results.begin(launcher)
     groups: list[Findings] = []
-    with open_record(options.json, command, environment, asdict(options.plan)) as writer:
+    with results.open_output(command, options, launcher) as output:
         try:
             for ranks, each in list_runs(options.plan, launcher):
                 groups.append(Findings(plan=options.plan, surroundings=Surroundings(ranks=ranks)))
-                groups[-1].collect(measure(ranks, each, options.plan), writer)
+                groups[-1].collect(measure(ranks, each, options.plan), output.record)
         finally:
             # Whatever was measured before an interruption or an error.
-            show(options, groups, environment["cores"], heading, writer)
+            show(options, groups, output)
     if wrong := report.list_wrong(groups):
         raise WrongResultError(f"wrong results: {'; '.join(wrong)}")
 
@@ -67,20 +65,13 @@ def list_runs(plan: Plan, launcher: Launcher) -> list[tuple[int, Launcher]]:
     return [(ranks, launcher) for ranks in plan.ranks]
 
 
-def show(
-    options: RunOptions[Plan],
-    groups: Sequence[Findings],
-    cores: int | None,
-    heading: str,
-    writer: RecordWriter,
-) -> None:
+def show(options: RunOptions[Plan], groups: Sequence[Findings], output: results.Output) -> None:
     """Print the tables, and what was asked for beside them."""
     known = [found for found in groups if found.cells or found.refusals]
-    targets = judge(known, cores) if options.targets else None
-    if targets is not None:
-        writer.judge(targets)
-    parts = [*map(report.format_findings, known), format_targets(targets or ())]
+    targets = judge(known, output.environment["cores"]) if options.targets else ()
+    output.record.judge(targets)
+    parts = [*map(report.format_findings, known), format_targets(targets)]
     if any(parts):
         print("\n\n".join(filter(None, parts)), flush=True)
     if options.plot is not None and any(found.measured for found in known):
-        draw(options.plot, known, heading)
+        draw(options.plot, known, output.heading)

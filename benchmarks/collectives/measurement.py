@@ -54,8 +54,11 @@ def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> Iterator[Finding
         if plan.busy:
             jobs[MPI_JOB].ask({"do": "be busy", "count": plan.busy}, "starting busy processes")
         places = [each["node"] for each in described]
+        greeting = jobs[TORCH_JOB].greeting
+        # A record names no nodes.
+        framework = {key: value for key, value in greeting.items() if not key.startswith("slurm")}
         surroundings = Surroundings(
-            ranks=ranks, nodes=nodes, collectives=described[0], framework=jobs[TORCH_JOB].greeting
+            ranks=ranks, nodes=nodes, collectives=described[0], framework=framework
         )
         yield surroundings
         visitor, maker = Visitor(jobs, plan, ranks), CellMaker(plan, ranks, places)

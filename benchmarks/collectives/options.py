@@ -74,8 +74,8 @@ _HAS_NOT = {
     ALL_GATHER: ("link", "operators"),
     BROADCAST: ("link", "operators"),
     REDUCE: ("link",),
-    POINT_TO_POINT: ("ranks", "link", *_MESSAGES),
-    ALL_PAIRS: ("transports", "link", "plot", *_MESSAGES),
+    POINT_TO_POINT: ("ranks", "link", "nccl_tests", *_MESSAGES),
+    ALL_PAIRS: ("transports", "link", "plot", "nccl_tests", *_MESSAGES),
 }
 """Options that make no sense for a quantity."""
 

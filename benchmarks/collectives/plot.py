@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from benchmarks.collectives.contenders import OWN, PREPARED
+from benchmarks.collectives.contenders import GLOO, MPI, NCCL, OWN, PERSISTENT, PREPARED, RING
 from benchmarks.collectives.findings import Findings
 from benchmarks.common.options import describe_seconds, describe_size
-from benchmarks.common.plotting import COLOURS, add_legend, finish_lines, open_figure
+from benchmarks.common.plotting import (
+    Line,
+    choose_names,
+    describe_left_out,
+    draw_line,
+    finish_lines,
+    label_lines,
+    open_figure,
+)
 from benchmarks.common.records import Cell, Coordinate
-from benchmarks.common.statistics import Summary
+from benchmarks.common.statistics import summarize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-OTHERS_DASH, OWN_DASHES = "--", ("-", "-.", ":")
-"""Of the others' lines, and of mpiddp's: the next one once the colours are used up."""
+NAMES = {
+    GLOO: "PyTorch (Gloo)",
+    NCCL: "PyTorch (NCCL)",
+    RING: "ring in mpi4py",
+    PERSISTENT: "ring in mpi4py, persistent",
+    OWN: "mpiddp",
+    PREPARED: "mpiddp, prepared",
+}
+"""Of makers, but for MPI, whose calls have names of their own."""
 TICK_SHARE = 0.09
 """How much of an axis a tick with its text needs."""
 
@@ -30,18 +45,83 @@ def draw(path: Path, groups: Sequence[Findings], note: str) -> None:
     logarithmic.
     """
     panels = [(found, cells) for found in groups for cells in _split(found)]
-    quantities = sorted({cells[0].quantity for _, cells in panels})
-    title = f"{', '.join(quantities)}: medians of the slowest rank's times, and 95 % intervals"
-    with open_figure(path, 13.5, 4.4 * len(panels) + 0.8, title, note) as figure:
+    quantities = ", ".join(sorted({cells[0].quantity for _, cells in panels}))
+    title = f"{quantities}: the slowest rank's time, median of the rounds, band of their quartiles"
+    every = [cell for _, cells in panels for cell in cells]
+    always = [
+        find_name(each, every) for each in every if each.details["maker"] in (GLOO, NCCL, MPI)
+    ]
+    shown, left_out = choose_names(_list_scores(panels, every), always)
+    note = "; ".join(filter(None, [describe_left_out(left_out, "contenders"), note]))
+    with open_figure(path, 14.5, 4.4 * len(panels) + 0.8, title, note) as figure:
         grid = figure.subplots(len(panels), 2, squeeze=False)
+        drawn: dict[Axes, list[Line]] = {}
         for (left, right), (found, cells) in zip(grid, panels, strict=True):
-            _draw_panel(left, right, cells)
-            what = _describe_panel(found, cells[0])
-            left.set_title(f"{what}: time", loc="left", fontsize=10)
+            rows = _list_rows(cells, every, shown)
+            drawn[left] = [_make_line(name, row, shown.index(name)) for name, row in rows.items()]
+            drawn[right] = [
+                _make_line(name, row, shown.index(name), is_rate=True) for name, row in rows.items()
+            ]
+            _draw_panel(left, right, drawn)
+            left.set_title(f"{_describe_panel(found, cells[0])}: time", loc="left", fontsize=10)
             right.set_title("bus bandwidth, GB/s", loc="left", fontsize=10)
             left.yaxis.set_major_formatter(lambda seconds, _: describe_seconds(seconds))
             right.yaxis.set_major_formatter(lambda rate, _: f"{rate:,.10g}")
-        add_legend(figure, grid[0][0])
+        label_lines(figure, drawn)
+
+
+def find_name(cell: Cell, others: Sequence[Cell]) -> str:
+    """What a reader calls it: of transports and buffers only what tells it from the others."""
+    details = cell.details
+    like = [other.details for other in others if other.details["maker"] == details["maker"]]
+    parts = [NAMES.get(details["maker"], cell.contender)]
+    parts += [details["algorithm"]] * (details["algorithm"] != "auto")
+    for name in ("transport", "buffer"):
+        if len({each[name] for each in like}) > 1:
+            parts.append(f"{details[name]} {name}")
+    return ", ".join(parts)
+
+
+def _list_rows(
+    cells: Sequence[Cell], every: Sequence[Cell], shown: Sequence[str]
+) -> dict[str, list[Cell]]:
+    """The cells of each line that is shown, by size."""
+    rows: dict[str, list[Cell]] = {}
+    for cell in sorted(cells, key=_find_bytes):
+        rows.setdefault(find_name(cell, every), []).append(cell)
+    return {name: row for name, row in rows.items() if name in shown}
+
+
+def _find_bytes(cell: Cell) -> int:
+    return int(cell.at["bytes"])
+
+
+def _list_scores(
+    panels: Sequence[tuple[Findings, Sequence[Cell]]], every: Sequence[Cell]
+) -> dict[str, list[float]]:
+    """Of each line its median at each size of each panel; NaN where it was not timed."""
+    medians = {
+        (place, find_name(cell, every), _find_bytes(cell)): cell.summary.median
+        for place, (_, cells) in enumerate(panels)
+        for cell in cells
+    }
+    names = dict.fromkeys(name for _, name, _ in medians)
+    places = dict.fromkeys((place, size) for place, _, size in medians)
+    return {
+        name: [medians.get((place, name, size), math.nan) for place, size in places]
+        for name in names
+    }
+
+
+def _make_line(name: str, row: Sequence[Cell], style: int, *, is_rate: bool = False) -> Line:
+    """Of seconds, or of bus bandwidths."""
+    values = [
+        [cell.details["busbw"] * cell.summary.median / each for each in cell.samples]
+        if is_rate
+        else cell.samples
+        for cell in row
+    ]
+    return Line(name, list(map(_find_bytes, row)), list(map(summarize, values)), style)
 
 
 def _split(found: Findings) -> list[list[Cell]]:
@@ -58,36 +138,20 @@ def _describe_panel(found: Findings, cell: Cell) -> str:
     return f"{found.ranks} ranks on {found.surroundings.where}: {cell.quantity}, {', '.join(words)}"
 
 
-def _draw_panel(left: Axes, right: Axes, cells: Sequence[Cell]) -> None:
-    rows: dict[str, list[Cell]] = {}
-    for cell in cells:
-        rows.setdefault(cell.contender, []).append(cell)
-    own = [name for name, row in rows.items() if row[0].details["maker"] in (OWN, PREPARED)]
-    for name, row in rows.items():
-        colour, dash = _choose_style(name, list(rows), own)
-        style: dict[str, Any] = {"color": colour, "ls": dash, "lw": 1.5, "marker": "o", "ms": 3}
-        ordered = sorted(row, key=lambda each: each.at["bytes"])
-        points = [(int(cell.at["bytes"]), cell.summary) for cell in ordered]
-        _draw_times(left, points, {**style, "label": name})
-        rates = [cell.details["busbw"] for cell in ordered]
-        right.plot([size for size, _ in points], rates, **style)
+def _draw_panel(left: Axes, right: Axes, drawn: Mapping[Axes, Sequence[Line]]) -> None:
+    for axis in (left, right):
+        for line in drawn[axis]:
+            draw_line(axis, line)
     left.set_yscale("log")
     right.set_ylim(bottom=0)
-    ticks = choose_ticks(sorted({int(cell.at["bytes"]) for cell in cells}))
+    ticks = choose_ticks(sorted({int(size) for line in drawn[left] for size in line.x}))
     for axis in (left, right):
         axis.set_xscale("log", base=2)
         axis.set_xticks(ticks, [describe_size(size) for size in ticks], fontsize=8)
+        axis.set_xlabel("largest buffer of a rank", fontsize=9)
         axis.minorticks_off()
         axis.tick_params(axis="y", labelsize=8)
         finish_lines(axis)
-
-
-def _choose_style(name: str, names: Sequence[str], own: Sequence[str]) -> tuple[str, str]:
-    """Colour and dash: mpiddp's lines are whole, as long as the colours last."""
-    if name not in own:
-        return COLOURS[names.index(name) % len(COLOURS)], OTHERS_DASH
-    turn, place = divmod(own.index(name), len(COLOURS))
-    return COLOURS[place], OWN_DASHES[turn % len(OWN_DASHES)]
 
 
 def choose_ticks(sizes: Sequence[int]) -> list[int]:
@@ -98,13 +162,3 @@ def choose_ticks(sizes: Sequence[int]) -> list[int]:
         if not ticks or math.log(size / ticks[-1]) >= least:
             ticks.append(size)
     return ticks
-
-
-def _draw_times(axis: Axes, points: Sequence[tuple[int, Summary]], style: dict[str, Any]) -> None:
-    sizes = [size for size, _ in points]
-    ends = [
-        (times.interval.low, times.interval.high) if times.interval else (times.median,) * 2
-        for _, times in points
-    ]
-    axis.plot(sizes, [times.median for _, times in points], **style)
-    axis.vlines(sizes, *zip(*ends, strict=True), color=style["color"], lw=3, alpha=0.4)

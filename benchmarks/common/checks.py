@@ -56,7 +56,7 @@ def check_run(
 
     ``link``: a link between two nodes is to be timed. Raises LaunchError and ConfigurationError.
     """
-    check_outputs(options.json, plot=options.plot)
+    check_outputs(options.json, options.csv, options.nccl_tests, plot=options.plot)
     found = check_start(ranks, options.launcher, options.nodes)
     if link and (not isinstance(found, Srun) or found.nodes < 2):
         raise ConfigurationError("--link needs two nodes of a cluster: --launcher srun --nodes 2")

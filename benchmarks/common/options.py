@@ -88,7 +88,16 @@ class RunOptions(Generic[T]):
     """Print the project's targets, and which are met."""
 
     json: File = None
-    """Write everything that was measured, and the environment."""
+    """Write everything that was measured, and the environment: a line of JSON for each cell."""
+
+    csv: File = None
+    """Write a table with a row for each cell: where, median, its interval, quantiles."""
+
+    nccl_tests: File = None
+    """Write the columns of nccl-tests, for programs that read them."""
+
+    hosts: bool = False
+    """Write into --json the nodes' names, and which ranks were where."""
 
     plot: File = None
     """Draw the results (.svg, .png or .pdf)."""
@@ -99,7 +108,7 @@ def make_reader(
     description: str,
     groups: Mapping[str, type[Any]],
     epilog: str = "",
-    without: tuple[str, ...] = (),
+    without: tuple[str, ...] = ("nccl_tests",),
 ) -> Reader:
     """The reader of one benchmark's options; ``without``: fields that are none of it."""
     return Reader(

@@ -1,18 +1,51 @@
-"""What all drawings share: the sheet, the colours, the look of axes."""
+"""What all drawings share: the sheet, the look of axes, lines with their names, bars, bands.
+
+A line has its name at its end, a colour that colour-blind eyes can tell apart, and a marker and
+dashes of its own, so that it can be told apart in grey as well. Repetitions are a band between the
+quartiles, around the median.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
+
+from benchmarks.common.statistics import Summary, summarize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9", "#e69f00")
-"""Of lines: Okabe and Ito's, which colour-blind eyes can tell apart."""
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9")
+"""Okabe and Ito's, which colour-blind eyes can tell apart."""
+MARKERS = ("o", "s", "^", "D", "v", "P")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 0.8)))
+MOST_LINES = len(COLOURS)
+"""In a panel: more cannot be told apart."""
+INK = "#222222"
+LABEL_POINTS = 8.5
+"""Size of the names at lines; they are this far apart, and a third."""
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    name: str
+    x: Sequence[float]
+    summaries: Sequence[Summary]
+    """Of the repetitions at each x."""
+    style: int
+    """Which colour, marker and dashes."""
+
+    @property
+    def end(self) -> tuple[float, float] | None:
+        """The last median that is a number, and its x."""
+        known = zip(self.x, (each.median for each in self.summaries), strict=True)
+        return next((point for point in reversed(list(known)) if math.isfinite(point[1])), None)
 
 
 @contextlib.contextmanager
@@ -25,21 +58,119 @@ def open_figure(
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    yield figure
     figure.suptitle(title, fontsize=12)
     if note:
-        figure.supxlabel(note, fontsize=7, color="#555555")
+        # Lines that the sheet has room for.
+        text = fill(note, width=int(19 * width), break_on_hyphens=False)
+        figure.supxlabel(text, fontsize=7, color="#555555")
+    yield figure
     figure.savefig(path, dpi=150)
 
 
-def add_legend(figure: Figure, axis: Axes) -> None:
-    """The legend of all panels, which is that of one of them."""
-    handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False)
+def choose_names(
+    scores: Mapping[str, Sequence[float]], always: Sequence[str] = ()
+) -> tuple[list[str], int]:
+    """The names to draw, in their order, and how many are left out.
+
+    ``scores``: of each name, its values in the same places, of which less is better; NaN where
+    there is none. Those of ``always`` stay; the others are chosen by how many times the best value
+    they are, in the geometric mean of the places that they have.
+    """
+    places = zip(*scores.values(), strict=True)
+    best = [min((value for value in place if value > 0), default=math.nan) for place in places]
+
+    def rate(name: str) -> float:
+        ratios = [value / least for value, least in zip(scores[name], best, strict=True)]
+        known = [math.log(ratio) for ratio in ratios if ratio > 0]
+        return sum(known) / len(known) if known else math.inf
+
+    kept = [name for name in scores if name in always]
+    kept += sorted((name for name in scores if name not in always), key=rate)
+    chosen = kept[:MOST_LINES]
+    return [name for name in scores if name in chosen], max(0, len(scores) - MOST_LINES)
+
+
+def describe_left_out(count: int, noun: str) -> str:
+    """For the caption; empty if all are there."""
+    return f"{count} {noun} left out: those that are slower on the whole" if count else ""
+
+
+def draw_line(axis: Axes, line: Line, *, has_band: bool = True) -> None:
+    medians = [each.median for each in line.summaries]
+    colour = COLOURS[line.style]
+    axis.plot(
+        line.x, medians, color=colour, ls=DASHES[line.style], marker=MARKERS[line.style],
+        lw=1.6, ms=4, markeredgecolor="white", markeredgewidth=0.4,
+    )  # fmt: skip
+    if has_band:
+        low = [each.lower_quartile for each in line.summaries]
+        high = [each.upper_quartile for each in line.summaries]
+        axis.fill_between(line.x, low, high, color=colour, alpha=0.2, lw=0)
+
+
+def label_lines(figure: Figure, panels: Mapping[Axes, Sequence[Line]]) -> None:
+    """Write each line's name at its end, to the right of its panel. Axes must have their limits."""
+    figure.draw_without_rendering()
+    for axis, lines in panels.items():
+        ends = {line: line.end for line in lines}
+        _label_panel(axis, {line: end for line, end in ends.items() if end is not None})
+
+
+def _label_panel(axis: Axes, ends: Mapping[Line, tuple[float, float]]) -> None:
+    height = axis.get_window_extent().height / axis.figure.dpi * 72
+    rows = max((line.name.count("\n") + 1 for line in ends), default=1)
+    least = 1.33 * LABEL_POINTS * rows / height
+    to_place = axis.transData + axis.transAxes.inverted()
+    heights = {line: float(to_place.transform(end)[1]) for line, end in ends.items()}
+    # Of ends at one height the last is the lowest, so that what leads to the names does not cross.
+    order = sorted(
+        ends, key=lambda line: (round(heights[line] / least), -ends[line][0], heights[line])
+    )
+    places = spread_out([heights[line] for line in order], least)
+    for line, place in zip(order, places, strict=True):
+        arrow = {"arrowstyle": "-", "color": COLOURS[line.style], "lw": 0.8, "relpos": (0, 0.5)}
+        axis.annotate(
+            line.name, ends[line], (1.05, place), textcoords="axes fraction", va="center",
+            color=INK, fontsize=LABEL_POINTS, annotation_clip=False, arrowprops=arrow,
+        )  # fmt: skip
+
+
+def spread_out(places: Sequence[float], least: float) -> list[float]:
+    """The places, moved until each is at least so far above the one before, as little as will do;
+    from 0 to 1, as they were, if there is room."""
+    groups: list[tuple[float, Sequence[float]]] = []
+    for place in places:
+        middle, group = place, [place]
+        while groups and middle - groups[-1][0] < least * (len(groups[-1][1]) + len(group)) / 2:
+            group = [*groups.pop()[1], *group]
+            half = least * (len(group) - 1) / 2
+            middle = max(half, min(1 - half, sum(group) / len(group))) if 2 * half <= 1 else 0.5
+        groups.append((middle, group))
+    return [
+        middle + least * (number - (len(group) - 1) / 2)
+        for middle, group in groups
+        for number in range(len(group))
+    ]
+
+
+def draw_bar(axis: Axes, place: int, values: Sequence[float], colour: str, text: str) -> None:
+    """A bar to the median, a band between the quartiles, a point for each value, and a text.
+
+    Points stand over the bar's height in order of rounds: a drift shows as a slope.
+    """
+    summary, steps = summarize(values), max(1, len(values) - 1)
+    low, high = summary.lower_quartile, summary.upper_quartile
+    axis.barh(place, summary.median, height=0.62, color=colour, alpha=0.3)
+    axis.barh(place, high - low, left=low, height=0.62, color=colour, alpha=0.5)
+    axis.vlines(summary.median, place - 0.31, place + 0.31, color=INK, linewidth=1.6, zorder=4)
+    heights = [place - 0.2 + 0.4 * index / steps for index in range(len(values))]
+    axis.scatter(values, heights, s=9, color=INK, linewidths=0, zorder=3)
+    write_beside(axis, text, max(values), place)
 
 
 def finish_lines(axis: Axes) -> None:
     axis.grid(color="#eeeeee", lw=0.6)
+    axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.common.statistics import Interval, Summary
+from benchmarks.common.statistics import Interval, Summary, summarize
 from benchmarks.common.targets import Target, describe_targets
 from mpiddp.errors import ConfigurationError
 
@@ -56,6 +57,11 @@ class Cell:
         return (self.quantity, self.contender, self.ranks, self.nodes, *places)
 
 
+def make_cell(samples: Sequence[float], **place: Any) -> Cell:
+    """A cell with one value a round; ``place``: its other fields."""
+    return Cell(samples=tuple(samples), summary=summarize(samples), **place)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """What a file of records holds."""
@@ -72,26 +78,57 @@ class Record:
 
 
 class RecordWriter:
-    """Writes a record line by line; `open_record` makes one."""
+    """Writes a record line by line; `open_record` makes one.
 
-    def __init__(self, file: IO[str] | None) -> None:
+    ``hidden``: names of hosts, which are left out of reasons.
+    """
+
+    def __init__(self, file: IO[str] | None, hidden: Sequence[str] = ()) -> None:
         self._file = file
+        self._hidden = hidden
+        self.cells: list[Cell] = []
+        """All that were added."""
 
     def write(self, kind: str, **content: Any) -> None:
         """A line of any kind."""
         if self._file is not None:
-            self._file.write(json.dumps({"kind": kind, **content}, ensure_ascii=False) + "\n")
+            self._file.write(
+                json.dumps({"kind": kind, **content}, ensure_ascii=False, default=str) + "\n"
+            )
             self._file.flush()
 
     def add(self, cell: Cell) -> None:
+        self.cells.append(cell)
         self.write("cell", **asdict(cell))
+
+    def keep(self, quantity: str, contender: str, value: float, **at: Coordinate) -> None:
+        """One sample of a cell that takes long: a killed command leaves at least those."""
+        self.write("sample", quantity=quantity, contender=contender, at=at, value=value)
 
     def refuse(self, quantity: str, contender: str, reason: str, **at: Coordinate) -> None:
         """A contender that cannot run there, and why."""
-        self.write("refusal", quantity=quantity, contender=contender, at=at, reason=reason)
+        self._explain("refusal", quantity, contender, reason, at)
+
+    def fail(self, quantity: str, contender: str, reason: str, **at: Coordinate) -> None:
+        """A run that failed and counts for nothing, or a wrong result."""
+        self._explain("failure", quantity, contender, reason, at)
+
+    def _explain(
+        self, kind: str, quantity: str, contender: str, reason: str, at: Mapping[str, Coordinate]
+    ) -> None:
+        reason = hide(reason, self._hidden)
+        self.write(kind, quantity=quantity, contender=contender, at=at, reason=reason)
 
     def judge(self, targets: Sequence[Target]) -> None:
-        self.write("targets", targets=describe_targets(targets))
+        """The targets that were asked for; nothing if none were."""
+        if targets:
+            self.write("targets", targets=describe_targets(targets))
+
+
+def hide(text: str, names: Sequence[str]) -> str:
+    """The text with ``HOST`` in place of each of the names of hosts."""
+    words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    return re.sub(rf"(?<![\w-])(?:{words})(?![\w-])", "HOST", text) if words else text
 
 
 @contextmanager
@@ -100,6 +137,7 @@ def open_record(
     benchmark: str,
     environment: Mapping[str, Any],
     options: Mapping[str, Any],
+    hidden: Sequence[str] = (),
 ) -> Iterator[RecordWriter]:
     """A record with its first line; nothing is written without a path.
 
@@ -107,14 +145,14 @@ def open_record(
     cannot be written.
     """
     if path is None:
-        yield RecordWriter(None)
+        yield RecordWriter(None, hidden)
         return
     try:
         file = path.open("w", encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
     with file:
-        writer = RecordWriter(file)
+        writer = RecordWriter(file, hidden)
         writer.write(
             "run",
             schema=SCHEMA,

@@ -1,29 +1,29 @@
-"""JSON records of measurements, with what they were measured on."""
+"""What a measurement begins and ends with: its machine, its heading, its files."""
 
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import platform
 import shlex
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.common.targets import Target, describe_targets
+from benchmarks.common.options import RunOptions
+from benchmarks.common.records import RecordWriter, open_record
+from benchmarks.common.tables import write_tables
 from benchmarks.launching.launchers import ROOT, THREADS, Mpirun, clean_environment
-from benchmarks.launching.srun import Srun
-from mpiddp.files import write_whole
+from benchmarks.launching.srun import Srun, list_nodes, place_ranks
 from mpiddp.launch.mpi.compatibility import library_name
-
-SCHEMA = 2
-"""Version of the records' form; a change that breaks readers raises it."""
 
 PACKAGES = ("mpiddp", "torch", "mpi4py", "numpy")
 
@@ -111,6 +111,69 @@ def begin(launcher: Mpirun | Srun, more: str = "") -> tuple[dict[str, Any], str]
     return environment, heading
 
 
+@dataclass(frozen=True)
+class Output:
+    """Where a measurement goes: `open_output` makes one."""
+
+    record: RecordWriter
+    """Its cells, as they are finished."""
+    environment: Mapping[str, Any]
+    heading: str
+    """The environment in a line, as printed."""
+
+
+@contextmanager
+def open_output(
+    benchmark: str, options: RunOptions[Any], launcher: Mpirun | Srun, more: str = ""
+) -> Iterator[Output]:
+    """Print the heading and open the record; at the end, also by an error, write the tables."""
+    environment, heading = begin(launcher, more)
+    hidden = [] if options.hosts else find_hosts(launcher)
+    if options.hosts:
+        ranks = options.plan.ranks
+        counts = (ranks,) if isinstance(ranks, int) else ranks
+        environment["hosts"] = {str(count): find_places(launcher, count) for count in counts}
+    plan = describe_plan(options.plan)
+    with open_record(options.json, benchmark, environment, plan, hidden) as record:
+        try:
+            yield Output(record, environment, heading)
+        finally:
+            write_tables(record.cells, {"csv": options.csv, "nccl_tests": options.nccl_tests})
+
+
+@contextmanager
+def open_model(benchmark: str, options: Any) -> Iterator[RecordWriter]:
+    """The record of a command that starts no ranks, at its option ``json``."""
+    environment = describe_environment(None) if options.json is not None else {}
+    with open_record(options.json, benchmark, environment, describe_plan(options)) as record:
+        yield record
+
+
+def describe_plan(plan: Any) -> dict[str, Any]:
+    """The fields of a dataclass, as JSON can hold them."""
+    return {each.name: _describe_value(getattr(plan, each.name)) for each in fields(plan)}
+
+
+def _describe_value(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(map(_describe_value, value))
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def find_hosts(launcher: Mpirun | Srun) -> list[str]:
+    """The names of all hosts that an error may name."""
+    own = socket.gethostname()
+    others = list_nodes(launcher) if isinstance(launcher, Srun) else []
+    return sorted({own, own.partition(".")[0], *others} - {"localhost"})
+
+
+def find_places(launcher: Mpirun | Srun, ranks: int) -> dict[str, list[int]]:
+    """The ranks on each host, by its name."""
+    if isinstance(launcher, Srun):
+        return place_ranks(launcher, ranks)
+    return {socket.gethostname(): list(range(ranks))}
+
+
 def describe_heading(environment: Mapping[str, Any]) -> str:
     nodes = environment["nodes"]
     cluster = f"{environment['launcher']}, {nodes} nodes, " if nodes else ""
@@ -120,27 +183,6 @@ def describe_heading(environment: Mapping[str, Any]) -> str:
         f"{environment['processor']}, {environment['cores']} cores; "
         f"OMP_NUM_THREADS={environment['threads_per_process']}, processes unbound"
     )
-
-
-def write_measurement(
-    path: Path | None,
-    benchmark: str,
-    environment: Mapping[str, Any],
-    targets: Sequence[Target] | None,
-    **content: Any,
-) -> None:
-    """Write the record of a measurement, if ``path`` is given; ``targets`` None: not asked for."""
-    if path is None:
-        return
-    judged = {} if targets is None else {"targets": describe_targets(targets)}
-    load = list(os.getloadavg())
-    record = {"environment": environment, "load_average_after": load, **content, **judged}
-    write_record(path, benchmark, record)
-
-
-def write_record(path: Path, benchmark: str, content: Mapping[str, Any]) -> None:
-    record = {"benchmark": benchmark, "schema": SCHEMA, **content}
-    write_whole(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 def _ask(command: list[str], environment: Mapping[str, str] | None = None) -> str | None:

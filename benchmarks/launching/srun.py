@@ -103,13 +103,35 @@ def _choose_nodes(available: int, ranks: Sequence[int]) -> int:
     return max(count for count in range(1, min(available, common) + 1) if common % count == 0)
 
 
-def _count_nodes(srun: Path) -> int:
-    """Nodes of the default partition that can take a job. Raises ConfigurationError if none."""
+def list_nodes(srun: Srun) -> list[str]:
+    """The names of all nodes of the cluster."""
+    return sorted({row[0] for row in _list_nodes(srun.program)})
+
+
+def place_ranks(srun: Srun, ranks: int) -> dict[str, list[int]]:
+    """The ranks that a step of so many has on each node, by the node's name."""
+    script = 'echo "$SLURM_PROCID $SLURMD_NODENAME"'
+    program, *words = srun.command_without_mpi(ranks)
+    rows = [row.split() for row in _ask(Path(program), *words, "sh", "-c", script).splitlines()]
+    places: dict[str, list[int]] = {}
+    for rank, name in sorted((int(rank), name) for rank, name in rows):
+        places.setdefault(name, []).append(rank)
+    return places
+
+
+def _list_nodes(srun: Path) -> list[list[str]]:
+    """Of each node its name, state and partition. Raises ConfigurationError."""
     sinfo = srun.with_name("sinfo")
     found = shutil.which("sinfo") if not sinfo.exists() else str(sinfo)
     if found is None:
         raise ConfigurationError(f"no sinfo beside {srun} or in PATH: cannot ask for the cluster")
-    rows = [row.split() for row in _ask(Path(found), "-h", "-N", "-o", "%N %T %P").splitlines()]
+    rows = _ask(Path(found), "-h", "-N", "-o", "%N %T %P").splitlines()
+    return [row.split() for row in rows]
+
+
+def _count_nodes(srun: Path) -> int:
+    """Nodes of the default partition that can take a job. Raises ConfigurationError if none."""
+    rows = _list_nodes(srun)
     usable = {row[0] for row in rows if len(row) == 3 and row[1] in USABLE and row[2][-1] == "*"}
     if not usable:
         states = ", ".join(f"{row[0]} {row[1]}" for row in rows if len(row) == 3) or "none"

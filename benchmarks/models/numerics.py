@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 from tqdm import tqdm
 
@@ -26,7 +27,16 @@ from benchmarks.common.options import (
     list_algorithms,
     make_reader,
 )
-from benchmarks.common.plotting import COLOURS, finish_lines, open_figure
+from benchmarks.common.plotting import (
+    Line,
+    choose_names,
+    draw_line,
+    finish_lines,
+    label_lines,
+    open_figure,
+)
+from benchmarks.common.records import Coordinate, RecordWriter, make_cell
+from benchmarks.common.statistics import summarize
 from benchmarks.common.trials import show_progress
 from benchmarks.models.summation import (
     DTYPES,
@@ -46,7 +56,6 @@ from mpiddp.schedules.schedule import Schedule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Types = Annotated[tuple[str, ...], Argument(choices=tuple(DTYPES), flag="--dtype")]
 RANKS = (8, 64, 256)
@@ -54,6 +63,8 @@ ELEMENTS = 8192
 """32 of them in each chunk at 256 ranks; they give an RMS error to within one percent or so."""
 
 GENERATOR = "numpy.random.default_rng (PCG64), standard normal in float64, a row per rank"
+
+QUANTITY = "rounding error"
 
 Kind = tuple[str, Accumulation]
 """A type and a way of adding: a column of the tables, a panel of the plot."""
@@ -83,13 +94,15 @@ ERRORS = {
 ALIKE = 0.08
 """Errors that differ by less, relatively, would look the same in the plot."""
 
-MARKERS = "os^DvPXh"
-"""One more than colours, so that lines of one colour differ."""
-MARKER = 6.0
-STRIPE = 2.5
-"""Length, in line widths."""
+LONGEST = 30
+"""Letters of a line of names in the plot."""
 
-ONE_ROUNDING: dict[str, Any] = {"color": "#777777", "linewidth": 1, "linestyle": ":", "zorder": 0}
+WAYS = {
+    Accumulation.NATIVE: "added as it is",
+    Accumulation.STEP: "float32 within a step",
+    Accumulation.THROUGHOUT: "float32 throughout",
+}
+"""Titles of panels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,31 +186,27 @@ def _measure_row(name: str, schedule: Schedule, options: Options, bar: tqdm[NoRe
     return Row(schedule.ranks, name, len(schedule.members), describe_order(schedule), errors)
 
 
-def describe_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """For the record. What is not finite is null: JSON has no name for it."""
-    return [
-        {
-            "ranks": row.ranks,
-            "algorithm": row.algorithm,
-            "inputs_summed": row.inputs,
-            "depth": row.order.depth,
-            "errors": [
-                {
-                    "dtype": dtype,
-                    "accumulation": accumulation.value,
-                    "growth": row.order.expect(accumulation),
-                    "rms": _finite(error.rms),
-                    "largest": _finite(error.largest),
-                }
-                for (dtype, accumulation), error in row.errors.items()
-            ],
-        }
-        for row in rows
-    ]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def record_row(record: RecordWriter, row: Row) -> None:
+    """A cell for each error, relative to the RMS of the sum; one that is not finite is a refusal,
+    since JSON has no name for it."""
+    for (dtype, accumulation), error in row.errors.items():
+        details = {
+            "inputs": row.inputs, "depth": row.order.depth,
+            "growth": row.order.expect(accumulation),
+        }  # fmt: skip
+        for name in ERRORS:
+            value = getattr(error, name)
+            at: dict[str, Coordinate] = {
+                "type": dtype, "accumulation": accumulation.value, "error": name,
+            }  # fmt: skip
+            if not math.isfinite(value):
+                record.refuse(QUANTITY, row.algorithm, f"{value}", ranks=row.ranks, **at)
+                continue
+            cell = make_cell(
+                [value], quantity=QUANTITY, contender=row.algorithm, ranks=row.ranks, at=at,
+                unit="1", details=details,
+            )  # fmt: skip
+            record.add(cell)
 
 
 def describe_inputs(options: Options) -> str:
@@ -210,22 +219,13 @@ def describe_inputs(options: Options) -> str:
 def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     check_outputs(options.json, plot=options.plot)
-    rows = measure_all(options)
+    with results.open_model("numerics", options) as record:
+        record.write("inputs", generator=GENERATOR)
+        rows = measure_all(options)
+        for row in rows:
+            record_row(record, row)
     print(describe_inputs(options) + "\n")
     print(report(rows, options.error))
-    if options.json is not None:
-        results.write_record(
-            options.json,
-            "numerics",
-            {
-                "environment": results.describe_environment(None),
-                "generator": GENERATOR,
-                "seed": options.seed,
-                "elements": options.elements,
-                "scale": options.scale,
-                "results": describe_rows(rows),
-            },
-        )
     if options.plot is not None:
         draw(options.plot, rows, options.error, describe_inputs(options))
 
@@ -292,13 +292,6 @@ def explain(rows: Sequence[Row], error: str) -> str:
 # ---- plot ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Line:
-    names: Sequence[str]
-    colour: str
-    marker: str
-
-
 Series = dict[str, list[float]]
 """The values of each name, in the same order."""
 
@@ -329,70 +322,69 @@ def _is_alike(value: float, other: float) -> bool:
     return math.isclose(value, other, rel_tol=ALIKE) or (math.isnan(value) and math.isnan(other))
 
 
-def list_lines(rows: Sequence[Row], error: str) -> list[Line]:
-    """What is drawn, with the legend's colours and markers."""
-    groups = group_alike(collect(rows, list(rows[0].errors), error))
-    return [
-        Line(group, COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)])
-        for place, group in enumerate(groups)
-    ]
+def list_groups(rows: Sequence[Row], error: str) -> tuple[list[list[str]], int]:
+    """The groups of algorithms to draw, each a line, and how many groups are left out.
+
+    Of too many the largest error stays, beside the smallest.
+    """
+    series = collect(rows, list(rows[0].errors), error)
+    groups = group_alike(series)
+    firsts = {group[0]: series[group[0]] for group in groups}
+    worst = max(firsts, key=lambda name: firsts[name][-1])
+    shown, left_out = choose_names(firsts, [worst])
+    return [group for group in groups if group[0] in shown], left_out
 
 
 def draw(path: Path, rows: Sequence[Row], error: str, note: str) -> None:
     """Draw error against ranks: a panel per type and way of adding, a line per group of alike."""
     dtypes = list_dtypes(rows)
     columns = max(len(list_accumulations(dtype)) for dtype in dtypes)
-    lines = list_lines(rows, error)
-    full = columns == 1 or "float32" not in dtypes
-    height = 2.5 * len(dtypes) + 1.2 + (0.22 * (len(lines) + 1) if full else 0)
-    with open_figure(path, 9, height, f"All-reduce: {ERRORS[error]}\n{note}") as figure:
-        grid = figure.subplots(len(dtypes), columns, squeeze=False, sharex=True, sharey="row")
-        empty = []
+    groups, left_out = list_groups(rows, error)
+    if left_out:
+        note += f"; {left_out} lines between the others left out"
+    title = f"All-reduce: {ERRORS[error]}"
+    with open_figure(path, 5.6 * columns, 2.9 * len(dtypes) + 0.9, title, note) as figure:
+        grid = figure.subplots(len(dtypes), columns, squeeze=False, sharey="row")
+        panels: dict[Axes, list[Line]] = {}
         for axes, dtype in zip(grid, dtypes, strict=True):
             for axis, accumulation in itertools.zip_longest(axes, list_accumulations(dtype)):
                 if accumulation is None:
                     axis.axis("off")
-                    empty.append(axis)
                 else:
-                    _draw_panel(axis, rows, lines, (dtype, accumulation), error)
-        for axis in grid[-1]:
-            axis.set_xlabel("ranks", fontsize=9)
-        _draw_legend(figure, lines, empty)
+                    kind = (dtype, accumulation)
+                    panels[axis] = list_lines(rows, groups, kind, error)
+                    _draw_panel(axis, kind, panels[axis])
+        label_lines(figure, panels)
 
 
-def _draw_panel(
-    axis: Axes, rows: Sequence[Row], lines: Sequence[Line], kind: Kind, error: str
-) -> None:
-    dtype, accumulation = kind
-    axis.set_title(f"{dtype}: {accumulation.value}", loc="left", fontsize=10)
+def list_lines(
+    rows: Sequence[Row], groups: Sequence[Sequence[str]], kind: Kind, error: str
+) -> list[Line]:
+    """The lines of a panel: groups that are alike there share one."""
     ranks = list(dict.fromkeys(row.ranks for row in rows))
-    series = collect(rows, [kind], error)
-    drawn = {line.names[0]: line for line in lines}
-    for names in group_alike({name: series[name] for name in drawn}):
-        for place, name in enumerate(names):
-            values = [each if 0 < each < math.inf else math.nan for each in series[name]]
-            _draw_line(axis, ranks, values, drawn[name], place, len(names))
-    axis.axhline(ROUNDING * EPSILONS[dtype], **ONE_ROUNDING)
-    _finish(axis, ranks)
+    series, firsts = collect(rows, [kind], error), [group[0] for group in groups]
+    lines = []
+    for alike in group_alike({name: series[name] for name in firsts}):
+        names = [name for group in groups if group[0] in alike for name in group]
+        values = [each if 0 < each < math.inf else math.nan for each in series[alike[0]]]
+        title = ", ".join(names) if len(alike) < len(groups) or len(groups) == 1 else "all"
+        text = fill(title, LONGEST, break_on_hyphens=False)
+        style = firsts.index(alike[0])
+        lines.append(Line(text, ranks, [summarize([value]) for value in values], style))
+    return lines
 
 
-def _draw_line(
-    axis: Axes, ranks: Sequence[int], values: Sequence[float], line: Line, place: int, count: int
-) -> None:
-    """A line that is ``place``-th of ``count`` in the same place: they share it, in stripes."""
-    stripes = (place * STRIPE, (STRIPE, (count - 1) * STRIPE)) if count > 1 else "-"
-    axis.plot(ranks, values, color=line.colour, linewidth=2, linestyle=stripes)
-    size = MARKER + 2.5 * (count - 1 - place)
-    axis.plot(ranks, values, color=line.colour, linewidth=0, marker=line.marker, markersize=size,
-              markeredgecolor="white", markeredgewidth=0.5, zorder=3)  # fmt: skip
-
-
-def _finish(axis: Axes, ranks: Sequence[int]) -> None:
+def _draw_panel(axis: Axes, kind: Kind, lines: Sequence[Line]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    dtype, accumulation = kind
+    axis.set_title(f"{dtype}, {WAYS[accumulation]}", loc="left", fontsize=10)
+    for line in lines:
+        draw_line(axis, line, has_band=False)
+    axis.axhline(ROUNDING * EPSILONS[dtype], color="#777777", lw=1, ls=":", zorder=0)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    axis.set_xticks(ranks, [str(each) for each in ranks])
+    axis.set_xticks(lines[0].x, [str(each) for each in lines[0].x])
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-"))
@@ -400,30 +392,6 @@ def _finish(axis: Axes, ranks: Sequence[int]) -> None:
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.minorticks_off()
     axis.margins(x=0.08, y=0.12)
-    axis.tick_params(labelsize=9, labelbottom=True)
-    axis.set_axisbelow(True)
+    axis.tick_params(labelsize=9)
+    axis.set_xlabel("ranks (dotted: one rounding)", fontsize=9)
     finish_lines(axis)
-
-
-def _draw_legend(figure: Figure, lines: Sequence[Line], empty: Sequence[Axes]) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], color=line.colour, marker=line.marker, markersize=MARKER, linewidth=2,
-               label=", ".join(line.names))
-        for line in lines
-    ]  # fmt: skip
-    handles.append(Line2D([], [], label="RMS error of one rounding", **ONE_ROUNDING))
-    look: dict[str, Any] = {
-        "handles": handles,
-        "title": "stripes: lines in the same place",
-        "fontsize": 9.5,
-        "title_fontsize": 9.5,
-        "alignment": "left",
-        "frameon": False,
-    }
-    if empty:
-        # It reaches into the next place, which is empty, too.
-        empty[0].legend(**look, loc="center left", labelspacing=0.9).set_in_layout(False)
-    else:
-        figure.legend(**look, loc="outside lower center")

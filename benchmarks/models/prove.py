@@ -199,18 +199,14 @@ def main(arguments: Sequence[str]) -> None:
     """Print one line per algorithm. Raises ScheduleError if one does not keep its promise."""
     options = parse_options(arguments)
     check_outputs(options.json)
-    begin = time.perf_counter()
-    verdicts = check_all(options)
-    seconds = time.perf_counter() - begin
+    with results.open_model("prove", options) as record:
+        begin = time.perf_counter()
+        verdicts = check_all(options)
+        seconds = time.perf_counter() - begin
+        for name, verdict in verdicts.items():
+            record.write("proof", algorithm=name, most=options.ranks, **asdict(verdict))
     for line in describe(verdicts, options, seconds):
         print(line)
-    if options.json is not None:
-        content = {"ranks": options.ranks, "seconds": seconds}
-        results.write_record(
-            options.json,
-            "prove",
-            content | {"verdicts": {name: asdict(verdict) for name, verdict in verdicts.items()}},
-        )
     failures = [failure for verdict in verdicts.values() for failure in verdict.failures]
     print(*failures, sep="\n", end="\n" if failures else "")
     if failures:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from benchmarks.common import machines, results
 from benchmarks.common.checks import check_outputs
@@ -22,7 +22,17 @@ from benchmarks.common.options import (
     list_algorithms,
     make_reader,
 )
-from benchmarks.common.plotting import COLOURS, add_legend, finish_lines, open_figure
+from benchmarks.common.plotting import (
+    Line,
+    choose_names,
+    describe_left_out,
+    draw_line,
+    finish_lines,
+    label_lines,
+    open_figure,
+)
+from benchmarks.common.records import RecordWriter, make_cell
+from benchmarks.common.statistics import summarize
 from benchmarks.common.trials import show_progress
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import at_least
@@ -33,10 +43,10 @@ from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, Price
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+QUANTITY = "predicted all-reduce"
 RANKS = (8, 64, 1024, 65536)
 MOST_RANKS = 1 << 24
 SIZES = (1 << 10, 1 << 20, 1 << 28)
-DASHES = ("-", "--", ":")
 PLOTTED_SIZES = tuple(1 << exponent for exponent in range(10, 29, 2))
 
 
@@ -116,11 +126,14 @@ def main(arguments: Sequence[str]) -> None:
     check_outputs(options.json, plot=options.plot)
     if options.plot is not None and (len(options.sizes) < 2 or max(options.ranks) < 2):
         raise ConfigurationError("--plot needs two sizes at least, and two ranks")
-    tables = price_all(options)
     machine = _describe_machine(options)
+    with results.open_model("simulate", options) as record:
+        tables = price_all(options)
+        seconds = {**asdict(options.machine), "uplink": options.machine.uplink}
+        record.write("machine", text=machine, **seconds)
+        for table in tables:
+            record_table(record, table, options.sizes)
     print(*describe(machine, options.sizes, options.shown, tables), sep="\n")
-    if options.json is not None:
-        results.write_record(options.json, "simulate", to_record(options, tables))
     if options.plot is not None:
         draw(options.plot, options.sizes, tables, machine)
 
@@ -155,33 +168,20 @@ def _describe_machine(options: Options) -> str:
     return figures + (f", {options.ranks_per_node} ranks on each node" if several else "")
 
 
-def to_record(options: Options, tables: Sequence[Table]) -> dict[str, Any]:
-    """All figures, in bytes and seconds; of the machine, seconds for each byte."""
-    return {
-        "machine": {
-            **asdict(options.machine),
-            "uplink": options.machine.uplink,
-            "ranks_per_node": options.ranks_per_node,
-        },
-        "bytes": options.sizes,
-        "tables": [
-            {
-                "ranks": table.ranks,
-                "nodes": table.nodes,
-                "lower_bounds": [least.seconds for least in table.bounds],
-                "algorithms": {
-                    row.name: {
-                        "seconds": [price.seconds for price in row.prices],
-                        "source": row.prices[0].source,
-                        "steps": count_steps(row.prices[0]),
-                    }
-                    for row in table.rows
-                    if row.prices
-                },
-            }
-            for table in tables
-        ],
-    }
+def record_table(record: RecordWriter, table: Table, sizes: Sequence[int]) -> None:
+    """A cell for each price, with the steps and the lower bound, in seconds."""
+    for row in table.rows:
+        if row.prices is None:
+            record.refuse(QUANTITY, row.name, row.obstacle, ranks=table.ranks)
+        for size, price, least in zip(sizes, row.prices or (), table.bounds, strict=False):
+            details = {
+                "source": price.source, "steps": count_steps(price), "bound": least.seconds,
+            }  # fmt: skip
+            cell = make_cell(
+                [price.seconds], quantity=QUANTITY, contender=row.name, ranks=table.ranks,
+                nodes=table.nodes, at={"bytes": size, "type": "float32"}, details=details,
+            )  # fmt: skip
+            record.add(cell)
 
 
 def get_ratio(price: Price, least: Bounds) -> float | None:
@@ -242,40 +242,57 @@ def _describe_price(price: Price, least: Bounds) -> str:
 
 
 def draw(path: Path, sizes: Sequence[int], tables: Sequence[Table], note: str) -> None:
+    """A panel for each number of ranks; of all algorithms those that are best on the whole."""
     columns = min(2, len(tables))
     rows = -(-len(tables) // columns)
-    title = "All-reduce on a modelled machine: time as a multiple of the lower bound"
-    if columns == 1:
-        title = title.replace(": ", ":\n")  # Beside the legend.
-    with open_figure(path, 6.2 * columns + 1.2, 4.4 * rows + 0.8, title, note) as figure:
-        grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    shown, left_out = choose_names(_list_scores(sizes, tables))
+    note = "; ".join(filter(None, [describe_left_out(left_out, "algorithms"), note]))
+    title = "All-reduce on a modelled machine: how many times the lower bound it takes"
+    with open_figure(path, 7 * columns, 4.2 * rows + 0.8, title, note) as figure:
+        grid = figure.subplots(rows, columns, squeeze=False)
+        panels = {}
         for axis, table in zip(grid.flat, tables, strict=False):
-            _draw_panel(axis, sizes, table)
+            panels[axis] = list(_list_curves(sizes, table, shown))
+            _draw_panel(axis, sizes, table, panels[axis])
         for axis in list(grid.flat)[len(tables) :]:
             axis.set_visible(False)
-        add_legend(figure, grid.flat[0])
+        label_lines(figure, panels)
 
 
-def _draw_panel(axis: Axes, sizes: Sequence[int], table: Table) -> None:
-    from matplotlib.ticker import LogLocator
+def _list_scores(sizes: Sequence[int], tables: Sequence[Table]) -> dict[str, list[float]]:
+    """Of each algorithm its seconds in all places; NaN where it could not be priced."""
+    scores: dict[str, list[float]] = {}
+    for table in tables:
+        for row in table.rows:
+            found = [price.seconds for price in row.prices or ()] or [math.nan] * len(sizes)
+            scores.setdefault(row.name, []).extend(found)
+    return scores
 
-    sources = {row.prices[0].source for row in table.rows if row.prices}
-    axis.set_title(f"{table.title}, {' and '.join(sorted(sources))}", loc="left", fontsize=10)
-    axis.axhline(1, color="#888888", lw=3, label="lower bound")
-    for place, row in enumerate(table.rows):
-        if row.prices is not None:
+
+def _list_curves(sizes: Sequence[int], table: Table, shown: Sequence[str]) -> Iterator[Line]:
+    for row in table.rows:
+        if row.prices is not None and row.name in shown and table.ranks > 1:
             ratios = [
                 get_ratio(price, least) or math.nan
                 for price, least in zip(row.prices, table.bounds, strict=True)
             ]
-            colour, dash = (
-                COLOURS[place % len(COLOURS)],
-                DASHES[place // len(COLOURS) % len(DASHES)],
-            )
-            axis.plot(sizes, ratios, color=colour, ls=dash, lw=1.5, label=row.name)
+            values = [summarize([ratio]) for ratio in ratios]
+            yield Line(row.name, sizes, values, shown.index(row.name))
+
+
+def _draw_panel(axis: Axes, sizes: Sequence[int], table: Table, lines: Sequence[Line]) -> None:
+    from matplotlib.ticker import LogLocator
+
+    sources = {row.prices[0].source for row in table.rows if row.prices}
+    axis.set_title(f"{table.title}, {' and '.join(sorted(sources))}", loc="left", fontsize=10)
+    axis.axhline(1, color="#bbbbbb", lw=3)
+    for line in lines:
+        draw_line(axis, line, has_band=False)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xticks(sizes[::2], [describe_size(size) for size in sizes[::2]], fontsize=8)
+    axis.set_xlabel("buffer of each rank", fontsize=9)
+    axis.set_ylabel("times the lower bound", fontsize=9)
     axis.minorticks_off()
     axis.yaxis.set_major_formatter(lambda ratio, _: f"{ratio:,.10g} ×")
     axis.tick_params(axis="y", labelsize=8)

@@ -6,7 +6,7 @@ cluster, the phases of mpiddp's start-up are reported beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -65,7 +65,7 @@ def check(options: RunOptions[Plan]) -> Mpirun | Srun:
     return check_run(options, options.plan.ranks)
 
 
-def measure(options: RunOptions[Plan], launcher: Mpirun | Srun) -> list[Group]:
+def measure(options: RunOptions[Plan], launcher: Mpirun | Srun) -> Iterator[Group]:
     """Time all contenders, one group per number of ranks, and beside an mpirun ``--help``.
 
     Raises RunError, with its output, if any run fails; on a cluster, if one fails twice.
@@ -79,7 +79,8 @@ def measure(options: RunOptions[Plan], launcher: Mpirun | Srun) -> list[Group]:
     rounds = options.plan.warm_up + options.plan.repetitions
     total = rounds * sum(len(contenders) for _, contenders in groups)
     with show_progress(total, "run") as bar:
-        return [_measure_group(ranks, nodes, each, options.plan, bar) for ranks, each in groups]
+        for ranks, each in groups:
+            yield _measure_group(ranks, nodes, each, options.plan, bar)
 
 
 def _measure_group(
@@ -120,19 +121,17 @@ def _measure_group(
 def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     launcher, seed = check(options), options.plan.seed
-    environment, heading = results.begin(launcher)
-    groups = measure(options, launcher)
-    targets = judge(groups, seed) if options.targets else None
+    with results.open_output("startup", options, launcher) as output:
+        groups = []
+        for group in measure(options, launcher):
+            for cell in (*report.make_cells(group), *phases.make_cells(group)):
+                output.record.add(cell)
+            for each in group.failures:
+                output.record.fail(report.QUANTITY, each.contender, each.message, ranks=group.ranks)
+            groups.append(group)
+        targets = judge(groups, seed) if options.targets else ()
+        output.record.judge(targets)
     parts = [*map(report.format_group, groups), phases.format_phases(groups, seed)]
-    print("\n\n".join(filter(None, [*parts, format_targets(targets or ())])))
-    results.write_measurement(
-        options.json,
-        "startup",
-        environment,
-        targets,
-        seed=seed,
-        groups=report.describe_groups(groups),
-        phases=phases.describe_phases(groups, seed),
-    )
+    print("\n\n".join(filter(None, [*parts, format_targets(targets)])))
     if options.plot is not None:
-        draw(options.plot, groups, heading)
+        draw(options.plot, groups, output.heading)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from benchmarks.common.options import format_rows
+from benchmarks.common.records import Cell, make_cell
 from benchmarks.common.statistics import Interval, slope, slope_interval, summarize
 from benchmarks.startup.contenders import SESSION
-from benchmarks.startup.report import Group
+from benchmarks.startup.report import Group, describe_place
 
 OWN = ("address", "store", "group")
 """The phases that are mpiddp's own: the others start MPI, import torch and move the first bytes."""
 SHOWN = ("MPI", "import torch", *OWN, "first all-reduce")
+QUANTITY = "start-up phase"
 OWN_TITLE = " + ".join(OWN)
 
 
@@ -92,23 +93,9 @@ def _format_row(group: Group) -> list[str]:
     ]
 
 
-def describe_phases(groups: Sequence[Group], seed: int) -> dict[str, Any] | None:
-    """The phases for a record, in seconds; None if none were reported."""
-    groups = measured(groups)
-    if not groups:
-        return None
-    growth = find_growth(groups, seed)
-    return {
-        "own": list(OWN),
-        "groups": [
-            {
-                "ranks": group.ranks,
-                "seconds": {
-                    name: asdict(summarize(values)) for name, values in phase_seconds(group).items()
-                },
-                "own_seconds": asdict(summarize(own_seconds(group))),
-            }
-            for group in groups
-        ],
-        "growth": asdict(growth) if growth is not None else None,
-    }
+def make_cells(group: Group) -> Iterator[Cell]:
+    """Of each phase on its slowest rank; none if none were reported."""
+    for name, values in phase_seconds(group).items():
+        place = describe_place(group, SESSION)
+        details = {"is_own": name in OWN}
+        yield make_cell(values, quantity=QUANTITY, at={"phase": name}, details=details, **place)

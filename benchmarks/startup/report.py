@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.common import trials
 from benchmarks.common.options import format_rows
+from benchmarks.common.records import Cell, make_cell
 from benchmarks.common.statistics import Summary, compare, summarize
 from benchmarks.launching.processes import Run
 from benchmarks.startup.contenders import FLOOR, TORCHRUN, TORCHRUN_STATIC, Contender
+
+QUANTITY = "start-up"
 
 
 @dataclass(frozen=True)
@@ -127,43 +130,25 @@ def format_group(group: Group) -> str:
     return "\n".join(filter(None, (describe(group) for describe in parts)))
 
 
-def describe_groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """The groups for a record: every sample, in seconds, and what was computed from them."""
-    return [
-        {
-            "ranks": group.ranks,
-            "nodes": group.nodes,
-            "failures": [asdict(failure) for failure in group.failures],
-            "contenders": [_describe_contender(group, each) for each in group.contenders],
+def make_cells(group: Group) -> Iterator[Cell]:
+    """Of whole processes, and of the time to the first all-reduce, in seconds."""
+    for contender in group.contenders:
+        series = group.series[contender.name]
+        first, place = group.first(contender.name), describe_place(group, contender.name)
+        details = {
+            "kind": contender.kind,
+            "about": contender.about,
+            "command": contender.describe(),
+            "cpu_seconds": [run.cpu_seconds for run in series.samples],
+            "others_cpu_seconds": [run.others_cpu_seconds for run in series.samples],
+            "positions": series.positions,
+            "warm_up": [run.seconds for run in series.warm_up],
         }
-        for group in groups
-    ]
+        yield make_cell(group.seconds(contender.name), quantity=QUANTITY, details=details, **place)
+        if first:
+            yield make_cell(first, quantity=QUANTITY, at={"part": "first all-reduce"}, **place)
 
 
-def _describe_contender(group: Group, contender: Contender) -> dict[str, Any]:
-    series = group.series[contender.name]
-    seconds, first = group.seconds(contender.name), group.first(contender.name)
-    found: dict[str, Any] = {
-        "name": contender.name,
-        "kind": contender.kind,
-        "about": contender.about,
-        "command": contender.describe(),
-        "copies": contender.program.copies,
-        "warm_up": [_describe_run(run) for run in series.warm_up],
-        "samples": [
-            {"position": position, **_describe_run(run)}
-            for position, run in zip(series.positions, series.samples, strict=True)
-        ],
-        "seconds": asdict(summarize(seconds)),
-        "first_all_reduce_seconds": asdict(summarize(first)) if first else None,
-    }
-    if group.ranks:
-        found["over_torchrun"] = asdict(compare(seconds, group.seconds(group.torchrun)))
-        found["over_import_torch"] = asdict(compare(seconds, group.seconds(FLOOR)))
-    return found
-
-
-def _describe_run(run: Run) -> dict[str, Any]:
-    found = asdict(run)
-    found["first_all_reduce_seconds"] = found.pop("stamp_seconds")
-    return found
+def describe_place(group: Group, name: str) -> dict[str, Any]:
+    """Fields of a contender's cells."""
+    return {"contender": name, "ranks": max(1, group.ranks), "nodes": group.nodes or 1}

@@ -10,7 +10,7 @@ before each of them, are left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from functools import partial
 
 from benchmarks.common import results
 from benchmarks.common.checks import check_local_run
@@ -29,7 +29,7 @@ READER = make_reader(
     "framework's all-reduce, of gradients and of weights every so many steps, and a parameter "
     "server with each bound on staleness.",
     groups={"what is measured": Plan, "the run": RunOptions},
-    without=("warm_up", "nodes"),
+    without=("warm_up", "nodes", "nccl_tests"),
 )
 
 
@@ -56,22 +56,12 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     launcher, plan = check(options), options.plan
     ranks = f"{plan.ranks} ranks, {plan.model} on digits"
-    environment, heading = results.begin(launcher, f"{ranks}\n")
-    found = measure(plan, launcher)
-    targets = report.judge(found, plan.accuracy) if options.targets else None
+    with results.open_output("stragglers", options, launcher, f"{ranks}\n") as output:
+        found = measure(plan, launcher, partial(report.record_run, output.record))
+        report.record_runs(output.record, found, plan)
+        targets = report.judge(found, plan.accuracy) if options.targets else ()
+        output.record.judge(targets)
     tables = report.format_table(found, plan.accuracy)
-    print("\n\n".join(filter(None, [tables, format_targets(targets or ())])))
-    results.write_measurement(
-        options.json,
-        "stragglers",
-        environment,
-        targets,
-        ranks=plan.ranks,
-        accuracy=plan.accuracy,
-        runs=[
-            {**asdict(contender), "rounds": [asdict(run) for run in series.samples]}
-            for contender, series in found.items()
-        ],
-    )
+    print("\n\n".join(filter(None, [tables, format_targets(targets)])))
     if options.plot is not None:
-        draw(options.plot, found, plan.accuracy, f"{ranks}; {heading}")
+        draw(options.plot, found, plan.accuracy, f"{ranks}; {output.heading}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -155,7 +155,10 @@ def train(plan: Plan, contender: Contender, number: int, launcher: launchers.Mpi
     return read_run([json.loads(line) for line in lines])
 
 
-def measure(plan: Plan, launcher: launchers.Mpirun) -> dict[Contender, Series[TrainingRun]]:
+def measure(
+    plan: Plan, launcher: launchers.Mpirun, keep: Callable[[Contender, TrainingRun], None]
+) -> dict[Contender, Series[TrainingRun]]:
+    """All runs in turns; each is told to ``keep`` as it ends."""
     contenders = list_contenders(plan)
     numbers = dict.fromkeys(contenders, 0)
     with show_progress(plan.repetitions * len(contenders), "run") as bar:
@@ -164,6 +167,7 @@ def measure(plan: Plan, launcher: launchers.Mpirun) -> dict[Contender, Series[Tr
             bar.set_description(contender.name)
             run = train(plan, contender, numbers[contender], launcher)
             numbers[contender] += 1
+            keep(contender, run)
             bar.update()
             return run
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
+from benchmarks.common.records import Coordinate, RecordWriter, make_cell
 from benchmarks.common.statistics import Series, summarize
 from benchmarks.common.targets import Target
-from benchmarks.stragglers.measurement import IN_STEP, Contender, TrainingRun, find_median
+from benchmarks.stragglers.measurement import IN_STEP, Contender, Plan, TrainingRun, find_median
 from mpiddp.training.options.groups.straggler import parse_straggler
 from mpiddp.training.options.groups.synchronisation import UNLIMITED
+from mpiddp.wording import count_noun
 
 CONSTANT_TARGET, RANDOM_TARGET = 0.5, 0.7
 """Most of the synchronous server's time that the asynchronous one may take with one slow worker,
 and that a bounded one may take with a random one."""
+TRAINING, TIME_TO = "training", "time to accuracy"
+"""The quantities of a record."""
 
 
 def format_table(found: Mapping[Contender, Series[TrainingRun]], accuracy: float) -> str:
@@ -48,6 +53,38 @@ def _format_row(
         f"{summarize([each.accuracy for each in ends]).median:.2%}",
         f"mean {mean:.2f}, max {max(counts)}" if counts else "",
     ]
+
+
+def record_run(record: RecordWriter, contender: Contender, run: TrainingRun) -> None:
+    """A run as it ends: the cells come after the last round of all, which may be hours later."""
+    seconds, straggler = run.points[-1].seconds, contender.straggler
+    record.keep(TRAINING, contender.way, seconds, straggler=straggler)
+
+
+def record_runs(
+    record: RecordWriter, found: Mapping[Contender, Series[TrainingRun]], plan: Plan
+) -> None:
+    """Seconds of all epochs with the curves of accuracy, and seconds to the accuracy."""
+    for contender, series in found.items():
+        at: dict[str, Coordinate] = {
+            "straggler": contender.straggler, "model": plan.model, "batch": plan.batch_size,
+            "epochs": plan.epochs,
+        }  # fmt: skip
+        place: dict[str, Any] = {"contender": contender.way, "ranks": plan.ranks}
+        runs = series.samples
+        whole = [run.points[-1].seconds for run in runs]
+        curves = [[(each.seconds, each.accuracy) for each in run.points] for run in runs]
+        details = {"curves": curves, "staleness": [run.staleness for run in runs]}
+        record.add(make_cell(whole, quantity=TRAINING, at=at, details=details, **place))
+        times = [run.find_time(plan.accuracy) for run in runs]
+        reached = [time for time in times if time is not None]
+        at = {**at, "accuracy": plan.accuracy}
+        if len(reached) == len(times):
+            record.add(make_cell(reached, quantity=TIME_TO, at=at, **place))
+        else:
+            missed = f"{len(times) - len(reached)} of {count_noun(len(times), 'run')}"
+            reason = f"{missed} did not reach {100 * plan.accuracy:g}%"
+            record.fail(TIME_TO, contender.way, reason, ranks=plan.ranks, **at)
 
 
 def judge(found: Mapping[Contender, Series[TrainingRun]], accuracy: float) -> list[Target]:

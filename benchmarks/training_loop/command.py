@@ -7,7 +7,6 @@ optimizer, in whole processes and in turns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from benchmarks.common import results
 from benchmarks.common.checks import check_local_run
@@ -15,7 +14,7 @@ from benchmarks.common.options import RunOptions, make_reader, make_run
 from benchmarks.common.targets import format_targets
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.training_loop import report
-from benchmarks.training_loop.measurement import Plan, measure
+from benchmarks.training_loop.measurement import Group, Plan, measure
 from benchmarks.training_loop.workloads import find_workload
 
 READER = make_reader(
@@ -23,7 +22,7 @@ READER = make_reader(
     description="Time whole trainings of python -m mpiddp.train and of a bare loop, in turns, by "
     "the samples per second of their epochs.",
     groups={"what is measured": Plan, "the run": RunOptions},
-    without=("nodes",),
+    without=("nodes", "nccl_tests"),
 )
 
 
@@ -40,18 +39,17 @@ def check(options: RunOptions[Plan]) -> Mpirun:
 def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     launcher, plan = check(options), options.plan
-    environment, heading = results.begin(launcher, f"{report.EXPLANATION}\n")
-    groups = [group for ranks in plan.ranks for group in measure(plan, ranks, launcher)]
-    targets = report.judge(groups) if options.targets else None
+    groups: list[Group] = []
+    text = f"{report.EXPLANATION}\n"
+    with results.open_output("training-loop", options, launcher, text) as output:
+        for ranks in plan.ranks:
+            for group in measure(plan, ranks, launcher):
+                for cell in report.make_cells(group, plan):
+                    output.record.add(cell)
+                groups.append(group)
+        targets = report.judge(groups) if options.targets else ()
+        output.record.judge(targets)
     print(report.format_table(groups))
-    print(format_targets(targets or ()), end="\n" if targets else "")
-    results.write_measurement(
-        options.json,
-        "training-loop",
-        environment,
-        targets,
-        plan=asdict(plan),
-        groups=[asdict(group) for group in groups],
-    )
+    print(format_targets(targets), end="\n" if targets else "")
     if options.plot is not None:
-        report.draw(options.plot, groups, heading)
+        report.draw(options.plot, groups, output.heading)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -69,14 +69,16 @@ class Group:
         return compare(self.series[TRAINER].samples, self.series[BARE].samples)
 
 
-def measure(plan: Plan, ranks: int, launcher: Mpirun) -> list[Group]:
-    """All models on one number of ranks. Raises RunError with its output if a training fails."""
+def measure(plan: Plan, ranks: int, launcher: Mpirun) -> Iterator[Group]:
+    """All models on one number of ranks, as each is finished.
+
+    Raises RunError with its output if a training fails."""
     rounds = plan.warm_up + plan.repetitions
     with (
         show_progress(2 * rounds * len(plan.models), "training") as bar,
         tempfile.TemporaryDirectory(prefix="mpiddp-bench-") as name,
     ):
-        folder, groups, numbers = Path(name), [], count()
+        folder, numbers = Path(name), count()
         for model in plan.models:
             workload = find_workload(model)
 
@@ -95,8 +97,7 @@ def measure(plan: Plan, ranks: int, launcher: Mpirun) -> list[Group]:
             series = interleave(
                 [TRAINER, BARE], take, rounds=plan.repetitions, warm_up=plan.warm_up, seed=plan.seed
             )
-            groups.append(Group(model, ranks, workload.batch_size, series))
-        return groups
+            yield Group(model, ranks, workload.batch_size, series)
 
 
 def make_trainer(plan: Plan, workload: Workload, target: Path) -> list[str]:

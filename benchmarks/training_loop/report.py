@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.common.options import format_rows
-from benchmarks.common.plotting import COLOURS, finish_bars, open_figure, write_beside
+from benchmarks.common.plotting import COLOURS, draw_bar, finish_bars, open_figure
+from benchmarks.common.records import Cell, Coordinate, make_cell
 from benchmarks.common.statistics import summarize
 from benchmarks.common.targets import Target
-from benchmarks.training_loop.measurement import BARE, TRAINER, Group
+from benchmarks.training_loop.measurement import BARE, TRAINER, Group, Plan
 from mpiddp.wording import count_noun
 
 SPEED = 0.98
@@ -28,7 +29,7 @@ def format_table(groups: Sequence[Group]) -> str:
                 group.model,
                 str(group.ranks),
                 str(group.batch_size),
-                *(f"{rate:,.4g}" for rate in rates),
+                *map(format_rate, rates),
                 f"{speed.median:.3f}",
                 f"{speed.lower_quartile:.3f}–{speed.upper_quartile:.3f}",
             ]
@@ -36,24 +37,41 @@ def format_table(groups: Sequence[Group]) -> str:
     return "\n".join(format_rows(rows))
 
 
+def format_rate(rate: float) -> str:
+    """Four figures."""
+    return f"{float(f'{rate:.4g}'):,.10g}"
+
+
+def make_cells(group: Group, plan: Plan) -> Iterator[Cell]:
+    at: dict[str, Coordinate] = {"model": group.model, "batch": group.batch_size}
+    at["precision"] = plan.precision
+    for name in ("channels_last", "compile"):
+        if getattr(plan, name):
+            at[name] = "on"
+    for name, series in group.series.items():
+        yield make_cell(
+            series.samples, quantity="training loop", contender=name, ranks=group.ranks, at=at,
+            unit="samples/s", details={"positions": series.positions, "warm_up": series.warm_up},
+        )  # fmt: skip
+
+
 def draw(path: Path, groups: Sequence[Group], note: str) -> None:
-    title = "Samples per second of the trainer and of a bare loop"
+    title = "Samples per second: median, band of the quartiles, a point a training"
     with open_figure(path, 7.5, 1.1 * len(groups) + 1.2, title, note) as figure:
         axes = figure.subplots(len(groups), 1, squeeze=False)[:, 0]
         for axis, group in zip(axes, groups, strict=True):
             for place, name in enumerate((TRAINER, BARE)):
                 values = group.series[name].samples
-                median = summarize(values).median
-                axis.barh(place, median, height=0.6, color=COLOURS[place], alpha=0.6)
-                axis.plot(values, [place] * len(values), "o", ms=3, color="#333333")
-                write_beside(axis, f"{median:,.4g}", max(median, *values), place)
+                draw_bar(axis, place, values, COLOURS[place], format_rate(summarize(values).median))
             most = max(max(each.samples) for each in group.series.values())
             axis.set_xlim(0, 1.2 * most)
             where = f"{group.model}, {count_noun(group.ranks, 'rank')}"
             batch = f"batch {group.batch_size} per rank"
             speed = f"{group.speed.median:.3f} × the bare loop"
             axis.set_title(f"{where}, {batch}: {speed}", loc="left", fontsize=10)
-            finish_bars(axis, [TRAINER, BARE])
+            axis.xaxis.set_major_formatter(lambda rate, _: f"{rate:,.10g}")
+            finish_bars(axis, [f"python -m {TRAINER}", "a loop written by hand"])
+        axes[-1].set_xlabel("samples per second of all ranks", fontsize=9)
 
 
 def judge(groups: Sequence[Group]) -> list[Target]:

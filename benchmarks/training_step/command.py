@@ -16,7 +16,7 @@ from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.srun import Srun
 from benchmarks.training_step import report
 from benchmarks.training_step.contenders import DATA_PARALLEL, USUAL, Contender
-from benchmarks.training_step.measurement import Plan, measure
+from benchmarks.training_step.measurement import Group, Plan, measure
 from benchmarks.training_step.plot import draw
 from benchmarks.training_step.targets import judge
 from mpiddp.errors import ConfigurationError
@@ -79,17 +79,18 @@ def check_contender(contender: Contender, ranks: int, plan: Plan) -> None:
 def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     launcher = check(options)
-    environment, heading = results.begin(launcher, f"{report.EXPLANATION}\n")
-    groups = []
-    for ranks in options.plan.ranks:
-        for group in measure(ranks, launcher, options.plan):
-            print(f"{report.format_group(group)}\n", flush=True)
-            groups.append(group)
-    targets = judge(groups) if options.targets else None
-    print(format_targets(targets or ()), end="\n" if targets else "")
-    described = list(map(report.describe_group, groups))
-    results.write_measurement(options.json, "training-step", environment, targets, groups=described)
+    groups: list[Group] = []
+    text = f"{report.EXPLANATION}\n"
+    with results.open_output("training-step", options, launcher, text) as output:
+        for ranks in options.plan.ranks:
+            for group in measure(ranks, launcher, options.plan):
+                print(f"{report.format_group(group)}\n", flush=True)
+                report.record_group(output.record, group)
+                groups.append(group)
+        targets = judge(groups) if options.targets else ()
+        output.record.judge(targets)
+    print(format_targets(targets), end="\n" if targets else "")
     if options.plot is not None:
-        draw(options.plot, groups, heading)
+        draw(options.plot, groups, output.heading)
     if wrong := report.list_wrong(groups):
         raise WrongResultError(f"wrong training: {'; '.join(wrong)}")

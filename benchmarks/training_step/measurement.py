@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -95,6 +95,8 @@ class Visit:
     samples_per_second: float
     """Of all workers together."""
     reading: Bytes
+    by_rank: tuple[float, ...] = ()
+    """Of each worker; empty if some ranks only serve."""
 
     @property
     def exposed(self) -> float:
@@ -149,6 +151,7 @@ def read_answers(
             worker["samples"] / (slowest if has_bound else worker["seconds"]) for worker in workers
         ),
         read_bytes(counted, steps, len(answers)),
+        tuple(worker["seconds"] / steps for worker in workers) if workers == answers else (),
     )
 
 
@@ -178,8 +181,8 @@ def judge(
     )
 
 
-def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> list[Group]:
-    """Check and time all contenders, one group per workload.
+def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> Iterator[Group]:
+    """Check and time all contenders, one group per workload, as each is finished.
 
     Raises RunError, with a job's output, if one fails; ConfigurationError if there are no GPUs but
     some were asked for.
@@ -193,19 +196,15 @@ def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> list[Group]:
         rows = [*BASES, *plan.contenders]
         if not plan.sync and greeting["gpus"] >= ranks:
             rows.append(Contender(DATA_PARALLEL))
-        groups = []
         for workload in plan.models:
             visitor = Visitor(jobs, plan, ranks, workload)
             found = visitor.run(rows, jobs, local=nodes is None)
             for job in jobs.values():
                 job.ask({"do": "let go"}, "letting models go")
-            groups.append(
-                Group(
-                    ranks=ranks, nodes=nodes, workload=workload, plan=plan, notes=visitor.notes,
-                    greeting=greeting, link=link, **found,
-                )
+            yield Group(
+                ranks=ranks, nodes=nodes, workload=workload, plan=plan, notes=visitor.notes,
+                greeting=greeting, link=link, **found,
             )  # fmt: skip
-        return groups
 
 
 def check_device(wanted: str, greetings: Sequence[Mapping[str, Any]]) -> None:

@@ -4,21 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
-from benchmarks.common.plotting import COLOURS, add_legend, finish_bars, open_figure, write_beside
+from benchmarks.common.plotting import COLOURS, INK, finish_bars, open_figure, write_beside
+from benchmarks.training_step.contenders import (
+    ALONE,
+    AUTO,
+    DATA_PARALLEL,
+    FUSED,
+    OWN_ALONE,
+    RANKS,
+    Contender,
+)
 from benchmarks.training_step.measurement import Group
-from benchmarks.training_step.report import find_efficiency, summarize_parts
+from benchmarks.training_step.report import PARTS, find_efficiency, summarize_parts
+from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LONGEST = 26
+NAMES = {
+    FRAMEWORK: "PyTorch DDP",
+    FUSED: "PyTorch DDP, fused optimizer",
+    DATA_PARALLEL: "PyTorch DataParallel",
+    ALONE: "one rank, PyTorch",
+    OWN_ALONE: "one rank, mpiddp",
+    AUTO: "mpiddp",
+    PARAMETER_SERVER: "parameter server",
+}
+"""Of synchronisations; others are mpiddp's, by their algorithm."""
+TITLES = ("forward and backward", "communication that nothing hides", "optimizer")
+"""Of a step's parts."""
+HATCHES = ("", "//", "..")
+"""That tell parts apart in grey."""
+LONGEST = 33
 """Letters of a name on one line."""
-PARTS = ("compute", "exposed", "update")
-NAMES = ("compute", "exposed communication", "update")
 ROW_INCHES = 0.34
-ROOM = 1.35
+ROOM = 1.5
 """The axis's length, in the longest bar's: efficiencies stand behind the bars."""
 
 
@@ -29,13 +52,25 @@ def draw(path: Path, groups: Sequence[Group], note: str) -> None:
     columns = list(dict.fromkeys(group.ranks for group in shown))
     most = max((len(group.series) for group in shown), default=1)
     width, height = 6.4 * max(1, len(columns)) + 1.6, len(rows) * (ROW_INCHES * most + 0.9) + 1.1
-    title = "A training step: medians of its parts on the slowest rank; and efficiency"
-    with open_figure(path, width, height, title, note) as figure:
+    title = (
+        "A training step of the slowest rank: medians of its parts; line: quartiles of the whole"
+    )
+    with open_figure(path, width, height, title) as figure:
         if shown:
             grid = figure.subplots(len(rows), len(columns), squeeze=False)
             for group in shown:
                 _draw_panel(grid[rows.index(group.workload)][columns.index(group.ranks)], group)
-            add_legend(figure, grid[0][0])
+            handles, _ = grid[0][0].get_legend_handles_labels()
+            figure.legend(
+                handles,
+                TITLES,
+                loc="outside lower center",
+                ncols=3,
+                fontsize=9,
+                frameon=False,
+                title=note,
+                title_fontsize=7,
+            )
 
 
 def _draw_panel(axis: Axes, group: Group) -> None:
@@ -45,17 +80,24 @@ def _draw_panel(axis: Axes, group: Group) -> None:
         parts, efficiency = summarize_parts(group, contender), find_efficiency(group, contender)
         assert parts is not None
         end = 0.0
-        for part, name, colour in zip(PARTS, NAMES, COLOURS, strict=False):
+        for part, colour, hatch in zip(PARTS, COLOURS, HATCHES, strict=False):
             length = 1e3 * getattr(parts, part)
-            label = name if place == 0 else None
-            axis.barh(place, length, left=end, height=0.66, color=colour, alpha=0.8, label=label)
+            label = part if place == 0 else None
+            axis.barh(
+                place, length, left=end, height=0.66, color=colour, alpha=0.75, label=label,
+                hatch=hatch, edgecolor="white", linewidth=0,
+            )  # fmt: skip
             end += length
-        step = 1e3 * parts.seconds.median
+        seconds = parts.seconds
+        step, low, high = (
+            1e3 * each for each in (seconds.median, seconds.lower_quartile, seconds.upper_quartile)
+        )
+        axis.hlines(place, low, high, color=INK, linewidth=2)
         text = f"{step:.3g} ms" if step < 1000 else f"{step:.0f} ms"
-        share = f", {efficiency.median:.0%}" if efficiency is not None else ""
-        write_beside(axis, text + share, max(end, step), place)
-        longest = max(longest, end, step)
-        names.append(break_name(contender.name))
+        share = f", efficiency {efficiency.median:.0%}" if efficiency is not None else ""
+        write_beside(axis, text + share, max(end, high), place)
+        longest = max(longest, end, high)
+        names.append(find_name(contender))
     title = f"{group.workload}, {group.ranks} ranks on {group.where}, batch {group.plan.batch_size}"
     axis.set_title(title, loc="left", fontsize=10)
     axis.set_xlim(0, ROOM * longest)
@@ -64,11 +106,10 @@ def _draw_panel(axis: Axes, group: Group) -> None:
     axis.tick_params(axis="x", labelsize=8)
 
 
-def break_name(name: str) -> str:
-    """A name on two lines, or three, where one would leave the bars no room."""
-    if len(name) <= LONGEST:
-        return name
-    head, mark, rest = name.partition(":" if ":" in name else " ")
-    first, comma, last = rest.partition(",")
-    second = f"{first}{comma}\n{last}" if len(rest) > LONGEST else rest
-    return f"{head}{mark.strip()}\n{second}"
+def find_name(contender: Contender) -> str:
+    """What a reader calls it, on lines that leave the bars their room."""
+    details = contender.name.removeprefix(contender.sync).lstrip(" :")
+    details = details.replace(f"servers={RANKS}", "one on each rank").replace(",", ", ")
+    name = NAMES.get(contender.sync, f"mpiddp, {contender.sync}")
+    whole = ", ".join(filter(None, [name, details]))
+    return fill(whole, LONGEST, break_long_words=False, break_on_hyphens=False)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
-from benchmarks.common.statistics import Series, Summary, compare, quantile, summarize
+from benchmarks.common.records import Cell, Coordinate, RecordWriter, make_cell
+from benchmarks.common.statistics import Summary, compare, quantile, summarize
 from benchmarks.launching.paired_jobs import TORCH_JOB
 from benchmarks.training_step.contenders import BASE, BASES, FUSED, OWN_BASE, Contender
-from benchmarks.training_step.measurement import Group, Visit
+from benchmarks.training_step.measurement import Group
 from benchmarks.training_step.traffic import Bytes
 from mpiddp.training.options.groups.synchronisation import FRAMEWORK
 
@@ -25,6 +26,8 @@ HEADS = (
     "overlap", "sent/rank", "busiest link",
 )  # fmt: skip
 FRAMEWORKS = Contender(FRAMEWORK)
+STEP, PARTS = "training step", ("compute", "exposed", "update")
+"""The quantity of a record, and its parts."""
 
 
 @dataclass(frozen=True)
@@ -156,44 +159,51 @@ def list_wrong(groups: Sequence[Group]) -> list[str]:
 # ---- the record ---------------------------------------------------------------------------
 
 
-def describe_group(group: Group) -> dict[str, Any]:
-    """A group for a record: every visit, and what was computed of them."""
-    return {
-        "ranks": group.ranks,
-        "nodes": group.nodes,
-        "model": str(group.workload),
-        "plan": {
-            name: value
-            for name, value in asdict(group.plan).items()
-            if name not in ("models", "sync")
-        },
-        "framework": dict(group.greeting),
-        "link": asdict(group.link) if group.link is not None else None,
-        "others_share": group.others_share,
-        "refusals": {contender.name: why for contender, why in group.refusals.items()},
-        "wrong": {contender.name: why for contender, why in group.wrong.items()},
-        "contenders": [
-            _describe_contender(group, contender, series)
-            for contender, series in group.series.items()
-        ],
-    }
+def make_cells(group: Group) -> Iterator[Cell]:
+    """Of each contender its step, that step's parts and its samples per second."""
+    plan = group.plan
+    at: dict[str, Coordinate] = {"model": str(group.workload), "batch": plan.batch_size}
+    if plan.straggler is not None:
+        at["straggler"] = plan.straggler
+    for contender, series in group.series.items():
+        visits = series.samples
+        place: dict[str, Any] = {
+            "contender": contender.name, "ranks": group.ranks, "nodes": group.nodes or 1,
+        }  # fmt: skip
+        seconds = [visit.seconds for visit in visits]
+        bytes_, efficiency = find_bytes(group, contender), find_efficiency(group, contender)
+        details = {
+            "workers": contender.count_workers(group.ranks),
+            "steps": [visit.steps for visit in visits],
+            "efficiency": efficiency.median if efficiency is not None else None,
+            "bytes": asdict(bytes_) if bytes_ is not None else None,
+            "read": [asdict(visit.reading) for visit in visits],
+            "notes": dict(group.notes.get(contender, {})),
+            "positions": series.positions,
+        }
+        ranks = zip(*(visit.by_rank for visit in visits), strict=True)
+        yield Cell(
+            quantity=STEP, at=at, samples=tuple(seconds), summary=summarize(seconds),
+            by_rank=tuple(map(summarize, ranks)), details=details, **place,
+        )  # fmt: skip
+        for part in PARTS:
+            values = [getattr(visit, part) for visit in visits]
+            yield make_cell(values, quantity=STEP, at={**at, "part": part}, **place)
+        rates = [visit.samples_per_second for visit in visits]
+        yield make_cell(rates, quantity="training speed", at=at, unit="samples/s", **place)
 
 
-def _describe_contender(
-    group: Group, contender: Contender, series: Series[Visit]
-) -> dict[str, Any]:
-    parts, bytes_ = summarize_parts(group, contender), find_bytes(group, contender)
-    speed, efficiency = group.find_speed(contender, FRAMEWORKS), find_efficiency(group, contender)
-    return {
-        "name": contender.name,
-        **asdict(contender),
-        "workers": contender.count_workers(group.ranks),
-        "parts": asdict(parts) if parts is not None else None,
-        "efficiency": asdict(efficiency) if efficiency is not None else None,
-        "over_framework": asdict(speed) if speed is not None else None,
-        "bytes": asdict(bytes_) if bytes_ is not None else None,
-        "bytes_source": bytes_.source if bytes_ is not None else None,
-        "notes": dict(group.notes.get(contender, {})),
-        "positions": list(series.positions),
-        "visits": [{**asdict(visit), "exposed": visit.exposed} for visit in series.samples],
-    }
+def record_group(record: RecordWriter, group: Group) -> None:
+    """Its cells, what was left out or wrong, and what holds for all of it."""
+    for cell in make_cells(group):
+        record.add(cell)
+    where: dict[str, Coordinate] = {"model": str(group.workload), "ranks": group.ranks}
+    for contender, why in group.refusals.items():
+        record.refuse(STEP, contender.name, why, **where)
+    for contender, why in group.wrong.items():
+        record.fail(STEP, contender.name, why, **where)
+    device = {name: group.greeting.get(name) for name in ("device", "gpu", "gpus", "backend")}
+    link = asdict(group.link) if group.link is not None else None
+    record.write(
+        "group", **where, nodes=group.nodes, others_share=group.others_share, link=link, **device
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ from benchmarks.collectives.report import list_wrong
 from benchmarks.common import results
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import File, RunOptions, make_reader, make_run
-from benchmarks.common.records import Cell, Record, open_record, read_record
+from benchmarks.common.records import Cell, Record, read_record
 from benchmarks.common.trials import WrongResultError
 from benchmarks.tune import nccl, report
 from benchmarks.tune.choosing import (
@@ -71,7 +71,7 @@ READER = make_reader(
     groups={"the table": TuneOptions, "what is measured": Plan, "the run": RunOptions},
     epilog="By default all algorithms are measured, over mpiddp's usual transport and over MPI.",
     without=("quantity", "probes", "rivals", "operators", "cold", "busy", "overlap", "guidelines",
-             "budget", "link", "targets", "plot"),
+             "budget", "link", "targets", "plot", "nccl_tests"),
 )  # fmt: skip
 
 
@@ -93,19 +93,18 @@ def main(arguments: Sequence[str]) -> None:
         return
     runs = read_runs(values, options)
     launcher, *_ = map(check, runs)
-    described, _ = results.begin(launcher)
     found: list[Findings] = []
-    with open_record(runs[0].json, "tune", described, asdict(runs[0].plan)) as writer:
+    with results.open_output("tune", runs[0], launcher) as output:
         try:
             for run in runs:
                 for ranks in run.plan.ranks:
                     second = find_finalists(ranks, launcher, run.plan)
                     found.append(Findings(plan=second, surroundings=Surroundings(ranks=ranks)))
-                    found[-1].collect(measure(ranks, launcher, second), writer)
+                    found[-1].collect(measure(ranks, launcher, second), output.record)
         finally:
             # Whatever was measured before an interruption or an error.
             if any(each.cells for each in found):
-                finish_table([each.cells for each in found], described, options)
+                finish_table([each.cells for each in found], output.environment, options)
     if wrong := list_wrong(found):
         raise WrongResultError(f"wrong results: {'; '.join(wrong)}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -16,7 +15,8 @@ import pytest
 
 import documents
 from benchmark_runs import run_benchmark
-from benchmarks.common import checks, results, statistics
+from benchmarks.common import checks, statistics
+from benchmarks.common.records import read_record
 from benchmarks.launching import launchers, processes
 from benchmarks.launching.processes import Program, Run
 from benchmarks.startup import command as startup
@@ -27,6 +27,7 @@ from benchmarks.startup.contenders import (
     HELP,
     MPIDDP,
     MPIDDP_TUNED,
+    PYTHON,
     TORCHRUN,
     TORCHRUN_STATIC,
     Contender,
@@ -351,16 +352,15 @@ def test_startup_measures_prints_and_writes(tmp_path):
     targets = [line for line in answer.stdout.splitlines() if line.startswith("target:")]
     # Of torchrun's time, of the floor's, of the front's, and of the help.
     assert len(targets) == 4 and "--help" in targets[-1]
-    content = json.loads(record.read_text())
-    assert (content["benchmark"], content["schema"]) == ("startup", results.SCHEMA)
-    assert [group["ranks"] for group in content["groups"]] == [2, 0]
-    for contender in content["groups"][0]["contenders"]:
-        (sample,) = contender["samples"]
-        assert math.isclose(contender["seconds"]["median"], sample["seconds"])
-        assert sample["cpu_seconds"] > 0.5  # every contender imports torch
-        if contender["name"] != FLOOR:
-            assert 0 < sample["first_all_reduce_seconds"] < sample["seconds"]
-    environment = content["environment"]
+    found = read_record(record)
+    cells = {(cell.ranks, cell.contender, cell.at.get("part")): cell for cell in found.cells}
+    assert [name for ranks, name, _ in cells if ranks == 1] == [HELP, PYTHON]
+    for (ranks, name, part), cell in cells.items():
+        if ranks == 2 and part is None:
+            assert cell.details["cpu_seconds"][0] > 0.5  # every contender imports torch
+            if name != FLOOR:
+                assert 0 < cells[2, name, "first all-reduce"].samples[0] < cell.samples[0]
+    environment = found.environment
     assert environment["packages"]["torch"] and environment["mpi_library"]
     assert environment["command"].startswith("python -W error -m benchmarks startup")
     assert ElementTree.parse(drawing).getroot().tag.endswith("svg")

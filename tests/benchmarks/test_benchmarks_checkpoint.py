@@ -11,6 +11,7 @@ import documents
 from benchmarks.checkpoint import command, report
 from benchmarks.checkpoint.measurement import Agreement, Measurement, Round, read_measurement
 from benchmarks.checkpoint.report import judge
+from benchmarks.common.records import read_record
 from mpiddp.errors import ConfigurationError
 
 PLAN = command.parse([]).plan
@@ -84,14 +85,14 @@ def test_checkpoints_are_measured_drawn_and_recorded(tmp_path, capsys):
     assert "mlp:megabytes=4, AdamW, 2 ranks (cpu), batch 8 per rank" in printed
     assert "target: a checkpoint every 50 steps, synchronous: at most 3.5% of training" in printed
     assert list(written.iterdir()) == []
-    found = json.loads(record.read_text())
-    (measured,) = found["measured"]
+    found = read_record(record)
+    (measured,) = [line for line in found.others if line["kind"] == "group"]
     # Weights and two moments.
     assert 11e6 < measured["state_bytes"] < 13e6
     assert measured["state_bytes"] < measured["file_bytes"] < 1.1 * measured["state_bytes"]
-    (only,) = measured["rounds"]
-    assert 0 < only["stall"] < only["synchronous"]
-    assert only["beside"] >= 0 and only["beside_steps"] >= 0
-    assert only["raw"] > 0 and only["digest"] > 0 and only["step"] > 0
+    seconds = {(cell.contender, cell.at.get("part")): cell.samples[0] for cell in found.cells}
+    assert 0 < seconds["asynchronous save", "stall"] < seconds["synchronous save", None]
+    costs = ("raw write and flush", "checksum alone (XXH3)", "no checkpoint")
+    assert all(seconds[name, None] > 0 for name in costs)
     assert 0 < measured["agreement"]["look"] < 1e-3
     assert "asynchronous save" in picture.read_text()

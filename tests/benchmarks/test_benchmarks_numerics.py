@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.common import results
+from benchmarks.common.records import read_record
 from benchmarks.models import numerics, summation
 from benchmarks.models.summation import DTYPES, ROUNDING, Accumulation, SummationOrder
 from mpiddp.errors import ConfigurationError, ScheduleError
@@ -249,18 +248,18 @@ def test_the_command_prints_tables_and_writes_a_record_and_a_drawing(tmp_path):
     for name in registry.names():
         (first, second) = (row for row in rows if row[:1] == [name])
         assert len(first) == len(second) == 4 + 7
-    content = json.loads(record.read_text())
-    assert (content["benchmark"], content["schema"]) == ("numerics", results.SCHEMA)
-    assert (content["seed"], content["elements"], content["scale"]) == (3, 12, 1.0)
-    assert "PCG64" in content["generator"]
-    assert content["environment"]["packages"]["torch"]
-    found = [(each["ranks"], each["algorithm"]) for each in content["results"]]
-    assert found == [(ranks, name) for ranks in (2, 4) for name in registry.names()]
-    ring = content["results"][len(registry.names())]
-    assert (ring["inputs_summed"], ring["depth"], len(ring["errors"])) == (4, 3, 7)
-    assert [each["growth"] for each in ring["errors"][1:4]] == pytest.approx([1.5, 1.5, 1])
-    for each in ring["errors"]:
-        assert 0 <= each["rms"] <= each["largest"]
+    found = read_record(record)
+    assert [found.options[name] for name in ("seed", "elements", "scale")] == [3, 12, 1.0]
+    assert "PCG64" in found.others[0]["generator"]
+    assert found.environment["packages"]["torch"]
+    rows = dict.fromkeys((cell.ranks, cell.contender) for cell in found.cells)
+    assert list(rows) == [(ranks, name) for ranks in (2, 4) for name in registry.names()]
+    ring = [cell for cell in found.cells if (cell.ranks, cell.contender) == (4, "ring")]
+    rms, largest = ring[::2], ring[1::2]
+    assert (ring[0].details["inputs"], ring[0].details["depth"], len(rms)) == (4, 3, 7)
+    assert [each.details["growth"] for each in rms[1:4]] == pytest.approx([1.5, 1.5, 1])
+    for usual, worst in zip(rms, largest, strict=True):
+        assert 0 <= usual.samples[0] <= worst.samples[0]
     assert ElementTree.parse(drawing).getroot().tag.endswith("svg")
 
 
@@ -273,13 +272,13 @@ def test_chosen_algorithms_and_types_are_all_there_is(capsys):
     assert "worst element" in text
 
 
-def test_an_overflow_is_shown_explained_and_null_in_the_record(tmp_path, capsys):
+def test_an_overflow_is_shown_explained_and_no_cell_of_the_record(tmp_path, capsys):
     record, drawing = tmp_path / "a.json", tmp_path / "a.png"
     options = ["ring", *SMALL, "--scale", "40000", "--dtype", "float16"]
     numerics.main([*options, "--json", str(record), "--plot", str(drawing)])
     assert "65504" in capsys.readouterr().out
-    (_, row) = json.loads(record.read_text())["results"]
-    assert row["errors"][0]["rms"] is None
+    refused = [line for line in read_record(record).others if line["kind"] == "refusal"]
+    assert [line["at"]["ranks"] for line in refused if line["at"]["error"] == "rms"][:1] == [2]
     assert drawing.read_bytes().startswith(b"\x89PNG")
 
 
@@ -320,12 +319,16 @@ def test_lines_in_the_same_place_are_one_and_the_others_are_not():
 
 def test_the_plot_has_a_line_for_each_order_of_summation():
     options = numerics.parse(["--ranks", "8", "32", "--dtype", "bfloat16", "--elements", "2048"])
-    lines = numerics.list_lines(numerics.measure_all(options), "rms")
-    assert [list(line.names) for line in lines] == [
+    rows = numerics.measure_all(options)
+    groups, left_out = numerics.list_groups(rows, "rms")
+    known = ("ring", "binomial-tree", "double-tree", "direct", "two-level")
+    found = [next(group for group in groups if name in group) for name in known]
+    assert found[:2] == [
         ["ring", "naive-ring"],
         ["recursive-doubling", "halving-doubling", "binomial-tree"],
-        ["double-tree"],
-        ["one-shot", "direct", "central", "gather-broadcast"],
-        ["two-level"],
     ]
-    assert len({(line.colour, line.marker) for line in lines}) == len(lines)
+    assert len({group[0] for group in found}) == len(known) and left_out >= 0
+    lines = numerics.list_lines(rows, groups, ("bfloat16", Accumulation.STEP), "rms")
+    assert len({line.style for line in lines}) == len(lines)
+    (line,) = numerics.list_lines(rows, groups, ("bfloat16", Accumulation.THROUGHOUT), "rms")
+    assert line.name == "all"

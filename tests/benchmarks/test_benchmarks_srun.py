@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.common import statistics
+from benchmarks.common.records import read_record
 from benchmarks.launching import launchers, processes, srun
 from benchmarks.launching.processes import Program, Run, RunError
 from benchmarks.startup import command as startup
@@ -217,7 +217,7 @@ def test_the_table_of_phases_is_in_milliseconds():
 def test_without_phases_there_is_no_table():
     local = make_group(4, nodes=None)
     assert phases.format_phases([local], 0) == ""
-    assert phases.describe_phases([local], 0) is None
+    assert list(phases.make_cells(local)) == []
     assert judge([local], 0) == []
 
 
@@ -240,18 +240,13 @@ def test_targets_are_for_four_nodes_and_up_to_sixteen_ranks():
     assert (target.found, target.met) == ({"": pytest.approx(0.4)}, False)
 
 
-def test_a_record_holds_phases_failures_and_nodes():
+def test_a_record_holds_phases_and_nodes():
     failure = report.Failure(SESSION, "srun … ended with exit code 1")
     groups = [make_group(4, (0.1, 0.01, 0.02), failures=(failure,)), make_group(8, (0.1, 0.2, 0.3))]
-    (described, _) = report.describe_groups(groups)
-    assert described["nodes"] == 4
-    assert described["failures"][0]["contender"] == SESSION
-    samples = {each["name"]: each["samples"] for each in described["contenders"]}
-    assert samples[SESSION][0]["phases"]["address"] == 0.1
-    found = phases.describe_phases(groups, 0)
-    assert found["growth"]["milliseconds"] == pytest.approx(1e3 * (0.6 - 0.13) / 4)
-    assert found["groups"][1]["own_seconds"]["median"] == pytest.approx(0.6)
-    json.dumps([described, found])
+    assert {cell.nodes for cell in report.make_cells(groups[0])} == {4}
+    cells = {cell.at["phase"]: cell for cell in phases.make_cells(groups[1])}
+    own = {name: cell.samples for name, cell in cells.items() if cell.details["is_own"]}
+    assert own == {"address": (0.1,), "store": (0.2,), "group": (0.3,)}
     assert f"{SESSION} 1" in report.describe_failures(groups[0])
     assert report.describe_failures(groups[1]) == ""
 
@@ -327,24 +322,30 @@ def run_benchmark(cluster, *arguments: str, around: tuple[str, ...] = ()):
 def test_it_measures_a_cluster(slurm_cluster, tmp_path):
     record, drawing = tmp_path / "startup.json", tmp_path / "startup.svg"
     arguments = ["--launcher", "srun", "--ranks", "4", "--repetitions", "1", "--warm-up", "0"]
-    answer = run_benchmark(slurm_cluster, *arguments, "--json", str(record), "--plot", str(drawing))
+    arguments += ["--hosts", "--json", str(record), "--plot", str(drawing)]
+    answer = run_benchmark(slurm_cluster, *arguments)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert "4 ranks on 4 nodes, 1 rounds" in answer.stdout
-    content = json.loads(record.read_text())
-    assert content["environment"]["nodes"] == 4
-    (group,) = content["groups"]
-    samples = {each["name"]: each["samples"][0] for each in group["contenders"]}
-    assert list(samples) == [MPIDDP, SESSION, TORCHRUN, TORCHRUN_STATIC, FLOOR]
-    for name, sample in samples.items():
-        if name != FLOOR:
-            assert 0 < sample["first_all_reduce_seconds"] < sample["seconds"], name
-    seen = samples[SESSION]["phases"]
+    found = read_record(record)
+    places = found.environment["hosts"]["4"]
+    assert len(places) == found.environment["nodes"] == 4
+    assert sorted(places.values()) == [[0], [1], [2], [3]]
+    samples = {
+        (cell.contender, cell.at.get("part")): cell.samples[0]
+        for cell in found.cells
+        if cell.quantity == "start-up"
+    }
+    whole = [name for name, part in samples if part is None]
+    assert whole == [MPIDDP, SESSION, TORCHRUN, TORCHRUN_STATIC, FLOOR]
+    for name in whole[:-1]:
+        assert 0 < samples[name, "first all-reduce"] < samples[name, None], name
+    seen = {cell.at["phase"]: cell.samples[0] for cell in found.cells if "phase" in cell.at}
     assert set(phases.SHOWN) <= set(seen)
     assert all(seconds > 0 for seconds in seen.values())
     # Each starts when the one before has ended on all ranks, but for torch, whose import runs
     # beside MPI's start.
     in_turn = [seconds for name, seconds in seen.items() if name != "import torch"]
-    assert sum(in_turn) < samples[SESSION]["seconds"]
+    assert sum(in_turn) < samples[SESSION, None]
     assert ElementTree.parse(drawing).getroot().tag.endswith("svg")
     assert slurm_cluster.ask("squeue", "-h") == ""
 
@@ -359,7 +360,10 @@ def test_inside_an_allocation_runs_are_its_steps(slurm_cluster, tmp_path):
     before = newest_job(slurm_cluster)
     answer = run_benchmark(slurm_cluster, *arguments, "--json", str(record), around=around)
     assert answer.returncode == 0, answer.stderr
-    assert json.loads(record.read_text())["environment"]["nodes"] == 2
+    assert read_record(record).environment["nodes"] == 2
+    # No name of a node, unless it is asked for.
+    names = slurm_cluster.ask("sinfo", "-h", "-N", "-o", "%N").split()
+    assert not any(name in record.read_text() for name in names)
     # The allocation is one job, in which the runs made no others.
     assert newest_job(slurm_cluster) == before + 2
 

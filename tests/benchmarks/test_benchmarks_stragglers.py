@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
 import documents
+from benchmarks.common.records import read_record
 from benchmarks.common.statistics import Series
 from benchmarks.launching import launchers
 from benchmarks.stragglers import command as stragglers
@@ -142,16 +142,19 @@ def test_whole_trainings_are_measured_drawn_and_recorded(tmp_path, capsys):
         "target: straggler 0=4: time of server, no bound to 15%, by in step, at most 0.5: "
         in printed
     )
-    found = json.loads(record.read_text())
-    ways = [(run["staleness"], run["average_every"]) for run in found["runs"]]
-    assert ways == [(None, None), (None, 8), ("0", None), ("unlimited", None)]
-    for run in found["runs"]:
-        (outcome,) = run["rounds"]
-        first, second = outcome["points"]
-        assert 0 < first["seconds"] < second["seconds"]
-        assert second["accuracy"] > 0.15
-        # 1,438 samples by 16 for each of two workers, in two epochs; or all by 16.
-        steps = {None: 0, "0": 2 * 2 * 45, "unlimited": 2 * 90}[run["staleness"]]
-        assert sum(outcome["staleness"].values()) == steps
+    cells = read_record(record).cells
+    # 1,438 samples by 16 for each of two workers, in two epochs; or all by 16.
+    steps = {"framework": 0, "weights, 8 steps": 0, "server, in step": 2 * 2 * 45}
+    steps["server, no bound"] = 2 * 90
+    whole = [cell for cell in cells if cell.quantity == "training"]
+    assert [cell.contender for cell in whole] == list(steps)
+    for cell in whole:
+        (((_, first), (seconds, second)),) = cell.details["curves"]
+        assert cell.samples == (seconds,)
+        assert 0 < first < 1 and second > 0.15
+        (late,) = cell.details["staleness"]
+        assert sum(late.values()) == steps[cell.contender]
+    reached = [cell for cell in cells if cell.quantity == "time to accuracy"]
+    assert [cell.at["accuracy"] for cell in reached] == [0.15] * 4
     drawn = picture.read_text()
     assert "server, no bound" in drawn and "test accuracy" in drawn

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from benchmark_runs import run_benchmark
+from benchmarks.common.records import read_record
 from benchmarks.common.statistics import Series
 from benchmarks.training_loop.measurement import BARE, TRAINER, Group
 from benchmarks.training_loop.report import format_table, judge
@@ -36,8 +35,11 @@ def test_both_loops_are_timed_printed_drawn_and_written(tmp_path):
     [row] = [line for line in answer.stdout.splitlines() if line.startswith("convnet")]
     assert row.split()[1:3] == ["2", "16"]
     assert "target: the trainer's samples per second: at least 0.98" in answer.stdout
-    [group] = json.loads(record.read_text())["groups"]
-    assert all(series["samples"][0] > 0 for series in group["series"].values())
+    found = read_record(record)
+    assert {cell.contender: cell.unit for cell in found.cells} == dict.fromkeys(
+        (TRAINER, BARE), "samples/s"
+    )
+    assert all(cell.samples[0] > 0 for cell in found.cells) and found.is_complete
     assert "samples" in picture.read_text().lower()
 
 

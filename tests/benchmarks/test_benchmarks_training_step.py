@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +12,7 @@ import pytest
 
 import documents
 from benchmark_runs import run_benchmark
-from benchmarks.common import results
+from benchmarks.common.records import Cell, read_record
 from benchmarks.common.statistics import Series
 from benchmarks.common.trials import WrongResultError
 from benchmarks.common.workloads import Workload, parse_workload
@@ -31,7 +30,7 @@ from benchmarks.training_step.contenders import (
     parse_contender,
 )
 from benchmarks.training_step.measurement import Group, TimedLink, Visit
-from benchmarks.training_step.plot import break_name, draw
+from benchmarks.training_step.plot import draw, find_name
 from benchmarks.training_step.targets import CENTRAL, OWN, RING, SHARDED, judge
 from benchmarks.training_step.traffic import Bytes
 from mpiddp.errors import ConfigurationError
@@ -224,14 +223,19 @@ def test_milliseconds_have_three_figures(seconds, text):
 
 def test_a_record_has_every_visit_and_its_parts():
     group = make_group({FRAMEWORKS: [2.0, 4.0], OWN: [1.0, 1.0]})
-    described = json.loads(json.dumps(report.describe_group(group)))
-    theirs, own = described["contenders"]
-    assert (described["model"], theirs["name"], own["sync"]) == ("mlp", "framework", "auto")
-    assert [visit["seconds"] for visit in theirs["visits"]] == [2.0, 4.0]
-    assert [visit["exposed"] for visit in theirs["visits"]] == [1.25, 2.5]
-    assert own["over_framework"]["median"] == 3.0
-    assert theirs["bytes_source"] == "read from the interface"
-    assert described["plan"]["batch_size"] == 8
+    cells = {
+        (cell.contender, cell.at.get("part"), cell.unit): cell for cell in report.make_cells(group)
+    }
+    theirs = cells["framework", None, "s"]
+    assert theirs.samples == (2.0, 4.0) and theirs.at == {"model": "mlp", "batch": 8}
+    assert theirs.details["bytes"]["is_read"]
+    assert cells["framework", "exposed", "s"].samples == (1.25, 2.5)
+    assert {(name, part) for name, part, unit in cells if unit == "s"} == {
+        (name, part)
+        for name in ("framework", "auto")
+        for part in (None, "compute", "exposed", "update")
+    }
+    assert cells["auto", None, "samples/s"].quantity == "training speed"
 
 
 # ---- promises ----------------------------------------------------------------------------------
@@ -308,27 +312,27 @@ def test_a_drawing_has_a_bar_of_parts_for_each_contender(tmp_path):
     draw(path, groups, "a note")
     assert ElementTree.parse(path).getroot().tag.endswith("svg")
     text = path.read_text()
-    for part in ("framework", "auto", "exposed communication", "update", "4 ranks", "a note"):
+    for part in ("PyTorch DDP", "that nothing hides", "optimizer", "4 ranks", "a note"):
         assert part in text
     # As many samples per second as one rank alone, on two and on four.
-    assert "3000 ms, 50%" in text and "3000 ms, 25%" in text
+    assert "3000 ms, efficiency 50%" in text and "efficiency 25%" in text
 
 
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
-        ("gather-broadcast", ["gather-broadcast"]),
-        ("parameter-server:servers=ranks", ["parameter-server:", "servers=ranks"]),
-        (
-            "parameter-server:servers=2,placement=dedicated,staleness=3",
-            ["parameter-server:", "servers=2,", "placement=dedicated,staleness=3"],
-        ),
-        ("ring transport=shared-memory+mpi", ["ring", "transport=shared-memory+mpi"]),
-        ("ring:segments=4", ["ring:segments=4"]),
+        (FRAMEWORKS, ["PyTorch DDP"]),
+        (OWN, ["mpiddp"]),
+        (replace(RING, transport="shared-memory+mpi"),
+         ["mpiddp, ring,", "transport=shared-memory+mpi"]),
+        (Contender("ring:segments=4"), ["mpiddp, ring:segments=4"]),
+        (SHARDED, ["parameter server, one on each", "rank"]),
+        (replace(CENTRAL, servers="2", placement="dedicated", staleness="3"),
+         ["parameter server, servers=2,", "placement=dedicated, staleness=3"]),
     ],
-)
-def test_long_names_are_broken(name, lines):
-    assert break_name(name).splitlines() == lines
+)  # fmt: skip
+def test_names_are_a_readers_and_long_ones_are_broken(name, lines):
+    assert find_name(name).splitlines() == lines
 
 
 def test_nothing_measured_is_drawn_as_nothing(tmp_path):
@@ -358,6 +362,11 @@ SYNCS = (
 )
 
 
+def list_steps(record) -> list[Cell]:
+    """The cells of whole steps."""
+    return [cell for cell in record.cells if cell.quantity == report.STEP and "part" not in cell.at]
+
+
 @pytest.mark.mpi
 def test_all_contenders_are_measured_printed_and_written(tmp_path):
     record, drawing = tmp_path / "step.json", tmp_path / "step.svg"
@@ -369,15 +378,14 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
         "training-step", *arguments, "--json", str(record), "--plot", str(drawing), PMIX_RANK="7"
     )
     assert (answer.returncode, answer.stderr) == (0, "")
-    content = json.loads(record.read_text())
-    assert (content["benchmark"], content["schema"]) == ("training-step", results.SCHEMA)
-    (group,) = content["groups"]
-    assert (group["refusals"], group["wrong"]) == ({}, {})
-    rows = {each["name"]: each for each in group["contenders"]}
+    found = read_record(record)
+    assert [line["kind"] for line in found.others] == ["group", "end"]
+    rows = {cell.contender: cell.details for cell in list_steps(found)}
     assert list(rows) == [ALONE, OWN_ALONE, *SYNCS[:2], "auto transport=mpi", *SYNCS[2:]]
-    for row in rows.values():
-        assert [visit["steps"] for visit in row["visits"]] == [5, 5]
-        assert all(visit["seconds"] > 0 < visit["compute"] for visit in row["visits"])
+    assert all(len(cell.samples) == 2 and min(cell.samples) > 0 for cell in list_steps(found))
+    assert all(row["steps"] == [5, 5] for row in rows.values())
+    ranks = {cell.contender: len(cell.by_rank) for cell in list_steps(found)}
+    assert ranks == {**dict.fromkeys(rows, 2), ALONE: 0, OWN_ALONE: 0, SYNCS[3]: 0}
     workers = {name: row["workers"] for name, row in rows.items()}
     assert workers[ALONE] == workers[OWN_ALONE] == workers[SYNCS[3]] == 1 and workers[SYNCS[4]] == 2
     # What mpiddp sends is counted: on two ranks, half of the gradients there and half back, or all
@@ -442,14 +450,13 @@ def test_servers_are_compared_with_the_cost_model_on_a_cluster(slurm_cluster, tm
         "training-step", *arguments, "--json", str(record), **slurm_cluster.environment()
     )
     assert (answer.returncode, answer.stderr) == (0, "")
-    (group,) = json.loads(record.read_text())["groups"]
-    assert group["nodes"] == 2 and group["link"]["seconds_per_byte"] > 0
-    rows = {each["name"]: each for each in group["contenders"]}
+    found = read_record(record)
+    assert found.others[0]["nodes"] == 2 and found.others[0]["link"]["seconds_per_byte"] > 0
+    rows = {cell.contender: cell.details for cell in list_steps(found)}
     size = 4 * rows["ring"]["notes"]["elements"]
     # What interfaces read and what is counted say the same of the ring, but for headers.
-    (visit,) = rows["ring"]["visits"]
     assert rows["ring"]["bytes"]["each"] == pytest.approx(size, rel=1e-3)
-    assert size <= visit["reading"]["busiest"] < 1.2 * size
+    assert size <= rows["ring"]["read"][0]["busiest"] < 1.2 * size
     assert rows["framework"]["bytes"]["busiest"] >= size
     assert "by the cost model" in answer.stdout
     assert slurm_cluster.ask("squeue", "-h") == ""

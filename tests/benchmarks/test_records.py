@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import socket
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.common.records import Cell, open_record, read_record
-from benchmarks.common.statistics import summarize
+import documents
+from benchmarks.checkpoint import report as checkpoint_report
+from benchmarks.common import checks, results
+from benchmarks.common.options import RunOptions
+from benchmarks.common.records import Cell, hide, make_cell, open_record, read_record
+from benchmarks.common.statistics import Summary, summarize
+from benchmarks.launching.launchers import Mpirun, command
+from benchmarks.models import numerics, simulate
+from benchmarks.startup import phases
+from benchmarks.startup import report as startup_report
+from benchmarks.stragglers import report as stragglers_report
+from benchmarks.training_step import report as step_report
 from mpiddp.errors import ConfigurationError
 
 words = st.text('aé"\\\n\u2028\x85', max_size=5)
@@ -34,6 +47,7 @@ def cells(draw) -> Cell:
 
 
 @given(st.lists(cells(), max_size=3))
+@settings(deadline=None)
 def test_a_record_is_read_as_it_was_written(tmp_path_factory, measured):
     path = tmp_path_factory.mktemp("record") / "record.jsonl"
     with open_record(path, "allreduce", {"cores": 2}, {"ranks": [2, 4]}) as record:
@@ -90,3 +104,89 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path):
         read_record(tmp_path / "nothing")
     with pytest.raises(ConfigurationError, match="cannot be written"):
         open_record(tmp_path / "no" / "record", "step", {}, {}).__enter__()
+
+
+# ---- what a command opens --------------------------------------------------------------------
+
+NAME = socket.gethostname()
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    ranks: tuple[int, ...] = (2, 3)
+    model: Path = Path("a")
+
+
+def open_output(monkeypatch, **options):
+    monkeypatch.setattr(results, "describe_environment", lambda launcher: {"cores": 2})
+    monkeypatch.setattr(results, "describe_heading", lambda environment: "here")
+    mpirun = Mpirun(Path("mpirun"), command.OPEN_MPI, "5.0.11", None)
+    return results.open_output("broadcast", RunOptions(plan=Plan(), **options), mpirun)
+
+
+def make_broadcast(size: int = 8) -> Cell:
+    at = {"bytes": size, "type": "float32"}
+    return make_cell([1.0], quantity="broadcast", contender="MPI", ranks=2, at=at)
+
+
+def test_what_was_measured_before_an_interruption_is_in_every_file(tmp_path, monkeypatch):
+    paths = {name: tmp_path / name for name in ("json", "csv", "nccl_tests")}
+
+    def measure() -> None:
+        with open_output(monkeypatch, **paths) as output:
+            output.record.add(make_broadcast())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure()
+    found = read_record(paths["json"])
+    assert found.cells == (make_broadcast(),) and not found.is_complete
+    assert found.options == {"ranks": [2, 3], "model": "a"}
+    assert paths["csv"].read_text().splitlines()[1].startswith("broadcast,MPI,2,1,8,float32,s,1,")
+    assert "broadcast_perf" in paths["nccl_tests"].read_text()
+
+
+def test_hosts_are_named_only_if_they_are_asked_for(tmp_path, monkeypatch):
+    for hosts in (False, True):
+        with open_output(monkeypatch, json=tmp_path / "record", hosts=hosts) as output:
+            output.record.fail("broadcast", "MPI", f"rank 1 on {NAME}: it ended", ranks=2)
+        found = read_record(tmp_path / "record")
+        places = {"2": {NAME: [0, 1]}, "3": {NAME: [0, 1, 2]}} if hosts else None
+        assert found.environment.get("hosts") == places
+        assert found.others[0]["reason"] == f"rank 1 on {NAME if hosts else 'HOST'}: it ended"
+
+
+def test_names_are_hidden_as_words():
+    text = "node1.site and node11, on node1: node1-eth0"
+    assert hide(text, ["node1", "node1.site"]) == "HOST and node11, on HOST: node1-eth0"
+    assert hide(text, []) == text
+
+
+@pytest.mark.parametrize("name", ["json", "csv", "nccl_tests"])
+def test_files_are_checked_before_anything_is_measured(tmp_path, name, monkeypatch):
+    options = RunOptions(plan=Plan(), **{name: tmp_path / "no" / "file"})
+    with pytest.raises(ConfigurationError, match="there is no directory"):
+        checks.check_run(options, (2,))
+
+
+# ---- what is documented ----------------------------------------------------------------------
+
+CHAPTER = documents.launchers.ROOT / "docs" / "benchmarks.md"
+
+
+def test_the_documented_record_is_one(tmp_path):
+    (example,) = [block for block in documents.read_blocks(CHAPTER) if block.language == "json"]
+    (tmp_path / "record").write_text(example.text)
+    found = read_record(tmp_path / "record")
+    (cell,) = found.cells
+    assert cell.summary == summarize(cell.samples) and found.is_complete
+    assert [line["kind"] for line in found.others] == ["refusal", "end"]
+
+
+def test_every_field_and_quantity_is_documented():
+    text = CHAPTER.read_text()
+    names = [field.name for kind in (Cell, Summary) for field in dataclasses.fields(kind)]
+    names += [startup_report.QUANTITY, phases.QUANTITY, step_report.STEP, *step_report.PARTS]
+    names += [stragglers_report.TRAINING, stragglers_report.TIME_TO, checkpoint_report.QUANTITY]
+    names += [simulate.QUANTITY, numerics.QUANTITY]
+    assert [name for name in names if f"`{name}`" not in text] == []

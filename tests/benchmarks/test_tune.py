@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.collectives.options import Plan
+from benchmarks.common import results
 from benchmarks.common.records import Cell, open_record, read_record
 from benchmarks.common.statistics import summarize
 from benchmarks.tune import command, nccl, report
@@ -283,7 +284,7 @@ def test_what_was_measured_before_an_interruption_becomes_a_table(tmp_path, monk
     monkeypatch.delenv("MPIDDP_TUNING", raising=False)
     monkeypatch.setattr(command, "measure", measure)
     monkeypatch.setattr(command, "check", lambda run: None)
-    monkeypatch.setattr(command.results, "begin", lambda launcher: ({"date": "today"}, ""))
+    monkeypatch.setattr(results, "begin", lambda launcher, more: ({"date": "today"}, ""))
     table, record = tmp_path / "table.json", tmp_path / "record.jsonl"
     with pytest.raises(KeyboardInterrupt):
         command.main(
