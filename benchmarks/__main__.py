@@ -28,6 +28,7 @@ COMMANDS = {
     "reduce": "the same of reductions to one rank",
     "point-to-point": "messages between two ranks of a node and of two nodes, and additions",
     "all-pairs": "latency and bandwidth of each pair of nodes; slow links are named",
+    "tune": "the fastest algorithm by size on this cluster, as a table that auto follows",
     "training-step": "a training step and its parts, by how gradients are synchronised",
     "training-loop": "the trainer's samples per second beside a bare loop's",
     "stragglers": "training to an accuracy while a worker is slow: all-reduce, servers",

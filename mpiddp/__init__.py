@@ -129,6 +129,7 @@ def init(
     bind: str = "auto",
     port_range: str = "auto",
     devices: str = "auto",
+    tuning: str = "",
 ) -> Session:
     """Start this launch: MPI, device, store and torch.distributed's default group.
 
@@ -156,6 +157,8 @@ def init(
             of the variable MPIDDP_PORT_RANGE where it is set, else any.
         devices: ``auto``: a rank takes a GPU where it sees one; ``cuda``: each must have one;
             ``cpu``; or numbers of visible GPUs (``"0,2"``), which the ranks of a node take in turn.
+        tuning: a file that ``python -m benchmarks tune`` wrote: it says what ``auto`` chooses for
+            mpiddp's collectives; by default the one that MPIDDP_TUNING names, if it is set.
 
     Raises (in an interactive Python; elsewhere the job ends with the error's exit code):
         ConfigurationError: NCCL without GPUs, an interface or a GPU that is not there.
@@ -173,6 +176,7 @@ def init(
         bind=bind,
         port_range=port_range,
         devices=devices,
+        tuning=tuning,
     )
 
 

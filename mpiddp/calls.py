@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
+from mpiddp.collectives import TRANSPORTS
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.communicator import check_tensor
-from mpiddp.collectives.planner import TRANSPORTS, Request
+from mpiddp.collectives.planner import Request
 from mpiddp.collectives.transport.operators import Operator
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
@@ -99,9 +100,9 @@ def all_reduce(
         fixed_order: the order of additions does not depend on an element's position in the buffer,
             so the result does not depend on how a buffer was cut.
 
-    ``auto`` follows the rule that `mpiddp.collectives.planner` states. On tensors of
-    ``shared_empty`` no copy is made inside a node. An algorithm whose dedicated servers contribute
-    nothing (``central``) is refused.
+    ``auto`` follows the rule that `mpiddp.collectives.planner` states, or a tuning table. On
+    tensors of ``shared_empty`` no copy is made inside a node. An algorithm whose dedicated servers
+    contribute nothing (``central``) is refused.
 
     Raises:
         ScheduleError: the algorithm is no all-reduce; says why.
@@ -301,8 +302,9 @@ def describe_collectives() -> dict[str, Any]:
         print(mpiddp.describe_collectives()["transports"])
 
     Returns ``wait`` (spin, yield or sleep), ``transports`` (the preferred one first),
-    ``single_copy`` (whether private memory is copied once), ``nodes`` (ranks of each), ``notes``
-    (what is missing, and why) and ``torch`` (its version).
+    ``single_copy`` (whether private memory is copied once), ``nodes`` (ranks of each), ``tuning``
+    (which tuning table is used, and for what, or why it is not), ``notes`` (what is missing, and
+    why) and ``torch`` (its version).
     """
     communicator = ensure_communicator()
     node_memory = communicator.node_memory
@@ -311,6 +313,7 @@ def describe_collectives() -> dict[str, Any]:
         "transports": list(communicator.layout.transports),
         "single_copy": node_memory is not None and node_memory.can_copy,
         "nodes": list(communicator.layout.sizes),
+        "tuning": communicator.layout.tuning.text,
         "notes": list(communicator.notes),
         "torch": torch.__version__,
     }

@@ -187,6 +187,8 @@ WAIT = "MPIDDP_WAIT"
 """How ranks wait: spin, yield or sleep."""
 MESSAGE_BYTES = "MPIDDP_MESSAGE_BYTES"
 """The longest message over MPI; longer ones are sent in parts."""
+TUNING = "MPIDDP_TUNING"
+"""A tuning table, which says what ``auto`` chooses."""
 
 # What the front (`mpiddp/front/`) tells the ranks that it starts.
 STATE_HOME = "XDG_STATE_HOME"

@@ -13,6 +13,7 @@ from benchmarks.collectives.cells import CellMaker
 from benchmarks.collectives.contenders import (
     ALL_PAIRS,
     MPI,
+    OWN,
     POINT_TO_POINT,
     REDUCING,
     REDUCTION,
@@ -119,6 +120,7 @@ def list_blocks(plan: Plan, places: Sequence[int], *, nccl: bool) -> list[list[T
                 for row in contenders.list_contenders(
                     quantity, plan.algorithms, plan.transports, plan.buffers, nccl=nccl
                 )
+                if plan.rivals or row.maker == OWN
             ]
         blocks.append(block)
     return blocks

@@ -88,6 +88,8 @@ class Plan(trials.Plan):
     """Given by the command."""
     probes: bool = False
     """Whether the machine's own limits are measured, too; given by the command."""
+    rivals: bool = True
+    """Whether others' collectives are measured beside mpiddp's; given by the command."""
     ranks: SeveralRanks = (2, 4)
     """Numbers of ranks (default: 2 4; with srun 4 8)."""
     sizes: SizeRanges = ()
@@ -148,7 +150,7 @@ def make_command_reader(command: str) -> Reader:
         epilog=(algorithms if has_algorithms else "")
         + "Sizes are powers of 2: 1K is 1024 bytes. A contender that cannot do what is asked for "
         "is left out of the table, with the reason.",
-        without=("quantity", "probes", *_HAS_NOT[quantity]),
+        without=("quantity", "probes", "rivals", *_HAS_NOT[quantity]),
     )
 
 

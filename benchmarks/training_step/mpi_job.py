@@ -105,11 +105,12 @@ class MpiJob(SessionMember):
         }
         way = choose_synchronization(configuration)
         dtype = parameters[0].dtype
-        item = (way.wire_dtype or dtype).itemsize
+        sent = way.wire_dtype or dtype
+        item = sent.itemsize
         request = Request(Collective.ALL_REDUCE, way.algorithm, way.transport)
         layout, on_gpu = ensure_communicator().layout, parameters[0].is_cuda
         counts = [size // dtype.itemsize for size in storages.values()]
-        found = [select(request, count * item, layout, on_gpu=on_gpu) for count in counts]
+        found = [select(request, count * item, layout, sent, on_gpu=on_gpu) for count in counts]
         messages = chain.from_iterable(
             list_transfers(each.schedule, count, item)
             for each, count in zip(found, counts, strict=True)

@@ -6,15 +6,16 @@ import mmap
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from mpiddp import environment
+from mpiddp.collectives import BOTH, MPI, SHARED, TORCH, TRANSPORTS
 from mpiddp.collectives.communicator import Communicator
-from mpiddp.collectives.planner import BOTH, MPI, NCCL, SHARED, TORCH, Layout, Planner
+from mpiddp.collectives.planner import NCCL, Layout, Planner
 from mpiddp.collectives.transport import Messenger
 from mpiddp.collectives.transport.mpi import (
     LONGEST_MESSAGE,
@@ -26,11 +27,13 @@ from mpiddp.collectives.transport.node_memory import NodeMemory, block_size, is_
 from mpiddp.collectives.transport.shared_memory import SharedMemory, address_of, map_descriptor
 from mpiddp.collectives.transport.single_copy import can_copy
 from mpiddp.collectives.transport.waiting import Waiter, choose_policy, count_cores, find_quota
+from mpiddp.collectives.tuning import Reading, Table, check_readings, fit_table, read_own
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.mpi.mpi import find_thread_limit
 from mpiddp.launch.mpi.world import World
 from mpiddp.launch.rendezvous.store import find_group_timeout
 from mpiddp.launch.session import Session, current_session
+from mpiddp.wording import print_message
 
 TOKEN_BYTES = 16
 
@@ -46,6 +49,7 @@ class _Facts:
     quota: float
     wish: str
     message_bytes: str
+    tuning: Reading
     is_checked: bool
     has_order: bool
     namespace: str
@@ -95,7 +99,9 @@ def _make_communicator(session: Session) -> Communicator:
         # A quick rank leaves while others still read its last call's words.
         block = shared_memory.allocate(block_size(world.local_size) + TOKEN_BYTES, is_common=True)
         block[-TOKEN_BYTES:] = token[:]
-    facts = session.gather(_find_facts(world, shared_memory, block, token))
+    table, reading = read_own()
+    facts = session.gather(_find_facts(world, shared_memory, block, token, reading))
+    check_readings([each.tuning for each in facts])
     ranks = [rank for rank, each in enumerate(facts) if each.node == world.node_rank]
     block, found = _reach(facts, ranks, world.rank, block)
     reaches = session.gather(found)
@@ -108,6 +114,7 @@ def _make_communicator(session: Session) -> Communicator:
     policy = choose_policy([each.wish for each in facts], nodes)
     waiter = Waiter(policy, session.timeout)
     layout, notes = _lay_out(world.rank, facts, reaches)
+    layout = tune(layout, table)
     node_memory = None
     if block is not None and (SHARED in layout.transports or BOTH in layout.transports):
         processes = {rank: facts[rank].process for rank in ranks}
@@ -130,7 +137,11 @@ def _make_communicator(session: Session) -> Communicator:
 
 
 def _find_facts(
-    world: World, shared_memory: SharedMemory, block: mmap.mmap | None, token: mmap.mmap
+    world: World,
+    shared_memory: SharedMemory,
+    block: mmap.mmap | None,
+    token: mmap.mmap,
+    tuning: Reading,
 ) -> _Facts:
     place = shared_memory.find(address_of(block), 1) if block is not None else None
     return _Facts(
@@ -141,6 +152,7 @@ def _find_facts(
         find_quota(),
         os.environ.get(environment.WAIT, ""),
         os.environ.get(environment.MESSAGE_BYTES, ""),
+        tuning,
         os.environ.get(environment.DEBUG) not in (None, "", "0"),
         is_ordered(),
         os.readlink("/proc/self/ns/pid"),
@@ -209,6 +221,14 @@ def _lay_out(
     transports = tuple(name for name in possible if name not in absent)
     layout = Layout(rank, tuple(each.hostname for each in facts), nodes, transports, absent)
     return layout, tuple(notes)
+
+
+def tune(layout: Layout, table: Table | None) -> Layout:
+    """The layout with what a tuning table says for it; rank 0 prints if it says nothing."""
+    tuning = fit_table(table, layout.sizes, layout.transports)
+    if table is not None and not tuning.ranges and layout.rank == 0:
+        print_message(tuning.text)
+    return replace(layout, tuning=tuning)
 
 
 def _list_messengers(
@@ -283,7 +303,9 @@ def find_longest_message(wishes: Sequence[str], has_network: bool) -> int:
 
 def _make_alone(session: Session) -> Communicator:
     """For a session of one rank."""
-    layout = Layout(0, (session.world.hostname,), (0,), (SHARED, BOTH, MPI, TORCH))
+    table, reading = read_own()
+    check_readings([reading])
+    layout = tune(Layout(0, (session.world.hostname,), (0,), TRANSPORTS), table)
     policy = choose_policy([os.environ.get(environment.WAIT, "")], [(1, 1)])
     planner = Planner(layout, SharedMemory(), None, {})
     return Communicator(planner, Waiter(policy, 0.0), device=session.device)

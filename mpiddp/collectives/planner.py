@@ -1,6 +1,9 @@
 """Makes the plan of a call, with the schedule and the transport that the user named, or by a rule.
 
-The rule of ``auto``, for buffers on the CPU:
+Where a tuning table (`mpiddp.collectives.tuning`) has been made for the ranks' layout, ``auto`` for
+algorithm and transport is what it says for the buffer, unless ``fixed_order`` is asked for.
+
+The rule of ``auto`` without one, for buffers on the CPU:
 
 - all ranks on one node, shared memory: one-shot up to the size of a mailbox, direct beyond;
 - one rank on each node, MPI: recursive-doubling up to LATENCY_BYTES, ring beyond;
@@ -20,11 +23,12 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 
 import torch
 
+from mpiddp.collectives import AUTO, BOTH, MPI, SHARED, TORCH, TRANSPORTS
 from mpiddp.collectives.compiler.hazards import Part, find_part
 from mpiddp.collectives.compiler.lowering import compile_part
 from mpiddp.collectives.compiler.pieces import BufferCut
@@ -50,14 +54,11 @@ from mpiddp.collectives.transport.operators import (
 )
 from mpiddp.collectives.transport.shared_memory import SharedMemory
 from mpiddp.collectives.transport.single_copy import LargePages
+from mpiddp.collectives.tuning import NO_TABLE, Tuning, make_key
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.proof import is_order_fixed
 from mpiddp.schedules.registry import Choice, names, parse
 from mpiddp.schedules.schedule import Collective, Schedule, rotate, segment
-
-AUTO = "auto"
-MPI, TORCH, SHARED, BOTH = "mpi", "torch", "shared-memory", "shared-memory+mpi"
-TRANSPORTS = (SHARED, BOTH, MPI, TORCH)
 
 LATENCY_BYTES = 32 << 10
 """Up to this size latency decides, beyond it bandwidth."""
@@ -87,6 +88,8 @@ class Layout:
     """The transports that connect all ranks, the preferred one first."""
     absent: dict[str, str] = field(default_factory=dict)
     """Why other transports are not possible."""
+    tuning: Tuning = NO_TABLE
+    """What a tuning table says for these ranks."""
 
     @property
     def size(self) -> int:
@@ -122,6 +125,11 @@ class Request:
     allows_servers: bool = False
     """Whether an all-reduce may leave out the buffers of dedicated servers: to measure that."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a tuning table may choose."""
+        return self.algorithm == self.transport == AUTO and not self.fixed_order
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -131,12 +139,26 @@ class Selection:
     transport: str
 
 
-def select(request: Request, size: int, layout: Layout, *, on_gpu: bool) -> Selection:
+def select(
+    request: Request,
+    size: int,
+    layout: Layout,
+    dtype: torch.dtype = torch.float32,
+    *,
+    on_gpu: bool,
+) -> Selection:
     """The schedule and the transport for a buffer of ``size`` bytes.
+
+    ``dtype``: of its elements; a tuning table may go by it, the rule does not.
 
     Raises ConfigurationError for what does not exist, is not possible here or would leave out
     ranks, ScheduleError for an algorithm that does not do what it promises.
     """
+    if request.is_open:
+        key = make_key(request.kind, name_type(dtype), on_gpu=on_gpu)
+        tuned = layout.tuning.find(key, size)
+        if tuned is not None:
+            request = replace(request, algorithm=tuned.algorithm, transport=tuned.transport)
     transport = _select_transport(request.transport, layout, on_gpu)
     if not 0 <= request.root < layout.size:
         raise ConfigurationError(f"root must be 0 to {layout.size - 1}, found {request.root}")
@@ -290,7 +312,7 @@ class Planner:
             accumulation = dtype
         on_gpu = tensor.device.type != "cpu"
         size = tensor.numel() * tensor.element_size()
-        selection = select(request, size, self.layout, on_gpu=on_gpu)
+        selection = select(request, size, self.layout, tensor.dtype, on_gpu=on_gpu)
         if self.layout.size == 1:
             return Plan()
         signature = _sign(request, selection, tensor)

@@ -42,6 +42,10 @@ class LaunchOptions:
     """Ports that mpiddp may listen on, two at least (default: those of MPIDDP_PORT_RANGE if it is
     set, else any)."""
 
+    tuning: Annotated[str, Argument("FILE")] = ""
+    """Tuning table of `python -m benchmarks tune`, which says what auto chooses for mpiddp's
+    collectives (default: that of MPIDDP_TUNING if it is set, else none)."""
+
     allow_shared_gpu: bool = False
     """Let several ranks use one GPU: with Gloo, or with NCCL 2.30 or newer and
     NCCL_MULTI_RANK_GPU_ENABLE=1."""
@@ -70,7 +74,7 @@ class LaunchOptions:
         check_choice("bind", self.bind, KINDS)
         ports.parse_option(self.port_range)
         check("interface", self.interface != "", "auto, NAME or host=NAME,…", self.interface)
-        check_text(self, "interface")
+        check_text(self, "interface", "tuning")
         for name in ("timeout", "lifeline_timeout"):
             seconds = getattr(self, name)
             expected = f"seconds above 0 and up to {LONGEST_TIMEOUT:g}"

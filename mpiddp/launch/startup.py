@@ -395,6 +395,9 @@ class Starter:
         if self.options.port_range != ports.AUTO:
             # A script under `python -m mpiddp` may call mpiddp.init(), which listens as well.
             self.variables.export({environment.PORT_RANGE: self.options.port_range})
+        if self.options.tuning:
+            # Read by the first collective call; a script may have changed the directory by then.
+            self.variables.export({environment.TUNING: os.path.abspath(self.options.tuning)})
 
     def _find_route(self) -> Route:
         """A leader's part."""

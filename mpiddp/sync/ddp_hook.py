@@ -16,9 +16,10 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from mpiddp.collectives import AUTO, BOTH, SHARED
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.communicator import Communicator
-from mpiddp.collectives.planner import AUTO, BOTH, SHARED, Request, Selection, select
+from mpiddp.collectives.planner import Request, Selection, select
 from mpiddp.collectives.transport.operators import Operator, choose_accumulation
 from mpiddp.collectives.transport.shared_memory import find_shortage
 from mpiddp.errors import ConfigurationError
@@ -76,8 +77,12 @@ class ScheduleHook:
             synchronization.transport,
             operator="average",
         )
-        selection = self._select(0, on_gpu)
-        communicator.planner.ensure_messenger(selection, on_gpu=on_gpu)
+        selection = select(self._request, 0, communicator.layout, on_gpu=on_gpu)
+        # A tuning table may choose others for some sizes.
+        tuned = communicator.layout.tuning.list_transports(Collective.ALL_REDUCE)
+        for transport in (selection.transport, *(tuned if self._request.is_open else ())):
+            each = replace(selection, transport=transport)
+            communicator.planner.ensure_messenger(each, on_gpu=on_gpu)
         self._narrow_requests: dict[int, Request] = {}
         """By length of a bucket."""
         in_memory = selection.transport in (SHARED, BOTH)
@@ -98,8 +103,10 @@ class ScheduleHook:
         """From the next backward pass on."""
         self.overlap = overlap
 
-    def _select(self, size: int, on_gpu: bool) -> Selection:
-        return select(self._request, size, self._communicator.layout, on_gpu=on_gpu)
+    def _select(self, count: int, like: torch.Tensor) -> Selection:
+        """What averages ``count`` elements of a tensor's type."""
+        size, layout = count * like.element_size(), self._communicator.layout
+        return select(self._request, size, layout, like.dtype, on_gpu=not like.is_cpu)
 
     def synchronize(self, state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """DDP's communication hook; ``bucket`` is a ``torch.distributed.GradBucket``."""
@@ -140,7 +147,7 @@ class ScheduleHook:
         found = self._sizes.get(key)
         if found is None:
             item = tensor.element_size()
-            schedule = self._select(key[0] * item, not tensor.is_cpu).schedule
+            schedule = self._select(key[0], tensor).schedule
             bounds, rank = schedule.bounds(key[0]), self._communicator.layout.rank
             sent = (each for step in schedule.steps for each in step if each.src == rank)
             found = item * sum(bounds[each.hi] - bounds[each.lo] for each in sent)
@@ -159,8 +166,7 @@ class ScheduleHook:
     def _find_narrow_request(self, wire: torch.Tensor) -> Request:
         request = self._narrow_requests.get(wire.numel())
         if request is None:
-            selection = self._select(wire.numel() * wire.element_size(), not wire.is_cpu)
-            adds_once = find_sums(selection.schedule).is_single
+            adds_once = find_sums(self._select(wire.numel(), wire).schedule).is_single
             request = replace(self._request, reduction_dtype=None if adds_once else wire.dtype)
             self._narrow_requests[wire.numel()] = request
         return request

@@ -11,7 +11,9 @@ from typing import Any
 
 from mpiddp.checkpoints.plain_weights import check_format
 from mpiddp.checkpoints.storage.manifest import CHECKPOINTS, CONFIGURATION, make_name
+from mpiddp.collectives.tuning import find_table_path, read_table
 from mpiddp.errors import ConfigurationError
+from mpiddp.files import write_whole
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.training.options.config import Configuration, read_toml
@@ -22,6 +24,7 @@ from mpiddp.training.records.metrics import Row, describe_test
 from mpiddp.training.records.metrics_file import read_last_row
 from mpiddp.training.records.run_directory import RunDirectory
 from mpiddp.training.records.trackers import check_library
+from mpiddp.training.reports import say
 from mpiddp.training.training_state import (
     describe_changes,
     keep_measured,
@@ -29,6 +32,9 @@ from mpiddp.training.training_state import (
     name_values,
 )
 from mpiddp.wording import count_noun
+
+TUNING = "tuning.json"
+"""The tuning table that a run's last attempt had, if it had one."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +110,14 @@ def describe_finished(finished: Finished, configuration: Configuration) -> str:
 
 
 def enter_run(
-    configuration: Configuration, session: Session, failure_handler: FailureHandler
+    configuration: Configuration,
+    session: Session,
+    failure_handler: FailureHandler,
+    taken: int | None = None,
 ) -> tuple[RunDirectory | None, Path]:
     """Open the run on rank 0, and tell all ranks and their failure handlers where it is.
+
+    ``taken``: samples of its first epoch that were trained on before; None if it is new.
 
     Returns the opened directory on rank 0, None on others, and its path; collective. Raises
     ConfigurationError on all ranks.
@@ -128,6 +139,9 @@ def enter_run(
                 if not export.parent.is_dir():
                     raise ConfigurationError(f"export: {export.parent} is no directory")
             run = run_directory.open_run(configuration, pause)
+            note = keep_table(run.path)
+            if note and taken is not None:
+                say(session, note)
             answer = (run.path, run.attempt)
         except ConfigurationError as error:
             answer = error
@@ -138,6 +152,25 @@ def enter_run(
         raise answer
     failure_handler.enter_run(*answer)
     return run, answer[0]
+
+
+def keep_table(folder: Path) -> str:
+    """Copy the tuning table, if there is one, into the run's directory.
+
+    Returns what to say if an earlier attempt had another one, or none; else nothing. Raises
+    ConfigurationError if the table cannot be used or copied.
+    """
+    kept, path = folder / TUNING, find_table_path()
+    before = kept.read_text(encoding="utf-8") if kept.exists() else ""
+    if path is None:
+        return f"No tuning table, but an earlier attempt had one: {kept}" if before else ""
+    title = read_table(path).title
+    text = path.read_text(encoding="utf-8")
+    try:
+        write_whole(kept, text)
+    except OSError as error:
+        raise ConfigurationError(f"runs_dir: cannot write {kept}: {error.strerror}") from None
+    return f"Another tuning table than before: {title}" if text != before else ""
 
 
 @contextmanager

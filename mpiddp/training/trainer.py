@@ -135,7 +135,7 @@ def run_steps(
     beginning = look_for_checkpoint(configuration, session)
     training = prepare(beginning.configuration, task, session, failure_handler, beginning.taken)
     check_model(training)
-    run, path = enter_run(training.configuration, session, failure_handler)
+    run, path = enter_run(training.configuration, session, failure_handler, beginning.taken)
     with abandoned_after_error(run) as after_error:
         say(session, *describe_training(training))
         saver = Saver(training, beginning, run, handlers.signals)

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 import promises
 from crews import Crew
+from mpiddp.collectives import BOTH, MPI, SHARED
 from mpiddp.collectives.communicator import MOST_PLANS
 from mpiddp.collectives.executor import MOST_BINDINGS, MOST_MAILBOX_CALLS
-from mpiddp.collectives.planner import BOTH, MPI, SHARED, Request
+from mpiddp.collectives.planner import Request
 from mpiddp.collectives.transport.node_memory import MAILBOX
 from mpiddp.collectives.transport.operators import TYPES, Operator
 from mpiddp.errors import ConfigurationError, PeerLostError

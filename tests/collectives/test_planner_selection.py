@@ -11,14 +11,11 @@ from hypothesis import strategies as st
 
 import oracle
 import promises
+from mpiddp.collectives import BOTH, MPI, SHARED, TORCH
 from mpiddp.collectives.planner import (
-    BOTH,
     LATENCY_BYTES,
     MOST_PARTS,
-    MPI,
     PART_BYTES,
-    SHARED,
-    TORCH,
     Layout,
     Request,
     select,

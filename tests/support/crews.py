@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any
 
 from in_process import InProcessMessenger, Office
+from mpiddp.collectives import BOTH, MPI, SHARED
 from mpiddp.collectives.communicator import Communicator
-from mpiddp.collectives.planner import BOTH, MPI, SHARED, Layout, Planner
+from mpiddp.collectives.planner import Layout, Planner
 from mpiddp.collectives.transport.node_memory import NodeMemory, block_size
 from mpiddp.collectives.transport.shared_memory import SharedMemory
 from mpiddp.collectives.transport.waiting import Policy, Waiter

@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hooked
 from crews import Crew
-from mpiddp.collectives import bootstrap
+from mpiddp.collectives import MPI, bootstrap
 from mpiddp.collectives.communicator import Communicator
-from mpiddp.collectives.planner import MPI, NCCL
+from mpiddp.collectives.planner import NCCL
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.options import Options

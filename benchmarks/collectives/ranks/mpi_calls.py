@@ -181,7 +181,7 @@ def _check_adds(spec: CallSpec) -> None:
 def _describe_selection(request: Request, tensor: torch.Tensor) -> str:
     """The algorithm and the transport that mpiddp takes for a call."""
     size, layout = tensor.numel() * tensor.element_size(), ensure_communicator().layout
-    found = select(request, size, layout, on_gpu=tensor.is_cuda)
+    found = select(request, size, layout, tensor.dtype, on_gpu=tensor.is_cuda)
     return f"{found.name} over {found.transport}"
 
 

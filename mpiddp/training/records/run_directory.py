@@ -1,6 +1,7 @@
 """``runs/<name>/``: who may write there, and what lies there when training starts.
 
 config.toml      the resolved configuration
+tuning.json      the tuning table, if --tuning or MPIDDP_TUNING names one
 metrics.jsonl    one row per epoch and attempt, and per --log-every steps
 outcome.json     how the last attempt ended; written by the failure handler
 logs/            one file per rank that had something to say; written by the failure handler

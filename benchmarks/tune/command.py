@@ -1,0 +1,183 @@
+"""``python -m benchmarks tune``: measures which algorithms are fastest, and writes that down.
+
+First all algorithms are measured in a few rounds, to find at each size those that may be the
+fastest. These and today's choice are then measured anew, in as many rounds as asked for. That
+alone decides: what looked fast by chance does not do so twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from benchmarks.collectives.command import Launcher, check
+from benchmarks.collectives.findings import Findings, Surroundings
+from benchmarks.collectives.measurement import measure
+from benchmarks.collectives.options import ALL, RANKS_ON_CLUSTER, Plan, finish
+from benchmarks.collectives.report import list_wrong
+from benchmarks.common import results
+from benchmarks.common.checks import check_outputs
+from benchmarks.common.options import File, RunOptions, make_reader, make_run
+from benchmarks.common.records import Cell, Record, read_record
+from benchmarks.common.trials import WrongResultError
+from benchmarks.tune import nccl, report
+from benchmarks.tune.choosing import (
+    COLLECTIVES,
+    FINALISTS,
+    choose,
+    list_finalists,
+    list_ranges,
+)
+from mpiddp import environment
+from mpiddp.collectives import AUTO, MPI
+from mpiddp.collectives.tuning import NO_TABLE, write_table
+from mpiddp.errors import ConfigurationError
+from mpiddp.options.fields import Argument, pick
+
+SCREENING_ROUNDS = 3
+ROUNDS = 15
+"""Of the second measurement, if --repetitions says nothing."""
+FEWEST_ROUNDS = 6
+"""Fewer have no interval of 95 %."""
+MADE = ("date", "packages", "commit", "launcher", "mpi_library", "processor", "cores", "kernel")
+"""What a table keeps of the environment that it was made in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """What is read, and what is written."""
+
+    records: Annotated[tuple[Path, ...], Argument("RECORD", is_positional=True)] = ()
+    """Files that --json wrote, in place of a measurement: of auto beside other algorithms."""
+
+    output: File = None
+    """Write the table, for --tuning or MPIDDP_TUNING."""
+
+    nccl_csv: File = None
+    """Write what NCCL has of it for NCCL's example tuner plugin."""
+
+    collectives: Annotated[tuple[str, ...], Argument(choices=tuple(sorted(COLLECTIVES)))] = (
+        "all-reduce",
+    )
+    """Those that are measured."""
+
+
+READER = make_reader(
+    command="tune",
+    description="Find the fastest algorithm by size, and write a table that auto follows.",
+    groups={"the table": TuneOptions, "what is measured": Plan, "the run": RunOptions},
+    epilog="By default all algorithms are measured, over mpiddp's usual transport and over MPI.",
+    without=("quantity", "probes", "rivals", "operators", "cold", "busy", "overlap", "guidelines",
+             "budget", "link", "targets", "plot", "nccl_tests"),
+)  # fmt: skip
+
+
+def main(arguments: Sequence[str]) -> None:
+    values = READER.read(arguments)
+    options = pick(TuneOptions, values)
+    check_outputs(options.output, options.nccl_csv)
+    if options.records:
+        refused = [name for name in values if name not in TuneOptions.__dataclass_fields__]
+        if refused:
+            raise ConfigurationError(
+                f"--{refused[0].replace('_', '-')} is for a measurement, and a RECORD takes its "
+                "place: leave out one of them"
+            )
+        read = list(map(read_record, options.records))
+        if options.output is not None or options.nccl_csv is not None:
+            refuse_tuned(read)
+        finish_table([each.cells for each in read], read[-1].environment, options)
+        return
+    runs = read_runs(values, options)
+    launcher, *_ = map(check, runs)
+    found: list[Findings] = []
+    with results.open_output("tune", runs[0], launcher) as output:
+        try:
+            for run in runs:
+                for ranks in run.plan.ranks:
+                    second = find_finalists(ranks, launcher, run.plan)
+                    found.append(Findings(plan=second, surroundings=Surroundings(ranks=ranks)))
+                    found[-1].collect(measure(ranks, launcher, second), output.record)
+        finally:
+            # Whatever was measured before an interruption or an error.
+            if any(each.cells for each in found):
+                finish_table([each.cells for each in found], output.environment, options)
+    if wrong := list_wrong(found):
+        raise WrongResultError(f"wrong results: {'; '.join(wrong)}")
+
+
+def read_runs(values: Mapping[str, Any], options: TuneOptions) -> list[RunOptions[Plan]]:
+    """A run for each collective. Raises ConfigurationError."""
+    if os.environ.get(environment.TUNING):
+        raise ConfigurationError(
+            f"{environment.TUNING} is set, and what auto chooses by a table is not its rule, which "
+            "is what others are measured beside: unset it"
+        )
+    defaults = {"algorithms": (ALL,), "transports": (AUTO, MPI), "repetitions": ROUNDS}
+    run = make_run({**defaults, **values}, Plan, RANKS_ON_CLUSTER)
+    if run.plan.repetitions < FEWEST_ROUNDS:
+        raise ConfigurationError(
+            f"--repetitions: expected {FEWEST_ROUNDS} or more, since fewer rounds have no interval "
+            f"of 95 %, found {run.plan.repetitions}"
+        )
+    plan = replace(
+        run.plan,
+        rivals=False,
+        algorithms=(AUTO, *run.plan.algorithms),
+        transports=tuple(dict.fromkeys((AUTO, *run.plan.transports))),
+    )
+    return [replace(run, plan=finish(replace(plan, quantity=each))) for each in options.collectives]
+
+
+def refuse_tuned(records: Iterable[Record]) -> None:
+    """Raise ConfigurationError if a tuning table was in use while one of them was measured."""
+    for record in records:
+        described = [each["collectives"] for each in record.others if "collectives" in each]
+        if {each.get("tuning", NO_TABLE.text) for each in described} - {NO_TABLE.text}:
+            raise ConfigurationError(
+                f"{record.path} was measured with a tuning table, so auto did not follow its rule, "
+                "which is what others are measured beside: measure without "
+                f"{environment.TUNING}"
+            )
+
+
+def find_finalists(ranks: int, launcher: Launcher, plan: Plan) -> Plan:
+    """Measure everything in a few rounds; returns the plan of what is to be measured anew.
+
+    If that could be everything, nothing is measured.
+    """
+    if (len(plan.algorithms) - 1) * len(plan.transports) <= FINALISTS:
+        return plan
+    first = measure(ranks, launcher, replace(plan, repetitions=SCREENING_ROUNDS))
+    ways = list_finalists(each for each in first if isinstance(each, Cell))
+    return replace(
+        plan,
+        algorithms=tuple(dict.fromkeys([AUTO, *(each.algorithm for each in ways)])),
+        transports=tuple(dict.fromkeys([AUTO, *(each.transport for each in ways)])),
+    )
+
+
+def finish_table(
+    groups: Sequence[Iterable[Cell]], described: Mapping[str, Any], options: TuneOptions
+) -> None:
+    """Choose, print what was found, and write it."""
+    verdicts, left_out = choose(groups)
+    parts = [report.format_section(section, found) for section, found in verdicts.items()]
+    print("\n\n".join([*parts, report.describe_share(verdicts)]))
+    for text in left_out:
+        print(f"Left out: {text}.")
+    if options.output is not None:
+        sections = [replace(one, ranges=list_ranges(found)) for one, found in verdicts.items()]
+        write_table(options.output, {name: described.get(name) for name in MADE}, sections)
+        print(
+            f"Written: {options.output}; used by --tuning {options.output}, or "
+            f"{environment.TUNING}={options.output}."
+        )
+    if options.nccl_csv is not None:
+        lacking = nccl.write_csv(options.nccl_csv, verdicts)
+        print(f"Written: {options.nccl_csv}.")
+        for text in lacking:
+            print(f"NCCL has no such algorithm: {text}.")

@@ -1,0 +1,373 @@
+"""tune: from cells whose times are planted to the table that they must give."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.collectives.options import Plan
+from benchmarks.common import results
+from benchmarks.common.records import Cell, open_record, read_record
+from benchmarks.common.statistics import summarize
+from benchmarks.tune import command, nccl, report
+from benchmarks.tune.choosing import RULE, Verdict, Way, choose, list_finalists, list_ranges
+from mpiddp.collectives import MPI, SHARED
+from mpiddp.collectives.tuning import Range, Section, read_table
+from mpiddp.errors import ConfigurationError
+
+SECTION = Section("all-reduce", (2,), "float32", "cpu", ())
+DIRECT, RING = Way("direct", SHARED), Way("ring", MPI)
+ROUNDS = 12
+
+
+def make_cell(
+    way: Way,
+    seconds: float,
+    *,
+    size: int = 4096,
+    buffer: str = "private",
+    ran: str = "",
+    noise: float = 0.01,
+    rounds: int = ROUNDS,
+    **changes: object,
+) -> Cell:
+    """A cell with a planted median; the rounds of all cells drift alike."""
+    draw = random.Random(repr((way, size, buffer, seconds)))
+    samples = [
+        seconds * (1 + 0.5 * turn / ROUNDS) * (1 + draw.uniform(-noise, noise))
+        for turn in range(rounds)
+    ]
+    details = {"maker": "mpiddp", "algorithm": way.algorithm, "transport": way.transport,
+               "buffer": buffer, "ran": ran or f"{way.algorithm} over {way.transport}"}  # fmt: skip
+    fields = {
+        "quantity": "all-reduce",
+        "contender": f"mpiddp {way.algorithm}",
+        "ranks": 2,
+        "at": {"bytes": size, "type": "float32", "operator": "sum"},
+        "details": {**details, **changes.pop("details", {})},  # type: ignore[dict-item]
+        **changes,
+    }
+    return Cell(samples=tuple(samples), summary=summarize(samples), **fields)  # type: ignore[arg-type]
+
+
+def make_rule(seconds: float, **changes: object) -> Cell:
+    return make_cell(RULE, seconds, ran="one-shot over shared-memory", **changes)  # type: ignore[arg-type]
+
+
+def judge(*cells: Cell) -> Verdict:
+    """The verdict on cells of one size."""
+    verdicts, left_out = choose([cells])
+    assert not left_out
+    ((found,),) = verdicts.values()
+    return found
+
+
+def test_the_fastest_of_those_that_are_faster_is_chosen():
+    found = judge(make_rule(10e-6), make_cell(DIRECT, 8e-6), make_cell(RING, 9e-6))
+    assert found.chosen == DIRECT
+    assert found.rule == "one-shot over shared-memory"
+    assert found.timings["private"][DIRECT].ratio.median == pytest.approx(0.8, rel=0.02)
+
+
+@given(st.floats(1.0, 3.0), st.floats(0.0, 0.3), st.integers(0, 40))
+def test_what_is_not_faster_is_never_chosen(factor, noise, seed):
+    """All of its rounds are at least as slow as today's, or the rounds are too few to tell."""
+    size = 8 * (seed + 1)
+    rule = make_rule(1e-5, size=size, noise=0.0)
+    slower = make_cell(DIRECT, factor * 1e-5 * (1 + noise), size=size, noise=noise / 2)
+    few = make_cell(RING, 1e-6, size=size, rounds=5)
+    assert judge(rule, slower, few).chosen == RULE
+
+
+def test_a_faster_median_whose_interval_reaches_one_is_not_enough():
+    samples = [9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 11.0, 11.0, 11.0, 11.0, 11.0]
+    rule = make_rule(10.0, noise=0.0)
+    level = [value * drift / 10 for value, drift in zip(samples, rule.samples, strict=True)]
+    cell = make_cell(DIRECT, 9.0)
+    cell = Cell(**{**vars(cell), "samples": tuple(level), "summary": summarize(level)})
+    assert judge(rule, cell).chosen == RULE
+
+
+@pytest.mark.parametrize(
+    ("shared", "chosen"), [(8e-6, DIRECT), (10e-6, DIRECT), (10.5e-6, RULE), (20e-6, RULE)]
+)
+def test_it_may_be_slower_in_no_kind_of_buffer(shared, chosen):
+    found = judge(
+        make_rule(10e-6),
+        make_cell(DIRECT, 5e-6),
+        make_rule(10e-6, buffer="shared"),
+        make_cell(DIRECT, shared, buffer="shared"),
+    )
+    assert found.chosen == chosen
+
+
+def test_what_runs_today_is_no_other_choice():
+    same = make_cell(Way("one-shot", SHARED), 5e-6)
+    assert judge(make_rule(10e-6), same).chosen == RULE
+
+
+def test_what_auto_could_not_run_is_left_out_with_the_reason():
+    central = make_cell(Way("central", MPI), 1e-6)
+    wrong = make_cell(RING, 1e-6, details={"wrong": 3})
+    unknown = make_cell(Way("theirs", MPI), 1e-6)
+    busy = make_cell(DIRECT, 1e-6)
+    busy = Cell(**{**vars(busy), "at": {**busy.at, "busy": 2}})
+    gloo = make_cell(DIRECT, 1e-6, details={"maker": "gloo"})
+    verdicts, left_out = choose([[make_rule(1e-5), central, wrong, unknown, busy, gloo]])
+    assert verdicts[SECTION][0].chosen == RULE
+    assert [text.partition(": ")[2][:30] for text in left_out] == [
+        "its servers contribute nothing",
+        "its results were wrong",
+        "no algorithm is called 'theirs",
+    ]
+    with pytest.raises(ConfigurationError, match="nothing to choose from: expected a collective"):
+        choose([[make_cell(RING, 1e-6)]])
+
+
+def test_rounds_are_paired_within_a_record_only():
+    """The second record's machine is ten times slower, and the ring was not measured there."""
+    first = [make_rule(1e-5), make_cell(RING, 2e-5), make_cell(DIRECT, 0.9e-5)]
+    second = [make_rule(1e-4), make_cell(DIRECT, 0.9e-4)]
+    ((found,),) = choose([first, second])[0].values()
+    assert found.timings["private"][RING].ratio.median == pytest.approx(2, rel=0.02)
+    assert found.chosen == DIRECT
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 1 << 34), st.sampled_from([RULE, DIRECT, RING])),
+        min_size=1,
+        unique_by=lambda pair: pair[0],
+    )
+)
+def test_ranges_cover_what_was_measured_and_each_size_gets_its_choice(pairs):
+    pairs.sort()
+    ranges = list_ranges([Verdict(size, "", way, {}) for size, way in pairs])
+    assert (ranges[0].least, ranges[-1].most) == (pairs[0][0], pairs[-1][0])
+    for one, other in pairwise(ranges):
+        assert other.least == one.most + 1
+        assert (one.algorithm, one.transport) != (other.algorithm, other.transport)
+        before = max(size for size, _ in pairs if size <= one.most)
+        after = min(size for size, _ in pairs if size > one.most)
+        assert one.most == math.isqrt(before * after)
+    for size, way in pairs:
+        (found,) = [each for each in ranges if each.least <= size <= each.most]
+        assert (found.algorithm, found.transport) == way
+
+
+def test_the_fastest_two_of_each_size_are_measured_anew_beside_todays_choice():
+    fast = [make_cell(Way(name, MPI), place * 1e-5) for place, name in
+            enumerate(["direct", "ring", "one-shot"], start=1)]  # fmt: skip
+    other = make_cell(Way("double-tree", MPI), 1e-5, size=1 << 20)
+    same, near = (make_cell(Way(name, SHARED), 1e-6) for name in ("one-shot", "ring"))
+    found = list_finalists([make_rule(1e-9), *fast, other, same, near])
+    assert set(found) == {Way("ring", "auto"), Way("direct", MPI), Way("double-tree", MPI)}
+
+
+# ---- the command, on records ---------------------------------------------------------------
+
+SIZES = (64, 1024, 65536, 1 << 20)
+
+
+@pytest.fixture
+def record(tmp_path):
+    """direct is fastest up to 1024 B, double-tree and ring beyond; today's choice is one-shot."""
+    path = tmp_path / "record.jsonl"
+    environment = {"date": "today", "packages": {"mpiddp": "1"}, "node": "secret"}
+    with open_record(path, "allreduce", environment, {}) as writer:
+        for size in SIZES:
+            writer.add(make_rule(1e-5, size=size))
+            fast = [Way("direct", SHARED), Way("direct", SHARED), Way("double-tree", MPI), RING]
+            for place, way in enumerate(dict.fromkeys(fast)):
+                is_fastest = fast[SIZES.index(size)] == way
+                writer.add(make_cell(way, 0.5e-5 if is_fastest else (2 + place) * 1e-5, size=size))
+    return path
+
+
+def test_a_record_becomes_a_table(record, tmp_path, capsys):
+    table, csv = tmp_path / "table.json", tmp_path / "nccl.csv"
+    command.main([str(record), "--output", str(table), "--nccl-csv", str(csv)])
+    found = read_table(table)
+    assert found.made["date"] == "today" and "secret" not in table.read_text()
+    (section,) = found.sections
+    assert section.ranges == (
+        Range(64, 8192, "direct", SHARED),
+        Range(8193, 262144, "double-tree", MPI),
+        Range(262145, 1 << 20, "ring", MPI),
+    )
+    lines = [line for line in csv.read_text().splitlines() if not line.startswith("#")]
+    assert lines == [
+        "allreduce,8193,32768,tree,ll,-1,1,2,-1,-1",
+        "allreduce,32769,262144,tree,simple,-1,1,2,-1,-1",
+        "allreduce,262145,1048576,ring,simple,-1,1,2,-1,-1",
+    ]
+    said = capsys.readouterr().out
+    assert "all-reduce of float32, 2 ranks on 1 node, CPU" in said
+    assert "auto in 0 of 4 cells, what was chosen in 4." in said
+    assert "2.00 × (1.9" in said
+    assert (
+        "NCCL has no such algorithm: all-reduce on 2 ranks on 1 node, 64 to 8192 B: direct." in said
+    )
+
+
+def test_a_second_type_is_told_and_not_written_for_nccl(tmp_path):
+    ways = {Section("all-reduce", (2,), kind, "cpu", ()): [Verdict(8, "ring over mpi", RULE, {})]
+            for kind in ("float32", "bfloat16")}  # fmt: skip
+    left_out = nccl.write_csv(tmp_path / "nccl.csv", ways)
+    assert left_out == ["all-reduce of bfloat16: a line knows no type"]
+    assert (tmp_path / "nccl.csv").read_text().count("\nallreduce,") == 1
+
+
+def test_what_cannot_be_tuned_by_is_refused(record, tmp_path, monkeypatch, capsys):
+    text = record.read_text()
+    for content, said in {
+        text[:-30]: "record.jsonl, line 18: expected a JSON object",
+        text.replace('"schema": 3', '"schema": 2'): "record.jsonl has schema 2, expected 3",
+        text.replace('"kind": "end"', '"collectives": {"tuning": "a table"}, "kind": "end"'): "was "
+        "measured with a tuning table",
+        text.replace("all-reduce", "checkpoint"): "nothing to choose from",
+    }.items():
+        record.write_text(content)
+        with pytest.raises(ConfigurationError, match=said):
+            command.main([str(record), "--output", str(tmp_path / "table.json")])
+        if "tuning" in said:
+            command.main([str(record)])
+            assert "auto in 0 of 4 cells" in capsys.readouterr().out
+        assert not (tmp_path / "table.json").exists()
+    for words, said in {
+        (str(record), "--ranks", "2"): "--ranks is for a measurement",
+        (str(record), "--output", str(tmp_path)): "is a directory: expected the name of a file",
+        ("--output", "nowhere/table.json"): "there is no directory nowhere",
+    }.items():
+        with pytest.raises(ConfigurationError, match=said):
+            command.main(words)
+    monkeypatch.setenv("MPIDDP_TUNING", "table.json")
+    with pytest.raises(ConfigurationError, match="MPIDDP_TUNING is set"):
+        command.main(["--output", str(tmp_path / "table.json")])
+
+
+def test_a_row_says_what_runs_today_what_is_best_and_what_is_chosen():
+    """Of twelve rounds that drift from 10 to 14.6 µs the median is 12.3 µs."""
+    verdicts, _ = choose([[make_rule(1e-5, noise=0.0), make_cell(DIRECT, 2e-5)]])
+    (found,) = verdicts.values()
+    text = report.format_section(SECTION, found)
+    assert text.splitlines()[2].split() == [
+        "4", "KiB", "private", "one-shot", "over", "shared-memory", "12.3", "µs", "auto", "12.3",
+        "µs", "the", "same", "12.3", "µs",
+    ]  # fmt: skip
+
+
+# ---- the command, where the measurement is planted ------------------------------------------
+
+
+def test_what_was_measured_before_an_interruption_becomes_a_table(tmp_path, monkeypatch, capsys):
+    """Everything is screened, then the finalists are measured, at the first of two sizes."""
+    plans = []
+
+    def measure(ranks: int, launcher: object, plan: Plan) -> Iterator[Cell]:
+        plans.append(plan)
+        for size in plan.bytes:
+            if len(plans) == 2 and size > plan.bytes[0]:
+                raise KeyboardInterrupt
+            yield make_rule(1e-5, size=size)
+            yield make_cell(RING, 0.9e-5, size=size)
+            yield make_cell(DIRECT, 0.5e-5, size=size)
+            yield make_cell(Way("double-tree", MPI), 2e-5, size=size)
+
+    monkeypatch.delenv("MPIDDP_TUNING", raising=False)
+    monkeypatch.setattr(command, "measure", measure)
+    monkeypatch.setattr(command, "check", lambda run: None)
+    monkeypatch.setattr(results, "begin", lambda launcher, more: ({"date": "today"}, ""))
+    table, record = tmp_path / "table.json", tmp_path / "record.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        command.main(
+            ["--ranks", "2", "--sizes", "4K", "64K", "--output", str(table), "--json", str(record)]
+        )
+    assert [plan.repetitions for plan in plans] == [3, 15]
+    assert plans[1].algorithms == ("auto", "direct", "ring")
+    assert plans[1].transports == ("auto", "mpi")
+    (section,) = read_table(table).sections
+    assert section.ranges == (Range(4096, 4096, "direct", SHARED),)
+    assert len(read_record(record).cells) == 4
+    assert "Written: " in capsys.readouterr().out
+
+
+def test_few_ways_are_not_screened(monkeypatch):
+    monkeypatch.setattr(command, "measure", lambda *arguments: pytest.fail("it was measured"))
+    for algorithms, transports in ((("auto", "ring"), ("auto", "mpi")), (("auto",), ("auto",))):
+        plan = Plan(algorithms=algorithms, transports=transports)
+        assert command.find_finalists(2, None, plan) == plan  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("words", [("--repetitions", "5"), ("--algorithms", "rong")])
+def test_what_cannot_be_measured_is_refused_before(words, monkeypatch):
+    monkeypatch.delenv("MPIDDP_TUNING", raising=False)
+    said = "expected 6 or more, since fewer" if words[0] == "--repetitions" else "no algorithm is"
+    with pytest.raises(ConfigurationError, match=said):
+        command.main(words)
+
+
+class PlantedCluster:
+    """True times of each way by size and kind of buffer, measured with noise and a drift."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = random.Random(seed)
+        self.times: dict[tuple[Way, int, str], float] = {}
+        self.rules = {size: f"{self._draw.choice(NAMES)} over {SHARED}" for size in PLANTED_SIZES}
+        for name in NAMES:
+            start, rate = self._draw.uniform(5e-6, 5e-5), self._draw.uniform(1e9, 1e10)
+            for size in PLANTED_SIZES:
+                for buffer, factor in (("private", 1.3), ("shared", 1.0)):
+                    seconds = start + factor * size / rate
+                    self.times[Way(name, SHARED), size, buffer] = seconds
+                    self.times[Way(name, MPI), size, buffer] = seconds * 1.1 + 1e-5
+
+    def find_time(self, way: Way, size: int, buffer: str) -> float:
+        rule = Way(*self.rules[size].split(" over "))
+        return self.times[rule if way == RULE else way, size, buffer]
+
+    def measure(self, ranks: int, launcher: object, plan: Plan) -> Iterator[Cell]:
+        for size, buffer in product(plan.bytes, ("private", "shared")):
+            drift = [self._draw.lognormvariate(0, 0.1) for _ in range(plan.repetitions)]
+            for name, transport in product(plan.algorithms, plan.transports):
+                way = RULE if name == transport == "auto" else Way(name, SHARED)
+                way = Way(name, MPI) if transport == "mpi" else way
+                if way != RULE and name == "auto":
+                    continue
+                true = self.find_time(way, size, buffer)
+                samples = tuple(true * each * self._draw.lognormvariate(0, 0.05) for each in drift)
+                cell = make_cell(Way(name, transport), true, size=size, buffer=buffer,
+                                 ran=self.rules[size] if way == RULE else str(way))  # fmt: skip
+                yield replace(cell, samples=samples, summary=summarize(samples))
+
+
+NAMES = ("ring", "direct", "one-shot", "recursive-doubling", "double-tree")
+PLANTED_SIZES = tuple(8 << 4 * step for step in range(6))
+
+
+def test_on_planted_clusters_what_is_chosen_is_near_the_best_and_not_slower_than_today(monkeypatch):
+    near, slower, cells = 0, 0, 0
+    for seed in range(12):
+        cluster = PlantedCluster(seed)
+        monkeypatch.setattr(command, "measure", cluster.measure)
+        plan = Plan(algorithms=("auto", *NAMES), transports=("auto", "mpi"), repetitions=15,
+                    sizes=tuple((size,) for size in PLANTED_SIZES))  # fmt: skip
+        second = command.find_finalists(2, None, plan)  # type: ignore[arg-type]
+        (found,) = choose([list(cluster.measure(2, None, second))])[0].values()
+        for verdict, buffer in product(found, ("private", "shared")):
+            times = {way: each for (way, *place), each in cluster.times.items()
+                     if place == [verdict.bytes, buffer]}  # fmt: skip
+            today = cluster.find_time(RULE, verdict.bytes, buffer)
+            own = cluster.find_time(verdict.chosen, verdict.bytes, buffer)
+            cells += 1
+            near += own <= 1.05 * min(times.values())
+            slower += own > 1.02 * today
+    assert slower == 0
+    assert near >= 0.9 * cells

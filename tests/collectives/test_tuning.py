@@ -1,0 +1,259 @@
+"""Tuning tables: what is written is read, what fits is followed, and what is none is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import facts
+import launchers
+import tuned
+from mpiddp.collectives import BOTH, MPI, SHARED, TORCH
+from mpiddp.collectives.planner import Layout, Request, select
+from mpiddp.collectives.tuning import (
+    Range,
+    Reading,
+    Section,
+    check_readings,
+    fit_table,
+    read_table,
+    write_table,
+)
+from mpiddp.errors import ConfigurationError
+from mpiddp.schedules.schedule import Collective
+
+ALL = Collective.ALL_REDUCE
+RANGES = (Range(8, 99, "auto"), Range(100, 4000, "direct", SHARED), Range(4001, 1 << 20, "ring"))
+
+
+@st.composite
+def sections(draw) -> Section:
+    bounds = sorted(draw(st.sets(st.integers(0, 1 << 40), min_size=2, max_size=8)))
+    ways = st.tuples(
+        st.sampled_from(["auto", "ring:segments=4", "two-level:inner=direct"]),
+        st.sampled_from(["auto", SHARED, BOTH, MPI, TORCH]),
+    )
+    return Section(
+        draw(st.sampled_from([each.value for each in Collective])),
+        tuple(sorted(draw(st.lists(st.integers(1, 8), min_size=1, max_size=4)))),
+        draw(st.sampled_from(["float32", "bfloat16"])),
+        draw(st.sampled_from(["cpu", "gpu"])),
+        tuple(Range(least, most - 1, *draw(ways)) for least, most in pairwise(bounds)),
+    )
+
+
+several = st.lists(sections(), max_size=4, unique_by=lambda each: (each.nodes, each.key))
+
+
+@given(several, st.integers(0, 1 << 40))
+def test_a_table_is_read_as_it_was_written_and_gives_the_range_of_a_size(
+    tmp_path_factory, written, size
+):
+    path = tmp_path_factory.mktemp("tuning") / "table.json"
+    write_table(path, {"date": "today"}, written)
+    table = read_table(path)
+    assert list(table.sections) == written and table.made == {"date": "today"}
+    for section in written:
+        found = fit_table(table, section.nodes, (SHARED, BOTH, MPI, TORCH)).find(section.key, size)
+        fitting = [each for each in section.ranges if each.least <= size <= each.most]
+        assert fitting == ([] if found is None else [found])
+
+
+def write(path: Path, **changes: object) -> Path:
+    """A table for two ranks on one node, with other values of its first section."""
+    section = {"collective": "all-reduce", "nodes": [2], "type": "float32", "device": "cpu"}
+    ranges = [{"least": 8, "most": 4000, "algorithm": "direct", "transport": SHARED}]
+    head = {"kind": "mpiddp tuning table", "schema": 1, "made": {}}
+    content = {**head, "sections": [{**section, "ranges": ranges}]}
+    for name, value in changes.items():
+        place = next(each for each in (content, content["sections"][0], ranges[0]) if name in each)
+        place[name] = value
+    path.write_text(json.dumps(content))
+    return path
+
+
+WRONG = {
+    "algorithm": ("rong", r"table.json: no algorithm is called 'rong'; there are .*ring"),
+    "transport": ("pigeon", r"table.json: no transport is called 'pigeon'; there are auto, "),
+    "schema": (2, r"table.json has schema 2, expected 1: make one with: .*tune"),
+    "kind": ("else", r"table.json is no tuning table: expected kind"),
+    "sections": ([{}], r"table.json lacks what a table must have"),
+    "made": (None, r"table.json lacks what a table must have"),
+    "collective": ("gossip", r"table.json: no collective is called 'gossip'"),
+    "nodes": ([0], r"table.json: nodes: expected the ranks of each, found \(0,\)"),
+    "device": ("abacus", r"table.json: device: expected cpu or gpu, found 'abacus'"),
+    "least": (5000, r"table.json: expected 0 <= least <= most, in bytes, found \(5000, 4000\)"),
+    "most": ("all", r"table.json: expected 0 <= least <= most, in bytes, found \(8, 'all'\)"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_table_is_said_in_one_line(name, tmp_path):
+    value, said = WRONG[name]
+    with pytest.raises(ConfigurationError, match=said):
+        read_table(write(tmp_path / "table.json", **{name: value}))
+
+
+def test_overlapping_ranges_and_doubled_sections_are_refused(tmp_path):
+    path = write(tmp_path / "table.json")
+    (section,) = read_table(path).sections
+    with pytest.raises(ConfigurationError, match=r"do not overlap, found one up to 99 B"):
+        replace(section, ranges=(Range(8, 99, "ring"), Range(99, 200, "direct")))
+    write_table(path, {}, [section, replace(section, ranges=())])
+    with pytest.raises(ConfigurationError, match="two sections for all-reduce float32 cpu"):
+        read_table(path)
+
+
+@pytest.mark.parametrize("cut", [0, 60, -3])
+def test_a_truncated_table_is_refused(cut, tmp_path):
+    path = write(tmp_path / "table.json")
+    path.write_text(path.read_text()[:cut])
+    with pytest.raises(ConfigurationError, match="is no JSON: is it truncated"):
+        read_table(path)
+
+
+@given(st.lists(st.sampled_from(["", "a" * 64, "b" * 64]), min_size=1, max_size=6))
+def test_ranks_with_different_tables_are_named(digests):
+    readings = [Reading(each) for each in digests]
+    odd = [rank for rank, each in enumerate(digests) if each != digests[0]]
+    if not odd:
+        check_readings(readings)
+        return
+    with pytest.raises(ConfigurationError, match=r"must name the same table") as caught:
+        check_readings(readings)
+    named = str(caught.value).partition("but not rank")[2].partition(":")[0].removeprefix("s")
+    ranks = [range(int(low), int(high or low) + 1) for low, _, high in
+             (part.partition("-") for part in named.strip().split(","))]  # fmt: skip
+    assert [rank for each in ranks for rank in each] == odd
+
+
+# ---- what auto does with one ---------------------------------------------------------------
+
+
+def make_layout(tmp_path: Path, *, transports=(SHARED, BOTH, MPI, TORCH)) -> Layout:
+    """Two ranks on one node, with RANGES for float32 on CPUs."""
+    path = tmp_path / "table.json"
+    write_table(path, {}, [Section("all-reduce", (2,), "float32", "cpu", RANGES)])
+    tuning = fit_table(read_table(path), (2,), transports)
+    return Layout(0, ("here",) * 2, (0, 0), transports, tuning=tuning)
+
+
+@pytest.mark.parametrize(
+    ("size", "chosen"),
+    [
+        (4, ("one-shot", SHARED)),
+        (99, ("one-shot", SHARED)),
+        (100, ("direct", SHARED)),
+        (4000, ("direct", SHARED)),
+        (4001, ("ring", SHARED)),
+        (1 << 20, ("ring", SHARED)),
+        ((1 << 20) + 4, ("direct", SHARED)),
+    ],
+)
+def test_auto_follows_the_table_where_it_has_a_range_and_the_rule_elsewhere(size, chosen, tmp_path):
+    layout = make_layout(tmp_path)
+    found = select(Request(ALL), size, layout, on_gpu=False)
+    assert (found.name, found.transport) == chosen
+    assert "is used for all-reduce of float32, CPU" in layout.tuning.text
+
+
+@pytest.mark.parametrize(
+    ("request_", "dtype"),
+    [
+        (Request(ALL), torch.bfloat16),
+        (Request(ALL, algorithm="one-shot"), torch.float32),
+        (Request(ALL, transport=SHARED), torch.float32),
+        (Request(ALL, fixed_order=True), torch.float32),
+        (Request(Collective.BROADCAST), torch.float32),
+    ],
+)
+def test_other_calls_follow_the_rule(request_, dtype, tmp_path):
+    layout = make_layout(tmp_path)
+    for size in (200, 5000):
+        own, rule = (
+            select(request_, size, each, dtype, on_gpu=False)
+            for each in (layout, replace_tuning(layout))
+        )
+        assert (own.name, own.transport) == (rule.name, rule.transport)
+
+
+def replace_tuning(layout: Layout) -> Layout:
+    """The layout without a table."""
+    return Layout(layout.rank, layout.hosts, layout.nodes, layout.transports)
+
+
+def test_what_is_not_possible_here_is_left_out_and_told(tmp_path):
+    layout = make_layout(tmp_path, transports=(MPI,))
+    found = select(Request(ALL), 200, layout, on_gpu=False)
+    assert (found.name, found.transport) == ("recursive-doubling", MPI)
+    assert "without its ranges over shared-memory: not possible here" in layout.tuning.text
+
+
+def test_a_table_of_another_layout_is_not_used_and_says_so(tmp_path):
+    table = read_table(write(tmp_path / "table.json", nodes=[2, 2]))
+    tuning = fit_table(table, (4,), (SHARED,))
+    assert tuning.ranges == {}
+    assert tuning.text.endswith(
+        "is not used: it is for 4 ranks on 2 nodes, and here are 4 ranks on 1 node"
+    )
+    assert "4 ranks on 2 nodes (1, 3)" in fit_table(table, (3, 1), ()).text
+
+
+@pytest.mark.mpi
+def test_ranks_run_what_the_table_says(pool, tmp_path):
+    path = write(tmp_path / "table.json")
+    direct, rule = "all-reduce (direct over shared-memory)", "all-reduce (one-shot over mpi)"
+    for found in pool("openmpi", 2).call(tuned.run, path, (25, 1000)).values:
+        assert found["ran"] == [direct, direct]
+        assert found["tuning"].startswith(f"{path} (SHA-256 ")
+    ranges = [{"least": 8, "most": 4000, "algorithm": "one-shot", "transport": MPI}]
+    write(path, ranges=ranges)
+    for found in pool("openmpi", 2).call(tuned.run, path, (25, 1000)).values:
+        assert found["ran"] == [rule, rule]
+    write(path, nodes=[1, 1])
+    result = pool("openmpi", 2).call(tuned.run, path, ())
+    assert all(
+        "is not used: it is for 2 ranks on 2 nodes" in each["tuning"] for each in result.values
+    )
+    assert [each.count("is not used") for each in result.stderr] == [1, 0]
+
+
+@pytest.mark.mpi
+def test_ranks_without_the_same_table_hear_so_in_one_line(pool, tmp_path):
+    table = write(tmp_path / "table.json")
+    other = write(tmp_path / "other.json", most=4004)
+    cut = tmp_path / "cut.json"
+    cut.write_text(table.read_text()[:80])
+    (tmp_path / "copy.json").write_text(table.read_text())
+    cases = {
+        (table, other): r"MPIDDP_TUNING must name the same table on all ranks: rank 0 has one with "
+        r"SHA-256 \w{12}, but not rank 1: one with SHA-256 \w{12}",
+        (table, None): r".*rank 0 has one with .*, but not rank 1: none",
+        (None, table): r".*rank 0 has none, but not rank 1: one with .*",
+        (table, cut): r"the tuning table .*cut\.json is no JSON: .* \(on rank 1\)",
+        (cut, cut): r"the tuning table .*cut\.json is no JSON: .*FILE",
+        (table, tmp_path / "copy.json"): "nothing was said",
+    }
+    for paths, said in cases.items():
+        given_ = [None if each is None else str(each) for each in paths]
+        for found in pool("openmpi", 2).call(tuned.differ, given_).values:
+            assert re.fullmatch(said, found), (paths, found)
+
+
+def test_the_option_of_the_command_line_ends_with_exit_code_2(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import mpiddp\nwith mpiddp.init():\n    mpiddp.barrier()\n")
+    arguments = ["-m", "mpiddp", "--tuning", "none.json", str(script)]
+    row = launchers.table()["alone"]
+    result = launchers.run(row, 1, arguments, cwd=tmp_path, timeout=60).expect(2)
+    (said,) = [each for each in facts.messages(result) if "tuning" in each]
+    assert "none.json cannot be read: No such file or directory" in said
+    assert "Traceback" not in result.stderr
