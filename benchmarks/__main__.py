@@ -24,6 +24,7 @@ COMMANDS = {
     "training-step": "a training step and its parts, by how gradients are synchronised",
     "training-loop": "the trainer's samples per second beside a bare loop's",
     "stragglers": "training to an accuracy while a worker is slow: all-reduce, servers",
+    "compare": "two records of a command: which cells became slower, with a stated error rate",
     "checkpoint": "what checkpoints cost a training: synchronous, beside it, a raw write",
 }
 _MODELS = frozenset({"explain", "numerics", "prove", "simulate"})
