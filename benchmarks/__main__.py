@@ -20,6 +20,7 @@ COMMANDS = {
     "prove": "every algorithm is an all-reduce, for every number of ranks",
     "simulate": "the time of each algorithm on a machine that you describe",
     "startup": "launch to first all-reduce, as whole processes: mpiddp beside torchrun",
+    "startup-scale": "what start-up asks of rank 0, by number of ranks: counted and predicted",
     "allreduce": "all-reduces by size: the framework's, MPI's, a plain ring's, mpiddp's",
     "training-step": "a training step and its parts, by how gradients are synchronised",
     "training-loop": "the trainer's samples per second beside a bare loop's",

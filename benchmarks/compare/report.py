@@ -111,13 +111,13 @@ def _summarize(options: Options, verdicts: Sequence[Verdict]) -> str:
     """How many cells are what, and what that means."""
     counts = {word: sum(each.word == word for each in verdicts) for word in ORDER}
     rate, tolerance = options.error_rate, options.tolerance
+    chance = f"at most a share of {rate:g} of such comparisons calls any of them slower"
+    method = "p by Mann and Whitney, for all cells together by Holm"
     lines = [
         f"{count_noun(len(verdicts), 'cell')}: "
         + ", ".join(f"{count} {word}" for word, count in counts.items()),
-        f"error rate {rate:g} over all cells: if none has changed, at most a share of {rate:g} of "
-        "such comparisons calls any of them slower",
-        f"slower, faster: beyond the tolerance of {tolerance:.0%}, with p <= {rate:g} (p by Mann "
-        "and Whitney, for all cells together by Holm)",
+        f"error rate {rate:g} over all cells: if none has changed, {chance}",
+        f"slower, faster: beyond the tolerance of {tolerance:.0%}, with p <= {rate:g} ({method})",
     ]
     if verdicts:
         middle = statistics.median(each.slowdown for each in verdicts)
