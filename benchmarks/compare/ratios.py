@@ -19,7 +19,9 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import TypeVar
 
-from benchmarks.common.statistics import Interval, quantile
+import numpy
+
+from benchmarks.common.statistics import Interval
 
 Key = TypeVar("Key")
 
@@ -38,12 +40,12 @@ class Ratio:
 
 def estimate_ratio(olds: Sequence[float], news: Sequence[float], confidence: float = 0.95) -> Ratio:
     """``news`` over ``olds``; all values are above 0."""
-    ratios = sorted(new / old for new in news for old in olds)
+    ratios = numpy.sort(numpy.divide.outer(news, olds), axis=None)
     outside = find_quantile(len(olds), len(news), (1 - confidence) / 2)
     interval = None
     if outside is not None:
-        interval = Interval(ratios[outside], ratios[-1 - outside], confidence)
-    return Ratio(quantile(ratios, 0.5), interval)
+        interval = Interval(float(ratios[outside]), float(ratios[-1 - outside]), confidence)
+    return Ratio(float(numpy.median(ratios)), interval)
 
 
 def find_probability(olds: Sequence[float], news: Sequence[float], ratio: float) -> float:
@@ -51,8 +53,8 @@ def find_probability(olds: Sequence[float], news: Sequence[float], ratio: float)
 
     Ties count half, rounded against a finding.
     """
-    pairs = [(new, ratio * old) for new in news for old in olds]
-    above = sum(new > old for new, old in pairs) + sum(new == old for new, old in pairs) / 2
+    scaled = numpy.multiply(olds, ratio)
+    above = numpy.greater.outer(news, scaled).sum() + numpy.equal.outer(news, scaled).sum() / 2
     return tail(len(olds), len(news), math.floor(above))
 
 
