@@ -1,9 +1,10 @@
 """How a count grows with the ranks and the nodes: which terms, with which residuals.
 
 A model is a sum of few terms. Which terms is decided by leaving out one point after the other and
-predicting it from the rest (cross-validation; Stone 1974); a model with fewer terms is kept unless
-another one predicts clearly better. Squares of residuals are weighed by the count itself, as a
-count's variance grows with it, or the largest counts would decide alone.
+predicting it from the rest (cross-validation; Stone 1974). One with fewer terms is kept unless
+another one predicts clearly better; where they predict alike, a line is preferred to a logarithm.
+Squares of residuals are weighed by the count itself, as a count's variance grows with it, or the
+largest counts would decide alone.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ TERMS: Mapping[str, Callable[[Place], float]] = {
     "nodes": lambda place: float(place[1]),
     "ranks a node": lambda place: place[0] / place[1],
 }
-BY_RANKS = ((), ("lg ranks",), ("ranks",), ("ranks", "ranks²"))
-NODES_TERMS = ("lg nodes", "nodes", "ranks a node")
+BY_RANKS = ((), ("ranks",), ("ranks²",), ("lg ranks",), ("ranks", "ranks²"))
+NODES_TERMS = ("nodes", "lg nodes", "ranks a node")
 """They say nothing if the number of nodes was always the same."""
 BY_NODES = ((), *((name,) for name in NODES_TERMS))
 FORMS = tuple(
@@ -36,9 +37,11 @@ FORMS = tuple(
         itertools.product(BY_RANKS, BY_NODES), key=lambda pair: len(pair[0]) + len(pair[1])
     )
 )
-"""The terms that are tried together, beside a constant; fewer first."""
+"""The terms that are tried together, beside a constant: fewer first."""
 GAIN = 0.8
-"""A model with more terms must have at most so much of the error of one with fewer."""
+"""A model must have at most so much of the error of one that was tried before."""
+ROUNDING = 1e-9
+"""Share of the largest count below which a factor is 0."""
 SMALL = 0.005
 """Relative error below which no more terms are looked for."""
 
@@ -83,6 +86,7 @@ def fit(points: Mapping[Place, float], least: float) -> Model:
     """
     if not points:
         raise ValueError("a model needs a point at least")
+    points = _choose_points(points)
     several = len({nodes for _, nodes in points}) > 1
     forms = [form for form in FORMS if several or not {*form} & {*NODES_TERMS}]
     chosen = _fit(points, forms[0], least)
@@ -94,6 +98,12 @@ def fit(points: Mapping[Place, float], least: float) -> Model:
         if model is not None and model.error < GAIN * chosen.error:
             chosen = model
     return chosen
+
+
+def _choose_points(points: Mapping[Place, float]) -> Mapping[Place, float]:
+    """Those of several nodes alone, if they suffice: with one node there is no network."""
+    chosen = {place: value for place, value in points.items() if place[1] > 1}
+    return chosen if len({nodes for _, nodes in chosen}) > 1 else points
 
 
 def _fit(points: Mapping[Place, float], names: Sequence[str], least: float) -> Model | None:
@@ -143,5 +153,6 @@ def _solve(
     )
     if rank < rows.shape[1]:
         return None
-    coefficients = [float(value) for value in found / scales]
-    return None if any(value < 0 for value in coefficients[1:]) else coefficients
+    if any(found[1:] < -ROUNDING * values.max()):
+        return None
+    return [float(found[0]), *(float(each) for each in numpy.maximum(found[1:], 0) / scales[1:])]

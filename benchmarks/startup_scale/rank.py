@@ -10,8 +10,9 @@ import json
 import os
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from benchmarks.launching.processes import WORD
 from benchmarks.startup_scale.stages import (
     AGREEMENT,
     END,
+    IMPORT,
+    IMPORTED,
     MARK,
     OF_MARKS,
     PROCESSOR,
@@ -32,24 +35,46 @@ from mpiddp.launch.session import make_current
 from mpiddp.launch.startup import Starter
 
 
+@dataclass(frozen=True)
+class Moment:
+    """When a stage began."""
+
+    mark: str
+    seconds: float
+    process: float
+    """Processor seconds of all threads until then."""
+    thread: float
+    """Of this thread alone."""
+
+
 class StageClock:
-    """When each stage began, on the clock and in this process's processor time."""
+    """When each stage began, on the clock and in processor time."""
 
     def __init__(self) -> None:
-        self._moments: list[tuple[str, float, float]] = []
+        self._moments: list[Moment] = []
 
     def enter(self, mark: str) -> None:
         # strace shows the whole name; without it this is a look at a name that does not exist.
         os.access(MARK + mark, os.F_OK)
-        self._moments.append((mark, time.monotonic(), time.process_time()))
+        times = time.monotonic(), time.process_time(), time.thread_time()
+        self._moments.append(Moment(mark, *times))
 
-    def sum_up(self) -> Counter[tuple[str, str]]:
-        """Seconds by name of stage and quantity."""
-        found: Counter[tuple[str, str]] = Counter()
-        for (mark, *begin), (_, *end) in zip(self._moments, self._moments[1:], strict=False):
-            for quantity, before, after in zip((SECONDS, PROCESSOR), begin, end, strict=True):
-                found[OF_MARKS[mark].name, quantity] += after - before  # type: ignore[assignment]
-        return found
+    def sum_up(self) -> dict[tuple[str, str], float]:
+        """Seconds by name of stage and quantity.
+
+        torch is imported beside the stages until it is waited for: what other threads take until
+        then is the import's.
+        """
+        found: dict[tuple[str, str], float] = defaultdict(float)
+        is_imported = False
+        for begin, end in zip(self._moments, self._moments[1:], strict=False):
+            stage, total = OF_MARKS[begin.mark].name, end.process - begin.process
+            own = total if is_imported else end.thread - begin.thread
+            found[stage, SECONDS] += end.seconds - begin.seconds
+            found[stage, PROCESSOR] += own
+            found[IMPORT, PROCESSOR] += total - own
+            is_imported |= begin.mark == IMPORTED
+        return dict(found)
 
 
 class ObservedStarter(Starter):
@@ -78,6 +103,14 @@ def report(counts: Mapping[tuple[str, str], float], finished: float) -> None:
     print(WORD + json.dumps({"finished": finished, "seconds": words}), flush=True)
 
 
+def read_counts(trace: Path) -> Mapping[tuple[str, str], float]:
+    """What a trace holds; it is deleted."""
+    with trace.open() as lines:
+        found = count(lines)
+    trace.unlink()
+    return found
+
+
 def main() -> None:
     trace = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     handler, clock = FailureHandler(), StageClock()
@@ -89,12 +122,8 @@ def main() -> None:
         with session:
             if session.world.rank != 0:
                 return
-            finished, found = time.time(), clock.sum_up()
-            if trace is not None:
-                with trace.open() as lines:
-                    found = count(lines)
-                trace.unlink()
-            report(found, finished)
+            finished = time.time()
+            report(clock.sum_up() if trace is None else read_counts(trace), finished)
 
 
 if __name__ == "__main__":

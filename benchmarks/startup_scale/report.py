@@ -31,6 +31,8 @@ PREDICTED = (*COUNTED, PROCESSOR)
 """What is modelled. Seconds are not: they are those of ranks that share a few cores."""
 LEAST: Mapping[str, float] = {BYTES: 1000.0, MESSAGES: 10.0, PROCESSOR: 1e-3}
 """Below which differences are noise; 1 for the other quantities."""
+FEWEST = 4
+"""Numbers of ranks that tell a line from a curve, and leave one to check."""
 SHOWN = 6
 """Places in a table."""
 
@@ -71,7 +73,7 @@ def describe_models(models: Models, place: Place) -> Iterator[dict[str, Any]]:
 def format_report(starts: Sequence[Starts], models: Models, plan: Plan) -> str:
     parts = [_format_quantity(quantity, starts, models, plan.predicted) for quantity in PREDICTED]
     parts += [_format_seconds(starts), _format_owners(models, plan.predicted)]
-    parts += [_list_changes(models, plan.predicted), _describe_limits(starts, models)]
+    parts += [_list_changes(models, plan.predicted), _describe_limits(starts)]
     return "\n\n".join(filter(None, parts))
 
 
@@ -174,7 +176,7 @@ def _list_changes(models: Models, place: Place) -> str:
     return "\n".join(lines)
 
 
-def _describe_limits(starts: Sequence[Starts], models: Models) -> str:
+def _describe_limits(starts: Sequence[Starts]) -> str:
     """What the figures do not say."""
     lines = ["residual: the largest; left out: the error of points that the others predict"]
     if len({each.place[1] for each in starts}) == 1:
@@ -183,6 +185,9 @@ def _describe_limits(starts: Sequence[Starts], models: Models) -> str:
             "nodes is not seen, and what grows with a node's ranks looks as if it grew with all; "
             "give several --nodes to tell them apart (srun, or MPICH's mpirun)"
         )
-    if not all(model.is_checked for model in models.values()):
-        lines.append("too few numbers of ranks to check the models: expected 4 or more")
+    if len({each.place[0] for each in starts}) < FEWEST:
+        lines.append(
+            f"fewer than {FEWEST} numbers of ranks: these models could as well be others, and what "
+            "they predict is no more than an example"
+        )
     return "\n".join(lines)

@@ -26,7 +26,8 @@ class Stage:
     """What could be changed there."""
 
 
-COMPANION = "companion"
+COMPANION, IMPORT = "companion", "import torch"
+IMPORTED = "join_import"
 STAGES = (
     Stage("MPI_Init", MPI, ("start_mpi",), "a setting or a release of the MPI library"),
     Stage(
@@ -34,7 +35,7 @@ STAGES = (
         "rank 0's list of all ranks: gather one message a node, or drop what nobody reads",
     ),
     Stage(
-        "import torch", TORCH, ("begin_import", "join_import"),
+        IMPORT, TORCH, ("begin_import", IMPORTED),
         "the file system that Python's packages are read from: a local copy on each node",
     ),
     Stage(

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.startup_scale.stages import (
+    AGREEMENT,
     BYTES,
     COMPANION,
     CONNECTIONS,
@@ -20,6 +21,7 @@ from benchmarks.startup_scale.stages import (
     MARK,
     MESSAGES,
     OF_MARKS,
+    REST,
 )
 
 LINE = re.compile(r"(\d+) +([\d.]+) (.*)")
@@ -65,11 +67,13 @@ def read_calls(lines: Iterable[str]) -> Iterator[Call]:
 def count(lines: Iterable[str]) -> Counter[tuple[str, str]]:
     """How much of what was counted, by name of stage and quantity.
 
-    What companions do counts for them whenever it happens; what comes before the first mark or
-    after the last one does not count.
+    What companions do counts for them whenever it happens. While the ranks agree that a stage has
+    ended, rank 0's other threads still serve it for the others: what they do counts for the stage.
+    What comes before the first mark or after the last one does not count.
     """
     counts: Counter[tuple[str, str]] = Counter()
-    stage, others = None, set[int]()
+    stage: str | None = None
+    served, others = "", set[int]()
     first: int | None = None
     for call in read_calls(lines):
         first = call.thread if first is None else first
@@ -80,8 +84,10 @@ def count(lines: Iterable[str]) -> Counter[tuple[str, str]]:
             break
         if mark is not None:
             stage = OF_MARKS[mark].name
+            served = served if mark in (AGREEMENT, REST) else stage
         elif stage is not None:
-            where = COMPANION if call.thread in others else stage
+            where = stage if call.thread == first else served
+            where = COMPANION if call.thread in others else where
             for quantity, amount in weigh(call):
                 counts[where, quantity] += amount
     return counts
