@@ -6,7 +6,7 @@ A cell that became slower makes the exit code 1.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,16 +17,9 @@ from benchmarks.common.records import Cell, Record, open_record, read_record
 from benchmarks.common.results import describe_environment
 from benchmarks.compare import report
 from benchmarks.compare.again import CannotMeasureError, check_place, measure_again
-from benchmarks.compare.verdicts import (
-    SLOWER,
-    Key,
-    Rule,
-    Verdict,
-    index_cells,
-    is_comparable,
-    judge,
-)
-from mpiddp.errors import ConfigurationError, MpiddpError
+from benchmarks.compare.matching import Matched, match
+from benchmarks.compare.verdicts import SLOWER, Rule, Verdict, judge
+from mpiddp.errors import MpiddpError
 from mpiddp.options.fields import Argument, pick
 from mpiddp.wording import count_noun, print_message
 
@@ -76,45 +69,8 @@ class RegressionError(MpiddpError):
     """A cell became slower."""
 
 
-@dataclass(frozen=True)
-class Matched:
-    """The cells of two records."""
-
-    pairs: Mapping[Key, tuple[Cell, Cell]]
-    incomparable: tuple[Cell, ...]
-    """In both records, but in other units or with values that have no ratio."""
-    gone: tuple[Cell, ...]
-    """In the old record only."""
-    added: tuple[Cell, ...]
-    """In the new record only."""
-
-
-def match(old: Record, new: Record) -> Matched:
-    """Raises ConfigurationError if the records have no cell in common."""
-    if old.benchmark != new.benchmark:
-        raise ConfigurationError(
-            f"{old.path} is a record of {old.benchmark}, {new.path} one of {new.benchmark}: "
-            "expected two of the same command"
-        )
-    olds, news = index_cells(old), index_cells(new)
-    common = {key: (olds[key], news[key]) for key in news if key in olds}
-    if not common:
-        raise ConfigurationError(
-            f"{old.path} and {new.path} have no cell in common: expected the same contenders, "
-            "ranks and sizes in both"
-        )
-    pairs = {key: pair for key, pair in common.items() if is_comparable(*pair)}
-    return Matched(
-        pairs,
-        tuple(new for key, (_, new) in common.items() if key not in pairs),
-        tuple(cell for key, cell in olds.items() if key not in news),
-        tuple(cell for key, cell in news.items() if key not in olds),
-    )
-
-
-def compare(options: Options, old: Record, new: Record, matched: Matched) -> list[Verdict]:
+def compare(options: Options, rule: Rule, new: Record, matched: Matched) -> list[Verdict]:
     """The verdicts, with cells measured again if that can be done."""
-    rule = Rule(tolerance=options.tolerance, error_rate=options.error_rate)
     again = 0 if options.no_again else options.again
     with tempfile.TemporaryDirectory(prefix="mpiddp-bench-") as folder:
 
@@ -136,13 +92,14 @@ def main(arguments: Sequence[str]) -> None:
     check_outputs(options.json)
     old, new = read_record(options.old), read_record(options.new)
     matched = match(old, new)
+    rule = Rule(tolerance=options.tolerance, error_rate=options.error_rate)
     for warning in report.list_warnings(old, new):
         print_message(f"warning: {warning}")
     with open_record(
         options.json, "compare", describe_environment(None), _describe_options(options)
     ) as writer:
-        verdicts = compare(options, old, new, matched)
-        print(report.format_report(options, matched, verdicts))
+        verdicts = compare(options, rule, new, matched)
+        print(report.format_report(rule, matched, verdicts, show_all=options.all))
         for verdict in verdicts:
             writer.write("verdict", **report.describe(verdict))
         for name in ("gone", "added", "incomparable"):

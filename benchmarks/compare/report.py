@@ -5,16 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
 from benchmarks.common.records import Cell, Record
 from benchmarks.common.statistics import quantile
-from benchmarks.compare.verdicts import FASTER, SAME, SLOWER, UNKNOWN, Verdict
+from benchmarks.compare.matching import Matched
+from benchmarks.compare.verdicts import FASTER, SAME, SLOWER, UNKNOWN, Rule, Verdict
 from mpiddp.wording import count_noun
-
-if TYPE_CHECKING:
-    from benchmarks.compare.command import Matched, Options
 
 CONDITIONS = (
     "processor", "cores", "usable_hardware_threads", "memory_bytes", "kernel", "launcher", "nodes",
@@ -42,19 +40,22 @@ def _flatten(environment: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: environment.get(name) for name in CONDITIONS}, **packages}
 
 
-def format_report(options: Options, matched: Matched, verdicts: Sequence[Verdict]) -> str:
+def format_report(
+    rule: Rule, matched: Matched, verdicts: Sequence[Verdict], *, show_all: bool
+) -> str:
+    """``show_all``: also the cells that did not change."""
     parts = [
-        _format_table(options, verdicts),
+        _format_table(verdicts, show_all=show_all),
         *_list_cells("only in OLD", matched.gone),
         *_list_cells("only in NEW", matched.added),
         *_list_cells("not compared, for values of 0 or another unit", matched.incomparable),
-        _summarize(options, verdicts),
+        _summarize(rule, verdicts),
     ]
     return "\n\n".join(filter(None, parts))
 
 
-def _format_table(options: Options, verdicts: Sequence[Verdict]) -> str:
-    shown = [each for each in verdicts if options.all or each.word in (SLOWER, FASTER)]
+def _format_table(verdicts: Sequence[Verdict], *, show_all: bool) -> str:
+    shown = [each for each in verdicts if show_all or each.word in (SLOWER, FASTER)]
     # Cells that looked slower show why they were measured again.
     shown += [each for each in verdicts if each not in shown and len(each.runs) > 1]
     if not shown:
@@ -107,10 +108,10 @@ def _list_cells(title: str, cells: Sequence[Cell]) -> list[str]:
     return ["\n".join([f"{title}:", *names, *more])]
 
 
-def _summarize(options: Options, verdicts: Sequence[Verdict]) -> str:
+def _summarize(rule: Rule, verdicts: Sequence[Verdict]) -> str:
     """How many cells are what, and what that means."""
     counts = {word: sum(each.word == word for each in verdicts) for word in ORDER}
-    rate, tolerance = options.error_rate, options.tolerance
+    rate, tolerance = rule.error_rate, rule.tolerance
     chance = f"at most a share of {rate:g} of such comparisons calls any of them slower"
     method = "p by Mann and Whitney, for all cells together by Holm"
     lines = [

@@ -78,9 +78,10 @@ class Model:
         return " + ".join(parts).replace("+ -", "− ").replace("-", "−")
 
 
-def fit(points: Mapping[Place, float], least: float) -> Model:
+def fit(points: Mapping[Place, float], least: float, *, has_squares: bool = True) -> Model:
     """The model of a count by ranks and nodes. Raises ValueError for no point.
 
+    ``has_squares``: whether it may grow with the square of the ranks, which noise imitates.
     ``least``: below which differences are not worth a term; residuals are relative to this where
     the count is smaller.
     """
@@ -88,7 +89,8 @@ def fit(points: Mapping[Place, float], least: float) -> Model:
         raise ValueError("a model needs a point at least")
     points = _choose_points(points)
     several = len({nodes for _, nodes in points}) > 1
-    forms = [form for form in FORMS if several or not {*form} & {*NODES_TERMS}]
+    unknown = {*(() if several else NODES_TERMS), *(() if has_squares else ("ranks²",))}
+    forms = [form for form in FORMS if unknown.isdisjoint(form)]
     chosen = _fit(points, forms[0], least)
     assert chosen is not None
     for names in forms[1:]:

@@ -31,6 +31,10 @@ PREDICTED = (*COUNTED, PROCESSOR)
 """What is modelled. Seconds are not: they are those of ranks that share a few cores."""
 LEAST: Mapping[str, float] = {BYTES: 1000.0, MESSAGES: 10.0, PROCESSOR: 1e-3}
 """Below which differences are noise; 1 for the other quantities."""
+WAITS = (
+    "what rank 0 looks for messages while it waits, too: the more ranks share a core here, the "
+    "longer; for a large job they are an upper bound"
+)
 FEWEST = 4
 """Numbers of ranks that tell a line from a curve, and leave one to check."""
 SHOWN = 6
@@ -48,6 +52,7 @@ def fit_all(starts: Sequence[Starts]) -> dict[tuple[str, str], Model]:
         (stage.name, quantity): fit(
             {each.place: each.find(stage.name, quantity) for each in starts},
             LEAST.get(quantity, 1.0),
+            has_squares=quantity in COUNTED,
         )
         for stage in STAGES
         for quantity in PREDICTED
@@ -155,11 +160,12 @@ def _format_owners(models: Models, place: Place) -> str:
 
 
 def _list_changes(models: Models, place: Place) -> str:
-    """The stages that ask most of rank 0 there: of all, then of mpiddp's own."""
+    """The stages that ask most of rank 0 there: of all, then of mpiddp's own. Counts decide, which
+    do not depend on how many ranks share a core here."""
     lines = [f"what to change first, for {name_place(place)}:"]
     for title, owners in (("of all", OWNERS), ("of mpiddp's own", (OURS,))):
         leading: dict[str, list[str]] = {}
-        for quantity in PREDICTED:
+        for quantity in COUNTED:
             values = {
                 stage: model.predict(place)
                 for (stage, each), model in models.items()
@@ -178,7 +184,10 @@ def _list_changes(models: Models, place: Place) -> str:
 
 def _describe_limits(starts: Sequence[Starts]) -> str:
     """What the figures do not say."""
-    lines = ["residual: the largest; left out: the error of points that the others predict"]
+    lines = [
+        "residual: the largest; left out: the error of points that the others predict",
+        f"processor seconds hold {WAITS}",
+    ]
     if len({each.place[1] for each in starts}) == 1:
         lines.append(
             f"all ranks were on {count_noun(starts[0].place[1], 'node')}: what grows with the "
