@@ -30,11 +30,11 @@ TERMS: Mapping[str, Callable[[Place], float]] = {
 BY_RANKS = ((), ("ranks",), ("ranks²",), ("lg ranks",), ("ranks", "ranks²"))
 NODES_TERMS = ("nodes", "lg nodes", "ranks a node")
 """They say nothing if the number of nodes was always the same."""
-BY_NODES = ((), *((name,) for name in NODES_TERMS))
+BY_NODES = ((), *((name,) for name in NODES_TERMS), ("nodes", "ranks a node"))
 FORMS = tuple(
     (*ranks, *nodes)
     for ranks, nodes in sorted(
-        itertools.product(BY_RANKS, BY_NODES), key=lambda pair: len(pair[0]) + len(pair[1])
+        itertools.product(BY_RANKS, BY_NODES), key=lambda pair: len(pair[0] + pair[1])
     )
 )
 """The terms that are tried together, beside a constant: fewer first."""

@@ -40,13 +40,13 @@ STAGES = (
     ),
     Stage(
         COMPANION, OURS, ("begin_lifeline", "join_lifeline"),
-        "the tree of companions: more levels, so that rank 0's has fewer children",
+        "every node's companion connects to rank 0's: connect them in a tree",
     ),
     Stage("devices", OURS, ("find_device", "bind_cores", "take_device"), "the ranks of one node"),
     Stage(
         "address", OURS, ("find_address",),
-        "every node's leader connects to rank 0 itself: let a few, spread over the nodes, try "
-        "first, and the others only the address that is chosen",
+        "every node's leader tries each address of rank 0, with 64 KiB each way: let a few, spread "
+        "over the nodes, try all, and the others the one that is chosen; or in a tree",
     ),
     Stage(
         "TCPStore", TORCH, ("open_store",),
