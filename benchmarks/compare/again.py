@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import shlex
 import subprocess
@@ -15,10 +14,11 @@ from benchmarks.common.records import Cell, Record, read_record
 from benchmarks.common.results import find_commit, find_processor
 from benchmarks.launching.launchers import ROOT
 from mpiddp.errors import ConfigurationError, MpiddpError
-from mpiddp.options.fields import Field, list_fields
 
-OUTPUTS = ("csv", "html", "json", "nccl_tests", "plot", "png", "targets")
-"""Options of a command that say where results go and how they are shown."""
+FILES = ("csv", "html", "json", "nccl_tests", "plot", "png")
+FLAGS = ("hosts", "targets")
+"""Options of a command that say where results go, and how they are shown: with a value, without."""
+POSITIONAL = ""
 
 SHOWN_CHARACTERS = 4000
 
@@ -44,53 +44,46 @@ def check_place(record: Record) -> None:
             raise CannotMeasureError(f"its {name} was {recorded}, here it is {found}")
 
 
-def find_options(command: str) -> dict[str, Field]:
-    """The options of a command by their flags."""
-    from benchmarks.__main__ import find_module
-
-    reader = importlib.import_module(find_module(command)).READER
-    kinds = reader.groups.values()
-    return {each.flag: each for kind in kinds for each in list_fields(kind)}
-
-
 def restrict(
-    words: Sequence[str], options: Mapping[str, Field], wanted: Mapping[str, Sequence[str]]
+    words: Sequence[str], options: Mapping[str, Any], wanted: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """The words without options of output, and with ``wanted`` values, by names of fields."""
+    """The words without options of output, and with fewer values of those that have several.
+
+    ``options``: of the record, whose lists are those that have several. An option with no value
+    there has a usual set of them.
+    """
     chosen = {
         name: values
         for name, values in wanted.items()
-        if any(each.name == name and each.is_several for each in options.values())
+        if isinstance(options.get(name), list)
+        and (not options[name] or len(values) < len(options[name]))
     }
-    dropped = {*OUTPUTS, *chosen}
-    positional = [each.name for each in options.values() if each.argument.is_positional]
-    kept: list[str] = []
-    for field, chunk in _cut(words, options):
-        name = field.name if field is not None else (positional or [""])[0]
-        if name not in dropped:
-            kept += chunk
     ahead: list[str] = []
+    kept: list[str] = []
+    for name, chunk in _cut(words, options):
+        if name == POSITIONAL:
+            ahead += chunk
+        elif name not in (*FILES, *FLAGS, *chosen):
+            kept += chunk
+    if ahead:
+        # Algorithms, for the commands that take them so.
+        ahead = list(chosen.pop("algorithms", ahead))
     for name, values in chosen.items():
-        if name in positional:
-            ahead += values
-        else:
-            kept += ["--" + name.replace("_", "-"), *values]
+        kept += ["--" + name.replace("_", "-"), *values]
     return [*ahead, *kept]
 
 
-def _cut(
-    words: Sequence[str], options: Mapping[str, Field]
-) -> Iterator[tuple[Field | None, list[str]]]:
-    """Each option with its values; positional words with None."""
+def _cut(words: Sequence[str], options: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Each option with its values, by its name; each word without one as POSITIONAL."""
     place = 0
     while place < len(words):
-        name = words[place].partition("=")[0].replace("_", "-")
-        field = options.get(name) if name.startswith("--") else None
-        end = place + 1
-        if field is not None and field.takes_value and "=" not in words[place]:
-            values = itertools.takewhile(lambda word: not word.startswith("--"), words[end:])
-            end += len(list(values)) if field.is_several else 1
-        yield field, list(words[place:end])
+        word, end, name = words[place], place + 1, POSITIONAL
+        if word.startswith("--"):
+            name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+            values = itertools.takewhile(lambda each: not each.startswith("--"), words[end:])
+            if "=" not in word and name not in FLAGS and not isinstance(options.get(name), bool):
+                end += len(list(values)) if isinstance(options.get(name), list) else 1
+        yield name, list(words[place:end])
         place = end
 
 
@@ -117,7 +110,7 @@ def measure_again(record: Record, cells: Sequence[Cell], folder: Path) -> Record
     Raises CannotMeasureError if it fails.
     """
     path = folder / "again.jsonl"
-    arguments = restrict(find_arguments(record), find_options(record.benchmark), find_wanted(cells))
+    arguments = restrict(find_arguments(record), record.options, find_wanted(cells))
     words = ["-m", "benchmarks", record.benchmark, *arguments]
     print(f"measuring again: {shlex.join(['python', *words])}", flush=True)
     code, output = _run([sys.executable, *words, "--json", str(path)])

@@ -235,7 +235,7 @@ def test_only_what_looks_slower_is_measured_again():
 
 def write(path: Path, cells, benchmark="allreduce", **environment) -> Path:
     place = {"processor": find_processor(), "commit": find_commit(), "packages": {"torch": "1"}}
-    with open_record(path, benchmark, {**place, **environment}, {}) as record:
+    with open_record(path, benchmark, {**place, **environment}, OPTIONS) as record:
         for cell in cells:
             record.add(cell)
     return path
@@ -313,24 +313,31 @@ def test_a_tolerance_is_a_share(text):
 # Measuring again
 
 
+OPTIONS = {"ranks": [2, 4], "sizes": [4096, 8192, 1 << 20], "types": ["int32"], "cold": True}
+
+
 def test_a_command_line_is_restricted_to_the_suspects():
-    options = again.find_options("allreduce")
-    words = "--ranks 2 4 --sizes 4K 1M --algorithms all --repetitions 5 --plot x.svg --json=a"
+    words = "--ranks 2 4 --sizes 4K 8K 1M --cold --algorithms=all --repetitions 5 --plot x --json=a"
     wanted = again.find_wanted(
         [make_cell(TIMES, "a", bytes=4096), make_cell(TIMES, "b", bytes=8192, type="int32")]
     )
-    assert again.restrict(words.split(), options, wanted) == (
-        ["--algorithms", "all", "--repetitions", "5", "--ranks", "2", "--sizes", "4096", "8192"]
-    )
+    found = again.restrict(words.split(), OPTIONS, wanted)
+    expected = "--cold --algorithms=all --repetitions 5 --ranks 2 --sizes 4096 8192"
+    assert found == expected.split()
+
+
+def test_an_option_that_has_its_usual_values_is_restricted():
+    assert again.restrict([], {"sizes": []}, {"sizes": ["8"]}) == ["--sizes", "8"]
+    # Point-to-point has no --ranks.
+    assert again.restrict([], {"ranks": [2]}, {"ranks": ["2"]}) == []
 
 
 def test_positional_words_are_kept_or_replaced():
-    options = again.find_options("simulate")
-    words = ["ring", "--latency", "5", "tree", "--ranks", "8"]
-    assert again.restrict(words, options, {}) == words
-    assert again.restrict(words, options, {"algorithms": ["direct"]}) == (
-        ["direct", "--latency", "5", "--ranks", "8"]
-    )
+    words = ["ring", "--latency", "5", "direct", "--ranks", "8"]
+    options = {"ranks": [8], "latency": 5.0, "algorithms": ["ring", "direct"]}
+    kept = ["--latency", "5", "--ranks", "8"]
+    assert again.restrict(words, options, {}) == ["ring", "direct", *kept]
+    assert again.restrict(words, options, {"algorithms": ["direct"]}) == ["direct", *kept]
 
 
 def test_suspects_are_measured_by_the_records_command(tmp_path, monkeypatch, capsys):
