@@ -21,6 +21,7 @@ COMMANDS = {
     "prove": "every algorithm is an all-reduce, for every number of ranks",
     "simulate": "the time of each algorithm on a machine that you describe, or that was fitted",
     "startup": "launch to first all-reduce, as whole processes: mpiddp beside torchrun",
+    "startup-scale": "what start-up asks of rank 0, by number of ranks: counted and predicted",
     "allreduce": "all-reduces by size: the framework's, MPI's, a plain ring's, mpiddp's",
     "reduce-scatter": "the same of reduce-scatters",
     "all-gather": "the same of all-gathers",
@@ -33,6 +34,7 @@ COMMANDS = {
     "training-loop": "the trainer's samples per second beside a bare loop's",
     "stragglers": "training to an accuracy while a worker is slow: all-reduce, servers",
     "fit": "α, β and γ of this cluster, of messages and additions that were measured",
+    "compare": "two records of a command: which cells became slower, with a stated error rate",
     "checkpoint": "what checkpoints cost a training: synchronous, beside it, a raw write",
 }
 _MODELS = frozenset({"distance", "explain", "numerics", "prove", "simulate"})

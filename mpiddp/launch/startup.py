@@ -281,6 +281,11 @@ class Starter:
             raise
         if not is_joined:
             peers.join_mpi(module.COMM_WORLD)
+        self.meet_ranks(module)
+
+    def meet_ranks(self, module: Any) -> None:
+        """Find the World and, on rank 0, who is where. ``module``: mpi4py.MPI, initialised."""
+        peers = self.peers
         self.comm, own = module.COMM_WORLD.Dup(), module.COMM_WORLD.Dup()
         world, self.neighbourhood = find_world(own)
         self.control = ControlChannel(world, own, self.options.timeout)

@@ -1,0 +1,1 @@
+"""``python -m benchmarks compare``: two records of one command, cell by cell."""

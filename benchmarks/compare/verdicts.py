@@ -1,0 +1,196 @@
+"""What two records say of each cell: slower, faster, or neither, with one error rate for all.
+
+Rounds of one run are more alike than two runs of one program are, and this the rounds cannot show.
+Therefore
+
+- a cell is slower if its samples refute that its ratio is within half the tolerance (`ratios`),
+  with Holm's correction for all cells of the record; the other half is left for the runs;
+- a cell that looks slower is measured again, in runs of its own: all runs together must refute
+  that, and the median of the runs' ratios must be beyond the tolerance.
+
+A cell that is not measured again because it does not look slower can only be one finding less, so
+that the correction holds for what is measured later as well.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from benchmarks.common.records import Cell, Coordinate, Record
+from benchmarks.compare.ratios import Ratio, adjust, estimate_ratio, find_probability
+from mpiddp.errors import ConfigurationError
+
+Key = tuple[Coordinate, ...]
+Measure = Callable[[Sequence[Cell]], Record]
+"""Measures cells once more."""
+
+SLOWER, FASTER, SAME, UNKNOWN = "slower", "faster", "same", "unknown"
+LOOK = 0.05
+"""A cell that is slower than before with this error rate, seen alone, is measured again."""
+RUNS_SHARE = 0.5
+"""Of the tolerance, for what differs between two runs of one program."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What counts as a change."""
+
+    tolerance: float
+    """The share by which a ratio may differ from 1."""
+    error_rate: float
+    """Probability that any cell of a record without changes is called slower."""
+
+    @property
+    def bound(self) -> float:
+        """The ratio beyond which a cell has changed."""
+        return 1 + self.tolerance
+
+    @property
+    def tested(self) -> float:
+        """The ratio that a change must refute."""
+        return 1 + RUNS_SHARE * self.tolerance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What was found of one cell."""
+
+    old: Cell
+    new: Cell
+    runs: tuple[tuple[float, ...], ...]
+    """The samples of each run of NEW: the record's own, then those that were measured again."""
+    ratio: Ratio
+    """New over old, in the cell's unit, of all runs together."""
+    slowdown: float
+    """The median of the runs' ratios, turned round if larger is better: above 1 is worse."""
+    probability: float
+    """That samples like these are met in a record without changes (Holm)."""
+    run_ratios: tuple[float, ...]
+    """Of each run, new over old."""
+    word: str
+    """SLOWER, FASTER, SAME, or UNKNOWN: the rounds are too few, or differ too much, to exclude a
+    change of twice the tolerance."""
+
+
+def larger_is_better(unit: str) -> bool:
+    """Whether a unit is a rate, as samples/s or GB/s."""
+    return unit.endswith("/s")
+
+
+def index_cells(record: Record) -> dict[Key, Cell]:
+    """The cells by their keys. Raises ConfigurationError for one that is there twice."""
+    cells: dict[Key, Cell] = {}
+    for cell in record.cells:
+        if cell.key in cells:
+            raise ConfigurationError(
+                f"{record.path} has {' '.join(map(str, cell.key))} twice: expected a cell for "
+                "each key"
+            )
+        cells[cell.key] = cell
+    return cells
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """The samples of a cell, as costs: what is larger is worse."""
+
+    old: Cell
+    new: Cell
+    runs: tuple[tuple[float, ...], ...]
+
+    def find_costs(self) -> tuple[Sequence[float], list[Sequence[float]]]:
+        def turn(values: Sequence[float]) -> Sequence[float]:
+            return [1 / value for value in values] if larger_is_better(self.new.unit) else values
+
+        return turn(self.old.samples), [turn(run) for run in self.runs]
+
+    @property
+    def slowdown(self) -> float:
+        old, runs = self.find_costs()
+        return statistics.median(estimate_ratio(old, run).estimate for run in runs)
+
+    def test_slower(self, bound: float) -> float:
+        """How probable the samples are if NEW takes at most ``bound`` times as long."""
+        old, runs = self.find_costs()
+        return find_probability(old, [value for run in runs for value in run], bound)
+
+    def test_faster(self, bound: float) -> float:
+        """The same if OLD takes at most ``bound`` times as long."""
+        old, runs = self.find_costs()
+        return find_probability([value for run in runs for value in run], old, bound)
+
+    @property
+    def largest(self) -> float:
+        """The upper end of the slowdown's interval; infinite for too few rounds to have one."""
+        old, runs = self.find_costs()
+        together = [value for run in runs for value in run]
+        if len({*old, *together}) == 1:  # Counts and prices have no spread.
+            return 1.0
+        interval = estimate_ratio(old, together).interval
+        return interval.high if interval is not None else inf
+
+
+def is_comparable(old: Cell, new: Cell) -> bool:
+    """Whether a ratio of the two makes sense: values above 0, in one unit."""
+    values = (*old.samples, *new.samples)
+    return old.unit == new.unit and bool(old.samples and new.samples) and min(values) > 0
+
+
+def judge(
+    pairs: Mapping[Key, tuple[Cell, Cell]],
+    rule: Rule,
+    measure: Measure | None = None,
+    again: int = 0,
+) -> list[Verdict]:
+    """A verdict for each pair of comparable cells, old and new.
+
+    ``measure`` is called ``again`` times with the cells that look slower; not at all for none.
+    """
+    found = {key: _Evidence(old, new, (new.samples,)) for key, (old, new) in pairs.items()}
+    suspects = [key for key, each in found.items() if _is_suspect(each, rule)]
+    for _ in range(again if measure is not None and suspects else 0):
+        assert measure is not None
+        measured = index_cells(measure([found[key].new for key in suspects]))
+        for key in suspects:
+            each = found[key]
+            if key in measured and is_comparable(each.old, measured[key]):
+                runs = (*each.runs, measured[key].samples)
+                found[key] = _Evidence(each.old, each.new, runs)
+    return _decide(found, rule)
+
+
+def _is_suspect(each: _Evidence, rule: Rule) -> bool:
+    return each.slowdown > rule.bound or each.test_slower(1.0) <= LOOK
+
+
+def _decide(found: Mapping[Key, _Evidence], rule: Rule) -> list[Verdict]:
+    slower = adjust({key: each.test_slower(rule.tested) for key, each in found.items()})
+    faster = adjust({key: each.test_faster(rule.tested) for key, each in found.items()})
+    verdicts = []
+    for key, each in found.items():
+        slowdown, word = each.slowdown, SAME
+        if slower[key] <= rule.error_rate and slowdown > rule.bound:
+            word = SLOWER
+        elif faster[key] <= rule.error_rate and slowdown < 1 / rule.bound:
+            word = FASTER
+        elif each.largest > rule.bound**2:
+            word = UNKNOWN
+        together = [value for run in each.runs for value in run]
+        verdicts.append(
+            Verdict(
+                old=each.old,
+                new=each.new,
+                runs=each.runs,
+                ratio=estimate_ratio(each.old.samples, together),
+                slowdown=slowdown,
+                probability=min(slower[key], faster[key]),
+                run_ratios=tuple(
+                    estimate_ratio(each.old.samples, run).estimate for run in each.runs
+                ),
+                word=word,
+            )
+        )
+    return verdicts

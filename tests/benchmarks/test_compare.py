@@ -1,0 +1,390 @@
+"""``benchmarks compare``: planted changes are found, equal runs are not; what is said of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.common.records import Cell, Record, open_record, read_record
+from benchmarks.common.results import find_commit, find_processor
+from benchmarks.common.statistics import summarize
+from benchmarks.compare import again, command, ratios
+from benchmarks.compare.command import RegressionError
+from benchmarks.compare.verdicts import (
+    FASTER,
+    SAME,
+    SLOWER,
+    UNKNOWN,
+    Rule,
+    index_cells,
+    judge,
+)
+from mpiddp.errors import ConfigurationError
+
+RULE = Rule(tolerance=0.05, error_rate=0.01)
+
+# The ratio of two samples
+
+few = st.lists(st.integers(1, 40), min_size=1, max_size=4)
+
+
+@given(few, few, st.sampled_from([0.5, 1.0, 1.25]))
+def test_a_probability_counts_all_orders_of_the_values(olds, news, ratio):
+    """As enumerated: of all ways to choose the new ones among the values, as many pairs above."""
+    pairs = [(new, ratio * old) for new in news for old in olds]
+    above = sum((new > old) + (new == old) / 2 for new, old in pairs)
+    size, ways = len(olds) + len(news), 0
+    for chosen in itertools.combinations(range(size), len(news)):
+        others = [place for place in range(size) if place not in chosen]
+        ways += sum(a > b for a in chosen for b in others) >= math.floor(above)
+    expected = ways / math.comb(size, len(news))
+    assert ratios.find_probability(olds, news, ratio) == pytest.approx(expected)
+
+
+def test_many_pairs_have_the_normal_distribution():
+    exact = ratios.tail(50, 50, 1600)
+    assert ratios.tail(50, 51, 1632) == pytest.approx(exact, rel=0.1)
+
+
+def test_the_interval_of_a_ratio_covers_the_true_one():
+    generator = numpy.random.default_rng(0)
+    covered = 0
+    for _ in range(300):
+        olds, news = generator.lognormal(0, 0.3, 8), generator.lognormal(math.log(2), 0.3, 8)
+        interval = ratios.estimate_ratio(olds.tolist(), news.tolist()).interval
+        covered += interval.low <= 2 <= interval.high
+    assert 0.93 * 300 <= covered <= 0.99 * 300
+
+
+def test_three_values_have_a_ratio_and_no_interval():
+    found = ratios.estimate_ratio([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])
+    assert found.estimate == 2 and found.interval is None
+
+
+def test_probabilities_of_a_family_are_those_of_holm():
+    """The example of Holm's procedure: 0.01, 0.04, 0.03 and 0.005 for four tests."""
+    found = ratios.adjust({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
+    assert found == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02})
+
+
+# Planted records
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a made-up machine does to the times of its cells."""
+
+    rounds: int
+    kinds: tuple[str, ...]
+    """Of the cells, in turn."""
+    cells: int = 24
+    iterations: int = 50
+
+    def measure(self, generator, slower: dict[int, float]) -> Record:
+        """A run: what differs between runs, between rounds and between iterations is drawn."""
+        size = (self.rounds, self.iterations)
+        drift = numpy.linspace(1, 1 + generator.uniform(0, 0.04), self.rounds)[:, None]
+        cells = []
+        for place in range(self.cells):
+            times = generator.lognormal(0, 0.1, size) * generator.lognormal(0, 0.02, (size[0], 1))
+            times *= 1e-5 * 1.5**place * slower.get(place, 1.0) * generator.lognormal(0, 0.01)
+            kind = self.kinds[place % len(self.kinds)]
+            if kind == "heavy tail":
+                times *= 1 + (generator.random(size) < 0.1) * generator.pareto(1.5, size)
+            elif kind == "drift":
+                times *= drift
+            elif kind == "busy":
+                # A process takes the core from some iterations, and from whole rounds.
+                lost = generator.random(size) < generator.uniform(0.05, 0.25, (size[0], 1))
+                times *= 1 + lost * generator.exponential(2, size)
+                whole = generator.random((size[0], 1)) < 0.05
+                times *= 1 + whole * generator.uniform(0.5, 3, (size[0], 1))
+            cells.append(make_cell(numpy.median(times, axis=1).tolist(), f"cell {place}"))
+        return make_record(cells)
+
+
+def make_cell(samples, contender="ours", unit="s", **at) -> Cell:
+    return Cell(
+        quantity="all-reduce",
+        contender=contender,
+        ranks=2,
+        at=at,
+        unit=unit,
+        samples=tuple(samples),
+        summary=summarize(samples),
+    )
+
+
+def make_record(cells, benchmark="allreduce", **environment) -> Record:
+    return Record(
+        path=Path("record.jsonl"),
+        benchmark=benchmark,
+        environment=environment,
+        options={},
+        cells=tuple(cells),
+        others=(),
+        is_complete=True,
+    )
+
+
+QUIET = Machine(10, ("log-normal", "heavy tail", "drift"))
+BUSY = Machine(20, ("busy",))
+
+
+def count_findings(machine: Machine, slower: dict[int, float], trials: int) -> tuple[int, int]:
+    """In how many of so many pairs of runs all slower cells are found, and any other one."""
+    found = alarms = 0
+    planted = {f"cell {place}" for place in slower}
+    for trial in range(trials):
+        generator = numpy.random.default_rng(trial)
+        old = index_cells(machine.measure(generator, {}))
+        new = index_cells(machine.measure(generator, slower))
+
+        def measure(_, generator=generator):
+            return machine.measure(generator, slower)
+
+        verdicts = judge({key: (old[key], new[key]) for key in old}, RULE, measure, again=2)
+        named = {each.new.contender for each in verdicts if each.word == SLOWER}
+        found, alarms = found + (planted <= named), alarms + bool(named - planted)
+    return found, alarms
+
+
+@pytest.mark.parametrize("machine", [QUIET, BUSY], ids=["quiet", "beside a busy process"])
+def test_a_tenth_slower_is_found_and_equal_cells_are_not(machine):
+    """In 100 pairs of records of 24 cells, 23 of which are equal; one is 1.10 times slower."""
+    found, alarms = count_findings(machine, {4: 1.10}, 100)
+    assert found >= 95 and alarms <= 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("machine", [QUIET, BUSY], ids=["quiet", "beside a busy process"])
+@pytest.mark.parametrize("place", range(6))
+def test_every_kind_of_cell_and_equal_pairs(machine, place):
+    found, alarms = count_findings(machine, {place: 1.10}, 100)
+    assert found >= 93 and alarms <= 2
+    assert count_findings(machine, {}, 100)[1] <= 2
+
+
+def judge_two(olds, news, **changes):
+    old, new = make_cell(olds, **changes), make_cell(news, **changes)
+    return judge({old.key: (old, new)}, RULE)[0]
+
+
+TIMES = [1 + 0.01 * place for place in range(10)]
+
+
+def test_a_rate_is_turned_round():
+    half = [value / 2 for value in TIMES]
+    assert judge_two(TIMES, half).word == FASTER
+    lower = judge_two(TIMES, half, unit="samples/s")
+    assert lower.word == SLOWER and lower.ratio.estimate == 0.5 and lower.slowdown == 2
+
+
+def test_what_cannot_be_told_is_not_called_the_same():
+    assert judge_two([1.0], [1.0]).word == SAME
+    assert judge_two([1.0], [1.1]).word == UNKNOWN
+    assert judge_two(TIMES, TIMES).word == SAME
+    wild = [1.0, 3.0, 9.0, 27.0, 1.0, 3.0, 9.0, 27.0]
+    assert judge_two(wild, wild).word == UNKNOWN
+
+
+def test_a_change_within_the_tolerance_does_not_count():
+    assert judge_two(TIMES, [1.04 * value for value in TIMES]).word != SLOWER
+    exact = [1 + 1e-4 * place for place in range(10)]
+    assert judge_two(exact, [1.04 * value for value in exact]).word == SAME
+    assert judge_two(exact, [1.06 * value for value in exact]).word == SLOWER
+
+
+def test_the_median_of_the_runs_decides():
+    """One slow run of three is no regression, two are one; even if all differ clearly."""
+    exact = [1 + 1e-4 * place for place in range(10)]
+    old, near, slow = (make_cell([f * value for value in exact]) for f in (1, 1.04, 1.5))
+    for others, word in (((near, near), SAME), ((near, slow), SLOWER)):
+        runs = iter(others)
+        (found,) = judge(
+            {old.key: (old, slow)}, RULE, lambda _, runs=runs: make_record([next(runs)]), again=2
+        )
+        assert len(found.runs) == 3
+        assert (found.word == SLOWER) == (word == SLOWER)
+
+
+def test_only_what_looks_slower_is_measured_again():
+    cells = {name: make_cell(TIMES, name) for name in ("same", "slower", "faster")}
+    factors = {"same": 1.0, "slower": 1.3, "faster": 0.7}
+    news = {name: make_cell([factors[name] * t for t in TIMES], name) for name in cells}
+    asked = []
+
+    def measure(wanted):
+        asked.append([cell.contender for cell in wanted])
+        return make_record([])
+
+    judge({cells[n].key: (cells[n], news[n]) for n in cells}, RULE, measure, again=2)
+    assert asked == [["slower"], ["slower"]]
+
+
+# The command
+
+
+def write(path: Path, cells, benchmark="allreduce", **environment) -> Path:
+    place = {"processor": find_processor(), "commit": find_commit(), "packages": {"torch": "1"}}
+    with open_record(path, benchmark, {**place, **environment}, OPTIONS) as record:
+        for cell in cells:
+            record.add(cell)
+    return path
+
+
+def scale(factor: float):
+    return [factor * value for value in TIMES]
+
+
+def test_the_table_names_what_changed(tmp_path, capsys):
+    old = write(
+        tmp_path / "old",
+        [make_cell(TIMES, "ring", bytes=4096, type="float32"), make_cell(TIMES, "gone")],
+        cores=2,
+    )
+    new = write(
+        tmp_path / "new",
+        [make_cell(scale(1.5), "ring", bytes=4096, type="float32"), make_cell(TIMES, "added")],
+        cores=4,
+        packages={"torch": "2"},
+    )
+    out = tmp_path / "verdicts"
+    with pytest.raises(RegressionError, match="1 cell of 1 became slower") as caught:
+        command.main([str(old), str(new), "--no-again", "--json", str(out)])
+    assert caught.value.exit_code == 1
+    shown = capsys.readouterr()
+    assert "all-reduce, ring, 2 ranks, 4 KiB, float32" in shown.out and "1.500" in shown.out
+    assert "only in OLD:\n  all-reduce, gone, 2 ranks" in shown.out
+    assert "only in NEW:\n  all-reduce, added, 2 ranks" in shown.out
+    assert "error rate 0.01 over all cells" in shown.out
+    assert "warning: cores was 2, is now 4" in shown.err
+    assert "warning: torch was 1, is now 2" in shown.err
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["run", "verdict", "gone", "added", "end"]
+    assert lines[1]["verdict"] == "slower" and lines[1]["ratio"] == pytest.approx(1.5)
+
+
+def test_equal_records_are_no_error(tmp_path, capsys):
+    cells = [make_cell(TIMES, str(place)) for place in range(3)]
+    old, new = write(tmp_path / "old", cells), write(tmp_path / "new", cells)
+    command.main([str(old), str(new)])
+    assert "3 cells: 0 slower, 0 faster, 0 unknown, 3 same" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("olds", "news", "benchmark", "expected"),
+    [
+        (["a"], ["a"], "checkpoint", "is a record of allreduce, .* one of checkpoint"),
+        (["a"], ["b"], "allreduce", "have no cell in common"),
+        (["a", "a"], ["a"], "allreduce", "old has all-reduce a 2 1 twice"),
+    ],
+)
+def test_records_that_do_not_fit_are_refused(tmp_path, olds, news, benchmark, expected):
+    old = write(tmp_path / "old", [make_cell(TIMES, name) for name in olds])
+    new = write(tmp_path / "new", [make_cell(TIMES, name) for name in news], benchmark)
+    with pytest.raises(ConfigurationError, match=expected):
+        command.main([str(old), str(new)])
+
+
+def test_counts_of_nothing_are_not_compared(tmp_path, capsys):
+    cells = [make_cell([0.0], "counted"), make_cell(TIMES, "timed")]
+    old, new = write(tmp_path / "old", cells), write(tmp_path / "new", cells)
+    command.main([str(old), str(new)])
+    assert "not compared, for values of 0 or another unit:\n  all-reduce, counted" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("text", ["0", "-5%", "100%", "1.5", "much"])
+def test_a_tolerance_is_a_share(text):
+    with pytest.raises(ConfigurationError, match="--tolerance: expected a share"):
+        command.READER.read(["old", "new", f"--tolerance={text}"])
+
+
+# Measuring again
+
+
+OPTIONS = {"ranks": [2, 4], "sizes": [4096, 8192, 1 << 20], "types": ["int32"], "cold": True}
+
+
+def test_a_command_line_is_restricted_to_the_suspects():
+    words = "--ranks 2 4 --sizes 4K 8K 1M --cold --algorithms=all --repetitions 5 --plot x --json=a"
+    wanted = again.find_wanted(
+        [make_cell(TIMES, "a", bytes=4096), make_cell(TIMES, "b", bytes=8192, type="int32")]
+    )
+    found = again.restrict(words.split(), OPTIONS, wanted)
+    expected = "--cold --algorithms=all --repetitions 5 --ranks 2 --sizes 4096 8192"
+    assert found == expected.split()
+
+
+def test_an_option_that_has_its_usual_values_is_restricted():
+    assert again.restrict([], {"sizes": []}, {"sizes": ["8"]}) == ["--sizes", "8"]
+    # Point-to-point has no --ranks.
+    assert again.restrict([], {"ranks": [2]}, {"ranks": ["2"]}) == []
+
+
+def test_positional_words_are_kept_or_replaced():
+    words = ["ring", "--latency", "5", "direct", "--ranks", "8"]
+    options = {"ranks": [8], "latency": 5.0, "algorithms": ["ring", "direct"]}
+    kept = ["--latency", "5", "--ranks", "8"]
+    assert again.restrict(words, options, {}) == ["ring", "direct", *kept]
+    assert again.restrict(words, options, {"algorithms": ["direct"]}) == ["direct", *kept]
+
+
+def test_suspects_are_measured_by_the_records_command(tmp_path, monkeypatch, capsys):
+    """Slower in the record, not in two more runs: no regression."""
+    ran = []
+
+    def run(words):
+        ran.append(words)
+        write(Path(words[-1]), [make_cell(TIMES, "ring", bytes=4096)])
+        return 0, ""
+
+    monkeypatch.setattr(again, "_run", run)
+    line = "python -m benchmarks allreduce --sizes 4K 1M --json new"
+    cells = [make_cell(TIMES, "ring", bytes=count) for count in (4096, 1 << 20)]
+    old = write(tmp_path / "old", cells)
+    slow = make_cell(scale(1.4), "ring", bytes=4096)
+    new = write(tmp_path / "new", [slow, cells[1]], command=line)
+    command.main([str(old), str(new)])
+    assert len(ran) == 2 and ran[0][1:-1] == (
+        ["-m", "benchmarks", "allreduce", "--ranks", "2", "--sizes", "4096", "--json"]
+    )
+    assert "1.40 1.00 1.00" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"processor": "another"}, "its processor was another, here it is"),
+        ({"commit": "0" * 12}, "its commit was 000000000000, here it is"),
+        ({}, "does not hold the command line"),
+        (
+            {"command": "python -m benchmarks allreduce --sizes 3"},
+            "the command ended with exit code 2",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_again_is_said(tmp_path, capfd, environment, expected):
+    old = write(tmp_path / "old", [make_cell(TIMES)])
+    new = write(tmp_path / "new", [make_cell(scale(2))], **environment)
+    with pytest.raises(RegressionError):
+        command.main([str(old), str(new), "--again", "1"])
+    shown = capfd.readouterr().err
+    assert "cannot be measured again here, its one run decides" in shown and expected in shown
+
+
+def test_a_record_of_verdicts_can_be_read(tmp_path):
+    old = write(tmp_path / "old", [make_cell(TIMES)])
+    command.main([str(old), str(old), "--json", str(tmp_path / "verdicts")])
+    found = read_record(tmp_path / "verdicts")
+    assert found.is_complete and found.others[0]["verdict"] == "same"
