@@ -24,6 +24,7 @@ COMMANDS = {
     "training-step": "a training step and its parts, by how gradients are synchronised",
     "training-loop": "the trainer's samples per second beside a bare loop's",
     "stragglers": "training to an accuracy while a worker is slow: all-reduce, servers",
+    "report": "one page of what was measured: curves, maps of who is fastest, the machines",
     "checkpoint": "what checkpoints cost a training: synchronous, beside it, a raw write",
 }
 _MODELS = frozenset({"explain", "numerics", "prove", "simulate"})

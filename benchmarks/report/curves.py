@@ -1,0 +1,205 @@
+"""Charts of what is measured by size, and the map of who wins where."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.report.groups import (
+    Group,
+    Place,
+    find_factor,
+    find_speed,
+    is_told_apart,
+    name_places,
+    shorten,
+)
+from benchmarks.report.pictures import (
+    RATE,
+    SECONDS,
+    SHARE,
+    SPEED,
+    Chart,
+    Grid,
+    Line,
+    Panel,
+    Spread,
+    Square,
+)
+
+Seconds = Callable[[Place, int], float | None]
+"""The lower bound of a place for so many bytes; None if it is not known."""
+Predicted = Callable[[Place, int, str], float | None]
+"""The same of what an algorithm is predicted to take."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of the machine, from a fit or from what was measured beside."""
+
+    bound: Seconds
+    bound_source: str
+    """Empty if nothing is known."""
+    predict: Predicted | None = None
+
+
+@dataclass(frozen=True)
+class Curves:
+    """All that is drawn of one quantity."""
+
+    quantity: str
+    common: Sequence[str]
+    """What all places have in common, and is not in the panels' names."""
+    panels: Sequence[Panel]
+    winners: Grid | None
+    """None if there is one contender."""
+
+
+def draw_curves(groups: Sequence[Group], known: Known) -> Curves:
+    """``groups`` are of one quantity."""
+    names = shorten(dict.fromkeys(name for group in groups for name in group.rows))
+    labels, common = name_places(groups)
+    panels = [
+        _draw_panel(group, label, names, known)
+        for group, label in zip(groups, labels, strict=True)
+    ]
+    several = any(len(group.rows) > 1 for group in groups)
+    winners = _draw_winners(groups, labels, names) if several else None
+    return Curves(groups[0].place.quantity, common, panels, winners)
+
+
+def _draw_panel(group: Group, label: str, names: Mapping[str, str], known: Known) -> Panel:
+    place = group.place
+    factor = find_factor(place.quantity, place.ranks)
+
+    def draw(name: str, make: Callable[[int], Spread | None], *, noted: bool = False) -> Line:
+        points = {size: found for size in group.rows[name] if (found := make(size)) is not None}
+        notes = _list_notes(group, name) if noted else {}
+        return Line(names[name], points, notes)
+
+    def make_time(name: str) -> Line:
+        return draw(name, lambda size: group.times[name][size], noted=True)
+
+    def make_rate(name: str) -> Line:
+        times = group.times[name]
+        return draw(name, lambda size: times[size].inverted(factor * size * 1e-9))
+
+    def make_share(name: str) -> Line:
+        def find(size: int) -> Spread | None:
+            least = known.bound(place, size)
+            return group.times[name][size].inverted(least) if least else None
+
+        return draw(name, find)
+
+    charts = [
+        Chart(
+            title="Time", unit=SECONDS, is_log=True, lines=[make_time(name) for name in group.rows],
+            text="Time of the slowest rank by size: medians of the rounds, and quartiles.",
+        ),
+        Chart(
+            title="Bus bandwidth" if factor != 1 else "Bandwidth", unit=RATE, is_log=False,
+            lines=[make_rate(name) for name in group.rows],
+            text="What a rank sends or receives at least, by the time; higher is better.",
+        ),
+    ]  # fmt: skip
+    charts += filter(None, [_draw_speed(group, names), _draw_predicted(group, names, known)])
+    if known.bound_source and any((line := make_share(name)).points for name in group.rows):
+        charts.insert(
+            3,
+            Chart(
+                title="Share of the bound", unit=SHARE, is_log=False, mark=(1.0, "lower bound"),
+                lines=[make_share(name) for name in group.rows],
+                text=f"The least time that any algorithm needs, by the time; {known.bound_source}.",
+            ),
+        )  # fmt: skip
+    return Panel(name=label, charts=charts, shown=[names[name] for name in group.choose()])
+
+
+def _list_notes(group: Group, name: str) -> dict[float, str]:
+    """Which algorithm ran, where the contender's name does not say it; and what is wrong."""
+    notes: dict[float, str] = {}
+    for size, each in group.rows[name].items():
+        ran = str(each.cell.details.get("ran") or "")
+        parts = [f"ran {ran}"] if ran and ran not in name else []
+        parts += [f"{each.wrong} wrong elements"] if each.wrong else []
+        if each.cell.details.get("stopped") == "budget":
+            parts.append("the budget was spent before the interval was narrow")
+        if parts:
+            notes[size] = "; ".join(parts)
+    return notes
+
+
+def _draw_speed(group: Group, names: Mapping[str, str]) -> Chart | None:
+    lines, bases = [], Counter[str]()
+    for name, row in group.rows.items():
+        points: dict[float, Spread] = {}
+        for size, each in row.items():
+            base = group.find_framework(each)
+            if base is not None:
+                bases[names[base.name]] += 1
+                points[size] = find_speed(base, each)
+        lines.append(Line(names[name], points))
+    if len(bases) == 0 or len(lines) < 2:
+        return None
+    framework = bases.most_common(1)[0][0]
+    return Chart(
+        title=f"Speed, by {framework}'s", unit=SPEED, is_log=True, lines=lines,
+        mark=(1.0, f"as fast as {framework}"),
+        text=f"How many times faster than {framework}, round by round; higher is better.",
+    )  # fmt: skip
+
+
+def _draw_predicted(group: Group, names: Mapping[str, str], known: Known) -> Chart | None:
+    """Measured by predicted times, for each algorithm that has a price."""
+    lines = []
+    for name, row in group.rows.items():
+        points: dict[float, Spread] = {}
+        for size, each in row.items():
+            ran = each.cell.details.get("ran")
+            if known.predict is not None and isinstance(ran, str):
+                predicted = known.predict(group.place, size, ran)
+                if predicted:
+                    points[size] = group.times[name][size].scaled(1 / predicted)
+        lines.append(Line(names[name], points))
+    if not any(line.points for line in lines):
+        return None
+    return Chart(
+        title="Measured by predicted", unit=SPEED, is_log=True, lines=lines,
+        mark=(1.0, "as predicted"),
+        text="The measured time by what the fitted model predicts; above 1 it took longer.",
+    )  # fmt: skip
+
+
+def _draw_winners(groups: Sequence[Group], labels: Sequence[str], names: Mapping[str, str]) -> Grid:
+    sizes = sorted(set().union(*(group.sizes for group in groups)))
+    return Grid(
+        title="Who is fastest",
+        text="The fastest contender by place and size, and how many times as fast as the "
+        "framework it is; ≈ if the second one is not told apart with 95 % confidence.",
+        corner="",
+        rows=labels,
+        columns=[describe_size(size) for size in sizes],
+        squares=[[_draw_winner(group, size, names) for size in sizes] for group in groups],
+    )
+
+
+def _draw_winner(group: Group, size: int, names: Mapping[str, str]) -> Square | None:
+    order = group.rank_at(size)
+    if not order:
+        return None
+    best = group.rows[order[0]][size]
+    words = [f"{names[order[0]]}: {describe_seconds(group.times[order[0]][size].median)}"]
+    is_clear = True
+    if len(order) > 1:
+        second = group.rows[order[1]][size]
+        is_clear = is_told_apart(best, second)
+        time = describe_seconds(group.times[order[1]][size].median)
+        words.append(f"second {names[order[1]]}: {time}" + ("" if is_clear else ", not told apart"))
+    base = group.find_framework(best)
+    speed = ""
+    if base is not None:
+        speed = f"{find_speed(base, best).median:.2g} ×"
+        words.append(f"{speed} as fast as {names[base.name]}")
+    return Square(speed, "; ".join(words), kind=names[order[0]], is_marked=not is_clear)
