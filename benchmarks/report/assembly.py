@@ -2,48 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
+from benchmarks.common.options import describe_size
 from benchmarks.report.curves import Known, draw_curves
-from benchmarks.report.groups import Group, make_groups
+from benchmarks.report.findings import list_alerts, list_facts
+from benchmarks.report.groups import Group, find_speed, make_groups, shorten
+from benchmarks.report.machine import highlight_links, know, read_machine
 from benchmarks.report.material import Material
 from benchmarks.report.page import Report
-from benchmarks.report.pictures import Link, Section
+from benchmarks.report.pairs import draw_pairs
+from benchmarks.report.pictures import SPEED, Highlight, Link, Section, describe_value
+from benchmarks.report.steps import draw_steps
 from mpiddp.schedules.registry import names
 from mpiddp.schedules.schedule import Collective
+from mpiddp.wording import count_noun
 
+PAIRS = "all-pairs"
+COLLECTIVES = tuple(each.value for each in Collective)
 ORDER = (
-    *(each.value for each in Collective), "point-to-point", "reduction",
+    *COLLECTIVES, "point-to-point", PAIRS, "reduction", "training step", "training speed",
+    "training loop", "start-up", "start-up phase", "time to accuracy", "training", "checkpoint",
 )  # fmt: skip
+"""Of the sections; other quantities follow."""
+EXPLAINED = 4
+"""Ranks on which an algorithm is explained; with more the picture is crowded."""
 
 
 def assemble(material: Material) -> Report:
-    known = Known(lambda place, size: None, "")
-    groups: dict[str, list[Group]] = {}
-    for group in make_groups(material.cells):
-        if group.place.quantity != "all-pairs":
-            groups.setdefault(group.place.quantity, []).append(group)
-    sections = []
-    for quantity in sorted(groups, key=lambda name: (name not in ORDER, name)):
-        found = draw_curves(groups[quantity], known)
-        sections.append(
-            Section(
-                name=quantity.replace(" ", "-"),
-                heading=quantity.capitalize(),
-                words=", ".join(found.common),
-                pictures=[found.winners] if found.winners else [],
-                panels=found.panels,
-                links=list_links(groups[quantity]),
-            )
-        )
+    by_quantity: dict[str, list[Group]] = {}
+    groups = [each for each in make_groups(material.cells) if each.place.quantity != PAIRS]
+    for group in groups:
+        by_quantity.setdefault(group.place.quantity, []).append(group)
+    machine = read_machine(groups)
+    source = "the bound is of the links that point-to-point measured"
+    known = know(machine, source, predicts=False)
+    sections = list(_list_sections(material, by_quantity, known))
+    benchmarks = ", ".join(dict.fromkeys(record.benchmark for record in material.records))
+    dates = [str(each.environment.get("date") or "")[:10] for each in material.records]
+    when = " to ".join(sorted({min(dates), max(dates)} - {""}))
     return Report(
-        heading="Measurements", words=f"{len(material.cells):,} cells", alerts=[],
-        sections=sections, machines=[], records=material.names,
+        heading="What was measured",
+        words=f"{len(material.cells):,} cells of {count_noun(len(dates), 'record')}: "
+        f"{benchmarks}{f'; {when}' if when else ''}. Times are the slowest rank's; a band is the "
+        "quartiles of the rounds around their median.",
+        alerts=list_alerts(material),
+        highlights=[*_highlight_collectives(by_quantity), *highlight_links(machine)],
+        sections=sections,
+        machines=list_facts(material),
+        records=material.names,
     )
 
 
-def list_links(groups: list[Group]) -> list[Link]:
+def _list_sections(
+    material: Material, groups: dict[str, list[Group]], known: Known
+) -> Iterator[Section]:
+    quantities = dict.fromkeys(each.cell.quantity for each in material.cells)
+    order = {quantity: number for number, quantity in enumerate(ORDER)}
+    for quantity in sorted(quantities, key=lambda each: (order.get(each, len(order)), each)):
+        if quantity == PAIRS:
+            section = draw_pairs(material.of(PAIRS))
+        elif quantity in groups:
+            section = _draw_curves(groups[quantity], known)
+        else:
+            section = draw_steps(material.of(quantity), quantity)
+        if section is not None:
+            yield section
+
+
+def _draw_curves(groups: Sequence[Group], known: Known) -> Section:
+    found = draw_curves(groups, known)
+    return Section(
+        name=found.quantity.replace(" ", "-"),
+        heading=found.quantity.capitalize(),
+        words=", ".join(found.common),
+        pictures=[found.winners] if found.winners is not None else [],
+        panels=found.panels,
+        start=len(groups) - 1,
+        roles=found.roles,
+        links=_list_links(groups),
+    )
+
+
+def _list_links(groups: Sequence[Group]) -> list[Link]:
     """One for each algorithm that ran, if the collective can be explained."""
     quantity = groups[0].place.quantity
-    if quantity not in {each.value for each in Collective}:
+    if quantity not in COLLECTIVES:
         return []
     ran = dict.fromkeys(
         str(each.cell.details.get("ran") or "").partition(":")[0]
@@ -51,4 +95,24 @@ def list_links(groups: list[Group]) -> list[Link]:
         for row in group.rows.values()
         for each in row.values()
     )
-    return [Link(quantity, name, 4) for name in ran if name in names()]
+    return [Link(quantity, name, EXPLAINED) for name in ran if name in names()]
+
+
+def _highlight_collectives(groups: dict[str, list[Group]]) -> Iterator[Highlight]:
+    """The quickest at the largest size beside the framework, on the most ranks."""
+    for quantity in COLLECTIVES:
+        for group in reversed(groups.get(quantity, [])):
+            size = group.sizes[-1]
+            order = group.rank_at(size)
+            base = group.find_framework(group.rows[order[0]][size]) if order else None
+            if base is None:
+                continue
+            speed = find_speed(base, group.rows[order[0]][size]).median
+            short = shorten(group.rows)
+            yield Highlight(
+                title=f"{quantity.capitalize()}, {group.place.parts[0]}",
+                value=describe_value(speed, SPEED),
+                text=f"as fast as {base.name} at {describe_size(size)}: {short[order[0]]}",
+                section=quantity,
+            )
+            break

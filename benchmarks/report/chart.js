@@ -13,7 +13,7 @@ function add(parent, name, attributes = {}, text = "") {
 }
 
 function measure(text) {
-  pen.font = `${FONT}px ${getComputedStyle(document.body).fontFamily}`;
+  pen.font = `600 ${FONT}px ${getComputedStyle(document.body).fontFamily}`;
   return pen.measureText(text).width;
 }
 
@@ -124,6 +124,18 @@ function arrange(chart, shown, width, height) {
   return { x, y, left, right, bottom, ticks, labels, width, height };
 }
 
+/** Every place's text, every second one's, …: as many as have room beside each other. */
+function choosePlaces(chart, scale) {
+  const texts = chart.places.map((place) => describePlace(place, chart.along));
+  const all = texts.map((text, at) => ({ text, x: scale(chart.places[at]), width: measure(text) }));
+  for (let step = 1; ; step += 1) {
+    const some = all.filter((_, at) => at % step === 0);
+    const fits = some.slice(1).every(({ x, width }, at) =>
+      x - some[at].x > (width + some[at].width) / 2 + 8);
+    if (fits) return some;
+  }
+}
+
 function drawAxes(svg, chart, at) {
   for (const tick of at.ticks) {
     const y = at.y(tick);
@@ -131,11 +143,7 @@ function drawAxes(svg, chart, at) {
     add(svg, "text", { x: at.left - 4, y: y + 4, "text-anchor": "end" },
       describeValue(tick, chart.unit));
   }
-  let edge = -Infinity;
-  for (const place of chart.places) {
-    const text = describePlace(place, chart.along), half = measure(text) / 2, x = at.x(place);
-    if (x - half < edge + 8) continue;
-    edge = x + half;
+  for (const { text, x } of choosePlaces(chart, at.x)) {
     add(svg, "line", { class: "tick", x1: x, x2: x, y1: at.bottom, y2: at.bottom + 4 });
     add(svg, "text", { x, y: at.height - 6, "text-anchor": "middle" }, text);
   }

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from benchmarks.common.checks import check_outputs
+from benchmarks.common.checks import check_folder, check_outputs
 from benchmarks.common.options import File, make_reader
 from benchmarks.report.assembly import assemble
 from benchmarks.report.material import read_material
 from benchmarks.report.page import draw_report
+from benchmarks.report.slides import write_slides
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.options.fields import Argument, pick
+from mpiddp.wording import count_noun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,12 @@ READER = make_reader(
 def main(arguments: Sequence[str]) -> None:
     options = pick(Options, READER.read(arguments))
     check_outputs(options.html)
+    if options.png is not None:
+        check_folder(options.png)
     report = assemble(read_material(options.records))
     if options.html is not None:
         write_whole(options.html, draw_report(report))
         print(f"wrote {options.html}")
+    if options.png is not None:
+        count = write_slides(options.png, report)
+        print(f"wrote {count_noun(count, 'picture')} into {options.png}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from benchmarks.report.groups import (
     name_places,
     shorten,
 )
+from benchmarks.report.material import Measured
 from benchmarks.report.pictures import (
     RATE,
     SECONDS,
@@ -40,8 +42,8 @@ class Known:
     """What is known of the machine, from a fit or from what was measured beside."""
 
     bound: Seconds
-    bound_source: str
-    """Empty if nothing is known."""
+    source: str
+    """Where that is from, in words."""
     predict: Predicted | None = None
 
 
@@ -55,6 +57,9 @@ class Curves:
     panels: Sequence[Panel]
     winners: Grid | None
     """None if there is one contender."""
+    roles: Mapping[str, int]
+    """Colours of the framework, of MPI and of mpiddp's own choice, which are the same in all
+    sections."""
 
 
 def draw_curves(groups: Sequence[Group], known: Known) -> Curves:
@@ -62,12 +67,17 @@ def draw_curves(groups: Sequence[Group], known: Known) -> Curves:
     names = shorten(dict.fromkeys(name for group in groups for name in group.rows))
     labels, common = name_places(groups)
     panels = [
-        _draw_panel(group, label, names, known)
-        for group, label in zip(groups, labels, strict=True)
+        _draw_panel(group, label, names, known) for group, label in zip(groups, labels, strict=True)
     ]
     several = any(len(group.rows) > 1 for group in groups)
     winners = _draw_winners(groups, labels, names) if several else None
-    return Curves(groups[0].place.quantity, common, panels, winners)
+    roles = {
+        names[name]: role
+        for group in groups
+        for role, found in enumerate((group.frameworks, group.mpi, group.autos))
+        for name in found[:1]
+    }
+    return Curves(groups[0].place.quantity, common, panels, winners, roles)
 
 
 def _draw_panel(group: Group, label: str, names: Mapping[str, str], known: Known) -> Panel:
@@ -75,7 +85,8 @@ def _draw_panel(group: Group, label: str, names: Mapping[str, str], known: Known
     factor = find_factor(place.quantity, place.ranks)
 
     def draw(name: str, make: Callable[[int], Spread | None], *, noted: bool = False) -> Line:
-        points = {size: found for size in group.rows[name] if (found := make(size)) is not None}
+        known = {float(size): make(size) for size in group.rows[name]}
+        points = {size: found for size, found in known.items() if found is not None}
         notes = _list_notes(group, name) if noted else {}
         return Line(names[name], points, notes)
 
@@ -104,16 +115,17 @@ def _draw_panel(group: Group, label: str, names: Mapping[str, str], known: Known
             text="What a rank sends or receives at least, by the time; higher is better.",
         ),
     ]  # fmt: skip
-    charts += filter(None, [_draw_speed(group, names), _draw_predicted(group, names, known)])
-    if known.bound_source and any((line := make_share(name)).points for name in group.rows):
-        charts.insert(
-            3,
+    charts += filter(None, [_draw_speed(group, names)])
+    shares = [make_share(name) for name in group.rows]
+    if any(line.points for line in shares):
+        charts.append(
             Chart(
-                title="Share of the bound", unit=SHARE, is_log=False, mark=(1.0, "lower bound"),
-                lines=[make_share(name) for name in group.rows],
-                text=f"The least time that any algorithm needs, by the time; {known.bound_source}.",
-            ),
+                title="Share of the bound", unit=SHARE, is_log=False, lines=shares,
+                mark=(1.0, "lower bound"),
+                text=f"The least time that any algorithm needs, by the time; {known.source}.",
+            )
         )  # fmt: skip
+    charts += filter(None, [_draw_predicted(group, names, known)])
     return Panel(name=label, charts=charts, shown=[names[name] for name in group.choose()])
 
 
@@ -137,15 +149,15 @@ def _draw_speed(group: Group, names: Mapping[str, str]) -> Chart | None:
         points: dict[float, Spread] = {}
         for size, each in row.items():
             base = group.find_framework(each)
-            if base is not None:
+            if base is not None and base is not each:
                 bases[names[base.name]] += 1
                 points[size] = find_speed(base, each)
         lines.append(Line(names[name], points))
-    if len(bases) == 0 or len(lines) < 2:
+    if not bases:
         return None
     framework = bases.most_common(1)[0][0]
     return Chart(
-        title=f"Speed, by {framework}'s", unit=SPEED, is_log=True, lines=lines,
+        title=f"Speed, relative to {framework}", unit=SPEED, is_log=True, lines=lines,
         mark=(1.0, f"as fast as {framework}"),
         text=f"How many times faster than {framework}, round by round; higher is better.",
     )  # fmt: skip
@@ -177,7 +189,7 @@ def _draw_winners(groups: Sequence[Group], labels: Sequence[str], names: Mapping
     return Grid(
         title="Who is fastest",
         text="The fastest contender by place and size, and how many times as fast as the "
-        "framework it is; ≈ if the second one is not told apart with 95 % confidence.",
+        "framework it is. Dashed, with ≈: the next one is not told apart with 95 % confidence.",
         corner="",
         rows=labels,
         columns=[describe_size(size) for size in sizes],
@@ -190,16 +202,26 @@ def _draw_winner(group: Group, size: int, names: Mapping[str, str]) -> Square | 
     if not order:
         return None
     best = group.rows[order[0]][size]
+    kind = _name_kind(best, names)
     words = [f"{names[order[0]]}: {describe_seconds(group.times[order[0]][size].median)}"]
-    is_clear = True
-    if len(order) > 1:
-        second = group.rows[order[1]][size]
-        is_clear = is_told_apart(best, second)
-        time = describe_seconds(group.times[order[1]][size].median)
-        words.append(f"second {names[order[1]]}: {time}" + ("" if is_clear else ", not told apart"))
+    # What mpiddp has chosen is no second contender beside what was chosen.
+    others = (name for name in order if _name_kind(group.rows[name][size], names) != kind)
+    second = next(others, None)
+    is_clear = second is None or is_told_apart(best, group.rows[second][size])
+    if second is not None:
+        time = describe_seconds(group.times[second][size].median)
+        words.append(f"second {names[second]}: {time}" + ("" if is_clear else ", not told apart"))
     base = group.find_framework(best)
     speed = ""
     if base is not None:
-        speed = f"{find_speed(base, best).median:.2g} ×"
+        speed = f"{find_speed(base, best).median:.2g}×"
         words.append(f"{speed} as fast as {names[base.name]}")
-    return Square(speed, "; ".join(words), kind=names[order[0]], is_marked=not is_clear)
+    text = speed if is_clear else f"≈{speed}"
+    return Square(text, "; ".join(words), kind=kind, is_marked=not is_clear)
+
+
+def _name_kind(measured: Measured, names: Mapping[str, str]) -> str:
+    """The contender, with the algorithm that ran in place of ``auto``."""
+    ran = str(measured.cell.details.get("ran") or "")
+    name = names[measured.name]
+    return re.sub(r"\bauto\b", lambda _: ran, name, count=1) if ran else name

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -71,10 +70,27 @@ class Group:
         }
         return sorted(found, key=lambda name: found[name])
 
+    @property
+    def frameworks(self) -> list[str]:
+        return self.find_makers(*FRAMEWORKS)
+
+    @property
+    def mpi(self) -> list[str]:
+        return self.find_makers("mpi")
+
+    @property
+    def autos(self) -> list[str]:
+        """mpiddp's own choice."""
+        return [
+            name
+            for name in self.find_makers("mpiddp", "mpiddp prepared")
+            if next(iter(self.rows[name].values())).cell.details.get("algorithm") == "auto"
+        ]
+
     def find_framework(self, measured: Measured) -> Measured | None:
         """The framework's cell of the same size and record; None if there is none."""
         size = measured.cell.at["bytes"]
-        for name in self.find_makers(*FRAMEWORKS):
+        for name in self.frameworks:
             base = self.rows[name].get(int(size))
             if base is not None and base.record == measured.record:
                 return base
@@ -87,23 +103,16 @@ class Group:
 
     def choose(self) -> list[str]:
         """The lines to begin with: framework, MPI, mpiddp's choice, and what is quickest."""
-        usual = [*self.find_makers(*FRAMEWORKS)[:1], *self.find_makers("mpi")[:1], *self._autos()[:1]]
-        scores: Counter[str] = Counter()
+        usual = [*self.frameworks[:1], *self.mpi[:1], *self.autos[:1]]
+        scores: dict[str, float] = defaultdict(float)
         for size in self.sizes:
             order = self.rank_at(size)
             for name in order:
                 best = self.times[order[0]][size].median
                 # 1 for the quickest, half of it at twice the time.
                 scores[name] += best / self.times[name][size].median
-        others = (name for name, _ in scores.most_common())
+        others = sorted(scores, key=lambda name: -scores[name])
         return list(dict.fromkeys([*usual, *others]))[:MOST_SHOWN]
-
-    def _autos(self) -> list[str]:
-        return [
-            name
-            for name in self.find_makers("mpiddp", "mpiddp prepared")
-            if next(iter(self.rows[name].values())).cell.details.get("algorithm") == "auto"
-        ]
 
 
 def make_groups(cells: Iterable[Measured]) -> list[Group]:
@@ -111,9 +120,9 @@ def make_groups(cells: Iterable[Measured]) -> list[Group]:
     found: dict[Place, dict[str, dict[int, Measured]]] = defaultdict(lambda: defaultdict(dict))
     for each in cells:
         size = each.cell.at.get("bytes")
-        if each.cell.unit == "s" and isinstance(size, int) and size > 0:
-            if all(map(is_usable, each.cell.samples)):
-                found[find_place(each)][each.name][size] = each
+        is_sized = each.cell.unit == "s" and isinstance(size, int) and size > 0
+        if is_sized and all(map(is_usable, each.cell.samples)):
+            found[find_place(each)][each.name][int(size or 0)] = each
     places = sorted(found, key=lambda one: (one.quantity, one.ranks, one.nodes, one.conditions))
     return [Group(place, found[place]) for place in places]
 
@@ -165,8 +174,3 @@ def find_factor(quantity: str, ranks: int) -> float:
     share = (ranks - 1) / ranks
     factors = {"all-reduce": 2 * share, "reduce-scatter": share, "all-gather": share}
     return factors.get(quantity, 1.0)
-
-
-def find_mean(values: Sequence[float]) -> float:
-    """The geometric mean."""
-    return math.exp(math.fsum(map(math.log, values)) / len(values))

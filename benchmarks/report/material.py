@@ -68,9 +68,10 @@ def _name_records(paths: Sequence[Path]) -> list[str]:
 
 def _check_cell(cell: Cell, path: Path) -> None:
     """Raise ConfigurationError unless the values are of the kind that every record has."""
+    counts = _are(int, cell.ranks, cell.nodes) and cell.ranks >= cell.nodes >= 1
     for what, fits in (
         ("texts as quantity and contender", _are(str, cell.quantity, cell.contender, cell.unit)),
-        ("ranks and nodes >= 1", _are(int, cell.ranks, cell.nodes) and cell.ranks >= cell.nodes >= 1),
+        ("ranks, and nodes that have some of them", counts),
         ("samples that are numbers", bool(cell.samples) and _are_numbers(cell.samples)),
         ("places as texts or numbers", _are(int | float | str, *_list_places(cell.at))),
         ("details by name", isinstance(cell.details, Mapping)),

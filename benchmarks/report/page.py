@@ -21,6 +21,7 @@ from benchmarks.report.pictures import (
     Bars,
     Chart,
     Grid,
+    Highlight,
     Link,
     Panel,
     Section,
@@ -32,6 +33,8 @@ from mpiddp.schedules.schedule import Collective
 
 DIGITS = 4
 """Of values in the page; more cannot be seen."""
+COLOURS = 10
+"""In the page's style, as slot-0 and so on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,7 @@ class Report:
     heading: str
     words: str
     alerts: Sequence[Alert]
+    highlights: Sequence[Highlight]
     sections: Sequence[Section]
     machines: Sequence[tuple[str, Sequence[str]]]
     """What is said of each record's machine: a name, and a text for each record."""
@@ -55,6 +59,7 @@ def draw_report(report: Report) -> str:
         "heading": html.escape(report.heading),
         "words": html.escape(report.words),
         "alerts": "".join(map(_draw_alert, report.alerts)),
+        "highlights": "".join(map(_draw_highlight, report.highlights)),
         "contents": "".join(
             f'<a href="#{name}">{html.escape(text)}</a>'
             for name, text in [*contents, ("machines", "Machines")]
@@ -74,14 +79,24 @@ def draw_report(report: Report) -> str:
 
 
 def choose_colours(sections: Sequence[Section]) -> dict[str, int]:
-    """A colour for each name that is shown first; those of MPI's collectives are one."""
-    numbers: dict[str, int] = {}
-    colours = {}
+    """A colour for each name that is coloured, the same in all sections."""
+    colours: dict[str, int] = {}
     for section in sections:
-        for name in (name for panel in section.panels for name in panel.shown):
-            key = "MPI" if name.startswith("MPI_") else name
-            colours[name] = numbers.setdefault(key, len(numbers) % MOST_SHOWN)
-    return colours
+        colours.update(section.roles)
+    taken = set(colours.values())
+    free = [number for number in range(COLOURS) if number not in taken]
+    shown = (name for section in sections for panel in section.panels for name in panel.shown)
+    kinds = (
+        square.kind
+        for section in sections
+        for grid in section.pictures
+        if isinstance(grid, Grid)
+        for row in grid.squares
+        for square in row
+        if square is not None and square.kind is not None
+    )
+    others = (name for name in dict.fromkeys([*kinds, *shown]) if name not in colours)
+    return {**colours, **{name: free[at % len(free)] for at, name in enumerate(others)}}
 
 
 # ---- sections -----------------------------------------------------------------------------
@@ -90,15 +105,18 @@ def choose_colours(sections: Sequence[Section]) -> dict[str, int]:
 def _draw_section(section: Section, colours: Mapping[str, int]) -> str:
     parts = [f"<h2>{html.escape(section.heading)}</h2>"]
     parts += [f"<p>{html.escape(section.words)}</p>"] if section.words else []
-    parts += [_draw_picture(each, section, colours) for each in section.pictures]
+    pictures = [_draw_picture(each, section, colours) for each in section.pictures]
+    parts += [f'<div class="pictures">{"".join(pictures)}</div>'] if pictures else []
     parts += [_draw_panel(section)] if section.panels else []
     parts += [_draw_links(section.links)] if section.links else []
     return f'<section id="{section.name}">{"".join(parts)}</section>'
 
 
 def _draw_picture(picture: Grid | Bars, section: Section, colours: Mapping[str, int]) -> str:
-    is_grid = isinstance(picture, Grid)
-    body = _draw_grid(picture, section, colours) if is_grid else _draw_bars(picture)
+    if isinstance(picture, Grid):
+        body = _draw_grid(picture, section, colours)
+    else:
+        body = _draw_bars(picture)
     title, text = html.escape(picture.title), html.escape(picture.text)
     return (
         f'<figure class="card"><figcaption><h3>{title}</h3><p>{text}</p></figcaption>'
@@ -107,7 +125,10 @@ def _draw_picture(picture: Grid | Bars, section: Section, colours: Mapping[str, 
 
 
 def _draw_panel(section: Section) -> str:
-    options = "".join(f"<option>{html.escape(panel.name)}</option>" for panel in section.panels)
+    options = "".join(
+        f"<option{' selected' * (number == section.start)}>{html.escape(panel.name)}</option>"
+        for number, panel in enumerate(section.panels)
+    )
     choice = f"<label>Shown <select>{options}</select></label>" if len(section.panels) > 1 else ""
     only = f"<h3>{html.escape(section.panels[0].name)}</h3>" if not choice else ""
     return (
@@ -173,15 +194,15 @@ def _draw_grid(grid: Grid, section: Section, colours: Mapping[str, int]) -> str:
         if kind is not None
     )
     return (
-        f'<div class="scroll" tabindex="0"><table class="grid"><thead><tr>'
+        f'<div class="scroll" tabindex="0"><table class="grid{" names" * bool(legend)}"><thead><tr>'
         f"<th>{html.escape(grid.corner)}</th>{heads}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"
         + (f'<ul class="legend">{legend}</ul>' if legend else "")
     )
 
 
-def _name_slot(kind: str | None, colours: Mapping[str, int]) -> str:
-    return f"slot-{colours[kind]}" if kind in colours else "slot-none"
+def _name_slot(kind: str, colours: Mapping[str, int]) -> str:
+    return f"slot-{colours[kind]}"
 
 
 def _draw_square(square: Square | None, colours: Mapping[str, int]) -> str:
@@ -195,10 +216,10 @@ def _draw_square(square: Square | None, colours: Mapping[str, int]) -> str:
         classes.append("hot" if square.heat > 0.55 else "heat")
         style = f' style="--heat:{square.heat:.2f}"'
     title = f' title="{html.escape(square.title)}"' if square.title else ""
-    name = f"<b>{html.escape(square.kind)}</b> " if square.kind is not None else ""
-    return (
-        f'<td class="{" ".join(classes)}"{style}{title}>{name}{html.escape(square.text)}</td>'
-    )
+    # The legend has the whole name.
+    short = (square.kind or "").removeprefix("mpiddp ")
+    name = f"<b>{html.escape(short)}</b> " if square.kind is not None else ""
+    return f'<td class="{" ".join(classes)}"{style}{title}>{name}{html.escape(square.text)}</td>'
 
 
 def _draw_bars(bars: Bars) -> str:
@@ -241,6 +262,14 @@ def _draw_bar(bar: Bar, unit: str, most: float, names: Sequence[str]) -> str:
 
 
 # ---- what stands around -------------------------------------------------------------------
+
+
+def _draw_highlight(highlight: Highlight) -> str:
+    return (
+        f'<a class="highlight" href="#{highlight.section}"><span>{html.escape(highlight.title)}'
+        f"</span><strong>{html.escape(highlight.value)}</strong>"
+        f"<small>{html.escape(highlight.text)}</small></a>"
+    )
 
 
 def _draw_alert(alert: Alert) -> str:

@@ -145,7 +145,21 @@ class Section:
     words: str
     pictures: Sequence[Grid | Bars] = ()
     panels: Sequence[Panel] = ()
+    start: int = 0
+    """Number of the panel to begin with."""
+    roles: Mapping[str, int] = field(default_factory=dict)
+    """Colours that names have in all sections."""
     links: Sequence[Link] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Highlight:
+    """A result that is worth large letters."""
+
+    title: str
+    value: str
+    text: str
+    section: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,5 @@
 const { sections } = JSON.parse(document.querySelector("#data").textContent);
-const MOST = 6;
+const MOST = 6, COLOURS = 10;
 
 /** What a panel's readers have chosen, and what shows it. */
 function openPanel(root) {
@@ -12,7 +12,7 @@ function openPanel(root) {
   function assign(names) {
     const taken = new Set();
     return chosen.map((name) => {
-      const free = [...Array(MOST).keys()].filter((slot) => !taken.has(slot));
+      const free = [...Array(COLOURS).keys()].filter((slot) => !taken.has(slot));
       const slot = free.includes(colours[name]) ? colours[name] : free.at(-1);
       taken.add(slot);
       return { name, slot, line: names.indexOf(name) };
