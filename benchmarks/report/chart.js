@@ -177,9 +177,11 @@ function drawLine(svg, chart, at, { line, slot, end, rows, y, height }) {
 
 /** Draw a chart into its host, as wide as that is; returns where everything is. */
 function drawChart(host, chart, shown) {
-  const width = Math.max(280, host.clientWidth), height = Math.round(Math.min(330, width * 0.72));
+  const width = Math.max(280, host.clientWidth), height = Math.round(Math.min(330, 80 + width * 0.55));
   host.querySelector("svg")?.remove();
-  const svg = add(host, "svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+  const svg = add(host, "svg", {
+    viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "xMinYMid", "aria-hidden": "true",
+  });
   const at = arrange(chart, shown, width, height);
   drawAxes(svg, chart, at);
   // The first line, which others are compared with, is drawn last.

@@ -189,7 +189,7 @@ def _draw_winners(groups: Sequence[Group], labels: Sequence[str], names: Mapping
     return Grid(
         title="Who is fastest",
         text="The fastest contender by place and size, and how many times as fast as the "
-        "framework it is. Dashed, with ≈: the next one is not told apart with 95 % confidence.",
+        "framework it is. Pale, with ≈: the next one is not told apart with 95 % confidence.",
         corner="",
         rows=labels,
         columns=[describe_size(size) for size in sizes],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import gzip
 import html
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,8 @@ from mpiddp.schedules.schedule import Collective
 
 DIGITS = 4
 """Of values in the page; more cannot be seen."""
+HOT = 0.55
+"""Heat from which on letters are light."""
 COLOURS = 10
 """In the page's style, as slot-0 and so on."""
 
@@ -185,7 +188,10 @@ def _draw_grid(grid: Grid, section: Section, colours: Mapping[str, int]) -> str:
                 f'<button type="button" data-picks="{section.name}" data-number="{number}">'
                 f"{label}</button>"
             )
-        cells = "".join(_draw_square(square, colours) for square in squares)
+        cells = "".join(
+            _draw_square(square, colours, run)
+            for square, run in zip(squares, _count_runs(squares), strict=True)
+        )
         rows.append(f'<tr><th scope="row">{label}</th>{cells}</tr>')
     kinds = {square.kind: None for row in grid.squares for square in row if square is not None}
     legend = "".join(
@@ -193,8 +199,10 @@ def _draw_grid(grid: Grid, section: Section, colours: Mapping[str, int]) -> str:
         for kind in kinds
         if kind is not None
     )
+    names = " names" if legend else ""
     return (
-        f'<div class="scroll" tabindex="0"><table class="grid{" names" * bool(legend)}"><thead><tr>'
+        f'<div class="scroll" tabindex="0"><table class="grid{names}" '
+        f'style="--columns:{len(grid.columns)}"><thead><tr>'
         f"<th>{html.escape(grid.corner)}</th>{heads}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"
         + (f'<ul class="legend">{legend}</ul>' if legend else "")
@@ -205,21 +213,32 @@ def _name_slot(kind: str, colours: Mapping[str, int]) -> str:
     return f"slot-{colours[kind]}"
 
 
-def _draw_square(square: Square | None, colours: Mapping[str, int]) -> str:
+def _count_runs(squares: Sequence[Square | None]) -> list[int]:
+    """How many neighbours of one kind begin at each square; 0 within them."""
+    runs = []
+    for _, group in itertools.groupby(square and square.kind for square in squares):
+        length = len(list(group))
+        runs += [length, *[0] * (length - 1)]
+    return runs
+
+
+def _draw_square(square: Square | None, colours: Mapping[str, int], run: int) -> str:
     if square is None:
         return "<td></td>"
     classes = ["marked"] if square.is_marked else []
-    style = ""
+    style = name = ""
     if square.kind is not None:
         classes.append(_name_slot(square.kind, colours))
+        # The legend has the whole name; it stands over all squares that it is the name of.
+        short = html.escape(square.kind.removeprefix("mpiddp "))
+        kind = "hidden" if run == 0 else "long" if run > 1 else "short"
+        name = f'<b class="{kind}" style="--run:{run}">{short}</b> '
     elif square.heat is not None:
-        classes.append("hot" if square.heat > 0.55 else "heat")
+        classes.append("hot" if square.heat > HOT else "heat")
         style = f' style="--heat:{square.heat:.2f}"'
     title = f' title="{html.escape(square.title)}"' if square.title else ""
-    # The legend has the whole name.
-    short = (square.kind or "").removeprefix("mpiddp ")
-    name = f"<b>{html.escape(short)}</b> " if square.kind is not None else ""
-    return f'<td class="{" ".join(classes)}"{style}{title}>{name}{html.escape(square.text)}</td>'
+    text = html.escape(square.text)
+    return f'<td class="{" ".join(classes)}"{style}{title}>{name}<span>{text}</span></td>'
 
 
 def _draw_bars(bars: Bars) -> str:
