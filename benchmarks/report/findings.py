@@ -10,7 +10,7 @@ from benchmarks.common.options import describe_size
 from benchmarks.common.statistics import quantile
 from benchmarks.report.material import Material, Measured
 from benchmarks.report.pairs import describe_slow, read_links
-from benchmarks.report.pictures import Alert
+from benchmarks.report.pictures import Alert, Fact
 from mpiddp.wording import count_noun
 
 FACTS = {
@@ -165,17 +165,19 @@ def _list_short(material: Material) -> Iterator[Alert]:
     yield from _alert(f"{text}interval of the median was narrow", lines, is_bad=False)
 
 
-def list_facts(material: Material) -> list[tuple[str, list[str]]]:
-    """A name, and a text for each record, as far as records have it."""
+def list_facts(material: Material) -> list[Fact]:
+    """As far as records have it."""
     environments = [{"benchmark": r.benchmark, **r.environment} for r in material.records]
     names = [*FACTS, *(name for each in environments for name in each if name not in FACTS)]
-    rows = [
-        (FACTS.get(name, name), [_describe_fact(name, each.get(name)) for each in environments])
-        for name in dict.fromkeys(names)
+    facts = [
+        Fact("Cells", [f"{len(record.cells):,}" for record in material.records], False),
+        Fact("Complete", ["yes" if r.is_complete else "no" for r in material.records], False),
     ]
-    complete = ["yes" if record.is_complete else "no" for record in material.records]
-    cells = [f"{len(record.cells):,}" for record in material.records]
-    return [("Cells", cells), ("Complete", complete), *(row for row in rows if any(row[1]))]
+    for name in dict.fromkeys(names):
+        texts = [_describe_fact(name, each.get(name)) for each in environments]
+        if any(texts):
+            facts.append(Fact(FACTS.get(name, name), texts, name in SAME_MACHINE))
+    return facts
 
 
 def _describe_fact(name: str, value: Any) -> str:

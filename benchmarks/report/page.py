@@ -21,6 +21,7 @@ from benchmarks.report.pictures import (
     Bar,
     Bars,
     Chart,
+    Fact,
     Grid,
     Highlight,
     Link,
@@ -49,8 +50,7 @@ class Report:
     alerts: Sequence[Alert]
     highlights: Sequence[Highlight]
     sections: Sequence[Section]
-    machines: Sequence[tuple[str, Sequence[str]]]
-    """What is said of each record's machine: a name, and a text for each record."""
+    machines: Sequence[Fact]
     records: Sequence[str]
 
 
@@ -303,9 +303,10 @@ def _draw_alert(alert: Alert) -> str:
 def _draw_machines(report: Report) -> str:
     heads = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in report.records)
     rows = "".join(
-        f'<tr{" class=differs" if len(set(texts)) > 1 else ""}><th scope="row">'
-        f"{html.escape(name)}</th>{''.join(f'<td>{html.escape(text)}</td>' for text in texts)}</tr>"
-        for name, texts in report.machines
+        f"<tr{' class=differs' if fact.must_agree and len(set(fact.texts)) > 1 else ''}>"
+        f'<th scope="row">{html.escape(fact.name)}</th>'
+        f"{''.join(f'<td>{html.escape(text)}</td>' for text in fact.texts)}</tr>"
+        for fact in report.machines
     )
     return (
         '<section id="machines"><h2>Machines</h2><div class="card scroll" tabindex="0">'

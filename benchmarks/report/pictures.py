@@ -114,8 +114,6 @@ class Bar:
     parts: Mapping[str, float]
     spread: Spread | None = None
     note: str = ""
-    is_base: bool = False
-    """Whether the others are compared with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +158,16 @@ class Highlight:
     value: str
     text: str
     section: str
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What is known of each record's machine."""
+
+    name: str
+    texts: Sequence[str]
+    must_agree: bool
+    """Whether times cannot be compared if it differs."""
 
 
 @dataclass(frozen=True, kw_only=True)

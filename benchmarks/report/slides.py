@@ -33,7 +33,7 @@ LETTERS, SMALL = 16, 12
 """Points."""
 COLOURS = re.findall(r"--slot-\d: (#[0-9a-f]{6})", read("report.css", __package__))[:COUNT]
 """Those of the page in light mode, which come first."""
-PARTS = (2, 1, 3, 4, 6, 7)
+PARTS = (2, 1, 3, 4, 5, 6)
 """Colours of the parts of bars."""
 MOST_TEXTS = 400
 """Squares with a text in each."""
