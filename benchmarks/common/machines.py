@@ -7,21 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from benchmarks.common.options import describe_seconds
+from benchmarks.common.options import RATES, TIMES, describe_seconds, in_words
 from mpiddp.errors import ConfigurationError
-from mpiddp.options.checks import positive
 from mpiddp.options.fields import Argument
-from mpiddp.schedules.cost import ClosedForm, Machine, MessageCost
+from mpiddp.schedules.cost import ClosedForm
+from mpiddp.schedules.machine import Machine, MessageCost
 
 MICROSECOND = 1e-6
 GIGABIT = 1e9 / 8
 GIGABYTE = 1e9
 
 
-Time = Annotated[float, Argument("µs", positive("µs", zero=True))]
-TimeOrNone = Annotated[float | None, Argument("µs", positive("µs", zero=True))]
-Rate = Annotated[float, Argument("Gbit/s", positive("Gbit/s"))]
-RateOrNone = Annotated[float | None, Argument("Gbit/s", positive("Gbit/s"))]
+Time = Annotated[float, Argument("µs", in_words("µs", TIMES, zero=True))]
+TimeOrNone = Annotated[float | None, Argument("µs", in_words("µs", TIMES, zero=True))]
+Rate = Annotated[float, Argument("Gbit/s", in_words("Gbit/s", RATES))]
+RateOrNone = Annotated[float | None, Argument("Gbit/s", in_words("Gbit/s", RATES))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +29,10 @@ class MachineOptions:
     """Latency and bandwidth between and inside nodes, and additions."""
 
     latency: Time = 10.0
-    """Latency of a message."""
+    """Latency of a message; also 5us, 1.5ms."""
 
     bandwidth: Rate = 10.0
-    """Bandwidth of a link, each way."""
+    """Bandwidth of a link, each way; also 400Mbit, 12.5GB."""
 
     inside_latency: TimeOrNone = None
     """Latency within a node (default: a tenth of --latency)."""
@@ -44,7 +44,7 @@ class MachineOptions:
     """Of the link to the network that a node's ranks share, each way (default: as --bandwidth,
     which one rank can fill alone)."""
 
-    addition: Annotated[float, Argument("GB/s", positive("GB/s"))] = 10.0
+    addition: Annotated[float, Argument("GB/s", in_words("GB/s", RATES))] = 10.0
     """Bytes that a rank adds in a second."""
 
 
@@ -64,9 +64,12 @@ def read_machine(options: MachineOptions, *, several: bool) -> Machine:
         options.bandwidth * 10 if bandwidth is None else bandwidth,
     )
     addition = 1 / (options.addition * GIGABYTE)
-    shared = options.node_bandwidth
-    uplink = None if shared is None else 1 / (shared * GIGABIT)
-    return Machine(near if several else between, between, addition, uplink)
+    return Machine(near if several else between, between, addition, read_shared(options))
+
+
+def read_shared(options: MachineOptions) -> float | None:
+    """Seconds per byte of the link that a node's ranks share."""
+    return None if options.node_bandwidth is None else 1 / (options.node_bandwidth * GIGABIT)
 
 
 def _check_order(values: Mapping[str, Any]) -> None:

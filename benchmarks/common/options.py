@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
@@ -36,6 +36,37 @@ def size(text: str) -> int:
     if count % ITEM:
         raise ValueError(f"expected whole elements of {ITEM} bytes (float32), found {text!r}")
     return count
+
+
+TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+"""In seconds."""
+RATES = {
+    f"{prefix}{unit}{per}": factor * scale
+    for prefix, factor in {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}.items()
+    for unit, scale in {"bit": 1.0, "B": 8.0}.items()
+    for per in ("", "/s")
+}
+"""In bits per second."""
+
+
+def in_words(
+    unit: str, units: Mapping[str, float], *, zero: bool = False
+) -> Callable[[str], float]:
+    """A reader of numbers of ``unit``, with one of ``units`` or without: ``5``, ``5us``, ``5 us``.
+
+    ``zero``: whether 0 is allowed.
+    """
+    read = positive(unit, zero=zero)
+
+    def convert(text: str) -> float:
+        number = re.sub(r"\s*[^\W\d_]*(?:/s)?$", "", text)
+        word = text[len(number) :].strip()
+        if word and word not in units:
+            known = ", ".join(name for name in units if "/" not in name)
+            raise ValueError(f"expected {unit}, or a number with one of {known}, found {text!r}")
+        return read(number) * (units[word] / units[unit] if word else 1)
+
+    return convert
 
 
 Count = Annotated[int, Argument("N", at_least(1))]

@@ -30,7 +30,8 @@ from benchmarks.models.drawing.workflow import TrainingStep
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import at_least, positive
 from mpiddp.options.fields import Argument, pick
-from mpiddp.schedules.cost import Machine, Simulation, bound, simulate, split, split_in_two
+from mpiddp.schedules.cost import Simulation, bound, simulate, split, split_in_two
+from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, names, parse
 from mpiddp.schedules.schedule import Collective, Schedule, segment
 from mpiddp.wording import count_noun

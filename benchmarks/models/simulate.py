@@ -24,10 +24,13 @@ from benchmarks.common.options import (
 )
 from benchmarks.common.plotting import COLOURS, add_legend, finish_lines, open_figure
 from benchmarks.common.trials import show_progress
+from benchmarks.fit.fitted import Fit, describe_fit, read_fit
+from benchmarks.models import disturbed, winners
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import at_least
-from mpiddp.options.fields import Argument, pick
-from mpiddp.schedules.cost import Bounds, Machine, bound, check_nodes
+from mpiddp.options.fields import Argument, list_fields, pick
+from mpiddp.schedules.cost import Bounds, bound, check_nodes
+from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, Price
 
 if TYPE_CHECKING:
@@ -52,14 +55,26 @@ class Options(machines.MachineOptions):
     """Ranks that share a node and its link."""
     bytes: Sizes = ()
     """Buffers; K, M, G are 2^10, 2^20, 2^30 (default: 1K 1M 256M; with --plot 1K to 256M)."""
+    fit: File = None
+    """A machine as fit --output wrote it, in place of latencies and bandwidths."""
+    map: bool = False
+    """Show which algorithm is quickest, and the sizes at which that changes (default: for 2 to
+    65536 ranks, 1K to 1G, algorithms that leave no rank out)."""
+    straggler: disturbed.Stragglers = ()
+    """A rank that begins so late, as in 3:5ms, or that takes so many times as long, as in 3:x2."""
+    slow_link: disturbed.SlowLinks = ()
+    """Two nodes between which messages take so many times as long, as in 0-3:x4."""
     json: File = None
     """Write all prices."""
     plot: File = None
-    """Draw time over lower bound against size (.svg, .png, .pdf)."""
+    """Draw time over lower bound against size, or the map (.svg, .png, .pdf)."""
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        return self.algorithms or list_algorithms()
+        everyone = list_algorithms()
+        if self.map:
+            everyone = tuple(choice for choice in everyone if winners.leaves_nobody_out(choice))
+        return self.algorithms or everyone
 
     @property
     def shown(self) -> tuple[int, ...]:
@@ -68,10 +83,22 @@ class Options(machines.MachineOptions):
 
     @property
     def sizes(self) -> tuple[int, ...]:
+        if self.map:
+            return tuple(sorted(self.bytes)) or winners.SIZES
         return self.bytes or (PLOTTED_SIZES if self.plot else SIZES)
 
+    @property
+    def disturbances(self) -> tuple[disturbed.Straggler | disturbed.SlowLink, ...]:
+        return (*self.straggler, *self.slow_link)
+
     @cached_property
-    def machine(self) -> Machine:
+    def fitted(self) -> Fit | None:
+        return None if self.fit is None else read_fit(self.fit)
+
+    def find_machine(self, nodes: Sequence[int]) -> Machine:
+        """The machine for nodes of so many ranks."""
+        if self.fitted is not None:
+            return self.fitted.make_machine(nodes, machines.read_shared(self))
         return machines.read_machine(self, several=self.ranks_per_node > 1)
 
     def nodes(self, ranks: int) -> tuple[int, ...]:
@@ -112,17 +139,87 @@ READER = make_reader(
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = pick(Options, READER.read(arguments))
+    options = parse(arguments)
     check_outputs(options.json, plot=options.plot)
     if options.plot is not None and (len(options.sizes) < 2 or max(options.ranks) < 2):
         raise ConfigurationError("--plot needs two sizes at least, and two ranks")
+    if options.map:
+        content = show_map(options)
+    elif options.disturbances:
+        content = show_disturbed(options)
+    else:
+        content = show_prices(options)
+    if options.json is not None:
+        record = {"machine": to_record(options), "bytes": options.sizes, **content}
+        results.write_record(options.json, "simulate", record)
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Raises ConfigurationError for what does not go together."""
+    values = READER.read(arguments)
+    if values.get("fit") is not None:
+        for field in list_fields(machines.MachineOptions):
+            if field.name in values and field.name != "node_bandwidth":
+                raise ConfigurationError(f"{field.flag}: the machine is that of --fit already")
+    is_disturbed = values.get("straggler") or values.get("slow_link")
+    if is_disturbed and values.get("map"):
+        raise ConfigurationError("--map is of a machine on which nothing is late or slow")
+    if is_disturbed and values.get("plot") is not None:
+        raise ConfigurationError("--plot draws no stragglers and slow links: --json writes them")
+    most = LARGEST_SIMULATED if is_disturbed else MOST_RANKS
+    if max(values.get("ranks", (1,))) > most:
+        raise ConfigurationError(
+            f"--straggler and --slow-link are simulated step by step, for up to {most} ranks"
+        )
+    usual = winners.RANKS if values.get("map") else tuple(n for n in RANKS if n <= most)
+    return pick(Options, {"ranks": usual, **values})
+
+
+def show_prices(options: Options) -> dict[str, Any]:
+    """Print the tables, and draw them if asked to; returns what a record has of them."""
     tables = price_all(options)
     machine = _describe_machine(options)
     print(*describe(machine, options.sizes, options.shown, tables), sep="\n")
-    if options.json is not None:
-        results.write_record(options.json, "simulate", to_record(options, tables))
     if options.plot is not None:
         draw(options.plot, options.sizes, tables, machine)
+    return {"tables": list(map(_to_record, tables))}
+
+
+def show_map(options: Options) -> dict[str, Any]:
+    """As ``show_prices``, of who is quickest."""
+    places = [options.nodes(ranks) for ranks in sorted(options.ranks)]
+    rows = winners.make_map(options.choices, places, options.sizes, options.find_machine)
+    machine = _describe_machine(options)
+    print(machine, *winners.describe_map(rows, options.sizes), sep="\n")
+    if options.plot is not None:
+        winners.draw_map(options.plot, rows, machine)
+    return {"map": winners.to_record(rows)}
+
+
+def show_disturbed(options: Options) -> dict[str, Any]:
+    """As ``show_prices``, with stragglers and slow links."""
+    disturbance = disturbed.make_disturbance(options.straggler, options.slow_link)
+    named = " and ".join(map(str, options.disturbances))
+    print(_describe_machine(options))
+    print(f"time with {named}; in brackets, what that costs")
+    tables = []
+    with show_progress(len(options.ranks) * len(options.choices), "simulate") as bar:
+        for ranks in options.ranks:
+            nodes, rows = options.nodes(ranks), []
+            disturbance.check(ranks, len(nodes))
+            for choice in options.choices:
+                machine = options.find_machine(nodes)
+                rows.append(disturbed.time_both(choice, nodes, options.sizes, machine, disturbance))
+                bar.update()
+            tables.append((Table(ranks, len(nodes), (), ()).title, rows))
+    for title, rows in tables:
+        print("", title, *disturbed.describe_times(rows, options.sizes), sep="\n")
+    return {
+        "disturbance": named,
+        "tables": [
+            {"ranks": title, "algorithms": disturbed.to_record(rows)} for title, rows in tables
+        ],
+    }
 
 
 def price_all(options: Options) -> list[Table]:
@@ -135,7 +232,8 @@ def price_all(options: Options) -> list[Table]:
             for choice in options.choices:
                 rows.append(_price(choice, nodes, options))
                 bar.update()
-            bounds = [bound(count, options.machine, nodes) for count in options.sizes]
+            machine = options.find_machine(nodes)
+            bounds = [bound(count, machine, nodes) for count in options.sizes]
             tables.append(Table(ranks, len(nodes), tuple(rows), tuple(bounds)))
     if not any(row.prices for table in tables for row in table.rows):
         raise ConfigurationError(tables[0].rows[0].obstacle)
@@ -144,43 +242,47 @@ def price_all(options: Options) -> list[Table]:
 
 def _price(choice: Choice, nodes: tuple[int, ...], options: Options) -> Row:
     try:
-        return Row(str(choice), tuple(choice.prices(options.sizes, options.machine, nodes)))
+        prices = choice.prices(options.sizes, options.find_machine(nodes), nodes)
+        return Row(str(choice), tuple(prices))
     except ConfigurationError as error:
         return Row(str(choice), None, str(error))
 
 
 def _describe_machine(options: Options) -> str:
     several = options.ranks_per_node > 1
-    figures = machines.describe_machine(options.machine, several=several)
+    if options.fitted is not None:
+        figures = describe_fit(options.fitted)
+    else:
+        machine = options.find_machine(options.nodes(2 * options.ranks_per_node))
+        figures = machines.describe_machine(machine, several=several)
     return figures + (f", {options.ranks_per_node} ranks on each node" if several else "")
 
 
-def to_record(options: Options, tables: Sequence[Table]) -> dict[str, Any]:
-    """All figures, in bytes and seconds; of the machine, seconds for each byte."""
+def to_record(options: Options) -> dict[str, Any]:
+    """The machine, in seconds for each byte."""
+    machine = options.find_machine(options.nodes(max(options.ranks)))
     return {
-        "machine": {
-            **asdict(options.machine),
-            "uplink": options.machine.uplink,
-            "ranks_per_node": options.ranks_per_node,
-        },
-        "bytes": options.sizes,
-        "tables": [
-            {
-                "ranks": table.ranks,
-                "nodes": table.nodes,
-                "lower_bounds": [least.seconds for least in table.bounds],
-                "algorithms": {
-                    row.name: {
-                        "seconds": [price.seconds for price in row.prices],
-                        "source": row.prices[0].source,
-                        "steps": count_steps(row.prices[0]),
-                    }
-                    for row in table.rows
-                    if row.prices
-                },
+        **asdict(machine),
+        "uplink": machine.uplink,
+        "ranks_per_node": options.ranks_per_node,
+    }
+
+
+def _to_record(table: Table) -> dict[str, Any]:
+    """All figures of a table, in seconds."""
+    return {
+        "ranks": table.ranks,
+        "nodes": table.nodes,
+        "lower_bounds": [least.seconds for least in table.bounds],
+        "algorithms": {
+            row.name: {
+                "seconds": [price.seconds for price in row.prices],
+                "source": row.prices[0].source,
+                "steps": count_steps(row.prices[0]),
             }
-            for table in tables
-        ],
+            for row in table.rows
+            if row.prices
+        },
     }
 
 

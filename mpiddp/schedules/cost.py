@@ -13,7 +13,7 @@ real pipelines of small segments are quicker; and switches above the nodes may b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -22,59 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.schedules.machine import Machine, MessageCost
 from mpiddp.schedules.schedule import Collective, Schedule, Step
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class MessageCost:
-    """The cost of a message between two ranks."""
-
-    latency: float
-    """α: seconds for each message."""
-    seconds_per_byte: float
-    """β."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What messages and additions take. Raises ConfigurationError for what cannot be."""
-
-    inside: MessageCost
-    """Between two ranks of one node."""
-    between: MessageCost
-    """Between ranks of two nodes; no quicker than inside."""
-    addition: float = 0.0
-    """γ: seconds for each byte that arrives to be added."""
-    shared: float | None = None
-    """Seconds per byte of a node's link to the network, each way: as ``between`` if not given,
-    never more."""
-
-    def __post_init__(self) -> None:
-        figures = [*vars(self.inside).values(), *vars(self.between).values(), self.addition]
-        figures += [] if self.shared is None else [self.shared]
-        if not all(math.isfinite(figure) and figure >= 0 for figure in figures):
-            raise ConfigurationError(f"latencies and seconds per byte must be >= 0: {self}")
-        if (
-            self.between.latency < self.inside.latency
-            or self.between.seconds_per_byte < self.inside.seconds_per_byte
-        ):
-            raise ConfigurationError(
-                "messages between nodes cannot be quicker than inside one: "
-                f"{self.between} < {self.inside}"
-            )
-        if self.uplink > self.between.seconds_per_byte:
-            raise ConfigurationError(
-                f"one rank sends a byte in {self.between.seconds_per_byte} s between nodes, so its "
-                f"node's link cannot need {self.uplink} s for it"
-            )
-
-    @property
-    def uplink(self) -> float:
-        """Seconds per byte of a node's link, each way."""
-        return self.between.seconds_per_byte if self.shared is None else self.shared
 
 
 def flat(latency: float, seconds_per_byte: float, addition: float = 0.0) -> Machine:
@@ -165,6 +117,25 @@ def check_nodes(ranks: int, nodes: Sequence[int] | None) -> tuple[int, ...]:
     return sizes
 
 
+class Messages(NamedTuple):
+    """Those of a step that are made, each an array with a value a message."""
+
+    src: Integers
+    dst: Integers
+    size: Integers
+    """In bytes."""
+    reduce: Integers
+    """1 for what is added, 0 for what is copied."""
+
+
+def list_messages(step: Step, bounds: Integers) -> Messages:
+    """The messages of a step; ``bounds``: where each chunk begins, in bytes."""
+    table = np.fromiter(chain.from_iterable(step), np.int64, 5 * len(step)).reshape(-1, 5)
+    size = bounds[table[:, 3]] - bounds[table[:, 2]]
+    made = size > 0
+    return Messages(*(column[made] for column in (table[:, 0], table[:, 1], size, table[:, 4])))
+
+
 class _Counter:
     def __init__(self, machine: Machine, node_of: Integers, nodes: int) -> None:
         self._machine, self._node_of, self._nodes = machine, node_of, nodes
@@ -172,25 +143,16 @@ class _Counter:
 
     def count(self, step: Step, bounds: Integers) -> tuple[StepPrice, Integers, Integers]:
         """What the step takes, and the bytes that each rank sends and receives."""
-        table = np.fromiter(chain.from_iterable(step), np.int64, 5 * len(step)).reshape(-1, 5)
-        src, dst = table[:, 0], table[:, 1]
-        size = bounds[table[:, 3]] - bounds[table[:, 2]]
-        made = size > 0
-        if not made.all():
-            table, src, dst, size = table[made], src[made], dst[made], size[made]
+        src, dst, size, reduce = list_messages(step, bounds)
         out, into = self._per_rank(src, size), self._per_rank(dst, size)
         far = self._node_of[src] != self._node_of[dst]
-        inside, between = self._machine.inside, self._machine.between
-        time = np.where(
-            far,
-            between.latency + size * between.seconds_per_byte,
-            inside.latency + size * inside.seconds_per_byte,
-        )
+        machine = self._machine
+        time = np.where(far, machine.between.seconds(size), machine.inside.seconds(size))
         busy = np.maximum(
             np.maximum(self._per_rank(src, time), self._per_rank(dst, time)),
             np.maximum(self._on_link(src, far, size), self._on_link(dst, far, size)),
         )
-        busy += self._per_rank(dst, size * table[:, 4]) * self._machine.addition
+        busy += self._per_rank(dst, machine.addition_seconds(size) * reduce)
         price = StepPrice(
             float(busy.max(initial=0.0)),
             len(size),
@@ -204,11 +166,10 @@ class _Counter:
 
     def _on_link(self, ranks: Integers, far: NDArray[np.bool_], size: Integers) -> Floats:
         """How long the node's link is busy, for each rank that uses it."""
-        users, bytes_ = ranks[far], size[far]
-        loads = np.bincount(self._node_of[users], bytes_, self._nodes)
+        users, times = ranks[far], self._machine.occupation(size[far])
+        loads = np.bincount(self._node_of[users], times, self._nodes)
         time = np.zeros(self._ranks)
-        node = self._node_of[users]
-        time[users] = self._machine.between.latency + loads[node] * self._machine.uplink
+        time[users] = self._machine.between.latency + loads[self._node_of[users]]
         return time
 
 
@@ -250,18 +211,22 @@ def bound(
         return Bounds(0.0, 0.0, 0.0)
     ranks, hosts = sum(nodes), len(nodes)
     adders = ranks if members is None else members
-    nearest = machine.between if max(nodes) == 1 else machine.inside
-    latency = _count_rounds(adders, 2) * nearest.latency
+    used = [machine.inside] * (max(nodes) > 1) + [machine.between] * (hosts > 1)
+    per_byte = min((cost.least_per_byte() for cost in used), default=0.0)
+    latency = _count_rounds(adders, 2) * min((cost.least_latency for cost in used), default=0.0)
     added = 0.0 if collective.gathers else (adders - 1) / ranks * size
-    addition = added * machine.addition
+    adding = machine.adding
+    addition = added * (machine.addition if adding is None else adding.least_per_byte())
     if adders < ranks:
         volume = size if adders > 1 else 0.0
-        return Bounds(latency, volume * nearest.seconds_per_byte, addition)
-    far = machine.between.latency * _count_rounds(hosts, 1 + max(nodes))
+        return Bounds(latency, volume * per_byte, addition)
+    far = machine.between.least_latency * _count_rounds(hosts, 1 + max(nodes))
     port, link = (ranks - 1) / ranks, (hosts - 1) / hosts
     if collective in (Collective.REDUCE, Collective.BROADCAST):
         port, link = float(ranks > 1), float(hosts > 1)
-    slowest = max(port * nearest.seconds_per_byte, link * machine.uplink)
+    least = machine.between.least_per_byte(apart=machine.between.latency)
+    uplink = least if machine.shared is None else min(least, machine.shared)
+    slowest = max(port * per_byte, link * uplink)
     times = 2 if collective is Collective.ALL_REDUCE else 1
     return Bounds(max(latency, far), times * size * slowest, addition)
 
@@ -278,10 +243,14 @@ def _count_rounds(count: int, factor: int) -> int:
 
 
 class Load(NamedTuple):
-    """Messages, and their volume as a multiple of the buffer."""
+    """Messages of one size, and their volume as a multiple of the buffer."""
 
     messages: float = 0
     volume: float = 0
+
+    def seconds(self, size: float, cost: MessageCost) -> float:
+        """Of all of them, for a buffer of ``size`` bytes."""
+        return self.messages * cost.seconds(self.volume * size / (self.messages or 1))
 
     def scaled(self, messages: float, volume: float) -> Load:
         return Load(self.messages * messages, self.volume * volume)
@@ -303,17 +272,22 @@ class Phase:
     """Volume over its node's link in each step, of all its ranks together."""
     added: float = 0.0
     """What it adds in each step, as a multiple of the buffer."""
+    beside: Load = NOTHING
+    """What other ranks send within their nodes meanwhile, if that may take longer."""
 
     def seconds(self, size: float, machine: Machine) -> float:
-        near, far = machine.inside, machine.between
-        rank = (
-            self.near.messages * near.latency
-            + self.near.volume * size * near.seconds_per_byte
-            + self.far.messages * far.latency
-            + self.far.volume * size * far.seconds_per_byte
-        )
-        link = far.latency + self.link * size * machine.uplink if self.link else 0.0
-        return self.steps * (max(rank, link) + self.added * size * machine.addition)
+        rank = self.near.seconds(size, machine.inside) + self.far.seconds(size, machine.between)
+        link = machine.between.latency + self._fill(self.link, size, machine.occupation)
+        slowest = max(rank, link if self.link else 0.0, self.beside.seconds(size, machine.inside))
+        return self.steps * (slowest + self._fill(self.added, size, machine.addition_seconds))
+
+    def _fill(self, volume: float, size: float, cost: Callable[[float], float]) -> float:
+        """What ``volume`` costs in messages of the size of those that are sent."""
+        load = self.far if self.far.messages else self.near
+        if not volume or not load.volume:
+            return cost(volume * size)
+        share = load.volume / load.messages
+        return volume / share * cost(share * size)
 
 
 def make_phase(steps: int, nodes: int, messages: float, volume: float, added: float = 0.0) -> Phase:
@@ -333,7 +307,8 @@ def exchange_phase(nodes: int, each: int, share: float, added: float) -> Phase:
 class ClosedForm:
     """A few kinds of steps, each with the load of its slowest rank.
 
-    For chunks of equal size its price is that of ``simulate``, as the tests show.
+    For chunks of equal size its price is that of ``simulate``, as the tests show, on machines whose
+    messages between nodes are no quicker than inside.
     """
 
     phases: tuple[Phase, ...]

@@ -18,7 +18,9 @@ LARGEST_NODE = 256
 def ring(nodes: int, each: int) -> list[Phase]:
     """Each step sends a message over the slowest link of the ring; any nodes."""
     n = nodes * each
-    return [make_phase(n - 1, nodes, 1, 1 / n, added) for added in (1 / n, 0.0)]
+    beside = Load(1, 1 / n) if nodes > 1 and each > 1 else NOTHING
+    phases = [make_phase(n - 1, nodes, 1, 1 / n, added) for added in (1 / n, 0.0)]
+    return [replace(phase, beside=beside) for phase in phases]
 
 
 def naive_ring(nodes: int, each: int) -> list[Phase]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpiddp.errors import ConfigurationError, ScheduleError
-from mpiddp.schedules.cost import ClosedForm, Machine, Phase, Simulation, check_nodes, simulate
+from mpiddp.schedules.cost import ClosedForm, Phase, Simulation, check_nodes, simulate
+from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.proof import prove, prove_half
 from mpiddp.schedules.schedule import Collective, Schedule, relabel, segment
 

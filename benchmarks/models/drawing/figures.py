@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpiddp.schedules.cost import Machine, MessageCost, bound
+from mpiddp.schedules.cost import bound
+from mpiddp.schedules.machine import Machine, MessageCost
 from mpiddp.schedules.proof import replay
 from mpiddp.schedules.schedule import Schedule
 

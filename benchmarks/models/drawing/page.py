@@ -18,7 +18,8 @@ from typing import Any
 from benchmarks.common.machines import GIGABIT, GIGABYTE, MICROSECOND
 from benchmarks.models.drawing.figures import Loads, describe_bound, describe_states, find_ends
 from mpiddp.errors import ConfigurationError, ScheduleError
-from mpiddp.schedules.cost import Machine, flat, split_in_two
+from mpiddp.schedules.cost import flat, split_in_two
+from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import Choice, find, names
 from mpiddp.schedules.schedule import Collective, Schedule
 from mpiddp.wording import count_noun

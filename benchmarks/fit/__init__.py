@@ -1,0 +1,1 @@
+"""``python -m benchmarks fit``: α, β and γ of this machine, from messages and additions alone."""

@@ -1,0 +1,141 @@
+"""Collectives' measured times beside those that a fit predicts, and why some differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.common.options import describe_seconds, describe_size, format_rows
+from benchmarks.common.records import Cell, Record
+from benchmarks.common.statistics import quantile
+from benchmarks.fit.fitted import CONDITIONS, Fit
+from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules.cost import split
+from mpiddp.schedules.registry import Choice, Price, parse
+from mpiddp.schedules.schedule import Collective
+
+TOLERANCE = 0.15
+"""How far measured and predicted may differ."""
+KINDS = {kind.value: kind for kind in Collective}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A measured cell and its prediction."""
+
+    cell: Cell
+    choice: Choice
+    predicted: float
+    """Seconds."""
+    reasons: tuple[str, ...]
+    """What the model does not know of this cell."""
+
+    @property
+    def ratio(self) -> float:
+        """Measured over predicted."""
+        return self.cell.summary.median / self.predicted
+
+    @property
+    def is_off(self) -> bool:
+        return not 1 - TOLERANCE <= self.ratio <= 1 + TOLERANCE
+
+
+def check_record(fit: Fit, record: Record) -> list[Check]:
+    """Predict all collectives whose algorithm is known.
+
+    Raises ConfigurationError if there are none, or the fit lacks their messages.
+    """
+    groups: dict[tuple[Choice, int, int], list[Cell]] = {}
+    for cell in record.cells:
+        choice = find_choice(cell)
+        if choice is not None and cell.ranks > 1:
+            groups.setdefault((choice, cell.ranks, cell.nodes), []).append(cell)
+    if not groups:
+        raise ConfigurationError(
+            f"{record.path}: expected collectives whose algorithm is known, as "
+            "python -m benchmarks allreduce --json FILE writes them, found none"
+        )
+    checks = []
+    for (choice, ranks, hosts), cells in groups.items():
+        nodes = split(ranks, hosts)
+        machine = fit.make_machine(nodes)
+        sizes = [int(cell.at["bytes"]) for cell in cells]
+        for cell, price in zip(cells, choice.prices(sizes, machine, nodes), strict=True):
+            reasons = tuple(list_reasons(fit, cell, price, choice, record.environment))
+            checks.append(Check(cell=cell, choice=choice, predicted=price.seconds, reasons=reasons))
+    return checks
+
+
+def find_choice(cell: Cell) -> Choice | None:
+    """The algorithm of a cell; None if it is no plain collective, or of an unknown algorithm."""
+    name = cell.details.get("ran") or cell.details.get("algorithm")
+    if cell.quantity not in KINDS or not name or not CONDITIONS.isdisjoint(cell.at):
+        return None
+    try:
+        choice = replace(parse(name), collective=KINDS[cell.quantity])
+        choice.build(cell.ranks, split(cell.ranks, cell.nodes))
+    except (ConfigurationError, ScheduleError):
+        return None
+    return choice
+
+
+def list_reasons(
+    fit: Fit, cell: Cell, price: Price, choice: Choice, environment: Mapping[str, Any]
+) -> Iterator[str]:
+    """What of the cell the model does not know."""
+    transport, each = cell.details.get("transport"), -(-cell.ranks // cell.nodes)
+    if transport and transport.lower() != fit.contender.lower():
+        yield f"its messages go by {transport}, the fit is of those of {fit.contender}"
+    cores = environment.get("usable_hardware_threads")
+    if cores and each > cores:
+        yield f"{each} ranks of a node share {cores} cores, and copy and add in turns"
+    elif each > 1:
+        yield "ranks of a node share its memory; the fit knows one pair of them alone"
+    steps = [step for step in price.simulation.steps if step.messages] if price.simulation else []
+    means = [step.sent / step.messages for step in steps]
+    known = [size for curve in fit.links.values() for size in (curve.sizes[0], curve.sizes[-1])]
+    if means and not min(known) <= min(means) <= max(means) <= max(known):
+        low, high = (describe_size(round(size)) for size in (min(means), max(means)))
+        yield f"its messages, {low} to {high}, are not all of sizes that were measured"
+    if any(step.messages > 2 * cell.ranks for step in steps):
+        yield "its ranks send several messages at once, in the model one after the other"
+    if choice.segments > 1:
+        yield "its segments hide latency behind each other, which the model leaves out"
+
+
+def describe_checks(checks: Sequence[Check]) -> Iterator[str]:
+    """A row for each cell, then what each algorithm is off by, and why."""
+    rows = [("collective", "algorithm", "contender", "ranks", "bytes", "measured", "predicted",
+             "ratio", "")]  # fmt: skip
+    for check in checks:
+        cell = check.cell
+        rows.append(
+            (
+                cell.quantity,
+                str(check.choice),
+                cell.contender,
+                f"{cell.ranks} on {cell.nodes}",
+                describe_size(int(cell.at["bytes"])),
+                describe_seconds(cell.summary.median),
+                describe_seconds(check.predicted),
+                f"{check.ratio:.2f}",
+                "off" if check.is_off else "",
+            )
+        )
+    yield from format_rows(rows)
+    off = [check for check in checks if check.is_off]
+    yield ""
+    yield (
+        f"{len(checks) - len(off)} of {len(checks)} within {TOLERANCE:.0%} of what the fit "
+        f"predicts; measured over predicted, median {_middle(checks):.2f}"
+    )
+    for label in dict.fromkeys((str(check.choice), check.cell.contender) for check in off):
+        same = [check for check in off if (str(check.choice), check.cell.contender) == label]
+        reasons = dict.fromkeys(reason for check in same for reason in check.reasons)
+        why = "; ".join(reasons) or "the model does not say why"
+        yield f"  {label[0]} ({label[1]}), {_middle(same):.2f} × in {len(same)}: {why}"
+
+
+def _middle(checks: Sequence[Check]) -> float:
+    return quantile([check.ratio for check in checks], 0.5)

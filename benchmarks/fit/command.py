@@ -1,0 +1,113 @@
+"""``python -m benchmarks fit``: a model of this machine from records, and how well it predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from benchmarks.common.checks import check_outputs
+from benchmarks.common.options import (
+    File,
+    describe_seconds,
+    describe_size,
+    format_rows,
+    make_reader,
+)
+from benchmarks.common.records import read_record
+from benchmarks.fit.check import check_record, describe_checks
+from benchmarks.fit.fitted import (
+    ADDITIONS,
+    Curve,
+    Fit,
+    describe_range,
+    fit_records,
+    is_fit,
+    list_curves,
+    read_fit,
+    write_fit,
+)
+from benchmarks.fit.plot import draw
+from mpiddp.errors import ConfigurationError
+from mpiddp.options.fields import Argument, pick
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is fitted, and what is checked."""
+
+    files: Annotated[tuple[Path, ...], Argument("RECORD", is_positional=True)] = ()
+    """Records of point-to-point, or one fit (default: those of --check)."""
+    check: Annotated[tuple[Path, ...], Argument("RECORD")] = ()
+    """Compare these records' collectives with what the fit predicts."""
+    contender: Annotated[str | None, Argument("NAME")] = None
+    """Whose messages are fitted (default: MPI, or the only one)."""
+    type: Annotated[str, Argument("TYPE")] = "float32"
+    """Of the additions that are fitted."""
+    output: File = None
+    """Write the fit, for simulate --fit."""
+    plot: File = None
+    """Draw what was measured, and the lines through it (.svg, .png or .pdf)."""
+
+
+READER = make_reader(
+    command="fit",
+    description="Fit α, β and γ to measured messages and additions: in pieces, if the protocol or "
+    "the cache changes at some size. No collective's time enters a fit; --check predicts them.",
+    groups={"options": Options},
+    epilog="For example: fit messages.jsonl --output machine.json --check all-reduce.jsonl",
+)
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = pick(Options, READER.read(arguments))
+    check_outputs(options.output, plot=options.plot)
+    fit = make_fit(options)
+    print(*describe(fit), sep="\n")
+    if options.output is not None:
+        write_fit(options.output, fit)
+    if options.plot is not None:
+        draw(options.plot, fit)
+    for path in options.check:
+        print("", *describe_checks(check_record(fit, read_record(path))), sep="\n")
+
+
+def make_fit(options: Options) -> Fit:
+    """Read a fit, or make one of records. Raises ConfigurationError."""
+    files = options.files or options.check
+    if not files:
+        raise ConfigurationError(f"no RECORD given; {READER.program} --help shows the options")
+    if len(files) == 1 and is_fit(files[0]):
+        return read_fit(files[0])
+    return fit_records([read_record(path) for path in files], options.contender, options.type)
+
+
+def describe(fit: Fit) -> Iterator[str]:
+    yield f"messages of {fit.contender}, on {fit.environment.get('processor')}"
+    rows: list[tuple[str, ...]] = [("", "sizes", "α", "β", "points", "error", "largest")]
+    for name, curve in list_curves(fit).items():
+        rows += [_describe_segment(name, curve, place) for place in range(len(curve.segments))]
+    yield from format_rows(rows)
+    if fit.addition is None:
+        yield f"no additions were timed (cells of {ADDITIONS!r}): γ is taken to be 0"
+    for name, curve in list_curves(fit).items():
+        for segment in curve.segments:
+            if segment.break_between is not None:
+                low, high = (describe_size(round(size)) for size in segment.break_between)
+                yield f"{name} change between {low} and {high}: sizes between tell more exactly"
+
+
+def _describe_segment(name: str, curve: Curve, place: int) -> tuple[str, ...]:
+    segment = curve.segments[place]
+    rate = 1e-9 / segment.seconds_per_byte if segment.seconds_per_byte else 0.0
+    latency = describe_seconds(abs(segment.latency))
+    return (
+        "" if place else name,
+        describe_range(curve, place),
+        f"−{latency}" if segment.latency < 0 else latency,
+        f"{rate:.3g} GB/s" if rate else "—",
+        str(segment.points),
+        f"{segment.error:.1%}",
+        f"{segment.largest_error:.1%}",
+    )

@@ -1,0 +1,235 @@
+"""A fit: what messages within nodes and between them take, and additions; and its file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.common.records import Record
+from benchmarks.fit.segments import Segment, fit_segments
+from mpiddp.errors import ConfigurationError
+from mpiddp.files import write_whole
+from mpiddp.schedules.machine import Machine, MessageCost, Piece
+
+KIND, VERSION = "fit", 1
+"""Of the file; a change that breaks readers raises the version."""
+CONTENDER = "MPI"
+MESSAGES, ADDITIONS = "point-to-point", "reduction"
+NODE, NETWORK = "node", "network"
+CONDITIONS = frozenset({"cold", "busy", "overlap"})
+PLACES = {NODE: "inside a node", NETWORK: "between nodes"}
+COMMAND = "python -m benchmarks point-to-point"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Times by size, and the lines through them."""
+
+    sizes: tuple[float, ...]
+    """In bytes, rising."""
+    seconds: tuple[float, ...]
+    """The median that was measured for each size."""
+    segments: tuple[Segment, ...]
+
+    @property
+    def cost(self) -> MessageCost:
+        first, *others = self.segments
+        pieces = (Piece(each.start, each.latency, each.seconds_per_byte) for each in others)
+        return MessageCost(first.latency, first.seconds_per_byte, tuple(pieces))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """A machine as it was measured, without any collective's time."""
+
+    contender: str
+    """Whose messages were timed."""
+    environment: Mapping[str, Any]
+    """Of the measurement."""
+    links: Mapping[str, Curve]
+    """Of messages inside a node (``node``), between nodes (``network``), or both."""
+    addition: Curve | None
+    """None if no addition was timed."""
+
+    def make_machine(self, nodes: Sequence[int], shared: float | None = None) -> Machine:
+        """The machine for nodes of so many ranks.
+
+        ``shared``: seconds per byte of a node's link. Raises ConfigurationError if messages that
+        such ranks exchange were not measured.
+        """
+        needed = [NODE] * (max(nodes) > 1) + [NETWORK] * (len(nodes) > 1)
+        for link in needed:
+            if link not in self.links:
+                raise ConfigurationError(
+                    f"the fit has no messages {PLACES[link]}, which {sum(nodes)} ranks on "
+                    f"{len(nodes)} nodes exchange: measure them, too ({COMMAND})"
+                )
+        any_link = next(iter(self.links.values()))
+        inside, between = (self.links.get(link, any_link).cost for link in (NODE, NETWORK))
+        adding = self.addition.cost if self.addition is not None else None
+        gamma = adding.seconds_per_byte if adding is not None else 0.0
+        return Machine(inside, between, gamma, shared, adding)
+
+
+def fit_records(records: Sequence[Record], contender: str | None, type_: str) -> Fit:
+    """Fit the messages of one contender, and additions of one type.
+
+    Raises ConfigurationError if they were not measured, or for too few sizes.
+    """
+    messages = [
+        (cell.contender, cell.at.get("link"), float(cell.at["bytes"]), cell.summary.median)
+        for cell in _list_cells(records, MESSAGES)
+    ]
+    if not messages:
+        names = ", ".join(str(record.path) for record in records)
+        raise ConfigurationError(
+            f"{names}: expected times of messages (cells of {MESSAGES!r}), found none; measure "
+            f"them by {COMMAND} --json FILE"
+        )
+    contender = _choose(contender, [row[0] for row in messages])
+    links = {
+        link: _fit([row[2:] for row in messages if row[:2] == (contender, link)], PLACES[link])
+        for link in PLACES
+        if any(row[:2] == (contender, link) for row in messages)
+    }
+    added = [
+        (float(cell.at["bytes"]), cell.summary.median)
+        for cell in _list_cells(records, ADDITIONS)
+        if cell.at["type"] == type_
+    ]
+    return Fit(
+        contender=contender,
+        environment=records[0].environment,
+        links=links,
+        addition=_fit(added, f"of additions of {type_}") if added else None,
+    )
+
+
+def _list_cells(records: Iterable[Record], quantity: str) -> Iterable[Any]:
+    for record in records:
+        for cell in record.cells:
+            if cell.quantity == quantity and CONDITIONS.isdisjoint(cell.at):
+                yield cell
+
+
+def _choose(wanted: str | None, found: Iterable[str]) -> str:
+    """The contender whose messages are fitted. Raises ConfigurationError if there is none."""
+    names = list(dict.fromkeys(found))
+    if wanted is None and len(names) == 1:
+        return names[0]
+    chosen = [name for name in names if name.lower() == (wanted or CONTENDER).lower()]
+    if not chosen:
+        raise ConfigurationError(
+            f"--contender: expected one of those whose messages were timed, "
+            f"{', '.join(map(repr, names))}, found {wanted or CONTENDER!r}"
+        )
+    return chosen[0]
+
+
+def _fit(points: Sequence[Sequence[Any]], what: str) -> Curve:
+    try:
+        segments = fit_segments([size for size, _ in points], [time for _, time in points])
+    except ValueError as error:
+        raise ConfigurationError(f"times {what}: {error}") from None
+    ordered = sorted((float(size), float(time)) for size, time in points)
+    sizes, seconds = zip(*ordered, strict=True)
+    return Curve(sizes=sizes, seconds=seconds, segments=segments)
+
+
+# ---- the file -----------------------------------------------------------------------------
+
+
+def write_fit(path: Path, fit: Fit) -> None:
+    content = {"kind": KIND, "version": VERSION, **asdict(fit)}
+    write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def is_fit(path: Path) -> bool:
+    """Whether the file is a fit, of any version, and no record."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("kind") == KIND
+
+
+def read_fit(path: Path) -> Fit:
+    """Raises ConfigurationError if the file is no fit of this version."""
+    advice = "expected a file that python -m benchmarks fit RECORD… --output FILE writes"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ConfigurationError(f"{path} is no fit (or truncated): {advice}") from None
+    if not isinstance(content, dict) or content.get("kind") != KIND:
+        raise ConfigurationError(f"{path} is no fit: {advice}")
+    if content.get("version") != VERSION:
+        raise ConfigurationError(
+            f"{path} is a fit of version {content.get('version')!r}, expected {VERSION}: fit the "
+            "records again with this version of mpiddp"
+        )
+    try:
+        fit = Fit(
+            contender=content["contender"],
+            environment=content["environment"],
+            links={link: _read_curve(content["links"][link]) for link in content["links"]},
+            addition=content["addition"] and _read_curve(content["addition"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigurationError(f"{path} lacks what a fit must have: {error!r}") from None
+    if not fit.links or not set(fit.links) <= set(PLACES):
+        raise ConfigurationError(f"{path}: expected links {' or '.join(PLACES)}")
+    return fit
+
+
+def _read_curve(content: Mapping[str, Any]) -> Curve:
+    segments = []
+    for each in content["segments"]:
+        between = each["break_between"]
+        segments.append(Segment(**{**each, "break_between": between and tuple(between)}))
+    curve = Curve(
+        sizes=tuple(map(float, content["sizes"])),
+        seconds=tuple(map(float, content["seconds"])),
+        segments=tuple(segments),
+    )
+    if not curve.segments or not curve.cost.is_possible:
+        raise ValueError("lines that no machine can have")
+    return curve
+
+
+# ---- in words -----------------------------------------------------------------------------
+
+
+def list_curves(fit: Fit) -> dict[str, Curve]:
+    """All that was fitted, by what it is."""
+    named = {f"messages {PLACES[link]}": curve for link, curve in fit.links.items()}
+    return named | ({"additions": fit.addition} if fit.addition is not None else {})
+
+
+def describe_range(curve: Curve, place: int) -> str:
+    """The sizes for which a segment holds."""
+    following = curve.segments[place + 1 :]
+    low = describe_size(math.ceil(curve.segments[place].start))
+    if not following:
+        return f"from {low}" if place else "all sizes"
+    high = describe_size(math.ceil(following[0].start))
+    return f"{low} to {high}" if place else f"below {high}"
+
+
+def describe_fit(fit: Fit) -> str:
+    """One line: the figures of the largest sizes."""
+    parts = []
+    for name, curve in list_curves(fit).items():
+        last, count = curve.segments[-1], len(curve.segments)
+        rate = f"{1e-9 / last.seconds_per_byte:.3g} GB/s" if last.seconds_per_byte else "no limit"
+        latency = describe_seconds(curve.segments[0].latency)
+        pieces = f" ({count} pieces)" if count > 1 else ""
+        parts.append(f"{name} {latency} and {rate}{pieces}")
+    gamma = "" if fit.addition is not None else ", γ not measured"
+    return f"fit of {fit.contender}: {', '.join(parts)}{gamma}"

@@ -1,0 +1,64 @@
+"""Draws a fit: what was measured, the lines through it, and how far they are off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.common.plotting import COLOURS, finish_lines, open_figure
+from benchmarks.fit.fitted import Curve, Fit, list_curves
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def draw(path: Path, fit: Fit) -> None:
+    curves = list_curves(fit)
+    title = f"Messages of {fit.contender}: measured, and the fitted model"
+    note = "below: measured over fitted time; dotted lines: sizes at which another line begins"
+    width = 4.6 * len(curves) + 0.6
+    with open_figure(path, width, 5.4, title, note) as figure:
+        grid = figure.subplots(2, len(curves), squeeze=False, sharex="col", height_ratios=(3, 1))
+        for place, (name, curve) in enumerate(curves.items()):
+            _draw_times(grid[0, place], name, curve)
+            _draw_errors(grid[1, place], curve)
+
+
+def _draw_times(axis: Axes, name: str, curve: Curve) -> None:
+    axis.set_title(name, loc="left", fontsize=10)
+    axis.plot(curve.sizes, curve.seconds, "o", ms=3, mfc="none", color="#777777", alpha=0.7)
+    ends = [*(each.start for each in curve.segments[1:]), curve.sizes[-1]]
+    for place, (segment, end) in enumerate(zip(curve.segments, ends, strict=True)):
+        start = max(segment.start, curve.sizes[0])
+        line = np.geomspace(start, end, 50)
+        times = segment.latency + line * segment.seconds_per_byte
+        axis.plot(line, times, color=COLOURS[place % len(COLOURS)], lw=2)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter(lambda seconds, _: describe_seconds(seconds))
+    _finish(axis, curve)
+
+
+def _draw_errors(axis: Axes, curve: Curve) -> None:
+    ratios = np.array(curve.seconds) / curve.cost.seconds(np.array(curve.sizes))
+    axis.axhline(1, color="#888888", lw=1)
+    axis.plot(curve.sizes, ratios, "o", ms=3, color="#555555")
+    margin = max(0.05, 1.1 * float(np.abs(ratios - 1).max()))
+    axis.set_ylim(1 - margin, 1 + margin)
+    axis.yaxis.set_major_formatter(lambda ratio, _: f"{ratio:.2f} ×")
+    axis.set_xscale("log", base=2)
+    sizes = [4**power for power in range(31) if curve.sizes[0] <= 4**power <= curve.sizes[-1]]
+    shown = sizes[:: -(-len(sizes) // 5)]
+    axis.set_xticks(shown, [describe_size(size) for size in shown], fontsize=8)
+    _finish(axis, curve)
+
+
+def _finish(axis: Axes, curve: Curve) -> None:
+    for segment in curve.segments[1:]:
+        axis.axvline(segment.start, color="#555555", lw=0.8, ls=":")
+    axis.minorticks_off()
+    axis.tick_params(labelsize=8)
+    finish_lines(axis)
