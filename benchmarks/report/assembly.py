@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from benchmarks.common.options import describe_size
-from benchmarks.report.curves import Known, draw_curves
+from benchmarks.report.curves import draw_curves
 from benchmarks.report.findings import list_alerts, list_facts
 from benchmarks.report.groups import Group, find_speed, make_groups, shorten
-from benchmarks.report.machine import highlight_links, know, read_machine
+from benchmarks.report.machine import Model, find_fit, highlight_links, make_model
 from benchmarks.report.material import Material
 from benchmarks.report.page import Report
 from benchmarks.report.pairs import draw_pairs
 from benchmarks.report.pictures import SPEED, Highlight, Link, Section, describe_value
 from benchmarks.report.steps import draw_steps
-from mpiddp.schedules.registry import names
+from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules.registry import Choice, find, names
 from mpiddp.schedules.schedule import Collective
 from mpiddp.wording import count_noun
 
@@ -29,15 +31,16 @@ EXPLAINED = 4
 """Ranks on which an algorithm is explained; with more the picture is crowded."""
 
 
-def assemble(material: Material) -> Report:
+def assemble(material: Material, fit_path: Path | None = None) -> Report:
+    """Raises ConfigurationError if the fit is none."""
     by_quantity: dict[str, list[Group]] = {}
     groups = [each for each in make_groups(material.cells) if each.place.quantity != PAIRS]
     for group in groups:
         by_quantity.setdefault(group.place.quantity, []).append(group)
-    machine = read_machine(groups)
-    source = "the bound is of the links that point-to-point measured"
-    known = know(machine, source, predicts=False)
-    sections = list(_list_sections(material, by_quantity, known))
+    fit, source = find_fit(fit_path, material.records)
+    sizes = sorted({size for group in groups for size in group.sizes})
+    model = make_model(fit, source, sizes)
+    sections = list(_list_sections(material, by_quantity, model))
     benchmarks = ", ".join(dict.fromkeys(record.benchmark for record in material.records))
     dates = [str(each.environment.get("date") or "")[:10] for each in material.records]
     when = " to ".join(sorted({min(dates), max(dates)} - {""}))
@@ -47,7 +50,7 @@ def assemble(material: Material) -> Report:
         f"{benchmarks}{f'; {when}' if when else ''}. Times are the slowest rank's; a band is the "
         "quartiles of the rounds around their median.",
         alerts=list_alerts(material),
-        highlights=[*_highlight_collectives(by_quantity), *highlight_links(machine)],
+        highlights=[*_highlight_collectives(by_quantity), *highlight_links(fit)],
         sections=sections,
         machines=list_facts(material),
         records=material.names,
@@ -55,7 +58,7 @@ def assemble(material: Material) -> Report:
 
 
 def _list_sections(
-    material: Material, groups: dict[str, list[Group]], known: Known
+    material: Material, groups: dict[str, list[Group]], model: Model
 ) -> Iterator[Section]:
     quantities = dict.fromkeys(each.cell.quantity for each in material.cells)
     order = {quantity: number for number, quantity in enumerate(ORDER)}
@@ -63,15 +66,15 @@ def _list_sections(
         if quantity == PAIRS:
             section = draw_pairs(material.of(PAIRS))
         elif quantity in groups:
-            section = _draw_curves(groups[quantity], known)
+            section = _draw_curves(groups[quantity], model)
         else:
             section = draw_steps(material.of(quantity), quantity)
         if section is not None:
             yield section
 
 
-def _draw_curves(groups: Sequence[Group], known: Known) -> Section:
-    found = draw_curves(groups, known)
+def _draw_curves(groups: Sequence[Group], model: Model) -> Section:
+    found = draw_curves(groups, model)
     return Section(
         name=found.quantity.replace(" ", "-"),
         heading=found.quantity.capitalize(),
@@ -95,7 +98,17 @@ def _list_links(groups: Sequence[Group]) -> list[Link]:
         for row in group.rows.values()
         for each in row.values()
     )
-    return [Link(quantity, name, EXPLAINED) for name in ran if name in names()]
+    known = [name for name in ran if name in names() and _can_be_explained(name, quantity)]
+    return [Link(quantity, name, EXPLAINED) for name in known]
+
+
+def _can_be_explained(name: str, quantity: str) -> bool:
+    """Whether the algorithm, or one of its halves, is that collective."""
+    try:
+        Choice(find(name), collective=Collective(quantity)).build(EXPLAINED)
+    except (ConfigurationError, ScheduleError):
+        return False
+    return True
 
 
 def _highlight_collectives(groups: dict[str, list[Group]]) -> Iterator[Highlight]:

@@ -151,7 +151,6 @@ function drawAxes(svg, chart, at) {
   if (chart.mark) {
     const y = at.y(chart.mark[0]);
     add(svg, "line", { class: "mark", x1: at.left + 2, x2: at.right, y1: y, y2: y });
-    add(svg, "text", { class: "mark-text", x: at.left + 6, y: y - 5 }, chart.mark[1]);
   }
 }
 
@@ -187,6 +186,10 @@ function drawChart(host, chart, shown) {
   // The first line, which others are compared with, is drawn last.
   for (const label of at.labels.toSorted((one, other) => other.slot - one.slot)) {
     drawLine(svg, chart, at, label);
+  }
+  if (chart.mark) {
+    const place = { x: at.left + 6, y: at.y(chart.mark[0]) - 5 };
+    add(svg, "text", { class: "mark-text", ...place }, chart.mark[1]);
   }
   at.cursor = add(svg, "line", { class: "cursor", y1: TOP, y2: at.bottom, visibility: "hidden" });
   return at;

@@ -30,7 +30,8 @@ class Options:
     png: Annotated[Path | None, Argument("DIR")] = None
     """Write each picture into a directory, for slides."""
     fit: File = None
-    """A fitted model: predictions and lower bounds are drawn, too."""
+    """Model that fit wrote, for predictions and lower bounds (default: fitted to the records'
+    point-to-point, if they have it)."""
 
     def __post_init__(self) -> None:
         if self.html is None and self.png is None:
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
     check_outputs(options.html)
     if options.png is not None:
         check_folder(options.png)
-    report = assemble(read_material(options.records))
+    report = assemble(read_material(options.records), options.fit)
     if options.html is not None:
         write_whole(options.html, draw_report(report))
         print(f"wrote {options.html}")

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from benchmarks.common.options import describe_seconds, describe_size
 from benchmarks.report.groups import (
     Group,
-    Place,
     find_factor,
     find_speed,
     is_told_apart,
     name_places,
     shorten,
 )
+from benchmarks.report.machine import Model
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import (
     RATE,
@@ -30,21 +30,6 @@ from benchmarks.report.pictures import (
     Spread,
     Square,
 )
-
-Seconds = Callable[[Place, int], float | None]
-"""The lower bound of a place for so many bytes; None if it is not known."""
-Predicted = Callable[[Place, int, str], float | None]
-"""The same of what an algorithm is predicted to take."""
-
-
-@dataclass(frozen=True)
-class Known:
-    """What is known of the machine, from a fit or from what was measured beside."""
-
-    bound: Seconds
-    source: str
-    """Where that is from, in words."""
-    predict: Predicted | None = None
 
 
 @dataclass(frozen=True)
@@ -62,12 +47,12 @@ class Curves:
     sections."""
 
 
-def draw_curves(groups: Sequence[Group], known: Known) -> Curves:
+def draw_curves(groups: Sequence[Group], model: Model) -> Curves:
     """``groups`` are of one quantity."""
     names = shorten(dict.fromkeys(name for group in groups for name in group.rows))
     labels, common = name_places(groups)
     panels = [
-        _draw_panel(group, label, names, known) for group, label in zip(groups, labels, strict=True)
+        _draw_panel(group, label, names, model) for group, label in zip(groups, labels, strict=True)
     ]
     several = any(len(group.rows) > 1 for group in groups)
     winners = _draw_winners(groups, labels, names) if several else None
@@ -80,7 +65,7 @@ def draw_curves(groups: Sequence[Group], known: Known) -> Curves:
     return Curves(groups[0].place.quantity, common, panels, winners, roles)
 
 
-def _draw_panel(group: Group, label: str, names: Mapping[str, str], known: Known) -> Panel:
+def _draw_panel(group: Group, label: str, names: Mapping[str, str], model: Model) -> Panel:
     place = group.place
     factor = find_factor(place.quantity, place.ranks)
 
@@ -99,7 +84,7 @@ def _draw_panel(group: Group, label: str, names: Mapping[str, str], known: Known
 
     def make_share(name: str) -> Line:
         def find(size: int) -> Spread | None:
-            least = known.bound(place, size)
+            least = model.bound(group.rows[name][size].cell)
             return group.times[name][size].inverted(least) if least else None
 
         return draw(name, find)
@@ -122,10 +107,10 @@ def _draw_panel(group: Group, label: str, names: Mapping[str, str], known: Known
             Chart(
                 title="Share of the bound", unit=SHARE, is_log=False, lines=shares,
                 mark=(1.0, "lower bound"),
-                text=f"The least time that any algorithm needs, by the time; {known.source}.",
+                text=f"The least time that any algorithm needs, by the time; {model.source}.",
             )
         )  # fmt: skip
-    charts += filter(None, [_draw_predicted(group, names, known)])
+    charts += filter(None, [_draw_predicted(group, names, model)])
     return Panel(name=label, charts=charts, shown=[names[name] for name in group.choose()])
 
 
@@ -163,24 +148,23 @@ def _draw_speed(group: Group, names: Mapping[str, str]) -> Chart | None:
     )  # fmt: skip
 
 
-def _draw_predicted(group: Group, names: Mapping[str, str], known: Known) -> Chart | None:
+def _draw_predicted(group: Group, names: Mapping[str, str], model: Model) -> Chart | None:
     """Measured by predicted times, for each algorithm that has a price."""
     lines = []
     for name, row in group.rows.items():
         points: dict[float, Spread] = {}
         for size, each in row.items():
-            ran = each.cell.details.get("ran")
-            if known.predict is not None and isinstance(ran, str):
-                predicted = known.predict(group.place, size, ran)
-                if predicted:
-                    points[size] = group.times[name][size].scaled(1 / predicted)
+            predicted = model.predict(each.cell)
+            if predicted:
+                points[size] = group.times[name][size].scaled(1 / predicted)
         lines.append(Line(names[name], points))
     if not any(line.points for line in lines):
         return None
     return Chart(
         title="Measured by predicted", unit=SPEED, is_log=True, lines=lines,
         mark=(1.0, "as predicted"),
-        text="The measured time by what the fitted model predicts; above 1 it took longer.",
+        text="The measured time by the predicted one: above 1 it took longer; "
+        f"{model.source}.",
     )  # fmt: skip
 
 

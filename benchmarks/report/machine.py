@@ -1,99 +1,105 @@
-"""What is known of the machine: by a fit, or by the messages and additions of the records."""
+"""What a fitted model says of cells: lower bounds and predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from benchmarks.common.options import ITEM, describe_seconds
-from benchmarks.report.curves import Known
-from benchmarks.report.groups import Group, Place
-from benchmarks.report.pictures import Highlight
-from mpiddp.errors import ConfigurationError, ScheduleError
-from mpiddp.schedules.cost import Machine, MessageCost, bound, split
-from mpiddp.schedules.registry import parse
-from mpiddp.schedules.schedule import Collective
+from benchmarks.common.records import Cell, Record
+from benchmarks.fit.check import KINDS, find_choice
+from benchmarks.fit.fitted import PLACES, Fit, fit_records, read_fit
+from benchmarks.report.pictures import RATE, SECONDS, Highlight, describe_value
+from mpiddp.errors import ConfigurationError
+from mpiddp.schedules.cost import bound, split
+from mpiddp.schedules.machine import Machine
+from mpiddp.schedules.registry import Choice
 
-COLLECTIVES = {each.value: each for each in Collective}
-
-
-def know(machine: Machine | None, source: str, *, predicts: bool) -> Known:
-    """``source``: where the machine's figures come from, in words; ``predicts`` if from a fit."""
-    if machine is None:
-        return Known(lambda place, size: None, "")
-    known = machine
-
-    def find_bound(place: Place, size: int) -> float | None:
-        kind = COLLECTIVES.get(place.quantity)
-        if kind is None or place.ranks < 2:
-            return None
-        return bound(size, known, split(place.ranks, place.nodes), collective=kind).seconds
-
-    def predict(place: Place, size: int, algorithm: str) -> float | None:
-        if place.quantity != Collective.ALL_REDUCE.value:
-            return None
-        try:
-            hosts = split(place.ranks, place.nodes)
-            (price,) = parse(algorithm).prices((size,), known, hosts, item=ITEM)
-        except (ConfigurationError, ScheduleError):
-            return None
-        return price.seconds
-
-    return Known(find_bound, source, predict if predicts else None)
+TYPE = "float32"
+"""Of the additions that are fitted."""
 
 
-def read_machine(groups: Sequence[Group]) -> Machine | None:
-    """From point-to-point cells: the least size's time and the largest one's rate.
+@dataclass(frozen=True)
+class Model:
+    """What it says in seconds; None for what it knows nothing of."""
 
-    None if there are none.
+    bound: Callable[[Cell], float | None]
+    """What no algorithm can beat."""
+    predict: Callable[[Cell], float | None]
+    source: str
+    """Where the model is from, in words."""
+
+
+def find_fit(path: Path | None, records: Sequence[Record]) -> tuple[Fit | None, str]:
+    """The given fit, or one of the records' messages and additions, and where it is from.
+
+    Raises ConfigurationError if the file is no fit.
     """
-    links = {name: found for name in ("node", "network") if (found := _read_link(groups, name))}
-    if not links:
-        return None
-    inside = links.get("node", links.get("network"))
-    between = links.get("network", inside)
-    assert inside is not None and between is not None
-    between = MessageCost(
-        max(inside.latency, between.latency),
-        max(inside.seconds_per_byte, between.seconds_per_byte),
-    )
-    added = _read_cost([group for group in groups if group.place.quantity == "reduction"])
-    return Machine(inside, between, added.seconds_per_byte if added is not None else 0.0)
+    if path is not None:
+        return read_fit(path), f"the model is {path.name}"
+    try:
+        return fit_records(records, None, TYPE), "the model is fitted to point-to-point"
+    except ConfigurationError:
+        return None, ""
 
 
-def _read_link(groups: Sequence[Group], name: str) -> MessageCost | None:
-    return _read_cost(
-        [
-            group
-            for group in groups
-            if group.place.quantity == "point-to-point" and f"link {name}" in group.place.conditions
-        ]
-    )
+def make_model(fit: Fit | None, source: str, sizes: Sequence[int]) -> Model:
+    """``sizes``: of all cells that are predicted."""
+    if fit is None:
+        return Model(lambda cell: None, lambda cell: None, "")
+    choices: dict[Hashable, Choice | None] = {}
+
+    @functools.cache
+    def find_machine(ranks: int, nodes: int) -> Machine | None:
+        try:
+            return fit.make_machine(split(ranks, nodes))
+        except ConfigurationError:
+            return None
+
+    @functools.cache
+    def list_prices(choice: Choice, ranks: int, nodes: int) -> Mapping[int, float]:
+        machine = find_machine(ranks, nodes)
+        if machine is None:
+            return {}
+        try:
+            prices = choice.prices(sizes, machine, split(ranks, nodes))
+        except ConfigurationError:
+            return {}
+        return {size: price.seconds for size, price in zip(sizes, prices, strict=True)}
+
+    def find_bound(cell: Cell) -> float | None:
+        kind = KINDS.get(cell.quantity)
+        machine = find_machine(cell.ranks, cell.nodes)
+        if kind is None or machine is None or cell.ranks < 2:
+            return None
+        hosts = split(cell.ranks, cell.nodes)
+        return bound(int(cell.at["bytes"]), machine, hosts, collective=kind).seconds
+
+    def predict(cell: Cell) -> float | None:
+        if cell.ranks < 2:
+            return None
+        others = (each for each in cell.at.items() if each[0] != "bytes")
+        ran = str(cell.details.get("ran") or cell.details.get("algorithm"))
+        key = (cell.quantity, ran, cell.ranks, cell.nodes, *others)
+        if key not in choices:
+            choices[key] = find_choice(cell)
+        choice = choices[key]
+        if choice is None:
+            return None
+        return list_prices(choice, cell.ranks, cell.nodes).get(int(cell.at["bytes"]))
+
+    return Model(find_bound, predict, source)
 
 
-def _read_cost(groups: Sequence[Group]) -> MessageCost | None:
-    """Of the quickest contender; None if nothing was measured."""
-    times = [
-        (size, spread.median)
-        for group in groups
-        for row in group.times.values()
-        for size, spread in row.items()
-    ]
-    if not times:
-        return None
-    return MessageCost(min(time for _, time in times), min(time / size for size, time in times))
-
-
-def highlight_links(machine: Machine | None) -> list[Highlight]:
-    if machine is None:
-        return []
-    links = {"Within a node": machine.inside, "Between nodes": machine.between}
-    return [
-        Highlight(
-            title=name,
-            value=f"{1e-9 / link.seconds_per_byte:.3g} GB/s",
-            text=f"and {describe_seconds(link.latency)} for the smallest message",
-            section="point-to-point",
-        )
-        for name, link in links.items()
-        if link.seconds_per_byte
-    ]
+def highlight_links(fit: Fit | None) -> Iterator[Highlight]:
+    """Latency and bandwidth of each kind of link."""
+    for link, curve in fit.links.items() if fit is not None else ():
+        smallest, largest = curve.segments[0].latency, curve.segments[-1].seconds_per_byte
+        if largest:
+            yield Highlight(
+                title=f"Messages {PLACES[link]}",
+                value=describe_value(1e-9 / largest, RATE),
+                text=f"and {describe_value(smallest, SECONDS)} for the smallest",
+                section="point-to-point",
+            )

@@ -66,11 +66,9 @@ def _list_contenders(planted: Planted, quantity: str, ranks: int, nodes: int) ->
     share = 0.5 if quantity in HALVES else 1.0
 
     def price(name: str) -> Any:
-        # The model's times are straight lines in the size, so that two of them are all.
-        low, high = 1 << 20, 1 << 26
-        first, last = Choice(find(name)).prices((low, high), MACHINE, hosts)
-        slope = (last.seconds - first.seconds) / (high - low)
-        return lambda size: share * (first.seconds + slope * (size - low)) + 2e-6
+        prices = Choice(find(name)).prices(planted.sizes, MACHINE, hosts)
+        seconds = {size: each.seconds for size, each in zip(planted.sizes, prices, strict=True)}
+        return lambda size: share * seconds[size] + 2e-6
 
     ring, doubling = price("ring"), price("recursive-doubling")
     own = {name: price(name) for name in planted.algorithms}
