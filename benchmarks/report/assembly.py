@@ -9,7 +9,7 @@ from benchmarks.common.options import describe_size
 from benchmarks.report.curves import draw_curves
 from benchmarks.report.findings import list_alerts, list_facts
 from benchmarks.report.groups import Group, find_speed, make_groups, shorten
-from benchmarks.report.machine import Model, find_fit, highlight_links, make_model
+from benchmarks.report.machine import PROBE, Model, find_fit, highlight_links, make_model
 from benchmarks.report.material import Material
 from benchmarks.report.page import Report
 from benchmarks.report.pairs import draw_pairs
@@ -25,6 +25,7 @@ COLLECTIVES = tuple(each.value for each in Collective)
 ORDER = (
     *COLLECTIVES, "point-to-point", PAIRS, "reduction", "training step", "training speed",
     "training loop", "start-up", "start-up phase", "time to accuracy", "training", "checkpoint",
+    PROBE,
 )  # fmt: skip
 """Of the sections; other quantities follow."""
 EXPLAINED = 4
@@ -34,12 +35,13 @@ EXPLAINED = 4
 def assemble(material: Material, fit_path: Path | None = None) -> Report:
     """Raises ConfigurationError if the fit is none."""
     by_quantity: dict[str, list[Group]] = {}
-    groups = [each for each in make_groups(material.cells) if each.place.quantity != PAIRS]
+    sized = [each for each in material.cells if each.cell.quantity not in (PAIRS, PROBE)]
+    groups = make_groups(sized)
     for group in groups:
         by_quantity.setdefault(group.place.quantity, []).append(group)
     fit, source = find_fit(fit_path, material.records)
     sizes = sorted({size for group in groups for size in group.sizes})
-    model = make_model(fit, source, sizes)
+    model = make_model(fit, source, [each.cell for each in material.cells], sizes)
     sections = list(_list_sections(material, by_quantity, model))
     benchmarks = ", ".join(dict.fromkeys(record.benchmark for record in material.records))
     dates = [str(each.environment.get("date") or "")[:10] for each in material.records]

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.common.options import describe_size
-from benchmarks.common.statistics import quantile
 from benchmarks.report.material import Material, Measured
 from benchmarks.report.pairs import describe_slow, read_links
 from benchmarks.report.pictures import Alert, Fact
@@ -125,20 +124,18 @@ def _list_slow_ranks(material: Material) -> Iterator[Alert]:
         slow = Counter(each.cell.details.get("slow_rank") for each in found)
         for rank, count in slow.items():
             if isinstance(rank, int) and count >= SLOW_SHARE * len(found):
-                ratio = quantile([_compare_rank(each, rank) for each in found], 0.5)
                 yield Alert(
-                    text=f"Rank {rank} of {ranks} on {count_noun(nodes, 'node')} is slow: in "
-                    f"{count} of {len(found)} cells of {quantity}, with {ratio:.2g} times the "
-                    "other ranks' time",
+                    text=f"Rank {rank} of {ranks} on {count_noun(nodes, 'node')} is slow, in "
+                    f"{count} of {len(found)} cells of {quantity}{_find_reason(found, rank)}",
                     is_bad=False,
                 )
 
 
-def _compare_rank(measured: Measured, rank: int) -> float:
-    medians = [summary.median for summary in measured.cell.by_rank]
-    others = medians[:rank] + medians[rank + 1 :]
-    usual = quantile(others, 0.5) if others else 0.0
-    return medians[rank] / usual if rank < len(medians) and usual else 1.0
+def _find_reason(found: Sequence[Measured], rank: int) -> str:
+    details = (each.cell.details for each in found)
+    reasons = (one.get("slow_rank_reason") for one in details if one.get("slow_rank") == rank)
+    reason = next(filter(None, reasons), None)
+    return f": it {reason}" if reason is not None else ""
 
 
 def _list_slow_links(material: Material) -> Iterator[Alert]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.common.records import Cell, Record
 from benchmarks.fit.check import KINDS, find_choice
 from benchmarks.fit.fitted import PLACES, Fit, fit_records, read_fit
+from benchmarks.report.groups import find_factor
 from benchmarks.report.pictures import RATE, SECONDS, Highlight, describe_value
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import bound, split
@@ -18,6 +19,12 @@ from mpiddp.schedules.registry import Choice
 
 TYPE = "float32"
 """Of the additions that are fitted."""
+PROBE = "probe"
+"""What the machine itself can do, timed beside the contenders."""
+COPIES = ("copy by NumPy", "copy by torch", "copy by memmove")
+LINK = "link"
+"""The probes' contenders: copies on all ranks at once, and messages to another node."""
+PROBED = "copies within the node, or messages between nodes, timed beside it, are the bound"
 
 
 @dataclass(frozen=True)
@@ -44,10 +51,11 @@ def find_fit(path: Path | None, records: Sequence[Record]) -> tuple[Fit | None, 
         return None, ""
 
 
-def make_model(fit: Fit | None, source: str, sizes: Sequence[int]) -> Model:
-    """``sizes``: of all cells that are predicted."""
+def make_model(fit: Fit | None, source: str, cells: Sequence[Cell], sizes: Sequence[int]) -> Model:
+    """``cells`` have the probes that count without a fit; ``sizes``: of all that are predicted."""
     if fit is None:
-        return Model(lambda cell: None, lambda cell: None, "")
+        probes = [cell for cell in cells if cell.quantity == PROBE]
+        return Model(functools.partial(find_probed, probes), lambda cell: None, PROBED)
     choices: dict[Hashable, Choice | None] = {}
 
     @functools.cache
@@ -90,6 +98,20 @@ def make_model(fit: Fit | None, source: str, sizes: Sequence[int]) -> Model:
         return list_prices(choice, cell.ranks, cell.nodes).get(int(cell.at["bytes"]))
 
     return Model(find_bound, predict, source)
+
+
+def find_probed(probes: Sequence[Cell], cell: Cell) -> float | None:
+    """What the network alone takes, or, within a node, writing the result into each memory."""
+    if cell.quantity not in KINDS or cell.ranks < 2:
+        return None
+    rates = [
+        int(probe.at["bytes"]) / probe.summary.median
+        for probe in probes
+        if (probe.ranks, probe.nodes) == (cell.ranks, cell.nodes)
+        and (probe.contender == LINK if cell.nodes > 1 else probe.contender in COPIES)
+    ]
+    share = find_factor(cell.quantity, cell.nodes) if cell.nodes > 1 else 1.0
+    return share * int(cell.at["bytes"]) / max(rates) if rates else None
 
 
 def highlight_links(fit: Fit | None) -> Iterator[Highlight]:

@@ -37,6 +37,8 @@ DIGITS = 4
 """Of values in the page; more cannot be seen."""
 HOT = 0.55
 """Heat from which on letters are light."""
+LETTER_WIDTH = 0.42
+"""Of the names of rows, in rem."""
 COLOURS = 10
 """In the page's style, as slot-0 and so on."""
 
@@ -200,9 +202,10 @@ def _draw_grid(grid: Grid, section: Section, colours: Mapping[str, int]) -> str:
         if kind is not None
     )
     names = " names" if legend else ""
+    width = LETTER_WIDTH * max(map(len, grid.rows), default=1) + 2
     return (
         f'<div class="scroll" tabindex="0"><table class="grid{names}" '
-        f'style="--columns:{len(grid.columns)}"><thead><tr>'
+        f'style="--columns:{len(grid.columns)};--label:{width:.1f}rem"><thead><tr>'
         f"<th>{html.escape(grid.corner)}</th>{heads}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"
         + (f'<ul class="legend">{legend}</ul>' if legend else "")

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks.common.options import describe_size
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import (
     PERCENT,
@@ -35,9 +36,15 @@ WORDS = {
     "training loop": "Samples per second of the trainer and of a bare loop; longer is better.",
     "training": "Seconds of a whole training while a worker is slow.",
     "time to accuracy": "Seconds until the accuracy is reached while a worker is slow.",
+    "probe": "Copies by all ranks at once, reading what a neighbour wrote, a message to another "
+    "node; nothing: what the measurement itself takes.",
     "checkpoint": "Seconds that training waits for a checkpoint, and the raw write of its bytes.",
 }
-HEADINGS = {"start-up phase": "Phases of start-up", "training": "Training beside a straggler"}
+HEADINGS = {
+    "start-up phase": "Phases of start-up",
+    "training": "Training beside a straggler",
+    "probe": "What the machine can do",
+}
 
 
 def draw_steps(cells: Sequence[Measured], quantity: str) -> Section:
@@ -67,8 +74,14 @@ def describe_conditions(measured: Measured) -> str:
     cell = measured.cell
     where = [count_noun(cell.ranks, "rank")]
     where += [f"on {count_noun(cell.nodes, 'node')}"] if cell.nodes > 1 else []
-    others = (f"{name} {value}" for name, value in cell.at.items() if name not in PARTS)
+    others = (_describe_coordinate(*each) for each in cell.at.items() if each[0] not in PARTS)
     return ", ".join([" ".join(where), *others])
+
+
+def _describe_coordinate(name: str, value: object) -> str:
+    if name == "bytes" and isinstance(value, int):
+        return describe_size(value)
+    return f"{name} {value}"
 
 
 def _draw_place(place: str, cells: Sequence[Measured]) -> Bars:
