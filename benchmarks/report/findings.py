@@ -185,5 +185,5 @@ def _describe_fact(name: str, value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {each}" for key, each in value.items() if each is not None)
     if isinstance(value, list):
-        return ", ".join(map(str, value))
+        return ", ".join(f"{each:.3g}" if isinstance(each, float) else str(each) for each in value)
     return str(value)

@@ -35,6 +35,10 @@ from mpiddp.schedules.schedule import Collective
 
 DIGITS = 4
 """Of values in the page; more cannot be seen."""
+FOOTER = """\
+<p>Bus bandwidth is what each rank must send and receive at least, by the time, as nccl-tests counts
+it. Speeds are ratios round by round, and then their median: contenders took turns in every round.
+Arrow keys move along a curve that has the focus.</p>"""
 HOT = 0.55
 """Heat from which on letters are light."""
 LETTER_WIDTH = 0.42
@@ -70,6 +74,7 @@ def draw_report(report: Report) -> str:
             for name, text in [*contents, ("machines", "Machines")]
         ),
         "sections": "\n".join([*sections, _draw_machines(report), *_draw_explanations(report)]),
+        "footer": FOOTER,
         "script": "\n".join(read(name, __package__) for name in ("chart.js", "report.js")),
     }
     data = {
@@ -251,7 +256,7 @@ def _draw_bars(bars: Bars) -> str:
     legend = "".join(
         f'<li class="part-{number % MOST_SHOWN}"><i></i>{html.escape(name)}</li>'
         for number, name in enumerate(names)
-        if len(names) > 1
+        if name
     )
     return f'<table class="bars"><tbody>{rows}</tbody></table>' + (
         f'<ul class="legend">{legend}</ul>' if legend else ""
@@ -272,7 +277,7 @@ def _draw_bar(bar: Bar, unit: str, most: float, names: Sequence[str]) -> str:
     )
     whisker = ""
     if bar.spread is not None and bar.spread.low < bar.spread.high:
-        low, high = bar.spread.low / most, bar.spread.high / most
+        low, high = (max(0.0, end) / most for end in (bar.spread.low, bar.spread.high))
         whisker = f'<i style="--low:{low:.4f};--high:{high:.4f}"></i>'
     median = bar.spread.median if bar.spread is not None else sum(bar.parts.values())
     note = f"<small>{html.escape(bar.note)}</small>" if bar.note else ""
