@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.fit.check import KINDS
 from benchmarks.report.groups import (
     Group,
+    find_algorithm,
     find_factor,
     find_speed,
     is_told_apart,
@@ -95,7 +96,8 @@ def _draw_panel(group: Group, label: str, names: Mapping[str, str], model: Model
             text="Time of the slowest rank by size: medians of the rounds, and quartiles.",
         ),
         Chart(
-            title="Bus bandwidth" if factor != 1 else "Bandwidth", unit=RATE, is_log=False,
+            title="Bus bandwidth" if place.quantity in KINDS else "Bandwidth",
+            unit=RATE, is_log=False,
             lines=[make_rate(name) for name in group.rows],
             text="What a rank sends or receives at least, by the time; higher is better.",
         ),
@@ -118,8 +120,8 @@ def _list_notes(group: Group, name: str) -> dict[float, str]:
     """Which algorithm ran, where the contender's name does not say it; and what is wrong."""
     notes: dict[float, str] = {}
     for size, each in group.rows[name].items():
-        ran = str(each.cell.details.get("ran") or "")
-        parts = [f"ran {ran}"] if ran and ran not in name else []
+        ran = each.cell.details.get("ran")
+        parts = [f"ran {ran}"] if ran and name in group.autos else []
         parts += [f"{each.wrong} wrong elements"] if each.wrong else []
         if each.cell.details.get("stopped") == "budget":
             parts.append("the budget was spent before the interval was narrow")
@@ -137,7 +139,8 @@ def _draw_speed(group: Group, names: Mapping[str, str]) -> Chart | None:
             if base is not None and base is not each:
                 bases[names[base.name]] += 1
                 points[size] = find_speed(base, each)
-        lines.append(Line(names[name], points))
+        if points:
+            lines.append(Line(names[name], points))
     if not bases:
         return None
     framework = bases.most_common(1)[0][0]
@@ -157,8 +160,9 @@ def _draw_predicted(group: Group, names: Mapping[str, str], model: Model) -> Cha
             predicted = model.predict(each.cell)
             if predicted:
                 points[size] = group.times[name][size].scaled(1 / predicted)
-        lines.append(Line(names[name], points))
-    if not any(line.points for line in lines):
+        if points:
+            lines.append(Line(names[name], points))
+    if not lines:
         return None
     return Chart(
         title="Measured by predicted", unit=SPEED, is_log=True, lines=lines,
@@ -198,7 +202,7 @@ def _draw_winner(group: Group, size: int, names: Mapping[str, str]) -> Square | 
     base = group.find_framework(best)
     speed = ""
     if base is not None:
-        speed = f"{find_speed(base, best).median:.2g}×"
+        speed = _describe_speed(find_speed(base, best).median)
         words.append(f"{speed} as fast as {names[base.name]}")
     text = speed if is_clear else f"≈{speed}"
     return Square(text, "; ".join(words), kind=kind, is_marked=not is_clear)
@@ -206,6 +210,9 @@ def _draw_winner(group: Group, size: int, names: Mapping[str, str]) -> Square | 
 
 def _name_kind(measured: Measured, names: Mapping[str, str]) -> str:
     """The contender, with the algorithm that ran in place of ``auto``."""
-    ran = str(measured.cell.details.get("ran") or "")
-    name = names[measured.name]
-    return re.sub(r"\bauto\b", lambda _: ran, name, count=1) if ran else name
+    name, ran = names[measured.name], find_algorithm(measured.cell)
+    return name.replace("mpiddp auto", f"mpiddp {ran}", 1) if ran else name
+
+
+def _describe_speed(speed: float) -> str:
+    return f"{speed:,.0f}×" if speed >= 10 else f"{speed:.2g}×"

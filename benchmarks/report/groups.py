@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from benchmarks.common.records import Cell
 from benchmarks.common.statistics import summarize
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import MOST_SHOWN, Spread, is_usable, spread
@@ -32,11 +33,32 @@ class Place:
         return (where, *self.conditions)
 
 
+def describe_condition(name: str, value: object) -> str:
+    """A coordinate of a cell, as short as it can be said."""
+    known = {
+        ("link", "node"): "inside a node",
+        ("link", "network"): "between nodes",
+        ("direction", "both"): "both ways",
+    }
+    words = {
+        "operator": str(value),
+        "cold": "cold caches",
+        "busy": f"beside {value} busy processes",
+        "overlap": "while computing",
+    }
+    return known.get((name, str(value)), words.get(name, f"{name} {value}"))
+
+
+def find_algorithm(cell: Cell) -> str:
+    """The algorithm that ran, without the transport; empty if that is unknown."""
+    return str(cell.details.get("ran") or "").partition(" over ")[0]
+
+
 def find_place(measured: Measured) -> Place:
     cell = measured.cell
     kind = cell.at.get("type")
-    others = {name: value for name, value in cell.at.items() if name not in ("bytes", "type")}
-    words = [f"{name} {value}" for name, value in sorted(others.items())]
+    others = sorted(each for each in cell.at.items() if each[0] not in ("bytes", "type"))
+    words = [describe_condition(name, value) for name, value in others]
     on_gpu = ["GPU"] if cell.details.get("buffer") == "gpu" else []
     first = [str(kind)] if kind is not None else []
     return Place(cell.quantity, cell.ranks, cell.nodes, (*first, *words, *on_gpu))
@@ -130,9 +152,13 @@ def make_groups(cells: Iterable[Measured]) -> list[Group]:
 def name_places(groups: Sequence[Group]) -> tuple[list[str], list[str]]:
     """What tells each group from the others; and what they have in common."""
     parts = [group.place.parts for group in groups]
+    if len(groups) == 1:
+        return [", ".join(parts[0])], []
     common = [part for part in parts[0] if all(part in other for other in parts)]
-    names = [", ".join(part for part in each if part not in common) for each in parts]
-    return ([", ".join(parts[0])], []) if len(groups) == 1 else (names, common)
+    if any(set(each) <= set(common) for each in parts):
+        # Where one has nothing of its own, where it was measured stays its name.
+        common = [part for part in common if part != parts[0][0]]
+    return [", ".join(part for part in each if part not in common) for each in parts], common
 
 
 def shorten(names: Iterable[str]) -> dict[str, str]:

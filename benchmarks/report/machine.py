@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.common.records import Cell, Record
 from benchmarks.fit.check import KINDS, find_choice
 from benchmarks.fit.fitted import PLACES, Fit, fit_records, read_fit
-from benchmarks.report.groups import find_factor
+from benchmarks.report.groups import find_algorithm, find_factor
 from benchmarks.report.pictures import RATE, SECONDS, Highlight, describe_value
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import bound, split
@@ -88,10 +88,10 @@ def make_model(fit: Fit | None, source: str, cells: Sequence[Cell], sizes: Seque
         if cell.ranks < 2:
             return None
         others = (each for each in cell.at.items() if each[0] != "bytes")
-        ran = str(cell.details.get("ran") or cell.details.get("algorithm"))
+        ran = find_algorithm(cell)
         key = (cell.quantity, ran, cell.ranks, cell.nodes, *others)
         if key not in choices:
-            choices[key] = find_choice(cell)
+            choices[key] = find_choice(replace(cell, details={**cell.details, "ran": ran}))
         choice = choices[key]
         if choice is None:
             return None

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.common.options import describe_size
+from benchmarks.report.groups import describe_condition
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import (
     PERCENT,
@@ -81,7 +82,7 @@ def describe_conditions(measured: Measured) -> str:
 def _describe_coordinate(name: str, value: object) -> str:
     if name == "bytes" and isinstance(value, int):
         return describe_size(value)
-    return f"{name} {value}"
+    return describe_condition(name, value)
 
 
 def _draw_place(place: str, cells: Sequence[Measured]) -> Bars:

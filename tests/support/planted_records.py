@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.records import Cell, RecordWriter, open_record
+from benchmarks.common.records import Cell, open_record
 from benchmarks.common.statistics import summarize
 from mpiddp.schedules.cost import Machine, MessageCost, split
 from mpiddp.schedules.registry import Choice, find
@@ -114,10 +114,17 @@ def _make_cell(
     )  # fmt: skip
 
 
-def make_pairs(nodes: int, slow: Mapping[tuple[int, int], float], seed: int = 1) -> Iterator[Cell]:
-    """An all-pairs matrix, latency and bandwidth; ``slow`` has how much slower a link is."""
-    generator = random.Random(seed)
-    for size in (8, 4 << 20):
+def make_cell(samples: Sequence[float], **place: Any) -> Cell:
+    """A cell of these rounds."""
+    return Cell(samples=tuple(samples), summary=summarize(samples), **place)
+
+
+def make_pairs(
+    nodes: int, slow: Mapping[tuple[int, int], float], sizes: Sequence[int] = (8, 4 << 20)
+) -> Iterator[Cell]:
+    """An all-pairs matrix of each size; ``slow`` has how many times longer a link takes."""
+    generator = random.Random(1)
+    for size in sizes:
         for start in range(nodes):
             for end in range(nodes):
                 if start == end:
@@ -156,13 +163,9 @@ def _make_message(
     )  # fmt: skip
 
 
-def write_record(path: Path, cells: Iterator[Cell], **environment: Any) -> Path:
+def write_record(path: Path, cells: Iterable[Cell], **environment: Any) -> Path:
     """A complete record of these cells."""
     with open_record(path, "planted", {**ENVIRONMENT, **environment}, {}) as record:
-        add_all(record, cells)
+        for cell in cells:
+            record.add(cell)
     return path
-
-
-def add_all(record: RecordWriter, cells: Iterator[Cell]) -> None:
-    for cell in cells:
-        record.add(cell)
