@@ -34,6 +34,13 @@ function describeValue(value, unit) {
   return `${figures(value)} ${unit}`;
 }
 
+/** ``1.2–1.4 ms``: the unit once if it is the same. */
+function describeRange(low, high, unit) {
+  const [first, last] = [low, high].map((value) => describeValue(value, unit));
+  const [number, name] = first.split(" ");
+  return last.endsWith(` ${name}`) ? `${number}–${last}` : `${first} – ${last}`;
+}
+
 function describePlace(value, along) {
   if (along !== "bytes") return `${figures(value)} ${along}`;
   const power = Math.min(3, Math.floor(Math.log2(value) / 10));
@@ -49,7 +56,8 @@ function chooseTicks(low, high, isLog) {
         ticks.push(...digits.map((digit) => digit * 10 ** power));
       }
       const inside = ticks.filter((tick) => tick >= low && tick <= high);
-      if (inside.length >= 4) return inside.filter((_, at) => at % Math.ceil(inside.length / 9) === 0);
+      const each = Math.ceil(inside.length / 9);
+      if (inside.length >= 4) return inside.filter((_, at) => at % each === 0);
     }
   }
   const rough = (high - low) / 5, power = 10 ** Math.floor(Math.log10(rough));
@@ -176,7 +184,8 @@ function drawLine(svg, chart, at, { line, slot, end, rows, y, height }) {
 
 /** Draw a chart into its host, as wide as that is; returns where everything is. */
 function drawChart(host, chart, shown) {
-  const width = Math.max(280, host.clientWidth), height = Math.round(Math.min(330, 80 + width * 0.55));
+  const width = Math.max(280, host.clientWidth);
+  const height = Math.round(Math.min(330, 80 + width * 0.55));
   host.querySelector("svg")?.remove();
   const svg = add(host, "svg", {
     viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "xMinYMid", "aria-hidden": "true",

@@ -85,9 +85,6 @@ function makePlot(parent, chart, names) {
     at.cursor.setAttribute("visibility", "visible");
     tip.hidden = false;
     fillTip(tip, chart, shown, place);
-    const scale = host.clientWidth / at.width;
-    tip.style.setProperty("--x", `${x * scale}px`);
-    tip.classList.toggle("before", x > at.width * 0.5);
   }
 
   function leave() {
@@ -125,7 +122,7 @@ function makePlot(parent, chart, names) {
       if (shown.length === 0) return;
       at = drawChart(host, chart, shown);
       host.append(tip);
-      leave();
+      if (place < 0) leave(); else point(place);
     },
   };
 }
@@ -133,9 +130,9 @@ function makePlot(parent, chart, names) {
 function describePoint(chart, line, place) {
   const [median, low, high] = chart.values[line].slice(3 * place, 3 * place + 3);
   if (median === null) return ["–", ""];
-  const range = [low, high].map((value) => describeValue(value, chart.unit)).join(" to ");
-  const note = chart.notes[line]?.[place];
-  return [describeValue(median, chart.unit), (low === high ? "" : range) + (note ? `, ${note}` : "")];
+  const range = describeRange(low, high, chart.unit);
+  const more = [low === high ? "" : range, chart.notes[line]?.[place] ?? ""];
+  return [describeValue(median, chart.unit), more.filter((text) => text !== "").join(", ")];
 }
 
 function fillTip(tip, chart, shown, place) {

@@ -68,7 +68,7 @@ def test_keys_and_pointer_give_the_figures_of_a_place(page: Page, file: Path) ->
     ActionChains(page.driver, duration=0).move_to_element(
         page.driver.find_element("css selector", plot)
     ).perform()
-    assert "to" in page.text(f"{plot} .tip .more")
+    assert "–" in page.text(f"{plot} .tip .more")
     page.click("#all-reduce .chart:first-child summary")
     rows = "#all-reduce .chart:first-child tbody tr"
     page.wait(lambda: len(page.texts(rows)) == 3)
