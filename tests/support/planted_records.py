@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +171,14 @@ def write_record(path: Path, cells: Iterable[Cell], **environment: Any) -> Path:
         for cell in cells:
             record.add(cell)
     return path
+
+
+if __name__ == "__main__":
+    write_record(
+        Path(sys.argv[1]),
+        chain(
+            make_cells(Planted(places=((4, 2), (8, 2), (16, 4)), slow_rank=5, rounds=20)),
+            make_messages(),
+            make_pairs(8, {(1, 2): 1.9, (5, 0): 2.6}),
+        ),
+    )
