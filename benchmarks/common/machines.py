@@ -91,6 +91,12 @@ def _read_link(latency: float, bandwidth: float) -> MessageCost:
     return MessageCost(latency * MICROSECOND, 1 / (bandwidth * GIGABIT))
 
 
+def describe_place(ranks: int, nodes: int) -> str:
+    """``64 ranks on 8 nodes``; nothing of nodes that have one rank each."""
+    beside = f" on {nodes:,} node{'s' if nodes > 1 else ''}" if nodes != ranks else ""
+    return f"{ranks:,} rank{'s' if ranks > 1 else ''}{beside}"
+
+
 def describe_machine(machine: Machine, *, several: bool) -> str:
     parts = [_describe_link(machine.between)]
     if several:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,14 +10,18 @@ from typing import Any
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
 from benchmarks.common.records import Cell, Record
 from benchmarks.common.statistics import quantile
-from benchmarks.fit.fitted import CONDITIONS, Fit
+from benchmarks.fit.fitted import CONDITIONS, NETWORK, NODE, PLACES, Fit
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.cost import split
+from mpiddp.schedules.flow import flow
+from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import Choice, Price, parse
 from mpiddp.schedules.schedule import Collective
 
 TOLERANCE = 0.15
 """How far measured and predicted may differ."""
+MOST_PARTS = 256
+"""Of a chunk; more of them change little."""
 KINDS = {kind.value: kind for kind in Collective}
 
 
@@ -28,6 +33,8 @@ class Check:
     choice: Choice
     predicted: float
     """Seconds."""
+    flows: bool
+    """Whether its chunks flow through the steps in parts, or each step ends before the next."""
     reasons: tuple[str, ...]
     """What the model does not know of this cell."""
 
@@ -63,13 +70,40 @@ def check_record(fit: Fit, record: Record) -> list[Check]:
         sizes = [int(cell.at["bytes"]) for cell in cells]
         for cell, price in zip(cells, choice.prices(sizes, machine, nodes), strict=True):
             reasons = tuple(list_reasons(fit, cell, price, choice, record.environment))
-            checks.append(Check(cell=cell, choice=choice, predicted=price.seconds, reasons=reasons))
+            flows = can_flow(cell)
+            checks.append(
+                Check(
+                    cell=cell,
+                    choice=choice,
+                    predicted=predict_flow(choice, cell, machine) if flows else price.seconds,
+                    flows=flows,
+                    reasons=reasons,
+                )
+            )
     return checks
+
+
+def can_flow(cell: Cell) -> bool:
+    """Whether mpiddp runs it over MPI between nodes, where it cuts long chunks in parts."""
+    is_own = cell.details.get("maker", "").startswith("mpiddp")
+    return is_own and cell.nodes > 1 and find_ran(cell)[1] == "mpi"
+
+
+def predict_flow(choice: Choice, cell: Cell, machine: Machine) -> float:
+    """When the last member has its result, with chunks in as many parts as mpiddp's."""
+    # It brings torch with it.
+    from mpiddp.collectives.transport.mpi import NETWORK_MESSAGE
+
+    nodes, size = split(cell.ranks, cell.nodes), int(cell.at["bytes"])
+    schedule = choice.build(cell.ranks, nodes)
+    parts = max(1, math.ceil(size / schedule.chunks / NETWORK_MESSAGE))
+    ends = flow(schedule, size, machine, nodes, min(parts, MOST_PARTS))
+    return max(ends[member] for member in schedule.members)
 
 
 def find_choice(cell: Cell) -> Choice | None:
     """The algorithm of a cell; None if it is no plain collective, or of an unknown algorithm."""
-    name = cell.details.get("ran") or cell.details.get("algorithm")
+    name = find_ran(cell)[0]
     if cell.quantity not in KINDS or not name or not CONDITIONS.isdisjoint(cell.at):
         return None
     try:
@@ -80,12 +114,20 @@ def find_choice(cell: Cell) -> Choice | None:
     return choice
 
 
+def find_ran(cell: Cell) -> tuple[str, str]:
+    """The algorithm that ran, and by which messages; empty if that is not known."""
+    details = cell.details
+    name, _, transport = (details.get("ran") or details.get("algorithm") or "").partition(" over ")
+    transports = {"gloo": "Gloo", "nccl": "NCCL", "ring": "mpi", "persistent": "mpi"}
+    return name, transport or transports.get(details.get("maker", ""), "")
+
+
 def list_reasons(
     fit: Fit, cell: Cell, price: Price, choice: Choice, environment: Mapping[str, Any]
 ) -> Iterator[str]:
     """What of the cell the model does not know."""
-    transport, each = cell.details.get("transport"), -(-cell.ranks // cell.nodes)
-    if transport and transport.lower() != fit.contender.lower():
+    transport, each = find_ran(cell)[1], -(-cell.ranks // cell.nodes)
+    if transport and transport.lower() not in fit.contender.lower():
         yield f"its messages go by {transport}, the fit is of those of {fit.contender}"
     cores = environment.get("usable_hardware_threads")
     if cores and each > cores:
@@ -94,36 +136,47 @@ def list_reasons(
         yield "ranks of a node share its memory; the fit knows one pair of them alone"
     steps = [step for step in price.simulation.steps if step.messages] if price.simulation else []
     means = [step.sent / step.messages for step in steps]
-    known = [size for curve in fit.links.values() for size in (curve.sizes[0], curve.sizes[-1])]
+    ends = [(curve.points[0], curve.points[-1]) for curve in fit.links.values()]
+    known = [point.size for pair in ends for point in pair]
     if means and not min(known) <= min(means) <= max(means) <= max(known):
         low, high = (describe_size(round(size)) for size in (min(means), max(means)))
         yield f"its messages, {low} to {high}, are not all of sizes that were measured"
+    if can_flow(cell):
+        return
     if any(step.messages > 2 * cell.ranks for step in steps):
         yield "its ranks send several messages at once, in the model one after the other"
     if choice.segments > 1:
         yield "its segments hide latency behind each other, which the model leaves out"
+    used = [NODE] * (each > 1) + [NETWORK] * (cell.nodes > 1)
+    for link, ratio in fit.both_ways.items():
+        if link in used and ratio > 1 + TOLERANCE:
+            yield (
+                f"messages {PLACES[link]} that meet others take {ratio:.1f} × as long, in the "
+                "model they do not"
+            )
 
 
 def describe_checks(checks: Sequence[Check]) -> Iterator[str]:
     """A row for each cell, then what each algorithm is off by, and why."""
-    rows = [("collective", "algorithm", "contender", "ranks", "bytes", "measured", "predicted",
-             "ratio", "")]  # fmt: skip
+    rows = [("algorithm", "collective", "contender", "ranks", "bytes", "measured", "predicted",
+             "steps", "ratio", "")]  # fmt: skip
     for check in checks:
         cell = check.cell
         rows.append(
             (
-                cell.quantity,
                 str(check.choice),
+                cell.quantity,
                 cell.contender,
                 f"{cell.ranks} on {cell.nodes}",
                 describe_size(int(cell.at["bytes"])),
                 describe_seconds(cell.summary.median),
                 describe_seconds(check.predicted),
+                "flowing" if check.flows else "in turn",
                 f"{check.ratio:.2f}",
                 "off" if check.is_off else "",
             )
         )
-    yield from format_rows(rows)
+    yield from (line.rstrip() for line in format_rows(rows))
     off = [check for check in checks if check.is_off]
     yield ""
     yield (

@@ -10,7 +10,6 @@ from typing import Annotated
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
     File,
-    describe_seconds,
     describe_size,
     format_rows,
     make_reader,
@@ -19,8 +18,10 @@ from benchmarks.common.records import read_record
 from benchmarks.fit.check import check_record, describe_checks
 from benchmarks.fit.fitted import (
     ADDITIONS,
+    PLACES,
     Curve,
     Fit,
+    describe_line,
     describe_range,
     fit_records,
     is_fit,
@@ -42,7 +43,7 @@ class Options:
     check: Annotated[tuple[Path, ...], Argument("RECORD")] = ()
     """Compare these records' collectives with what the fit predicts."""
     contender: Annotated[str | None, Argument("NAME")] = None
-    """Whose messages are fitted (default: MPI, or the only one)."""
+    """Whose messages are fitted (default: MPI_Send, or the only one)."""
     type: Annotated[str, Argument("TYPE")] = "float32"
     """Of the additions that are fitted."""
     output: File = None
@@ -89,6 +90,8 @@ def describe(fit: Fit) -> Iterator[str]:
     for name, curve in list_curves(fit).items():
         rows += [_describe_segment(name, curve, place) for place in range(len(curve.segments))]
     yield from format_rows(rows)
+    for link, ratio in fit.both_ways.items():
+        yield f"large messages {PLACES[link]}, both ways at once: {ratio:.2f} × as long"
     if fit.addition is None:
         yield f"no additions were timed (cells of {ADDITIONS!r}): γ is taken to be 0"
     for name, curve in list_curves(fit).items():
@@ -100,13 +103,10 @@ def describe(fit: Fit) -> Iterator[str]:
 
 def _describe_segment(name: str, curve: Curve, place: int) -> tuple[str, ...]:
     segment = curve.segments[place]
-    rate = 1e-9 / segment.seconds_per_byte if segment.seconds_per_byte else 0.0
-    latency = describe_seconds(abs(segment.latency))
     return (
         "" if place else name,
         describe_range(curve, place),
-        f"−{latency}" if segment.latency < 0 else latency,
-        f"{rate:.3g} GB/s" if rate else "—",
+        *describe_line(segment),
         str(segment.points),
         f"{segment.error:.1%}",
         f"{segment.largest_error:.1%}",

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common.options import describe_seconds, describe_size
-from benchmarks.common.records import Record
-from benchmarks.fit.segments import Segment, fit_segments
+from benchmarks.common.records import Cell, Record
+from benchmarks.common.statistics import quantile
+from benchmarks.fit.segments import Point, Segment, fit_segments
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.schedules.machine import Machine, MessageCost, Piece
 
 KIND, VERSION = "fit", 1
 """Of the file; a change that breaks readers raises the version."""
-CONTENDER = "MPI"
+CONTENDER = "MPI_Send"
 MESSAGES, ADDITIONS = "point-to-point", "reduction"
 NODE, NETWORK = "node", "network"
 CONDITIONS = frozenset({"cold", "busy", "overlap"})
+BOTH = "both"
+"""The direction of messages that two ranks send each other at once."""
+LARGE = 64 << 10
+"""Bytes from which on it is compared what messages take both ways at once."""
 PLACES = {NODE: "inside a node", NETWORK: "between nodes"}
 COMMAND = "python -m benchmarks point-to-point"
 
@@ -30,10 +35,8 @@ COMMAND = "python -m benchmarks point-to-point"
 class Curve:
     """Times by size, and the lines through them."""
 
-    sizes: tuple[float, ...]
-    """In bytes, rising."""
-    seconds: tuple[float, ...]
-    """The median that was measured for each size."""
+    points: tuple[Point, ...]
+    """What was measured, by rising size; of one size there may be several."""
     segments: tuple[Segment, ...]
 
     @property
@@ -55,6 +58,9 @@ class Fit:
     """Of messages inside a node (``node``), between nodes (``network``), or both."""
     addition: Curve | None
     """None if no addition was timed."""
+    both_ways: Mapping[str, float]
+    """How many times as long large messages of a link take while others go the other way, if that
+    was measured. The model does without."""
 
     def make_machine(self, nodes: Sequence[int], shared: float | None = None) -> Machine:
         """The machine for nodes of so many ranks.
@@ -81,36 +87,45 @@ def fit_records(records: Sequence[Record], contender: str | None, type_: str) ->
 
     Raises ConfigurationError if they were not measured, or for too few sizes.
     """
-    messages = [
-        (cell.contender, cell.at.get("link"), float(cell.at["bytes"]), cell.summary.median)
-        for cell in _list_cells(records, MESSAGES)
-    ]
+    messages = list(_list_cells(records, MESSAGES))
     if not messages:
         names = ", ".join(str(record.path) for record in records)
         raise ConfigurationError(
             f"{names}: expected times of messages (cells of {MESSAGES!r}), found none; measure "
             f"them by {COMMAND} --json FILE"
         )
-    contender = _choose(contender, [row[0] for row in messages])
-    links = {
-        link: _fit([row[2:] for row in messages if row[:2] == (contender, link)], PLACES[link])
-        for link in PLACES
-        if any(row[:2] == (contender, link) for row in messages)
-    }
-    added = [
-        (float(cell.at["bytes"]), cell.summary.median)
-        for cell in _list_cells(records, ADDITIONS)
-        if cell.at["type"] == type_
-    ]
+    contender = _choose(contender, [cell.contender for cell in messages])
+    own = [cell for cell in messages if cell.contender == contender]
+    links: dict[str, Curve] = {}
+    both_ways: dict[str, float] = {}
+    for link, place in PLACES.items():
+        there = [cell for cell in own if cell.at.get("link") == link]
+        one_way = [cell for cell in there if cell.at.get("direction") != BOTH]
+        if one_way:
+            links[link] = _fit(one_way, f"of messages {place}")
+            mutual = [cell for cell in there if cell not in one_way]
+            ratio = _compare(mutual, links[link])
+            both_ways |= {} if ratio is None else {link: ratio}
+    added = [cell for cell in _list_cells(records, ADDITIONS) if cell.at["type"] == type_]
     return Fit(
         contender=contender,
         environment=records[0].environment,
         links=links,
         addition=_fit(added, f"of additions of {type_}") if added else None,
+        both_ways=both_ways,
     )
 
 
-def _list_cells(records: Iterable[Record], quantity: str) -> Iterable[Any]:
+def _compare(cells: Sequence[Cell], curve: Curve) -> float | None:
+    """The median ratio of large messages to those of the curve; None if there are none."""
+    sizes = [(cell, float(cell.at["bytes"])) for cell in cells]
+    ratios = [
+        cell.summary.median / curve.cost.seconds(size) for cell, size in sizes if size >= LARGE
+    ]
+    return quantile(ratios, 0.5) if ratios else None
+
+
+def _list_cells(records: Iterable[Record], quantity: str) -> Iterator[Cell]:
     for record in records:
         for cell in record.cells:
             if cell.quantity == quantity and CONDITIONS.isdisjoint(cell.at):
@@ -131,14 +146,19 @@ def _choose(wanted: str | None, found: Iterable[str]) -> str:
     return chosen[0]
 
 
-def _fit(points: Sequence[Sequence[Any]], what: str) -> Curve:
+def _fit(cells: Sequence[Cell], what: str) -> Curve:
+    points = tuple(sorted(map(_make_point, cells)))
     try:
-        segments = fit_segments([size for size, _ in points], [time for _, time in points])
+        return Curve(points=points, segments=fit_segments(points))
     except ValueError as error:
         raise ConfigurationError(f"times {what}: {error}") from None
-    ordered = sorted((float(size), float(time)) for size, time in points)
-    sizes, seconds = zip(*ordered, strict=True)
-    return Curve(sizes=sizes, seconds=seconds, segments=segments)
+
+
+def _make_point(cell: Cell) -> Point:
+    """The median, and half of its interval's width; few samples have no interval."""
+    interval, median = cell.summary.interval, cell.summary.median
+    error = (interval.high - interval.low) / 2 / median if interval and median > 0 else 0.0
+    return Point(float(cell.at["bytes"]), median, error)
 
 
 # ---- the file -----------------------------------------------------------------------------
@@ -180,6 +200,7 @@ def read_fit(path: Path) -> Fit:
             environment=content["environment"],
             links={link: _read_curve(content["links"][link]) for link in content["links"]},
             addition=content["addition"] and _read_curve(content["addition"]),
+            both_ways={link: float(ratio) for link, ratio in content["both_ways"].items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigurationError(f"{path} lacks what a fit must have: {error!r}") from None
@@ -194,8 +215,7 @@ def _read_curve(content: Mapping[str, Any]) -> Curve:
         between = each["break_between"]
         segments.append(Segment(**{**each, "break_between": between and tuple(between)}))
     curve = Curve(
-        sizes=tuple(map(float, content["sizes"])),
-        seconds=tuple(map(float, content["seconds"])),
+        points=tuple(Point(*map(float, each)) for each in content["points"]),
         segments=tuple(segments),
     )
     if not curve.segments or not curve.cost.is_possible:
@@ -222,14 +242,19 @@ def describe_range(curve: Curve, place: int) -> str:
     return f"{low} to {high}" if place else f"below {high}"
 
 
+def describe_line(segment: Segment) -> tuple[str, str]:
+    """Its α, and its bytes per second."""
+    latency = describe_seconds(abs(segment.latency))
+    rate = f"{1e-9 / segment.seconds_per_byte:.3g} GB/s" if segment.seconds_per_byte else "—"
+    return f"−{latency}" if segment.latency < 0 else latency, rate
+
+
 def describe_fit(fit: Fit) -> str:
-    """One line: the figures of the largest sizes."""
+    """One line: α of the smallest sizes, β of the largest."""
     parts = []
     for name, curve in list_curves(fit).items():
-        last, count = curve.segments[-1], len(curve.segments)
-        rate = f"{1e-9 / last.seconds_per_byte:.3g} GB/s" if last.seconds_per_byte else "no limit"
-        latency = describe_seconds(curve.segments[0].latency)
-        pieces = f" ({count} pieces)" if count > 1 else ""
+        latency, rate = describe_line(curve.segments[0])[0], describe_line(curve.segments[-1])[1]
+        pieces = f" in {len(curve.segments)} pieces" if len(curve.segments) > 1 else ""
         parts.append(f"{name} {latency} and {rate}{pieces}")
     gamma = "" if fit.addition is not None else ", γ not measured"
     return f"fit of {fit.contender}: {', '.join(parts)}{gamma}"

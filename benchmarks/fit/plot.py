@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.common.options import describe_seconds, describe_size
 from benchmarks.common.plotting import COLOURS, finish_lines, open_figure
-from benchmarks.fit.fitted import Curve, Fit, list_curves
+from benchmarks.fit.fitted import Curve, Fit, describe_line, list_curves
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,13 +29,20 @@ def draw(path: Path, fit: Fit) -> None:
 
 def _draw_times(axis: Axes, name: str, curve: Curve) -> None:
     axis.set_title(name, loc="left", fontsize=10)
-    axis.plot(curve.sizes, curve.seconds, "o", ms=3, mfc="none", color="#777777", alpha=0.7)
-    ends = [*(each.start for each in curve.segments[1:]), curve.sizes[-1]]
+    sizes, seconds, _ = zip(*curve.points, strict=True)
+    axis.plot(sizes, seconds, "o", ms=3, mfc="none", color="#777777", alpha=0.7)
+    ends = [*(each.start for each in curve.segments[1:]), sizes[-1]]
     for place, (segment, end) in enumerate(zip(curve.segments, ends, strict=True)):
-        start = max(segment.start, curve.sizes[0])
+        start = max(segment.start, sizes[0])
         line = np.geomspace(start, end, 50)
         times = segment.latency + line * segment.seconds_per_byte
-        axis.plot(line, times, color=COLOURS[place % len(COLOURS)], lw=2)
+        colour = COLOURS[place % len(COLOURS)]
+        axis.plot(line, times, color=colour, lw=2)
+        middle = len(line) // 2
+        axis.annotate(
+            ", ".join(describe_line(segment)), (line[middle], times[middle]), xytext=(-5, 7),
+            textcoords="offset points", ha="right", color=colour, fontsize=8,
+        )  # fmt: skip
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.yaxis.set_major_formatter(lambda seconds, _: describe_seconds(seconds))
@@ -43,14 +50,14 @@ def _draw_times(axis: Axes, name: str, curve: Curve) -> None:
 
 
 def _draw_errors(axis: Axes, curve: Curve) -> None:
-    ratios = np.array(curve.seconds) / curve.cost.seconds(np.array(curve.sizes))
+    found, seconds, _ = np.array(curve.points).T
+    ratios = seconds / curve.cost.seconds(found)
     axis.axhline(1, color="#888888", lw=1)
-    axis.plot(curve.sizes, ratios, "o", ms=3, color="#555555")
-    margin = max(0.05, 1.1 * float(np.abs(ratios - 1).max()))
-    axis.set_ylim(1 - margin, 1 + margin)
+    axis.plot(found, ratios, "o", ms=3, color="#555555")
+    axis.set_ylim(min(0.95, 0.98 * ratios.min()), max(1.05, 1.02 * ratios.max()))
     axis.yaxis.set_major_formatter(lambda ratio, _: f"{ratio:.2f} ×")
     axis.set_xscale("log", base=2)
-    sizes = [4**power for power in range(31) if curve.sizes[0] <= 4**power <= curve.sizes[-1]]
+    sizes = [4**power for power in range(31) if found[0] <= 4**power <= found[-1]]
     shown = sizes[:: -(-len(sizes) // 5)]
     axis.set_xticks(shown, [describe_size(size) for size in shown], fontsize=8)
     _finish(axis, curve)

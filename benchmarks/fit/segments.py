@@ -2,7 +2,8 @@
 
 Messages of small and large sizes take different protocols, and buffers fit into different caches.
 So times are fitted by several lines, each for a range of sizes. For each number of lines, dynamic
-programming finds those with the least sum of squared relative errors (Bellman and Roth 1969); the
+programming finds those with the least sum of squared relative errors (Bellman and Roth 1969), each
+weighted by how exactly that time is known; the
 Bayesian information criterion (Schwarz 1978) says how many of them the data support. That break
 points are found, and not asked for, is as in Ezibenroc's platform-calibration for SimGrid.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,16 @@ NEGLIGIBLE = 0.02
 """Relative error that is not worth another line."""
 PARAMETERS = 3
 """Of a line: its α, its β and where it begins."""
+
+
+class Point(NamedTuple):
+    """What was measured of one size."""
+
+    size: float
+    """In bytes."""
+    seconds: float
+    error: float = 0.0
+    """Relative: how far from it the true value may be."""
 
 
 @dataclass(frozen=True)
@@ -46,26 +58,28 @@ class Segment:
     largest_error: float
 
 
-def fit_segments(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[Segment, ...]:
-    """The lines that fit best; of equal sizes the median time counts.
+def fit_segments(points: Sequence[Point]) -> tuple[Segment, ...]:
+    """The lines that fit best; of equal sizes the least time counts, as what disturbs adds to it.
 
     Raises ValueError for fewer than FEWEST different sizes, or times of 0 or less.
     """
-    if min(seconds, default=1.0) <= 0:
+    if min((point.seconds for point in points), default=1.0) <= 0:
         raise ValueError("times must be above 0")
-    size = np.unique(np.asarray(sizes, dtype=np.float64))
-    if len(size) < FEWEST:
-        raise ValueError(f"expected {FEWEST} sizes or more, found {len(size)}")
-    every = np.asarray(seconds, dtype=np.float64)
-    time = np.array([np.median(every[np.asarray(sizes) == each]) for each in size])
-    latency, per_byte, squares = _fit_all(size, time)
+    chosen: dict[float, Point] = {}
+    for point in sorted(points):
+        chosen.setdefault(point.size, point)
+    if len(chosen) < FEWEST:
+        raise ValueError(f"expected {FEWEST} sizes or more, found {len(chosen)}")
+    size, time, error = np.array(list(chosen.values()), dtype=np.float64).T
+    weight = NEGLIGIBLE / np.hypot(NEGLIGIBLE, error)
+    latency, per_byte, squares = _fit_all(size, time, weight)
     bounds = _choose(squares)
     lines = [(latency[low, high - 1], per_byte[low, high - 1]) for low, high in bounds]
     return tuple(_describe(place, bounds, lines, size, time) for place in range(len(bounds)))
 
 
-def _fit_all(size: Floats, time: Floats) -> tuple[Floats, Floats, Floats]:
-    """α, β and the sum of squared relative errors of the line from point i to point j, each.
+def _fit_all(size: Floats, time: Floats, weight: Floats) -> tuple[Floats, Floats, Floats]:
+    """α, β and the sum of squared relative errors, weighted, of each line from point i to point j.
 
     Shape (points, points); the sum is infinite for too few points. β is never below 0, nor is
     the first line's α.
@@ -75,9 +89,10 @@ def _fit_all(size: Floats, time: Floats) -> tuple[Floats, Floats, Floats]:
     squares = np.full((count, count), np.inf)
     for low in range(count - FEWEST + 1):
         # Sums from here on, not differences of sums from 0 on: those of small sizes are far larger.
-        near, far = 1 / time[low:], size[low:] / time[low:]
-        ones, sums = np.arange(1, count - low + 1), [near, far, near * near, near * far, far * far]
-        y_n, y_f, n_n, n_f, f_f = (np.cumsum(each) for each in sums)
+        own = weight[low:]
+        near, far = own / time[low:], own * size[low:] / time[low:]
+        sums = [own * own, own * near, own * far, near * near, near * far, far * far]
+        ones, y_n, y_f, n_n, n_f, f_f = (np.cumsum(each) for each in sums)
         with np.errstate(divide="ignore", invalid="ignore"):
             slope = (n_n * y_f - n_f * y_n) / (n_n * f_f - n_f * n_f)
         slope = np.where(np.isfinite(slope) & (slope > 0), slope, 0.0)

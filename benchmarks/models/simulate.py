@@ -124,9 +124,7 @@ class Table:
 
     @property
     def title(self) -> str:
-        nodes = f" on {self.nodes:,} node{'s' if self.nodes > 1 else ''}"
-        ranks = f"{self.ranks:,} rank{'s' if self.ranks > 1 else ''}"
-        return ranks + (nodes if self.nodes != self.ranks else "")
+        return machines.describe_place(self.ranks, self.nodes)
 
 
 READER = make_reader(
@@ -211,7 +209,7 @@ def show_disturbed(options: Options) -> dict[str, Any]:
                 machine = options.find_machine(nodes)
                 rows.append(disturbed.time_both(choice, nodes, options.sizes, machine, disturbance))
                 bar.update()
-            tables.append((Table(ranks, len(nodes), (), ()).title, rows))
+            tables.append((machines.describe_place(ranks, len(nodes)), rows))
     for title, rows in tables:
         print("", title, *disturbed.describe_times(rows, options.sizes), sep="\n")
     return {

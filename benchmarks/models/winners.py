@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.common.machines import describe_place
 from benchmarks.common.options import ITEM, describe_size, format_rows
 from benchmarks.common.plotting import COLOURS, open_figure
 from benchmarks.common.trials import show_progress
@@ -25,8 +26,8 @@ RANKS = tuple(1 << bits for bits in range(1, 17))
 SIZES = tuple(1 << bits for bits in range(10, 31, 2))
 TIE = 1e-9
 """Relative difference up to which two algorithms take as long; then the first one is named."""
-WIDEST_LETTER = 0.11
-"""Of the picture's width, what a letter takes in doublings of the size."""
+WIDEST_LETTER = 0.03
+"""Doublings of the size that a letter takes in the picture, for each point of its height."""
 
 Place = tuple[int, ...]
 """The ranks of each node."""
@@ -39,7 +40,12 @@ class Range:
     name: str
     low: int
     high: int
-    """Bytes; the last size at which it is, or a multiple of ITEM next to it."""
+    """Bytes; the last size, in whole elements, at which it is."""
+
+    @property
+    def width(self) -> float:
+        """In doublings of the size."""
+        return math.log2(self.high + ITEM) - math.log2(self.low)
 
 
 @dataclass(frozen=True)
@@ -154,8 +160,8 @@ def describe_map(rows: Sequence[Row], sizes: Sequence[int]) -> Iterator[str]:
         changes = [
             f"{each.name} below {describe_size(each.high + ITEM)}" for each in row.ranges[:-1]
         ]
-        nodes = f" on {row.nodes:,} nodes" if row.nodes != row.ranks else ""
-        yield f"  {row.ranks:,} ranks{nodes}: {', '.join([*changes, row.ranges[-1].name])}"
+        place = describe_place(row.ranks, row.nodes)
+        yield f"  {place}: {', '.join([*changes, row.ranges[-1].name])}"
     yield "by closed forms, for chunks of equal size; simulated step by step if there is none"
 
 
@@ -183,22 +189,21 @@ def to_record(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def draw_map(path: Path, rows: Sequence[Row], note: str) -> None:
     """A bar for each number of ranks, coloured by who wins; names stand in their regions."""
     names = list_names(rows)
-    with open_figure(
-        path, 9, 0.34 * len(rows) + 1.8, "The quickest all-reduce, by ranks and size", note
-    ) as figure:
+    title = "The quickest all-reduce, by ranks and size"
+    with open_figure(path, 9, 0.34 * len(rows) + 1.8, title, note) as figure:
         axis = figure.add_subplot()
         for place, row in enumerate(rows):
             for each in row.ranges:
-                low, high = math.log2(each.low), math.log2(each.high + ITEM)
                 colour = COLOURS[names.index(each.name) % len(COLOURS)]
-                axis.barh(place, high - low, 1.0, low, color=colour, alpha=0.75, lw=0)
-        for name in names:
-            _write_name(axis, name, rows)
-        low, high = math.log2(rows[0].ranges[0].low), math.log2(rows[0].ranges[-1].high)
-        ticks = range(math.ceil(low), math.floor(high) + 1, 2)
-        axis.set_xticks(list(ticks), [describe_size(1 << tick) for tick in ticks], fontsize=8)
+                axis.barh(place, each.width, 1.0, math.log2(each.low), color=colour, alpha=0.5)
+        for region in find_regions(rows):
+            _write_name(axis, region)
+        low, high = rows[0].ranges[0].low, rows[0].ranges[-1].high
+        ticks = [1 << bits for bits in range(0, 60, 2) if low <= 1 << bits <= high]
+        places = [math.log2(tick) for tick in ticks]
+        axis.set_xticks(places, [describe_size(tick) for tick in ticks], fontsize=8)
         axis.set_yticks(range(len(rows)), [f"{row.ranks:,}" for row in rows], fontsize=8)
-        axis.set_xlim(low, high)
+        axis.set_xlim(math.log2(low), math.log2(high))
         axis.set_ylim(-0.5, len(rows) - 0.5)
         axis.set_xlabel("buffer", fontsize=9)
         axis.set_ylabel("ranks", fontsize=9)
@@ -206,18 +211,34 @@ def draw_map(path: Path, rows: Sequence[Row], note: str) -> None:
         axis.spines[:].set_visible(False)
 
 
-def _write_name(axis: Axes, name: str, rows: Sequence[Row]) -> None:
-    """Where the region is widest, in the middle of the rows that are about as wide."""
-    widths = [
-        (math.log2(each.high + ITEM) - math.log2(each.low), place, each)
-        for place, row in enumerate(rows)
-        for each in row.ranges
-        if each.name == name
-    ]
-    widest = max(width for width, _, _ in widths)
-    wide = [found for found in widths if found[0] >= 0.8 * widest]
-    _, place, each = wide[len(wide) // 2]
-    centre = (math.log2(each.low) + math.log2(each.high + ITEM)) / 2
-    size = max(5.0, min(9.0, 9.0 * widest / (WIDEST_LETTER * 2 * len(name))))
-    axis.text(centre, place, name, ha="center", va="center", fontsize=size, color="white",
-              weight="bold")  # fmt: skip
+Region = list[tuple[int, Range]]
+"""Neighbouring rows, by place, with the sizes at which one algorithm wins there."""
+
+
+def find_regions(rows: Sequence[Row]) -> list[Region]:
+    """The parts of the map that one algorithm has in one piece."""
+    regions: list[Region] = []
+    for place, row in enumerate(rows):
+        for each in row.ranges:
+            below = next((region for region in regions if _touches(region[-1], place, each)), None)
+            if below is None:
+                regions.append([(place, each)])
+            else:
+                below.append((place, each))
+    return regions
+
+
+def _touches(last: tuple[int, Range], place: int, each: Range) -> bool:
+    under = last[1]
+    meet = under.low <= each.high and each.low <= under.high
+    return last[0] == place - 1 and under.name == each.name and meet
+
+
+def _write_name(axis: Axes, region: Region) -> None:
+    """In the middle of the rows that are about as wide as the widest one."""
+    widest = max(each.width for _, each in region)
+    wide = [(place, each) for place, each in region if each.width >= 0.8 * widest]
+    place, each = wide[len(wide) // 2]
+    centre = math.log2(each.low) + each.width / 2
+    size = max(5.0, min(9.0, widest / (WIDEST_LETTER * len(each.name))))
+    axis.text(centre, place, each.name, ha="center", va="center", fontsize=size)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.common.records import Cell, Record
-from benchmarks.fit.check import KINDS, find_choice
+from benchmarks.fit.check import KINDS, can_flow, find_choice, predict_flow
 from benchmarks.fit.fitted import PLACES, Fit, fit_records, read_fit
 from benchmarks.report.groups import find_algorithm, find_factor
 from benchmarks.report.pictures import RATE, SECONDS, Highlight, describe_value
@@ -76,6 +76,15 @@ def make_model(fit: Fit | None, source: str, cells: Sequence[Cell], sizes: Seque
             return {}
         return {size: price.seconds for size, price in zip(sizes, prices, strict=True)}
 
+    flows: dict[Hashable, float | None] = {}
+
+    def find_flow(choice: Choice, cell: Cell) -> float | None:
+        key = (choice, cell.ranks, cell.nodes, cell.at["bytes"])
+        if key not in flows:
+            machine = find_machine(cell.ranks, cell.nodes)
+            flows[key] = None if machine is None else predict_flow(choice, cell, machine)
+        return flows[key]
+
     def find_bound(cell: Cell) -> float | None:
         kind = KINDS.get(cell.quantity)
         machine = find_machine(cell.ranks, cell.nodes)
@@ -95,6 +104,8 @@ def make_model(fit: Fit | None, source: str, cells: Sequence[Cell], sizes: Seque
         choice = choices[key]
         if choice is None:
             return None
+        if can_flow(cell):
+            return find_flow(choice, cell)
         return list_prices(choice, cell.ranks, cell.nodes).get(int(cell.at["bytes"]))
 
     return Model(find_bound, predict, source)

@@ -11,7 +11,6 @@ from benchmarks.report.groups import describe_condition
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import (
     PERCENT,
-    SECONDS,
     Bar,
     Bars,
     Chart,
@@ -41,6 +40,7 @@ WORDS = {
     "node; nothing: what the measurement itself takes.",
     "checkpoint": "Seconds that training waits for a checkpoint, and the raw write of its bytes.",
 }
+STAGES = "All stages"
 HEADINGS = {
     "start-up phase": "Phases of start-up",
     "training": "Training beside a straggler",
@@ -50,7 +50,7 @@ HEADINGS = {
 
 def draw_steps(cells: Sequence[Measured], quantity: str) -> Section:
     """The section of one quantity."""
-    if quantity == "start-up phase":
+    if quantity.startswith("start-up "):
         pictures = _draw_phases(cells)
     else:
         pictures = [_draw_place(place, found) for place, found in _group(cells).items()]
@@ -121,13 +121,17 @@ def _median(measured: Measured) -> float:
 
 
 def _draw_phases(cells: Sequence[Measured]) -> list[Bars]:
-    """A bar for each number of ranks, so that their growth is seen."""
+    """A bar for each number of ranks, so that their growth is seen; phases or stages are parts."""
     rows: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for each in cells:
-        phase = str(each.cell.at.get("phase", ""))
-        rows[each.name][describe_conditions(each)][phase] = _median(each)
+        cell = each.cell
+        phase = cell.at.get("phase")
+        whose, part = (STAGES, each.name) if phase is None else (each.name, str(phase))
+        where = count_noun(cell.ranks, "rank")
+        where += f" on {count_noun(cell.nodes, 'node')}" if cell.nodes > 1 else ""
+        rows[whose][where][part] = _median(each)
     return [
-        Bars(title=contender, text="Medians of the rounds.", unit=SECONDS,
+        Bars(title=contender, text="Medians of the rounds.", unit=cells[0].cell.unit,
              bars=[Bar(place, parts) for place, parts in found.items()])
         for contender, found in rows.items()
     ]  # fmt: skip

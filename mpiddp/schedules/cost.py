@@ -284,10 +284,8 @@ class Phase:
     def _fill(self, volume: float, size: float, cost: Callable[[float], float]) -> float:
         """What ``volume`` costs in messages of the size of those that are sent."""
         load = self.far if self.far.messages else self.near
-        if not volume or not load.volume:
-            return cost(volume * size)
-        share = load.volume / load.messages
-        return volume / share * cost(share * size)
+        share = load.volume / load.messages if load.volume else volume
+        return volume / share * cost(share * size) if volume else 0.0
 
 
 def make_phase(steps: int, nodes: int, messages: float, volume: float, added: float = 0.0) -> Phase:

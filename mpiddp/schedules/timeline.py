@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import Floats, Integers, check_nodes, list_messages
@@ -74,12 +76,14 @@ class Timeline:
             far = source != target
             between, inside = self.machine.between, self.machine.inside
             time = np.where(far, between.seconds(size), inside.seconds(size)) * slower
-            end = np.maximum(_queue(src, begin, time), _queue(dst, begin, time, by_begin=True))
+            sent = _queue(src, begin, time, np.arange(len(size)))
+            end = np.maximum(sent, _queue(dst, begin, time, begin))
             if far.any():
                 busy = self.machine.occupation(size[far]) * slower[far]
                 first = begin[far] + between.latency * slower[far]
-                for link in (source[far], target[far]):
-                    end[far] = np.maximum(end[far], _queue(link, first, busy, by_begin=True))
+                for link, order in ((source, sent), (target, begin)):
+                    there = _queue(link[far], first, busy, order[far])
+                    end[far] = np.maximum(end[far], there)
             after = ready.copy()
             np.maximum.at(after, src, end)
             np.maximum.at(after, dst, end)
@@ -102,12 +106,12 @@ def _spread(values: Mapping[int, float], count: int, usual: float) -> Floats:
     return found
 
 
-def _queue(users: Integers, begin: Floats, time: Floats, *, by_begin: bool = False) -> Floats:
+def _queue(users: Integers, begin: Floats, time: Floats, key: NDArray[Any]) -> Floats:
     """When each message ends if its user (rank or link) has one after the other.
 
-    In their order, or in that of ``begin``, before which none starts.
+    In the order of ``key``, and none before its own ``begin``.
     """
-    order = np.lexsort((begin, users)) if by_begin else np.argsort(users, kind="stable")
+    order = np.lexsort((key, users))
     users, begin, time = users[order], begin[order], time[order]
     is_first = np.diff(users, prepend=-1) != 0
     if is_first.all():

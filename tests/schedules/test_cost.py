@@ -314,12 +314,6 @@ def test_figures_of_a_machine_must_be_sensible(place, figure):
         Machine(MessageCost(a, b), MessageCost(c, d), gamma, shared)
 
 
-@pytest.mark.parametrize("far", [MessageCost(0.5, 1), MessageCost(1, 0.5)])
-def test_the_network_cannot_be_quicker_than_a_node(far):
-    with pytest.raises(ConfigurationError, match="between nodes cannot be quicker than inside"):
-        Machine(MessageCost(1, 1), far)
-
-
 def test_a_shared_link_cannot_be_slower_than_one_rank():
     with pytest.raises(ConfigurationError, match=r"cannot need 3 s"):
         Machine(MessageCost(1, 1), MessageCost(1, 2), 0, 3)

@@ -1,4 +1,4 @@
-"""Records of machines whose figures are known: planted times of messages, additions, collectives."""
+"""Records of machines whose figures are known: planted messages, additions and collectives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZES = tuple(sorted({round(8 * 1.06**power) for power in range(274)}))
 ENVIRONMENT = {"processor": "a planted one", "usable_hardware_threads": 64}
 
 
-def make_cell(quantity, seconds, *, contender="MPI", ranks=2, nodes=1, details=None, **at):
+def make_cell(quantity, seconds, *, contender="MPI_Send", ranks=2, nodes=1, details=None, **at):
     return Cell(
         quantity=quantity,
         contender=contender,
@@ -52,7 +52,7 @@ def plant_all_reduces(machine, names, sizes, ranks=4, nodes=2, factors=None):
         prices = parse(name).prices(sizes, machine, split(ranks, nodes))
         for size, price in zip(sizes, prices, strict=True):
             time = price.seconds * (factors or {}).get(name, 1)
-            details = {"algorithm": name, "ran": name, "transport": "mpi"}
+            details = {"algorithm": name, "ran": name, "maker": "mpiddp"}
             cells.append(
                 make_cell("all-reduce", time, contender=f"mpiddp {name}", ranks=ranks, nodes=nodes,
                           details=details, bytes=size, operator="sum")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
+from operator import add
 
 from hypothesis import strategies as st
 
 from mpiddp.schedules import registry
-from mpiddp.schedules.cost import Machine, MessageCost
+from mpiddp.schedules.machine import Machine, MessageCost, Piece
 
 WITH_HALVES = tuple(name for name in registry.names() if registry.parse(name).build(4).owners)
 FULL = tuple(
@@ -34,6 +35,32 @@ def machines(draw):
         st.one_of(st.none(), st.floats(0, 1).map(lambda part: part * far.seconds_per_byte))
     )
     return Machine(MessageCost(latency, per_byte), far, gamma, shared)
+
+
+@st.composite
+def pieced_machines(draw, *, is_ordered=False):
+    """Messages and additions whose cost changes with their size, by jumps and by kinks.
+
+    ``is_ordered``: between nodes they are no quicker than inside, whatever their size.
+    """
+    # No size is at a break, where rounding would decide.
+    starts = sorted(
+        each + 0.5 for each in draw(st.sets(st.integers(0, 4000), min_size=1, max_size=3))
+    )
+    figures = st.floats(0, 1e3)
+
+    def draw_cost(least=None):
+        rates = [draw(figures) for _ in (0, *starts)]
+        levels = [draw(figures) for _ in (0, *starts)]
+        if least is not None:
+            rates = list(map(add, rates, (line.seconds_per_byte for line in least.lines)))
+            levels = list(map(add, levels, (line.latency for line in least.lines)))
+        return MessageCost(levels[0], rates[0], tuple(map(Piece, starts, levels[1:], rates[1:])))
+
+    inside = draw_cost()
+    between = draw_cost(inside if is_ordered else None)
+    shared = draw(st.one_of(st.none(), st.floats(0, 1e3)))
+    return Machine(inside, between, 0.0, shared, draw_cost())
 
 
 @functools.cache

@@ -1,0 +1,324 @@
+"""Models of planted machines: what was planted comes out, and what is no record is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import planted
+from benchmarks.common.records import read_record
+from benchmarks.fit import command
+from benchmarks.fit.check import check_record, find_choice, list_reasons
+from benchmarks.fit.fitted import fit_records, read_fit, write_fit
+from benchmarks.fit.segments import Point, fit_segments
+from launchers import ROOT
+from mpiddp.errors import ConfigurationError
+from mpiddp.schedules.cost import split
+from mpiddp.schedules.machine import Machine, MessageCost, Piece
+
+MACHINE = Machine(
+    MessageCost(1e-6, 1e-10, (Piece(4096, 3e-6, 8e-11),)),
+    MessageCost(2e-5, 8e-10, (Piece(65536, 2e-4, 7e-10),)),
+    adding=MessageCost(2e-7, 1e-10),
+)
+"""A rendezvous from 4 KiB on inside nodes, from 64 KiB on between them."""
+NOISE = 0.01
+
+
+def fit_times(sizes, seconds):
+    return fit_segments(list(map(Point, sizes, seconds)))
+
+
+def is_near(found, wanted):
+    return math.isclose(found, wanted, rel_tol=0.05)
+
+
+def check_cost(found: MessageCost, wanted: MessageCost) -> None:
+    for one, other in zip(found.lines, wanted.lines, strict=True):
+        assert is_near(one.latency, other.latency), (found, wanted)
+        assert is_near(one.seconds_per_byte, other.seconds_per_byte), (found, wanted)
+        assert is_near(one.start, other.start), (found, wanted)
+
+
+@st.composite
+def costs(draw):
+    """A jump that noise does not hide, and lines of which both α and β matter."""
+    latency, start = 10 ** draw(st.floats(-7, -4)), 10 ** draw(st.floats(3, 6.3))
+    per_byte = latency / start * draw(st.floats(1, 20))
+    before = latency + per_byte * start
+    after = before * draw(st.floats(1.3, 3))
+    slower = min(draw(st.floats(0.3, 1.5)) * per_byte, (after - 0.3 * before) / start)
+    return MessageCost(latency, per_byte, (Piece(start, after - slower * start, slower),))
+
+
+@settings(max_examples=25, deadline=None)
+@given(cost=costs(), seed=st.integers(0, 1 << 30))
+def test_a_planted_break_and_the_lines_beside_it_are_recovered(cost, seed):
+    sizes = np.array(planted.SIZES, dtype=float)
+    noise = np.random.default_rng(seed).standard_normal(len(sizes))
+    segments = fit_times(sizes, cost.seconds(sizes) * (1 + NOISE * noise))
+    first, *others = segments
+    pieces = tuple(Piece(each.start, each.latency, each.seconds_per_byte) for each in others)
+    check_cost(MessageCost(first.latency, first.seconds_per_byte, pieces), cost)
+    assert others[0].break_between[0] <= others[0].start <= others[0].break_between[1]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    latency=st.floats(1e-7, 1e-4),
+    rate=st.floats(1e7, 1e11),
+    seed=st.integers(0, 1 << 30),
+    factor=st.sampled_from([1.06, 2, 4]),
+)
+def test_one_line_stays_one(latency, rate, seed, factor):
+    sizes = 8 * factor ** np.arange(math.log(8 << 20, factor))
+    noise = np.random.default_rng(seed).standard_normal(len(sizes))
+    [line] = fit_times(sizes, (latency + sizes / rate) * (1 + NOISE * noise))
+    assert line.error < 3 * NOISE and line.break_between is None
+    times = line.latency + sizes * line.seconds_per_byte
+    assert np.allclose(times, latency + sizes / rate, rtol=0.05)
+
+
+def test_a_kink_is_found_where_the_lines_meet():
+    # Additions that leave the cache: 1e-10 s for a byte, then 3e-10, without a jump.
+    cost = MessageCost(1e-7, 1e-10, (Piece(1 << 20, 1e-7 - 2e-10 * (1 << 20), 3e-10),))
+    sizes = np.array(planted.SIZES, dtype=float)
+    _, second = fit_times(sizes, cost.seconds(sizes))
+    assert is_near(second.start, 1 << 20) and is_near(second.seconds_per_byte, 3e-10)
+
+
+def test_of_equal_sizes_the_least_time_counts():
+    [line] = fit_times([8, 8, 8, 16, 16, 32, 32], [9, 1, 7, 1, 2, 9, 1])
+    assert (line.latency, line.points, line.largest) == (pytest.approx(1), 3, 32)
+
+
+def test_times_that_are_known_badly_weigh_little():
+    sizes = 8 * 2.0 ** np.arange(16)
+    times, errors = 1e-3 + sizes * 1e-7, np.where(sizes < 10000, 0.5, 0.0)
+    noise = 1 + np.where(sizes < 10000, 0.5, 0.0) * np.random.default_rng(1).standard_normal(16)
+    points = list(map(Point, sizes, times * np.abs(noise), errors))
+    [line] = fit_segments(points)
+    assert is_near(line.seconds_per_byte, 1e-7)
+
+
+def test_no_line_falls_and_the_first_begins_at_0_or_above():
+    [line] = fit_times([8, 16, 32], [3.0, 2.0, 1.0])
+    assert line.seconds_per_byte == 0 and 1 < line.latency < 3
+    [line] = fit_times([8, 16, 32], [1.0, 3.0, 7.0])
+    assert line.latency == 0 and line.seconds_per_byte > 0
+
+
+# ---- records and files --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def messages(tmp_path_factory):
+    path = tmp_path_factory.mktemp("planted") / "messages.jsonl"
+    return planted.write_cells(path, planted.plant_messages(MACHINE, NOISE, seed=3))
+
+
+@pytest.fixture(scope="module")
+def fit(messages):
+    return fit_records([read_record(messages)], None, "float32")
+
+
+def test_a_planted_machine_is_recovered(fit):
+    machine = fit.make_machine((2, 2))
+    check_cost(machine.inside, MACHINE.inside)
+    check_cost(machine.between, MACHINE.between)
+    check_cost(machine.adding, MACHINE.adding)
+    assert fit.environment == planted.ENVIRONMENT
+
+
+def test_a_fit_is_read_as_it_was_written(fit, tmp_path):
+    write_fit(tmp_path / "fit.json", fit)
+    assert read_fit(tmp_path / "fit.json") == fit
+
+
+def test_only_plain_messages_of_the_contender_are_fitted(messages, fit, tmp_path):
+    cells = list(read_record(messages).cells)
+    slow = [replace(cell, summary=replace(cell.summary, median=1.0)) for cell in cells]
+    others = [
+        *(replace(cell, contender="Gloo") for cell in slow),
+        *(replace(cell, at={**cell.at, "busy": 2}) for cell in slow),
+        *(replace(cell, at={**cell.at, "direction": "both"}) for cell in slow[:2]),
+        *(replace(cell, quantity="all-reduce") for cell in slow),
+    ]
+    others = [cell for cell in others if (cell.quantity, cell.contender) != ("reduction", "Gloo")]
+    path = planted.write_cells(tmp_path / "more.jsonl", cells + others)
+    assert fit_records([read_record(path)], None, "float32") == fit
+    gloo = fit_records([read_record(path)], "gloo", "float32")
+    assert gloo.make_machine((1, 1)).between.latency == pytest.approx(1.0)
+
+
+def test_messages_that_meet_others_are_compared(messages, tmp_path):
+    cells = list(read_record(messages).cells)
+    both = [
+        replace(cell, at={**cell.at, "direction": "both"},
+                summary=replace(cell.summary, median=1.8 * cell.summary.median))
+        for cell in cells
+        if cell.at.get("link") == "node"
+    ]  # fmt: skip
+    path = planted.write_cells(tmp_path / "both.jsonl", cells + both)
+    ratios = fit_records([read_record(path)], None, "float32").both_ways
+    assert ratios == {"node": pytest.approx(1.8, rel=0.02)}
+
+
+def test_a_fit_without_a_link_prices_what_does_not_need_it(messages, tmp_path):
+    cells = [cell for cell in read_record(messages).cells if cell.at.get("link") == "network"]
+    path = planted.write_cells(tmp_path / "network.jsonl", cells)
+    fit = fit_records([read_record(path)], None, "float32")
+    assert fit.make_machine((1, 1, 1)).addition == 0
+    with pytest.raises(ConfigurationError, match="no messages inside a node, which 4 ranks on 2"):
+        fit.make_machine((2, 2))
+
+
+def test_the_command_says_what_it_found(messages, tmp_path, capsys):
+    plot, output = tmp_path / "fit.svg", tmp_path / "fit.json"
+    command.main([str(messages), "--output", str(output), "--plot", str(plot)])
+    text = capsys.readouterr().out
+    assert "messages of MPI_Send, on a planted one" in text
+    assert "messages between nodes" in text and "additions" in text
+    assert text.count(" change between ") == 2
+    assert "messages inside a node" in plot.read_text()
+    command.main([str(output)])
+    assert capsys.readouterr().out == text
+
+
+# ---- predicted against measured -----------------------------------------------------------
+
+SIZES = (1 << 10, 1 << 20, 1 << 24)
+
+
+def test_what_was_simulated_is_predicted_and_what_differs_is_said(fit, tmp_path, capsys):
+    names = ["ring", "direct", "binomial-tree", "double-tree", "two-level"]
+    cells = planted.plant_all_reduces(MACHINE, names, SIZES, factors={"direct": 1.4})
+    path = planted.write_cells(tmp_path / "all-reduce.jsonl", cells)
+    checks = check_record(fit, read_record(path))
+    assert len(checks) == 15
+    for check in checks:
+        assert check.is_off == (check.choice.algorithm.name == "direct")
+        assert check.ratio == pytest.approx(1.4 if check.is_off else 1, rel=0.03)
+    write_fit(tmp_path / "fit.json", fit)
+    command.main([str(tmp_path / "fit.json"), "--check", str(path)])
+    text = capsys.readouterr().out
+    assert "12 of 15 within 15% of what the fit predicts" in text
+    assert "direct (mpiddp direct), 1.40 × in 3: ranks of a node share its memory" in text
+
+
+def test_halves_are_predicted_as_what_they_are(fit, tmp_path):
+    [cell] = planted.plant_all_reduces(MACHINE, ["ring"], [1 << 20])
+    halves = [
+        replace(cell, quantity=quantity, summary=replace(cell.summary, median=1e-3))
+        for quantity in ("reduce-scatter", "all-gather")
+    ]
+    path = planted.write_cells(tmp_path / "halves.jsonl", [cell, *halves])
+    whole, first, second = (each.predicted for each in check_record(fit, read_record(path)))
+    assert whole == pytest.approx(first + second) and first > second
+
+
+def make_check(fit, **changes):
+    [cell] = planted.plant_all_reduces(MACHINE, ["ring"], [1 << 20], nodes=1)
+    cell = replace(cell, **changes)
+    choice = find_choice(cell)
+    machine = fit.make_machine(split(cell.ranks, cell.nodes))
+    price = choice.prices([1 << 20], machine, split(cell.ranks, cell.nodes))[0]
+    return cell, price, choice
+
+
+@pytest.mark.parametrize(
+    ("details", "cores", "reason"),
+    [
+        ({"ran": "ring over shared-memory"}, 64, "its messages go by shared-memory, the fit"),
+        ({"ran": "ring", "maker": "gloo"}, 64, "its messages go by Gloo"),
+        ({"ran": "ring over mpi"}, 2, "4 ranks of a node share 2 cores"),
+        ({"ran": "direct over mpi"}, 64, "its ranks send several messages at once"),
+        ({"ran": "ring:segments=9 over mpi"}, 64, "its segments hide latency"),
+    ],
+)
+def test_what_the_model_does_not_know_is_named(fit, details, cores, reason):
+    cell, price, choice = make_check(fit, details=details)
+    reasons = list(list_reasons(fit, cell, price, choice, {"usable_hardware_threads": cores}))
+    assert any(each.startswith(reason) for each in reasons), reasons
+
+
+@pytest.mark.parametrize("ran", ["", "MPI_Allreduce", "central", "send, receive"])
+def test_what_has_no_known_algorithm_is_not_predicted(ran):
+    [cell] = planted.plant_all_reduces(MACHINE, ["ring"], [1 << 20])
+    found = find_choice(replace(cell, details={"ran": ran}))
+    assert (found is None) == (ran != "central")
+    assert find_choice(replace(cell, at={**cell.at, "busy": 1})) is None
+
+
+# ---- bad input ----------------------------------------------------------------------------
+
+
+def test_records_that_cannot_be_fitted_are_refused(messages, tmp_path):
+    cells = read_record(messages).cells
+    few = [cell for cell in cells if cell.at["bytes"] <= 9]
+    cases = {
+        "all-reduce": (
+            [planted.make_cell("all-reduce", 1.0, bytes=8)],
+            "expected times of messages",
+        ),
+        "few": (few, "times of messages inside a node: expected 3 sizes or more, found 2"),
+        "others": (
+            [replace(cell, contender=name) for name in ("Gloo", "NCCL") for cell in cells[:9]],
+            "--contender: expected one of those whose messages were timed, 'Gloo', 'NCCL'",
+        ),
+    }
+    for name, (content, problem) in cases.items():
+        path = planted.write_cells(tmp_path / f"{name}.jsonl", content)
+        with pytest.raises(ConfigurationError) as caught:
+            command.main([str(path)])
+        assert problem in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda text: text.replace('"version": 1', '"version": 9'), "version 9, expected 1"),
+        (lambda text: text[:100], "no fit (or truncated)"),
+        (lambda text: "[]", "is no fit"),
+        (lambda text: text.replace('"contender"', '"other"'), "lacks what a fit must have"),
+        (lambda text: text.replace('"latency": ', '"latency": -'), "lines that no machine can"),
+        (lambda text: text.replace('"network"', '"moon"'), "expected links node or network"),
+    ],
+)
+def test_files_that_are_no_fit_are_refused(fit, tmp_path, change, problem):
+    path = tmp_path / "fit.json"
+    write_fit(path, fit)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(ConfigurationError) as caught:
+        read_fit(path)
+    assert problem in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_file_of_neither_kind_is_one_line_and_exit_code_2(fit, tmp_path):
+    path = tmp_path / "fit.json"
+    write_fit(path, fit)
+    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+    words = [sys.executable, "-m", "benchmarks", "fit", str(path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and "version 2, expected 1" in done.stderr
+
+
+def test_a_fit_is_of_something(capsys):
+    with pytest.raises(ConfigurationError, match="no RECORD given"):
+        command.main([])
+
+
+def test_a_fit_is_json_that_others_can_read(fit, tmp_path):
+    write_fit(tmp_path / "fit.json", fit)
+    content = json.loads((tmp_path / "fit.json").read_text())
+    assert (content["kind"], content["version"]) == ("fit", 1)
+    assert content["links"]["node"]["segments"][0]["start"] == 0

@@ -1,0 +1,273 @@
+"""Simulated machines: fitted or described in words, maps of winners, stragglers, slow links."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import planted
+from benchmarks.common import options
+from benchmarks.common.records import read_record
+from benchmarks.fit.fitted import fit_records, write_fit
+from benchmarks.models import disturbed, simulate, winners
+from mpiddp.errors import ConfigurationError
+from mpiddp.schedules import registry
+from mpiddp.schedules.cost import split
+from mpiddp.schedules.machine import Machine, MessageCost, Piece
+
+# ---- in words -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("5", 5), ("5us", 5), ("5 µs", 5), ("1.5ms", 1500), ("2s", 2e6), ("250ns", 0.25), ("0", 0),
+     ("1e3us", 1000)],
+)  # fmt: skip
+def test_times_are_read(text, value):
+    assert options.in_words("µs", options.TIMES, zero=True)(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("100", 100), ("100Gbit", 100), ("400 Mbit/s", 0.4), ("12.5GB", 100), ("12.5GB/s", 100),
+     ("1Tbit/s", 1000), ("10Kbit", 1e-5)],
+)  # fmt: skip
+def test_rates_are_read(text, value):
+    assert options.in_words("Gbit/s", options.RATES)(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "us", "5 parsecs", "5US", "-5us", "5usus", "nan", "inf", "5/s"]
+)
+def test_other_times_are_refused(text):
+    with pytest.raises(ValueError, match="expected µs"):
+        options.in_words("µs", options.TIMES, zero=True)(text)
+
+
+def read_machine(tmp_path, *words):
+    path = tmp_path / "prices.json"
+    simulate.main(["ring", "--ranks", "4", *words, "--json", str(path)])
+    return json.loads(path.read_text())["machine"]
+
+
+def test_a_machine_in_words_is_the_one_in_numbers(tmp_path):
+    words = "--latency 5us --bandwidth 12.5GB/s --addition 20GB --ranks-per-node 2"
+    inside = "--inside-latency 500ns --inside-bandwidth 1Tbit"
+    numbers = "--latency 5 --bandwidth 100 --addition 20 --ranks-per-node 2"
+    one = read_machine(tmp_path, *words.split(), *inside.split())
+    other = read_machine(
+        tmp_path, *numbers.split(), "--inside-latency", "0.5", "--inside-bandwidth", "1000"
+    )
+    for name in ("inside", "between"):
+        assert one.pop(name) == pytest.approx(other.pop(name))
+    assert one == pytest.approx(other)
+
+
+# ---- a fitted machine ---------------------------------------------------------------------
+
+MACHINE = Machine(
+    MessageCost(1e-6, 1e-10),
+    MessageCost(2e-5, 8e-10, (Piece(65536, 2e-4, 7e-10),)),
+    adding=MessageCost(2e-7, 1e-10),
+)
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fitted")
+    cells = planted.plant_messages(MACHINE)
+    fit = fit_records(
+        [read_record(planted.write_cells(folder / "m.jsonl", cells))], None, "float32"
+    )
+    write_fit(folder / "fit.json", fit)
+    return folder / "fit.json"
+
+
+def test_a_fitted_machine_is_priced(fitted, tmp_path, capsys):
+    path = tmp_path / "prices.json"
+    simulate.main(["ring", "two-level", "--fit", str(fitted), "--ranks", "8", "2048",
+                   "--ranks-per-node", "4", "--json", str(path)])  # fmt: skip
+    for table in json.loads(path.read_text())["tables"]:
+        nodes = (4,) * table["nodes"]
+        for name, row in table["algorithms"].items():
+            prices = registry.parse(name).prices(simulate.SIZES, MACHINE, nodes)
+            wanted = [price.seconds for price in prices]
+            assert row["seconds"] == pytest.approx(wanted, rel=0.01)
+    text = capsys.readouterr().out
+    assert "fit of MPI_Send: messages inside a node 1 µs and 10 GB/s, messages between" in text
+    assert "20 µs and 1.43 GB/s in 2 pieces" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--fit {fit} --latency 5us", "--latency: the machine is that of --fit already"),
+        ("--fit {fit} --inside-bandwidth 5", "--inside-bandwidth: the machine is that of --fit"),
+        ("--fit /none/fit.json", "/none/fit.json cannot be read"),
+        ("--map --straggler 0:1", "--map is of a machine on which nothing is late"),
+        ("--straggler 0:1 --plot a.svg", "--plot draws no stragglers"),
+        ("--straggler 0:1 --ranks 2048", "for up to 1024 ranks"),
+        ("--straggler 9:1 --ranks 8", "no rank 9 among 8 ranks"),
+        ("--slow-link 0-9:x2 --ranks 8", "no link 0-9 between 8 nodes"),
+        ("--straggler 1", "expected RANK:SECONDS or RANK:xFACTOR"),
+        ("--straggler 1:x0.5", "expected RANK:SECONDS or RANK:xFACTOR"),
+        ("--straggler 1:5parsecs", "expected s, or a number with one of s, ms, us"),
+        ("--slow-link 0:x2", "expected A-B:xFACTOR"),
+        ("--slow-link 0-1:2", "expected A-B:xFACTOR"),
+        ("--map ring:segments=2 --ranks 2048", "no algorithm has a closed form for 2048 ranks"),
+    ],
+)
+@pytest.mark.usefixtures("writable")
+def test_what_does_not_go_together_is_refused(fitted, words, problem):
+    with pytest.raises(ConfigurationError) as caught:
+        simulate.main(words.format(fit=fitted).split())
+    assert problem in str(caught.value) and "\n" not in str(caught.value)
+
+
+# ---- the map ------------------------------------------------------------------------------
+
+
+def lines(*figures):
+    """Prices of algorithms of so many α and β each."""
+    return {
+        name: (lambda size, a=latency, b=per_byte: a + b * size)
+        for name, latency, per_byte in figures
+    }
+
+
+def test_winners_change_where_their_lines_cross():
+    prices = lines(("few", 1.0, 1.0), ("some", 1001.0, 0.5), ("many", 11001.0, 0.25))
+    found = list(winners.find_ranges(prices, (4, 1 << 20)))
+    # 1 + s = 1001 + s/2 at 2000 bytes, 1001 + s/2 = 11001 + s/4 at 40000; in whole elements.
+    assert found == [
+        winners.Range("few", 4, 2000),
+        winners.Range("some", 2004, 40000),
+        winners.Range("many", 40004, 1 << 20),
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    figures=st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 10)), min_size=1, max_size=5),
+)
+def test_whoever_wins_a_range_is_quickest_in_it(figures):
+    prices = lines(*((str(place), *each) for place, each in enumerate(figures)))
+    sizes = tuple(4 << bits for bits in range(0, 20, 3))
+    found = list(winners.find_ranges(prices, sizes))
+    assert found[0].low == 4 and found[-1].high == sizes[-1]
+    for before, after in itertools.pairwise(found):
+        assert after.low == before.high + 4 and before.name != after.name
+    for each in found:
+        for size in (each.low, (each.low + each.high) // 8 * 4, each.high):
+            least = min(price(size) for price in prices.values())
+            assert prices[each.name](size) <= least * (1 + 1e-6)
+
+
+def test_of_equals_the_first_is_named():
+    assert [
+        each.name for each in winners.find_ranges(lines(("a", 1, 1), ("b", 1, 1)), (4, 64))
+    ] == ["a"]
+
+
+def test_a_map_is_shown_drawn_and_written(tmp_path, capsys):
+    plot, path = tmp_path / "map.svg", tmp_path / "map.json"
+    words = "--latency 5us --bandwidth 100Gbit --ranks-per-node 8"
+    simulate.main(["--map", "--ranks", "4", "16", "65536", *words.split(),
+                   "--plot", str(plot), "--json", str(path)])  # fmt: skip
+    text, picture = capsys.readouterr().out, plot.read_text()
+    rows = json.loads(path.read_text())["map"]
+    assert [row["ranks"] for row in rows] == [4, 16, 65536]
+    for row in rows:
+        nodes = split(row["ranks"], row["nodes"])
+        machine = simulate.parse(words.split())
+        for each in row["winners"]:
+            assert each["algorithm"] in picture and each["algorithm"] in text
+            prices = {
+                str(choice): form.seconds(each["from"], machine.find_machine(nodes))
+                for choice in options.list_algorithms()
+                if (form := choice.closed_form(nodes)) is not None
+            }
+            prices.pop("central")
+            assert prices[each["algorithm"]] <= min(prices.values()) * (1 + 1e-6)
+    assert "65,536 ranks on 8,192 nodes: recursive-doubling below 7.586 KiB" in text
+
+
+def test_what_leaves_a_rank_out_does_not_compete():
+    options_ = simulate.parse(["--map"])
+    assert "central" not in map(str, options_.choices)
+    assert "central" in map(str, simulate.parse(["--map", "central"]).choices)
+    assert "central" in map(str, simulate.parse([]).choices)
+
+
+def test_regions_are_what_hangs_together():
+    rows = [
+        winners.Row(2, 2, (winners.Range("a", 4, 64), winners.Range("b", 68, 256))),
+        winners.Row(4, 4, (winners.Range("b", 4, 80), winners.Range("a", 84, 256))),
+        winners.Row(8, 8, (winners.Range("a", 4, 256),)),
+    ]
+    regions = [
+        [(place, each.name) for place, each in region] for region in winners.find_regions(rows)
+    ]
+    assert regions == [[(0, "a")], [(0, "b"), (1, "b")], [(1, "a"), (2, "a")]]
+
+
+def test_all_algorithms_are_priced_at_65536_ranks_in_seconds(tmp_path):
+    begin = time.process_time()
+    simulate.main(["--ranks", "65536", "--json", str(tmp_path / "a.json")])
+    [table] = json.loads((tmp_path / "a.json").read_text())["tables"]
+    assert list(table["algorithms"]) == list(registry.names())
+    assert time.process_time() - begin < 10
+
+
+# ---- stragglers and slow links ------------------------------------------------------------
+
+
+def read_losses(tmp_path, *words):
+    path = tmp_path / "losses.json"
+    simulate.main([*words, "--bytes", "1M", "--json", str(path)])
+    [table] = json.loads(path.read_text())["tables"]
+    return {
+        name: row["seconds"][0] - row["seconds_alone"][0]
+        for name, row in table["algorithms"].items()
+    }
+
+
+def test_a_late_rank_costs_those_least_that_need_it_last(tmp_path, capsys):
+    losses = read_losses(tmp_path, "ring", "naive-ring", "--ranks", "16", "--straggler", "15:5ms")
+    # The chain comes to its last rank when all others have added theirs, 14 hops of 0.95 ms.
+    assert losses["ring"] == pytest.approx(5e-3, rel=0.01)
+    assert losses["naive-ring"] == pytest.approx(0, abs=1e-6)
+    text = capsys.readouterr().out
+    assert "time with rank 15 5 ms late" in text
+    assert "1 MiB: naive-ring loses least, 0 µs; ring is quickest, as without" in text
+
+
+def test_a_slow_rank_holds_up_all_of_a_ring(tmp_path):
+    losses = read_losses(tmp_path, "ring", "--ranks", "8", "--straggler", "3:x2")
+    assert losses["ring"] == pytest.approx(float(time_ring(8)), rel=0.01)
+
+
+def time_ring(ranks):
+    machine = simulate.parse([]).find_machine((1,) * ranks)
+    return registry.parse("ring").prices([1 << 20], machine, (1,) * ranks)[0].seconds
+
+
+def test_a_slow_link_costs_only_who_uses_it(tmp_path):
+    words = ("ring", "binomial-tree", "--ranks", "8", "--slow-link", "1-2:x3")
+    losses = read_losses(tmp_path, *words)
+    # The tree has no edge between ranks 1 and 2.
+    assert losses["binomial-tree"] == 0
+    # Each of 14 messages over that link takes twice as long again; additions do not.
+    assert losses["ring"] == pytest.approx(14 * 2 * (10e-6 + (1 << 17) * 8e-10), rel=0.01)
+
+
+def test_disturbances_are_read():
+    assert disturbed.read_straggler("3:5ms") == (3, 0.005, 1.0)
+    assert disturbed.read_straggler("3:2") == (3, 2.0, 1.0)
+    assert disturbed.read_straggler("3:x2.5") == (3, 0.0, 2.5)
+    assert disturbed.read_slow_link("0-12:x4") == ((0, 12), 4.0)

@@ -1,0 +1,91 @@
+"""Chunks that flow through the steps in parts: by hand, and never slower than step after step."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpiddp.schedules import registry
+from mpiddp.schedules.cost import flat, simulate, split
+from mpiddp.schedules.flow import flow
+from mpiddp.schedules.machine import Machine, MessageCost
+from mpiddp.schedules.schedule import Transfer, all_reduce
+from prices import FULL, build, close, machines
+
+
+def run(schedule, machine, parts, size=12, nodes=None):
+    return flow(schedule, size, machine, nodes or (1,) * schedule.ranks, parts)
+
+
+def chain(ranks):
+    return all_reduce(ranks, 1, [[Transfer(r, r + 1, 0, 1, True)] for r in range(ranks - 1)])
+
+
+def test_a_chain_of_parts_takes_little_more_than_one_message_by_hand():
+    # 12 bytes in 3 parts: each takes 4·2 s, then 5 s to arrive, then 4·1 s to be added.
+    machine = flat(5, 2, 1)
+    # Rank 1 has them at 17, 25 and 33; the third goes on at 33, and has been added at 50.
+    assert run(chain(3), machine, 3) == [0, 33, 50]
+    # In one part there is nothing to hide.
+    assert run(chain(3), machine, 1) == [0, 24 + 5 + 12, 2 * (24 + 5 + 12)]
+
+
+def test_a_server_answers_what_it_has_while_it_hears_the_rest():
+    # Two workers send 12 bytes each, in 12 parts: 24 s in, and 24 s out that begin after 2.
+    ends = run(build("central", 3), flat(0, 1), 12)
+    assert max(ends[:2]) == 26
+    assert simulate(build("central", 3), 12, flat(0, 1)).seconds == 48
+
+
+def test_parts_are_taken_in_the_order_of_steps():
+    # Rank 2 hears rank 1 at once, in the second step, and needs rank 0's first, which is later.
+    steps = [[Transfer(3, 0, 0, 1, True)], [Transfer(0, 2, 0, 1, True)],
+             [Transfer(1, 2, 1, 2, True)], [Transfer(2, 1, 1, 2, False)]]  # fmt: skip
+    ends = run(all_reduce(4, 2, steps), flat(0, 1), 1, size=20)
+    # 3 to 0: 10 s, 0 to 2: until 20; what came at 10 is taken then, and sent back until 30.
+    assert ends == [10, 30, 20, 0]
+
+
+def test_ranks_of_a_node_share_its_link():
+    step = [Transfer(0, 2, 0, 1, False), Transfer(1, 3, 0, 1, False)]
+    machine = Machine(MessageCost(0, 1), MessageCost(5, 2))
+    assert run(all_reduce(4, 1, [step]), machine, 1, nodes=(2, 2)) == [0, 0, 29, 53]
+    assert run(all_reduce(4, 1, [step]), machine, 1) == [0, 0, 29, 29]
+    half = Machine(MessageCost(0, 1), MessageCost(5, 2), shared=1)
+    assert run(all_reduce(4, 1, [step]), half, 1, nodes=(2, 2)) == [0, 0, 29, 41]
+
+
+def test_nothing_flows_in_no_time():
+    assert run(build("ring", 4), flat(1, 1), 3, size=0) == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("name", registry.names())
+@settings(max_examples=12, deadline=None)
+@given(
+    ranks=st.integers(2, 9), hosts=st.integers(1, 9), parts=st.integers(1, 5), machine=machines()
+)
+def test_every_algorithm_ends_and_sends_no_more_than_it_must(name, ranks, hosts, parts, machine):
+    nodes = split(ranks, min(hosts, ranks))
+    schedule = build(name, ranks, nodes if name == "two-level" else None)
+    size = 12 * schedule.chunks
+    ends = run(schedule, machine, parts, size, nodes)
+    sent = simulate(schedule, size, machine, nodes).sent
+    quickest = min(machine.inside.seconds_per_byte, machine.between.seconds_per_byte)
+    assert max(ends) >= sent.max() * quickest * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_in_one_part_nothing_is_slower_than_step_after_step(name):
+    for ranks in (2, 5, 8):
+        schedule, machine = build(name, ranks), flat(3, 2, 1)
+        size = 8 * schedule.chunks
+        ends, wanted = run(schedule, machine, 1, size), simulate(schedule, size, machine).seconds
+        assert max(ends) <= wanted * (1 + 1e-9)
+
+
+def test_a_ring_has_nothing_to_hide_but_latency():
+    schedule = build("ring", 8)
+    for parts in (1, 4):
+        ends = run(schedule, flat(0, 2, 0), parts, 800)
+        assert close(max(ends), simulate(schedule, 800, flat(0, 2)).seconds)
