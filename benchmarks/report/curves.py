@@ -167,7 +167,7 @@ def _draw_predicted(group: Group, names: Mapping[str, str], model: Model) -> Cha
     return Chart(
         title="Measured by predicted", unit=SPEED, is_log=True, lines=lines,
         mark=(1.0, "as predicted"),
-        text="The measured time by the predicted one: above 1 it took longer; "
+        text="The measured time by the predicted one, where that is known: above 1 it took longer; "
         f"{model.source}.",
     )  # fmt: skip
 

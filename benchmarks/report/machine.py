@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,10 @@ from mpiddp.schedules.registry import Choice
 
 TYPE = "float32"
 """Of the additions that are fitted."""
+MOST_PARTS = 200_000
+"""Messages that are simulated in all, some seconds; what would need more is not predicted."""
+PART_BYTES = 60 << 10
+"""About what mpiddp sends in one message between nodes."""
 PROBE = "probe"
 """What the machine itself can do, timed beside the contenders."""
 COPIES = ("copy by NumPy", "copy by torch", "copy by memmove")
@@ -77,13 +82,18 @@ def make_model(fit: Fit | None, source: str, cells: Sequence[Cell], sizes: Seque
         return {size: price.seconds for size, price in zip(sizes, prices, strict=True)}
 
     flows: dict[Hashable, float | None] = {}
+    spent = 0
 
     def find_flow(choice: Choice, cell: Cell) -> float | None:
+        nonlocal spent
         key = (choice, cell.ranks, cell.nodes, cell.at["bytes"])
-        if key not in flows:
-            machine = find_machine(cell.ranks, cell.nodes)
-            flows[key] = None if machine is None else predict_flow(choice, cell, machine)
-        return flows[key]
+        machine = find_machine(cell.ranks, cell.nodes)
+        if key not in flows and machine is not None:
+            parts = count_parts(choice, cell)
+            is_affordable = spent + parts <= MOST_PARTS
+            flows[key] = predict_flow(choice, cell, machine) if is_affordable else None
+            spent += parts if is_affordable else 0
+        return flows.get(key)
 
     def find_bound(cell: Cell) -> float | None:
         kind = KINDS.get(cell.quantity)
@@ -109,6 +119,13 @@ def make_model(fit: Fit | None, source: str, cells: Sequence[Cell], sizes: Seque
         return list_prices(choice, cell.ranks, cell.nodes).get(int(cell.at["bytes"]))
 
     return Model(find_bound, predict, source)
+
+
+def count_parts(choice: Choice, cell: Cell) -> int:
+    """How many messages are simulated for the prediction of chunks that flow, about."""
+    schedule = choice.build(cell.ranks, split(cell.ranks, cell.nodes))
+    each = math.ceil(int(cell.at["bytes"]) / schedule.chunks / PART_BYTES)
+    return max(1, each) * sum(map(len, schedule.steps))
 
 
 def find_probed(probes: Sequence[Cell], cell: Cell) -> float | None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.common.records import Cell, open_record
-from benchmarks.report import assembly, command, groups, slides
+from benchmarks.report import assembly, command, groups, machine, slides
 from benchmarks.report.material import read_material
 from benchmarks.report.page import Report, draw_report
 from benchmarks.report.pictures import Bars, Chart, Grid, Section, spread
@@ -154,6 +154,23 @@ def test_predictions_and_bounds_come_from_the_records_messages(tmp_path):
     time_ = find_chart(section, "Time").lines
     median = next(line for line in time_ if line.name == ring.name).points[16 * M].median
     assert share.points[16 * M].median == pytest.approx(bound / median, rel=0.05)
+
+
+def test_predictions_that_would_take_long_are_left_out(tmp_path, monkeypatch):
+    planted = replace(FEW, places=((4, 4),), sizes=(K,), algorithms=("ring",))
+    cells = [
+        replace(each, details={**each.details, "ran": "ring over mpi"})
+        for each in make_cells(planted)
+        if each.details["maker"] == "mpiddp"
+    ]
+    path = write_record(tmp_path / "a.jsonl", chain(cells, make_messages()))
+    monkeypatch.setattr(machine, "MOST_PARTS", 23)
+    titles = [chart.title for chart in find(report(path), "all-reduce").panels[0].charts]
+    assert titles == ["Time", "Bus bandwidth", "Share of the bound"]
+    # Four ranks send a message each in six steps.
+    monkeypatch.setattr(machine, "MOST_PARTS", 24)
+    titles = [chart.title for chart in find(report(path), "all-reduce").panels[0].charts]
+    assert titles[-1] == "Measured by predicted"
 
 
 def test_probes_give_a_bound_where_no_messages_were_measured(tmp_path):
