@@ -78,6 +78,9 @@ function findRange(chart, shown) {
   const values = shown.flatMap(({ line }) => chart.values[line]).filter((value) => value !== null);
   if (chart.mark) values.push(chart.mark[0]);
   const low = Math.min(...values), high = Math.max(...values);
+  // Over time, values begin where they begin.
+  const margin = 0.08 * (high - low || 1);
+  if (chart.along !== "bytes") return [low - margin, high + margin];
   if (!chart.isLog) return [Math.min(0, low), high * 1.06 || 1];
   const room = Math.max((high / low) ** 0.06, 1.03);
   return [low / room, high * room];
@@ -134,8 +137,10 @@ function arrange(chart, shown, width, height) {
 
 /** Every place's text, every second one's, …: as many as have room beside each other. */
 function choosePlaces(chart, scale) {
-  const texts = chart.places.map((place) => describePlace(place, chart.along));
-  const all = texts.map((text, at) => ({ text, x: scale(chart.places[at]), width: measure(text) }));
+  const places = chart.along === "bytes" ? chart.places
+    : chooseTicks(0, chart.places.at(-1), false);
+  const texts = places.map((place) => describePlace(place, chart.along));
+  const all = texts.map((text, at) => ({ text, x: scale(places[at]), width: measure(text) }));
   for (let step = 1; ; step += 1) {
     const some = all.filter((_, at) => at % step === 0);
     const fits = some.slice(1).every(({ x, width }, at) =>

@@ -11,8 +11,8 @@ from benchmarks.common.statistics import quantile
 
 MOST_SHOWN = 6
 """Lines that a panel shows at a time."""
-SECONDS, RATE, SPEED, SHARE, PERCENT = "s", "GB/s", "×", "%", "percent"
-"""Units of values: seconds, 1e9 bytes per second, times as fast, and a part of a whole."""
+SECONDS, RATE, SPEED, SHARE = "s", "GB/s", "×", "%"
+"""Units of values: seconds, 1e9 bytes per second, times as fast, and a part of 1, shown as %."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +36,8 @@ COLOURS = re.findall(r"--slot-\d: (#[0-9a-f]{6})", read("report.css", __package_
 """Those of the page in light mode, which come first."""
 PARTS = (2, 1, 3, 4, 5, 6)
 """Colours of the parts of bars."""
+TITLE_LETTERS = 72
+"""Of a row of a title."""
 MOST_TEXTS = 400
 """Squares with a text in each."""
 
@@ -78,12 +81,15 @@ def _write_slide(
 ) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    layout = ConstrainedLayoutEngine(w_pad=0.25, h_pad=0.2)
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout=layout)
     FigureCanvasAgg(figure)
     axis = figure.subplots()
     # A dollar sign would begin a formula.
-    figure.suptitle(title.replace("$", r"\$"), fontsize=22, x=0.02, ha="left", weight="bold")
+    heading = textwrap.fill(title, TITLE_LETTERS).replace("$", r"\$")
+    figure.suptitle(heading, fontsize=22, x=0.02, ha="left", weight="bold")
     if isinstance(picture, Chart):
         _draw_chart(axis, picture, colours, shown)
     elif isinstance(picture, Grid):
@@ -113,11 +119,14 @@ def _draw_chart(axis: Axes, chart: Chart, colours: Mapping[str, int], shown: Seq
         ends.append((points[-1].median, places[-1], line.name.replace("$", r"\$"), colour))
     if chart.mark is not None:
         axis.axhline(chart.mark[0], color="#55606e", lw=1.5, ls=":")
-    if not chart.is_log:
-        axis.set_ylim(bottom=0)
-    places = chart.places[:: max(1, len(chart.places) // 7)]
-    axis.set_xticks(places, [describe_place(each, chart.along) for each in places])
-    axis.minorticks_off()
+    if chart.along == "bytes":
+        places = chart.places[:: max(1, len(chart.places) // 7)]
+        axis.set_xticks(places, [describe_place(each, chart.along) for each in places])
+        axis.minorticks_off()
+        if not chart.is_log:
+            axis.set_ylim(bottom=0)
+    else:
+        axis.set_xlabel(chart.along, fontsize=LETTERS)
     axis.yaxis.set_major_formatter(lambda value, _: describe_value(value, chart.unit))
     axis.tick_params(labelsize=LETTERS)
     axis.set_title(chart.text, loc="left", fontsize=SMALL, color="#55606e")

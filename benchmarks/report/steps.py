@@ -10,7 +10,7 @@ from benchmarks.common.options import describe_size
 from benchmarks.report.groups import describe_condition
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import (
-    PERCENT,
+    SHARE,
     Bar,
     Bars,
     Chart,
@@ -147,7 +147,7 @@ def _draw_training(cells: Sequence[Measured]) -> Iterator[Panel]:
         ]
         if lines:
             chart = Chart(
-                title="Accuracy against time", unit=PERCENT, is_log=False, lines=lines, along="s",
+                title="Accuracy against time", unit=SHARE, is_log=False, lines=lines, along="s",
                 text="Test accuracy by seconds of training: medians of the runs, and quartiles.",
             )  # fmt: skip
             yield Panel(name=place, charts=[chart], shown=[line.name for line in lines[:6]])
@@ -159,7 +159,7 @@ def _read_curves(curves: Any) -> dict[float, Spread]:
         stages = list(zip(*curves, strict=False))
         return {
             spread([float(seconds) for seconds, _ in stage]).median: spread(
-                [100 * float(accuracy) for _, accuracy in stage]
+                [float(accuracy) for _, accuracy in stage]
             )
             for stage in stages
         }
