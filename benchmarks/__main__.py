@@ -35,6 +35,7 @@ COMMANDS = {
     "stragglers": "training to an accuracy while a worker is slow: all-reduce, servers",
     "fit": "α, β and γ of this cluster, of messages and additions that were measured",
     "compare": "two records of a command: which cells became slower, with a stated error rate",
+    "report": "one page of what was measured: curves, maps of who is fastest, the machines",
     "checkpoint": "what checkpoints cost a training: synchronous, beside it, a raw write",
 }
 _MODELS = frozenset({"distance", "explain", "numerics", "prove", "simulate"})

@@ -39,10 +39,25 @@ def _check_writable(path: Path) -> None:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
 
 
+def check_folder(path: Path) -> None:
+    """Make a directory for pictures. Raises ConfigurationError if it cannot be written into, or
+    matplotlib is missing."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
+    _check_matplotlib()
+
+
 def check_drawable(path: Path) -> None:
     """Raise ConfigurationError if ``path`` is of no known form, or matplotlib is missing."""
     if path.suffix not in SUFFIXES:
         raise ConfigurationError(f"{path}: expected a name that ends in {', '.join(SUFFIXES)}")
+    _check_matplotlib()
+
+
+def _check_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigurationError(
             "drawing needs matplotlib, which is not installed: pip install 'mpiddp[plot]'"

@@ -371,32 +371,6 @@ def test_a_page_is_never_wider_than_the_screen(
         assert page.run("return document.documentElement.scrollWidth") <= width
 
 
-CONTRAST = """
-const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-const rgba = (colour) => {
-  canvas.clearRect(0, 0, 1, 1);
-  canvas.fillStyle = colour;
-  canvas.fillRect(0, 0, 1, 1);
-  return [...canvas.getImageData(0, 0, 1, 1).data];
-};
-const background = (node) => {
-  const colour = rgba(getComputedStyle(node).backgroundColor);
-  return colour[3] === 255 ? colour : background(node.parentElement);
-};
-const luminance = ([red, green, blue]) => [red, green, blue]
-  .map((value) => value / 255)
-  .map((value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
-  .reduce((total, value, index) => total + value * [0.2126, 0.7152, 0.0722][index], 0);
-const seen = (node) => node.checkVisibility({ visibilityProperty: true })
-  && [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
-return [...document.querySelectorAll("body *")].filter(seen).map((node) => {
-  const [one, other] = [rgba(getComputedStyle(node).color), background(node)].map(luminance);
-  const ratio = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
-  return [ratio, `${node.tagName}.${node.className} ${node.textContent.slice(0, 30)}`];
-});
-"""
-
-
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_text_can_be_read_in_light_and_dark(page: Page, scheme: str) -> None:
@@ -405,7 +379,7 @@ def test_all_text_can_be_read_in_light_and_dark(page: Page, scheme: str) -> None
     page.choose("latency", -1)
     for stop in (0, 4, 7, 14):
         page.run("goTo(arguments[0])", stop)
-        found = page.run(CONTRAST)
+        found = page.run(browser.CONTRAST)
         assert len(found) > 100
         assert [(ratio, what) for ratio, what in found if ratio < 4.5] == []
     kinds = {what.partition(" ")[0] for _, what in found}

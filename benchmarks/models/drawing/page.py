@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
@@ -83,23 +84,33 @@ def draw_page(
     words, before, after = WORDS[choice.collective]
     data = {**_collect(chosen, ranks, nodes), "fields": fields, "before": before, "after": after}
     texts = {
-        "script": "\n".join(map(_read, SCRIPTS)),
+        "script": "\n".join(map(read, SCRIPTS)),
         "heading": choice.collective.value.capitalize(),
         "words": words,
     }
     title = f"{' and '.join(map(str, chosen))} on {count_noun(ranks, 'rank')}"
-    return fill("page", title, texts, data)
+    return fill(read("page.html"), title, read("base.css") + read("page.css"), texts, data)
 
 
-def fill(name: str, title: str, texts: Mapping[str, str], data: Mapping[str, Any]) -> str:
-    """The document of a template: with its style, and texts and data in place of @their names@."""
+def fill(
+    template: str, title: str, style: str, texts: Mapping[str, str], data: Mapping[str, Any]
+) -> str:
+    """The document of a template: with texts and data in place of @their names@.
+
+    Titles are escaped, and so are data; texts are HTML.
+    """
     # "<" would let a name close the element that the data stand in.
     embedded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    page = _read("head.html") + _read(f"{name}.html")
-    head = {"title": html.escape(title), "style": _read(f"{name}.css")}
-    for key, text in {**head, **texts, "data": embedded}.items():
-        page = page.replace(f"@{key}@", text, 1)
-    return page
+    parts = {"title": html.escape(title), "style": style, **texts, "data": embedded}
+    # At once, or a text could bring a name that the next one is put in for.
+    return re.sub(
+        r"@([a-z]+)@", lambda found: parts.get(found[1], found[0]), read("head.html") + template
+    )
+
+
+def read(name: str, package: str = __package__) -> str:
+    """A file that lies beside the modules of a package."""
+    return resources.files(package).joinpath(name).read_text("utf-8")
 
 
 def _check_size(choice: Choice, schedule: Schedule) -> None:
@@ -145,10 +156,6 @@ def _make_field(
     # Sizes are whole bytes, and exact; of the others the last bits are the division's.
     exact = value if unit == "MiB" else float(f"{value:.12g}")
     return {"value": int(exact) if exact.is_integer() else exact, "min": least, "max": most}
-
-
-def _read(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text("utf-8")
 
 
 def _collect(

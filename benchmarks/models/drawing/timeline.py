@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element, SubElement
 
 from benchmarks.common.options import describe_seconds
 from benchmarks.models.drawing.diagram import NAMESPACE, STYLE, draw, write
-from benchmarks.models.drawing.page import fill
+from benchmarks.models.drawing.page import fill, read
 from benchmarks.models.drawing.workflow import COMPUTES, SENDS, Span, TrainingStep
 
 LEFT, TOP, ROW, BAR, GAP = 110, 68, 34, 26, 40
@@ -72,4 +72,5 @@ def draw_timeline_page(step: TrainingStep, title: str) -> str:
     """One HTML document that plays the picture, offline, in any browser."""
     plans = [step.plan(), step.plan(overlaps=False)]
     data = {"plans": [list(map(asdict, spans)) for spans in plans], "loop": LOOP_SECONDS}
-    return fill("timeline", title, {"picture": draw_timeline(step, title)}, data)
+    texts = {"picture": draw_timeline(step, title)}
+    return fill(read("timeline.html"), title, read("timeline.css"), texts, data)

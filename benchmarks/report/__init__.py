@@ -1,0 +1,1 @@
+"""``python -m benchmarks report``: one page of what was measured."""

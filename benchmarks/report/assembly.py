@@ -1,0 +1,133 @@
+"""Puts the sections of a report together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.common.options import describe_size
+from benchmarks.report.curves import draw_curves
+from benchmarks.report.findings import list_alerts, list_facts
+from benchmarks.report.groups import Group, find_algorithm, find_speed, make_groups, shorten
+from benchmarks.report.machine import PROBE, Model, find_fit, highlight_links, make_model
+from benchmarks.report.material import Material
+from benchmarks.report.page import Report
+from benchmarks.report.pairs import draw_pairs
+from benchmarks.report.pictures import SPEED, Highlight, Link, Section, describe_value
+from benchmarks.report.steps import draw_steps
+from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules.registry import Choice, find, names
+from mpiddp.schedules.schedule import Collective
+from mpiddp.wording import count_noun
+
+PAIRS = "all-pairs"
+COLLECTIVES = tuple(each.value for each in Collective)
+ORDER = (
+    *COLLECTIVES, "point-to-point", PAIRS, "reduction", "training step", "training speed",
+    "training loop", "start-up", "start-up phase", "time to accuracy", "training", "checkpoint",
+    PROBE,
+)  # fmt: skip
+"""Of the sections; other quantities follow."""
+EXPLAINED = 4
+"""Ranks on which an algorithm is explained; with more the picture is crowded."""
+
+
+def assemble(material: Material, fit_path: Path | None = None) -> Report:
+    """Raises ConfigurationError if the fit is none."""
+    by_quantity: dict[str, list[Group]] = {}
+    sized = [each for each in material.cells if each.cell.quantity not in (PAIRS, PROBE)]
+    groups = make_groups(sized)
+    for group in groups:
+        by_quantity.setdefault(group.place.quantity, []).append(group)
+    fit, source = find_fit(fit_path, material.records)
+    sizes = sorted({size for group in groups for size in group.sizes})
+    model = make_model(fit, source, [each.cell for each in material.cells], sizes)
+    sections = list(_list_sections(material, by_quantity, model))
+    benchmarks = ", ".join(dict.fromkeys(record.benchmark for record in material.records))
+    dates = [str(each.environment.get("date") or "")[:10] for each in material.records]
+    when = " to ".join(sorted({min(dates), max(dates)} - {""}))
+    return Report(
+        heading="What was measured",
+        words=f"{len(material.cells):,} cells of {count_noun(len(dates), 'record')}: "
+        f"{benchmarks}{f'; {when}' if when else ''}. Times are the slowest rank's; a band is the "
+        "quartiles of the rounds around their median.",
+        alerts=list_alerts(material),
+        highlights=[*_highlight_collectives(by_quantity), *highlight_links(fit)],
+        sections=sections,
+        machines=list_facts(material),
+        records=material.names,
+    )
+
+
+def _list_sections(
+    material: Material, groups: dict[str, list[Group]], model: Model
+) -> Iterator[Section]:
+    quantities = dict.fromkeys(each.cell.quantity for each in material.cells)
+    order = {quantity: number for number, quantity in enumerate(ORDER)}
+    for quantity in sorted(quantities, key=lambda each: (order.get(each, len(order)), each)):
+        if quantity == PAIRS:
+            section = draw_pairs(material.of(PAIRS))
+        elif quantity in groups:
+            section = _draw_curves(groups[quantity], model)
+        else:
+            section = draw_steps(material.of(quantity), quantity)
+        if section is not None:
+            yield section
+
+
+def _draw_curves(groups: Sequence[Group], model: Model) -> Section:
+    found = draw_curves(groups, model)
+    return Section(
+        name=found.quantity.replace(" ", "-"),
+        heading=found.quantity.capitalize(),
+        words=", ".join(found.common),
+        pictures=[found.winners] if found.winners is not None else [],
+        panels=found.panels,
+        start=len(groups) - 1,
+        roles=found.roles,
+        links=_list_links(groups),
+    )
+
+
+def _list_links(groups: Sequence[Group]) -> list[Link]:
+    """One for each algorithm that ran, if the collective can be explained."""
+    quantity = groups[0].place.quantity
+    if quantity not in COLLECTIVES:
+        return []
+    ran = dict.fromkeys(
+        find_algorithm(each.cell).partition(":")[0]
+        for group in groups
+        for row in group.rows.values()
+        for each in row.values()
+    )
+    known = [name for name in ran if name in names() and _can_be_explained(name, quantity)]
+    return [Link(quantity, name, EXPLAINED) for name in known]
+
+
+def _can_be_explained(name: str, quantity: str) -> bool:
+    """Whether the algorithm, or one of its halves, is that collective."""
+    try:
+        Choice(find(name), collective=Collective(quantity)).build(EXPLAINED)
+    except (ConfigurationError, ScheduleError):
+        return False
+    return True
+
+
+def _highlight_collectives(groups: dict[str, list[Group]]) -> Iterator[Highlight]:
+    """The quickest at the largest size beside the framework, on the most ranks."""
+    for quantity in COLLECTIVES:
+        for group in reversed(groups.get(quantity, [])):
+            size = group.sizes[-1]
+            order = group.rank_at(size)
+            base = group.find_framework(group.rows[order[0]][size]) if order else None
+            if base is None:
+                continue
+            speed = find_speed(base, group.rows[order[0]][size]).median
+            short = shorten(group.rows)
+            yield Highlight(
+                title=f"{quantity.capitalize()}, {group.place.parts[0]}",
+                value=describe_value(speed, SPEED),
+                text=f"as fast as {base.name} at {describe_size(size)}: {short[order[0]]}",
+                section=quantity,
+            )
+            break

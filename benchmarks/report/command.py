@@ -1,0 +1,60 @@
+"""``python -m benchmarks report RECORD… --html FILE``: one page of what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from benchmarks.common.checks import check_folder, check_outputs
+from benchmarks.common.options import File, make_reader
+from benchmarks.report.assembly import assemble
+from benchmarks.report.material import read_material
+from benchmarks.report.page import draw_report
+from benchmarks.report.slides import write_slides
+from mpiddp.errors import ConfigurationError
+from mpiddp.files import write_whole
+from mpiddp.options.fields import Argument, pick
+from mpiddp.wording import count_noun
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is read, and what is written."""
+
+    records: Annotated[tuple[Path, ...], Argument("RECORD", Path, is_positional=True)]
+    """Files that --json FILE wrote."""
+    html: File = None
+    """Write one page, which needs no network."""
+    png: Annotated[Path | None, Argument("DIR")] = None
+    """Write each picture into a directory, for slides."""
+    fit: File = None
+    """Model that fit wrote, for predictions and lower bounds (default: fitted to the records'
+    point-to-point, if they have it)."""
+
+    def __post_init__(self) -> None:
+        if self.html is None and self.png is None:
+            raise ConfigurationError("nothing to write: give --html FILE, --png DIR, or both")
+
+
+READER = make_reader(
+    command="report",
+    description="Draw what was measured: curves, maps of who is fastest, bars, what is wrong or "
+    "missing, and the machines.",
+    groups={"options": Options},
+)
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = pick(Options, READER.read(arguments))
+    check_outputs(options.html)
+    if options.png is not None:
+        check_folder(options.png)
+    report = assemble(read_material(options.records), options.fit)
+    if options.html is not None:
+        write_whole(options.html, draw_report(report))
+        print(f"wrote {options.html}")
+    if options.png is not None:
+        count = write_slides(options.png, report)
+        print(f"wrote {count_noun(count, 'picture')} into {options.png}")

@@ -1,0 +1,218 @@
+"""Charts of what is measured by size, and the map of who wins where."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.fit.check import KINDS
+from benchmarks.report.groups import (
+    Group,
+    find_algorithm,
+    find_factor,
+    find_speed,
+    is_told_apart,
+    name_places,
+    shorten,
+)
+from benchmarks.report.machine import Model
+from benchmarks.report.material import Measured
+from benchmarks.report.pictures import (
+    RATE,
+    SECONDS,
+    SHARE,
+    SPEED,
+    Chart,
+    Grid,
+    Line,
+    Panel,
+    Spread,
+    Square,
+)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """All that is drawn of one quantity."""
+
+    quantity: str
+    common: Sequence[str]
+    """What all places have in common, and is not in the panels' names."""
+    panels: Sequence[Panel]
+    winners: Grid | None
+    """None if there is one contender."""
+    roles: Mapping[str, int]
+    """Colours of the framework, of MPI and of mpiddp's own choice, which are the same in all
+    sections."""
+
+
+def draw_curves(groups: Sequence[Group], model: Model) -> Curves:
+    """``groups`` are of one quantity."""
+    names = shorten(dict.fromkeys(name for group in groups for name in group.rows))
+    labels, common = name_places(groups)
+    panels = [
+        _draw_panel(group, label, names, model) for group, label in zip(groups, labels, strict=True)
+    ]
+    several = any(len(group.rows) > 1 for group in groups)
+    winners = _draw_winners(groups, labels, names) if several else None
+    roles = {
+        names[name]: role
+        for group in groups
+        for role, found in enumerate((group.frameworks, group.mpi, group.autos))
+        for name in found[:1]
+    }
+    return Curves(groups[0].place.quantity, common, panels, winners, roles)
+
+
+def _draw_panel(group: Group, label: str, names: Mapping[str, str], model: Model) -> Panel:
+    place = group.place
+    factor = find_factor(place.quantity, place.ranks)
+
+    def draw(name: str, make: Callable[[int], Spread | None], *, noted: bool = False) -> Line:
+        known = {float(size): make(size) for size in group.rows[name]}
+        points = {size: found for size, found in known.items() if found is not None}
+        notes = _list_notes(group, name) if noted else {}
+        return Line(names[name], points, notes)
+
+    def make_time(name: str) -> Line:
+        return draw(name, lambda size: group.times[name][size], noted=True)
+
+    def make_rate(name: str) -> Line:
+        times = group.times[name]
+        return draw(name, lambda size: times[size].inverted(factor * size * 1e-9))
+
+    def make_share(name: str) -> Line:
+        def find(size: int) -> Spread | None:
+            least = model.bound(group.rows[name][size].cell)
+            return group.times[name][size].inverted(least) if least else None
+
+        return draw(name, find)
+
+    charts = [
+        Chart(
+            title="Time", unit=SECONDS, is_log=True, lines=[make_time(name) for name in group.rows],
+            text="Time of the slowest rank by size: medians of the rounds, and quartiles.",
+        ),
+        Chart(
+            title="Bus bandwidth" if place.quantity in KINDS else "Bandwidth",
+            unit=RATE, is_log=False,
+            lines=[make_rate(name) for name in group.rows],
+            text="What a rank sends or receives at least, by the time; higher is better.",
+        ),
+    ]  # fmt: skip
+    charts += filter(None, [_draw_speed(group, names)])
+    shares = [make_share(name) for name in group.rows]
+    if any(line.points for line in shares):
+        charts.append(
+            Chart(
+                title="Share of the bound", unit=SHARE, is_log=False, lines=shares,
+                mark=(1.0, "lower bound"),
+                text=f"The least time that any algorithm needs, by the time; {model.source}.",
+            )
+        )  # fmt: skip
+    charts += filter(None, [_draw_predicted(group, names, model)])
+    return Panel(name=label, charts=charts, shown=[names[name] for name in group.choose()])
+
+
+def _list_notes(group: Group, name: str) -> dict[float, str]:
+    """Which algorithm ran, where the contender's name does not say it; and what is wrong."""
+    notes: dict[float, str] = {}
+    for size, each in group.rows[name].items():
+        ran = each.cell.details.get("ran")
+        parts = [f"ran {ran}"] if ran and name in group.autos else []
+        parts += [f"{each.wrong} wrong elements"] if each.wrong else []
+        if each.cell.details.get("stopped") == "budget":
+            parts.append("the budget was spent before the interval was narrow")
+        if parts:
+            notes[size] = "; ".join(parts)
+    return notes
+
+
+def _draw_speed(group: Group, names: Mapping[str, str]) -> Chart | None:
+    lines, bases = [], Counter[str]()
+    for name, row in group.rows.items():
+        points: dict[float, Spread] = {}
+        for size, each in row.items():
+            base = group.find_framework(each)
+            if base is not None and base is not each:
+                bases[names[base.name]] += 1
+                points[size] = find_speed(base, each)
+        if points:
+            lines.append(Line(names[name], points))
+    if not bases:
+        return None
+    framework = bases.most_common(1)[0][0]
+    return Chart(
+        title=f"Speed, relative to {framework}", unit=SPEED, is_log=True, lines=lines,
+        mark=(1.0, f"as fast as {framework}"),
+        text=f"How many times faster than {framework}, round by round; higher is better.",
+    )  # fmt: skip
+
+
+def _draw_predicted(group: Group, names: Mapping[str, str], model: Model) -> Chart | None:
+    """Measured by predicted times, for each algorithm that has a price."""
+    lines = []
+    for name, row in group.rows.items():
+        points: dict[float, Spread] = {}
+        for size, each in row.items():
+            predicted = model.predict(each.cell)
+            if predicted:
+                points[size] = group.times[name][size].scaled(1 / predicted)
+        if points:
+            lines.append(Line(names[name], points))
+    if not lines:
+        return None
+    return Chart(
+        title="Measured by predicted", unit=SPEED, is_log=True, lines=lines,
+        mark=(1.0, "as predicted"),
+        text="The measured time by the predicted one, where that is known: above 1 it took longer; "
+        f"{model.source}.",
+    )  # fmt: skip
+
+
+def _draw_winners(groups: Sequence[Group], labels: Sequence[str], names: Mapping[str, str]) -> Grid:
+    sizes = sorted(set().union(*(group.sizes for group in groups)))
+    return Grid(
+        title="Who is fastest",
+        text="The fastest contender by place and size, and how many times as fast as the "
+        "framework it is. Pale, with ≈: the next one is not told apart with 95 % confidence.",
+        corner="",
+        rows=labels,
+        columns=[describe_size(size) for size in sizes],
+        squares=[[_draw_winner(group, size, names) for size in sizes] for group in groups],
+    )
+
+
+def _draw_winner(group: Group, size: int, names: Mapping[str, str]) -> Square | None:
+    order = group.rank_at(size)
+    if not order:
+        return None
+    best = group.rows[order[0]][size]
+    kind = _name_kind(best, names)
+    words = [f"{names[order[0]]}: {describe_seconds(group.times[order[0]][size].median)}"]
+    # What mpiddp has chosen is no second contender beside what was chosen.
+    others = (name for name in order if _name_kind(group.rows[name][size], names) != kind)
+    second = next(others, None)
+    is_clear = second is None or is_told_apart(best, group.rows[second][size])
+    if second is not None:
+        time = describe_seconds(group.times[second][size].median)
+        words.append(f"second {names[second]}: {time}" + ("" if is_clear else ", not told apart"))
+    base = group.find_framework(best)
+    speed = ""
+    if base is not None:
+        speed = _describe_speed(find_speed(base, best).median)
+        words.append(f"{speed} as fast as {names[base.name]}")
+    text = speed if is_clear else f"≈{speed}"
+    return Square(text, "; ".join(words), kind=kind, is_marked=not is_clear)
+
+
+def _name_kind(measured: Measured, names: Mapping[str, str]) -> str:
+    """The contender, with the algorithm that ran in place of ``auto``."""
+    name, ran = names[measured.name], find_algorithm(measured.cell)
+    return name.replace("mpiddp auto", f"mpiddp {ran}", 1) if ran else name
+
+
+def _describe_speed(speed: float) -> str:
+    return f"{speed:,.0f}×" if speed >= 10 else f"{speed:.2g}×"

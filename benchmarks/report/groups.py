@@ -1,0 +1,202 @@
+"""Cells that are measured by the size of a buffer, put together where they are comparable."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from benchmarks.common.records import Cell
+from benchmarks.common.statistics import summarize
+from benchmarks.report.material import Measured
+from benchmarks.report.pictures import MOST_SHOWN, Spread, is_usable, spread
+from mpiddp.wording import count_noun
+
+FRAMEWORKS = ("nccl", "gloo")
+"""Makers, the one that counts first."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where contenders were measured beside each other, but for the size."""
+
+    quantity: str
+    ranks: int
+    nodes: int
+    conditions: tuple[str, ...]
+    """The type, the operator, whether caches were cold, and the like."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        where = f"{count_noun(self.ranks, 'rank')} on {count_noun(self.nodes, 'node')}"
+        return (where, *self.conditions)
+
+
+def describe_condition(name: str, value: object) -> str:
+    """A coordinate of a cell, as short as it can be said."""
+    known = {
+        ("link", "node"): "inside a node",
+        ("link", "network"): "between nodes",
+        ("direction", "both"): "both ways",
+    }
+    words = {
+        "operator": str(value),
+        "cold": "cold caches",
+        "busy": f"beside {value} busy processes",
+        "overlap": "while computing",
+    }
+    return known.get((name, str(value)), words.get(name, f"{name} {value}"))
+
+
+def find_algorithm(cell: Cell) -> str:
+    """The algorithm that ran, without the transport; empty if that is unknown."""
+    return str(cell.details.get("ran") or "").partition(" over ")[0]
+
+
+def find_place(measured: Measured) -> Place:
+    cell = measured.cell
+    kind = cell.at.get("type")
+    others = sorted(each for each in cell.at.items() if each[0] not in ("bytes", "type"))
+    words = [describe_condition(name, value) for name, value in others]
+    on_gpu = ["GPU"] if cell.details.get("buffer") == "gpu" else []
+    first = [str(kind)] if kind is not None else []
+    return Place(cell.quantity, cell.ranks, cell.nodes, (*first, *words, *on_gpu))
+
+
+@dataclass(frozen=True)
+class Group:
+    """The contenders of one place."""
+
+    place: Place
+    rows: Mapping[str, Mapping[int, Measured]]
+    """By contender and bytes."""
+
+    @cached_property
+    def times(self) -> Mapping[str, Mapping[int, Spread]]:
+        return {
+            name: {size: spread(each.cell.samples) for size, each in row.items()}
+            for name, row in self.rows.items()
+        }
+
+    @property
+    def sizes(self) -> list[int]:
+        return sorted(set().union(*self.rows.values()))
+
+    def find_makers(self, *makers: str) -> list[str]:
+        """The contenders by one of the makers; those of the first maker first."""
+        found = {
+            name: makers.index(maker)
+            for name, row in self.rows.items()
+            if (maker := next(iter(row.values())).cell.details.get("maker")) in makers
+        }
+        return sorted(found, key=lambda name: found[name])
+
+    @property
+    def frameworks(self) -> list[str]:
+        return self.find_makers(*FRAMEWORKS)
+
+    @property
+    def mpi(self) -> list[str]:
+        return self.find_makers("mpi")
+
+    @property
+    def autos(self) -> list[str]:
+        """mpiddp's own choice."""
+        return [
+            name
+            for name in self.find_makers("mpiddp", "mpiddp prepared")
+            if next(iter(self.rows[name].values())).cell.details.get("algorithm") == "auto"
+        ]
+
+    def find_framework(self, measured: Measured) -> Measured | None:
+        """The framework's cell of the same size and record; None if there is none."""
+        size = measured.cell.at["bytes"]
+        for name in self.frameworks:
+            base = self.rows[name].get(int(size))
+            if base is not None and base.record == measured.record:
+                return base
+        return None
+
+    def rank_at(self, size: int) -> list[str]:
+        """Contenders with right results, the quickest first."""
+        known = [name for name, row in self.rows.items() if size in row and not row[size].wrong]
+        return sorted(known, key=lambda name: self.times[name][size].median)
+
+    def choose(self) -> list[str]:
+        """The lines to begin with: framework, MPI, mpiddp's choice, and what is quickest."""
+        usual = [*self.frameworks[:1], *self.mpi[:1], *self.autos[:1]]
+        scores: dict[str, float] = defaultdict(float)
+        for size in self.sizes:
+            order = self.rank_at(size)
+            for name in order:
+                best = self.times[order[0]][size].median
+                # 1 for the quickest, half of it at twice the time.
+                scores[name] += best / self.times[name][size].median
+        others = sorted(scores, key=lambda name: -scores[name])
+        return list(dict.fromkeys([*usual, *others]))[:MOST_SHOWN]
+
+
+def make_groups(cells: Iterable[Measured]) -> list[Group]:
+    """The groups of cells with a size and times; small ones first."""
+    found: dict[Place, dict[str, dict[int, Measured]]] = defaultdict(lambda: defaultdict(dict))
+    for each in cells:
+        size = each.cell.at.get("bytes")
+        is_sized = each.cell.unit == "s" and isinstance(size, int) and size > 0
+        if is_sized and all(map(is_usable, each.cell.samples)):
+            found[find_place(each)][each.name][int(size or 0)] = each
+    places = sorted(found, key=lambda one: (one.quantity, one.ranks, one.nodes, one.conditions))
+    return [Group(place, found[place]) for place in places]
+
+
+def name_places(groups: Sequence[Group]) -> tuple[list[str], list[str]]:
+    """What tells each group from the others; and what they have in common."""
+    parts = [group.place.parts for group in groups]
+    if len(groups) == 1:
+        return [", ".join(parts[0])], []
+    common = [part for part in parts[0] if all(part in other for other in parts)]
+    if any(set(each) <= set(common) for each in parts):
+        # Where one has nothing of its own, where it was measured stays its name.
+        common = [part for part in common if part != parts[0][0]]
+    return [", ".join(part for part in each if part not in common) for each in parts], common
+
+
+def shorten(names: Iterable[str]) -> dict[str, str]:
+    """Names without what those with the same first word have in common behind their commas."""
+    families: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        families[name.partition(" ")[0]].append(name)
+    short = {}
+    for family in families.values():
+        tails = [set(name.split(", ")[1:]) for name in family]
+        common = set.intersection(*tails) if len(family) > 1 else set()
+        for name in family:
+            head, *rest = name.split(", ")
+            short[name] = ", ".join([head, *(part for part in rest if part not in common)])
+    return short if len(set(short.values())) == len(short) else {name: name for name in short}
+
+
+def find_speed(base: Measured, other: Measured) -> Spread:
+    """How many times faster the other is, round by round; by medians if rounds differ."""
+    mine, theirs = other.cell.samples, base.cell.samples
+    if len(mine) == len(theirs):
+        return spread([there / here for here, there in zip(mine, theirs, strict=True)])
+    ratio = spread(theirs).median / spread(mine).median
+    return Spread(ratio, ratio, ratio)
+
+
+def is_told_apart(winner: Measured, second: Measured) -> bool:
+    """Whether the winner's lead is more than its rounds differ, with 95 % confidence."""
+    mine, theirs = winner.cell.samples, second.cell.samples
+    if winner.record == second.record and len(mine) == len(theirs):
+        between = summarize([there / here for here, there in zip(mine, theirs, strict=True)])
+        if between.interval is not None:
+            return between.interval.low > 1
+    return spread(mine).high < spread(theirs).low
+
+
+def find_factor(quantity: str, ranks: int) -> float:
+    """Bus bandwidth by algorithm bandwidth, as in nccl-tests."""
+    share = (ranks - 1) / ranks
+    factors = {"all-reduce": 2 * share, "reduce-scatter": share, "all-gather": share}
+    return factors.get(quantity, 1.0)

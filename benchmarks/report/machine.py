@@ -1,0 +1,155 @@
+"""What a fitted model says of cells: lower bounds and predictions."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.common.records import Cell, Record
+from benchmarks.fit.check import KINDS, can_flow, find_choice, predict_flow
+from benchmarks.fit.fitted import PLACES, Fit, fit_records, read_fit
+from benchmarks.report.groups import find_algorithm, find_factor
+from benchmarks.report.pictures import RATE, SECONDS, Highlight, describe_value
+from mpiddp.errors import ConfigurationError
+from mpiddp.schedules.cost import bound, split
+from mpiddp.schedules.machine import Machine
+from mpiddp.schedules.registry import Choice
+
+TYPE = "float32"
+"""Of the additions that are fitted."""
+MOST_PARTS = 200_000
+"""Messages that are simulated in all, some seconds; what would need more is not predicted."""
+PART_BYTES = 60 << 10
+"""About what mpiddp sends in one message between nodes."""
+PROBE = "probe"
+"""What the machine itself can do, timed beside the contenders."""
+COPIES = ("copy by NumPy", "copy by torch", "copy by memmove")
+LINK = "link"
+"""The probes' contenders: copies on all ranks at once, and messages to another node."""
+PROBED = "copies within the node, or messages between nodes, timed beside it, are the bound"
+
+
+@dataclass(frozen=True)
+class Model:
+    """What it says in seconds; None for what it knows nothing of."""
+
+    bound: Callable[[Cell], float | None]
+    """What no algorithm can beat."""
+    predict: Callable[[Cell], float | None]
+    source: str
+    """Where the model is from, in words."""
+
+
+def find_fit(path: Path | None, records: Sequence[Record]) -> tuple[Fit | None, str]:
+    """The given fit, or one of the records' messages and additions, and where it is from.
+
+    Raises ConfigurationError if the file is no fit.
+    """
+    if path is not None:
+        return read_fit(path), f"the model is {path.name}"
+    try:
+        return fit_records(records, None, TYPE), "the model is fitted to point-to-point"
+    except ConfigurationError:
+        return None, ""
+
+
+def make_model(fit: Fit | None, source: str, cells: Sequence[Cell], sizes: Sequence[int]) -> Model:
+    """``cells`` have the probes that count without a fit; ``sizes``: of all that are predicted."""
+    if fit is None:
+        probes = [cell for cell in cells if cell.quantity == PROBE]
+        return Model(functools.partial(find_probed, probes), lambda cell: None, PROBED)
+    choices: dict[Hashable, Choice | None] = {}
+
+    @functools.cache
+    def find_machine(ranks: int, nodes: int) -> Machine | None:
+        try:
+            return fit.make_machine(split(ranks, nodes))
+        except ConfigurationError:
+            return None
+
+    @functools.cache
+    def list_prices(choice: Choice, ranks: int, nodes: int) -> Mapping[int, float]:
+        machine = find_machine(ranks, nodes)
+        if machine is None:
+            return {}
+        try:
+            prices = choice.prices(sizes, machine, split(ranks, nodes))
+        except ConfigurationError:
+            return {}
+        return {size: price.seconds for size, price in zip(sizes, prices, strict=True)}
+
+    flows: dict[Hashable, float | None] = {}
+    spent = 0
+
+    def find_flow(choice: Choice, cell: Cell) -> float | None:
+        nonlocal spent
+        key = (choice, cell.ranks, cell.nodes, cell.at["bytes"])
+        machine = find_machine(cell.ranks, cell.nodes)
+        if key not in flows and machine is not None:
+            parts = count_parts(choice, cell)
+            is_affordable = spent + parts <= MOST_PARTS
+            flows[key] = predict_flow(choice, cell, machine) if is_affordable else None
+            spent += parts if is_affordable else 0
+        return flows.get(key)
+
+    def find_bound(cell: Cell) -> float | None:
+        kind = KINDS.get(cell.quantity)
+        machine = find_machine(cell.ranks, cell.nodes)
+        if kind is None or machine is None or cell.ranks < 2:
+            return None
+        hosts = split(cell.ranks, cell.nodes)
+        return bound(int(cell.at["bytes"]), machine, hosts, collective=kind).seconds
+
+    def predict(cell: Cell) -> float | None:
+        if cell.ranks < 2:
+            return None
+        others = (each for each in cell.at.items() if each[0] != "bytes")
+        ran = find_algorithm(cell)
+        key = (cell.quantity, ran, cell.ranks, cell.nodes, *others)
+        if key not in choices:
+            choices[key] = find_choice(replace(cell, details={**cell.details, "ran": ran}))
+        choice = choices[key]
+        if choice is None:
+            return None
+        if can_flow(cell):
+            return find_flow(choice, cell)
+        return list_prices(choice, cell.ranks, cell.nodes).get(int(cell.at["bytes"]))
+
+    return Model(find_bound, predict, source)
+
+
+def count_parts(choice: Choice, cell: Cell) -> int:
+    """How many messages are simulated for the prediction of chunks that flow, about."""
+    schedule = choice.build(cell.ranks, split(cell.ranks, cell.nodes))
+    each = math.ceil(int(cell.at["bytes"]) / schedule.chunks / PART_BYTES)
+    return max(1, each) * sum(map(len, schedule.steps))
+
+
+def find_probed(probes: Sequence[Cell], cell: Cell) -> float | None:
+    """What the network alone takes, or, within a node, writing the result into each memory."""
+    if cell.quantity not in KINDS or cell.ranks < 2:
+        return None
+    rates = [
+        int(probe.at["bytes"]) / probe.summary.median
+        for probe in probes
+        if (probe.ranks, probe.nodes) == (cell.ranks, cell.nodes)
+        and (probe.contender == LINK if cell.nodes > 1 else probe.contender in COPIES)
+    ]
+    share = find_factor(cell.quantity, cell.nodes) if cell.nodes > 1 else 1.0
+    return share * int(cell.at["bytes"]) / max(rates) if rates else None
+
+
+def highlight_links(fit: Fit | None) -> Iterator[Highlight]:
+    """Latency and bandwidth of each kind of link."""
+    for link, curve in fit.links.items() if fit is not None else ():
+        smallest, largest = curve.segments[0].latency, curve.segments[-1].seconds_per_byte
+        if largest:
+            yield Highlight(
+                title=f"Messages {PLACES[link]}",
+                value=describe_value(1e-9 / largest, RATE),
+                text=f"and {describe_value(smallest, SECONDS)} for the smallest",
+                section="point-to-point",
+            )

@@ -1,0 +1,373 @@
+"""The report of records: what is put together, who wins, what is said first, what is refused."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.common.records import Cell, open_record
+from benchmarks.report import assembly, command, groups, machine, slides
+from benchmarks.report.material import read_material
+from benchmarks.report.page import Report, draw_report
+from benchmarks.report.pictures import Bars, Chart, Grid, Section, spread
+from mpiddp.errors import ConfigurationError
+from planted_records import (
+    ENVIRONMENT,
+    MACHINE,
+    Planted,
+    make_cell,
+    make_cells,
+    make_messages,
+    make_pairs,
+    write_record,
+)
+
+K, M = 1 << 10, 1 << 20
+FEW = Planted(places=((2, 1), (8, 2)), sizes=(K, 64 * K, 16 * M))
+
+
+def report(*paths: Path) -> Report:
+    return assembly.assemble(read_material(paths))
+
+
+def find(drawn: Report, name: str) -> Section:
+    return next(section for section in drawn.sections if section.name == name)
+
+
+def find_chart(section: Section, title: str) -> Chart:
+    return next(chart for chart in section.panels[-1].charts if chart.title == title)
+
+
+def texts(drawn: Report) -> list[str]:
+    return [alert.text for alert in drawn.alerts]
+
+
+def cell(contender: str, samples: list[float], size: int = K, **details: Any) -> Cell:
+    return make_cell(
+        samples, quantity="all-reduce", contender=contender, ranks=4,
+        at={"bytes": size, "type": "float32"}, details=details,
+    )  # fmt: skip
+
+
+def test_lines_are_medians_with_quartiles_of_the_rounds(tmp_path):
+    cells = [cell("Gloo", [4.0, 1.0, 2.0, 3.0, 5.0], maker="gloo")]
+    cells += [cell("ours", [2.0, 1.0, 1.0, 1.0, 5.0], maker="mpiddp")]
+    section = find(report(write_record(tmp_path / "a.jsonl", cells)), "all-reduce")
+    gloo = find_chart(section, "Time").lines[0]
+    assert gloo.points[K] == spread([1, 2, 3, 4, 5]) and gloo.points[K].low == 2
+    # Speeds are ratios of rounds, not of medians: 2, 1, 2, 3, 1.
+    (line,) = find_chart(section, "Speed, relative to Gloo").lines
+    assert (line.name, line.points[K].median) == ("ours", 2)
+    # 2 (n - 1)/n · S/t
+    assert find_chart(section, "Bus bandwidth").lines[0].points[K].median == pytest.approx(
+        1.5 * K / 3 * 1e-9
+    )
+
+
+def test_at_most_six_lines_are_shown_framework_mpi_and_auto_first(tmp_path):
+    section = find(report(write_record(tmp_path / "a.jsonl", make_cells(FEW))), "all-reduce")
+    for panel in section.panels:
+        assert panel.shown[:3] == ["Gloo", "MPI_Allreduce", "mpiddp auto"]
+        assert len(panel.shown) == 6 < len(panel.charts[0].lines)
+    # What wins is shown: doubling is the best of small buffers, and the ring of large ones.
+    assert {"mpiddp ring", "mpiddp recursive-doubling"} & set(section.panels[-1].shown)
+
+
+def test_the_planted_winner_is_on_the_map_and_a_wrong_one_is_not(tmp_path):
+    fast = replace(FEW, factors={"mpiddp direct, mpi, private": 0.1}, rounds=12)
+    cells = list(make_cells(fast))
+    section = find(report(write_record(tmp_path / "a.jsonl", cells)), "all-reduce")
+    (winners,) = section.pictures
+    assert isinstance(winners, Grid)
+    assert winners.rows == ["2 ranks on 1 node", "8 ranks on 2 nodes"]
+    assert {square.kind for row in winners.squares for square in row} == {"mpiddp direct"}
+    assert not any(square.is_marked for row in winners.squares for square in row)
+    wrong = [
+        replace(each, details={**each.details, "wrong": 3})
+        if each.contender.startswith("mpiddp direct")
+        else each
+        for each in cells
+    ]
+    drawn = report(write_record(tmp_path / "b.jsonl", wrong))
+    (winners,) = find(drawn, "all-reduce").pictures
+    assert isinstance(winners, Grid)
+    assert "mpiddp direct" not in {each.kind for row in winners.squares for each in row}
+    assert drawn.alerts[0].is_bad and drawn.alerts[0].text == "Wrong results in 6 cells"
+
+
+def test_a_win_by_chance_is_not_called_one(tmp_path):
+    times = [1.0, 1.1, 0.9, 1.05, 1.0, 0.95, 1.02, 0.99]
+    cells = [cell("one", times), cell("other", [*times[1:], times[0]])]
+    (winners,) = find(report(write_record(tmp_path / "a.jsonl", cells)), "all-reduce").pictures
+    assert isinstance(winners, Grid) and winners.squares[0][0].is_marked
+
+
+def test_slow_links_and_slow_ranks_are_named(tmp_path):
+    cells = chain(
+        make_cells(replace(FEW, slow_rank=5, places=((8, 2),))),
+        make_pairs(6, {(1, 2): 1.9, (4, 0): 3.0}),
+    )
+    drawn = report(write_record(tmp_path / "a.jsonl", cells))
+    said = " ".join(texts(drawn))
+    assert "Rank 5 of 8 on 2 nodes is slow" in said and "comes late" in said
+    assert "slow links at 4 MiB: node 4 → 0 (3 ×), node 1 → 2 (1.9 ×)" in said
+    assert "at 8 B" not in said
+    _, matrix, bars = find(drawn, "pairs").pictures
+    assert isinstance(matrix, Grid) and isinstance(bars, Bars)
+    marked = {
+        (row, column)
+        for row, squares in enumerate(matrix.squares)
+        for column, square in enumerate(squares)
+        if square is not None and square.is_marked
+    }
+    assert marked == {(1, 2), (4, 0)}
+
+
+def test_a_matrix_of_many_nodes_is_folded_and_keeps_its_slow_link(tmp_path):
+    drawn = report(write_record(tmp_path / "a.jsonl", make_pairs(50, {(48, 7): 4.0}, [M])))
+    matrix = find(drawn, "pairs").pictures[0]
+    assert isinstance(matrix, Grid) and len(matrix.rows) == 25
+    square = matrix.squares[24][3]
+    assert square is not None and square.is_marked and matrix.rows[24] == "48–49"
+
+
+def test_predictions_and_bounds_come_from_the_records_messages(tmp_path):
+    planted = replace(FEW, places=((4, 4),), sizes=(64 * K, M, 16 * M))
+    path = write_record(tmp_path / "a.jsonl", chain(make_cells(planted), make_messages()))
+    section = find(report(path), "all-reduce")
+    lines = find_chart(section, "Measured by predicted").lines
+    ring = next(line for line in lines if line.name == "mpiddp ring")
+    for size, each in ring.points.items():
+        assert each.median == pytest.approx(1, rel=0.1), size
+    bound = 2 * 3 / 4 * 16 * M * MACHINE.between.seconds_per_byte
+    share = next(
+        line for line in find_chart(section, "Share of the bound").lines if line.name == ring.name
+    )
+    time_ = find_chart(section, "Time").lines
+    median = next(line for line in time_ if line.name == ring.name).points[16 * M].median
+    assert share.points[16 * M].median == pytest.approx(bound / median, rel=0.05)
+
+
+def test_predictions_that_would_take_long_are_left_out(tmp_path, monkeypatch):
+    planted = replace(FEW, places=((4, 4),), sizes=(K,), algorithms=("ring",))
+    cells = [
+        replace(each, details={**each.details, "ran": "ring over mpi"})
+        for each in make_cells(planted)
+        if each.details["maker"] == "mpiddp"
+    ]
+    path = write_record(tmp_path / "a.jsonl", chain(cells, make_messages()))
+    monkeypatch.setattr(machine, "MOST_PARTS", 23)
+    titles = [chart.title for chart in find(report(path), "all-reduce").panels[0].charts]
+    assert titles == ["Time", "Bus bandwidth", "Share of the bound"]
+    # Four ranks send a message each in six steps.
+    monkeypatch.setattr(machine, "MOST_PARTS", 24)
+    titles = [chart.title for chart in find(report(path), "all-reduce").panels[0].charts]
+    assert titles[-1] == "Measured by predicted"
+
+
+def test_probes_give_a_bound_where_no_messages_were_measured(tmp_path):
+    copy = make_cell(
+        [2.0], quantity="probe", contender="copy by torch", ranks=4,
+        at={"bytes": 2 * K, "type": "uint8"},
+    )  # fmt: skip
+    drawn = report(write_record(tmp_path / "a.jsonl", [cell("ours", [4.0]), copy]))
+    (line,) = find_chart(find(drawn, "all-reduce"), "Share of the bound").lines
+    assert line.points[K].median == 0.25
+    assert find(drawn, "probe").heading == "What the machine can do"
+
+
+def test_two_records_of_one_thing_are_two_lines_and_other_machines_a_warning(tmp_path):
+    first = write_record(tmp_path / "old.jsonl", [cell("ours", [1.0])])
+    second = write_record(tmp_path / "new.jsonl", [cell("ours", [2.0])], processor="other")
+    drawn = report(first, second)
+    assert [line.name for line in find(drawn, "all-reduce").panels[0].charts[0].lines] == [
+        "ours (old)", "ours (new)",
+    ]  # fmt: skip
+    assert any("different machines" in text and "Processor" in text for text in texts(drawn))
+    (fact,) = (fact for fact in drawn.machines if fact.name == "Processor")
+    assert fact.must_agree and list(fact.texts) == ["EPYC 9654", "other"]
+
+
+def test_what_was_refused_failed_or_cut_off_is_said_first(tmp_path):
+    path = tmp_path / "a.jsonl"
+    with open_record(path, "allreduce", ENVIRONMENT, {}) as record:
+        record.add(cell("ours", [1.0], guidelines=["loses to reduce + broadcast"]))
+        for size in (K, M):
+            record.refuse("all-reduce", "mpiddp double-tree", "needs a power of two", bytes=size)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:-1]) + "\n")
+    drawn = report(path)
+    assert texts(drawn) == [
+        "a is incomplete: the command did not come to its end",
+        "Refused, and so not measured: 1 contender",
+        "Slower than what it could be made of",
+    ]
+    assert drawn.alerts[1].lines == [
+        "mpiddp double-tree: all-reduce: needs a power of two (2 times)"
+    ]
+
+
+def test_parts_of_steps_and_phases_of_start_up_are_bars(tmp_path):
+    def make(quantity: str, seconds: float, contender: str = "ring", **at: Any) -> Cell:
+        return make_cell(
+            [seconds] * 3, quantity=quantity, contender=contender, ranks=2,
+            at={**at}, details={"efficiency": 0.5} if not at.get("part") else {},
+        )  # fmt: skip
+
+    cells = [make("training step", 0.3, model="mlp")]
+    parts = {"compute": 0.2, "exposed": 0.06, "update": 0.04}
+    cells += [make("training step", time, model="mlp", part=part) for part, time in parts.items()]
+    phases = {"MPI": 0.2, "address": 0.01}
+    cells += [make("start-up phase", time, "init", phase=name) for name, time in phases.items()]
+    drawn = report(write_record(tmp_path / "a.jsonl", cells))
+    (step,) = find(drawn, "training-step").pictures
+    assert isinstance(step, Bars) and step.title == "2 ranks, model mlp"
+    (bar,) = step.bars
+    assert list(bar.parts) == ["compute", "exposed communication", "update"]
+    assert bar.spread == spread([0.3]) and bar.note == "efficiency 50%"
+    (start,) = find(drawn, "start-up-phase").pictures
+    assert isinstance(start, Bars) and start.bars[0].parts == phases
+
+
+def test_stragglers_are_curves_of_accuracy_over_time(tmp_path):
+    curves = [[(1.0, 0.5), (2.0, 0.9)], [(3.0, 0.7), (4.0, 0.95)]]
+    run = make_cell(
+        [2.0, 4.0], quantity="training", contender="servers", ranks=2, at={"straggler": "0=4"},
+        details={"curves": curves},
+    )  # fmt: skip
+    (panel,) = find(report(write_record(tmp_path / "a.jsonl", [run])), "training").panels
+    ((chart,), (line,)) = panel.charts, panel.charts[0].lines
+    assert chart.along == "s"
+    assert {at: each.median for at, each in line.points.items()} == {
+        2: 0.6,
+        3: pytest.approx(0.925),
+    }
+
+
+words = st.text("ab,: ", min_size=1, max_size=8)
+
+
+@given(st.lists(words, min_size=1, max_size=6, unique=True))
+def test_shortened_names_still_tell_all_apart(names):
+    short = groups.shorten(names)
+    assert set(short) == set(names) and len(set(short.values())) == len(names)
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</script><img src=x onerror=alert(1)>",
+    "@data@",
+    "a$b&\"'",
+]
+
+
+def test_texts_of_records_are_harmless(tmp_path):
+    cells = [
+        cell(name, [1.0 + at], maker="gloo" if at == 0 else "") for at, name in enumerate(HOSTILE)
+    ]
+    path = tmp_path / "a.jsonl"
+    environment = {**ENVIRONMENT, "<b>": "<i>", "processor": "@script@<u>"}
+    with open_record(path, "</title><x>", environment, {}) as record:
+        for each in cells:
+            record.add(each)
+        record.refuse("<q>", "<c>", "<r>")
+    drawn = draw_report(report(path))
+    for tag in ("<script>alert", "<img", "<i>x", "<u>", "<x>", "<q>", "<c>", "<r>", "<b>:"):
+        assert tag not in drawn
+    head, _, rest = drawn.partition('<script type="application/json" id="data">')
+    data = json.loads(rest.partition("</script>")[0])
+    assert data["sections"]["all-reduce"]["panels"][0]["lines"] == HOSTILE
+    assert "default-src 'none'" in head and "http://" not in head.replace("http://www.w3.org", "")
+
+
+@pytest.mark.long
+def test_ten_thousand_cells_take_less_than_ten_seconds(tmp_path):
+    planted = Planted(
+        quantities=("all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce"),
+        places=((2, 1), (4, 2), (8, 2), (16, 4)), types=("float32", "bfloat16", "float64"),
+        rounds=3,
+    )  # fmt: skip
+    cells = list(chain(make_cells(planted), make_messages()))
+    assert len(cells) >= 10_000
+    path = write_record(tmp_path / "a.jsonl", cells)
+    begin = time.process_time()
+    command.main([str(path), "--html", str(tmp_path / "a.html")])
+    assert time.process_time() - begin < 10
+    assert (tmp_path / "a.html").stat().st_size < 4 << 20
+
+
+def test_each_picture_is_a_slide(tmp_path):
+    cells = [cell("a$b", [1, 2]), *make_pairs(3, {(0, 1): 2.0}, [4 * M])]
+    path = write_record(tmp_path / "a.jsonl", cells)
+    command.main([str(path), "--png", str(tmp_path / "slides")])
+    names = sorted(each.name for each in (tmp_path / "slides").iterdir())
+    assert [name[4:] for name in names] == [
+        "all-reduce-time-4-ranks-on-1-node-float32.png",
+        "all-reduce-bus-bandwidth-4-ranks-on-1-node-float32.png",
+        "pairs-mpi-4-mib-bandwidth-in-gb-s.png",
+        "pairs-slow-links-at-4-mib.png",
+    ]
+    assert (slides.WIDTH * slides.DPI, slides.HEIGHT * slides.DPI) > (1900, 1100)
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text(
+        "".join(f"{each if isinstance(each, str) else json.dumps(each)}\n" for each in lines)
+    )
+    return path
+
+
+HEAD = {"kind": "run", "schema": 3, "benchmark": "b", "environment": {}, "options": {}}
+SUMMARY = {
+    "count": 1, "minimum": 1, "low": 1, "lower_quartile": 1, "median": 1, "upper_quartile": 1,
+    "high": 1, "maximum": 1, "interval": None,
+}  # fmt: skip
+CELL = {
+    "kind": "cell", "quantity": "all-reduce", "contender": "c", "ranks": 2, "nodes": 1,
+    "at": {"bytes": 8}, "unit": "s", "samples": [1.0], "summary": SUMMARY, "by_rank": [],
+    "details": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([HEAD], "no cell"),
+        ([{**HEAD, "schema": 2}], "schema 2, expected 3"),
+        ([HEAD, '{"kind": "ce'], "truncated"),
+        ([HEAD, {**CELL, "ranks": "2"}], "without ranks"),
+        ([HEAD, {**CELL, "ranks": 1, "nodes": 2}], "without ranks"),
+        ([HEAD, {**CELL, "samples": []}], "without samples"),
+        ([HEAD, '{"samples": [NaN], ' + json.dumps({**CELL, "samples": 0})[1:].replace(
+            '"samples": 0, ', "")], "without samples"),
+        ([HEAD, {**CELL, "at": [1]}], "without places"),
+        ([HEAD, {**CELL, "details": []}], "without details"),
+        ([HEAD, {**CELL, "contender": 3}], "without texts"),
+    ],
+)  # fmt: skip
+def test_bad_records_are_one_line(tmp_path, lines, expected):
+    path = write(tmp_path / "a.jsonl", *lines)
+    with pytest.raises(ConfigurationError, match=expected) as caught:
+        command.main([str(path), "--html", str(tmp_path / "a.html")])
+    assert "\n" not in str(caught.value) and "a.jsonl" in str(caught.value)
+    assert not (tmp_path / "a.html").exists()
+
+
+def test_bad_options_are_one_line(tmp_path):
+    path = str(write_record(tmp_path / "a.jsonl", [cell("c", [1.0])]))
+    with pytest.raises(ConfigurationError, match="nothing to write: give --html FILE"):
+        command.main([path])
+    with pytest.raises(ConfigurationError, match="there is no directory"):
+        command.main([path, "--html", str(tmp_path / "no" / "a.html")])
+    with pytest.raises(ConfigurationError, match="cannot be written: Not a directory"):
+        command.main([path, "--png", f"{path}/slides"])
+    with pytest.raises(ConfigurationError, match="is no fit"):
+        command.main([path, "--html", str(tmp_path / "a.html"), "--fit", path])

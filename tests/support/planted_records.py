@@ -1,0 +1,184 @@
+"""Records as a cluster could have written them: times of the cost model, with noise."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.records import Cell, open_record
+from benchmarks.common.statistics import summarize
+from mpiddp.schedules.cost import Machine, MessageCost, split
+from mpiddp.schedules.registry import Choice, find
+
+MACHINE = Machine(MessageCost(1e-6, 1 / 25e9), MessageCost(12e-6, 1 / 12.5e9), 1 / 20e9)
+"""Nodes with a link of 100 Gbit/s."""
+ALGORITHMS = ("ring", "recursive-doubling", "halving-doubling", "double-tree", "one-shot", "direct")
+SIZES = tuple(1 << power for power in range(10, 27))
+HALVES = {"reduce-scatter", "all-gather", "broadcast", "reduce"}
+ENVIRONMENT = {
+    "date": "2026-03-02T10:00:00+00:00", "command": "python -m benchmarks allreduce",
+    "python": "3.12.3", "packages": {"mpiddp": "1.0", "torch": "2.9.1"}, "commit": "0123456789ab",
+    "launcher": "srun", "nodes": 2, "mpi_library": "Open MPI 5.0.8", "processor": "EPYC 9654",
+    "cores": 96, "hardware_threads": 192, "memory_bytes": 768 << 30, "kernel": "Linux 6.8",
+    "load_average": [0.1, 0.1, 0.1], "threads_per_process": 1, "binding": "none",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Planted:
+    """What a record of collectives is to hold."""
+
+    quantities: Sequence[str] = ("all-reduce",)
+    places: Sequence[tuple[int, int]] = ((2, 1), (4, 2), (8, 2))
+    """Ranks, and the nodes that they are on."""
+    sizes: Sequence[int] = SIZES
+    types: Sequence[str] = ("float32",)
+    algorithms: Sequence[str] = ALGORITHMS
+    rounds: int = 8
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """By contender: how much longer than the model says it takes."""
+    slow_rank: int | None = None
+    seed: int = 1
+
+
+def make_cells(planted: Planted) -> Iterator[Cell]:
+    generator = random.Random(planted.seed)
+    for quantity in planted.quantities:
+        for ranks, nodes in planted.places:
+            for contender, details, times in _list_contenders(planted, quantity, ranks, nodes):
+                for kind in planted.types:
+                    for size in planted.sizes:
+                        seconds = times(size) * planted.factors.get(contender, 1.0)
+                        at = {"bytes": size, "type": kind, "operator": "sum"}
+                        if quantity in ("all-gather", "broadcast"):
+                            del at["operator"]
+                        yield _make_cell(
+                            generator, planted, (quantity, contender, ranks, nodes), at, seconds,
+                            details,
+                        )  # fmt: skip
+
+
+def _list_contenders(planted: Planted, quantity: str, ranks: int, nodes: int) -> Iterator[Any]:
+    hosts = split(ranks, nodes)
+    share = 0.5 if quantity in HALVES else 1.0
+
+    def price(name: str) -> Any:
+        prices = Choice(find(name)).prices(planted.sizes, MACHINE, hosts)
+        seconds = {size: each.seconds for size, each in zip(planted.sizes, prices, strict=True)}
+        return lambda size: share * seconds[size] + 2e-6
+
+    ring, doubling = price("ring"), price("recursive-doubling")
+    own = {name: price(name) for name in planted.algorithms}
+    yield "Gloo", {"maker": "gloo"}, lambda size: 1.6 * ring(size) + 4e-5
+    best = {"all-reduce": "MPI_Allreduce"}.get(quantity, f"MPI_{quantity.title()}")
+    yield best, {"maker": "mpi"}, lambda size: min(1.2 * ring(size), 1.1 * doubling(size))
+    yield "plain ring", {"maker": "ring"}, lambda size: 1.03 * ring(size)
+    auto = {"maker": "mpiddp", "algorithm": "auto", "transport": "mpi", "buffer": "private"}
+
+    def choose(size: int) -> str:
+        return min(own, key=lambda name: own[name](size))
+
+    yield "mpiddp auto, mpi, private", {**auto, "choose": choose}, lambda s: own[choose(s)](s)
+    for name, times in own.items():
+        yield f"mpiddp {name}, mpi, private", {**auto, "algorithm": name}, times
+
+
+def _make_cell(
+    generator: random.Random, planted: Planted, head: tuple[str, str, int, int],
+    at: dict[str, Any], seconds: float, details: Mapping[str, Any],
+) -> Cell:  # fmt: skip
+    quantity, contender, ranks, nodes = head
+    # A skewed noise, as machines have it: seldom quicker, sometimes much slower.
+    samples = [seconds * (1 + generator.expovariate(25)) for _ in range(planted.rounds)]
+    summary = summarize(samples)
+    size, rate = at["bytes"], at["bytes"] / summary.median * 1e-9
+    found = {key: value for key, value in details.items() if key != "choose"}
+    if found["maker"] == "mpiddp":
+        found["ran"] = details["choose"](size) if "choose" in details else found["algorithm"]
+    if planted.slow_rank is not None and planted.slow_rank < ranks:
+        found |= {"slow_rank": planted.slow_rank, "slow_rank_reason": "comes late, by 90 µs"}
+    # Who comes last waits least.
+    by_rank = [
+        summarize([value * (0.7 if rank == found.get("slow_rank") else 1.0) for value in samples])
+        for rank in range(ranks if "slow_rank" in found else 0)
+    ]
+    factor = {"all-reduce": 2 * (ranks - 1) / ranks}.get(quantity, (ranks - 1) / ranks)
+    return Cell(
+        quantity=quantity, contender=contender, ranks=ranks, nodes=nodes, at=at,
+        samples=tuple(samples), summary=summary, by_rank=tuple(by_rank),
+        details={**found, "algbw": rate, "busbw": rate * factor, "wrong": 0, "stopped": "interval",
+                 "iterations": 10 * planted.rounds},
+    )  # fmt: skip
+
+
+def make_cell(samples: Sequence[float], **place: Any) -> Cell:
+    """A cell of these rounds."""
+    return Cell(samples=tuple(samples), summary=summarize(samples), **place)
+
+
+def make_pairs(
+    nodes: int, slow: Mapping[tuple[int, int], float], sizes: Sequence[int] = (8, 4 << 20)
+) -> Iterator[Cell]:
+    """An all-pairs matrix of each size; ``slow`` has how many times longer a link takes."""
+    generator = random.Random(1)
+    for size in sizes:
+        for start in range(nodes):
+            for end in range(nodes):
+                if start == end:
+                    continue
+                seconds = 12e-6 + size / 12.5e9 * slow.get((start, end), 1.0)
+                samples = [seconds * (1 + generator.expovariate(40)) for _ in range(7)]
+                yield Cell(
+                    quantity="all-pairs", contender="MPI", ranks=nodes, nodes=nodes,
+                    at={"bytes": size, "type": "float32", "from": start, "to": end},
+                    samples=tuple(samples), summary=summarize(samples),
+                    details={"maker": "mpi", "algbw": size / seconds * 1e-9, "wrong": 0},
+                )  # fmt: skip
+
+
+def make_messages(seed: int = 1) -> Iterator[Cell]:
+    """Point-to-point within a node and between two, and additions, as MACHINE has them."""
+    generator = random.Random(seed)
+    links = {"node": MACHINE.inside, "network": MACHINE.between}
+    for size in SIZES:
+        for link, cost in links.items():
+            seconds = cost.latency + size * cost.seconds_per_byte
+            yield _make_message(generator, "point-to-point", size, seconds, {"link": link})
+        yield _make_message(generator, "reduction", size, 2e-7 + size * MACHINE.addition, {})
+
+
+def _make_message(
+    generator: random.Random, quantity: str, size: int, seconds: float, more: Mapping[str, Any]
+) -> Cell:
+    samples = [seconds * (1 + generator.expovariate(60)) for _ in range(8)]
+    return Cell(
+        quantity=quantity, contender="MPI" if more else "NumPy", ranks=2 if more else 1,
+        nodes=2 if more.get("link") == "network" else 1,
+        at={"bytes": size, "type": "float32", **more},
+        samples=tuple(samples), summary=summarize(samples),
+        details={"maker": "mpi" if more else "", "wrong": 0},
+    )  # fmt: skip
+
+
+def write_record(path: Path, cells: Iterable[Cell], **environment: Any) -> Path:
+    """A complete record of these cells."""
+    with open_record(path, "planted", {**ENVIRONMENT, **environment}, {}) as record:
+        for cell in cells:
+            record.add(cell)
+    return path
+
+
+if __name__ == "__main__":
+    write_record(
+        Path(sys.argv[1]),
+        chain(
+            make_cells(Planted(places=((4, 2), (8, 2), (16, 4)), slow_rank=5, rounds=20)),
+            make_messages(),
+            make_pairs(8, {(1, 2): 1.9, (5, 0): 2.6}),
+        ),
+    )
