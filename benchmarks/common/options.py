@@ -14,6 +14,7 @@ from benchmarks.launching.srun import is_srun
 from mpiddp.options.checks import at_least, positive
 from mpiddp.options.fields import Argument, pick
 from mpiddp.options.reader import Reader
+from mpiddp.schedules.loading import load
 from mpiddp.schedules.registry import Choice, find, names, parse
 
 T = TypeVar("T")
@@ -38,6 +39,12 @@ def size(text: str) -> int:
     return count
 
 
+def load_file(text: str) -> str:
+    """The name of a file whose algorithms are registered now. Raises MpiddpError."""
+    load(Path(text))
+    return text
+
+
 Count = Annotated[int, Argument("N", at_least(1))]
 CountOrZero = Annotated[int, Argument("N", at_least(0))]
 Seconds = Annotated[float, Argument("SECONDS", positive("seconds"))]
@@ -45,6 +52,7 @@ File = Annotated[Path | None, Argument("FILE")]
 Ranks = Annotated[tuple[int, ...], Argument("N", at_least(1))]
 SeveralRanks = Annotated[tuple[int, ...], Argument("N", at_least(2))]
 Sizes = Annotated[tuple[int, ...], Argument("BYTES", size)]
+Load = Annotated[tuple[str, ...], Argument("FILE", load_file, is_first=True)]
 Algorithms = Annotated[tuple[Choice, ...], Argument("ALGORITHM", parse, is_positional=True)]
 
 

@@ -35,9 +35,8 @@ Clock = NDArray[np.int32]
 class Proof:
     """What holds of a plan that was proved."""
 
-    operations: int
-    messages: int
-    """Transfers between two ranks."""
+    transfers: int
+    """Chunks that went from rank to rank."""
     is_bitwise_equal: bool
     """Whether all ranks add in the same order, so that they end with the same bits."""
 
@@ -56,7 +55,7 @@ def prove_plan(plan: Plan) -> Proof:
         return value
 
     state = replay_plan(plan, order, trees.add_leaf, trees.add, count)
-    return Proof(len(order), moves, _check_promise(plan, trees, state))
+    return Proof(moves, _check_promise(plan, trees, state))
 
 
 # ---- order --------------------------------------------------------------------------------
@@ -200,7 +199,7 @@ def replay_plan(
     plan: Plan,
     order: Sequence[int],
     leaf: Callable[[int, int], Value],
-    add: Callable[[Sequence[Value]], Value],
+    add: Callable[[Sequence[Value], Operation], Value],
     move: Callable[[Value, int, int, Operation], Value],
 ) -> list[Value | None]:
     """What each chunk of all memory holds in the end; None for nothing.
@@ -233,7 +232,7 @@ def replay_plan(
         results = operands[0]
         if len(operands) > 1:
             try:
-                results = [add(values) for values in zip(*operands, strict=True)]
+                results = [add(values, operation) for values in zip(*operands, strict=True)]
             except ValueError as error:
                 raise ScheduleError(f"{operation}: {error}") from None
         for span in operation.writes:
@@ -266,7 +265,7 @@ class Trees:
     def add_leaf(self, rank: int, chunk: int) -> int:
         return self._make((-1 - rank, chunk), 1 << rank, chunk)
 
-    def add(self, values: Sequence[int]) -> int:
+    def add(self, values: Sequence[int], operation: Operation) -> int:
         """Raises ValueError for a contribution that is added twice, and for different chunks."""
         left = values[0]
         for right in values[1:]:
