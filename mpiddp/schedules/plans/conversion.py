@@ -2,9 +2,8 @@
 
 Each transfer of a chunk between two ranks becomes a message of the earliest step that keeps the
 plan's order: behind those whose contributions it carries, behind those that were added to its
-destination before it, and not before a message that was sent without it. Where a rank keeps several
-arrivals in scratch memory before it adds them, they may share a step, and are then added in the
-order of their sources. What comes out is proved like any other schedule.
+destination before it, and not before a message that was sent without it. What a rank keeps in
+scratch memory and then adds in the order of the ranks shares a step. What comes out is proved like any other schedule.
 """
 
 from __future__ import annotations
@@ -83,6 +82,8 @@ class _Recorder:
         self._sent: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._merged: dict[tuple[int, int], list[int]] = defaultdict(list)
         """By rank and chunk; merged are those that were added to it, or replaced it."""
+        self._direct: set[int] = set()
+        """Those that were added as they came in."""
 
     def add_leaf(self, rank: int, chunk: int) -> _Held:
         own = rank * self._plan.share if self._plan.promise is Promise.ALL_GATHER else 0
@@ -106,17 +107,21 @@ class _Recorder:
     def add(self, values: Sequence[_Held], operation: Operation) -> _Held:
         tree = self._trees.add([value.tree for value in values], operation)
         place = operation.rank, self._trees.describe(tree)[1]
-        # What is added as it comes in follows all that was added before; what waited in scratch
-        # memory may have come at the same time.
-        is_direct = operation.message is not None
-        for number, value in enumerate(values):
-            if not value.arrived or (is_direct and number):
-                continue
+        if operation.message is not None:
+            self._direct.add(len(self.transfers) - 1)
+        for value in values:
             others = frozenset[int]().union(
-                *(other.arrived for other in values if other is not value)
+                *(each.arrived for each in values if each is not value)
             )
-            for new in value.arrived - others if is_direct or number else ():
-                self._rules += ((other, new, int(is_direct)) for other in others)
+            if self._is_home(value, operation):
+                continue
+            if not any(self._is_home(each, operation) for each in values):
+                self._rules += ((other, new, 0) for new in value.arrived for other in others)
+                continue
+            distance = 0 if self._may_share(value.arrived, others) else 1
+            self._rules += (
+                (other, new, distance) for new in value.arrived - others for other in others
+            )
         union = frozenset[int]().union(*(value.arrived for value in values))
         for new in union:
             if new not in self._merged[place]:
@@ -127,6 +132,24 @@ class _Recorder:
                     if new not in self.transfers[sent].carries
                 )
         return _Held(tree, union)
+
+    def _is_home(self, value: _Held, operation: Operation) -> bool:
+        """Whether the adding rank's own contribution is in it: the others came from elsewhere."""
+        return operation.rank in self._trees.describe(value.tree)[0]
+
+    def _may_share(self, new: frozenset[int], others: frozenset[int]) -> bool:
+        """Whether it can be added in the same step as the others, which are in the sum before it.
+
+        Only one by one, behind those of lower ranks, and if all have waited in scratch memory:
+        a step adds in the order of the ranks.
+        """
+        if len(new) > 1 or not self._direct.isdisjoint(new | others):
+            return False
+        return all(
+            self.transfers[each].src > self.transfers[other].src
+            for each in new
+            for other in others
+        )
 
     def find_levels(self) -> list[int]:
         """The step of each transfer. Raises ConfigurationError if the rules contradict."""
