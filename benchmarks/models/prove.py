@@ -155,7 +155,7 @@ class Options:
     choices: Algorithms = ()
     """(default: all; with --load those of its files)"""
     load: Annotated[tuple[Path, ...], Argument("FILE", _load_algorithms, is_first=True)] = ()
-    """Python files with algorithms of your own, and plans of other projects (.xml)."""
+    """Python files with algorithms of your own, and plans of other projects (.xml, .json)."""
     ranks: Annotated[int, Argument("N", at_least(1, LARGEST_SIMULATED))] = RANKS
     """All numbers of ranks up to this one."""
     segments: Ranks = ()

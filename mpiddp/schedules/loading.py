@@ -111,5 +111,5 @@ def _make_maker(name: str, plan: Plan, schedule: Schedule) -> registry.Maker:
             raise ConfigurationError(f"{name} is a plan for {plan.ranks} ranks, found {ranks}")
         return schedule
 
-    make.__doc__ = f"The plan {plan.name}, for {plan.ranks} ranks."
+    make.__doc__ = f"The plan {plan.title}, for {plan.ranks} ranks."
     return make

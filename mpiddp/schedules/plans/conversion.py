@@ -32,7 +32,7 @@ def make_schedule(plan: Plan) -> Schedule:
     """
     collective = COLLECTIVES.get(plan.promise)
     if collective is None:
-        raise ConfigurationError(f"{plan.name}: no schedule makes an {plan.promise.value}")
+        raise ConfigurationError(f"{plan.title}: no schedule makes an {plan.promise.value}")
     recorder = _Recorder(plan)
     replay_plan(plan, find_order(plan), recorder.add_leaf, recorder.add, recorder.move)
     owners: tuple[int, ...] = ()
@@ -46,7 +46,7 @@ def make_schedule(plan: Plan) -> Schedule:
         prove(schedule)
     except ScheduleError as error:
         raise ConfigurationError(
-            f"{plan.name}: its messages cannot be put into steps: {error}"
+            f"{plan.title}: its messages cannot be put into steps: {error}"
         ) from None
     return schedule if owners else _add_owners(schedule)
 
@@ -162,7 +162,7 @@ class _Recorder:
                     is_changed = True
             if not is_changed:
                 return levels
-        raise ConfigurationError(f"{self._plan.name}: its messages cannot be put into steps")
+        raise ConfigurationError(f"{self._plan.title}: its messages cannot be put into steps")
 
 
 def _list_steps(transfers: Sequence[_Arrow], levels: Sequence[int]) -> Iterator[Step]:

@@ -137,7 +137,7 @@ def read_tree(root: ElementTree.Element) -> Iterator[Plan]:
     for is_in_place in ways:
         yield Plan(
             algo["name"], promise, ranks, chunks, is_in_place, sizes, operations,
-            SLOTS[algo["proto"]],
+            slots=SLOTS[algo["proto"]],
         )  # fmt: skip
 
 

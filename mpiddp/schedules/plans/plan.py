@@ -41,10 +41,6 @@ class Span(NamedTuple):
     lo: int
     hi: int
 
-    def __str__(self) -> str:
-        many = f"chunks {self.lo} to {self.hi - 1}" if self.hi - self.lo > 1 else f"chunk {self.lo}"
-        return f"{many} of rank {self.rank}'s {self.buffer.name.lower()}"
-
 
 @dataclass(frozen=True)
 class Operation:
@@ -77,7 +73,7 @@ class Operation:
 class Plan:
     """A collective on ``ranks`` ranks, as operations block by block."""
 
-    name: str
+    title: str
     promise: Promise
     ranks: int
     chunks: int
@@ -87,6 +83,8 @@ class Plan:
     sizes: tuple[tuple[int, int, int], ...]
     """Chunks of each rank's input, output and scratch."""
     operations: tuple[Operation, ...]
+    parts: int = 1
+    """Into how many of our chunks each of the file's was cut."""
     slots: int = 0
     """Messages that a connection holds before its sender must wait; 0 if there is no such limit."""
 
@@ -128,13 +126,27 @@ class Plan:
         base = self.bases[span.rank, span.buffer]
         return range(base + span.lo, base + span.hi)
 
+    def name(self, span: Span) -> str:
+        """As the file would call it."""
+        low, high = span.lo // self.parts, (span.hi - 1) // self.parts
+        chunks = f"chunk {low}" if low == high else f"chunks {low} to {high}"
+        if span.hi - span.lo < self.parts:
+            chunks = f"part {span.lo % self.parts + 1} of {self.parts} of {chunks}"
+        return f"{chunks} of rank {span.rank}'s {span.buffer.name.lower()}"
+
     def check_bounds(self, spans: Iterable[Span], who: object) -> None:
         """Raise ScheduleError if a span is not inside its buffer."""
         order = (Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH)
+        spans = list(spans)
         for span in spans:
+            if not 0 <= span.rank < self.ranks or span.hi - span.lo != spans[0].hi - spans[0].lo:
+                raise ScheduleError(
+                    f"{who}: {self.name(span)} is not a chunk of one of {self.ranks} ranks, as long as the "
+                    f"first of its operands"
+                )
             size = self.sizes[span.rank][order.index(span.buffer)]
             if not 0 <= span.lo < span.hi <= size:
-                raise ScheduleError(f"{who}: {span} is not inside its {size} chunks")
+                raise ScheduleError(f"{who}: {self.name(span)} is not inside its {size} chunks")
 
 
 def list_connections(

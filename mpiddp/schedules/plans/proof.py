@@ -140,16 +140,16 @@ def _check_races(plan: Plan, order: Sequence[int]) -> None:
             for cell in plan.locate(span):
                 writer = writers[cell]
                 if writer is not None and not is_before(writer):
-                    raise _name_race(operations[writer], operation, span, "reads")
+                    raise _name_race(plan, operations[writer], operation, span, "reads")
                 readers.setdefault(cell, []).append(number)
         for span in operation.writes:
             for cell in plan.locate(span):
                 writer = writers[cell]
                 if writer is not None and not is_before(writer):
-                    raise _name_race(operations[writer], operation, span, "writes")
+                    raise _name_race(plan, operations[writer], operation, span, "writes")
                 for reader in readers.pop(cell, ()):
                     if reader != number and not is_before(reader):
-                        raise _name_race(operation, operations[reader], span, "reads")
+                        raise _name_race(plan, operation, operations[reader], span, "reads")
                 writers[cell] = number
 
 
@@ -186,9 +186,11 @@ def _run_clocks(
             kept[number] = clock.copy()
 
 
-def _name_race(writer: Operation, other: Operation, span: Span, verb: str) -> ScheduleError:
+def _name_race(
+    plan: Plan, writer: Operation, other: Operation, span: Span, verb: str
+) -> ScheduleError:
     return ScheduleError(
-        f"race: {other} {verb} {span}, which {writer} writes, and nothing orders the two"
+        f"race: {other} {verb} {plan.name(span)}, which {writer} writes, and nothing orders the two"
     )
 
 
@@ -225,7 +227,7 @@ def replay_plan(
             sent = sums.pop(operation.message)
             operands.append([move(value, source, rank, operation) for value in sent])
         for span in operation.reads:
-            values = [_take(state, cell, span, operation) for cell in plan.locate(span)]
+            values = [_take(plan, state, cell, span, operation) for cell in plan.locate(span)]
             if span.rank != rank:
                 values = [move(value, span.rank, rank, operation) for value in values]
             operands.append(values)
@@ -244,10 +246,12 @@ def replay_plan(
     return state
 
 
-def _take(state: Sequence[Value | None], cell: int, span: Span, operation: Operation) -> Value:
+def _take(
+    plan: Plan, state: Sequence[Value | None], cell: int, span: Span, operation: Operation
+) -> Value:
     value = state[cell]
     if value is None:
-        raise ScheduleError(f"{operation} uses {span}, before anything was written there")
+        raise ScheduleError(f"{operation} uses {plan.name(span)}, before anything was written there")
     return value
 
 

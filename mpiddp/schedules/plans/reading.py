@@ -6,9 +6,10 @@ from pathlib import Path
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.plans.msccl_xml import read_xml
+from mpiddp.schedules.plans.mscclpp_json import read_json
 from mpiddp.schedules.plans.plan import Plan
 
-READERS = {".xml": read_xml}
+READERS = {".xml": read_xml, ".json": read_json}
 PLANS = tuple(READERS)
 
 
