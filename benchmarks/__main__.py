@@ -16,6 +16,7 @@ from mpiddp.options.checks import did_you_mean
 
 COMMANDS = {
     "explain": "a collective or a training step: as text, as a picture, as an animated page",
+    "export": "an all-reduce as a plan of MSCCL or MSCCL++, or a trace for simulators",
     "numerics": "the rounding errors of each algorithm's order of summation, by type",
     "prove": "every algorithm is an all-reduce, for every number of ranks",
     "simulate": "the time of each algorithm on a machine that you describe",
@@ -26,7 +27,7 @@ COMMANDS = {
     "stragglers": "training to an accuracy while a worker is slow: all-reduce, servers",
     "checkpoint": "what checkpoints cost a training: synchronous, beside it, a raw write",
 }
-_MODELS = frozenset({"explain", "numerics", "prove", "simulate"})
+_MODELS = frozenset({"explain", "export", "numerics", "prove", "simulate"})
 """Commands that are a module of ``models/``; each other one has a package of its name."""
 
 

@@ -109,27 +109,26 @@ class _Recorder:
         place = operation.rank, self._trees.describe(tree)[1]
         if operation.message is not None:
             self._direct.add(len(self.transfers) - 1)
-        for value in values:
-            others = frozenset[int]().union(
-                *(each.arrived for each in values if each is not value)
-            )
+        union, is_home = values[0].arrived, self._is_home(values[0], operation)
+        for value in values[1:]:
+            new, before = value.arrived, union
             if self._is_home(value, operation):
-                continue
-            if not any(self._is_home(each, operation) for each in values):
-                self._rules += ((other, new, 0) for new in value.arrived for other in others)
-                continue
-            distance = 0 if self._may_share(value.arrived, others) else 1
-            self._rules += (
-                (other, new, distance) for new in value.arrived - others for other in others
-            )
-        union = frozenset[int]().union(*(value.arrived for value in values))
-        for new in union:
-            if new not in self._merged[place]:
-                self._merged[place].append(new)
+                new, before, is_home = union, value.arrived, True
+            if is_home:
+                distance = 0 if self._may_share(new, before) else 1
+                self._rules += ((old, each, distance) for each in new - before for old in before)
+            else:
+                # Added in scratch memory: they came together.
+                self._rules += ((old, each, 0) for each in new for old in before)
+                self._rules += ((each, old, 0) for each in new for old in before)
+            union = new | before
+        for new_one in union:
+            if new_one not in self._merged[place]:
+                self._merged[place].append(new_one)
                 self._rules += (
-                    (sent, new, 0)
+                    (sent, new_one, 0)
                     for sent in self._sent[place]
-                    if new not in self.transfers[sent].carries
+                    if new_one not in self.transfers[sent].carries
                 )
         return _Held(tree, union)
 

@@ -98,7 +98,7 @@ class _Program:
                 end += transfer.hi - transfer.lo
             self._receive(transfer, waiting.get(transfer))
         self.scratch = max(self.scratch, end)
-        for lo, count, transfers in _list_runs(waiting):
+        for lo, count, transfers in list_runs(tuple(waiting)):
             self._add(lo, count, transfers, waiting)
 
     def _receive(self, transfer: Transfer, waits: int | None) -> None:
@@ -219,9 +219,9 @@ def _list_sources(receives: Sequence[Transfer]) -> Mapping[int, list[Transfer]]:
     return found
 
 
-def _list_runs(waiting: Mapping[Transfer, int]) -> Iterator[tuple[int, int, list[Transfer]]]:
-    """Neighbouring chunks for which the same transfers wait, at most MOST_CHUNKS of them."""
-    sources = _list_sources(tuple(waiting))
+def list_runs(added: Sequence[Transfer]) -> Iterator[tuple[int, int, list[Transfer]]]:
+    """Neighbouring chunks to which the same transfers are added, at most MOST_CHUNKS of them."""
+    sources = _list_sources(added)
     start = None
     for chunk in sorted(sources):
         if start is None:

@@ -262,7 +262,8 @@ class _Reader:
         name, (sources, targets) = values["name"], sides
         if name in COPIES:
             for source, target in zip(sources, targets, strict=True):
-                yield [source], [target]
+                # A rank's own packet is multicast to where it stands, too.
+                yield [source], [[span for span in target if span not in source]]
         elif name in SUMS | SPREADS:
             yield sources, targets
 
