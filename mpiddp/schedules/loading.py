@@ -13,7 +13,6 @@ import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -42,13 +41,10 @@ def load(path: Path) -> tuple[str, ...]:
     return registry.names(source)
 
 
-def find_digest(paths: Sequence[Path]) -> str:
-    """What all ranks must agree on: the contents of the files. Raises ConfigurationError."""
-    digest = hashlib.sha256()
-    for path in paths:
-        _check_file(path)
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+def find_digest(path: Path) -> str:
+    """What all ranks must agree on. Raises ConfigurationError if it cannot be read."""
+    _check_file(path)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _check_file(path: Path) -> None:
