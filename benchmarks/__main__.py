@@ -22,6 +22,12 @@ COMMANDS = {
     "simulate": "the time of each algorithm on a machine that you describe",
     "startup": "launch to first all-reduce, as whole processes: mpiddp beside torchrun",
     "allreduce": "all-reduces by size: the framework's, MPI's, a plain ring's, mpiddp's",
+    "reduce-scatter": "the same of reduce-scatters",
+    "all-gather": "the same of all-gathers",
+    "broadcast": "the same of broadcasts",
+    "reduce": "the same of reductions to one rank",
+    "point-to-point": "messages between two ranks of a node and of two nodes, and additions",
+    "all-pairs": "latency and bandwidth of each pair of nodes; slow links are named",
     "training-step": "a training step and its parts, by how gradients are synchronised",
     "training-loop": "the trainer's samples per second beside a bare loop's",
     "stragglers": "training to an accuracy while a worker is slow: all-reduce, servers",
@@ -29,12 +35,21 @@ COMMANDS = {
 }
 _MODELS = frozenset({"explain", "export", "numerics", "prove", "simulate"})
 """Commands that are a module of ``models/``; each other one has a package of its name."""
+_COLLECTIVES = frozenset(
+    {
+        "allreduce", "reduce-scatter", "all-gather", "broadcast", "reduce", "point-to-point",
+        "all-pairs",
+    }
+)  # fmt: skip
+"""Commands of one engine, which is told which of them it is."""
 
 
 def find_module(command: str) -> str:
-    """The module whose ``main(arguments)`` runs a command."""
+    """The module whose ``main`` runs a command."""
     if command in _MODELS:
         return f"benchmarks.models.{command}"
+    if command in _COLLECTIVES:
+        return "benchmarks.collectives.command"
     return f"benchmarks.{command.replace('-', '_')}.command"
 
 
@@ -65,7 +80,11 @@ def run(arguments: Sequence[str]) -> None:
             f"{name!r} is not a benchmark{did_you_mean(name, COMMANDS)}: expected "
             f"{' or '.join(COMMANDS)}; {PROGRAM} --help describes them"
         )
-    importlib.import_module(find_module(name)).main(rest)
+    main = importlib.import_module(find_module(name)).main
+    if name in _COLLECTIVES:
+        main(name, rest)
+    else:
+        main(rest)
 
 
 def _ignore_closed_output() -> None:

@@ -25,15 +25,18 @@ ITEM = 4
 SCALES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-def size(text: str) -> int:
-    """Bytes: an integer, or one with K, M or G for 2^10, 2^20, 2^30, as in nccl-tests.
-
-    Whole elements of ITEM bytes.
-    """
+def read_bytes(text: str) -> int:
+    """Bytes: an integer, or one with K, M or G for 2^10, 2^20, 2^30, as in nccl-tests."""
     found = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text, re.IGNORECASE)
     count = int(found[1]) * SCALES[found[2].upper()] if found else -1
     if not 0 <= count < 1 << 60:
         raise ValueError(f"expected bytes, for example 4096, 64K or 16M, found {text!r}")
+    return count
+
+
+def size(text: str) -> int:
+    """Bytes, as ``read_bytes`` reads them: whole elements of ITEM bytes."""
+    count = read_bytes(text)
     if count % ITEM:
         raise ValueError(f"expected whole elements of {ITEM} bytes (float32), found {text!r}")
     return count
@@ -45,6 +48,22 @@ def load_file(text: str) -> str:
     return text
 
 
+def read_sizes(text: str) -> tuple[int, ...]:
+    """One size of at least a byte, or ``FROM:TO:xFACTOR``: FROM, and FACTOR times that up to TO."""
+    first, *rest = text.split(":")
+    step = re.fullmatch(r"[x×](\d+)", rest[1]) if len(rest) == 2 else None
+    factor = 2 if len(rest) == 1 else int(step[1]) if step else 1
+    if len(rest) > 2 or (rest and factor < 2):
+        raise ValueError(f"expected bytes or FROM:TO:xFACTOR, as in 1K:256M:x2, found {text!r}")
+    low, high = read_bytes(first), read_bytes(rest[0] if rest else first)
+    if not 1 <= low <= high:
+        raise ValueError(f"expected sizes of at least a byte that rise, found {text!r}")
+    found = [low]
+    while rest and found[-1] * factor <= high:
+        found.append(found[-1] * factor)
+    return tuple(found)
+
+
 Count = Annotated[int, Argument("N", at_least(1))]
 CountOrZero = Annotated[int, Argument("N", at_least(0))]
 Seconds = Annotated[float, Argument("SECONDS", positive("seconds"))]
@@ -53,6 +72,8 @@ Ranks = Annotated[tuple[int, ...], Argument("N", at_least(1))]
 SeveralRanks = Annotated[tuple[int, ...], Argument("N", at_least(2))]
 Sizes = Annotated[tuple[int, ...], Argument("BYTES", size)]
 Load = Annotated[tuple[str, ...], Argument("FILE", load_file, is_first=True)]
+SizeRanges = Annotated[tuple[tuple[int, ...], ...], Argument("SIZE", read_sizes)]
+"""Each word a size or a range of sizes; ``chain.from_iterable`` makes them one list."""
 Algorithms = Annotated[tuple[Choice, ...], Argument("ALGORITHM", parse, is_positional=True)]
 
 

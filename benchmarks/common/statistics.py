@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -20,6 +20,10 @@ T = TypeVar("T")
 Key = TypeVar("Key")
 
 BOOTSTRAP_LEAST = 5
+CLOSE = 0.05
+"""Of a median: how far off its interval's ends may be if it counts as known."""
+LEAST_ROUNDS, MOST_ROUNDS = 3, 1000
+"""Of a contender whose median is not known."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,26 @@ class Series(Generic[T]):
     samples: tuple[T, ...]
     positions: tuple[int, ...]
     """The contender's place in the order of each round, from 0; warm-up rounds left out."""
+
+
+def take_turns(
+    names: Sequence[Key],
+    *,
+    rounds: int,
+    seed: int,
+    is_settled: Callable[[Key], bool] = lambda name: False,
+) -> Iterator[tuple[int, Key]]:
+    """Each contender's place in its round, and the contender: once per round each.
+
+    The order of a round is drawn from ``seed``. One that is settled before a round takes no part
+    in it, nor in later ones.
+    """
+    generator, left = random.Random(seed), list(names)
+    for _ in range(rounds):
+        left = [name for name in left if not is_settled(name)]
+        order = list(left)
+        generator.shuffle(order)
+        yield from enumerate(order)
 
 
 def interleave(
@@ -44,13 +68,9 @@ def interleave(
     """
     if rounds < 1 or warm_up < 0:
         raise ValueError(f"expected rounds >= 1 and warm_up >= 0, found {rounds} and {warm_up}")
-    generator = random.Random(seed)
     found: dict[Key, list[tuple[int, T]]] = {name: [] for name in names}
-    for _ in range(warm_up + rounds):
-        order = list(names)
-        generator.shuffle(order)
-        for position, name in enumerate(order):
-            found[name].append((position, measure(name)))
+    for position, name in take_turns(names, rounds=warm_up + rounds, seed=seed):
+        found[name].append((position, measure(name)))
     series = {}
     for name, visits in found.items():
         positions, samples = zip(*visits, strict=True)
@@ -137,6 +157,40 @@ def summarize(values: Sequence[float]) -> Summary:
         maximum=quantile(values, 1),
         interval=median_interval(values),
     )
+
+
+@dataclass(frozen=True)
+class StoppingRule:
+    """When a contender has been measured often enough."""
+
+    budget: float
+    """Seconds, after which it is enough in any case but for LEAST_ROUNDS."""
+    rounds: int = 0
+    """If not 0, so many, whatever they say."""
+
+    def judge(self, medians: Sequence[float], seconds: float) -> str:
+        """Why it is enough: ``rounds``, ``interval`` or ``budget``; empty if it is not.
+
+        Args:
+            medians: of each round so far. What counts is the interval of their median, since
+                values of one round are more alike than rounds are.
+            seconds: that were spent on them.
+        """
+        if self.rounds:
+            return "rounds" if len(medians) >= self.rounds else ""
+        if is_known(medians):
+            return "interval"
+        is_spent = seconds >= self.budget and len(medians) >= LEAST_ROUNDS
+        return "budget" if is_spent or len(medians) >= MOST_ROUNDS else ""
+
+
+def is_known(values: Sequence[float]) -> bool:
+    """Whether both ends of the median's interval are within CLOSE of the median."""
+    interval = median_interval(values)
+    if interval is None:
+        return False
+    median = quantile(values, 0.5)
+    return max(interval.high - median, median - interval.low) <= CLOSE * abs(median)
 
 
 def compare(values: Sequence[float], others: Sequence[float]) -> Summary:

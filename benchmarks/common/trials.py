@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, NoReturn, Protocol, TypeVar
 
 from tqdm import tqdm
 
 from benchmarks.common.options import Count, CountOrZero, Seconds
-from benchmarks.common.statistics import Series, Summary, compare, interleave
+from benchmarks.common.statistics import (
+    MOST_ROUNDS,
+    Series,
+    StoppingRule,
+    Summary,
+    compare,
+    take_turns,
+)
 from benchmarks.launching.remote_job import Job, count_others_seconds
 from mpiddp.errors import MpiddpError
 from mpiddp.options.checks import at_least
@@ -129,7 +137,7 @@ class Group(Generic[K, S]):
 
 
 @contextlib.contextmanager
-def show_progress(total: int, unit: str) -> Iterator[tqdm[NoReturn]]:
+def show_progress(total: int | None, unit: str) -> Iterator[tqdm[NoReturn]]:
     with tqdm(total=total, disable=None, unit=unit, leave=False) as bar:
         yield bar
 
@@ -137,10 +145,24 @@ def show_progress(total: int, unit: str) -> Iterator[tqdm[NoReturn]]:
 class Visitor(ABC, Generic[Key, Visit]):
     """Measures contenders; keeps which of them were refused, and whose results were wrong."""
 
-    def __init__(self, title: str, plan: Plan, length: Length) -> None:
+    def __init__(
+        self,
+        title: str,
+        plan: Plan,
+        length: Length,
+        rule: StoppingRule | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``rule``: when a contender has had enough rounds; None for the plan's."""
         self._title, self._plan, self.length = title, plan, length
+        self._rule = rule or StoppingRule(math.inf, plan.repetitions)
+        self._clock = clock
         self.refusals: dict[Key, str] = {}
         self.wrong: dict[Key, Any] = {}
+        self.visits: dict[Key, list[tuple[int, Visit]]] = {}
+        """In order of rounds, with the contender's place in each; whatever was measured so far."""
+        self.seconds: dict[Key, float] = {}
+        """That were spent on each contender."""
         self._usual: dict[Key, float] = {}
         """Seconds of an iteration in the last visit."""
         self._bar: tqdm[NoReturn] = tqdm(disable=True)
@@ -155,7 +177,9 @@ class Visitor(ABC, Generic[Key, Visit]):
 
     def visit(self, key: Key, iterations: int) -> Visit:
         self._bar.set_description(f"{self._title}, {key.name}")
+        begin = self._clock()
         visit = self.measure(key, iterations)
+        self.seconds[key] = self.seconds.get(key, 0.0) + self._clock() - begin
         self._usual[key] = visit.usual
         self._bar.update()
         return visit
@@ -171,20 +195,50 @@ class Visitor(ABC, Generic[Key, Visit]):
         return admitted
 
     def visit_in_turns(self, admitted: Sequence[Key]) -> dict[Key, Series[Visit]]:
-
-        def take(key: Key) -> Visit:
-            iterations = self._plan.iterations
+        """Rounds of visits until the rule is content with each contender."""
+        warm_up = self._plan.warm_up
+        self.visits |= {key: [] for key in admitted}
+        for position, key in take_turns(
+            admitted,
+            rounds=warm_up + MOST_ROUNDS,
+            seed=self._plan.seed,
+            is_settled=lambda key: bool(self.judge(key)),
+        ):
+            iterations = self._plan.iterations or self.length.choose_iterations(self._usual[key])
             try:
-                return self.visit(
-                    key, iterations or self.length.choose_iterations(self._usual[key])
-                )
+                self.visits[key].append((position, self.visit(key, iterations)))
             except RefusedError as reason:
                 raise RefusedError(f"{key.name}, which was possible before: {reason}") from None
+        return {key: self.list_series(key) for key in admitted}
 
-        plan = self._plan
-        return interleave(
-            admitted, take, rounds=plan.repetitions, warm_up=plan.warm_up, seed=plan.seed
-        )
+    def judge(self, key: Key) -> str:
+        """Why a contender has had enough rounds; see `StoppingRule`."""
+        usual = [visit.usual for visit in self.list_series(key).samples]
+        return self._rule.judge(usual, self.seconds[key])
+
+    def list_series(self, key: Key) -> Series[Visit]:
+        """What was measured of a contender so far."""
+        warm_up, taken = self._plan.warm_up, self.visits.get(key, [])
+        positions, visits = [place for place, _ in taken], tuple(visit for _, visit in taken)
+        return Series(visits[:warm_up], visits[warm_up:], tuple(positions[warm_up:]))
+
+    @contextlib.contextmanager
+    def watch(
+        self, total: int | None, jobs: Mapping[str, Job], *, local: bool
+    ) -> Iterator[Callable[[], float | None]]:
+        """Show progress; yields what tells the share of the cores that other programs took.
+
+        ``local``: all ranks are on this machine; None is told otherwise.
+        """
+        begin, before = time.monotonic(), count_others_seconds(jobs.values())
+
+        def find_share() -> float | None:
+            others = count_others_seconds(jobs.values()) - before
+            share = others / (time.monotonic() - begin) / len(os.sched_getaffinity(0))
+            return max(0.0, share) if local else None
+
+        with show_progress(total, "visit") as self._bar:
+            yield find_share
 
     def run(self, keys: Sequence[Key], jobs: Mapping[str, Job], *, local: bool) -> dict[str, Any]:
         """Check and time contenders; returns the fields of a Group that were found.
@@ -192,14 +246,12 @@ class Visitor(ABC, Generic[Key, Visit]):
         ``local``: all ranks are on this machine.
         """
         visits = 1 + self._plan.warm_up + self._plan.repetitions
-        with show_progress(len(keys) * visits, "visit") as self._bar:
-            begin, before = time.monotonic(), count_others_seconds(jobs.values())
+        with self.watch(len(keys) * visits, jobs, local=local) as find_share:
             series = self.visit_in_turns(self.admit(keys))
-            others = count_others_seconds(jobs.values()) - before
-            share = others / (time.monotonic() - begin) / len(os.sched_getaffinity(0))
+            share = find_share()
         return {
             "series": series,
             "refusals": self.refusals,
             "wrong": self.wrong,
-            "others_share": max(0.0, share) if local else None,
+            "others_share": share,
         }

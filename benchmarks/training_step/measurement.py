@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
-from benchmarks.allreduce.contenders import LINK_BYTES, TRANSPORTS
+from benchmarks.collectives.contenders import LINK_BYTES, TRANSPORTS
 from benchmarks.common import trials
 from benchmarks.common.options import Count, Seconds, SeveralRanks
 from benchmarks.common.statistics import quantile

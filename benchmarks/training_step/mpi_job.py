@@ -121,13 +121,13 @@ class MpiJob(SessionMember):
         return buckets, describe_traffic(add_up(messages, layout.nodes))
 
     def probe(self, size: int, iterations: int) -> list[float]:
-        from benchmarks.allreduce import probes, worker
-        from benchmarks.allreduce.calls import CallSpec
-        from benchmarks.allreduce.contenders import LINK
+        from benchmarks.collectives.contenders import LINK
+        from benchmarks.collectives.ranks import probes, worker
+        from benchmarks.collectives.ranks.calls import CallSpec
 
         spec = CallSpec(LINK, bytes=size, type="uint8", iterations=iterations)
         prepared = probes.prepare_link(self._comm, self._session.world, spec)
-        return [time * 1e-9 for time in worker.time_iterations(prepared, iterations)]
+        return [time * 1e-9 for time in worker.time_iterations(prepared, iterations)[1]]
 
 
 def make_local_update(configuration: Configuration, module: torch.nn.Module) -> LocalUpdate:

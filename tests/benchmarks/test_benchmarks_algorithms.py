@@ -15,7 +15,7 @@ import documents
 import launchers
 import wrong_algorithms
 from benchmark_runs import run_benchmark
-from benchmarks.allreduce import command as allreduce
+from benchmarks.collectives import command as allreduce
 from benchmarks.common import options
 from benchmarks.models import explain, numerics, prove, simulate
 from benchmarks.training_step import command as training_step

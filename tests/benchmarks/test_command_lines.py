@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from benchmarks.allreduce import command as allreduce
 from benchmarks.checkpoint import command as checkpoint
+from benchmarks.collectives import command as allreduce
 from benchmarks.models import explain, numerics, prove, simulate
 from benchmarks.startup import command as startup
 from benchmarks.stragglers import command as stragglers

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.allreduce import command
-from benchmarks.allreduce.contenders import (
+from benchmarks.collectives import command
+from benchmarks.collectives.contenders import (
     GLOO,
     MPI,
     OWN,
@@ -12,7 +12,7 @@ from benchmarks.allreduce.contenders import (
     Contender,
     list_contenders,
 )
-from benchmarks.allreduce.measurement import Group, Plan, Visit
+from benchmarks.collectives.measurement import Group, Plan, Visit
 from benchmarks.common.statistics import Series
 from benchmarks.launching.paired_jobs import TORCH_JOB
 

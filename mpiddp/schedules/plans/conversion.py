@@ -145,9 +145,7 @@ class _Recorder:
         if len(new) > 1 or not self._direct.isdisjoint(new | others):
             return False
         return all(
-            self.transfers[each].src > self.transfers[other].src
-            for each in new
-            for other in others
+            self.transfers[each].src > self.transfers[other].src for each in new for other in others
         )
 
     def find_levels(self) -> list[int]:

@@ -251,7 +251,9 @@ def _take(
 ) -> Value:
     value = state[cell]
     if value is None:
-        raise ScheduleError(f"{operation} uses {plan.name(span)}, before anything was written there")
+        raise ScheduleError(
+            f"{operation} uses {plan.name(span)}, before anything was written there"
+        )
     return value
 
 

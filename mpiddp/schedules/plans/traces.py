@@ -30,7 +30,9 @@ class Event(NamedTuple):
     after: tuple[int, ...]
 
 
-def list_events(schedule: Schedule, rank: int, rounds: Rounds, count: int, item: int) -> list[Event]:
+def list_events(
+    schedule: Schedule, rank: int, rounds: Rounds, count: int, item: int
+) -> list[Event]:
     """A rank's events for a buffer of ``count`` elements of ``item`` bytes, in order."""
     bounds = schedule.bounds(count)
     events: list[Event] = []

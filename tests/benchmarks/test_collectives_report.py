@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.allreduce import plot as allreduce_plot
-from benchmarks.allreduce import report as allreduce_report
-from benchmarks.allreduce import targets as allreduce_targets
-from benchmarks.allreduce.contenders import (
+from benchmarks.collectives import plot as allreduce_plot
+from benchmarks.collectives import report as allreduce_report
+from benchmarks.collectives import targets as allreduce_targets
+from benchmarks.collectives.contenders import (
     BOUND_BYTES,
     COPIES,
     LINK,

@@ -13,12 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.allreduce import command as allreduce
-from benchmarks.allreduce import inputs as allreduce_inputs
-from benchmarks.allreduce import report as allreduce_report
-from benchmarks.allreduce import worker as allreduce_worker
-from benchmarks.allreduce.calls import CallSpec, Prepared
-from benchmarks.allreduce.contenders import (
+from benchmarks.collectives import command as allreduce
+from benchmarks.collectives import report as allreduce_report
+from benchmarks.collectives.contenders import (
     GLOO,
     MPI,
     PERSISTENT,
@@ -30,7 +27,10 @@ from benchmarks.allreduce.contenders import (
     list_contenders,
     list_probes,
 )
-from benchmarks.allreduce.measurement import LENGTH, Visit, Visitor, find_slowest
+from benchmarks.collectives.measurement import LENGTH, Visit, Visitor, find_slowest
+from benchmarks.collectives.ranks import inputs as allreduce_inputs
+from benchmarks.collectives.ranks import worker as allreduce_worker
+from benchmarks.collectives.ranks.calls import CallSpec, Prepared
 from benchmarks.common.trials import RefusedError
 from benchmarks.launching import json_lines, launchers, worker_loop
 from benchmarks.launching.paired_jobs import (
@@ -304,7 +304,7 @@ def test_the_framework_is_started_without_mpi_on_the_same_nodes():
     theirs = make_torch_program(WORKER, 4, srun, greeting).command
     assert ours[1] == theirs[1] == "--overlap"
     assert {"--jobid=7", "--nodelist=node[1-2]", "--mpi=none", "--ntasks=2"} <= set(theirs)
-    assert theirs[-2:] == ("benchmarks.allreduce.worker", TORCH_JOB)
+    assert theirs[-2:] == ("benchmarks.collectives.ranks.worker", TORCH_JOB)
     assert ours[-1] == MPI_JOB and "--mpi=pmix" in ours
 
 

@@ -13,8 +13,8 @@ import pytest
 import documents
 import launchers as launching
 from benchmark_runs import run_benchmark
-from benchmarks.allreduce import command as allreduce
-from benchmarks.allreduce.contenders import MPI, WORKER, Cell, Contender
+from benchmarks.collectives import command as allreduce
+from benchmarks.collectives.contenders import MPI, WORKER, Cell, Contender
 from benchmarks.common import results
 from benchmarks.common.trials import WrongResultError
 from benchmarks.launching import launchers, processes

@@ -11,15 +11,16 @@ import numpy
 import torch
 from mpi4py import MPI
 
-from benchmarks.allreduce.calls import CallSpec, Prepared
-from benchmarks.allreduce.contenders import (
+from benchmarks.collectives.contenders import (
     COPIES,
     COPY_MEMMOVE,
     COPY_NUMPY,
     COPY_TORCH,
+    EMPTY,
     LINK,
     PEER_READ,
 )
+from benchmarks.collectives.ranks.calls import CallSpec, Prepared, do_nothing
 from mpiddp.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def list_makers(comm: MPI.Intracomm, world: World) -> dict[str, Callable[[CallSp
         **{name: partial(prepare_copy, comm) for name in COPIES},
         PEER_READ: partial(prepare_peer_read, comm, world),
         LINK: partial(prepare_link, comm, world),
+        EMPTY: lambda spec: Prepared(do_nothing, do_nothing),
     }
 
 

@@ -1,0 +1,180 @@
+"""Makes the cells of a record of what was measured of a size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.collectives.contenders import (
+    ALL_GATHER,
+    ALL_PAIRS,
+    ALL_REDUCE,
+    EVEN,
+    POINT_TO_POINT,
+    PROBE,
+    REDUCE_SCATTER,
+    Task,
+)
+from benchmarks.collectives.findings import Refusal
+from benchmarks.collectives.options import Plan
+from benchmarks.collectives.verdicts.guidelines import list_broken
+from benchmarks.collectives.verdicts.slow_ranks import SlowRank, find_late_rank, find_slow_core
+from benchmarks.collectives.visits import Visit, Visitor
+from benchmarks.common.records import Cell, Coordinate
+from benchmarks.common.statistics import Summary, is_known, quantile, summarize
+
+GIGA = 1e9
+
+
+class CellMaker:
+    """Makes cells of visits, and keeps what later cells are compared with."""
+
+    def __init__(self, plan: Plan, ranks: int, places: Sequence[int]) -> None:
+        self._plan, self._ranks, self._places = plan, ranks, places
+        self._times: dict[Task, tuple[float, ...]] = {}
+
+    def make(self, block: Sequence[Task], visitor: Visitor) -> Iterator[Cell | Refusal]:
+        """The cells and refusals of a block, whatever was measured of it."""
+        for task in block:
+            if task in visitor.refusals:
+                yield Refusal(
+                    quantity=task.contender.quantity,
+                    contender=task.contender.label,
+                    at=self._find_place(task),
+                    reason=visitor.refusals[task],
+                )
+        visits = {task: visitor.list_samples(task) for task in block}
+        slow = find_slow_rank(visits)
+        self._times |= {
+            task: tuple(visit.usual for visit in each) for task, each in visits.items() if each
+        }
+        for task, each in visits.items():
+            if task.pairs and each:
+                yield from self._make_pairs(task, each)
+            elif each:
+                yield self._make_cell(task, each, visitor, slow)
+            elif visitor.wrong.get(task):
+                yield Refusal(
+                    quantity=task.contender.quantity,
+                    contender=task.contender.label,
+                    at=self._find_place(task),
+                    reason=f"its result has {visitor.wrong[task]} wrong elements",
+                    is_wrong=True,
+                )
+
+    def _find_place(self, task: Task) -> dict[str, Coordinate]:
+        place: dict[str, Coordinate] = {"bytes": task.bytes, "type": task.type}
+        if task.operator:
+            place["operator"] = task.operator
+        if task.contender.quantity == POINT_TO_POINT:
+            place["link"] = "network" if len(set(self._places)) > 1 else "node"
+            if task.is_mutual:
+                place["direction"] = "both"
+        return {**place, **(self._plan.conditions if task.contender.quantity != PROBE else {})}
+
+    def _make_cell(
+        self, task: Task, visits: Sequence[Visit], visitor: Visitor, slow: SlowRank | None
+    ) -> Cell:
+        own = task.contender
+        times = summarize([value for visit in visits for value in visit.seconds])
+        rates = find_rates(own.quantity, self._ranks, task.bytes, times.median)
+        details: dict[str, Any] = {
+            "maker": own.maker,
+            "algorithm": own.algorithm,
+            "transport": own.transport,
+            "buffer": own.buffer,
+            "ran": visits[-1].ran,
+            "algbw": rates[0],
+            "busbw": rates[1],
+            "wrong": visitor.wrong.get(task, 0),
+            "stopped": visitor.judge(task) or "interrupted",
+            "iterations": times.count,
+        }
+        if slow is not None:
+            details |= {"slow_rank": slow.rank, "slow_rank_reason": slow.reason}
+        if self._plan.overlap:
+            details |= _describe_overlap(visits)
+        if broken := list_broken(task, self._times):
+            details["guidelines"] = broken
+        return Cell(
+            quantity=own.quantity,
+            contender=own.label,
+            ranks=self._ranks,
+            nodes=len(set(self._places)),
+            at=self._find_place(task),
+            samples=tuple(visit.usual for visit in visits),
+            summary=times,
+            by_rank=_summarize_ranks(visits),
+            details=details,
+        )
+
+    def _make_pairs(self, task: Task, visits: Sequence[Visit]) -> Iterator[Cell]:
+        """A cell for each pair: what its sending rank measured."""
+        nodes = len(set(self._places))
+        for source, target in task.pairs:
+            rounds = [visit.by_rank[source] for visit in visits]
+            samples = tuple(quantile(each, 0.5) for each in rounds)
+            times = summarize([value for each in rounds for value in each])
+            ends = [self._places[rank] if nodes > 1 else rank for rank in (source, target)]
+            yield Cell(
+                quantity=ALL_PAIRS,
+                contender=task.contender.label,
+                ranks=self._ranks,
+                nodes=nodes,
+                at={**self._find_place(task), "from": ends[0], "to": ends[1]},
+                samples=samples,
+                summary=times,
+                details={
+                    "maker": task.contender.maker,
+                    "ran": visits[-1].ran,
+                    "algbw": task.bytes / times.median / GIGA,
+                    "busbw": task.bytes / times.median / GIGA,
+                    "stopped": "interval" if is_known(samples) else "budget",
+                    "iterations": times.count,
+                },
+            )
+
+
+def find_slow_rank(visits: Mapping[Task, Sequence[Visit]]) -> SlowRank | None:
+    """The rank that stands out among all visits of a block."""
+    all_visits = [visit for each in visits.values() for visit in each]
+    even = [
+        visit.by_rank
+        for task, each in visits.items()
+        for visit in each
+        if task.contender.quantity in EVEN
+    ]
+    cores = [visit.speeds for visit in all_visits]
+    return find_slow_core(cores) or find_late_rank(even)
+
+
+def _summarize_ranks(visits: Sequence[Visit]) -> tuple[Summary, ...]:
+    ranks = range(len(visits[0].by_rank))
+    return tuple(
+        summarize([value for visit in visits for value in visit.by_rank[rank]]) for rank in ranks
+    )
+
+
+def _describe_overlap(visits: Sequence[Visit]) -> dict[str, float]:
+    """Medians over the visits; ``hidden`` is the share of the collective that takes no time.
+
+    As in OSU's benchmarks of non-blocking collectives: 1 - (both - compute) / alone.
+    """
+    compute, alone, both = (
+        quantile([getattr(visit, name) for visit in visits], 0.5)
+        for name in ("compute", "alone", "usual")
+    )
+    hidden = max(0.0, min(1.0, 1 - (both - compute) / alone)) if alone else 0.0
+    return {"compute": compute, "alone": alone, "hidden": hidden}
+
+
+def find_rates(quantity: str, ranks: int, size: int, seconds: float) -> tuple[float, float]:
+    """algbw and busbw of NVIDIA's nccl-tests, in GB/s (1e9 bytes).
+
+    algbw is S/t. busbw is that times the share of the buffer that each rank must send and receive
+    at least: 2 (n - 1)/n in an all-reduce, (n - 1)/n in a reduce-scatter and an all-gather.
+    """
+    rate = size / max(seconds, 1e-12) / GIGA
+    share = (ranks - 1) / ranks
+    factors = {ALL_REDUCE: 2 * share, REDUCE_SCATTER: share, ALL_GATHER: share}
+    return rate, rate * factors.get(quantity, 1.0)

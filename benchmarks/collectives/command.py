@@ -1,0 +1,85 @@
+"""``python -m benchmarks allreduce``, and the other commands that measure collectives.
+
+Every contender's result is checked before it is timed, and what counts of each iteration is its
+slowest rank's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from benchmarks.collectives import report
+from benchmarks.collectives.contenders import ALL_REDUCE, POINT_TO_POINT
+from benchmarks.collectives.findings import Findings, Surroundings
+from benchmarks.collectives.measurement import check_local_memory, measure
+from benchmarks.collectives.options import Plan, check_algorithms, parse
+from benchmarks.collectives.plot import draw
+from benchmarks.collectives.targets import judge
+from benchmarks.common import results
+from benchmarks.common.checks import check_run
+from benchmarks.common.options import RunOptions
+from benchmarks.common.records import RecordWriter, open_record
+from benchmarks.common.targets import format_targets
+from benchmarks.common.trials import WrongResultError
+from benchmarks.launching.launchers import Mpirun
+from benchmarks.launching.srun import Srun
+
+Launcher = Mpirun | Srun
+
+
+def check(options: RunOptions[Plan]) -> Launcher:
+    """Refuse what cannot be measured, before anything is started; returns the launcher."""
+    plan = options.plan
+    if plan.quantity == ALL_REDUCE:
+        check_algorithms(plan)
+    launcher = check_run(options, plan.ranks, link=plan.link)
+    if isinstance(launcher, Mpirun):
+        check_local_memory(plan, max(plan.ranks))
+    return launcher
+
+
+def main(command: str, arguments: Sequence[str]) -> None:
+    options = parse(command, arguments)
+    launcher = check(options)
+    environment, heading = results.begin(launcher)
+    groups: list[Findings] = []
+    with open_record(options.json, command, environment, asdict(options.plan)) as writer:
+        try:
+            for ranks, each in list_runs(options.plan, launcher):
+                groups.append(Findings(plan=options.plan, surroundings=Surroundings(ranks=ranks)))
+                groups[-1].collect(measure(ranks, each, options.plan), writer)
+        finally:
+            # Whatever was measured before an interruption or an error.
+            show(options, groups, environment["cores"], heading, writer)
+    if wrong := report.list_wrong(groups):
+        raise WrongResultError(f"wrong results: {'; '.join(wrong)}")
+
+
+def list_runs(plan: Plan, launcher: Launcher) -> list[tuple[int, Launcher]]:
+    """What is measured one after the other: numbers of ranks, and where.
+
+    Point-to-point is measured between two ranks of a node, then, if there are several nodes,
+    between two nodes.
+    """
+    if plan.quantity == POINT_TO_POINT and isinstance(launcher, Srun) and launcher.nodes > 1:
+        return [(2, replace(launcher, nodes=1)), (2, launcher)]
+    return [(ranks, launcher) for ranks in plan.ranks]
+
+
+def show(
+    options: RunOptions[Plan],
+    groups: Sequence[Findings],
+    cores: int | None,
+    heading: str,
+    writer: RecordWriter,
+) -> None:
+    """Print the tables, and what was asked for beside them."""
+    known = [found for found in groups if found.cells or found.refusals]
+    targets = judge(known, cores) if options.targets else None
+    if targets is not None:
+        writer.judge(targets)
+    parts = [*map(report.format_findings, known), format_targets(targets or ())]
+    print("\n\n".join(filter(None, parts)), flush=True)
+    if options.plot is not None and any(found.measured for found in known):
+        draw(options.plot, known, heading)

@@ -1,0 +1,129 @@
+"""What a measurement on one number of ranks finds, item by item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.collectives.contenders import PROBE, Contender
+from benchmarks.collectives.options import Plan
+from benchmarks.common.records import Cell, Coordinate, RecordWriter
+from benchmarks.common.statistics import Summary, compare
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A contender that cannot do something, and why."""
+
+    quantity: str
+    contender: str
+    at: Mapping[str, Coordinate]
+    reason: str
+    is_wrong: bool = False
+    """Whether it can, but computes something else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What was the same for all that was measured; told at the start, and again at the end."""
+
+    ranks: int
+    nodes: int | None = None
+    """Of a cluster; None if all ran on this machine."""
+    collectives: Mapping[str, Any] = field(default_factory=dict)
+    """How mpiddp's collectives wait."""
+    framework: Mapping[str, Any] = field(default_factory=dict)
+    """What the framework's ranks reported of themselves."""
+    first_calls: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the first collective that each maker made, which never counts."""
+    others_share: float | None = None
+    """Of this machine's cores, taken by other programs meanwhile; None on a cluster."""
+
+    @property
+    def where(self) -> str:
+        """``this machine``, or how many nodes."""
+        if self.nodes is None:
+            return "this machine"
+        return f"{self.nodes} {'node' if self.nodes == 1 else 'nodes'}"
+
+
+Finding = Cell | Refusal | Surroundings
+
+
+@dataclass(kw_only=True)
+class Findings:
+    """All items of one number of ranks so far."""
+
+    plan: Plan
+    surroundings: Surroundings
+    cells: list[Cell] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> int:
+        return self.surroundings.ranks
+
+    @property
+    def nodes(self) -> int | None:
+        return self.surroundings.nodes
+
+    def collect(self, items: Iterable[Finding], writer: RecordWriter) -> None:
+        """Keep items as they come, and write them."""
+        for item in items:
+            if isinstance(item, Cell):
+                self.cells.append(item)
+                writer.add(item)
+            elif isinstance(item, Refusal):
+                self.refusals.append(item)
+                at = {"ranks": self.ranks, **item.at}
+                writer.refuse(item.quantity, item.contender, item.reason, **at)
+            else:
+                self.surroundings = item
+                writer.write("surroundings", **vars(item))
+
+    @property
+    def measured(self) -> list[Cell]:
+        """All cells but the probes."""
+        return [cell for cell in self.cells if cell.quantity != PROBE]
+
+    def find(self, contender: Contender, size: int) -> Cell | None:
+        """Its cell at a size, of the first type and operator."""
+        return next(
+            (
+                cell
+                for cell in self.cells
+                if cell.contender == contender.label
+                and cell.quantity == contender.quantity
+                and cell.at["bytes"] == size
+            ),
+            None,
+        )
+
+    def find_median(self, contender: Contender, size: int) -> float | None:
+        """Seconds; None if it was not timed."""
+        cell = self.find(contender, size)
+        return None if cell is None else cell.summary.median
+
+    def find_speed(self, own: Contender, other: Contender, size: int) -> float | None:
+        """How many times faster it is than another contender; None if either was not timed."""
+        mine, others = self.find(own, size), self.find(other, size)
+        return None if mine is None or others is None else compare_cells(mine, others).median
+
+    def find_like(self, cell: Cell, maker: str) -> Cell | None:
+        """The cell of the first contender of a maker, measured as this one was."""
+        return next(
+            (
+                each
+                for each in self.cells
+                if each.details.get("maker") == maker
+                and (each.quantity, dict(each.at)) == (cell.quantity, dict(cell.at))
+            ),
+            None,
+        )
+
+
+def compare_cells(own: Cell, other: Cell) -> Summary:
+    """How many times faster it is, by the rounds that both took part in."""
+    rounds = min(len(own.samples), len(other.samples))
+    return compare(other.samples[:rounds], own.samples[:rounds])

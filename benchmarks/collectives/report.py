@@ -1,0 +1,298 @@
+"""The tables of what was measured, the machine's limits, and what stands out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.collectives.contenders import (
+    ALL_PAIRS,
+    BOUND_BYTES,
+    COPIES,
+    EMPTY,
+    GLOO,
+    LINK,
+    LINK_BYTES,
+    MPI,
+    PEER_BYTES,
+    PEER_READ,
+    POINT_TO_POINT,
+    PROBE,
+    Contender,
+)
+from benchmarks.collectives.findings import Findings, compare_cells
+from benchmarks.collectives.verdicts.slow_links import Pair, list_slow
+from benchmarks.common.options import describe_seconds, describe_size, format_rows
+from benchmarks.common.records import Cell, Coordinate
+from benchmarks.common.statistics import Summary
+from mpiddp.schedules.registry import parse
+
+HEADS = (
+    "", "over", "buffer", "ran", "median", "95 % of median", "5–95 % of iterations", "algbw",
+    "busbw", "× Gloo", "× MPI", "rounds", "until",
+)  # fmt: skip
+OVERLAP_HEADS = ("compute", "alone", "hidden")
+
+
+def format_findings(found: Findings) -> str:
+    """All that is printed of one number of ranks, but for the targets."""
+    surroundings, plan = found.surroundings, found.plan
+    title = (
+        f"{found.ranks} ranks on {surroundings.where}: {plan.quantity}; the slowest rank's times, "
+        "× by round and then their median; rates in GB/s"
+    )
+    head = [title, describe_collectives(surroundings.collectives)]
+    named = (name for name in plan.algorithms if name != "auto")
+    head += [f"{name}: {parse(name).summary}" for name in named]
+    if surroundings.framework.get("nccl"):
+        head.append(f"NCCL {surroundings.framework['nccl']} on {surroundings.framework['gpu']}")
+    if surroundings.others_share is not None:
+        head.append(f"other programs took {surroundings.others_share:.0%} of the cores meanwhile")
+    notes = [
+        _describe_first_calls(surroundings.first_calls),
+        describe_limits(found),
+        describe_refusals(found),
+        *list_remarks(found.cells),
+    ]
+    parts = ["\n".join([*head, *filter(None, notes)])]
+    if plan.quantity == ALL_PAIRS:
+        return "\n\n".join([*parts, *(format_matrix(found, size) for size in plan.bytes)])
+    return "\n\n".join([*parts, *(format_table(found, cells) for cells in split(found))])
+
+
+def split(found: Findings) -> list[list[Cell]]:
+    """The cells, but for the probes, table by table: a quantity, type, operator and size each."""
+    tables: dict[tuple[Coordinate, ...], list[Cell]] = {}
+    for cell in found.measured:
+        place = sorted((name, value) for name, value in cell.at.items() if name != "bytes")
+        key = (cell.at["bytes"], cell.quantity, *(word for pair in place for word in pair))
+        tables.setdefault(key, []).append(cell)
+    return list(tables.values())
+
+
+def format_table(found: Findings, cells: Sequence[Cell]) -> str:
+    """One size: a row for each contender that was timed."""
+    first = cells[0]
+    counts = sorted({cell.summary.count for cell in cells})
+    spread = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    heads = [*HEADS, *(OVERLAP_HEADS if "hidden" in first.details else ())]
+    rows = [_format_row(found, cell) for cell in cells]
+    title = f"{_describe_place(first)}, {spread} iterations"
+    return "\n".join([title, *format_rows([heads, *rows])])
+
+
+def _describe_place(cell: Cell) -> str:
+    at = cell.at
+    words = [f"{describe_size(int(at['bytes']))} of {at['type']}"]
+    if cell.quantity == POINT_TO_POINT:
+        ways = "both ways at once" if at.get("direction") == "both" else "half of a round trip"
+        where = "two nodes" if at["link"] == "network" else "one node"
+        words.append(f"between two ranks of {where}, {ways}")
+    words += [str(at["operator"])] if "operator" in at else []
+    words += [name for name in ("cold", "overlap") if name in at]
+    if "busy" in at:
+        words.append(f"{at['busy']} busy on each node")
+    return f"{cell.quantity}: {', '.join(words)}"
+
+
+def _format_row(found: Findings, cell: Cell) -> list[str]:
+    times, details = cell.summary, cell.details
+    between = times.interval
+    row = Contender(
+        details["maker"],
+        algorithm=details["algorithm"],
+        transport=details["transport"],
+        quantity=cell.quantity,
+    )
+    words = [
+        row.name,
+        row.way,
+        str(details["buffer"]),
+        str(details["ran"] or "its own choice"),
+        describe_seconds(times.median),
+        _describe_range(between.low, between.high) if between else "–",
+        _describe_range(times.low, times.high),
+        f"{details['algbw']:.3g}",
+        f"{details['busbw']:.3g}",
+        *(_format_speed(found, cell, maker) for maker in (GLOO, MPI)),
+        str(len(cell.samples)),
+        str(details["stopped"]),
+    ]
+    if "hidden" in details:
+        words += [describe_seconds(details["compute"]), describe_seconds(details["alone"])]
+        words.append(f"{details['hidden']:.0%}")
+    return words
+
+
+def _format_speed(found: Findings, cell: Cell, maker: str) -> str:
+    if cell.details["maker"] == maker:
+        return "1"
+    other = found.find_like(cell, maker)
+    return "–" if other is None else f"{compare_cells(cell, other).median:.2f}"
+
+
+def _describe_range(low: float, high: float) -> str:
+    return f"{describe_seconds(low)} – {describe_seconds(high)}"
+
+
+# ---- all pairs -----------------------------------------------------------------------------------
+
+
+def format_matrix(found: Findings, size: int) -> str:
+    """One size: a row for each end that sends, a column for each that receives."""
+    seconds = find_pairs(found, size)
+    ends = sorted({end for pair in seconds for end in pair})
+    what = "node" if (found.nodes or 1) > 1 else "rank"
+    rows = [["from \\ to", *(f"{what} {end}" for end in ends)]]
+    for source in ends:
+        cells = [_format_pair(seconds.get((source, target)), size) for target in ends]
+        rows.append([f"{what} {source}", *cells])
+    title = f"all-pairs: {describe_size(size)}, median of one direction, and GB/s"
+    slow = list_slow(seconds, what) or ["no link is slow"]
+    return "\n".join([title, *format_rows(rows), *slow])
+
+
+def _format_pair(seconds: float | None, size: int) -> str:
+    if seconds is None:
+        return "–"
+    return f"{describe_seconds(seconds)} {size / seconds * 1e-9:.3g}"
+
+
+def find_pairs(found: Findings, size: int) -> dict[Pair, float]:
+    """Median seconds of each ordered pair."""
+    return {
+        (int(cell.at["from"]), int(cell.at["to"])): cell.summary.median
+        for cell in found.measured
+        if cell.at["bytes"] == size
+    }
+
+
+# ---- what stands beside the tables ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the machine itself can do; None where it was not asked or cannot be."""
+
+    copy: Summary | None
+    """Copying BOUND_BYTES, on all ranks at once, in the fastest way."""
+    copy_way: str
+    peer_read: Summary | None
+    """Copying PEER_BYTES that another rank has just written."""
+    link: Summary | None
+    """Sending LINK_BYTES to another node."""
+    harness: Summary | None
+    """What an iteration takes in which nothing is called."""
+
+
+def find_limits(found: Findings) -> Limits:
+
+    def look_up(maker: str, size: int) -> Summary | None:
+        cell = found.find(Contender(maker, quantity=PROBE), size)
+        return None if cell is None else cell.summary
+
+    copies = {name: look_up(name, BOUND_BYTES) for name in COPIES}
+    known = {name: times for name, times in copies.items() if times is not None}
+    way = min(known, key=lambda name: known[name].median, default="")
+    return Limits(
+        known.get(way),
+        way,
+        look_up(PEER_READ, PEER_BYTES),
+        look_up(LINK, LINK_BYTES),
+        look_up(EMPTY, 0),
+    )
+
+
+def describe_limits(found: Findings) -> str:
+    limits = find_limits(found)
+    lines = []
+    if limits.peer_read is not None:
+        lines.append(
+            f"a rank reads what its neighbour has just written ({describe_size(PEER_BYTES)}) at "
+            f"{_describe_rate(PEER_BYTES, limits.peer_read)}"
+        )
+    if limits.copy is not None:
+        way = limits.copy_way.removeprefix("copy ")
+        lines.append(
+            f"memory bound: {describe_seconds(limits.copy.median)} to read and write "
+            f"{describe_size(BOUND_BYTES)} on each rank, all at once "
+            f"({_describe_rate(BOUND_BYTES, limits.copy)}, {way})"
+        )
+    if limits.link is not None:
+        lines.append(
+            f"a link between two nodes carries {_describe_rate(LINK_BYTES, limits.link)}"
+            f" one way ({LINK_BYTES / 1e6:g} MB)"
+        )
+    if limits.harness is not None:
+        lines.append(f"an iteration of nothing takes {describe_seconds(limits.harness.median)}")
+    return "\n".join(lines)
+
+
+def _describe_rate(size: int, times: Summary) -> str:
+    slow, usual, fast = (size / seconds * 1e-9 for seconds in (times.high, times.median, times.low))
+    return f"{usual:.3g} GB/s (5–95 %: {slow:.3g}–{fast:.3g})"
+
+
+def describe_collectives(collectives: Mapping[str, object]) -> str:
+    copying = "single copy" if collectives.get("single_copy") else "no single copy"
+    notes = collectives.get("notes", ())
+    assert isinstance(notes, list | tuple)
+    return "; ".join([f"mpiddp waits by {collectives.get('wait', '?')}", copying, *notes])
+
+
+def _describe_first_calls(seconds: Mapping[str, float]) -> str:
+    if not seconds:
+        return ""
+    each = ", ".join(f"{maker} {describe_seconds(value)}" for maker, value in seconds.items())
+    return f"the first call of each, which does not count: {each}"
+
+
+def describe_refusals(found: Findings) -> str:
+    """What was left out, and why; one line for each contender and reason."""
+    sizes: dict[tuple[str, str], list[str]] = {}
+    for refusal in found.refusals:
+        place = describe_size(int(refusal.at["bytes"]))
+        if "operator" in refusal.at:
+            place += f" ({refusal.at['operator']} of {refusal.at['type']})"
+        name = f"{refusal.contender}, {refusal.quantity}"
+        sizes.setdefault((name, refusal.reason), []).append(place)
+    return "\n".join(
+        f"left out: {label} at {', '.join(dict.fromkeys(where))}: {reason}"
+        for (label, reason), where in sizes.items()
+    )
+
+
+def list_remarks(cells: Sequence[Cell]) -> list[str]:
+    """Slow ranks and broken guidelines, and which contenders' medians are not known to 5 %."""
+    slow: dict[int, list[Cell]] = {}
+    for cell in cells:
+        if "slow_rank" in cell.details:
+            slow.setdefault(cell.details["slow_rank"], []).append(cell)
+    remarks = [
+        f"slow rank: rank {rank} {named[0].details['slow_rank_reason']} (in {len(named)} of "
+        f"{len(cells)} rows)"
+        for rank, named in slow.items()
+    ]
+    remarks += [
+        f"guideline: {cell.contender}, {cell.quantity} at {describe_size(int(cell.at['bytes']))} "
+        f"{text}"
+        for cell in cells
+        for text in cell.details.get("guidelines", ())
+    ]
+    spent = sum(cell.details["stopped"] == "budget" for cell in cells)
+    if spent:
+        remarks.append(
+            f"{spent} of {len(cells)} rows spent their budget before their median was known to "
+            "5 %; --budget gives them more"
+        )
+    return remarks
+
+
+def list_wrong(groups: Sequence[Findings]) -> list[str]:
+    return [
+        f"{refusal.contender}, {refusal.quantity} at {describe_size(int(refusal.at['bytes']))} on "
+        f"{found.ranks} ranks: {refusal.reason}"
+        for found in groups
+        for refusal in found.refusals
+        if refusal.is_wrong
+    ]
