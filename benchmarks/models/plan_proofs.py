@@ -63,7 +63,9 @@ def _prove(name: str, plan: Plan) -> PlanVerdict:
 
 
 def describe_plans(verdicts: Sequence[PlanVerdict]) -> Iterator[str]:
-    rows = [("plan", "collective", "ranks", "operations", "transfers", "verdict")]
+    rows: list[tuple[str, ...]] = [
+        ("plan", "collective", "ranks", "operations", "transfers", "verdict")
+    ]
     for each in verdicts:
         counts = [f"{count:,}" if count else "" for count in (each.operations, each.transfers)]
         ranks = str(each.ranks or "")

@@ -3,7 +3,8 @@
 Each transfer of a chunk between two ranks becomes a message of the earliest step that keeps the
 plan's order: behind those whose contributions it carries, behind those that were added to its
 destination before it, and not before a message that was sent without it. What a rank keeps in
-scratch memory and then adds in the order of the ranks shares a step. What comes out is proved like any other schedule.
+scratch memory and then adds in the order of the ranks shares a step. What comes out is proved like
+any other schedule.
 """
 
 from __future__ import annotations

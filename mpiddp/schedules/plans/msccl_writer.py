@@ -1,7 +1,7 @@
 """Writes an all-reduce as MSCCL's XML: one thread block for each peer of a rank, on one channel.
 
-In a step a rank sends, then receives. What several ranks send for one chunk waits in scratch memory
-and is then added in the order of the ranks, so that the sums are those of the schedule, bit for bit.
+In a step a rank sends, then receives. What several ranks send for one chunk waits in scratch
+memory and is then added in the order of the ranks: the sums are those of the schedule, bit for bit.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class _Place(NamedTuple):
 
     buffer: Buffer
     lo: int
-    count: int
+    length: int
 
     @property
     def cells(self) -> list[tuple[Buffer, int]]:
-        return [(self.buffer, chunk) for chunk in range(self.lo, self.lo + self.count)]
+        return [(self.buffer, chunk) for chunk in range(self.lo, self.lo + self.length)]
 
 
 _Step = tuple[int, int]
@@ -139,11 +139,11 @@ class _Program:
         reads: Sequence[_Place] = (),
         writes: Sequence[_Place] = (),
     ) -> None:
-        *first, last = sorted(self._find_causes(block, reads, writes)) or [None]
-        for cause in first:
+        causes = sorted(self._find_causes(block, reads, writes))
+        for cause in causes[:-1]:
             nothing = _Place(Buffer.INPUT, -1, 0)
             self._append(block, NOP, nothing, nothing, cause)
-        step = (block, self._append(block, kind, source, target, last))
+        step = (block, self._append(block, kind, source, target, *causes[-1:]))
         for place in reads:
             for cell in place.cells:
                 self._readers[cell].append(step)
@@ -171,21 +171,18 @@ class _Program:
                 self._known[block, other] = number
                 yield other, number
 
-    def _append(
-        self, block: int, kind: str, source: _Place, target: _Place, cause: _Step | None
-    ) -> int:
+    def _append(self, block: int, kind: str, source: _Place, target: _Place, *causes: _Step) -> int:
         steps = self._blocks[block]
         number = len(steps)
         steps.append(
             {
                 "s": str(number), "type": kind,
                 "srcbuf": source.buffer.value, "srcoff": str(source.lo),
-                "dstbuf": target.buffer.value, "dstoff": str(target.lo), "cnt": str(source.count),
+                "dstbuf": target.buffer.value, "dstoff": str(target.lo), "cnt": str(source.length),
                 "depid": "-1", "deps": "-1", "hasdep": "0",
             }
         )  # fmt: skip
-        if cause is not None:
-            self._needed.append((block, number, *cause))
+        self._needed += ((block, number, *cause) for cause in causes)
         return number
 
     def make_element(self, chunks: int) -> ElementTree.Element:
@@ -200,8 +197,8 @@ class _Program:
         for peer, block in numbers.items():
             fields = {"id": str(block), "send": str(peer), "recv": str(peer), "chan": "0"}
             element = ElementTree.SubElement(gpu, "tb", fields)
-            for step in self._blocks[peer]:
-                ElementTree.SubElement(element, "step", step)
+            for step_fields in self._blocks[peer]:
+                ElementTree.SubElement(element, "step", step_fields)
         return gpu
 
 

@@ -187,13 +187,12 @@ def _read_blocks(gpu: ElementTree.Element, ranks: int) -> list[_Block]:
     for element in gpu:
         fields = _read_fields(element, "tb")
         number, channel = _read_number(fields, "id", 0), _read_number(fields, "chan", 0)
-        peers = [_read_number(fields, name) for name in ("send", "recv")]
+        send, recv = _read_number(fields, "send"), _read_number(fields, "recv")
         steps = tuple(_read_step(step, rank, number) for step in element)
-        block = _Block(rank, number, *peers, channel, steps)
-        if rank in peers or max(peers) >= ranks:
+        block = _Block(rank, number, send, recv, channel, steps)
+        if rank in (send, recv) or max(send, recv) >= ranks:
             raise ScheduleError(
-                f"{block}: a peer must be another of {ranks} ranks, found send={peers[0]}, "
-                f"recv={peers[1]}"
+                f"{block}: a peer must be another of {ranks} ranks, found send={send}, recv={recv}"
             )
         if [step.number for step in steps] != list(range(len(steps))):
             raise ScheduleError(f"{block}: its steps are not numbered 0 to {len(steps) - 1}")
@@ -243,10 +242,11 @@ def _link(blocks: Sequence[_Block]) -> tuple[Operation, ...]:
         (block.rank, block.number): [step.number for step in block.steps if step.announces]
         for block in blocks
     }
-    operations = []
+    operations: list[Operation] = []
     for block in blocks:
         for step in block.steps:
-            kind, after = KINDS[step.kind], ()
+            kind = KINDS[step.kind]
+            after: tuple[int, ...] = ()
             if step.waits is not None:
                 other, least = step.waits
                 said = next(

@@ -208,10 +208,9 @@ class _Reader:
     def _read_block(self, block: Mapping[str, Any]) -> Iterator[_Move]:
         waited, moved = "", ""
         for step, values in enumerate(block["ops"]):
+            rounds: list[tuple[Mapping[str, Any], int | None]] = [(values, None)]
             if "ops" in values:
                 rounds = [(each, part) for part in range(self.rounds) for each in values["ops"]]
-            else:
-                rounds = [(values, None)]
             for each, part in rounds:
                 name = each["name"]
                 where = f"rank {self.gpu['id']}, thread block {block['id']}, step {step} ({name})"
@@ -338,6 +337,7 @@ class _Reader:
     ) -> tuple[tuple[_Key, ...], tuple[_Key, ...]]:
         """What it signals, and what it waits for, each the first, second, … of its kind."""
         name, rank = values["name"], self.gpu["id"]
+        keys: list[_Key]
         if name in ("sem_acquire", "sem_release"):
             keys = [("semaphore", rank, number) for number in values["semaphore_ids"]]
             is_signal = name == "sem_release"
@@ -423,7 +423,8 @@ def _find_causes(
             maker = packets.get((span.rank, span.buffer, chunk))
             if maker is None:
                 raise ScheduleError(
-                    f"deadlock: {move.operation} waits for packets that nobody writes to {_name(span)}"
+                    f"deadlock: {move.operation} waits for packets that nobody writes to "
+                    f"{_name(span)}"
                 )
             found.add(maker)
     return found

@@ -140,10 +140,7 @@ class Plan:
         spans = list(spans)
         for span in spans:
             if not 0 <= span.rank < self.ranks or span.hi - span.lo != spans[0].hi - spans[0].lo:
-                raise ScheduleError(
-                    f"{who}: {self.name(span)} is not a chunk of one of {self.ranks} ranks, as long as the "
-                    f"first of its operands"
-                )
+                raise ScheduleError(f"{who}: {span} does not fit {spans[0]}, or has no such rank")
             size = self.sizes[span.rank][order.index(span.buffer)]
             if not 0 <= span.lo < span.hi <= size:
                 raise ScheduleError(f"{who}: {self.name(span)} is not inside its {size} chunks")

@@ -111,7 +111,7 @@ def _sort(before: Sequence[Sequence[int]]) -> list[int]:
 def _find_cycle(before: Sequence[Sequence[int]]) -> list[int]:
     """Operations that wait for each other, the first for the second and so on."""
     stuck = set(range(len(before))) - set(_sort(before))
-    path, places, number = [], dict[int, int](), min(stuck)
+    path, places, number = list[int](), dict[int, int](), min(stuck)
     while number not in places:
         places[number] = len(path)
         path.append(number)

@@ -9,7 +9,7 @@ Sridharan et al. (2023); ``schema/protobuf/et_def.proto`` in mlcommons/chakra, o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from mpiddp.schedules.schedule import Rounds, Schedule, Transfer, project
@@ -30,11 +30,8 @@ class Event(NamedTuple):
     after: tuple[int, ...]
 
 
-def list_events(
-    schedule: Schedule, rank: int, rounds: Rounds, count: int, item: int
-) -> list[Event]:
-    """A rank's events for a buffer of ``count`` elements of ``item`` bytes, in order."""
-    bounds = schedule.bounds(count)
+def list_events(rank: int, rounds: Rounds, bounds: Sequence[int], item: int) -> list[Event]:
+    """A rank's events in order; ``bounds`` has the chunks' first elements, of ``item`` bytes."""
     events: list[Event] = []
     before: tuple[int, ...] = ()
     for step, receives, sends in rounds:
@@ -58,7 +55,7 @@ def write_goal(schedule: Schedule, count: int, item: int, addition: float) -> st
     lines = [f"num_ranks {schedule.ranks}"]
     for rank, rounds in enumerate(project(schedule)):
         lines += ["", f"rank {rank} {{"]
-        for number, event in enumerate(list_events(schedule, rank, rounds, count, item), 1):
+        for number, event in enumerate(list_events(rank, rounds, schedule.bounds(count), item), 1):
             lines += _describe_goal(rank, number, event, addition)
         lines.append("}")
     return "\n".join(lines) + "\n"
@@ -84,7 +81,7 @@ def write_chakra(schedule: Schedule, count: int, item: int, addition: float) -> 
     traces = []
     for rank, rounds in enumerate(project(schedule)):
         messages = [_encode_text(1, VERSION)]
-        for number, event in enumerate(list_events(schedule, rank, rounds, count, item)):
+        for number, event in enumerate(list_events(rank, rounds, schedule.bounds(count), item)):
             messages.append(_encode_node(rank, number, event, item, addition))
         traces.append(b"".join(_encode_number(len(each)) + each for each in messages))
     return traces
