@@ -144,7 +144,9 @@ def read_tree(root: ElementTree.Element) -> Iterator[Plan]:
 def _read_fields(element: ElementTree.Element, tag: str) -> dict[str, str]:
     if element.tag != tag:
         raise ConfigurationError(f"expected an element {tag}, found {element.tag}")
-    fields = dict(element.attrib)
+    fields = element.attrib
+    if fields.keys() == FIELDS[tag]:
+        return fields
     if unknown := sorted(fields.keys() - FIELDS[tag]):
         raise ConfigurationError(
             f"element {tag} has fields that are not known: {', '.join(unknown)}"
