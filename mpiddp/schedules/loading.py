@@ -19,7 +19,7 @@ from pathlib import Path
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules import registry
 from mpiddp.schedules.plans.conversion import make_schedule
-from mpiddp.schedules.plans.plan import Plan
+from mpiddp.schedules.plans.plan import Plan, Promise
 from mpiddp.schedules.plans.proof import prove_plan
 from mpiddp.schedules.plans.reading import PLANS, read_plans
 from mpiddp.schedules.schedule import Schedule
@@ -94,6 +94,10 @@ def _register_plan(path: Path) -> None:
     if not re.fullmatch(r"[^\s:,=]+", name) or name in registry.names():
         why = "is taken" if name in registry.names() else "has a space or one of :,="
         raise ConfigurationError(f"{path}: its algorithm would be called {name!r}, which {why}")
+    if plan.promise is not Promise.ALL_REDUCE:
+        raise ConfigurationError(
+            f"{path} is no all-reduce: it is an {plan.promise.value}, which only prove takes"
+        )
     try:
         prove_plan(plan)
     except ScheduleError as error:

@@ -120,7 +120,7 @@ def read_content(content: Mapping[str, Any]) -> Plan:
 
 def _check_fields(values: Mapping[str, Any], what: str) -> None:
     if unknown := sorted(values.keys() - FIELDS[what]):
-        raise ConfigurationError(f"a {what} has fields that are not known: {', '.join(unknown)}")
+        raise ConfigurationError(f"{what} has fields that are not known: {', '.join(unknown)}")
 
 
 def _find_chunks(gpu: Mapping[str, Any], promise: Promise, ranks: int) -> int:
