@@ -73,7 +73,7 @@ def describe_plans(verdicts: Sequence[PlanVerdict]) -> Iterator[str]:
     yield from format_rows(rows)
     if any(each.verdict == UNEQUAL for each in verdicts):
         yield "bits differ: every sum is complete, but ranks add in different orders"
-    for each in verdicts:
+    for each in verdicts if len(verdicts) > 1 else ():
         if each.reason:
             yield f"{each.file}: {each.reason}"
 
@@ -84,6 +84,7 @@ def raise_for_wrong(verdicts: Sequence[PlanVerdict]) -> None:
         (WRONG, ScheduleError, "do not keep their promise"),
         (REFUSED, ConfigurationError, "cannot be read as plans"),
     ):
-        count = sum(each.verdict == verdict for each in verdicts)
-        if count:
-            raise kind(f"{count} of {len(verdicts)} plans {what}")
+        found = [each for each in verdicts if each.verdict == verdict]
+        if found:
+            alone = f"{found[0].file}: {found[0].reason}"
+            raise kind(alone if len(verdicts) == 1 else f"{len(found)} of {len(verdicts)} plans {what}")
