@@ -14,7 +14,7 @@ from benchmarks.launching.srun import is_srun
 from mpiddp.options.checks import at_least, positive
 from mpiddp.options.fields import Argument, pick
 from mpiddp.options.reader import Reader
-from mpiddp.schedules.loading import load
+from mpiddp.schedules.plans.loading import load
 from mpiddp.schedules.registry import Choice, find, names, parse
 
 T = TypeVar("T")

@@ -87,4 +87,6 @@ def raise_for_wrong(verdicts: Sequence[PlanVerdict]) -> None:
         found = [each for each in verdicts if each.verdict == verdict]
         if found:
             alone = f"{found[0].file}: {found[0].reason}"
-            raise kind(alone if len(verdicts) == 1 else f"{len(found)} of {len(verdicts)} plans {what}")
+            raise kind(
+                alone if len(verdicts) == 1 else f"{len(found)} of {len(verdicts)} plans {what}"
+            )

@@ -31,7 +31,7 @@ from benchmarks.models.plan_proofs import describe_plans, prove_files, raise_for
 from mpiddp.errors import ConfigurationError, MpiddpError, ScheduleError
 from mpiddp.options.checks import at_least
 from mpiddp.options.fields import Argument, pick
-from mpiddp.schedules.loading import load
+from mpiddp.schedules.plans.loading import load
 from mpiddp.schedules.plans.reading import PLANS
 from mpiddp.schedules.proof import check_programs, prove
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, find, parse

@@ -16,7 +16,7 @@ from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.exported_variables import export_for_good
 from mpiddp.launch.session import Session
 from mpiddp.process.streams.output import refuse_absent_ranks
-from mpiddp.schedules.loading import find_digest
+from mpiddp.schedules.plans.loading import find_digest
 from mpiddp.sync.parameter_server.roles import Roles, Serving
 from mpiddp.training.data.batches import (
     BatchSource,

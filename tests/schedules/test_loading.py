@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mpiddp.errors import ConfigurationError, ScheduleError
-from mpiddp.schedules import loading, registry
+from mpiddp.schedules import registry
+from mpiddp.schedules.plans import loading
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "plans"
 STAR = '''
@@ -52,7 +53,10 @@ MISTAKES = [
     ("def f(:\n", "own.py:1: SyntaxError: invalid syntax"),
     ("raise SystemExit(3)\n", "own.py:1: SystemExit: 3"),
     ("import no_such_module_here\n", "own.py:1: ModuleNotFoundError: No module named 'no_such_"),
-    (STAR.replace('"star"', '"ring"'), "own.py:7: ValueError: an algorithm is called 'ring' alread"),
+    (
+        STAR.replace('"star"', '"ring"'),
+        "own.py:7: ValueError: an algorithm is called 'ring' alread",
+    ),
     (STAR + "raise OSError('one\\ntwo')\n", "own.py:12: OSError: one two"),
 ]
 
@@ -79,7 +83,7 @@ def test_a_plan_joins_the_others_under_the_files_name(tmp_path):
     path = shutil.copy(RECORDED / "msccl_tools_1step_3.xml", tmp_path / "one-step.xml")
     assert loading.load(path) == ("one-step",)
     choice = registry.parse("one-step")
-    assert choice.summary == "The plan allreduce_pairs, for 3 ranks."
+    assert choice.summary == "A plan of another project, on its number of ranks."
     assert len(choice.build(3).steps) == 1
     with pytest.raises(ConfigurationError, match="one-step is a plan for 3 ranks, found 4"):
         choice.build(4)
@@ -87,7 +91,12 @@ def test_a_plan_joins_the_others_under_the_files_name(tmp_path):
 
 PLANS = [
     ("mscclpp_reduce_tbg.json", "race.json", ScheduleError, "race.json: race: rank 0"),
-    ("azure_ag_hier_4_LL.xml", "gather.xml", ConfigurationError, "is no all-reduce: it is an all-g"),
+    (
+        "azure_ag_hier_4_LL.xml",
+        "gather.xml",
+        ConfigurationError,
+        "is no all-reduce: it is an all-g",
+    ),
     ("msccl_tools_1step_3.xml", "ring.xml", ConfigurationError, "called 'ring', which is taken"),
     ("msccl_tools_1step_3.xml", "a b.xml", ConfigurationError, "'a b', which has a space or one"),
 ]

@@ -20,7 +20,7 @@ from benchmarks.collectives.ranks.calls import Calls, CallSpec, Prepared
 from benchmarks.collectives.ranks.load import Kernel, make_sweep, start_busy
 from benchmarks.launching import worker_loop
 from mpiddp.errors import ConfigurationError
-from mpiddp.schedules.loading import load
+from mpiddp.schedules.plans.loading import load
 
 WARM_SHARE = 10
 """One untimed iteration for so many timed ones, and at least one."""

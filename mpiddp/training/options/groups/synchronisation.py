@@ -70,7 +70,8 @@ def _check_sync(sync: str, load: Path | None) -> None:
     if sync in (FRAMEWORK, "auto", PARAMETER_SERVER):
         return
     # They need NumPy, for which --help does not wait.
-    from mpiddp.schedules import loading, registry
+    from mpiddp.schedules import registry
+    from mpiddp.schedules.plans import loading
 
     if load is not None:
         loading.load(load)

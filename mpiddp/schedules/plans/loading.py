@@ -13,13 +13,14 @@ import importlib.util
 import re
 import sys
 import traceback
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules import registry
 from mpiddp.schedules.plans.conversion import make_schedule
-from mpiddp.schedules.plans.plan import Plan, Promise
+from mpiddp.schedules.plans.plan import Promise
 from mpiddp.schedules.plans.proof import prove_plan
 from mpiddp.schedules.plans.reading import PLANS, read_plans
 from mpiddp.schedules.schedule import Schedule
@@ -102,14 +103,19 @@ def _register_plan(path: Path) -> None:
         prove_plan(plan)
     except ScheduleError as error:
         raise ScheduleError(f"{path}: {error}") from None
-    registry.register(name)(_make_maker(name, plan, make_schedule(plan)))
+    registry.register(name)(_PlanMaker(name, make_schedule(plan)))
 
 
-def _make_maker(name: str, plan: Plan, schedule: Schedule) -> registry.Maker:
-    def make(ranks: int) -> Schedule:
-        if ranks != plan.ranks:
-            raise ConfigurationError(f"{name} is a plan for {plan.ranks} ranks, found {ranks}")
-        return schedule
+@dataclass(frozen=True)
+class _PlanMaker:
+    """A plan of another project, on its number of ranks."""
 
-    make.__doc__ = f"The plan {plan.title}, for {plan.ranks} ranks."
-    return make
+    name: str
+    schedule: Schedule
+
+    def __call__(self, ranks: int) -> Schedule:
+        if ranks != self.schedule.ranks:
+            raise ConfigurationError(
+                f"{self.name} is a plan for {self.schedule.ranks} ranks, found {ranks}"
+            )
+        return self.schedule
