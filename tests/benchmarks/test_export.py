@@ -257,7 +257,7 @@ def test_plans_are_proved_side_by_side(tmp_path, capsys):
     assert lines[7] == f"odd.xml: {odd}: expected an element algo, found topology"
     plans = json.loads(record.read_text())["plans"]
     assert [plan["verdict"] for plan in plans][2:] == ["WRONG", "not read"]
-    with pytest.raises(ConfigurationError, match="expected an element algo, found topology$"):
+    with pytest.raises(ConfigurationError, match=r"expected an element algo, found topology$"):
         prove.main(["--load", str(odd)])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -44,7 +45,7 @@ def list_messages(schedule):
 
 
 def list_sums(schedule):
-    """How each rank's sum of each chunk was added up; the operands of an addition may be swapped."""
+    """How each rank's sum of each chunk was added up; two operands may be swapped."""
 
     def add(values):
         return functools.reduce(lambda left, right: tuple(sorted((left, right), key=repr)), values)
@@ -90,7 +91,7 @@ def test_any_all_reduce_comes_back(data):
         order = data.draw(st.permutations(range(ranks)))
         first = data.draw(st.integers(0, 1))
         if data.draw(st.booleans()):
-            for place, (src, dst) in enumerate(zip(order, order[1:], strict=False)):
+            for place, (src, dst) in enumerate(itertools.pairwise(order)):
                 steps[first + place].append(Transfer(src, dst, chunk, chunk + 1, True))
         else:
             last = order[-1]

@@ -15,7 +15,7 @@ READS_SOURCE = {"s", "rrs", "rrc", "rrcs", "cpy"}
 WRITES = {"r", "rcs", "rrc", "rrcs", "cpy", "re"}
 
 
-class Stuck(Exception):
+class StuckError(Exception):
     """No thread block can go on."""
 
 
@@ -34,7 +34,7 @@ def run_all_reduce(root, seed):
     while unfinished:
         draw.shuffle(unfinished)
         if not any(_take_step(block, memory, flags, queues) for block in unfinished):
-            raise Stuck
+            raise StuckError
         unfinished = [block for block in unfinished if block[3][0] < len(block[2])]
     return [[memory[rank, "i", chunk] for chunk in range(chunks)] for rank in range(ranks)]
 
@@ -80,5 +80,5 @@ def is_all_reduce(root, seeds):
     ] * ranks
     try:
         return all(run_all_reduce(root, seed) == expected for seed in seeds)
-    except (Stuck, ValueError):
+    except (StuckError, ValueError):
         return False
