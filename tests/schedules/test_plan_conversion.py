@@ -126,6 +126,24 @@ def test_messages_of_many_chunks_are_split():
     find_same(wide, "msccl-xml")
 
 
+def test_no_channel_has_more_peers_than_the_runtime_takes():
+    root = ElementTree.fromstring(write_xml(registry.parse("one-shot").build(40), "wide"))
+    assert root.get("nchannels") == "2"
+    for gpu in root:
+        peers = Counter(block.get("chan") for block in gpu)
+        assert peers.total() == 39
+        assert max(peers.values()) <= 32
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "words"),
+    [("ring:segments=80", 3, "found 2 of up to 320"), ("one-shot", 130, "found 129 of up")],
+)
+def test_what_is_too_large_for_the_runtime_is_refused(name, ranks, words):
+    with pytest.raises(ConfigurationError, match=words):
+        write_xml(registry.parse(name).build(ranks), name)
+
+
 # ---- plans of others ----------------------------------------------------------------------
 
 

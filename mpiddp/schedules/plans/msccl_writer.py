@@ -1,4 +1,4 @@
-"""Writes an all-reduce as MSCCL's XML: one thread block for each peer of a rank, on one channel.
+"""Writes an all-reduce as MSCCL's XML: one thread block for each peer of a rank.
 
 In a step a rank sends, then receives. What several ranks send for one chunk waits in scratch
 memory and is then added in the order of the ranks: the sums are those of the schedule, bit for bit.
@@ -6,6 +6,7 @@ memory and is then added in the order of the ranks: the sums are those of the sc
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,12 @@ from mpiddp.schedules.schedule import Collective, Round, Schedule, Transfer, pro
 
 MOST_CHUNKS = 64
 """Of a message: the interpreter takes fewer than 72 (MSCCL_MAX_COUNT)."""
+MOST_PEERS = 32
+"""Of a rank on one channel (MSCCL_MAX_NUM_THREAD_BLOCKS_PER_CHANNEL)."""
+MOST_STEPS = 256
+"""Of a thread block (MSCCL_MAX_NUM_STEPS)."""
+MOST_BLOCKS = 128
+"""Of a rank: others cannot be waited for, since their numbers are signed bytes."""
 MOST_BYTES = 1 << 40
 """Azure's executor wants a range of sizes: all of them."""
 
@@ -35,18 +42,18 @@ def check_exportable(schedule: Schedule) -> None:
 
 
 def write_xml(schedule: Schedule, name: str) -> str:
-    """Raises ConfigurationError unless it is an all-reduce of all ranks."""
+    """Raises ConfigurationError unless it is an all-reduce of all ranks, and not too large."""
     check_exportable(schedule)
     algo = ElementTree.Element(
-        "algo", name=name, proto="Simple", nchannels="1", nchunksperloop=str(schedule.chunks),
-        ngpus=str(schedule.ranks), coll="allreduce", inplace="1", outofplace="0", minBytes="0",
-        maxBytes=str(MOST_BYTES),
+        "algo", name=name, proto="Simple", nchannels=str(math.ceil(schedule.ranks / MOST_PEERS)),
+        nchunksperloop=str(schedule.chunks), ngpus=str(schedule.ranks), coll="allreduce",
+        inplace="1", outofplace="0", minBytes="0", maxBytes=str(MOST_BYTES),
     )  # fmt: skip
     for rank, rounds in enumerate(project(schedule)):
         program = _Program(rank)
         for each in rounds:
             program.take(each)
-        algo.append(program.make_element(schedule.chunks))
+        algo.append(program.make_element(schedule))
     ElementTree.indent(algo)
     return ElementTree.tostring(algo, encoding="unicode") + "\n"
 
@@ -185,17 +192,28 @@ class _Program:
         self._needed += ((block, number, *cause) for cause in causes)
         return number
 
-    def make_element(self, chunks: int) -> ElementTree.Element:
+    def make_element(self, schedule: Schedule) -> ElementTree.Element:
+        """The rank's part of the plan. Raises ConfigurationError if it is too large for MSCCL."""
+        steps = max(map(len, self._blocks.values()), default=0)
+        if steps > MOST_STEPS or len(self._blocks) > MOST_BLOCKS:
+            raise ConfigurationError(
+                f"MSCCL takes at most {MOST_BLOCKS} thread blocks of {MOST_STEPS} steps a rank, "
+                f"found {len(self._blocks)} of up to {steps}: fewer ranks or segments need less"
+            )
         numbers = {peer: number for number, peer in enumerate(sorted(self._blocks))}
         for block, step, other, number in self._needed:
             self._blocks[block][step] |= {"depid": str(numbers[other]), "deps": str(number)}
             self._blocks[other][number]["hasdep"] = "1"
         gpu = ElementTree.Element(
-            "gpu", id=str(self.rank), i_chunks=str(chunks), o_chunks="0",
+            "gpu", id=str(self.rank), i_chunks=str(schedule.chunks), o_chunks="0",
             s_chunks=str(self.scratch),
         )  # fmt: skip
         for peer, block in numbers.items():
-            fields = {"id": str(block), "send": str(peer), "recv": str(peer), "chan": "0"}
+            # Each peer has another sum, so that no channel has too many.
+            channel = (self.rank + peer) % schedule.ranks // MOST_PEERS
+            fields = {
+                "id": str(block), "send": str(peer), "recv": str(peer), "chan": str(channel),
+            }  # fmt: skip
             element = ElementTree.SubElement(gpu, "tb", fields)
             for step_fields in self._blocks[peer]:
                 ElementTree.SubElement(element, "step", step_fields)

@@ -22,6 +22,7 @@ PROMISES = {
     "allreduce": Promise.ALL_REDUCE,
     "allgather": Promise.ALL_GATHER,
     "reduce_scatter": Promise.REDUCE_SCATTER,
+    "reducescatter": Promise.REDUCE_SCATTER,
     "alltoall": Promise.ALL_TO_ALL,
 }
 SLOTS = {"Simple": 2, "LL": 8, "LL128": 8}
