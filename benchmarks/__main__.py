@@ -17,6 +17,7 @@ from mpiddp.options.checks import did_you_mean
 COMMANDS = {
     "explain": "a collective or a training step: as text, as a picture, as an animated page",
     "distance": "how far the bytes of each algorithm travel, and which links carry most",
+    "export": "an all-reduce as a plan of MSCCL or MSCCL++, or a trace for simulators",
     "numerics": "the rounding errors of each algorithm's order of summation, by type",
     "prove": "every algorithm is an all-reduce, for every number of ranks",
     "simulate": "the time of each algorithm on a machine that you describe, or that was fitted",
@@ -38,7 +39,7 @@ COMMANDS = {
     "report": "one page of what was measured: curves, maps of who is fastest, the machines",
     "checkpoint": "what checkpoints cost a training: synchronous, beside it, a raw write",
 }
-_MODELS = frozenset({"distance", "explain", "numerics", "prove", "simulate"})
+_MODELS = frozenset({"distance", "explain", "export", "numerics", "prove", "simulate"})
 """Commands that are a module of ``models/``; each other one has a package of its name."""
 _COLLECTIVES = frozenset(
     {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import psutil
 
@@ -53,6 +54,9 @@ def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> Iterator[Finding
         check_memory(plan, ranks, nodes or 1, min(each["free_bytes"] for each in described))
         if plan.busy:
             jobs[MPI_JOB].ask({"do": "be busy", "count": plan.busy}, "starting busy processes")
+        if plan.load:
+            files = [str(Path(file).resolve()) for file in plan.load]
+            jobs[MPI_JOB].ask({"do": "load", "files": files}, "loading algorithms")
         places = [each["node"] for each in described]
         greeting = jobs[TORCH_JOB].greeting
         surroundings = Surroundings(

@@ -27,6 +27,7 @@ from benchmarks.common import trials
 from benchmarks.common.options import (
     Count,
     CountOrZero,
+    Load,
     RunOptions,
     Seconds,
     SeveralRanks,
@@ -67,7 +68,7 @@ ALGORITHMS = {
     BROADCAST: ("auto", "binomial-tree", "gather-broadcast", "naive-ring"),
     REDUCE: ("auto", "binomial-tree", "gather-broadcast", "naive-ring"),
 }
-_MESSAGES = ("algorithms", "buffers", "types", "operators", "overlap", "guidelines")
+_MESSAGES = ("algorithms", "load", "buffers", "types", "operators", "overlap", "guidelines")
 _HAS_NOT = {
     ALL_REDUCE: (),
     REDUCE_SCATTER: ("link",),
@@ -101,6 +102,8 @@ class Plan(trials.Plan):
     """Of reductions."""
     algorithms: Annotated[tuple[str, ...], Argument("ALGORITHM")] = ()
     """mpiddp's, or all (default: its own choice and the usual ones)."""
+    load: Load = ()
+    """Algorithms of your own: Python files or plans."""
     transports: Annotated[tuple[str, ...], Argument(choices=TRANSPORTS)] = ("auto",)
     """Of mpiddp's messages."""
     buffers: Annotated[tuple[str, ...], Argument(choices=BUFFERS)] = (PRIVATE, SHARED)

@@ -14,6 +14,7 @@ from benchmarks.launching.srun import is_srun
 from mpiddp.options.checks import at_least, positive
 from mpiddp.options.fields import Argument, pick
 from mpiddp.options.reader import Reader
+from mpiddp.schedules.plans.loading import load
 from mpiddp.schedules.registry import Choice, find, names, parse
 
 T = TypeVar("T")
@@ -39,6 +40,12 @@ def size(text: str) -> int:
     if count % ITEM:
         raise ValueError(f"expected whole elements of {ITEM} bytes (float32), found {text!r}")
     return count
+
+
+def load_file(text: str) -> str:
+    """The name of a file whose algorithms are registered now. Raises MpiddpError."""
+    load(Path(text))
+    return text
 
 
 def read_sizes(text: str) -> tuple[int, ...]:
@@ -95,6 +102,7 @@ File = Annotated[Path | None, Argument("FILE")]
 Ranks = Annotated[tuple[int, ...], Argument("N", at_least(1))]
 SeveralRanks = Annotated[tuple[int, ...], Argument("N", at_least(2))]
 Sizes = Annotated[tuple[int, ...], Argument("BYTES", size)]
+Load = Annotated[tuple[str, ...], Argument("FILE", load_file, is_first=True)]
 SizeRanges = Annotated[tuple[tuple[int, ...], ...], Argument("SIZE", read_sizes)]
 """Each word a size or a range of sizes; ``chain.from_iterable`` makes them one list."""
 Algorithms = Annotated[tuple[Choice, ...], Argument("ALGORITHM", parse, is_positional=True)]

@@ -15,6 +15,7 @@ from benchmarks.common.options import (
     ITEM,
     Count,
     File,
+    Load,
     describe_algorithms,
     describe_seconds,
     describe_size,
@@ -54,6 +55,8 @@ class Options(machines.MachineOptions):
 
     subject: Annotated[str, Argument("WHAT", is_positional=True)]
     """An algorithm, as NAME or NAME:key=value,…, a collective, or training-step."""
+    load: Load = ()
+    """Algorithms of your own: Python files or plans."""
     by: Annotated[Choice | None, Argument("ALGORITHM", parse)] = None
     """Algorithm of a collective or a training step (default: ring, or gather-broadcast if there
     is a root)."""

@@ -22,6 +22,7 @@ from benchmarks.common.options import (
     Count,
     CountOrZero,
     File,
+    Load,
     SeveralRanks,
     describe_algorithms,
     list_algorithms,
@@ -111,6 +112,8 @@ class Options:
 
     algorithms: Algorithms = ()
     """(default: all)"""
+    load: Load = ()
+    """Algorithms of your own: Python files or plans."""
     ranks: SeveralRanks = RANKS
     """Numbers of ranks."""
     dtypes: Types = tuple(DTYPES)

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 from benchmarks.common import results
@@ -21,14 +23,18 @@ from benchmarks.common.options import (
     Ranks,
     describe_algorithms,
     list_algorithms,
+    load_file,
     make_reader,
 )
 from benchmarks.common.trials import show_progress
+from benchmarks.models.plan_proofs import describe_plans, prove_files, raise_for_wrong
 from mpiddp.errors import ConfigurationError, MpiddpError, ScheduleError
 from mpiddp.options.checks import at_least
 from mpiddp.options.fields import Argument, pick
+from mpiddp.schedules.plans.loading import load
+from mpiddp.schedules.plans.reading import PLANS
 from mpiddp.schedules.proof import check_programs, prove
-from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, parse
+from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, find, parse
 from mpiddp.schedules.schedule import Schedule, halve, project, segment
 
 RANKS = 64
@@ -137,12 +143,19 @@ def _list_schedules(base: Schedule, segments: Sequence[int]) -> Iterator[tuple[s
             yield half.collective.value, half
 
 
+def _load_algorithms(text: str) -> Path:
+    """The file; if it is no plan, its algorithms are registered now."""
+    return Path(text) if text.endswith(PLANS) else Path(load_file(text))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What is proved."""
 
     choices: Algorithms = ()
-    """(default: all)"""
+    """(default: all; with --load those of its files)"""
+    load: Annotated[tuple[Path, ...], Argument("FILE", _load_algorithms, is_first=True)] = ()
+    """Python files with algorithms of your own, and plans of other projects (.xml, .json)."""
     ranks: Annotated[int, Argument("N", at_least(1, LARGEST_SIMULATED))] = RANKS
     """All numbers of ranks up to this one."""
     segments: Ranks = ()
@@ -151,6 +164,10 @@ class Options:
     """That prove side by side (default: one per core)."""
     json: File = None
     """Write the verdicts."""
+
+    def list_loaded(self) -> list[Path]:
+        """The files with algorithms."""
+        return [path for path in self.load if path.suffix not in PLANS]
 
 
 READER = make_reader(
@@ -167,26 +184,30 @@ def parse_options(arguments: Sequence[str]) -> Options:
     options = pick(Options, READER.read(arguments))
     if any(choice.segments > 1 for choice in options.choices):
         raise ConfigurationError("prove takes --segments K… instead of NAME:segments=K")
-    return replace(options, choices=options.choices or list_algorithms())
+    if options.choices:
+        return options
+    names = [name for path in options.list_loaded() for name in load(path)]
+    loaded = tuple(Choice(find(name)) for name in names)
+    return replace(options, choices=loaded if options.load else list_algorithms())
 
 
 def check_all(options: Options) -> dict[str, Verdict]:
     cases = list_cases(options.choices, options.ranks, options.segments)
     verdicts = {str(choice): Verdict() for choice in options.choices}
     with show_progress(len(cases), "proof") as bar:
-        for case, verdict in zip(cases, _map(cases, options.processes), strict=True):
+        for case, verdict in zip(cases, _map(cases, options), strict=True):
             verdicts[case.group] += verdict
             bar.update()
     return verdicts
 
 
-def _map(cases: Sequence[Case], processes: int) -> Iterator[Verdict]:
-    if processes == 1:
+def _map(cases: Sequence[Case], options: Options) -> Iterator[Verdict]:
+    if options.processes == 1:
         yield from map(check_case, cases)
         return
-    # The symbols are small and acyclic: looking for garbage among them costs a third.
+    begin = partial(_begin, options.list_loaded())
     try:
-        with ProcessPoolExecutor(processes, initializer=gc.disable) as pool:
+        with ProcessPoolExecutor(options.processes, initializer=begin) as pool:
             yield from pool.map(check_case, cases, chunksize=4)
     except BrokenProcessPool:
         raise MpiddpError(
@@ -195,23 +216,36 @@ def _map(cases: Sequence[Case], processes: int) -> Iterator[Verdict]:
         ) from None
 
 
+def _begin(paths: Sequence[Path]) -> None:
+    # The symbols are small and acyclic: looking for garbage among them costs a third.
+    gc.disable()
+    for path in paths:
+        load(path)
+
+
 def main(arguments: Sequence[str]) -> None:
-    """Print one line per algorithm. Raises ScheduleError if one does not keep its promise."""
+    """Print one line per algorithm and plan. Raises ScheduleError if one breaks its promise."""
     options = parse_options(arguments)
     check_outputs(options.json)
     with results.open_model("prove", options) as record:
         begin = time.perf_counter()
-        verdicts = check_all(options)
+        verdicts = check_all(options) if options.choices else {}
         seconds = time.perf_counter() - begin
         for name, verdict in verdicts.items():
             record.write("proof", algorithm=name, most=options.ranks, **asdict(verdict))
-    for line in describe(verdicts, options, seconds):
+        plans = prove_files([path for path in options.load if path.suffix in PLANS])
+        for plan in plans:
+            record.write("plan", **asdict(plan))
+    for line in describe(verdicts, options, seconds) if verdicts else ():
+        print(line)
+    for line in describe_plans(plans) if plans else ():
         print(line)
     failures = [failure for verdict in verdicts.values() for failure in verdict.failures]
     print(*failures, sep="\n", end="\n" if failures else "")
     if failures:
         sys.stdout.flush()
         raise ScheduleError(f"{len(failures)} schedules do not keep their promise")
+    raise_for_wrong(plans)
 
 
 def describe(verdicts: Mapping[str, Verdict], options: Options, seconds: float) -> Iterator[str]:

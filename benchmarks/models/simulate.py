@@ -15,6 +15,7 @@ from benchmarks.common.options import (
     Algorithms,
     Count,
     File,
+    Load,
     Sizes,
     describe_algorithms,
     describe_seconds,
@@ -59,6 +60,8 @@ class Options(machines.MachineOptions):
 
     algorithms: Algorithms = ()
     """(default: all)"""
+    load: Load = ()
+    """Algorithms of your own: Python files or plans."""
     ranks: Annotated[tuple[int, ...], Argument("N", at_least(1, MOST_RANKS))] = RANKS
     """Numbers of ranks."""
     ranks_per_node: Count = 1

@@ -40,6 +40,8 @@ class Argument:
     is_positional: bool = False
     is_hidden: bool = False
     """Left out of help."""
+    is_first: bool = False
+    """Read before all others, whose values may depend on it."""
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,11 @@ class Reader:
         if wanted is not None:
             words = ["--help"]
         groups = self._list()
+        for field in chain.from_iterable(groups.values()):
+            if field.argument.is_first:
+                early = _Parser(self.program, add_help=False, allow_abbrev=False)
+                self._add(early, field, "")
+                early.parse_known_args(words)
         parser = self._make_parser(
             {title: fields for title, fields in groups.items() if wanted in (None, title)},
             is_whole=wanted is None,

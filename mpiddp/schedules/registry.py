@@ -35,6 +35,8 @@ class Algorithm:
     phases: Phases
     """``phases(nodes, each, **parameters)``: the closed form on nodes of ``each`` ranks; None
     if none is known."""
+    source: str = ""
+    """The file that it was loaded from; empty if it was not."""
     proved: set[Hashable] = field(default_factory=set, compare=False, repr=False)
     """The ranks, nodes and parameters for which its schedule was proved in this process."""
 
@@ -95,9 +97,24 @@ def register(
     return keep
 
 
-def names() -> tuple[str, ...]:
-    """All names, in the order in which they were registered."""
-    return tuple(_algorithms)
+def adopt(source: str, run: Callable[[], object]) -> None:
+    """Note ``source`` for all that ``run`` registers; if it fails, nothing of it is registered."""
+    before = set(_algorithms)
+    try:
+        run()
+    except BaseException:
+        for name in _algorithms.keys() - before:
+            del _algorithms[name]
+        raise
+    for name in _algorithms.keys() - before:
+        _algorithms[name] = replace(_algorithms[name], source=source)
+
+
+def names(source: str | None = None) -> tuple[str, ...]:
+    """All names, or those loaded from ``source``, in the order in which they were registered."""
+    return tuple(
+        name for name, each in _algorithms.items() if source is None or each.source == source
+    )
 
 
 def find(name: str) -> Algorithm:

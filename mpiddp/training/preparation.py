@@ -16,6 +16,7 @@ from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.exported_variables import export_for_good
 from mpiddp.launch.session import Session
 from mpiddp.process.streams.output import refuse_absent_ranks
+from mpiddp.schedules.plans.loading import find_digest
 from mpiddp.sync.parameter_server.roles import Roles, Serving
 from mpiddp.training.data.batches import (
     BatchSource,
@@ -117,6 +118,8 @@ def agree(configuration: Configuration, session: Session) -> None:
     if session.any(session.broadcast(configuration) != configuration):
         for field in fields(configuration):
             session.agree(getattr(configuration, field.name), f"option {field.name}")
+    if configuration.load is not None:
+        session.agree(find_digest(configuration.load), f"contents of {configuration.load}")
     refuse_absent_ranks(configuration.profile, "--profile", session.world.size)
 
 

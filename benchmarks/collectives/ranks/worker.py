@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,6 +20,7 @@ from benchmarks.collectives.ranks.calls import Calls, CallSpec, Prepared
 from benchmarks.collectives.ranks.load import Kernel, make_sweep, start_busy
 from benchmarks.launching import worker_loop
 from mpiddp.errors import ConfigurationError
+from mpiddp.schedules.plans.loading import load
 
 WARM_SHARE = 10
 """One untimed iteration for so many timed ones, and at least one."""
@@ -186,6 +188,8 @@ class Worker:
             if self.calls.is_first_of_node():
                 self.busy += start_busy(command["count"])
             return len(self.busy)
+        if command["do"] == "load":
+            return [list(load(Path(file))) for file in command["files"]]
         spec = command["spec"]
         pairs = tuple((source, target) for source, target in spec.get("pairs", ()))
         return measure(self.calls, CallSpec(**{**spec, "pairs": pairs}))

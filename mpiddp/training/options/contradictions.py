@@ -78,6 +78,12 @@ RULES = (
         "give --sync auto, or --sync ALGORITHM",
     ),
     Rule(
+        ("load",),
+        "sync",
+        lambda sync: sync not in (FRAMEWORK, "auto", PARAMETER_SERVER),
+        "name its algorithm: --sync NAME",
+    ),
+    Rule(
         ("servers", "server_placement", "staleness"),
         "sync",
         lambda sync: sync == PARAMETER_SERVER,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from mpiddp.errors import ConfigurationError
@@ -25,6 +26,9 @@ class SynchronisationOptions:
     sync: Annotated[str, Argument("SYNC")] = FRAMEWORK
     """How gradients are averaged: framework, auto, an algorithm such as ring, or
     parameter-server."""
+
+    load: Annotated[Path | None, Argument("FILE")] = None
+    """Python file that registers an algorithm of your own, or a plan, for sync."""
 
     transport: Literal["auto", "shared-memory", "shared-memory+mpi", "mpi", "torch"] = "auto"
     """What carries gradients, with sync auto or an algorithm."""
@@ -52,7 +56,7 @@ class SynchronisationOptions:
     """Slow a worker's passes on purpose: RANK=FACTOR, or random=FACTOR, drawn for each step."""
 
     def __post_init__(self) -> None:
-        _check_sync(self.sync)
+        _check_sync(self.sync, self.load)
         check("servers", self.servers >= 1, "1 or more", self.servers)
         good = self.staleness == UNLIMITED or self.staleness.isdecimal()
         check("staleness", good, "a number of steps, or unlimited", self.staleness)
@@ -62,11 +66,15 @@ class SynchronisationOptions:
             parse_straggler(self.straggler)
 
 
-def _check_sync(sync: str) -> None:
+def _check_sync(sync: str, load: Path | None) -> None:
     if sync in (FRAMEWORK, "auto", PARAMETER_SERVER):
         return
     # They need NumPy, for which --help does not wait.
     from mpiddp.schedules import registry
+    from mpiddp.schedules.plans import loading
+
+    if load is not None:
+        loading.load(load)
 
     try:
         registry.parse(sync)

@@ -1,0 +1,340 @@
+"""Proves a plan without running it: no deadlock, no race, and every contribution exactly once.
+
+Two operations are ordered if one comes later in the same thread block, waits for the other, or
+receives what it sent, or by a chain of these (Lamport's happens-before, CACM'78). Vector clocks
+decide it (Fidge; Mattern). If all accesses to the same chunk of which one writes are ordered, each
+run leaves the same values behind, so one replay with symbols shows them all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpiddp.errors import ScheduleError
+from mpiddp.schedules.plans.plan import (
+    Buffer,
+    Operation,
+    Plan,
+    Promise,
+    Span,
+    list_connections,
+    name_ranks,
+)
+
+Value = TypeVar("Value")
+Clock = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What holds of a plan that was proved."""
+
+    transfers: int
+    """Chunks that went from rank to rank."""
+    is_bitwise_equal: bool
+    """Whether all ranks add in the same order, so that they end with the same bits."""
+
+
+def prove_plan(plan: Plan) -> Proof:
+    """Raise ScheduleError, which says where, unless the plan keeps its promise."""
+    for operation in plan.operations:
+        plan.check_bounds((*operation.reads, *operation.writes), operation)
+    order = find_order(plan)
+    _check_races(plan, order)
+    trees, moves = Trees(), 0
+
+    def count(value: int, source: int, target: int, operation: Operation) -> int:
+        nonlocal moves
+        moves += 1
+        return value
+
+    state = replay_plan(plan, order, trees.add_leaf, trees.add, count)
+    return Proof(moves, _check_promise(plan, trees, state))
+
+
+# ---- order --------------------------------------------------------------------------------
+
+
+def find_order(plan: Plan) -> list[int]:
+    """An order in which the operations can run. Raises ScheduleError for a deadlock."""
+    before = [list(_list_causes(plan.operations, each)) for each in range(len(plan.operations))]
+    limited = [list(causes) for causes in before]
+    for messages in list_connections(plan).values() if plan.slots else ():
+        for (_, received), (sent, _) in zip(messages, messages[plan.slots :], strict=False):
+            limited[sent].append(received)
+    order = _sort(limited)
+    if len(order) == len(limited):
+        return order
+    stuck = len(_sort(before)) < len(before)
+    cycle = _find_cycle(before if stuck else limited)
+    words = " waits for ".join(str(plan.operations[each]) for each in (*cycle, cycle[0]))
+    why = "" if stuck else f", since a connection holds {plan.slots} messages"
+    raise ScheduleError(f"deadlock{why}: {words}")
+
+
+def _list_causes(operations: Sequence[Operation], number: int) -> Iterator[int]:
+    operation = operations[number]
+    if number:
+        last = operations[number - 1]
+        if (last.rank, last.block) == (operation.rank, operation.block):
+            yield number - 1
+    if operation.message is not None:
+        yield operation.message
+    yield from operation.after
+
+
+def _sort(before: Sequence[Sequence[int]]) -> list[int]:
+    """Those that can run, in an order in which they can."""
+    following: list[list[int]] = [[] for _ in before]
+    missing = [len(causes) for causes in before]
+    for number, causes in enumerate(before):
+        for cause in causes:
+            following[cause].append(number)
+    ready = deque(number for number, count in enumerate(missing) if not count)
+    order = []
+    while ready:
+        number = ready.popleft()
+        order.append(number)
+        for follower in following[number]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                ready.append(follower)
+    return order
+
+
+def _find_cycle(before: Sequence[Sequence[int]]) -> list[int]:
+    """Operations that wait for each other, the first for the second and so on."""
+    stuck = set(range(len(before))) - set(_sort(before))
+    path, places, number = list[int](), dict[int, int](), min(stuck)
+    while number not in places:
+        places[number] = len(path)
+        path.append(number)
+        number = next(cause for cause in before[number] if cause in stuck)
+    return path[places[number] :]
+
+
+# ---- races --------------------------------------------------------------------------------
+
+
+def _check_races(plan: Plan, order: Sequence[int]) -> None:
+    operations = plan.operations
+    blocks: dict[tuple[int, int], int] = {}
+    for operation in operations:
+        blocks.setdefault((operation.rank, operation.block), len(blocks))
+    own = [blocks[operation.rank, operation.block] for operation in operations]
+    writers: list[int | None] = [None] * plan.cells
+    readers: dict[int, list[int]] = {}
+    for number, clock in _run_clocks(operations, order, own, len(blocks)):
+        operation = operations[number]
+
+        def is_before(other: int, clock: Clock = clock) -> bool:
+            return bool(clock[own[other]] > other)
+
+        for span in operation.reads:
+            for cell in plan.locate(span):
+                writer = writers[cell]
+                if writer is not None and not is_before(writer):
+                    raise _name_race(plan, operations[writer], operation, span, "reads")
+                readers.setdefault(cell, []).append(number)
+        for span in operation.writes:
+            for cell in plan.locate(span):
+                writer = writers[cell]
+                if writer is not None and not is_before(writer):
+                    raise _name_race(plan, operations[writer], operation, span, "writes")
+                for reader in readers.pop(cell, ()):
+                    if reader != number and not is_before(reader):
+                        raise _name_race(plan, operation, operations[reader], span, "reads")
+                writers[cell] = number
+
+
+def _run_clocks(
+    operations: Sequence[Operation], order: Sequence[int], own: Sequence[int], blocks: int
+) -> Iterator[tuple[int, Clock]]:
+    """Each operation with its clock: for each block, one more than the last number known of it.
+
+    Operations of a block are numbered in their order. A clock is only kept until all that wait for
+    its operation have it.
+    """
+    waiting = [0] * len(operations)
+    causes: list[tuple[int, ...]] = []
+    for operation in operations:
+        message = () if operation.message is None else (operation.message,)
+        causes.append((*operation.after, *message))
+        for cause in causes[-1]:
+            waiting[cause] += 1
+    current: list[Clock | None] = [None] * blocks
+    kept: dict[int, Clock] = {}
+    for number in order:
+        block = own[number]
+        clock = current[block]
+        clock = np.zeros(blocks, np.int32) if clock is None else clock
+        for cause in causes[number]:
+            np.maximum(clock, kept[cause], out=clock)
+            waiting[cause] -= 1
+            if not waiting[cause]:
+                del kept[cause]
+        yield number, clock
+        clock[block] = number + 1
+        current[block] = clock
+        if waiting[number]:
+            kept[number] = clock.copy()
+
+
+def _name_race(
+    plan: Plan, writer: Operation, other: Operation, span: Span, verb: str
+) -> ScheduleError:
+    return ScheduleError(
+        f"race: {other} {verb} {plan.name(span)}, which {writer} writes, and nothing orders the two"
+    )
+
+
+# ---- values -------------------------------------------------------------------------------
+
+
+def replay_plan(
+    plan: Plan,
+    order: Sequence[int],
+    leaf: Callable[[int, int], Value],
+    add: Callable[[Sequence[Value], Operation], Value],
+    move: Callable[[Value, int, int, Operation], Value],
+) -> list[Value | None]:
+    """What each chunk of all memory holds in the end; None for nothing.
+
+    ``leaf(rank, chunk)`` is what an input begins with; ``move(value, source, target, operation)``
+    is the value of a chunk that goes from rank to rank. Raises ScheduleError if an operation uses
+    what nobody has written, and if ``add`` raises ValueError.
+    """
+    state: list[Value | None] = [None] * plan.cells
+    for rank, (inputs, _, _) in enumerate(plan.sizes):
+        for chunk, cell in enumerate(plan.locate(Span(rank, Buffer.INPUT, 0, inputs))):
+            state[cell] = leaf(rank, chunk)
+    receivers = {each.message for each in plan.operations if each.message is not None}
+    sums: dict[int, list[Value]] = {}
+    for number in order:
+        operation = plan.operations[number]
+        if not operation.reads and operation.message is None:
+            continue
+        rank = operation.rank
+        operands = []
+        if operation.message is not None:
+            source = plan.operations[operation.message].rank
+            sent = sums.pop(operation.message)
+            operands.append([move(value, source, rank, operation) for value in sent])
+        for span in operation.reads:
+            values = [_take(plan, state, cell, span, operation) for cell in plan.locate(span)]
+            if span.rank != rank:
+                values = [move(value, span.rank, rank, operation) for value in values]
+            operands.append(values)
+        results = operands[0]
+        if len(operands) > 1:
+            try:
+                results = [add(values, operation) for values in zip(*operands, strict=True)]
+            except ValueError as error:
+                raise ScheduleError(f"{operation}: {error}") from None
+        for span in operation.writes:
+            for cell, value in zip(plan.locate(span), results, strict=True):
+                is_own = span.rank == rank
+                state[cell] = value if is_own else move(value, rank, span.rank, operation)
+        if number in receivers:
+            sums[number] = results
+    return state
+
+
+def _take(
+    plan: Plan, state: Sequence[Value | None], cell: int, span: Span, operation: Operation
+) -> Value:
+    value = state[cell]
+    if value is None:
+        raise ScheduleError(
+            f"{operation} uses {plan.name(span)}, before anything was written there"
+        )
+    return value
+
+
+class Trees:
+    """Sums, each known by a number: equal numbers, equal orders of addition.
+
+    Two that differ in the order of the operands of one addition are equal.
+    """
+
+    def __init__(self) -> None:
+        self._contributors: list[int] = []
+        self._homes: list[int] = []
+        self._known: dict[tuple[int, int], int] = {}
+
+    def add_leaf(self, rank: int, chunk: int) -> int:
+        return self._make((-1 - rank, chunk), 1 << rank, chunk)
+
+    def add(self, values: Sequence[int], operation: Operation) -> int:
+        """Raises ValueError for a contribution that is added twice, and for different chunks."""
+        left = values[0]
+        for right in values[1:]:
+            operands = (left, right) if left < right else (right, left)
+            found = self._known.get(operands)
+            if found is not None:
+                left = found
+                continue
+            if self._homes[left] != self._homes[right]:
+                raise ValueError(
+                    f"chunk {self._homes[right]} is added to chunk {self._homes[left]}"
+                )
+            if twice := self._contributors[left] & self._contributors[right]:
+                raise ValueError(f"the contribution of {name_ranks(_list(twice))} is added twice")
+            both = self._contributors[left] | self._contributors[right]
+            left = self._make(operands, both, self._homes[left])
+        return left
+
+    def _make(self, key: tuple[int, int], contributors: int, home: int) -> int:
+        self._contributors.append(contributors)
+        self._homes.append(home)
+        self._known[key] = number = len(self._homes) - 1
+        return number
+
+    def describe(self, tree: int) -> tuple[list[int], int]:
+        """The ranks whose contributions it is the sum of, and the chunk of theirs."""
+        return _list(self._contributors[tree]), self._homes[tree]
+
+
+def _list(mask: int) -> list[int]:
+    return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
+
+
+def _check_promise(plan: Plan, trees: Trees, state: Sequence[int | None]) -> bool:
+    """Raise ScheduleError unless it is kept; returns whether all ranks add in the same order."""
+    orders: dict[int, int] = {}
+    is_equal = True
+    for rank in range(plan.ranks):
+        for chunk, (ranks, home) in enumerate(list_expected(plan, rank)):
+            (cell,) = plan.locate(Span(rank, Buffer.OUTPUT, chunk, chunk + 1))
+            tree = state[cell]
+            where = f"at the end rank {rank}'s output chunk {chunk}"
+            if tree is None:
+                raise ScheduleError(f"{where} was never written")
+            found, found_home = trees.describe(tree)
+            if len(ranks) > 1 and found_home == home and found != ranks:
+                lacking = sorted(set(ranks) - set(found))
+                raise ScheduleError(f"{where} lacks the contribution of {name_ranks(lacking)}")
+            if (found, found_home) != (ranks, home):
+                raise ScheduleError(
+                    f"{where} holds chunk {found_home} of {name_ranks(found)}, expected chunk "
+                    f"{home} of {name_ranks(ranks)}"
+                )
+            is_equal &= orders.setdefault(home, tree) == tree or len(ranks) == 1
+    return is_equal
+
+
+def list_expected(plan: Plan, rank: int) -> list[tuple[list[int], int]]:
+    """For each chunk of a rank's output: whose contributions it is the sum of, and which chunk."""
+    everyone, share = list(range(plan.ranks)), plan.share
+    if plan.promise is Promise.ALL_REDUCE:
+        return [(everyone, chunk) for chunk in range(plan.chunks)]
+    if plan.promise is Promise.REDUCE_SCATTER:
+        return [(everyone, rank * share + chunk) for chunk in range(share)]
+    base = rank * share if plan.promise is Promise.ALL_TO_ALL else 0
+    return [([source], base + chunk) for source in everyone for chunk in range(share)]

@@ -1,0 +1,274 @@
+"""What ``export`` writes, read back; and files that ``--load`` takes, in the commands."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmark_runs import run_benchmark
+from benchmarks import __main__ as commands
+from benchmarks.common.records import read_record
+from benchmarks.models import explain, export, prove
+from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules import registry
+from mpiddp.schedules.plans.traces import COMPUTE, RECEIVE, SEND, write_chakra, write_goal
+from mpiddp.schedules.schedule import project
+
+RECORDED = Path(__file__).parents[1] / "recorded" / "plans"
+STAR = '''
+from mpiddp.schedules.algorithms import add, copy
+from mpiddp.schedules.registry import register
+from mpiddp.schedules.schedule import all_reduce
+
+
+@register("star")
+def star(n):
+    """All send to rank 0 in turns."""
+    there = [[add(rank, 0)] for rank in range(1, n)]
+    return all_reduce(n, 1, there + [[copy(0, rank)] for rank in range(1, n)], owners=[0])
+'''
+
+
+@pytest.fixture
+def star(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_algorithms", dict(registry._algorithms))
+    path = tmp_path / "star.py"
+    path.write_text(STAR)
+    return str(path)
+
+
+# ---- readers, which know the formats and nothing of mpiddp --------------------------------
+
+
+def read_goal(text):
+    """Each rank's operations: verb, bytes, peer, tag, the comment before, and what it requires."""
+    ranks, comment = {}, ""
+    for line in text.splitlines():
+        if begin := re.fullmatch(r"rank (\d+) {", line):
+            operations = ranks[int(begin[1])] = {}
+        elif line.startswith("// "):
+            comment = line[3:]
+        elif sent := re.fullmatch(r"(l\d+): (send|recv) (\d+)b (?:to|from) (\d+) tag (\d+)", line):
+            numbers = map(int, sent.groups()[2:])
+            operations[sent[1]] = (sent[2], *numbers, comment, [])
+        elif added := re.fullmatch(r"(l\d+): calc (\d+)", line):
+            operations[added[1]] = ("calc", int(added[2]), None, None, "", [])
+        elif needs := re.fullmatch(r"(l\d+) requires (l\d+)", line):
+            operations[needs[1]][-1].append(needs[2])
+        else:
+            assert line in ("", "}") or line == f"num_ranks {len(text.split('rank ')) - 1}"
+    return ranks
+
+
+def _read_number(data, at):
+    value = shift = 0
+    while True:
+        value |= (data[at] & 127) << shift
+        shift += 7
+        at += 1
+        if data[at - 1] < 128:
+            return value, at
+
+
+def read_message(data):
+    """The fields of a protocol buffer, in their order, as numbers and bytes."""
+    at, found = 0, []
+    while at < len(data):
+        key, at = _read_number(data, at)
+        value, at = _read_number(data, at)
+        if key & 7 == 2:
+            value, at = data[at : at + value], at + value
+        found.append((key >> 3, value))
+    return found
+
+
+def read_chakra(data):
+    """The nodes of a trace: type, name, what they depend on, attributes."""
+    at, messages = 0, []
+    while at < len(data):
+        length, at = _read_number(data, at)
+        messages.append(read_message(data[at : at + length]))
+        at += length
+    assert messages[0] == [(1, b"0.0.4")]
+    nodes = {}
+    for message in messages[1:]:
+        fields = dict(message)
+        depends, place = [], 0
+        while place < len(fields.get(5, b"")):
+            number, place = _read_number(fields[5], place)
+            depends.append(number)
+        attributes = {}
+        for name, value in (read_message(each) for field, each in message if field == 10):
+            attributes[name[1].decode()] = value
+        nodes[fields[1]] = (fields[3], fields[2].decode(), depends, attributes)
+    return nodes
+
+
+CASES = [("ring", 4), ("direct", 3), ("recursive-doubling", 6), ("naive-ring:segments=2", 3)]
+
+
+@pytest.mark.parametrize(("name", "ranks"), CASES)
+def test_goal_read_back_is_the_schedule(name, ranks):
+    schedule = registry.parse(name).build(ranks)
+    bounds = schedule.bounds(100)
+    read = read_goal(write_goal(schedule, 100, 4, 1e-10))
+    assert sorted(read) == list(range(ranks))
+    for rank, rounds in enumerate(project(schedule)):
+        found = [each for each in read[rank].values() if each[0] != "calc"]
+        expected = []
+        for step, receives, sends in rounds:
+            for each in (*receives, *sends):
+                verb, peer = ("send", each.dst) if each.src == rank else ("recv", each.src)
+                how = "added" if each.reduce else "copied"
+                words = f"step {step}: chunks {each.lo} to {each.hi} are {how}"
+                size = 4 * (bounds[each.hi] - bounds[each.lo])
+                expected.append((verb, size, peer, step, words))
+        assert [each[:5] for each in found] == expected
+        # All of a step come before all of the next.
+        steps = {label: each[3] for label, each in read[rank].items() if each[0] != "calc"}
+        for label, step in steps.items():
+            before = _find_all_before(read[rank], label)
+            assert {each for each in steps if steps[each] < step} == before & steps.keys()
+
+
+def _find_all_before(operations, label):
+    found, stack = set(), [label]
+    while stack:
+        for cause in operations[stack.pop()][-1]:
+            if cause not in found:
+                found.add(cause)
+                stack.append(cause)
+    return found
+
+
+@pytest.mark.parametrize(("name", "ranks"), CASES)
+def test_chakra_read_back_is_the_schedule(name, ranks):
+    schedule = registry.parse(name).build(ranks)
+    bounds = schedule.bounds(100)
+    traces = write_chakra(schedule, 100, 4, 1e-10)
+    for rank, (rounds, data) in enumerate(zip(project(schedule), traces, strict=True)):
+        nodes = read_chakra(data)
+        assert list(nodes) == list(range(len(nodes)))
+        assert all(cause < number for number, node in nodes.items() for cause in node[2])
+        found = []
+        for kind, text, _, attributes in nodes.values():
+            assert attributes["is_cpu_op"] == (27, 0)
+            if kind != COMPUTE:
+                # An int32 each, but the size is an int64: what ASTRA-sim's feeder asks for.
+                (size,) = [attributes["comm_size"][1]]
+                assert attributes["comm_size"][0] == 9
+                src, dst, tag = (attributes[f"comm_{each}"] for each in ("src", "dst", "tag"))
+                assert {src[0], dst[0], tag[0]} == {7}
+                found.append((kind, src[1], dst[1], tag[1], size, text.split(": ")[1]))
+        expected = [
+            (
+                SEND if each.src == rank else RECEIVE, each.src, each.dst, step,
+                4 * (bounds[each.hi] - bounds[each.lo]),
+                f"{'added' if each.reduce else 'copied'} chunks {each.lo} to {each.hi}",
+            )
+            for step, receives, sends in rounds
+            for each in (*receives, *sends)
+        ]  # fmt: skip
+        assert found == expected
+
+
+# ---- the command --------------------------------------------------------------------------
+
+
+def test_every_format_is_written(tmp_path, capsys):
+    for form in ("msccl-xml", "mscclpp-json", "chakra-et", "goal"):
+        output = tmp_path / f"ring.{form.rpartition('-')[2]}"
+        export.main(["ring", "--ranks", "3", "--format", form, "--output", str(output)])
+    words = capsys.readouterr().out.splitlines()
+    assert words[0] == f"wrote {tmp_path}/ring.xml: ring on 3 ranks, 4 steps, 12 messages"
+    assert words[2].startswith(f"wrote {tmp_path}/ring.et.0.et and 2 more: ring on 3 ranks, 4 ste")
+    assert words[2].endswith(", 1 MiB")
+    assert len(list(tmp_path.iterdir())) == 6
+    prove.main(["--load", str(tmp_path / "ring.xml"), str(tmp_path / "ring.json")])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines] == ["verdict", "proved", "proved"]
+
+
+MISTAKES = [
+    ("ring", "the following arguments are required: --output"),
+    ("central --output {0}/a.xml", "rank 7 of this one only serves"),
+    ("ring --output {0}/none/a.xml", "there is no directory"),
+    ("ring --format gaol --output {0}/a", "found 'gaol'"),
+    ("star --output {0}/a.xml", "no algorithm is called 'star'"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), MISTAKES)
+def test_mistakes(words, message, tmp_path):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        export.main(words.format(tmp_path).split())
+
+
+# ---- --load in the commands ---------------------------------------------------------------
+
+
+def test_an_algorithm_of_your_own_joins_every_model(star, tmp_path, capsys):
+    picture = tmp_path / "star.svg"
+    words = {
+        "prove": ["--ranks", "5", "--processes", "1"],
+        "explain": ["star", "--ranks", "3", "--svg", str(picture)],
+        "simulate": ["star", "--ranks", "4"],
+        "numerics": ["star", "--ranks", "4", "--dtype", "float32", "--elements", "64"],
+        "export": ["star", "--ranks", "3", "--output", str(tmp_path / "star-plan.xml")],
+    }
+    for command, rest in words.items():
+        commands.run([command, *rest, "--load", star])
+        assert "star" in capsys.readouterr().out, command
+    assert picture.exists()
+
+
+def read_lines(path, kind):
+    return [line for line in read_record(path).others if line["kind"] == kind]
+
+
+def test_only_what_is_loaded_is_proved_and_by_processes_too(star, tmp_path):
+    record = tmp_path / "proof.json"
+    done = run_benchmark("prove", "--load", star, "--ranks", "5", "--json", str(record))
+    assert done.returncode == 0, done.stderr
+    assert [line["algorithm"] for line in read_lines(record, "proof")] == ["star"]
+
+
+def test_a_file_that_fails_ends_with_one_line(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text("\nraise RuntimeError('no luck')\n")
+    done = run_benchmark("simulate", "own", "--load", str(path))
+    assert done.returncode == 2
+    assert done.stderr.strip() == f"mpiddp: {path}:2: RuntimeError: no luck"
+
+
+def test_plans_are_proved_side_by_side(tmp_path, capsys):
+    record = tmp_path / "proof.json"
+    names = ["azure_ag_hier_4_LL.xml", "msccl_tools_1step_3.xml", "mscclpp_reduce_tbg.json"]
+    files = [str(RECORDED / name) for name in names]
+    odd = tmp_path / "odd.xml"
+    odd.write_text("<topology/>")
+    with pytest.raises(ScheduleError, match="1 of 4 plans do not keep their promise"):
+        prove.main(["--load", *files, str(odd), "--json", str(record)])
+    lines = capsys.readouterr().out.splitlines()
+    assert [re.split("  +", line)[-1] for line in lines[1:5]] == [
+        "proved", "proved, bits differ", "WRONG", "not read",
+    ]  # fmt: skip
+    assert lines[5] == "bits differ: every sum is complete, but ranks add in different orders"
+    assert lines[6].startswith("mscclpp_reduce_tbg.json: race: rank 0, thread block 1, step 6")
+    assert lines[7] == f"odd.xml: {odd}: expected an element algo, found topology"
+    plans = read_lines(record, "plan")
+    assert [plan["verdict"] for plan in plans][2:] == ["WRONG", "not read"]
+    with pytest.raises(ConfigurationError, match=r"expected an element algo, found topology$"):
+        prove.main(["--load", str(odd)])
+
+
+def test_a_plan_is_explained(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(registry, "_algorithms", dict(registry._algorithms))
+    path = shutil.copy(RECORDED / "msccl_tools_1step_3.xml", tmp_path / "onestep.xml")
+    page = tmp_path / "page.html"
+    explain.main(["onestep", "--load", str(path), "--ranks", "3", "--html", str(page)])
+    assert "steps         1, with 6 messages of all ranks" in capsys.readouterr().out
+    assert "onestep" in page.read_text()

@@ -1,0 +1,119 @@
+"""Algorithms of your own: a Python file or a plan joins those that are here."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules import registry
+from mpiddp.schedules.plans import loading
+
+RECORDED = Path(__file__).parents[1] / "recorded" / "plans"
+STAR = '''
+from mpiddp.schedules.algorithms import add, copy
+from mpiddp.schedules.registry import register
+from mpiddp.schedules.schedule import all_reduce
+
+
+@register("star")
+def star(n):
+    """All send to rank 0 in turns."""
+    there = [[add(rank, 0)] for rank in range(1, n)]
+    return all_reduce(n, 1, there + [[copy(0, rank)] for rank in range(1, n)], owners=[0])
+'''
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    monkeypatch.setattr(registry, "_algorithms", dict(registry._algorithms))
+
+
+def write(folder, text, name="own.py"):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_function_joins_the_others(tmp_path):
+    path = write(tmp_path, STAR)
+    assert loading.load(path) == ("star",)
+    assert registry.names()[-1] == "star"
+    assert len(registry.parse("star:segments=2").build(4).steps) == 7
+    # Once in a process, whoever asks.
+    assert loading.load(path) == ("star",)
+    assert registry.find("star").source == str(path)
+
+
+MISTAKES = [
+    ("x = 1\n", 'own.py registers no algorithm: expected a function under @register("name")'),
+    ("\n\nx = 1 / 0\n", "own.py:3: ZeroDivisionError: division by zero"),
+    ("def f(:\n", "own.py:1: SyntaxError: invalid syntax"),
+    ("raise SystemExit(3)\n", "own.py:1: SystemExit: 3"),
+    ("import no_such_module_here\n", "own.py:1: ModuleNotFoundError: No module named 'no_such_"),
+    (
+        STAR.replace('"star"', '"ring"'),
+        "own.py:7: ValueError: an algorithm is called 'ring' alread",
+    ),
+    (STAR + "raise OSError('one\\ntwo')\n", "own.py:12: OSError: one two"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), MISTAKES)
+def test_a_mistake_in_a_file_is_one_line(text, words, tmp_path):
+    before = registry.names()
+    with pytest.raises(ConfigurationError) as caught:
+        loading.load(write(tmp_path, text))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    # Nothing of it stays.
+    assert registry.names() == before
+
+
+def test_a_file_that_is_none(tmp_path):
+    with pytest.raises(
+        ConfigurationError, match=r"expected a name that ends in \.py, \.xml, \.json"
+    ):
+        loading.load(tmp_path / "own.txt")
+    with pytest.raises(ConfigurationError, match="cannot be read: No such file or directory"):
+        loading.load(tmp_path / "own.py")
+
+
+def test_a_plan_joins_the_others_under_the_files_name(tmp_path):
+    path = shutil.copy(RECORDED / "msccl_tools_1step_3.xml", tmp_path / "one-step.xml")
+    assert loading.load(path) == ("one-step",)
+    choice = registry.parse("one-step")
+    assert choice.summary == "A plan of another project, on its number of ranks."
+    assert len(choice.build(3).steps) == 1
+    with pytest.raises(ConfigurationError, match="one-step is a plan for 3 ranks, found 4"):
+        choice.build(4)
+
+
+PLANS = [
+    ("mscclpp_reduce_tbg.json", "race.json", ScheduleError, "race.json: race: rank 0"),
+    (
+        "azure_ag_hier_4_LL.xml",
+        "gather.xml",
+        ConfigurationError,
+        "is no all-reduce: it is an all",
+    ),
+    ("msccl_tools_1step_3.xml", "ring.xml", ConfigurationError, "called 'ring', which is taken"),
+    ("msccl_tools_1step_3.xml", "a b.xml", ConfigurationError, "'a b', which has a space or one"),
+]
+
+
+@pytest.mark.parametrize(("source", "name", "kind", "words"), PLANS)
+def test_a_plan_that_cannot_join(source, name, kind, words, tmp_path):
+    with pytest.raises(kind) as caught:
+        loading.load(shutil.copy(RECORDED / source, tmp_path / name))
+    assert words in str(caught.value)
+
+
+def test_the_contents_tell_two_files_apart(tmp_path):
+    first, same, other = (
+        loading.find_digest(write(tmp_path, text, name))
+        for text, name in ((STAR, "a.py"), (STAR, "b.py"), (STAR + "\n", "c.py"))
+    )
+    assert first == same != other

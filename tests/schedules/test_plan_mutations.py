@@ -1,0 +1,183 @@
+"""Whoever changes one step of a plan is found out, on 64 ranks too: 100 of 100."""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+from collections import Counter
+from xml.etree import ElementTree
+
+import pytest
+
+from mpiddp.errors import ScheduleError
+from mpiddp.schedules.plans.msccl_writer import write_xml
+from mpiddp.schedules.plans.msccl_xml import read_tree
+from mpiddp.schedules.plans.proof import prove_plan
+from mpiddp.schedules.registry import parse
+from plan_runs import is_all_reduce
+
+NUMBERS = {"recursive-doubling:segments=2": 40, "double-tree": 52, "halving-doubling": 8}
+"""How many of the hundred are mutants of which plan; the last has the most steps."""
+PLANS = tuple(NUMBERS)
+
+
+@functools.cache
+def write(name, ranks):
+    return write_xml(parse(name).build(ranks), name)
+
+
+def make_tree(name, ranks):
+    return ElementTree.fromstring(write(name, ranks))
+
+
+def find_fault(root):
+    """What the proof says of a plan; empty if it is proved."""
+    try:
+        for plan in read_tree(root):
+            prove_plan(plan)
+    except ScheduleError as error:
+        return str(error)
+    return ""
+
+
+def list_steps(root, *kinds):
+    return [step for step in root.iter("step") if step.get("type") in kinds]
+
+
+def give_wrong_peer(root, draw):
+    block = draw.choice([tb for tb in root.iter("tb") if len(tb)])
+    side = draw.choice(["send", "recv"])
+    (own,) = [gpu.get("id") for gpu in root if block in list(gpu)]
+    others = set(range(int(root.get("ngpus")))) - {int(own), int(block.get(side))}
+    block.set(side, str(draw.choice(sorted(others))))
+
+
+def give_wrong_chunk(root, draw):
+    """Another chunk than its own, in a field that the runtime looks at."""
+    whole = root.get("nchunksperloop")
+    steps = list_steps(root, "s", "r", "rrc")
+    step = draw.choice([step for step in steps if step.get("cnt") != whole])
+    side = {"s": "src", "r": "dst"}.get(step.get("type")) or draw.choice(["src", "dst"])
+    count, old = int(step.get("cnt")), int(step.get(f"{side}off"))
+    most = int(root.get("nchunksperloop")) - count
+    step.set(f"{side}off", str(draw.choice([each for each in range(most + 1) if each != old])))
+
+
+def forget_dependency(root, draw):
+    step = draw.choice([step for step in root.iter("step") if step.get("depid") != "-1"])
+    step.set("forgotten", f"{step.get('depid')} {step.get('deps')}")
+    step.set("depid", "-1")
+    step.set("deps", "-1")
+
+
+def take_forgotten(root):
+    """The rank, thread block and step that forgot a dependency, and the step that it was on."""
+    for gpu in root:
+        for block in gpu:
+            for step in block:
+                if "forgotten" in step.attrib:
+                    other, least = step.attrib.pop("forgotten").split()
+                    rank, waiting = int(gpu.get("id")), (int(block.get("id")), int(step.get("s")))
+                    return (rank, *waiting), (rank, int(other), int(least))
+    return None
+
+
+def is_waited_for(root, later, earlier):
+    """Whether a step still waits for another by what others wait for: nothing was lost."""
+    (plan,) = read_tree(root)
+    operations = plan.operations
+    places = {(each.rank, each.block, each.step): at for at, each in enumerate(operations)}
+    reached, stack = set(), [places[later]]
+    while stack:
+        at = stack.pop()
+        if at in reached:
+            continue
+        reached.add(at)
+        one = operations[at]
+        before = places.get((one.rank, one.block, one.step - 1))
+        stack += [cause for cause in (*one.after, one.message, before) if cause is not None]
+    return places[earlier] in reached
+
+
+def add_twice(root, draw):
+    """What comes in is added to what is there, which is part of it; or what is there to itself."""
+    block = draw.choice([tb for tb in root.iter("tb") if list_steps(tb, "r", "rrc")])
+    step = draw.choice(list_steps(block, "r", "rrc"))
+    if step.get("type") == "r":
+        step.set("type", "rrc")
+        for field in ("buf", "off"):
+            step.set(f"src{field}", step.get(f"dst{field}"))
+        return
+    fields = {**step.attrib, "s": str(len(block)), "type": "re", "depid": "-1", "deps": "-1"}
+    ElementTree.SubElement(block, "step", fields | {"hasdep": "0"})
+
+
+KINDS = (give_wrong_peer, give_wrong_chunk, forget_dependency, add_twice)
+
+
+def mutate(name, ranks, kind, seed):
+    root = make_tree(name, ranks)
+    kind(root, random.Random(seed))
+    take_forgotten(root)
+    return root
+
+
+def test_a_hundred_of_a_hundred_are_flagged_on_64_ranks():
+    flagged, missed = Counter(), []
+    for name, number in NUMBERS.items():
+        for kind in KINDS:
+            draw = random.Random(name)
+            left = number // len(KINDS)
+            while left:
+                root = make_tree(name, 64)
+                kind(root, draw)
+                forgotten = take_forgotten(root)
+                begin = time.process_time()
+                fault = find_fault(root)
+                assert time.process_time() - begin < 5
+                if not fault and forgotten and is_waited_for(root, *forgotten):
+                    continue
+                missed += [] if fault else [(name, kind.__name__)]
+                flagged[kind.__name__] += 1
+                left -= 1
+    assert flagged.total() == 100
+    assert not missed
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("ranks", [5, 8])
+def test_what_is_not_flagged_makes_no_difference(name, ranks):
+    """Against an oracle that runs plans in random orders."""
+    assert find_fault(make_tree(name, ranks)) == ""
+    assert is_all_reduce(make_tree(name, ranks), range(5))
+    for seed in range(24):
+        root = mutate(name, ranks, KINDS[seed % len(KINDS)], seed)
+        if not find_fault(root):
+            assert is_all_reduce(root, range(20)), (name, ranks, seed)
+
+
+@pytest.mark.parametrize("kind", [give_wrong_peer, give_wrong_chunk, add_twice])
+def test_what_goes_wrong_in_a_run_is_flagged(kind):
+    found = 0
+    for name in PLANS:
+        for seed in range(8):
+            root = mutate(name, 6, kind, seed)
+            if not is_all_reduce(root, range(3)):
+                found += 1
+                assert find_fault(root), (name, seed)
+    assert found > 15
+
+
+def test_it_says_where():
+    root = make_tree("recursive-doubling", 4)
+    (block,) = [tb for tb in list(root)[2] if tb.get("send") == "3"]
+    assert [step.get("type") for step in block] == ["s", "rrc"]
+    block[1].set("type", "r")
+    assert find_fault(root) == "at the end rank 0's output chunk 0 lacks the contribution of rank 2"
+    block[1].set("type", "rrc")
+    # Rank 2 sends to rank 0 before it has added what comes from rank 3.
+    (late,) = [list_steps(tb, "s")[0] for tb in list(root)[2] if tb.get("send") == "0"]
+    late.set("depid", "-1")
+    late.set("deps", "-1")
+    assert find_fault(root).startswith("race: rank 2, thread block 0, step 0 (s) reads chunk 0 of ")

@@ -1,0 +1,341 @@
+"""Plans of other projects: what is proved of theirs, and of small ones with a fault."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules.plans.msccl_xml import read_tree, read_xml
+from mpiddp.schedules.plans.mscclpp_json import read_content, read_json
+from mpiddp.schedules.plans.proof import prove_plan
+from mpiddp.schedules.plans.reading import read_plans
+
+RECORDED = Path(__file__).parents[1] / "recorded" / "plans"
+RIGHT = {
+    "azure_ag_hier_4_LL.xml": True,
+    # Each rank adds its own first.
+    "msccl_tools_1step_3.xml": False,
+    "mscclpp_allreduce_packet.json": True,
+    "mscclpp_allreduce_pipeline.json": True,
+    "mscclpp_reduce_nvls.json": True,
+}
+"""Whether all ranks add in the same order."""
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_right(name):
+    (plan,) = read_plans(RECORDED / name)
+    assert prove_plan(plan).is_bitwise_equal == RIGHT[name]
+
+
+def test_thread_blocks_that_share_a_copy_are_not_waited_for():
+    """Each waits for the block of its own number, but reads what both have copied."""
+    (plan,) = read_plans(RECORDED / "mscclpp_reduce_tbg.json")
+    with pytest.raises(ScheduleError) as caught:
+        prove_plan(plan)
+    assert str(caught.value) == (
+        "race: rank 0, thread block 1, step 6 (rres) reads part 2 of 2 of chunk 0 of rank 1's "
+        "scratch, which rank 1, thread block 0, step 0 (copy) writes, and nothing orders the two"
+    )
+
+
+def test_inputs_that_were_never_copied():
+    (plan,) = read_plans(RECORDED / "msccl_tools_composed_dgx1.xml")
+    with pytest.raises(ScheduleError, match="uses chunk 1 of rank 0's scratch, before anything"):
+        prove_plan(plan)
+
+
+def test_a_ring_of_slots_holds_a_pipeline_back():
+    """Its first block may be as many rounds ahead as scratch memory has places, and no more."""
+    content = json.loads((RECORDED / "mscclpp_allreduce_pipeline.json").read_text())
+    assert {gpu["semaphores"][2]["init_value"] for gpu in content["gpus"]} == {32}
+    for gpu in content["gpus"]:
+        gpu["semaphores"][2]["init_value"] = 33
+    with pytest.raises(ScheduleError, match=r"^race: .*part 1 of 34 of chunk 0 of rank"):
+        prove_plan(read_content(content))
+
+
+def test_a_file_is_read_once_for_each_way(tmp_path):
+    text = (RECORDED / "msccl_tools_1step_3.xml").read_text()
+    path = tmp_path / "both.xml"
+    path.write_text(text.replace('inplace="1"', 'inplace="1" outofplace="1"'))
+    in_place, out_of_place = read_xml(path)
+    assert prove_plan(in_place)
+    with pytest.raises(ScheduleError, match="output chunk 0 was never written"):
+        prove_plan(out_of_place)
+
+
+# ---- MSCCL, two ranks ---------------------------------------------------------------------
+
+STEP = (
+    '<step s="{}" type="{}" srcbuf="{}" srcoff="{}" dstbuf="{}" dstoff="{}" cnt="{}" depid="{}" '
+    'deps="{}" hasdep="{}"/>'
+)
+
+
+def step(number, kind, source="i0", target="i0", count=1, waits=(-1, -1), hasdep=0):
+    return STEP.format(
+        number, kind, source[0], source[1:], target[0], target[1:], count, *waits, hasdep
+    )
+
+
+def make_plan(*gpus, chunks=1, scratch=2, proto="LL", coll="allreduce"):
+    """A plan of two ranks; each has thread blocks, which are lists of steps."""
+    text = (
+        f'<algo name="small" proto="{proto}" nchannels="1" nchunksperloop="{chunks}" ngpus="2" '
+        f'coll="{coll}" inplace="1">'
+    )
+    for rank, blocks in enumerate(gpus):
+        text += f'<gpu id="{rank}" i_chunks="0" o_chunks="0" s_chunks="{scratch}">'
+        for number, steps in enumerate(blocks):
+            peer = 1 - rank if number == 0 else -1
+            text += f'<tb id="{number}" send="{peer}" recv="{peer}" chan="0">'
+            text += "".join(steps) + "</tb>"
+        text += "</gpu>"
+    return text + "</algo>"
+
+
+def find_fault(text):
+    try:
+        for plan in read_tree(ElementTree.fromstring(text)):
+            prove_plan(plan)
+    except ScheduleError as error:
+        return str(error)
+    return ""
+
+
+EXCHANGE = [step(0, "s"), step(1, "rrc")]
+
+
+def test_an_exchange_is_an_all_reduce():
+    assert find_fault(make_plan([EXCHANGE], [EXCHANGE])) == ""
+
+
+def test_both_receive_first():
+    steps = [step(0, "rrc"), step(1, "s")]
+    fault = find_fault(make_plan([steps], [steps]))
+    assert fault.startswith("deadlock: rank 0, thread block 0, step 0 (rrc) waits for rank 1, ")
+
+
+@pytest.mark.parametrize(("proto", "held"), [("Simple", 2), ("LL", 8)])
+def test_no_more_messages_than_a_connection_holds(proto, held):
+    def make(count):
+        sends = [step(at, "s", f"i{at}") for at in range(count)]
+        receives = [step(count + at, "rrc", f"i{at}", f"i{at}") for at in range(count)]
+        return make_plan(*([[*sends, *receives]],) * 2, chunks=count, proto=proto)
+
+    assert find_fault(make(held)) == ""
+    assert find_fault(make(held + 1)).startswith(
+        f"deadlock, since a connection holds {held} messages: rank 0, thread block 0, step {held} "
+    )
+
+
+def test_a_step_that_never_announces_itself():
+    late = [step(0, "cpy", "i0", "s0", waits=(0, 1))]
+    assert find_fault(make_plan([EXCHANGE, late], [EXCHANGE])) == (
+        "deadlock: rank 0, thread block 1, step 0 (cpy) waits for thread block 0, step 1, which "
+        "never says that it is done (hasdep=1)"
+    )
+
+
+def test_a_later_step_announces_an_earlier_one():
+    steps = [step(0, "s"), step(1, "rrc"), step(2, "cpy", "i0", "s1", hasdep=1)]
+    late = [step(0, "cpy", "i0", "s0", waits=(0, 1))]
+    assert find_fault(make_plan([steps, late], [EXCHANGE])) == ""
+
+
+def test_two_blocks_on_one_chunk():
+    steps = [step(0, "s"), step(1, "rrc", hasdep=1)]
+    late = [step(0, "cpy", "i0", "s0")]
+    assert find_fault(make_plan([steps, late], [EXCHANGE])) == (
+        "race: rank 0, thread block 1, step 0 (cpy) reads chunk 0 of rank 0's input, which rank 0, "
+        "thread block 0, step 1 (rrc) writes, and nothing orders the two"
+    )
+
+
+def test_reductions_that_each_wait():
+    """Scenario 1 of microsoft/msccl#25: the plan is right, whatever a runtime made of it."""
+    senders = [step(0, "s", "i0"), step(1, "s", "i1"), step(2, "r", "i0", "i0", 2)]
+    adders = [
+        step(0, "r", "i0", "s0", hasdep=1),
+        step(1, "r", "i0", "s1", hasdep=1),
+        step(2, "s", "i0", "i0", 2, waits=(1, 1)),
+    ]
+    chained = [
+        step(0, "re", "s0", "i0", waits=(0, 0)),
+        step(1, "re", "s1", "i1", waits=(0, 1), hasdep=1),
+    ]
+    assert find_fault(make_plan([senders], [adders, chained], chunks=2)) == ""
+    unordered = [step(0, "re", "s0", "i0"), step(1, "re", "s1", "i1", waits=(0, 1), hasdep=1)]
+    assert find_fault(make_plan([senders], [adders, unordered], chunks=2)).startswith("race: ")
+
+
+FAULTS = [
+    ([step(0, "rrc")], EXCHANGE, "deadlock: rank 1, thread block 0, step 1 (rrc)"),
+    ([*EXCHANGE, step(2, "s")], EXCHANGE, "step 2 (s): nobody on rank 1 receives it (channel 0)"),
+    ([step(0, "s", "i1"), step(1, "rrc")], EXCHANGE, "chunk 1 of rank 0's input is not inside"),
+    ([step(0, "s", count=2), step(1, "rrc")], EXCHANGE, "sends 2 chunks, rank 1, thread block 0"),
+    ([*EXCHANGE, step(2, "re")], EXCHANGE, "step 2 (re): the contribution of ranks 0, 1 is added"),
+    ([step(0, "s"), step(1, "r")], EXCHANGE, "output chunk 0 lacks the contribution of rank 0"),
+    ([step(1, "s"), step(0, "rrc")], EXCHANGE, "its steps are not numbered 0 to 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "second", "words"), FAULTS)
+def test_small_faults(first, second, words):
+    assert words in find_fault(make_plan([first], [second]))
+
+
+def test_another_chunk_is_never_added():
+    steps = [step(0, "s", "i0"), step(1, "rrc", "i1", "i1")]
+    fault = find_fault(make_plan([steps], [steps], chunks=2))
+    assert fault.endswith("step 1 (rrc): chunk 1 is added to chunk 0")
+
+
+UNKNOWN = [
+    ('coll="allreduce"', 'coll="custom"', "coll='custom': what it promises is not known"),
+    ('proto="LL"', 'proto="LL" colour="red"', "element algo has fields that are not known: colour"),
+    ('cnt="1"', 'cnt="1" priority="3"', "element step has fields that are not known: priority"),
+    ('type="s"', 'type="ra"', "type='ra' of a step is not known"),
+    ('cnt="1"', 'cnt="one"', "cnt: expected an integer >= 0, found 'one'"),
+    ('chan="0"', "", "element tb lacks chan"),
+    ('srcbuf="i"', 'srcbuf="x"', "srcbuf: expected i, o or s, found 'x'"),
+    ('ngpus="2"', 'ngpus="3"', "expected one gpu element for each of 3 ranks"),
+    ('proto="LL"', 'proto="Fast"', "proto='Fast': expected Simple, LL, LL128"),
+    ("</algo>", "", "expected MSCCL's XML"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "words"), UNKNOWN)
+def test_what_is_not_known_is_named(old, new, words, tmp_path):
+    path = tmp_path / "plan.xml"
+    text = make_plan([EXCHANGE], [EXCHANGE])
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(ConfigurationError) as caught:
+        read_xml(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# ---- MSCCL++, two ranks -------------------------------------------------------------------
+
+
+def local(kind, index=0):
+    return {"type": kind, "index": index, "size": 1}
+
+
+PUT = {
+    "name": "put", "src_buff": [local("i")],
+    "dst_buff": [{"buffer_id": 0, "index": 0, "size": 1}], "channel_ids": [0],
+    "channel_type": "memory",
+}  # fmt: skip
+NOP = {"name": "nop"}
+ADD = {
+    "name": "re", "src_buff": [local("i"), local("s")], "dst_buff": [local("i")],
+    "reduce_op": "sum",
+}  # fmt: skip
+SIGNAL, WAIT = (
+    {"name": name, "channel_ids": [0], "channel_type": "memory"} for name in ("signal", "wait")
+)
+SUM = [PUT, NOP, SIGNAL, WAIT, NOP, ADD]
+
+
+def make_content(first, second=SUM):
+    gpus = []
+    for rank, blocks in enumerate((first, second)):
+        blocks = blocks if isinstance(blocks[0], list) else [blocks]
+        gpus.append(
+            {
+                "id": rank, "input_chunks": 1, "output_chunks": 1, "scratch_chunks": 1,
+                "threadblocks": [
+                    {
+                        "id": number, "ops": operations,
+                        "channels": [{"channel_type": "memory", "channel_ids": [0]}],
+                        "remote_buffer_refs": [
+                            {"access_channel_type": "memory", "remote_buffer_ids": [0]}
+                        ],
+                    }
+                    for number, operations in enumerate(blocks)
+                ],
+                "channels": [{"channel_type": "memory", "connected_to": [1 - rank]}],
+                "remote_buffers": [
+                    {"rank": 1 - rank, "type": "s", "access_channel_types": ["memory"]}
+                ],
+                "semaphores": [{"init_value": 0}],
+            }
+        )  # fmt: skip
+    return {
+        "name": "small", "collective": "allreduce", "protocol": "Simple", "inplace": True,
+        "gpus": gpus,
+    }  # fmt: skip
+
+
+CASES = [
+    (SUM, ""),
+    ([PUT, NOP, SIGNAL, WAIT, ADD], "race: rank 0, thread block 0, step 4 (re) follows wait"),
+    ([PUT, SIGNAL, WAIT, NOP, ADD], "race: rank 0, thread block 0, step 1 (signal) follows put"),
+    ([PUT, NOP, WAIT, NOP, ADD], "deadlock: rank 1, thread block 0, step 3 (wait) waits for a sig"),
+    ([PUT, NOP, SIGNAL, NOP, ADD], "race: rank 0, thread block 0, step 4 (re) reads chunk 0 of "),
+    ([PUT, NOP, WAIT, NOP, SIGNAL, NOP, ADD], ""),
+    ([SIGNAL, WAIT, NOP, ADD], "step 5 (re) uses chunk 0 of rank 1's scratch, before anything was"),
+    (
+        [[PUT, NOP, SIGNAL, WAIT, NOP, {"name": "sem_release", "semaphore_ids": [0]}],
+         [{"name": "sem_acquire", "semaphore_ids": [0]}, NOP, ADD]],
+        "",
+    ),
+    (
+        [[PUT, NOP, SIGNAL, WAIT, NOP, {"name": "barrier", "barrier_id": 0, "num_threadblocks": 2}],
+         [{"name": "barrier", "barrier_id": 0, "num_threadblocks": 2}, ADD]],
+        "",
+    ),
+    (
+        [[*SUM, {"name": "barrier", "barrier_id": 0, "num_threadblocks": 2}]],
+        "waits for 2 thread blocks, of which 1 come",
+    ),
+    ([[{"name": "sem_acquire", "semaphore_ids": [0]}], SUM], "waits for a signal that is never"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("operations", "words"), CASES)
+def test_signals_and_what_they_order(operations, words):
+    try:
+        prove_plan(read_content(make_content(operations)))
+    except ScheduleError as error:
+        assert words
+        assert words in str(error)
+    else:
+        assert not words
+
+
+WRONG = [
+    ({"colour": 1}, "plan has fields that are not known: colour"),
+    ({"collective": "sendrecv"}, "collective 'sendrecv': what it promises is not known"),
+    ({"gpus": [{"id": 0}]}, "expected MSCCL++'s execution plan: KeyError"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), WRONG)
+def test_json_that_is_not_known_is_named(change, words, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(make_content(SUM) | change))
+    with pytest.raises(ConfigurationError) as caught:
+        read_json(path)
+    assert words in str(caught.value)
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"name": "shout"}, "operation 'shout' is not known"),
+     ({"reduce_op": "min"}, "reduce_op 'min': expected sum"),
+     ({"loudness": 3}, "operation has fields that are not known: loudness")],
+)  # fmt: skip
+def test_an_operation_that_is_not_known(change, words):
+    with pytest.raises(ConfigurationError, match=words):
+        read_content(make_content([*SUM[:-1], ADD | change]))
