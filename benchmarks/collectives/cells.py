@@ -108,7 +108,7 @@ class CellMaker:
             details |= {"slow_rank": slow.rank, "slow_rank_reason": slow.reason}
         if self._plan.overlap:
             details |= describe_overlap(visits)
-        if broken := list_broken(task, self._times):
+        elif broken := list_broken(task, self._times):
             details["guidelines"] = broken
         return Cell(
             quantity=own.quantity,
