@@ -16,8 +16,8 @@ from benchmarks.collectives.contenders import (
     Task,
 )
 from benchmarks.collectives.findings import Refusal
+from benchmarks.collectives.guidelines import list_broken
 from benchmarks.collectives.options import Plan
-from benchmarks.collectives.verdicts.guidelines import list_broken
 from benchmarks.collectives.verdicts.slow_ranks import SlowRank, find_late_rank, find_slow_core
 from benchmarks.collectives.visits import Visit, Visitor
 from benchmarks.common.records import Cell, Coordinate

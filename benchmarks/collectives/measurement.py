@@ -55,10 +55,11 @@ def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> Iterator[Finding
             jobs[MPI_JOB].ask({"do": "be busy", "count": plan.busy}, "starting busy processes")
         places = [each["node"] for each in described]
         greeting = jobs[TORCH_JOB].greeting
-        # A record names no nodes.
-        framework = {key: value for key, value in greeting.items() if not key.startswith("slurm")}
         surroundings = Surroundings(
-            ranks=ranks, nodes=nodes, collectives=described[0], framework=framework
+            ranks=ranks,
+            nodes=nodes,
+            collectives=described[0],
+            framework={name: greeting[name] for name in ("nccl", "gpu")},
         )
         yield surroundings
         visitor, maker = Visitor(jobs, plan, ranks), CellMaker(plan, ranks, places)

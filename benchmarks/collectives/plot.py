@@ -52,7 +52,7 @@ def draw(path: Path, groups: Sequence[Findings], note: str) -> None:
         find_name(each, every) for each in every if each.details["maker"] in (GLOO, NCCL, MPI)
     ]
     shown, left_out = choose_names(_list_scores(panels, every), always)
-    note = "; ".join(filter(None, [describe_left_out(left_out, "contenders"), note]))
+    note = "; ".join(filter(None, [describe_left_out(left_out, "contender"), note]))
     with open_figure(path, 14.5, 4.4 * len(panels) + 0.8, title, note) as figure:
         grid = figure.subplots(len(panels), 2, squeeze=False)
         drawn: dict[Axes, list[Line]] = {}

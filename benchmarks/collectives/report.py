@@ -20,7 +20,7 @@ from benchmarks.collectives.contenders import (
     PROBE,
     Contender,
 )
-from benchmarks.collectives.findings import Findings, compare_cells
+from benchmarks.collectives.findings import Findings, Refusal, compare_cells
 from benchmarks.collectives.verdicts.slow_links import list_slow
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
 from benchmarks.common.records import Cell, Coordinate
@@ -284,10 +284,18 @@ def list_remarks(cells: Sequence[Cell]) -> list[str]:
 
 
 def list_wrong(groups: Sequence[Findings]) -> list[str]:
-    return [
-        f"{refusal.contender}, {refusal.quantity} at {describe_size(int(refusal.at['bytes']))} on "
-        f"{found.ranks} ranks: {refusal.reason}"
+    """What computed something else: when it was first asked, or in a later round."""
+    wrong: list[tuple[Findings, Cell | Refusal, str]] = [
+        (found, each, each.reason) for found in groups for each in found.refusals if each.is_wrong
+    ]
+    wrong += [
+        (found, each, f"its result has {each.details['wrong']} wrong elements")
         for found in groups
-        for refusal in found.refusals
-        if refusal.is_wrong
+        for each in found.cells
+        if each.details.get("wrong")
+    ]
+    return [
+        f"{each.contender}, {each.quantity} at {describe_size(int(each.at['bytes']))} on "
+        f"{found.ranks} ranks: {reason}"
+        for found, each, reason in wrong
     ]

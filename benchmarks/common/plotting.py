@@ -16,6 +16,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from benchmarks.common.statistics import Summary, summarize
+from mpiddp.wording import count_noun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,8 +29,8 @@ DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 0.8)))
 MOST_LINES = len(COLOURS)
 """In a panel: more cannot be told apart."""
 INK = "#222222"
-LABEL_POINTS = 8.5
-"""Size of the names at lines; they are this far apart, and a third."""
+NOTE_POINTS, LABEL_POINTS = 7, 8.5
+"""Sizes of the note below, and of the names at lines, which are so far apart and a third."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,13 +59,16 @@ def open_figure(
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=12)
+    figure.suptitle(fill(title, int(9 * width), break_on_hyphens=False), fontsize=12)
     if note:
-        # Lines that the sheet has room for.
-        text = fill(note, width=int(19 * width), break_on_hyphens=False)
-        figure.supxlabel(text, fontsize=7, color="#555555")
+        figure.supxlabel(wrap_note(note, width), fontsize=NOTE_POINTS, color="#555555")
     yield figure
     figure.savefig(path, dpi=150)
+
+
+def wrap_note(note: str, width: float) -> str:
+    """A text of NOTE_POINTS in lines for a sheet of so many inches."""
+    return fill(note, int(17 * width), break_on_hyphens=False)
 
 
 def choose_names(
@@ -92,7 +96,7 @@ def choose_names(
 
 def describe_left_out(count: int, noun: str) -> str:
     """For the caption; empty if all are there."""
-    return f"{count} {noun} left out: those that are slower on the whole" if count else ""
+    return f"{count_noun(count, noun)} left out, slower on the whole" if count else ""
 
 
 def draw_line(axis: Axes, line: Line, *, has_band: bool = True) -> None:

@@ -246,7 +246,7 @@ def draw(path: Path, sizes: Sequence[int], tables: Sequence[Table], note: str) -
     columns = min(2, len(tables))
     rows = -(-len(tables) // columns)
     shown, left_out = choose_names(_list_scores(sizes, tables))
-    note = "; ".join(filter(None, [describe_left_out(left_out, "algorithms"), note]))
+    note = "; ".join(filter(None, [describe_left_out(left_out, "algorithm"), note]))
     title = "All-reduce on a modelled machine: how many times the lower bound it takes"
     with open_figure(path, 7 * columns, 4.2 * rows + 0.8, title, note) as figure:
         grid = figure.subplots(rows, columns, squeeze=False)

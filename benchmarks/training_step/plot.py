@@ -7,7 +7,15 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from benchmarks.common.plotting import COLOURS, INK, finish_bars, open_figure, write_beside
+from benchmarks.common.plotting import (
+    COLOURS,
+    INK,
+    NOTE_POINTS,
+    finish_bars,
+    open_figure,
+    wrap_note,
+    write_beside,
+)
 from benchmarks.training_step.contenders import (
     ALONE,
     AUTO,
@@ -68,8 +76,8 @@ def draw(path: Path, groups: Sequence[Group], note: str) -> None:
                 ncols=3,
                 fontsize=9,
                 frameon=False,
-                title=note,
-                title_fontsize=7,
+                title=wrap_note(note, width),
+                title_fontsize=NOTE_POINTS,
             )
 
 

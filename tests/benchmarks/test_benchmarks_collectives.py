@@ -105,6 +105,12 @@ def test_a_wrong_result_ends_with_an_error_after_the_tables(monkeypatch, capsys)
     assert "8 B of float32" in output and "left out: mpiddp auto, auto, private" in output
 
 
+def test_what_becomes_wrong_in_a_later_round_is_an_error_too(monkeypatch):
+    fake_measuring(monkeypatch, make_cell(PRIVATE_OWN, 8, [[1.0]], wrong=3))
+    with pytest.raises(WrongResultError, match=r"private, all-reduce at 8 B .*3 wrong elements"):
+        command.main("allreduce", ["--ranks", "2"])
+
+
 @pytest.mark.parametrize("words", [(), ("--targets",)])
 def test_targets_are_judged_only_on_request(monkeypatch, capsys, tmp_path, words):
     cells = make_cell(GLOO_ROW, M, [[4.0]]), make_cell(PRIVATE_OWN, M, [[1.0]])

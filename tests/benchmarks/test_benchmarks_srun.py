@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.common import statistics
+from benchmarks.common import results, statistics
 from benchmarks.common.records import read_record
 from benchmarks.launching import launchers, processes, srun
 from benchmarks.launching.processes import Program, Run, RunError
@@ -371,6 +371,17 @@ def test_inside_an_allocation_runs_are_its_steps(slurm_cluster, tmp_path):
 def newest_job(cluster) -> int:
     """The number of a job that is made for the purpose."""
     return int(cluster.ask("srun", "--quiet", "--ntasks=1", "printenv", "SLURM_JOB_ID"))
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(120)
+def test_the_ranks_of_each_node_are_told(slurm_cluster, monkeypatch):
+    for name, value in slurm_cluster.environment().items():
+        monkeypatch.setenv(name, value)
+    found = srun.find_srun("srun", 2, (4,))
+    places = results.find_places(found, 4)
+    assert list(places.values()) == [[0, 1], [2, 3]]
+    assert set(places) < set(results.find_hosts(found))
 
 
 @pytest.mark.slurm

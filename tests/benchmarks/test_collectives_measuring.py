@@ -37,11 +37,11 @@ from benchmarks.collectives.contenders import (
     list_rounds,
 )
 from benchmarks.collectives.findings import Refusal, Surroundings
+from benchmarks.collectives.guidelines import list_broken
 from benchmarks.collectives.measurement import check_memory, list_blocks, measure
 from benchmarks.collectives.ranks import inputs, load, worker
 from benchmarks.collectives.ranks.calls import CallSpec, Prepared, do_nothing
 from benchmarks.collectives.report import list_remarks
-from benchmarks.collectives.verdicts.guidelines import list_broken
 from benchmarks.collectives.verdicts.slow_ranks import find_late_rank, find_slow_core
 from benchmarks.collectives.visits import LENGTH, Visit, Visitor, read_visit
 from benchmarks.common.records import Cell, read_record
@@ -89,7 +89,7 @@ def run_collective(quantity: str, operator: str, tensors: list[torch.Tensor]) ->
 
 
 @given(st.sampled_from(QUANTITIES), operators, types, st.integers(2, 9), st.integers(0, 9000))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_results_are_known_exactly_in_every_type(quantity, operator, name, ranks, count):
     dtype = getattr(torch, name)
     tensors = [torch.empty(count, dtype=dtype) for _ in range(ranks)]
@@ -122,7 +122,7 @@ def test_an_average_may_be_rounded_in_the_contenders_own_way():
 
 
 @given(st.integers(2, 64), st.sets(st.integers(0, 9999), min_size=1, max_size=9))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_every_wrong_element_is_counted(ranks, places):
     tensor = make_sum(10_000, ranks)
     tensor[list(places)] += 1
@@ -137,7 +137,7 @@ def make_sum(count: int, ranks: int) -> torch.Tensor:
 
 
 @given(st.integers(2, 64), st.integers(1, 6))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_chunks_in_each_others_place_are_noticed(ranks, power):
     tensor = make_sum(8192, ranks)
     assert inputs.count_wrong(tensor.roll(8192 >> power), ranks) > 1000
@@ -346,15 +346,13 @@ def test_what_is_hidden_is_the_share_of_the_call_that_takes_no_time():
 
 
 def test_busy_processes_end_with_the_rank_that_started_them():
-    words = [sys.executable, "-S", "-c", load.BUSY]
-    program = f"import subprocess\nprint(subprocess.Popen({words!r}).pid)"
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
+    program = (
+        "import os, subprocess, sys\n"
+        "words = [sys.executable, '-S', '-c', sys.argv[1], str(os.getpid())]\n"
+        "print(subprocess.Popen(words, stdout=subprocess.DEVNULL).pid)"
     )
+    words = [sys.executable, "-S", "-c", program, load.BUSY]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     end = time.monotonic() + 20
     while psutil.pid_exists(int(done.stdout)):
         assert time.monotonic() < end
@@ -467,7 +465,7 @@ def test_an_interruption_keeps_and_writes_what_was_measured(monkeypatch, tmp_pat
     with fake_jobs(monkeypatch, answer), pytest.raises(KeyboardInterrupt):
         command.main("allreduce", [*words, "--buffers", "private", "--json", str(path)])
     record = read_record(path)
-    assert not record.is_complete
+    assert not record.is_complete and "node[1-2]" not in path.read_text()
     assert [cell.details["stopped"] for cell in record.cells if cell.at["bytes"] == 8] == [
         "rounds"
     ] * 6
@@ -484,11 +482,11 @@ class Planted(Visitor):
     """Visits without ranks: each takes a second of a clock, and its time is drawn."""
 
     def __init__(self, draw, *words: str) -> None:
-        self.now, self.draw = 0.0, draw
+        self.now, self.step, self.draw = 0.0, 1.0, draw
         super().__init__({}, make_plan(*words), 2, clock=lambda: self.now)
 
     def measure(self, key, iterations):
-        self.now += 1
+        self.now += self.step
         return Visit(((self.draw(key, self.now),) * iterations,) * 2)
 
 
@@ -502,7 +500,7 @@ def run_planted(draw, *words: str) -> Planted:
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_rounds_end_once_the_median_is_known(seed):
     generator = random.Random(seed)
     visitor = run_planted(lambda key, now: generator.gauss(100, 4))
@@ -527,6 +525,16 @@ def test_a_drift_is_no_interval_and_at_least_three_rounds_are_measured():
     assert [len(visitor.list_samples(key)) for key in (TASK, OTHER)] == [3, 3]
 
 
+def test_a_cell_that_is_never_settled_costs_less_than_a_second_by_default():
+    modes = itertools.cycle([1, 2])
+    visitor = Planted(lambda key, now: next(modes))
+    # 1 MiB takes less than a visit; with what is not timed, and an answer of 5 ms.
+    visitor.step = worker.SETTLE_SECONDS + (1 + 1 / worker.WARM_SHARE) * LENGTH.seconds + 5e-3
+    visitor.visit_in_turns(visitor.admit([TASK]))
+    assert visitor.judge(TASK) == "budget" and 0.8 <= visitor.seconds[TASK] < 1
+    assert len(visitor.list_samples(TASK)) >= 6
+
+
 def draw_ranks(generator, ranks: int, late: float = 0.0) -> list[list[float]]:
     """Iterations of an all-reduce, by rank: the last one comes late, and waits so much less."""
     base = [[generator.uniform(100e-6, 140e-6) for _ in range(9)] for _ in range(ranks)]
@@ -534,7 +542,7 @@ def draw_ranks(generator, ranks: int, late: float = 0.0) -> list[list[float]]:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 9))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_a_rank_that_comes_late_is_named_and_equal_ranks_are_not(seed, ranks):
     generator = random.Random(seed)
     assert find_late_rank([draw_ranks(generator, ranks) for _ in range(20)]) is None
@@ -548,7 +556,7 @@ def test_a_rank_that_comes_late_is_named_and_equal_ranks_are_not(seed, ranks):
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 9))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_a_slow_core_is_named_and_equal_ones_are_not(seed, ranks):
     generator = random.Random(seed)
 
@@ -597,7 +605,7 @@ def make_times(**seconds: float):
     ("seconds", "broken"),
     [
         ({"all_reduce": 3.2, "reduce": 1, "broadcast": 2}, ["reduce + broadcast"]),
-        ({"all_reduce": 3.0, "reduce": 1, "broadcast": 2}, []),
+        ({"all_reduce": 3.02, "reduce": 1, "broadcast": 2}, []),
         ({"all_reduce": 9, "reduce_scatter": 1, "all_gather": 2}, ["reduce-scatter + all-gather"]),
         ({"all_reduce": 9, "reduce": 1}, []),
         ({"all_reduce": 9, "all_reduce__16": 2}, ["4 calls of 16 B"]),

@@ -258,7 +258,7 @@ def test_a_drawing_has_a_line_for_each_contender(tmp_path):
     collectives_plot.draw(path, [make_findings(times), make_findings(times, ranks=4)], "a note")
     assert ElementTree.parse(path).getroot().tag.endswith("svg")
     text = path.read_text()
-    for part in ("PyTorch (Gloo)", "private buffer", "4 ranks", "bus bandwidth", "a note"):
+    for part in ("PyTorch (Gloo)", "mpiddp", "4 ranks", "bus bandwidth", "a note"):
         assert part in text
     assert "MPI_Allreduce" not in text
 

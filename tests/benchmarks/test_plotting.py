@@ -49,7 +49,7 @@ def test_each_line_has_its_name_at_its_end(tmp_path):
     lines = [Line(f"line {style}", (1, 2, 3), summaries, style) for style in range(MOST_LINES)]
     from matplotlib.text import Text
 
-    with open_figure(tmp_path / "lines.png", 6, 3, "title", "a note " * 40) as figure:
+    with open_figure(tmp_path / "lines.png", 6, 3, "a title " * 12, "a note " * 40) as figure:
         axis = figure.subplots()
         for line in lines:
             draw_line(axis, line)
@@ -59,9 +59,11 @@ def test_each_line_has_its_name_at_its_end(tmp_path):
     boxes = sorted((Text.get_window_extent(each) for each in labels), key=lambda box: box.y0)
     assert len(boxes) == MOST_LINES == len(set(COLOURS))
     assert all(below.y1 <= above.y0 for below, above in itertools.pairwise(boxes))
-    # Nothing is cut off at the right, and the note is broken.
-    assert all(box.x1 <= figure.bbox.x1 for box in boxes)
-    assert "\n" in figure._supxlabel.get_text()
+    # Nothing is cut off.
+    heads = [figure._suptitle, figure._supxlabel]
+    assert all("\n" in each.get_text() for each in heads)
+    for box in [*boxes, *(each.get_window_extent() for each in heads)]:
+        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
 
 
 def test_lines_can_be_told_apart_without_colours():

@@ -64,7 +64,7 @@ class FakeJob:
 
     def __init__(self, answer: Callable[[Mapping[str, Any]], list[Any]], ranks: int = 2) -> None:
         self.answer, self.ranks, self.asked = answer, ranks, []
-        self.greeting = {"nccl": None}
+        self.greeting = {"nccl": None, "gpu": None, "slurm_nodes": "node[1-2]"}
 
     def ask(self, command, what):
         if command["do"] == "describe":
