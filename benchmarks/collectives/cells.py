@@ -16,14 +16,16 @@ from benchmarks.collectives.contenders import (
     Task,
 )
 from benchmarks.collectives.findings import Refusal
+from benchmarks.collectives.guidelines import list_broken
 from benchmarks.collectives.options import Plan
-from benchmarks.collectives.verdicts.guidelines import list_broken
 from benchmarks.collectives.verdicts.slow_ranks import SlowRank, find_late_rank, find_slow_core
 from benchmarks.collectives.visits import Visit, Visitor
 from benchmarks.common.records import Cell, Coordinate
 from benchmarks.common.statistics import Summary, is_known, quantile, summarize
 
 GIGA = 1e9
+INTERRUPTED = "interrupted"
+"""Why there are no more rounds of a contender, but for what a `StoppingRule` says."""
 
 
 class CellMaker:
@@ -32,6 +34,10 @@ class CellMaker:
     def __init__(self, plan: Plan, ranks: int, places: Sequence[int]) -> None:
         self._plan, self._ranks, self._places = plan, ranks, places
         self._times: dict[Task, tuple[float, ...]] = {}
+        self._cores: list[tuple[float, ...]] = []
+        """Speeds in each visit so far."""
+        self._even: list[tuple[tuple[float, ...], ...]] = []
+        """Seconds by rank, of each visit in which all ranks do alike."""
 
     def make(self, block: Sequence[Task], visitor: Visitor) -> Iterator[Cell | Refusal]:
         """The cells and refusals of a block, whatever was measured of it."""
@@ -44,13 +50,13 @@ class CellMaker:
                     reason=visitor.refusals[task],
                 )
         visits = {task: visitor.list_samples(task) for task in block}
-        slow = find_slow_rank(visits)
+        slow = self._find_slow_rank(visits)
         self._times |= {
             task: tuple(visit.usual for visit in each) for task, each in visits.items() if each
         }
         for task, each in visits.items():
             if task.pairs and each:
-                yield from self._make_pairs(task, each)
+                yield from self._make_pairs(task, each, visitor)
             elif each:
                 yield self._make_cell(task, each, visitor, slow)
             elif visitor.wrong.get(task):
@@ -61,6 +67,14 @@ class CellMaker:
                     reason=f"its result has {visitor.wrong[task]} wrong elements",
                     is_wrong=True,
                 )
+
+    def _find_slow_rank(self, visits: Mapping[Task, Sequence[Visit]]) -> SlowRank | None:
+        """The rank that stands out among all visits so far, of all contenders."""
+        for task, each in visits.items():
+            self._cores += [visit.speeds for visit in each]
+            if task.contender.quantity in EVEN:
+                self._even += [visit.by_rank for visit in each]
+        return find_slow_core(self._cores) or find_late_rank(self._even)
 
     def _find_place(self, task: Task) -> dict[str, Coordinate]:
         place: dict[str, Coordinate] = {"bytes": task.bytes, "type": task.type}
@@ -87,13 +101,13 @@ class CellMaker:
             "algbw": rates[0],
             "busbw": rates[1],
             "wrong": visitor.wrong.get(task, 0),
-            "stopped": visitor.judge(task) or "interrupted",
+            "stopped": visitor.judge(task) or INTERRUPTED,
             "iterations": times.count,
         }
         if slow is not None:
             details |= {"slow_rank": slow.rank, "slow_rank_reason": slow.reason}
         if self._plan.overlap:
-            details |= _describe_overlap(visits)
+            details |= describe_overlap(visits)
         if broken := list_broken(task, self._times):
             details["guidelines"] = broken
         return Cell(
@@ -108,9 +122,9 @@ class CellMaker:
             details=details,
         )
 
-    def _make_pairs(self, task: Task, visits: Sequence[Visit]) -> Iterator[Cell]:
+    def _make_pairs(self, task: Task, visits: Sequence[Visit], visitor: Visitor) -> Iterator[Cell]:
         """A cell for each pair: what its sending rank measured."""
-        nodes = len(set(self._places))
+        nodes, stopped = len(set(self._places)), visitor.judge(task) or INTERRUPTED
         for source, target in task.pairs:
             rounds = [visit.by_rank[source] for visit in visits]
             samples = tuple(quantile(each, 0.5) for each in rounds)
@@ -129,23 +143,10 @@ class CellMaker:
                     "ran": visits[-1].ran,
                     "algbw": task.bytes / times.median / GIGA,
                     "busbw": task.bytes / times.median / GIGA,
-                    "stopped": "interval" if is_known(samples) else "budget",
+                    "stopped": "interval" if is_known(samples) else stopped,
                     "iterations": times.count,
                 },
             )
-
-
-def find_slow_rank(visits: Mapping[Task, Sequence[Visit]]) -> SlowRank | None:
-    """The rank that stands out among all visits of a block."""
-    all_visits = [visit for each in visits.values() for visit in each]
-    even = [
-        visit.by_rank
-        for task, each in visits.items()
-        for visit in each
-        if task.contender.quantity in EVEN
-    ]
-    cores = [visit.speeds for visit in all_visits]
-    return find_slow_core(cores) or find_late_rank(even)
 
 
 def _summarize_ranks(visits: Sequence[Visit]) -> tuple[Summary, ...]:
@@ -155,7 +156,7 @@ def _summarize_ranks(visits: Sequence[Visit]) -> tuple[Summary, ...]:
     )
 
 
-def _describe_overlap(visits: Sequence[Visit]) -> dict[str, float]:
+def describe_overlap(visits: Sequence[Visit]) -> dict[str, float]:
     """Medians over the visits; ``hidden`` is the share of the collective that takes no time.
 
     As in OSU's benchmarks of non-blocking collectives: 1 - (both - compute) / alone.

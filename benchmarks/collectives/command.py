@@ -80,6 +80,7 @@ def show(
     if targets is not None:
         writer.judge(targets)
     parts = [*map(report.format_findings, known), format_targets(targets or ())]
-    print("\n\n".join(filter(None, parts)), flush=True)
+    if any(parts):
+        print("\n\n".join(filter(None, parts)), flush=True)
     if options.plot is not None and any(found.measured for found in known):
         draw(options.plot, known, heading)

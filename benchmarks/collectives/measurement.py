@@ -57,8 +57,12 @@ def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> Iterator[Finding
             files = [str(Path(file).resolve()) for file in plan.load]
             jobs[MPI_JOB].ask({"do": "load", "files": files}, "loading algorithms")
         places = [each["node"] for each in described]
+        greeting = jobs[TORCH_JOB].greeting
         surroundings = Surroundings(
-            ranks=ranks, nodes=nodes, collectives=described[0], framework=jobs[TORCH_JOB].greeting
+            ranks=ranks,
+            nodes=nodes,
+            collectives=described[0],
+            framework={name: greeting[name] for name in ("nccl", "gpu")},
         )
         yield surroundings
         visitor, maker = Visitor(jobs, plan, ranks), CellMaker(plan, ranks, places)

@@ -21,7 +21,7 @@ from benchmarks.collectives.contenders import (
     Contender,
 )
 from benchmarks.collectives.findings import Findings, compare_cells
-from benchmarks.collectives.verdicts.slow_links import Pair, list_slow
+from benchmarks.collectives.verdicts.slow_links import list_slow
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
 from benchmarks.common.records import Cell, Coordinate
 from benchmarks.common.statistics import Summary
@@ -140,31 +140,26 @@ def _describe_range(low: float, high: float) -> str:
 
 def format_matrix(found: Findings, size: int) -> str:
     """One size: a row for each end that sends, a column for each that receives."""
-    seconds = find_pairs(found, size)
-    ends = sorted({end for pair in seconds for end in pair})
-    what = "node" if (found.nodes or 1) > 1 else "rank"
-    rows = [["from \\ to", *(f"{what} {end}" for end in ends)]]
-    for source in ends:
-        cells = [_format_pair(seconds.get((source, target)), size) for target in ends]
-        rows.append([f"{what} {source}", *cells])
-    title = f"all-pairs: {describe_size(size)}, median of one direction, and GB/s"
-    slow = list_slow(seconds, what) or ["no link is slow"]
-    return "\n".join([title, *format_rows(rows), *slow])
-
-
-def _format_pair(seconds: float | None, size: int) -> str:
-    if seconds is None:
-        return "–"
-    return f"{describe_seconds(seconds)} {size / seconds * 1e-9:.3g}"
-
-
-def find_pairs(found: Findings, size: int) -> dict[Pair, float]:
-    """Median seconds of each ordered pair."""
-    return {
-        (int(cell.at["from"]), int(cell.at["to"])): cell.summary.median
+    cells = {
+        (int(cell.at["from"]), int(cell.at["to"])): cell
         for cell in found.measured
         if cell.at["bytes"] == size
     }
+    ends = sorted({end for pair in cells for end in pair})
+    what = "node" if (found.nodes or 1) > 1 else "rank"
+    rows = [["from \\ to", *(f"{what} {end}" for end in ends)]]
+    for source in ends:
+        row = [_format_pair(cells.get((source, target))) for target in ends]
+        rows.append([f"{what} {source}", *row])
+    title = f"all-pairs: {describe_size(size)}, the median of one direction, and GB/s"
+    slow = list_slow({pair: cell.samples for pair, cell in cells.items()}, what)
+    return "\n".join([title, *format_rows(rows), *(slow or ["no link is slow"])])
+
+
+def _format_pair(cell: Cell | None) -> str:
+    if cell is None:
+        return "–"
+    return f"{describe_seconds(cell.summary.median)}, {cell.details['algbw']:.3g}"
 
 
 # ---- what stands beside the tables ---------------------------------------------------------------

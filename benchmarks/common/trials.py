@@ -200,7 +200,7 @@ class Visitor(ABC, Generic[Key, Visit]):
         self.visits |= {key: [] for key in admitted}
         for position, key in take_turns(
             admitted,
-            rounds=warm_up + MOST_ROUNDS,
+            rounds=warm_up + max(MOST_ROUNDS, self._plan.repetitions),
             seed=self._plan.seed,
             is_settled=lambda key: bool(self.judge(key)),
         ):

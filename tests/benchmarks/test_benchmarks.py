@@ -244,7 +244,8 @@ def test_a_wrong_command_line_is_one_line_and_code_2(arguments, message):
 HELPS = {
     "": ["startup", "numerics"],
     "startup": ["startup"],
-    "allreduce": ["--transports", "double-tree"],
+    "allreduce": ["--transports", "double-tree", "--overlap"],
+    "point-to-point": ["--sizes", "--budget"],
     "training-step": ["--straggler", "parameter-server"],
     "stragglers": ["--staleness"],
     "checkpoint": ["--save-every"],

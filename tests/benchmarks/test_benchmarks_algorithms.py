@@ -15,7 +15,8 @@ import documents
 import launchers
 import wrong_algorithms
 from benchmark_runs import run_benchmark
-from benchmarks.collectives import command as allreduce
+from benchmarks.collectives import command as collectives
+from benchmarks.collectives import options as collectives_options
 from benchmarks.common import options
 from benchmarks.models import explain, numerics, prove, simulate
 from benchmarks.training_step import command as training_step
@@ -102,7 +103,9 @@ def test_each_algorithm_comes_with_its_variants():
         lambda: simulate.main(["double", "--ranks", "3"]),
         lambda: simulate.main(["ring", "double", "--ranks", "3", "--ranks-per-node", "2"]),
         lambda: numerics.main(["double", "--ranks", "3"]),
-        lambda: allreduce.check(allreduce.parse(["--algorithms", "double", "--ranks", "3"])),
+        lambda: collectives.check(
+            collectives_options.parse("allreduce", ["--algorithms", "double", "--ranks", "3"])
+        ),
         lambda: training_step.check(training_step.parse(["--sync", "double", "--ranks", "3"])),
     ],
     ids=["explain", "segments", "simulate", "nodes", "numerics", "allreduce", "training-step"],

@@ -1,8 +1,8 @@
-"""``benchmarks allreduce``: the command line, and real small runs."""
+"""The commands that measure collectives: their command lines, and real small runs."""
 
 from __future__ import annotations
 
-import json
+import re
 import time
 from pathlib import Path
 from xml.etree import ElementTree
@@ -13,71 +13,109 @@ import pytest
 import documents
 import launchers as launching
 from benchmark_runs import run_benchmark
-from benchmarks.collectives import command as allreduce
-from benchmarks.collectives.contenders import MPI, WORKER, Cell, Contender
-from benchmarks.common import results
+from benchmarks.collectives import command, options
+from benchmarks.collectives.contenders import MPI, WORKER, Contender, Task
+from benchmarks.collectives.findings import Refusal
+from benchmarks.collectives.measurement import list_blocks
+from benchmarks.collectives.visits import Visitor
+from benchmarks.common.records import read_record
 from benchmarks.common.trials import WrongResultError
 from benchmarks.launching import launchers, processes
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
 from benchmarks.launching.processes import RunError
 from benchmarks.launching.srun import find_srun
-from groups import GLOO_ROW, MPI_ROW, PRIVATE_OWN, K, M, make_group
+from measured import GLOO_ROW, MPI_ROW, PRIVATE_OWN, K, M, make_cell
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import names
 
 # ---- the command line --------------------------------------------------------------------------
 
+COLLECTIVES = ("allreduce", "reduce-scatter", "all-gather", "broadcast", "reduce")
+
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
-        (["--sizes", "6"], "expected whole elements of 4 bytes"),
-        (["--sizes", "12", "--type", "float64"], "whole elements of 8 bytes (float64), found 12"),
-        (["--sizes", "0"], "found 0"),
-        (["--type", "float8"], "found 'float8'"),
-        (["--buffers", "public"], "found 'public'"),
+        ("allreduce --sizes 6", "expected whole elements of 4 bytes (float32), found 6"),
+        ("reduce --sizes 12 --types float64", "whole elements of 8 bytes (float64), found 12"),
+        ("broadcast --sizes 4 --types float32 int64", "8 bytes (int64), found 4"),
+        ("allreduce --sizes 0", "expected sizes of at least a byte"),
+        ("all-gather --sizes 4K:1K", "expected sizes of at least a byte that rise"),
+        ("allreduce --sizes 1K:1M:2", "FROM:TO:xFACTOR, as in 1K:256M:x2, found '1K:1M:2'"),
+        ("allreduce --sizes 1K:1M:x1", "found '1K:1M:x1'"),
+        ("allreduce --sizes 5us", "expected bytes, for example 4096, 64K or 16M, found '5us'"),
+        ("allreduce --sizes 512G", "of memory (7 buffers for each rank)"),
+        ("point-to-point --sizes 512G", "of memory (8 buffers for each rank)"),
+        ("allreduce --types float8", "found 'float8'"),
+        ("reduce --operators xor", "found 'xor'"),
+        ("allreduce --buffers public", "found 'public'"),
+        ("allreduce --budget 0", "--budget: expected seconds > 0"),
+        ("allreduce --busy -1", "--busy: expected an integer >= 0"),
+        ("broadcast --operators sum", "unknown option --operators"),
+        ("point-to-point --ranks 4", "unknown option --ranks"),
+        ("all-pairs --algorithms ring", "unknown option --algorithms"),
     ],
 )
 @pytest.mark.usefixtures("writable")
-def test_bad_input_is_refused_before_anything_is_measured(arguments, message):
+def test_bad_input_is_refused_before_anything_is_measured(words, message):
+    name, *arguments = words.split()
     with pytest.raises(ConfigurationError) as caught:
-        allreduce.check(allreduce.parse(arguments))
+        command.check(options.parse(name, arguments))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
+def test_sizes_are_words_or_ranges():
+    plan = options.parse("allreduce", ["--sizes", "8K", "8", "8", "64MiB", "1K:16K:x4"]).plan
+    assert plan.bytes == (8, K, 4 * K, 8 * K, 16 * K, 64 * M)
+    assert options.parse("allreduce", ["--sizes", "1K:5K"]).plan.bytes == (K, 2 * K, 4 * K)
+    assert options.parse("point-to-point", []).plan.bytes[:3] == (1, 4, 16)
+
+
 def test_all_algorithms_are_those_that_are_registered():
-    plan = allreduce.parse(["--algorithms", "all", "ring", "ring:segments=4"]).plan
+    plan = options.parse("reduce", ["--algorithms", "all", "ring", "ring:segments=4"]).plan
     assert plan.algorithms == ("auto", *names(), "ring:segments=4")
 
 
-def test_the_usual_ranks_depend_on_the_launcher():
-    assert allreduce.parse([]).plan.ranks == (2, 4)
-    assert allreduce.parse(["--launcher", "srun"]).plan.ranks == (4, 8)
-    assert allreduce.parse(["--sizes", "8K", "8", "8"]).plan.sizes == (8, 8 * K)
+def test_the_usual_ranks_depend_on_the_command_and_the_launcher():
+    srun = ["--launcher", "srun"]
+    assert options.parse("allreduce", []).plan.ranks == (2, 4)
+    assert options.parse("broadcast", srun).plan.ranks == (4, 8)
+    assert options.parse("point-to-point", srun).plan.ranks == (2,)
+    assert options.parse("all-pairs", [*srun, "--nodes", "6"]).plan.ranks == (6,)
+    assert options.parse("all-pairs", []).plan.ranks == (4,)
 
 
-def test_a_wrong_sum_ends_with_an_error_after_the_tables(monkeypatch, capsys):
-    wrong = make_group({(PRIVATE_OWN, 8): [[1.0]]}, wrong={Cell(PRIVATE_OWN, 8): 2})
-    monkeypatch.setattr(allreduce, "measure", lambda *_: wrong)
+def fake_measuring(monkeypatch, *items) -> None:
+    monkeypatch.setattr(command, "measure", lambda *_: iter(items))
     mpirun = launchers.Mpirun(Path("mpirun"), launchers.command.OPEN_MPI, "5.0.11", None)
-    monkeypatch.setattr(allreduce, "check", lambda _: mpirun)
-    with pytest.raises(WrongResultError, match=r"private at 8 B .*: 2 wrong") as caught:
-        allreduce.main(["--ranks", "2"])
+    monkeypatch.setattr(command, "check", lambda _: mpirun)
+
+
+def test_a_wrong_result_ends_with_an_error_after_the_tables(monkeypatch, capsys):
+    wrong = Refusal(
+        quantity="all-reduce", contender=PRIVATE_OWN.label, at={"bytes": 8},
+        reason="its result has 2 wrong elements", is_wrong=True,
+    )  # fmt: skip
+    fake_measuring(monkeypatch, wrong, make_cell(GLOO_ROW, 8, [[1.0]]))
+    with pytest.raises(WrongResultError, match=r"private, all-reduce at 8 B .*2 wrong") as caught:
+        command.main("allreduce", ["--ranks", "2"])
     assert caught.value.exit_code == 1
-    assert "8 B of float32" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "8 B of float32" in output and "left out: mpiddp auto, auto, private" in output
 
 
-@pytest.mark.parametrize("options", [(), ("--targets",)])
-def test_targets_are_judged_only_on_request(monkeypatch, capsys, tmp_path, options):
-    group = make_group({(GLOO_ROW, M): [[4.0]], (PRIVATE_OWN, M): [[1.0]]})
-    monkeypatch.setattr(allreduce, "measure", lambda *_: group)
-    mpirun = launchers.Mpirun(Path("mpirun"), launchers.command.OPEN_MPI, "5.0.11", None)
-    monkeypatch.setattr(allreduce, "check", lambda _: mpirun)
-    allreduce.main(["--ranks", "2", "--json", str(tmp_path / "record"), *options])
+@pytest.mark.parametrize("words", [(), ("--targets",)])
+def test_targets_are_judged_only_on_request(monkeypatch, capsys, tmp_path, words):
+    cells = make_cell(GLOO_ROW, M, [[4.0]]), make_cell(PRIVATE_OWN, M, [[1.0]])
+    fake_measuring(monkeypatch, *cells)
+    path = tmp_path / "record.jsonl"
+    command.main("allreduce", ["--ranks", "2", "--sizes", "1M", "--json", str(path), *words])
     text = "target: mpiddp auto, auto, private: at least 4 × Gloo: 1 MiB 4.000: met"
-    assert (text in capsys.readouterr().out) == bool(options)
-    assert ("targets" in json.loads((tmp_path / "record").read_text())) == bool(options)
+    assert (text in capsys.readouterr().out) == bool(words)
+    record = read_record(path)
+    assert record.cells == cells and record.is_complete
+    assert ("targets" in [line["kind"] for line in record.others]) == bool(words)
 
 
 # ---- real runs ---------------------------------------------------------------------------------
@@ -85,14 +123,14 @@ def test_targets_are_judged_only_on_request(monkeypatch, capsys, tmp_path, optio
 RINGS = """
 import numpy
 from mpi4py import MPI
-from benchmarks.baselines import mpi_all_reduce, plain_ring
+from benchmarks.baselines import mpi_collectives, plain_ring
 
 comm = MPI.COMM_WORLD
 for dtype in ("float32", "float64", "int32", "int64"):
     for count in (1, 2, 3, 7, 1000, 100_003):
         mine = numpy.arange(count).astype(dtype) * (comm.rank + 1)
         expected = numpy.arange(count).astype(dtype) * sum(range(1, comm.size + 1))
-        for prepare in (plain_ring.prepare, plain_ring.prepare_persistent, mpi_all_reduce.prepare):
+        for prepare in (plain_ring.prepare, plain_ring.prepare_persistent, mpi_collectives.prepare):
             buffer = mine.copy()
             made = prepare(comm, buffer)
             call, free = made if isinstance(made, tuple) else (made, lambda: None)
@@ -126,7 +164,7 @@ def count_cpu_seconds(ranks) -> float:
 def check_turns(jobs, ranks) -> None:
     """While one job measures, the other one uses no processor time."""
     for name, other, row in ((MPI_JOB, TORCH_JOB, MPI_ROW), (TORCH_JOB, MPI_JOB, GLOO_ROW)):
-        spec = row.specify(16 * M, "float32", 50)
+        spec = Task(row, 16 * M, operator="sum").specify(50)
         before, begin = count_cpu_seconds(ranks[other]), time.monotonic()
         jobs[name].ask({"do": "measure", "spec": spec}, "measuring")
         seconds = time.monotonic() - begin
@@ -149,41 +187,80 @@ def test_one_job_knows_no_mpi_each_sleeps_while_the_other_measures_and_a_lost_ra
             check_turns(jobs, ranks)
             named = {each.environ()["OMPI_COMM_WORLD_RANK"]: each for each in ranks[MPI_JOB]}
             named["1"].kill()
-            spec = Contender(MPI).specify(64, "float32", 10)
+            spec = Task(Contender(MPI), 64, operator="sum").specify(10)
             jobs[MPI_JOB].ask({"do": "measure", "spec": spec}, "measuring")
 
-    with pytest.raises(RunError, match=r"allreduce\.worker mpi .*\(measuring\)"):
+    with pytest.raises(RunError, match=r"ranks\.worker mpi .*\(measuring\)"):
         use_jobs()
     assert [processes.find_marked(mark) for mark in marks] == [[], []]
 
 
+CHECKED = {
+    "allreduce": "--sizes 4100 --operators sum average product min max",
+    "reduce-scatter": "--sizes 20 4096 --operators sum max",
+    "all-gather": "--sizes 40 4096 --types float32 int64",
+    "broadcast": "--sizes 4100 --algorithms auto binomial-tree",
+    "reduce": "--sizes 4100 --types bfloat16 --operators sum max",
+    "point-to-point": "--sizes 3 4K --transports mpi torch shared-memory",
+    "all-pairs": "--sizes 8 4K",
+}
+OVERLAPPED = {"allreduce": "--sizes 4K --overlap", "reduce": "--sizes 4K --cold"}
+REFUSED = {
+    "MPI has no average", "the plain ring only adds", "NumPy has no bfloat16",
+    "it has no call that goes on while ranks compute", "it needs 2 parts of one length",
+}  # fmt: skip
+
+
+@pytest.mark.mpi
+def test_every_collective_of_every_contender_is_exact():
+    mpirun, refused, ran = launchers.find_mpirun(None, {}), set(), {}
+    with start_jobs(WORKER, 2, mpirun, 60) as jobs:
+        for name, text in [*CHECKED.items(), *OVERLAPPED.items()]:
+            usual = ["--algorithms", "auto", "--buffers", "private"] if name in COLLECTIVES else []
+            plan = options.parse(name, [*usual, *text.split()]).plan
+            visitor = Visitor(jobs, plan, 2)
+            for block in list_blocks(plan, [0, 0], nccl=False):
+                for task in visitor.admit(block):
+                    ran.setdefault((name, task.contender.maker), task)
+            assert not any(visitor.wrong.values()), visitor.wrong
+            refused |= set(visitor.refusals.values())
+    assert refused == REFUSED
+    for name in COLLECTIVES:
+        assert {maker for command, maker in ran if command == name} >= {"gloo", "mpi", "mpiddp"}
+
+
 @pytest.mark.mpi
 def test_all_contenders_are_measured_printed_and_written(tmp_path):
-    record, drawing = tmp_path / "allreduce.json", tmp_path / "allreduce.svg"
-    arguments = documents.read_command("python -m benchmarks allreduce")
-    arguments += ["--warm-up", "0", "--iterations", "5", "--deadline", "60"]
-    arguments += ["--transports", "auto", "mpi", "--targets"]
+    path, drawing = tmp_path / "allreduce.jsonl", tmp_path / "allreduce.svg"
+    words = documents.read_command("python -m benchmarks allreduce")
+    words += ["--iterations", "5", "--deadline", "60"]
+    words += ["--transports", "auto", "mpi", "--targets"]
     # Variables of an outer launch must not reach the ranks.
     answer = run_benchmark(
-        "allreduce", *arguments, "--json", str(record), "--plot", str(drawing), PMIX_RANK="7"
+        "allreduce", *words, "--json", str(path), "--plot", str(drawing), PMIX_RANK="7"
     )
     assert (answer.returncode, answer.stderr) == (0, "")
-    content = json.loads(record.read_text())
-    assert (content["benchmark"], content["schema"]) == ("allreduce", results.SCHEMA)
-    (group,) = content["groups"]
-    cells = {(each["name"], each["over"], each["buffer"], each["bytes"]) for each in group["cells"]}
+    record = read_record(path)
+    assert record.benchmark == "allreduce" and record.is_complete
+    cells = [cell for cell in record.cells if cell.quantity == "all-reduce"]
     # Gloo, MPI, two plain rings; auto, ring and two parameter servers on two transports and two
     # kinds of buffers; and two that are prepared.
-    assert len(cells) == len(group["cells"]) == 2 * (4 + 4 * 2 * 2 + 2)
-    assert {"mpiddp central", "mpiddp direct"} <= {each["name"] for each in group["cells"]}
-    for cell in group["cells"]:
-        assert [len(visit) for visit in cell["nanoseconds"]] == [5, 5]
-        assert cell["wrong"] == 0 < cell["seconds"]["low"] <= cell["seconds"]["median"]
-    assert group["collectives"]["wait"]
-    assert content["targets"]
-    assert group["limits"]["copy"] and group["limits"]["peer_read"]
+    assert len({cell.key for cell in cells}) == len(cells) == 2 * (4 + 4 * 2 * 2 + 2)
+    for cell in cells:
+        assert (len(cell.samples), cell.summary.count) == (2, 10)
+        assert [times.count for times in cell.by_rank] == [10, 10]
+        assert cell.details["wrong"] == 0 < cell.summary.low <= cell.summary.median
+        assert max(times.median for times in cell.by_rank) <= cell.summary.maximum
+    ran = {(cell.contender, cell.at["bytes"]): cell.details["ran"] for cell in cells}
+    assert ran["mpiddp auto, mpi, private", 8] == "recursive-doubling over mpi"
+    assert ran["mpiddp auto, mpi, private", 256 * K] == "ring over mpi"
+    assert ran["mpiddp central, auto, shared", 8] == "central over shared-memory"
+    probes = {cell.contender for cell in record.cells if cell.quantity == "probe"}
+    assert {"peer read", "copy by torch", "nothing"} <= probes
+    assert [line["kind"] for line in record.others].count("surroundings") == 2
     assert "target: mpiddp auto, auto, shared: at least 8 × Gloo: 256 KiB" in answer.stdout
     assert "at most 1 µs more than the plain ring" in answer.stdout
+    assert "less than 1 µs of an iteration of nothing: 0." in answer.stdout
     assert "central: The last rank is the parameter server, no worker" in answer.stdout
     assert ElementTree.parse(drawing).getroot().tag.endswith("svg")
 
@@ -191,19 +268,47 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
 @pytest.mark.slurm
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_two_jobs_share_the_nodes_of_a_cluster(slurm_cluster, tmp_path):
-    record = tmp_path / "allreduce.json"
-    arguments = ["--launcher", "srun", "--nodes", "2", "--ranks", "4", "--link"]
-    arguments += ["--sizes", "8", "--repetitions", "1", "--warm-up", "0", "--iterations", "3"]
-    arguments += ["--algorithms", "auto", "--buffers", "private"]
-    answer = run_benchmark(
-        "allreduce", *arguments, "--json", str(record), **slurm_cluster.environment()
-    )
+@pytest.mark.parametrize("name", options.QUANTITIES)
+def test_two_jobs_share_the_nodes_of_a_cluster(slurm_cluster, tmp_path, name):
+    path = tmp_path / "record.jsonl"
+    words = ["--launcher", "srun", "--nodes", "2", "--sizes", "8"]
+    words += ["--repetitions", "1", "--iterations", "3"]
+    if name in COLLECTIVES:
+        words += ["--ranks", "4", "--algorithms", "auto", "--buffers", "private"]
+    words += ["--link"] if name == "allreduce" else []
+    answer = run_benchmark(name, *words, "--json", str(path), **slurm_cluster.environment())
     assert (answer.returncode, answer.stderr) == (0, "")
-    (group,) = json.loads(record.read_text())["groups"]
-    assert group["nodes"] == 2 and group["limits"]["link"]["median"] > 0
-    assert {"Gloo", "MPI_Allreduce", "mpiddp auto"} <= {each["name"] for each in group["cells"]}
+    cells = [cell for cell in read_record(path).cells if cell.quantity != "probe"]
+    assert all(cell.nodes == 2 for cell in cells if cell.at.get("link") != "node")
+    makers = {cell.details["maker"] for cell in cells}
+    assert makers == ({"mpi"} if name == "all-pairs" else makers | {"gloo", "mpi", "mpiddp"})
+    if name == "point-to-point":
+        assert {cell.at["link"] for cell in cells if "link" in cell.at} == {"node", "network"}
     assert slurm_cluster.ask("squeue", "-h") == ""
+
+
+SLOW_LINK = (
+    "interface=$(ls /sys/class/net | grep -v lo); "
+    "tc qdisc replace dev $interface root tbf rate 50mbit burst 20000 latency 50ms"
+)
+
+
+@pytest.mark.slurm
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_planted_slow_link_is_named(slurm_cluster):
+    words = ["--launcher", "srun", "--nodes", "4", "--sizes", "8", "256K", "--repetitions", "3"]
+    slurm_cluster.must("exec", "node3", "sh", "-c", SLOW_LINK)
+    try:
+        answer = run_benchmark("all-pairs", *words, **slurm_cluster.environment())
+    finally:
+        slurm_cluster.must("rate", "1gbit")
+        slurm_cluster.must("rate", "none")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    table = answer.stdout.partition("256 KiB")[2]
+    # What the node sends is slow; what it receives is not.
+    named = re.findall(r"slow: node 2 → node (\d)", table)
+    assert named == ["0", "1", "3"] and table.count("slow:") == 3
 
 
 # A job of benchmark.sbatch measures so, too (test_jobs.py).

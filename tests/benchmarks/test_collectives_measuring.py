@@ -1,36 +1,51 @@
-"""``benchmarks allreduce``: what ranks sum and time, the lines to them, and what is asked."""
+"""The commands that measure collectives: what ranks do and time, and what is made of that."""
 
 from __future__ import annotations
 
+import itertools
+import random
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.collectives import command as allreduce
-from benchmarks.collectives import report as allreduce_report
+from benchmarks.collectives import command, options
+from benchmarks.collectives.cells import describe_overlap
 from benchmarks.collectives.contenders import (
     GLOO,
     MPI,
+    OWN,
     PERSISTENT,
     PREPARED,
     RING,
     WORKER,
-    Cell,
     Contender,
+    Task,
     list_contenders,
     list_probes,
+    list_rounds,
 )
-from benchmarks.collectives.measurement import LENGTH, Visit, Visitor, find_slowest
-from benchmarks.collectives.ranks import inputs as allreduce_inputs
-from benchmarks.collectives.ranks import worker as allreduce_worker
-from benchmarks.collectives.ranks.calls import CallSpec, Prepared
+from benchmarks.collectives.findings import Refusal, Surroundings
+from benchmarks.collectives.guidelines import list_broken
+from benchmarks.collectives.measurement import check_memory, list_blocks, measure
+from benchmarks.collectives.ranks import inputs, load, worker
+from benchmarks.collectives.ranks.calls import CallSpec, Prepared, do_nothing
+from benchmarks.collectives.report import list_remarks
+from benchmarks.collectives.verdicts.slow_ranks import find_late_rank, find_slow_core
+from benchmarks.collectives.visits import LENGTH, Visit, Visitor, read_visit
+from benchmarks.common.records import Cell, read_record
+from benchmarks.common.statistics import is_known
 from benchmarks.common.trials import RefusedError
 from benchmarks.launching import json_lines, launchers, worker_loop
 from benchmarks.launching.paired_jobs import (
@@ -40,62 +55,102 @@ from benchmarks.launching.paired_jobs import (
     make_torch_program,
 )
 from benchmarks.launching.srun import Srun
-from groups import PRIVATE_OWN, make_group, make_plan
+from measured import K, answer_with, fake_jobs, make_plan
 from mpiddp.errors import ConfigurationError
 
 # ---- inputs ------------------------------------------------------------------------------------
 
-types = st.sampled_from(list(allreduce.ITEM_BYTES))
+types = st.sampled_from(list(options.ITEM_BYTES))
+operators = st.sampled_from(["sum", "product", "min", "max"])
+QUANTITIES = ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce")
 
 
-@given(types, st.integers(1, 64), st.integers(0, 3 * allreduce_inputs.PERIOD))
-@settings(max_examples=40, deadline=None)
-def test_inputs_sum_exactly_in_every_type(name, ranks, count):
+def run_collective(quantity: str, operator: str, tensors: list[torch.Tensor]) -> None:
+    """The collective on all ranks' tensors, in place, as torch computes it."""
+    ranks, count = len(tensors), len(tensors[0])
+    stacked = torch.stack(tensors)
+    reduced = {
+        "sum": stacked.sum(0),
+        "product": stacked.prod(0),
+        "min": stacked.min(0).values,
+        "max": stacked.max(0).values,
+    }[operator].to(tensors[0].dtype)
+    parts = [inputs.find_part(count, rank, ranks) for rank in range(ranks)]
+    for rank, tensor in enumerate(tensors):
+        if quantity == "all-reduce" or (quantity == "reduce" and rank == 0):
+            tensor.copy_(reduced)
+        elif quantity == "reduce-scatter":
+            tensor[parts[rank]] = reduced[parts[rank]]
+        elif quantity == "all-gather":
+            for source, part in enumerate(parts):
+                tensor[part] = stacked[source][part]
+        elif quantity == "broadcast":
+            tensor.copy_(stacked[0])
+
+
+@given(st.sampled_from(QUANTITIES), operators, types, st.integers(2, 9), st.integers(0, 9000))
+@settings(max_examples=15, deadline=None)
+def test_results_are_known_exactly_in_every_type(quantity, operator, name, ranks, count):
     dtype = getattr(torch, name)
-    total = torch.zeros(count, dtype=dtype)
-    for rank in range(ranks):
-        values = torch.empty(count, dtype=dtype)
-        allreduce_inputs.fill(values, rank, ranks)
-        total += values
-    assert allreduce_inputs.count_wrong(total, ranks) == 0
+    tensors = [torch.empty(count, dtype=dtype) for _ in range(ranks)]
+    for rank, tensor in enumerate(tensors):
+        inputs.fill(tensor, rank, ranks, operator)
+    run_collective(quantity, operator, tensors)
+    for rank, tensor in enumerate(tensors):
+        wrong = inputs.count_wrong_after(quantity, tensor, rank, ranks, operator, None)
+        assert wrong == 0
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES)
+@pytest.mark.parametrize("operator", ["sum", "product", "min", "max"])
+def test_a_collective_that_does_nothing_is_noticed(quantity, operator):
+    noticed = 0
+    for rank in range(3):
+        tensor = torch.empty(3000)
+        inputs.fill(tensor, rank, 3, operator)
+        noticed += inputs.count_wrong_after(quantity, tensor, rank, 3, operator, None)
+    assert noticed > 500
+
+
+def test_an_average_may_be_rounded_in_the_contenders_own_way():
+    tensors = [torch.empty(5000) for _ in range(3)]
+    for rank, tensor in enumerate(tensors):
+        inputs.fill(tensor, rank, 3, "average")
+    for mean in (sum(tensors) / 3, sum(tensors) * (1 / 3), sum(each / 3 for each in tensors)):
+        assert inputs.count_wrong(mean, 3, operator="average") == 0
+    assert inputs.count_wrong(sum(tensors), 3, operator="average") > 3000
 
 
 @given(st.integers(2, 64), st.sets(st.integers(0, 9999), min_size=1, max_size=9))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_every_wrong_element_is_counted(ranks, places):
     tensor = make_sum(10_000, ranks)
     tensor[list(places)] += 1
-    assert allreduce_inputs.count_wrong(tensor, ranks) == len(places)
+    assert inputs.count_wrong(tensor, ranks) == len(places)
 
 
 def make_sum(count: int, ranks: int) -> torch.Tensor:
-    inputs = [torch.empty(count) for _ in range(ranks)]
-    for rank, values in enumerate(inputs):
-        allreduce_inputs.fill(values, rank, ranks)
-    return torch.stack(inputs).sum(0)
+    values = [torch.empty(count) for _ in range(ranks)]
+    for rank, tensor in enumerate(values):
+        inputs.fill(tensor, rank, ranks)
+    return torch.stack(values).sum(0)
 
 
 @given(st.integers(2, 64), st.integers(1, 6))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_chunks_in_each_others_place_are_noticed(ranks, power):
     tensor = make_sum(8192, ranks)
-    assert allreduce_inputs.count_wrong(tensor.roll(8192 >> power), ranks) > 1000
-
-
-def test_one_ranks_input_is_not_the_sum():
-    tensor = torch.empty(100)
-    allreduce_inputs.fill(tensor, 1, 2)
-    assert allreduce_inputs.count_wrong(tensor, 2) > 50
+    assert inputs.count_wrong(tensor.roll(8192 >> power), ranks) > 1000
 
 
 def test_dedicated_servers_contribute_nothing():
     tensor = torch.empty(100)
-    allreduce_inputs.fill(tensor, 1, 2)
-    assert allreduce_inputs.count_wrong(tensor, 2, (1,)) == 0
+    inputs.fill(tensor, 1, 2)
+    assert inputs.count_wrong(tensor, 2, (1,)) == 0
     calls = FakeCalls(members=(0,))
-    assert allreduce_worker.measure(calls, make_spec(20_000, 1))["wrong"] == 0
+    assert worker.measure(calls, make_spec(20_000, 1))["wrong"] == 0
     calls.rank = 1
-    assert allreduce_worker.measure(calls, make_spec(20_000, 1))["wrong"] == 0
+    assert worker.measure(calls, make_spec(20_000, 1))["wrong"] == 0
 
 
 # ---- lines -------------------------------------------------------------------------------------
@@ -186,27 +241,128 @@ class FakeCalls:
     def describe(self):
         return {"wait": "spin"}
 
+    def is_first_of_node(self):
+        return self.rank == 0
+
+    def broadcast(self, value):
+        return value
+
 
 def test_each_timed_call_is_behind_a_barrier_and_the_sum_is_checked_first():
     calls = FakeCalls(seconds=0.01)
-    found = allreduce_worker.measure(calls, make_spec(20_000, 3))
+    found = worker.measure(calls, make_spec(20_000, 3))
     assert calls.events == ["call", *["barrier", "call"] * 4, "barrier", "close"]
     assert found["wrong"] == 0 and len(found["times"]) == 3
-    assert all(10_000_000 <= each < 1e9 for each in found["times"])
+    assert all(10_000_000 <= each < 1e9 for each in [found["checked"], *found["times"]])
     assert not calls.tensor.any()
 
 
 def test_wrong_elements_are_counted_and_refusals_passed_on():
-    wrong = allreduce_worker.measure(FakeCalls(wrong=True), make_spec(20_000, 1))
+    wrong = worker.measure(FakeCalls(wrong=True), make_spec(20_000, 1))
     assert wrong["wrong"] == 1
-    refused = allreduce_worker.measure(FakeCalls(), make_spec(4, 1, transport="none"))
+    refused = worker.measure(FakeCalls(), make_spec(4, 1, transport="none"))
     assert refused == {"refused": "no such way"}
+
+
+def test_the_harness_adds_less_than_a_microsecond():
+    nothing = Prepared(do_nothing, do_nothing)
+    _, times = worker.time_iterations(nothing, 1000)
+    assert sorted(times)[len(times) // 2] < 1000
+
+
+def test_a_round_trip_is_two_messages(monkeypatch):
+    monkeypatch.setattr(time, "perf_counter_ns", itertools.count(0, 1000).__next__)
+    _, times = worker.time_iterations(Prepared(do_nothing, do_nothing, messages=2), 2)
+    assert times == [500, 500]
+
+
+def test_caches_are_swept_before_each_barrier(monkeypatch):
+    calls = FakeCalls()
+    monkeypatch.setattr(worker, "make_sweep", lambda: calls.note("sweep"))
+    worker.measure(calls, make_spec(20_000, 2, cold=True))
+    timed = ["sweep", "barrier", "call"]
+    assert calls.events == ["call", "barrier", "call", *timed, *timed, "barrier", "close"]
+
+
+def test_a_sweep_is_longer_than_the_last_cache(monkeypatch, tmp_path):
+    (tmp_path / "index3").mkdir()
+    (tmp_path / "index3" / "size").write_text("64K\n")
+    monkeypatch.setattr(load, "CACHES", tmp_path)
+    assert load.find_last_cache() == 64 * K
+    assert load.make_sweep()().nbytes == 2 * 64 * K
+
+
+class Nap:
+    """In the place of something to compute."""
+
+    def __init__(self, device):
+        self.seconds = 0.0
+
+    def set_seconds(self, seconds):
+        self.seconds = seconds
+        return 3
+
+    def set_count(self, count):
+        assert count == 3
+
+    def compute(self):
+        time.sleep(self.seconds)
+
+    def wait(self):
+        pass
+
+
+def test_what_overlaps_is_timed_alone_and_together(monkeypatch):
+    monkeypatch.setattr(worker, "Kernel", Nap)
+    calls, sleep = FakeCalls(), partial(time.sleep, 0.03)
+
+    def start():
+        waiter = threading.Thread(target=sleep)
+        waiter.start()
+        return waiter.join
+
+    found = worker.time_overlap(calls, Prepared(sleep, do_nothing, start=start), 3)
+    alone, compute, both = (sorted(found[name])[1] for name in ("alone", "compute", "times"))
+    assert 30_000_000 <= alone <= compute <= both < 0.9 * (alone + compute)
+    with pytest.raises(ConfigurationError, match="no call that goes on"):
+        worker.time_overlap(calls, Prepared(sleep, do_nothing), 1)
+
+
+def test_ranks_compute_for_about_the_time_of_a_call():
+    kernel = load.Kernel(None)
+    count = kernel.set_seconds(1e-3)
+    assert count >= 1
+    kernel.set_count(10 * count)
+    begin = time.perf_counter()
+    kernel.compute()
+    kernel.wait()
+    assert time.perf_counter() - begin > 1e-3
+
+
+def test_what_is_hidden_is_the_share_of_the_call_that_takes_no_time():
+    # Of a call of 2 s beside a computation of 3 s, half takes time.
+    visit = Visit(((4.0,),), compute=3.0, alone=2.0)
+    assert describe_overlap([visit]) == {"compute": 3.0, "alone": 2.0, "hidden": 0.5}
+
+
+def test_busy_processes_end_with_the_rank_that_started_them():
+    program = (
+        "import os, subprocess, sys\n"
+        "words = [sys.executable, '-S', '-c', sys.argv[1], str(os.getpid())]\n"
+        "print(subprocess.Popen(words, stdout=subprocess.DEVNULL).pid)"
+    )
+    words = [sys.executable, "-S", "-c", program, load.BUSY]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    end = time.monotonic() + 20
+    while psutil.pid_exists(int(done.stdout)):
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_rank_0_passes_commands_on_and_gathers_the_answers():
     pairs = [[json_lines.Line(end) for end in socket.socketpair()] for _ in range(2)]
     (command, above), (below, other) = pairs
-    describe = partial(allreduce_worker.perform, FakeCalls())
+    describe = worker.Worker(FakeCalls()).perform
     threads = [
         threading.Thread(target=worker_loop.serve, args=(0, describe, above, [below])),
         threading.Thread(target=worker_loop.serve, args=(1, describe, other, [])),
@@ -214,7 +370,7 @@ def test_rank_0_passes_commands_on_and_gathers_the_answers():
     for thread in threads:
         thread.start()
     command.send({"do": "describe"})
-    assert command.receive(10) == [{"wait": "spin"}] * 2
+    assert [each["wait"] for each in command.receive(10)] == ["spin"] * 2
     command.send({"do": "end"})
     for thread in threads:
         thread.join(10)
@@ -226,11 +382,14 @@ def test_rank_0_passes_commands_on_and_gathers_the_answers():
 # ---- visits ------------------------------------------------------------------------------------
 
 
-def test_the_slowest_rank_counts_in_each_iteration():
-    answers = [{"times": [1000, 5000], "wrong": 0}, {"times": [3000, 2000], "wrong": 2}]
-    assert find_slowest(answers) == Visit((pytest.approx(3e-6), pytest.approx(5e-6)), 2)
+def test_the_slowest_rank_counts_in_each_iteration_and_ranks_are_kept_apart():
+    answers = answer_with(0, 0)
+    answers[0]["times"], answers[1]["times"], answers[1]["wrong"] = [1000, 5000], [3000, 2000], 2
+    visit = read_visit(answers)
+    assert visit.seconds == (pytest.approx(3e-6), pytest.approx(5e-6)) and visit.wrong == 2
+    assert visit.by_rank == tuple(map(pytest.approx, ((1e-6, 5e-6), (3e-6, 2e-6))))
     with pytest.raises(RefusedError, match="not here"):
-        find_slowest([{"refused": "not here"}, {"refused": "not here"}])
+        read_visit([{"refused": "not here"}, {"refused": "not here"}])
 
 
 @given(st.floats(min_value=1e-9, max_value=1e3))
@@ -242,59 +401,306 @@ def test_iterations_fill_a_visit_within_bounds(seconds):
         assert LENGTH.seconds < (count + 1) * seconds * (1 + 1e-9)
 
 
-class FakeJob:
-    """Answers by what is asked for, and keeps that."""
-
-    def __init__(self, answer):
-        self.answer, self.asked = answer, []
-
-    def ask(self, command, what):
-        self.asked.append(command["spec"])
-        return self.answer(command["spec"])
-
-
-def test_what_sums_wrongly_or_cannot_is_not_timed():
+def test_what_sums_wrongly_or_cannot_is_not_timed(monkeypatch):
     def answer(spec):
         if spec["maker"] == RING:
-            return [{"refused": "not here"}]
-        wrong = 3 if spec["maker"] == MPI else 0
-        return [{"times": [20_000_000] * spec["iterations"], "wrong": wrong}]
+            return [{"refused": "not here"}] * 2
+        return answer_with(3_000_000, 3_000_000, wrong=3 if spec["maker"] == MPI else 0)
 
-    jobs = {MPI_JOB: FakeJob(answer), TORCH_JOB: FakeJob(answer)}
-    rows = [Contender(GLOO, TORCH_JOB), Contender(MPI), Contender(RING), PRIVATE_OWN]
-    visitor = Visitor(jobs, make_plan(), 2)
-    admitted = visitor.admit([Cell(row, 8) for row in rows])
-    series = visitor.visit_in_turns(admitted)
-    assert set(series) == {Cell(rows[0], 8), Cell(PRIVATE_OWN, 8)}
-    assert visitor.refusals == {Cell(rows[2], 8): "not here"}
-    group = make_group({}, refusals=visitor.refusals, wrong=visitor.wrong)
-    assert allreduce_report.list_wrong([group]) == [
-        "MPI_Allreduce at 8 B on 2 ranks: 3 wrong elements"
-    ]
-    # One look, one warm-up round, two rounds of as many iterations as fit.
+    plan = make_plan("--algorithms", "auto", "--buffers", "private", "--repetitions", "2")
+    with fake_jobs(monkeypatch, answer) as jobs:
+        items = list(measure(2, None, plan))
+    cells = [item for item in items if isinstance(item, Cell)]
+    assert [cell.details["maker"] for cell in cells] == [GLOO, PERSISTENT, OWN, PREPARED]
+    refusals = {item.contender: item for item in items if isinstance(item, Refusal)}
+    assert refusals["plain ring"].reason == "not here"
+    assert refusals["MPI_Allreduce"].is_wrong
+    # One look, two rounds of as many iterations as fit.
     counts = [spec["iterations"] for spec in jobs[TORCH_JOB].asked]
-    assert counts == [LENGTH.fewest, 5, 5, 5]
+    assert counts == [LENGTH.fewest, 10, 10]
+    assert isinstance(items[0], Surroundings) and isinstance(items[-1], Surroundings)
+    assert items[-1].first_calls == dict.fromkeys([GLOO, MPI, PERSISTENT, OWN, PREPARED], 5e-9)
 
 
-def test_iterations_can_be_fixed():
-    job = FakeJob(lambda spec: [{"times": [10] * spec["iterations"], "wrong": 0}])
-    visitor = Visitor({MPI_JOB: job}, make_plan(iterations=7), 2)
-    visitor.visit_in_turns(visitor.admit([Cell(PRIVATE_OWN, 8)]))
-    assert [spec["iterations"] for spec in job.asked] == [LENGTH.fewest, 7, 7, 7]
+def test_iterations_can_be_fixed(monkeypatch):
+    plan = make_plan("--iterations", "7", "--repetitions", "3", "--warm-up", "1")
+    with fake_jobs(monkeypatch, lambda spec: answer_with(10, 10)) as jobs:
+        cell = next(item for item in measure(2, None, plan) if isinstance(item, Cell))
+    counts = [spec["iterations"] for spec in jobs[TORCH_JOB].asked]
+    assert counts == [LENGTH.fewest, 7, 7, 7, 7]
+    assert len(cell.samples) == 3 and cell.details["stopped"] == "rounds"
+    assert [each.count for each in cell.by_rank] == [9, 9]
+
+
+def test_sizes_are_blocks_and_contenders_take_turns_within_one(monkeypatch):
+    order = []
+
+    def answer(spec):
+        order.append((spec["bytes"], spec["maker"]))
+        return answer_with(1000, 1000)
+
+    plan = make_plan("--sizes", "64:256:x4", "--repetitions", "4", "--algorithms", "auto")
+    with fake_jobs(monkeypatch, answer):
+        list(measure(2, None, plan))
+    assert [size for size, _ in order] == sorted(size for size, _ in order)
+    makers = [maker for size, maker in order if size == 64]
+    looked, *rounds = (makers[start : start + 7] for start in range(0, len(makers), 7))
+    assert len(rounds) == 4 and len(set(map(tuple, rounds))) > 1
+    assert all(sorted(each) == sorted(looked) for each in rounds)
+
+
+def test_an_interruption_keeps_and_writes_what_was_measured(monkeypatch, tmp_path, capsys):
+    def answer(spec):
+        if spec["bytes"] == 64 and spec["iterations"] != LENGTH.fewest:
+            answer.visits += 1
+            if answer.visits > 9:
+                raise KeyboardInterrupt
+        return answer_with(1000, 1000)
+
+    answer.visits = 0
+    path = tmp_path / "record.jsonl"
+    mpirun = launchers.Mpirun(Path("mpirun"), launchers.command.OPEN_MPI, "5.0.11", None)
+    monkeypatch.setattr(command, "check", lambda _: mpirun)
+    words = ["--sizes", "8", "64", "--ranks", "2", "--algorithms", "auto", "--repetitions", "3"]
+    with fake_jobs(monkeypatch, answer), pytest.raises(KeyboardInterrupt):
+        command.main("allreduce", [*words, "--buffers", "private", "--json", str(path)])
+    record = read_record(path)
+    assert not record.is_complete and "node[1-2]" not in path.read_text()
+    assert [cell.details["stopped"] for cell in record.cells if cell.at["bytes"] == 8] == [
+        "rounds"
+    ] * 6
+    cut = [cell for cell in record.cells if cell.at["bytes"] == 64]
+    assert sum(len(cell.samples) for cell in cut) == 9
+    assert {cell.details["stopped"] for cell in cut} == {"interrupted"}
+    assert "all-reduce: 8 B of float32, sum" in capsys.readouterr().out
+
+
+# ---- the method --------------------------------------------------------------------------------
+
+
+class Planted(Visitor):
+    """Visits without ranks: each takes a second of a clock, and its time is drawn."""
+
+    def __init__(self, draw, *words: str) -> None:
+        self.now, self.step, self.draw = 0.0, 1.0, draw
+        super().__init__({}, make_plan(*words), 2, clock=lambda: self.now)
+
+    def measure(self, key, iterations):
+        self.now += self.step
+        return Visit(((self.draw(key, self.now),) * iterations,) * 2)
+
+
+TASK, OTHER = (Task(Contender(maker), 8, operator="sum") for maker in (MPI, GLOO))
+
+
+def run_planted(draw, *words: str) -> Planted:
+    visitor = Planted(draw, "--budget", "40", *words)
+    visitor.visit_in_turns(visitor.admit([TASK, OTHER]))
+    return visitor
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=8, deadline=None)
+def test_rounds_end_once_the_median_is_known(seed):
+    generator = random.Random(seed)
+    visitor = run_planted(lambda key, now: generator.gauss(100, 4))
+    assert {visitor.judge(key) for key in (TASK, OTHER)} == {"interval"}
+    for key in (TASK, OTHER):
+        usual = [visit.usual for visit in visitor.list_samples(key)]
+        assert 6 <= len(usual) < 40 and is_known(usual) and not is_known(usual[:-1])
+
+
+def test_what_has_two_modes_spends_its_budget_and_the_others_go_no_further():
+    modes = itertools.cycle([1, 2])
+    visitor = run_planted(lambda key, now: next(modes) if key == TASK else 1)
+    assert (visitor.judge(TASK), visitor.judge(OTHER)) == ("budget", "interval")
+    # One second each, the look included.
+    assert len(visitor.list_samples(TASK)) == 39 and len(visitor.list_samples(OTHER)) == 6
+
+
+def test_a_drift_is_no_interval_and_at_least_three_rounds_are_measured():
+    visitor = run_planted(lambda key, now: 1 + now / 10)
+    assert {visitor.judge(key) for key in (TASK, OTHER)} == {"budget"}
+    visitor = run_planted(lambda key, now: now, "--budget", "0.1")
+    assert [len(visitor.list_samples(key)) for key in (TASK, OTHER)] == [3, 3]
+
+
+def test_a_cell_that_is_never_settled_costs_less_than_a_second_by_default():
+    modes = itertools.cycle([1, 2])
+    visitor = Planted(lambda key, now: next(modes))
+    # 1 MiB takes less than a visit; with what is not timed, and an answer of 5 ms.
+    visitor.step = worker.SETTLE_SECONDS + (1 + 1 / worker.WARM_SHARE) * LENGTH.seconds + 5e-3
+    visitor.visit_in_turns(visitor.admit([TASK]))
+    assert visitor.judge(TASK) == "budget" and 0.8 <= visitor.seconds[TASK] < 1
+    assert len(visitor.list_samples(TASK)) >= 6
+
+
+def draw_ranks(generator, ranks: int, late: float = 0.0) -> list[list[float]]:
+    """Iterations of an all-reduce, by rank: the last one comes late, and waits so much less."""
+    base = [[generator.uniform(100e-6, 140e-6) for _ in range(9)] for _ in range(ranks)]
+    return [[each + late for each in times] for times in base[:-1]] + [base[-1]]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 9))
+@settings(max_examples=8, deadline=None)
+def test_a_rank_that_comes_late_is_named_and_equal_ranks_are_not(seed, ranks):
+    generator = random.Random(seed)
+    assert find_late_rank([draw_ranks(generator, ranks) for _ in range(20)]) is None
+    visits = [draw_ranks(generator, ranks, 150e-6) for _ in range(20)]
+    found = find_late_rank(visits)
+    assert found is not None and found.rank == ranks - 1
+    assert 100 < float(re.search(r"by (\d+) µs", found.reason)[1]) < 200
+    # One that is late now and then, or by less than a wake-up, is not.
+    assert find_late_rank([visits[0], *(draw_ranks(generator, ranks) for _ in range(19))]) is None
+    assert find_late_rank([draw_ranks(generator, ranks, 10e-6) for _ in range(20)]) is None
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 9))
+@settings(max_examples=8, deadline=None)
+def test_a_slow_core_is_named_and_equal_ones_are_not(seed, ranks):
+    generator = random.Random(seed)
+
+    def draw(*slow: float) -> list[float]:
+        """Loops per second; the ranks share some cores in turn."""
+        shares = [generator.choice([1, 1, 0.5]) for _ in range(ranks - len(slow))]
+        return [1e7 * share * generator.uniform(0.97, 1.03) for share in (*shares, *slow)]
+
+    assert find_slow_core([draw() for _ in range(40)]) is None
+    found = find_slow_core([draw(0.3) for _ in range(40)])
+    assert found is not None and found.rank == ranks - 1 and "slow core" in found.reason
+    assert find_slow_core([draw(0.3) for _ in range(5)]) is None
+
+
+def test_a_planted_straggler_is_named_in_the_cells_and_the_table(monkeypatch):
+    def answer(spec):
+        return answer_with(400_000, 90_000, 410_000)
+
+    plan = make_plan("--repetitions", "12", "--buffers", "private")
+    with fake_jobs(monkeypatch, answer, ranks=3):
+        cells = [item for item in measure(3, None, plan) if isinstance(item, Cell)]
+    assert {cell.details["slow_rank"] for cell in cells} == {1}
+    assert list_remarks(cells)[0].startswith("slow rank: rank 1 comes late, by 310 µs")
+
+
+# ---- guidelines --------------------------------------------------------------------------------
+
+NARROW = (0.99, 1.0, 1.0, 1.0, 1.0, 1.01)
+
+
+def make_times(**seconds: float):
+    """Rounds of tasks, by the quantity's name with underscores and, behind two, its bytes."""
+    times = {}
+    for name, value in seconds.items():
+        quantity, _, size = name.partition("__")
+        quantity = quantity.replace("_", "-")
+        task = Task(
+            Contender(MPI, quantity=quantity), int(size or 64),
+            operator="" if quantity in ("broadcast", "all-gather") else "sum",
+        )  # fmt: skip
+        times[task] = tuple(value * each for each in NARROW)
+    return times
+
+
+@pytest.mark.parametrize(
+    ("seconds", "broken"),
+    [
+        ({"all_reduce": 3.2, "reduce": 1, "broadcast": 2}, ["reduce + broadcast"]),
+        ({"all_reduce": 3.02, "reduce": 1, "broadcast": 2}, []),
+        ({"all_reduce": 9, "reduce_scatter": 1, "all_gather": 2}, ["reduce-scatter + all-gather"]),
+        ({"all_reduce": 9, "reduce": 1}, []),
+        ({"all_reduce": 9, "all_reduce__16": 2}, ["4 calls of 16 B"]),
+        ({"all_reduce": 9, "all_reduce__48": 2, "all_reduce__128": 1}, []),
+        ({"all_gather": 3, "all_reduce": 2}, ["all-reduce"]),
+        ({"broadcast": 3, "all_reduce": 4}, []),
+    ],
+)
+def test_a_collective_must_not_lose_to_what_replaces_it(seconds, broken):
+    times = make_times(**seconds)
+    found = list_broken(next(iter(times)), times)
+    assert [re.search(r"loses to (.*): ", text)[1] for text in found] == broken
+
+
+def test_a_guideline_needs_intervals_of_the_same_contender():
+    times = make_times(all_reduce=9, reduce=1, broadcast=1)
+    task = next(iter(times))
+    assert list_broken(task, {key: rounds[:5] for key, rounds in times.items()}) == []
+    gloo = {
+        replace(key, contender=replace(key.contender, maker=GLOO)): v for key, v in times.items()
+    }
+    assert list_broken(task, {**gloo, task: times[task]}) == []
 
 
 # ---- contenders --------------------------------------------------------------------------------
 
 
 def test_contenders_are_the_product_of_what_is_asked_for():
-    rows = list_contenders(["auto", "ring"], ["mpi", "torch"], ["private", "shared"], nccl=False)
+    transports, buffers = ["mpi", "torch"], ["private", "shared"]
+    rows = list_contenders("all-reduce", ["auto", "ring"], transports, buffers, nccl=False)
     assert [row.maker for row in rows[:4]] == [GLOO, MPI, RING, PERSISTENT]
     # The last one is the ring over MPI once more, prepared as the plain ring is.
     assert len(rows) == 4 + 2 * 2 * 2 + 1 == len({row.label for row in rows})
     assert rows[-1] == Contender(PREPARED, MPI_JOB, "ring", "mpi")
-    with_nccl = list_contenders(["auto"], ["auto"], ["gpu"], nccl=True)
-    assert [row.name for row in with_nccl[:2]] == ["Gloo", "NCCL"]
-    assert [row.job for row in with_nccl[:3]] == [TORCH_JOB, TORCH_JOB, MPI_JOB]
+    with_nccl = list_contenders("broadcast", ["auto"], ["auto"], ["gpu"], nccl=True)
+    assert [row.name for row in with_nccl] == ["Gloo", "NCCL", "MPI_Bcast", "mpiddp auto"]
+    assert [row.job for row in with_nccl] == [TORCH_JOB, TORCH_JOB, MPI_JOB, MPI_JOB]
+
+
+def test_guidelines_measure_what_a_collective_can_be_replaced_by():
+    plan = make_plan("--guidelines", "--operators", "max")
+    (block,) = list_blocks(plan, [0, 0], nccl=False)
+    assert {task.contender.quantity for task in block} == {
+        "all-reduce", "reduce", "broadcast", "reduce-scatter", "all-gather",
+    }  # fmt: skip
+    assert {task.operator for task in block if task.contender.quantity == "broadcast"} == {""}
+    assert {task.operator for task in block if task.contender.quantity == "reduce"} == {"max"}
+
+
+@given(st.integers(2, 17))
+def test_every_ordered_pair_meets_once_in_rounds_of_disjoint_pairs(ranks):
+    rounds = list_rounds(range(ranks))
+    pairs = [pair for each in rounds for pair in each]
+    assert sorted(pairs) == list(itertools.permutations(range(ranks), 2))
+    for each in rounds:
+        ends = [end for pair in each for end in pair]
+        assert len(set(ends)) == len(ends)
+    assert len(rounds) == 2 * (ranks - 1 + ranks % 2)
+
+
+def test_all_pairs_are_those_of_nodes_if_there_are_several(monkeypatch):
+    plan = make_plan(command="all-pairs")
+    (rounds,) = list_blocks(plan, [0, 0, 1, 1, 2, 2], nccl=False)
+    assert {end for task in rounds for pair in task.pairs for end in pair} == {0, 2, 4}
+    (rounds,) = list_blocks(plan, [0, 0, 0], nccl=False)
+    assert {end for task in rounds for pair in task.pairs for end in pair} == {0, 1, 2}
+
+    def answer(spec):
+        (sender, _), *_ = spec["pairs"]
+        return [{**each, "times": [1000 * (sender == rank)] * 2}
+                for rank, each in enumerate(answer_with(0, 0, 0))]  # fmt: skip
+
+    with fake_jobs(monkeypatch, answer, ranks=3):
+        cells = [item for item in measure(3, None, plan) if isinstance(item, Cell)]
+    assert {(cell.at["from"], cell.at["to"]) for cell in cells} == set(
+        itertools.permutations(range(3), 2)
+    )
+    assert all(cell.summary.median == pytest.approx(1e-6) for cell in cells)
+
+
+def test_messages_go_one_way_and_both_and_whole_elements_are_added():
+    plan = make_plan("--sizes", "1", "4", command="point-to-point")
+    one, four = list_blocks(plan, [0, 0], nccl=False)
+    assert [(task.contender.maker, task.is_mutual) for task in one] == list(
+        itertools.product([GLOO, MPI, OWN], [False, True])
+    )
+    assert four[-1].contender.quantity == "reduction" and len(four) == len(one) + 1
+
+
+def test_what_does_not_fit_is_refused_before_it_is_allocated():
+    plan = make_plan("--sizes", "8", "1G")
+    # Two kinds of buffers and five more, on each of four ranks.
+    check_memory(plan, 8, 2, 28 << 30)
+    with pytest.raises(ConfigurationError, match=r"1 GiB on 4 ranks of a node needs 28 GiB .*27 G"):
+        check_memory(plan, 8, 2, 27 << 30)
 
 
 def test_the_framework_is_started_without_mpi_on_the_same_nodes():
@@ -304,7 +710,7 @@ def test_the_framework_is_started_without_mpi_on_the_same_nodes():
     theirs = make_torch_program(WORKER, 4, srun, greeting).command
     assert ours[1] == theirs[1] == "--overlap"
     assert {"--jobid=7", "--nodelist=node[1-2]", "--mpi=none", "--ntasks=2"} <= set(theirs)
-    assert theirs[-2:] == ("benchmarks.collectives.ranks.worker", TORCH_JOB)
+    assert theirs[-2:] == (WORKER, TORCH_JOB)
     assert ours[-1] == MPI_JOB and "--mpi=pmix" in ours
 
 
@@ -316,5 +722,17 @@ def test_both_jobs_have_like_settings(tmp_path):
     assert ours.environment["OMP_NUM_THREADS"] == "1"
 
 
-def test_the_link_is_probed_only_on_request():
-    assert len(list_probes(link=True)) == len(list_probes(link=False)) + 1
+def test_probes_are_measured_only_on_request():
+    assert list_probes(machine=False, link=False) == []
+    link = list_probes(machine=False, link=True)
+    assert len(list_probes(machine=True, link=True)) == len(link) + 5 == 6
+
+
+def test_point_to_point_is_measured_on_one_node_and_between_two():
+    srun = Srun(Path("/usr/bin/srun"), "22.05.8", 2, False)
+    plan = make_plan(command="point-to-point")
+    runs = command.list_runs(plan, srun)
+    assert [(ranks, each.nodes) for ranks, each in runs] == [(2, 1), (2, 2)]
+    mpirun = launchers.Mpirun(Path("mpirun"), launchers.command.OPEN_MPI, "5.0.11", None)
+    assert command.list_runs(plan, mpirun) == [(2, mpirun)]
+    assert len(command.list_runs(make_plan(), srun)) == 2

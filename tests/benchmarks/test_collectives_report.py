@@ -1,33 +1,53 @@
-"""``benchmarks allreduce``: statistics, tables, promises and the drawing."""
+"""The measured collectives: statistics, tables, promises and the drawing."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
+import random
+from dataclasses import replace
 from fractions import Fraction
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.collectives import plot as allreduce_plot
-from benchmarks.collectives import report as allreduce_report
-from benchmarks.collectives import targets as allreduce_targets
+from benchmarks.collectives import options, report
+from benchmarks.collectives import plot as collectives_plot
+from benchmarks.collectives import targets as collectives_targets
+from benchmarks.collectives.cells import find_rates
 from benchmarks.collectives.contenders import (
     BOUND_BYTES,
     COPIES,
+    EMPTY,
     LINK,
+    MPI,
     PERSISTENT,
     PREPARED,
     RING,
-    Cell,
     Contender,
 )
+from benchmarks.collectives.findings import Findings, Refusal, Surroundings, compare_cells
+from benchmarks.collectives.verdicts.slow_links import list_slow
 from benchmarks.common.statistics import median_interval
 from benchmarks.common.targets import Target
-from groups import GLOO_ROW, MPI_ROW, OWN_RING, PRIVATE_OWN, SHARED_OWN, K, M, make_group
+from measured import (
+    GLOO_ROW,
+    MPI_ROW,
+    OWN_RING,
+    PRIVATE_OWN,
+    SHARED_OWN,
+    K,
+    M,
+    make_cell,
+    make_findings,
+)
+
+
+def probe(name: str) -> Contender:
+    return Contender(name, quantity="probe")
+
 
 # ---- the report --------------------------------------------------------------------------------
 
@@ -51,69 +71,111 @@ def test_a_small_samples_interval_is_exact():
 
 
 def test_rates_are_those_of_nccl_tests():
-    assert allreduce_report.find_rates(4, 8_000_000, 1e-3) == pytest.approx((8.0, 12.0))
-    assert allreduce_report.find_rates(2, 8_000_000, 1e-3) == pytest.approx((8.0, 8.0))
+    assert find_rates("all-reduce", 4, 8_000_000, 1e-3) == pytest.approx((8.0, 12.0))
+    assert find_rates("all-reduce", 2, 8_000_000, 1e-3) == pytest.approx((8.0, 8.0))
+    for quantity in ("reduce-scatter", "all-gather"):
+        assert find_rates(quantity, 4, 8_000_000, 1e-3) == pytest.approx((8.0, 6.0))
+    for quantity in ("broadcast", "reduce", "point-to-point"):
+        assert find_rates(quantity, 4, 8_000_000, 1e-3) == pytest.approx((8.0, 8.0))
 
 
-def test_a_speed_is_the_median_of_the_rounds_ratios():
+def test_a_speed_is_the_median_of_the_rounds_ratios_that_both_took_part_in():
     own = [[1.0], [2.0], [9.0]]
-    group = make_group({(PRIVATE_OWN, 8): own, (GLOO_ROW, 8): [[4.0], [4.0], [9.0]]})
-    speed = group.find_speed(Cell(PRIVATE_OWN, 8), Cell(GLOO_ROW, 8))
+    found = make_findings({(PRIVATE_OWN, 8): own, (GLOO_ROW, 8): [[4.0], [4.0], [9.0], [99.0]]})
+    cells = [found.find(row, 8) for row in (PRIVATE_OWN, GLOO_ROW)]
+    speed = compare_cells(*cells)
     assert (speed.median, speed.minimum, speed.maximum) == (2.0, 1.0, 4.0)
-    assert group.find_speed(Cell(PRIVATE_OWN, 8), Cell(MPI_ROW, 8)) is None
+    assert found.find_speed(PRIVATE_OWN, GLOO_ROW, 8) == 2.0
+    assert found.find_speed(PRIVATE_OWN, MPI_ROW, 8) is None
 
 
-def test_the_table_shows_rates_ratios_and_wrong_elements():
+def test_the_table_shows_what_ran_rates_ratios_and_why_it_ended():
     times = {
         (GLOO_ROW, M): [[8e-3] * 6],
         (MPI_ROW, M): [[4e-3] * 6],
         (PRIVATE_OWN, M): [[1e-3, 1e-3, 2e-3, 2e-3, 3e-3, 3e-3]],
     }
-    ring = Cell(Contender(RING), M)
-    group = make_group(times, refusals={Cell(SHARED_OWN, M): "no room"}, wrong={ring: 12})
-    lines = allreduce_report.format_table(group, M).splitlines()
-    assert lines[0] == "1 MiB of float32, 6 iterations"
-    row = next(line for line in lines if line.startswith("mpiddp auto") and "private" in line)
+    refusal = Refusal(
+        quantity="all-reduce", contender="plain ring", at={"bytes": M}, reason="it only adds"
+    )
+    found = make_findings(times, refusals=[refusal])
+    found.cells[2].details.update(ran="direct over shared-memory", stopped="budget")
+    text = report.format_findings(found)
+    lines = text.splitlines()
+    assert "all-reduce: 1 MiB of float32, sum, 6 iterations" in lines
+    row = next(line for line in lines if line.startswith("mpiddp auto"))
     # 2 ms: half a GB/s; the 5th of 100 lies a quarter from 1 ms to 1 ms.
-    expected = "auto private 2 ms 1 ms – 3 ms 1 ms – 3 ms 0.524 0.524 4.00 2.00 0"
-    assert row.split()[2:] == expected.split()
-    wrong = next(line for line in lines if line.startswith("plain ring "))
-    assert wrong.split()[-2:] == ["–", "12"]
-    assert not any("shared" in line and line.startswith("mpiddp auto") for line in lines[2:3])
-    text = allreduce_report.format_group(group)
-    assert "left out: mpiddp auto, auto, shared at 1 MiB: no room" in text
+    expected = "auto private direct over shared-memory 2 ms 1 ms – 3 ms 1 ms – 3 ms 0.524 0"
+    assert row.split()[2:] == [*expected.split(), "4.00", "2.00", "1", "budget"]
+    assert "left out: plain ring, all-reduce at 1 MiB: it only adds" in text
+    assert "1 of 3 rows spent their budget" in text
+
+
+def test_what_stands_out_is_told():
+    late = {"slow_rank": 1, "slow_rank_reason": "comes late, by 90 µs"}
+    cells = [make_cell(row, 8, [[1.0]], **late) for row in (GLOO_ROW, MPI_ROW)]
+    cells.append(make_cell(PRIVATE_OWN, 8, [[1.0]], guidelines=["loses to reduce + broadcast"]))
+    slow, guideline = report.list_remarks(cells)
+    assert slow == "slow rank: rank 1 comes late, by 90 µs (in 2 of 3 rows)"
+    assert guideline.endswith("all-reduce at 8 B loses to reduce + broadcast")
 
 
 def test_the_quickest_copy_is_the_memory_bound():
     seconds = dict(zip(COPIES, (0.04, 0.02, 0.03), strict=True))
-    times = {(Contender(name), BOUND_BYTES): [[each] * 3] for name, each in seconds.items()}
-    group = make_group(times)
-    limits = allreduce_report.find_limits(group)
+    times = {(probe(name), BOUND_BYTES): [[each] * 3] for name, each in seconds.items()}
+    found = make_findings({**times, (probe(EMPTY), 0): [[7e-8]]})
+    limits = report.find_limits(found)
     assert (limits.copy_way, limits.copy.median) == (COPIES[1], 0.02)
     assert limits.peer_read is None and limits.link is None
     # 67.1 MB in 20 ms
-    assert "20 ms to read and write 64 MiB" in allreduce_report.describe_limits(group)
-    assert "3.36 GB/s" in allreduce_report.describe_limits(group)
+    text = report.describe_limits(found)
+    assert "20 ms to read and write 64 MiB" in text and "3.36 GB/s" in text
+    assert "an iteration of nothing takes 0.07 µs" in text
 
 
-def test_a_record_has_every_iteration():
-    own = [[1e-3, 2e-3], [3e-3, 4e-3]]
-    group = make_group({(PRIVATE_OWN, 8): own, (Contender(COPIES[0]), BOUND_BYTES): [[1.0]]})
-    (described,) = allreduce_report.describe_groups([group])
-    (cell,) = described["cells"]
-    assert cell["nanoseconds"] == [[1_000_000, 2_000_000], [3_000_000, 4_000_000]]
-    assert (cell["bytes"], cell["seconds"]["count"]) == (8, 4)
-    assert cell["seconds"]["median"] == pytest.approx(2.5e-3)
-    (probe,) = described["probes"].values()
-    assert probe["nanoseconds"] == [[1_000_000_000]]
-    json.dumps(described)
+def make_pairs(seconds, rounds: int = 3):
+    """Findings of all pairs, with these seconds in each round."""
+    row = Contender(MPI, quantity="all-pairs")
+    cells = [make_cell(row, M, [[each]] * rounds) for each in seconds.values()]
+    at = ({"bytes": M, "from": source, "to": target} for source, target in seconds)
+    cells = [replace(cell, at=place) for cell, place in zip(cells, at, strict=True)]
+    plan = options.parse("all-pairs", ["--sizes", "1M"]).plan
+    return Findings(plan=plan, surroundings=Surroundings(ranks=4, nodes=4), cells=cells)
+
+
+PAIRS = list(itertools.permutations(range(4), 2))
+
+
+def test_the_matrix_has_a_row_for_each_node_that_sends():
+    found = make_pairs({pair: 1e-3 * (1 + pair[0]) for pair in PAIRS})
+    lines = report.format_matrix(found, M).splitlines()
+    assert " ".join(lines[1].split()) == "from \\ to node 0 node 1 node 2 node 3"
+    assert " ".join(lines[3].split()) == "node 1 2 ms, 0.524 – 2 ms, 0.524 2 ms, 0.524"
+
+
+def test_a_slow_node_or_link_is_named_and_no_other():
+    by_node = {pair: (3.0 if 2 in pair else 1.0,) * 3 for pair in PAIRS}
+    (line,) = list_slow(by_node)
+    assert line == "slow: node 2, whose links all take 3.0 times as long as usual (1 s), or more"
+    one = {pair: (2.0 if pair == (3, 1) else 1.0,) * 3 for pair in PAIRS}
+    (line,) = list_slow(one)
+    assert line == "slow: node 3 → node 1 takes 2.0 times as long as usual (2 s, not 1 s)"
+    assert list_slow(dict.fromkeys(PAIRS, (1.0, 1.4, 9.0))) == list_slow({}) == []
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=50, deadline=None)
+def test_equal_links_that_vary_by_a_third_have_no_slow_one(seed):
+    generator = random.Random(seed)
+    rounds = {pair: [generator.uniform(1, 1.33) for _ in range(3)] for pair in PAIRS}
+    assert list_slow(rounds) == []
 
 
 # ---- targets -----------------------------------------------------------------------------------
 
 
 def judge(times, ranks=2, cores=2, nodes=None) -> dict[str, Target]:
-    found = allreduce_targets.judge([make_group(times, ranks, nodes)], cores)
+    found = collectives_targets.judge([make_findings(times, ranks, nodes)], cores)
     return {target.text: target for target in found}
 
 
@@ -122,7 +184,7 @@ def test_two_ranks_have_the_promised_speeds():
     times = {(GLOO_ROW, size): slow for size in (8, 256 * K, M, 64 * M)}
     times |= {(PRIVATE_OWN, size): quick for size in (8, 256 * K, M, 64 * M)}
     times |= {(MPI_ROW, size): [[1.5]] * 3 for size in (8, 256 * K, M, 64 * M)}
-    times |= {(Contender(name), BOUND_BYTES): [[0.7]] for name in COPIES}
+    times |= {(probe(name), BOUND_BYTES): [[0.7]] for name in COPIES}
     times |= {(SHARED_OWN, 64 * M): quick}
     found = judge(times)
     by_gloo = found["mpiddp auto, auto, private: at least 4 × Gloo"]
@@ -165,15 +227,22 @@ def test_between_nodes_latency_is_judged_or_the_use_of_a_link_that_was_timed():
 
     # 16 MB in 0.16 s: a ring of four carries 1 MiB, one and a half times, in 15.7 ms at best.
     size, best = 16_000_000, 1.5 * M / 1e8
-    times = {(Contender(LINK), size): [[0.16]], (GLOO_ROW, M): [[2 * best]]}
+    times = {(probe(LINK), size): [[0.16]], (GLOO_ROW, M): [[2 * best]]}
     for slower, met in ((1.01, True), (1.03, False)):
         found = judge(times | {(PRIVATE_OWN, M): [[slower * best]]}, ranks=4, nodes=4)
         by_gloo, bound = found.values()
         large = judge({(GLOO_ROW, 16 * M): [[1.0]], (PRIVATE_OWN, 16 * M): [[slower]]}
-                      | {(Contender(LINK), size): [[0.16]]}, ranks=4, nodes=4)  # fmt: skip
+                      | {(probe(LINK), size): [[0.16]]}, ranks=4, nodes=4)  # fmt: skip
         assert large["mpiddp auto, auto, private: at least 0.98 × Gloo"].met is met
         assert by_gloo.met and by_gloo.found == {"1 MiB": pytest.approx(2 / slower)}
         assert bound.met is met and bound.found == {"1 MiB": pytest.approx(1 / slower)}
+
+
+def test_the_harness_is_judged_by_an_iteration_of_nothing():
+    (target,) = judge({(probe(EMPTY), 0): [[7e-8]]}).values()
+    assert target.met and target.found == {"": pytest.approx(0.07)}
+    (target,) = judge({(probe(EMPTY), 0): [[2e-6]]}).values()
+    assert not target.met
 
 
 def test_what_was_not_measured_is_not_judged():
@@ -186,7 +255,7 @@ def test_what_was_not_measured_is_not_judged():
 def test_a_drawing_has_a_line_for_each_contender(tmp_path):
     times = {(row, size): [[1e-3 * size]] for row in (GLOO_ROW, PRIVATE_OWN) for size in (8, K)}
     path = tmp_path / "drawing.svg"
-    allreduce_plot.draw(path, [make_group(times), make_group(times, ranks=4)], "a note")
+    collectives_plot.draw(path, [make_findings(times), make_findings(times, ranks=4)], "a note")
     assert ElementTree.parse(path).getroot().tag.endswith("svg")
     text = path.read_text()
     for part in ("Gloo", "mpiddp auto, auto, private", "4 ranks", "bus bandwidth", "a note"):
@@ -197,9 +266,9 @@ def test_a_drawing_has_a_line_for_each_contender(tmp_path):
 @given(st.lists(st.integers(3, 40), min_size=1, max_size=20, unique=True))
 def test_ticks_have_room(powers):
     sizes = [1 << power for power in sorted(powers)]
-    ticks = allreduce_plot.choose_ticks(sizes)
+    ticks = collectives_plot.choose_ticks(sizes)
     assert ticks[0] == sizes[0] and set(ticks) <= set(sizes)
-    room = allreduce_plot.TICK_SHARE * math.log2(sizes[-1] / sizes[0])
+    room = collectives_plot.TICK_SHARE * math.log2(sizes[-1] / sizes[0])
     assert all(math.log2(b / a) >= room - 1e-9 for a, b in itertools.pairwise(ticks))
     # None is left out for nothing.
     for size in set(sizes) - set(ticks):

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 
 from benchmarks.checkpoint import command as checkpoint
-from benchmarks.collectives import command as allreduce
+from benchmarks.collectives import command as collectives
+from benchmarks.collectives import options
 from benchmarks.models import explain, numerics, prove, simulate
 from benchmarks.startup import command as startup
 from benchmarks.stragglers import command as stragglers
 from benchmarks.training_step import command as training_step
 from mpiddp.errors import ConfigurationError
 
+
+def check_collective(name: str, words: Sequence[str]) -> None:
+    collectives.check(options.parse(name, words))
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     "startup": lambda words: startup.check(startup.parse(words)),
-    "allreduce": lambda words: allreduce.check(allreduce.parse(words)),
+    **{name: partial(check_collective, name) for name in options.QUANTITIES},
     "training-step": lambda words: training_step.check(training_step.parse(words)),
     "stragglers": lambda words: stragglers.check(stragglers.parse(words)),
     "checkpoint": lambda words: checkpoint.check(checkpoint.parse(words)),
@@ -27,6 +34,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
 }
 MEASURING = ("startup", "allreduce", "training-step", "stragglers", "checkpoint")
 BETWEEN_RANKS = ("allreduce", "training-step")
+MESSAGES = ("point-to-point", "all-pairs")
 RECORDED = (*MEASURING, "simulate", "prove", "numerics")
 PLOTTED = (*MEASURING, "simulate", "numerics")
 
@@ -51,7 +59,9 @@ RULES = [
     (PLOTTED, "--plot a.gif", "expected a name that ends in .svg, .png, .pdf"),
     (PLOTTED, "--json a.svg --plot a.svg", "a.svg is named for two outputs"),
     (BETWEEN_RANKS, "--transports pigeon", "found 'pigeon'"),
-    (("allreduce",), "--algorithms star", "no algorithm is called 'star'"),
+    (MESSAGES, "--launcher no-such-mpirun", "'no-such-mpirun' is not a program"),
+    (MESSAGES, "--json /none/a.json", "there is no directory /none"),
+    (("allreduce", "broadcast"), "--algorithms star", "no algorithm is called 'star'"),
     (("training-step",), "--sync star", "no algorithm is called 'star'"),
     (("simulate", "prove", "numerics"), "star", "no algorithm is called 'star'; there are ring"),
     (MEASURING, "stray", "unexpected argument 'stray'"),

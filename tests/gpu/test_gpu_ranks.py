@@ -140,9 +140,13 @@ def test_the_doctors_transport(several, tmp_path):
     "command",
     [
         ["allreduce", "--ranks", "2", "--sizes", "64K", "1M", "--repetitions", "2"],
+        ["all-gather", "--ranks", "2", "--sizes", "64K", "--buffers", "gpu", "--repetitions", "2"],
+        ["reduce", "--ranks", "2", "--sizes", "1M", "--buffers", "gpu", "--operators", "max"],
+        ["allreduce", "--ranks", "2", "--sizes", "1M", "--buffers", "gpu", "--overlap"],
+        ["point-to-point", "--sizes", "8", "1M", "--repetitions", "2"],
         ["training-step", "--ranks", "2", "--models", "mlp:megabytes=1", "--repetitions", "2"],
     ],
-    ids=lambda command: command[0],
+    ids=" ".join,
 )
 def test_benchmarks(several, command, tmp_path):
     row = several.launcher

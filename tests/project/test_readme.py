@@ -25,6 +25,7 @@ from mpiddp.training.options.groups.registry import DATASETS, MODELS
 
 TESTED_ELSEWHERE = re.compile(
     r"python -m benchmarks (startup|allreduce|training-(?:step|loop)|stragglers|checkpoint) "
+    r"|python -m benchmarks (reduce-scatter|point-to-point|all-pairs) "
     r"|mpirun -n 4 python tests/programs/fsdp_memory.py"
     r"|mpirun -n [23] python -m mpiddp.train --data toy --epochs 3 --(sync|parallel) "
     r"|bash jobs/local.sh 4 "

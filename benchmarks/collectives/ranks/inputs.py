@@ -127,11 +127,11 @@ def count_wrong_after(
         found = tensor[own] if part is None else part
         return count_wrong(found, size, members, operator, own.start)
     if quantity == BROADCAST:
-        return _count_others(tensor, get_pattern(0, size), 0)
+        return _count_others(tensor, get_pattern(0, size, operator), 0)
     if quantity == ALL_GATHER:
         places = [find_part(tensor.numel(), each, size) for each in range(size)]
         return sum(
-            _count_others(tensor[place], get_pattern(each, size), place.start)
+            _count_others(tensor[place], get_pattern(each, size, operator), place.start)
             for each, place in enumerate(places)
         )
     return 0

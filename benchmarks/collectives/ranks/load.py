@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,11 +22,12 @@ KERNEL_SIDE, GPU_KERNEL_SIDE = 128, 1024
 """Of the square matrices that are multiplied beside a call; on CPUs some tens of microseconds."""
 TRIALS = 20
 
-# It ends with the rank that started it.
-BUSY = (
-    "import os\nparent = os.getppid()\n"
-    "while os.getppid() == parent:\n    for _ in range(100_000): pass\n"
-)
+BUSY = """
+import os, sys
+while os.getppid() == int(sys.argv[1]):
+    for _ in range(100_000): pass
+"""
+"""A program that ends with the process whose number it is given, which started it."""
 
 
 def find_last_cache() -> int:
@@ -50,7 +52,8 @@ def make_sweep() -> Callable[[], object]:
 
 def start_busy(count: int) -> list[subprocess.Popen[bytes]]:
     """Processes that do nothing but use a core each, as long as this one lives."""
-    return [subprocess.Popen([sys.executable, "-S", "-c", BUSY]) for _ in range(count)]
+    command = [sys.executable, "-S", "-c", BUSY, str(os.getpid())]
+    return [subprocess.Popen(command) for _ in range(count)]
 
 
 class Kernel:

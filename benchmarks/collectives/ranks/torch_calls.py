@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from benchmarks.collectives.contenders import (
     POINT_TO_POINT,
     REDUCE_SCATTER,
 )
-from benchmarks.collectives.ranks import exchange
 from benchmarks.collectives.ranks.calls import Buffers, CallSpec, Prepared
 from benchmarks.launching.worker_loop import TorchMember, describe_place
 from mpiddp.errors import ConfigurationError
@@ -45,9 +43,11 @@ class TorchCalls(TorchMember):
         device = _find_device(spec)
         group = None if spec.maker == GLOO else self._nccl
         if spec.quantity == POINT_TO_POINT:
-            return exchange.prepare_exchange(spec, device, group)
+            return prepare_exchange(spec, device, group)
         if spec.quantity in (REDUCE_SCATTER, ALL_GATHER) and spec.count % self.size:
             raise ConfigurationError(f"it needs {self.size} parts of one length")
+        if spec.operator == "average" and not spec.dtype.is_floating_point:
+            raise ConfigurationError(f"an average of {spec.type} is no integer")
         tensor = self._buffers.find(spec)
         call = framework_collectives.prepare(tensor, group, spec.quantity, spec.operator or "sum")
         return Prepared(
@@ -55,7 +55,7 @@ class TorchCalls(TorchMember):
             distributed.barrier,  # The default group is Gloo's.
             tensor,
             ran="ring" if (spec.maker, spec.quantity) == (GLOO, ALL_REDUCE) else "",
-            start=_start_with(call, device),
+            start=_start_with(call),
             device=device if device.type == "cuda" else None,
         )
 
@@ -79,14 +79,43 @@ def _find_device(spec: CallSpec) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _start_with(call: Callable[..., Any], device: torch.device) -> Callable[[], Callable[[], Any]]:
+def _start_with(call: Callable[..., Any]) -> Callable[[], Callable[[], Any]]:
     def start() -> Callable[[], Any]:
-        work = call(async_op=True)
-        return work.wait if device.type == "cpu" else partial(_wait_on_gpu, work)
+        return call(async_op=True).wait  # type: ignore[no-any-return]
 
     return start
 
 
-def _wait_on_gpu(work: distributed.Work) -> None:
-    work.wait()
-    torch.cuda.current_stream().synchronize()
+def prepare_exchange(
+    spec: CallSpec, device: torch.device, group: distributed.ProcessGroup | None
+) -> Prepared:
+    """A message from rank 0 to rank 1 and back; or one in each direction at once."""
+    rank = distributed.get_rank()
+    other = 1 - rank
+    source, target = (torch.zeros(spec.bytes, dtype=torch.uint8, device=device) for _ in range(2))
+
+    def exchange() -> None:
+        works = [
+            distributed.isend(source, other, group=group),
+            distributed.irecv(target, other, group=group),
+        ]
+        for work in works:
+            assert work is not None, "this rank is in the group"
+            work.wait()
+
+    def lead() -> None:
+        distributed.send(source, other, group=group)
+        distributed.recv(target, other, group=group)
+
+    def follow() -> None:
+        distributed.recv(target, other, group=group)
+        distributed.send(source, other, group=group)
+
+    call = exchange if spec.is_mutual else (lead, follow)[rank]
+    return Prepared(
+        call,
+        distributed.barrier,
+        ran="send and receive" if spec.is_mutual else "send, receive",
+        messages=1 if spec.is_mutual else 2,
+        device=device if device.type == "cuda" else None,
+    )

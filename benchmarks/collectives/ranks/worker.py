@@ -153,6 +153,9 @@ def time_overlap(calls: Calls, prepared: Prepared, iterations: int) -> dict[str,
         wait = start()
         kernel.compute()
         wait()
+        if prepared.device is not None:
+            # There it is the stream that has waited.
+            torch.cuda.current_stream(prepared.device).synchronize()
         kernel.wait()
 
     computing = _time(compute, prepared.barrier, iterations)

@@ -1,1 +1,1 @@
-"""What stands out in measurements: slow ranks, slow links, guidelines that are broken."""
+"""What stands out in measurements: slow ranks, slow links."""

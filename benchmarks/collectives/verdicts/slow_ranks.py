@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from benchmarks.common.statistics import quantile
 
-FEWEST_VISITS = 6
+FEWEST_VISITS = 12
 MOST_VISITS_SHARE = 0.8
 """Of the visits in which it must stand out."""
 LATE_SHARE, LATE_SECONDS = 0.2, 20e-6

@@ -3,7 +3,8 @@
 After Träff, Gropp & Thakur, "Self-consistent MPI performance guidelines" (IEEE TPDS 21, 2010), and
 Hunold & Carpen-Amarie's PGMPI: a user could replace a collective by others, or by calls on parts of
 its buffer, so it should never be slower than they are. Each contender is compared with itself.
-A guideline counts as broken only if the intervals of the medians do not overlap.
+A guideline counts as broken only if the 95 % intervals of the medians over the rounds do not
+overlap; with fewer than six rounds there are none, and nothing is said.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ def list_broken(task: Task, times: Times) -> list[str]:
     """What the contender loses to on this size, of what was measured."""
     if task.contender.quantity not in (*PARTS, *SUBSTITUTES):
         return []
-    low, _ = _find_ends(times[task])
-    mine = f"{describe_seconds(low)} or more"
+    own = median_interval(times[task])
     found = []
     for name, count, parts in _list_replacements(task, times):
-        bound = count * sum(_find_ends(times[part])[1] for part in parts)
-        if low > bound:
+        theirs = [median_interval(times[part]) for part in parts]
+        known = [interval.high for interval in theirs if interval is not None]
+        bound = count * sum(known)
+        if own is not None and len(known) == len(parts) and own.low > bound:
+            mine = f"{describe_seconds(own.low)} or more"
             found.append(f"loses to {name}: {mine}, and {describe_seconds(bound)} or less")
     return found
 
@@ -58,8 +61,3 @@ def _find_part(task: Task, own: Contender, quantity: str, times: Times) -> Task 
         if part in times:
             return part
     return None
-
-
-def _find_ends(values: tuple[float, ...]) -> tuple[float, float]:
-    interval = median_interval(values)
-    return (interval.low, interval.high) if interval else (min(values), max(values))
