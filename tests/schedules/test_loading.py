@@ -61,7 +61,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "words"), MISTAKES)
+@pytest.mark.parametrize(("text", "words"), MISTAKES, ids=range(len(MISTAKES)))
 def test_a_mistake_in_a_file_is_one_line(text, words, tmp_path):
     before = registry.names()
     with pytest.raises(ConfigurationError) as caught:
