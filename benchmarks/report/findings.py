@@ -139,10 +139,10 @@ def _find_reason(found: Sequence[Measured], rank: int) -> str:
 
 
 def _list_slow_links(material: Material) -> Iterator[Alert]:
-    for (name, size), links in read_links(material.of("all-pairs")).items():
-        text = describe_slow(links, size)
+    for links in read_links(material.of("all-pairs")):
+        text = describe_slow(links)
         if text:
-            yield Alert(text=f"{name}: {text}", is_bad=False)
+            yield Alert(text=f"{links.contender}: {text}", is_bad=False)
 
 
 def _list_guidelines(material: Material) -> Iterator[Alert]:

@@ -56,6 +56,26 @@ def find_fit(path: Path | None, records: Sequence[Record]) -> tuple[Fit | None, 
         return None, ""
 
 
+class Flows:
+    """Predictions of chunks that flow through the steps, as many as can be afforded."""
+
+    def __init__(self, find_machine: Callable[[int, int], Machine | None]) -> None:
+        self._find_machine = find_machine
+        self._found: dict[Hashable, float | None] = {}
+        self._parts = 0
+
+    def find(self, choice: Choice, cell: Cell) -> float | None:
+        """Seconds; None if that would take too many messages, or the machine is not known."""
+        key = (choice, cell.ranks, cell.nodes, cell.at["bytes"])
+        machine = self._find_machine(cell.ranks, cell.nodes)
+        if key not in self._found and machine is not None:
+            parts = count_parts(choice, cell)
+            is_affordable = self._parts + parts <= MOST_PARTS
+            self._found[key] = predict_flow(choice, cell, machine) if is_affordable else None
+            self._parts += parts if is_affordable else 0
+        return self._found.get(key)
+
+
 def make_model(fit: Fit | None, source: str, cells: Sequence[Cell], sizes: Sequence[int]) -> Model:
     """``cells`` have the probes that count without a fit; ``sizes``: of all that are predicted."""
     if fit is None:
@@ -81,19 +101,7 @@ def make_model(fit: Fit | None, source: str, cells: Sequence[Cell], sizes: Seque
             return {}
         return {size: price.seconds for size, price in zip(sizes, prices, strict=True)}
 
-    flows: dict[Hashable, float | None] = {}
-    spent = 0
-
-    def find_flow(choice: Choice, cell: Cell) -> float | None:
-        nonlocal spent
-        key = (choice, cell.ranks, cell.nodes, cell.at["bytes"])
-        machine = find_machine(cell.ranks, cell.nodes)
-        if key not in flows and machine is not None:
-            parts = count_parts(choice, cell)
-            is_affordable = spent + parts <= MOST_PARTS
-            flows[key] = predict_flow(choice, cell, machine) if is_affordable else None
-            spent += parts if is_affordable else 0
-        return flows.get(key)
+    flows = Flows(find_machine)
 
     def find_bound(cell: Cell) -> float | None:
         kind = KINDS.get(cell.quantity)
@@ -115,7 +123,7 @@ def make_model(fit: Fit | None, source: str, cells: Sequence[Cell], sizes: Seque
         if choice is None:
             return None
         if can_flow(cell):
-            return find_flow(choice, cell)
+            return flows.find(choice, cell)
         return list_prices(choice, cell.ranks, cell.nodes).get(int(cell.at["bytes"]))
 
     return Model(find_bound, predict, source)
