@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +12,11 @@ from benchmarks.startup_scale.report import (
     OWNERS,
     PREDICTED,
     Models,
-    describe_bytes,
     name_place,
+    show_value,
     sum_by_owner,
 )
-from benchmarks.startup_scale.stages import BYTES, STAGES
+from benchmarks.startup_scale.stages import STAGES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,29 +35,47 @@ def _draw_panel(
     axis: Axes, quantity: str, starts: Sequence[Starts], models: Models, plan: Plan
 ) -> None:
     axis.set_title(f"{quantity} of rank 0", loc="left", fontsize=10)
-    most = plan.predict
-    ranks = [2**power for power in range(1, most.bit_length())]
-    ranks += [most] if ranks[-1:] != [most] else []
-    for colour, owner in zip(COLOURS, OWNERS, strict=False):
+    ranks = sorted({*(2**power for power in range(1, plan.predict.bit_length())), plan.predict})
+    ends: dict[int, float] = {}
+    for place, owner in enumerate(OWNERS):
         values = [
             sum_by_owner(models, quantity, (each, -(-each // plan.ranks_per_node)))[owner]
             for each in ranks
         ]
         if not any(values):
             continue
-        axis.plot(ranks, values, color=colour, lw=1.5)
+        axis.plot(ranks, values, color=COLOURS[place], lw=1.5)
         points = [
-            sum(each.find(stage.name, quantity) for stage in STAGES if stage.owner == owner)
+            sum(
+                each.find(stage.name, quantity)
+                for stage in STAGES
+                if stage.owner == owner and (stage.name, quantity) in models
+            )
             for each in starts
         ]
-        axis.scatter([each.place[0] for each in starts], points, s=14, color=colour, zorder=3)
-        shown = describe_bytes(values[-1]) if quantity == BYTES else f"{values[-1]:,.3g}"
-        axis.annotate(
-            f"{owner} {shown}", (ranks[-1], values[-1]), xytext=(5, 0),
-            textcoords="offset points", va="center", fontsize=8, color=colour,
-        )  # fmt: skip
+        axis.scatter(
+            [each.place[0] for each in starts], points, s=14, color=COLOURS[place], zorder=3
+        )
+        ends[place] = values[-1]
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
+    ticks = [each for each in ranks if each in (2, 16, 128, 1024, 8192) or each == plan.predict]
+    axis.set_xticks(ticks, [f"{each:,}" for each in ticks], fontsize=8)
+    axis.tick_params(axis="y", labelsize=8)
     axis.set_xlabel("ranks", fontsize=8)
     axis.set_xlim(ranks[0], ranks[-1] * 16)
     finish_lines(axis)
+    _label_ends(axis, quantity, ranks[-1], ends)
+
+
+def _label_ends(axis: Axes, quantity: str, x: int, ends: Mapping[int, float]) -> None:
+    """Whose line it is and where it ends, none above another; keys are places in OWNERS."""
+    low, high = axis.get_ylim()
+    gap, free = (high / low) ** 0.06, 0.0
+    for place, value in sorted(ends.items(), key=lambda item: item[1]):
+        height = max(value, free)
+        free = height * gap
+        axis.annotate(
+            f"{OWNERS[place]} {show_value(value, quantity)}", (x, height), xytext=(5, 0),
+            textcoords="offset points", va="center", fontsize=8, color=COLOURS[place],
+        )  # fmt: skip

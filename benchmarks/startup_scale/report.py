@@ -9,6 +9,7 @@ from benchmarks.common.options import describe_seconds, format_rows
 from benchmarks.startup_scale.measurement import Plan, Starts
 from benchmarks.startup_scale.models import Model, Place, fit
 from benchmarks.startup_scale.stages import (
+    AGREEMENT,
     BY_NAME,
     BYTES,
     COUNTED,
@@ -33,7 +34,7 @@ LEAST: Mapping[str, float] = {BYTES: 1000.0, MESSAGES: 10.0, PROCESSOR: 1e-3}
 """Below which differences are noise; 1 for the other quantities."""
 WAITS = (
     "what rank 0 looks for messages while it waits, too: the more ranks share a core here, the "
-    "longer; for a large job they are an upper bound"
+    "longer; for a large job they are an upper bound, and agreements, which are waits, are left out"
 )
 FEWEST = 4
 """Numbers of ranks that tell a line from a curve, and leave one to check."""
@@ -47,7 +48,10 @@ def name_place(place: Place) -> str:
 
 
 def fit_all(starts: Sequence[Starts]) -> dict[tuple[str, str], Model]:
-    """A model for each stage and quantity that occurs."""
+    """A model for each stage and quantity that occurs.
+
+    Not of the processor seconds of agreements, in which rank 0 waits for the slowest rank.
+    """
     return {
         (stage.name, quantity): fit(
             {each.place: each.find(stage.name, quantity) for each in starts},
@@ -57,6 +61,7 @@ def fit_all(starts: Sequence[Starts]) -> dict[tuple[str, str], Model]:
         for stage in STAGES
         for quantity in PREDICTED
         if any((stage.name, quantity) in each.samples for each in starts)
+        and (stage.marks, quantity) != ((AGREEMENT,), PROCESSOR)
     }
 
 
@@ -103,17 +108,18 @@ def _format_quantity(quantity: str, starts: Sequence[Starts], models: Models, pl
     for stage in STAGES:
         model = models.get((stage.name, quantity))
         if model is not None:
-            values = [_show(each.find(stage.name, quantity), quantity) for each in shown]
+            values = [show_value(each.find(stage.name, quantity), quantity) for each in shown]
             checked = f"{model.error:.0%}" if model.is_checked else "–"
             rows.append(
                 [stage.name, stage.owner, *values, str(model), f"{model.residual:.0%}", checked,
-                 _show(model.predict(place), quantity)]
+                 show_value(model.predict(place), quantity)]
             )  # fmt: skip
     title = f"{quantity} of rank 0, by ranks{' / nodes' if '/' in ''.join(heads[2:-4]) else ''}"
     return "\n".join([title, *format_rows(rows)])
 
 
-def _show(value: float, quantity: str) -> str:
+def show_value(value: float, quantity: str) -> str:
+    """In a unit that suits it."""
     if quantity in TIMED:
         return describe_seconds(value) if value else "0"
     if quantity == BYTES:
@@ -133,7 +139,7 @@ def _format_seconds(starts: Sequence[Starts]) -> str:
     shown = _choose(starts)
     rows = [["", "of", *_head(shown)]]
     for stage in STAGES:
-        values = [_show(each.find(stage.name, SECONDS), SECONDS) for each in shown]
+        values = [show_value(each.find(stage.name, SECONDS), SECONDS) for each in shown]
         rows.append([stage.name, stage.owner, *values])
     title = "seconds on rank 0, waits for the other ranks included, without strace"
     return "\n".join([title, *format_rows(rows)])
@@ -155,7 +161,9 @@ def _format_owners(models: Models, place: Place) -> str:
     rows = [["", *PREDICTED]]
     sums = {quantity: sum_by_owner(models, quantity, place) for quantity in PREDICTED}
     for owner in OWNERS:
-        rows.append([owner, *(_show(sums[quantity][owner], quantity) for quantity in PREDICTED)])
+        rows.append(
+            [owner, *(show_value(sums[quantity][owner], quantity) for quantity in PREDICTED)]
+        )
     return "\n".join([f"predicted for {name_place(place)}, rank 0", *format_rows(rows)])
 
 
@@ -175,7 +183,7 @@ def _list_changes(models: Models, place: Place) -> str:
                 stage = max(values, key=lambda name: values[name])
                 share = values[stage] / (sum(values.values()) or 1.0)
                 leading.setdefault(stage, []).append(
-                    f"{share:.0%} of the {quantity} ({_show(values[stage], quantity)})"
+                    f"{share:.0%} of the {quantity} ({show_value(values[stage], quantity)})"
                 )
         for stage, shares in sorted(leading.items(), key=lambda item: -len(item[1])):
             lines.append(f"  {title}: {stage}, {', '.join(shares)}: {BY_NAME[stage].advice}")
