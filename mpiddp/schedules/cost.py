@@ -180,8 +180,10 @@ class _Counter:
         """How long the node's link is busy, for each rank that uses it."""
         users, times = ranks[far], self._machine.occupation(size[far])
         loads = np.bincount(self._node_of[users], times, self._nodes)
+        delays = np.zeros(self._nodes)
+        np.maximum.at(delays, self._node_of[users], self._machine.between.delay(size[far]))
         time = np.zeros(self._ranks)
-        time[users] = self._machine.between.latency + loads[self._node_of[users]]
+        time[users] = (delays + loads)[self._node_of[users]]
         return time
 
 
@@ -289,7 +291,9 @@ class Phase:
 
     def seconds(self, size: float, machine: Machine) -> float:
         rank = self.near.seconds(size, machine.inside) + self.far.seconds(size, machine.between)
-        link = machine.between.latency + self._fill(self.link, size, machine.occupation)
+        share = self.far.volume * size / (self.far.messages or 1)
+        delay = machine.between.delay(share)
+        link = delay + self._fill(self.link, size, machine.occupation)
         slowest = max(rank, link if self.link else 0.0, self.beside.seconds(size, machine.inside))
         return self.steps * (slowest + self._fill(self.added, size, machine.addition_seconds))
 

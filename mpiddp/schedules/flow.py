@@ -110,7 +110,7 @@ class _Course:
             src,
             dst,
             step,
-            latency=cost.latency,
+            latency=float(cost.delay(length)),
             busy=float(cost.occupation(length)),
             on_link=float(self._machine.occupation(length)) if is_far else 0.0,
             adding=float(self._machine.addition_seconds(length)) if reduce else 0.0,

@@ -57,6 +57,11 @@ class MessageCost:
         total: Size = latency + size * per_byte
         return total
 
+    def delay(self, size: Size) -> Size:
+        """α, or what the message takes if a later piece is quicker than that."""
+        least: Size = np.minimum(self.latency, self.seconds(size))
+        return least
+
     def occupation(self, size: Size) -> Size:
         """Seconds beyond α: for so long no other message can use the link."""
         if not self.pieces:

@@ -80,7 +80,7 @@ class Timeline:
             end = np.maximum(sent, _queue(dst, begin, time, begin))
             if far.any():
                 busy = self.machine.occupation(size[far]) * slower[far]
-                first = begin[far] + between.latency * slower[far]
+                first = begin[far] + between.delay(size[far]) * slower[far]
                 for link, order in ((source, sent), (target, begin)):
                     there = _queue(link[far], first, busy, order[far])
                     end[far] = np.maximum(end[far], there)
