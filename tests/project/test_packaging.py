@@ -33,7 +33,7 @@ TRACKERS = {"tensorboard", "mlflow", "wandb"}
 EXTRAS = {"mpi", "safetensors", "plot", "test", *TRACKERS}
 CHECKOUT = "mpiddp/checkout"
 """Where an installation has the benchmarks and job scripts."""
-PAGE = "benchmarks/models/drawing"
+PAGES = {"benchmarks/models/drawing": "page.js", "benchmarks/report": "report.js"}
 CARRIED = ("mpiddp", "benchmarks", "tests", "jobs")
 
 
@@ -88,12 +88,17 @@ def test_every_module_is_inside(members):
 def test_data_types_and_licences_are_inside(members, wheel):
     data = {name for name in members if name.startswith("mpiddp/") and not name.endswith(".py")}
     jobs = {path.name for path in launchers.ROOT.glob("jobs/*.s*h")}
-    page = {path.name for path in (launchers.ROOT / PAGE).iterdir() if path.is_file()}
-    page = {name for name in page if not name.endswith(".py")}
-    assert {"slurm.sh", "train.sbatch"} < jobs and {"page.html", "page.js"} < page
+    pages = {
+        f"{folder}/{path.name}"
+        for folder in PAGES
+        for path in (launchers.ROOT / folder).iterdir()
+        if path.is_file() and path.suffix != ".py"
+    }
+    assert {"slurm.sh", "train.sbatch"} < jobs
+    assert {f"{folder}/{name}" for folder, name in PAGES.items()} < pages
     assert data == {
         *(f"{CHECKOUT}/jobs/{name}" for name in jobs),
-        *(f"{CHECKOUT}/{PAGE}/{name}" for name in page),
+        *(f"{CHECKOUT}/{name}" for name in pages),
         f"{CHECKOUT}/benchmarks/baselines/srun_torchrun.sh",
         f"{CHECKOUT}/benchmarks/baselines/trace_first_rank.sh",
         "mpiddp/py.typed",
