@@ -15,14 +15,6 @@ from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.options.checks import did_you_mean
 
 COMMANDS = {
-    "explain": "a collective or a training step: as text, as a picture, as an animated page",
-    "distance": "how far the bytes of each algorithm travel, and which links carry most",
-    "export": "an all-reduce as a plan of MSCCL or MSCCL++, or a trace for simulators",
-    "numerics": "the rounding errors of each algorithm's order of summation, by type",
-    "prove": "every algorithm is an all-reduce, for every number of ranks",
-    "simulate": "the time of each algorithm on a machine that you describe, or that was fitted",
-    "startup": "launch to first all-reduce, as whole processes: mpiddp beside torchrun",
-    "startup-scale": "what start-up asks of rank 0, by number of ranks: counted and predicted",
     "allreduce": "all-reduces by size: the framework's, MPI's, a plain ring's, mpiddp's",
     "reduce-scatter": "the same of reduce-scatters",
     "all-gather": "the same of all-gathers",
@@ -30,15 +22,24 @@ COMMANDS = {
     "reduce": "the same of reductions to one rank",
     "point-to-point": "messages between two ranks of a node and of two nodes, and additions",
     "all-pairs": "latency and bandwidth of each pair of nodes; slow links are named",
-    "tune": "the fastest algorithm by size on this cluster, as a table that auto follows",
+    "startup": "launch to first all-reduce, as whole processes: mpiddp beside torchrun",
+    "startup-scale": "what start-up asks of rank 0, by number of ranks: counted and predicted",
     "training-step": "a training step and its parts, by how gradients are synchronised",
     "training-loop": "the trainer's samples per second beside a bare loop's",
     "stragglers": "training to an accuracy while a worker is slow: all-reduce, servers",
+    "checkpoint": "what checkpoints cost a training: synchronous, beside it, a raw write",
     "fit": "α, β and γ of this cluster, of messages and additions that were measured",
+    "simulate": "the time of each algorithm on a machine that you describe, or that was fitted",
+    "tune": "the fastest algorithm by size on this cluster, as a table that auto follows",
     "compare": "two records of a command: which cells became slower, with a stated error rate",
     "report": "one page of what was measured: curves, maps of who is fastest, the machines",
-    "checkpoint": "what checkpoints cost a training: synchronous, beside it, a raw write",
+    "explain": "a collective or a training step: as text, as a picture, as an animated page",
+    "prove": "every algorithm is an all-reduce, for every number of ranks",
+    "numerics": "the rounding errors of each algorithm's order of summation, by type",
+    "distance": "how far the bytes of each algorithm travel, and which links carry most",
+    "export": "an all-reduce as a plan of MSCCL or MSCCL++, or a trace for simulators",
 }
+"""What measures; what learns from records; what is said of algorithms alone."""
 _MODELS = frozenset({"distance", "explain", "export", "numerics", "prove", "simulate"})
 """Commands that are a module of ``models/``; each other one has a package of its name."""
 _COLLECTIVES = frozenset(
