@@ -6,13 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.collectives.contenders import (
-    ALL_GATHER,
     ALL_PAIRS,
-    ALL_REDUCE,
     EVEN,
     POINT_TO_POINT,
     PROBE,
-    REDUCE_SCATTER,
     Task,
 )
 from benchmarks.collectives.findings import Refusal
@@ -22,6 +19,7 @@ from benchmarks.collectives.verdicts.slow_ranks import SlowRank, find_late_rank,
 from benchmarks.collectives.visits import Visit, Visitor
 from benchmarks.common.records import Cell, Coordinate
 from benchmarks.common.statistics import Summary, is_known, quantile, summarize
+from benchmarks.common.tables import find_rates
 
 GIGA = 1e9
 INTERRUPTED = "interrupted"
@@ -167,15 +165,3 @@ def describe_overlap(visits: Sequence[Visit]) -> dict[str, float]:
     )
     hidden = max(0.0, min(1.0, 1 - (both - compute) / alone)) if alone else 0.0
     return {"compute": compute, "alone": alone, "hidden": hidden}
-
-
-def find_rates(quantity: str, ranks: int, size: int, seconds: float) -> tuple[float, float]:
-    """algbw and busbw of NVIDIA's nccl-tests, in GB/s (1e9 bytes).
-
-    algbw is S/t. busbw is that times the share of the buffer that each rank must send and receive
-    at least: 2 (n - 1)/n in an all-reduce, (n - 1)/n in a reduce-scatter and an all-gather.
-    """
-    rate = size / max(seconds, 1e-12) / GIGA
-    share = (ranks - 1) / ranks
-    factors = {ALL_REDUCE: 2 * share, REDUCE_SCATTER: share, ALL_GATHER: share}
-    return rate, rate * factors.get(quantity, 1.0)

@@ -95,7 +95,7 @@ class Findings:
                 for cell in self.cells
                 if cell.contender == contender.label
                 and cell.quantity == contender.quantity
-                and cell.at["bytes"] == size
+                and cell.bytes == size
             ),
             None,
         )

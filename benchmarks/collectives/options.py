@@ -19,7 +19,6 @@ from benchmarks.collectives.contenders import (
     PRIVATE,
     REDUCE,
     REDUCE_SCATTER,
-    REDUCING,
     SHARED,
     TRANSPORTS,
 )
@@ -129,10 +128,6 @@ class Plan(trials.Plan):
         usual = SIZES.get(self.quantity, SIZES[ALL_REDUCE])
         ranges = self.sizes or tuple(map(read_sizes, usual))
         return tuple(sorted(set(chain.from_iterable(ranges))))
-
-    @property
-    def is_reducing(self) -> bool:
-        return self.quantity in REDUCING
 
     @property
     def conditions(self) -> dict[str, int]:

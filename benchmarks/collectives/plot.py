@@ -87,13 +87,9 @@ def _list_rows(
 ) -> dict[str, list[Cell]]:
     """The cells of each line that is shown, by size."""
     rows: dict[str, list[Cell]] = {}
-    for cell in sorted(cells, key=_find_bytes):
+    for cell in sorted(cells, key=lambda cell: cell.bytes):
         rows.setdefault(find_name(cell, every), []).append(cell)
     return {name: row for name, row in rows.items() if name in shown}
-
-
-def _find_bytes(cell: Cell) -> int:
-    return int(cell.at["bytes"])
 
 
 def _list_scores(
@@ -101,7 +97,7 @@ def _list_scores(
 ) -> dict[str, list[float]]:
     """Of each line its median at each size of each panel; NaN where it was not timed."""
     medians = {
-        (place, find_name(cell, every), _find_bytes(cell)): cell.summary.median
+        (place, find_name(cell, every), cell.bytes): cell.summary.median
         for place, (_, cells) in enumerate(panels)
         for cell in cells
     }
@@ -121,7 +117,7 @@ def _make_line(name: str, row: Sequence[Cell], style: int, *, is_rate: bool = Fa
         else cell.samples
         for cell in row
     ]
-    return Line(name, list(map(_find_bytes, row)), list(map(summarize, values)), style)
+    return Line(name, [cell.bytes for cell in row], list(map(summarize, values)), style)
 
 
 def _split(found: Findings) -> list[list[Cell]]:

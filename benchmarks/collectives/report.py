@@ -65,7 +65,7 @@ def split(found: Findings) -> list[list[Cell]]:
     tables: dict[tuple[Coordinate, ...], list[Cell]] = {}
     for cell in found.measured:
         place = sorted((name, value) for name, value in cell.at.items() if name != "bytes")
-        key = (cell.at["bytes"], cell.quantity, *(word for pair in place for word in pair))
+        key = (cell.bytes, cell.quantity, *(word for pair in place for word in pair))
         tables.setdefault(key, []).append(cell)
     return list(tables.values())
 
@@ -143,7 +143,7 @@ def format_matrix(found: Findings, size: int) -> str:
     cells = {
         (int(cell.at["from"]), int(cell.at["to"])): cell
         for cell in found.measured
-        if cell.at["bytes"] == size
+        if cell.bytes == size
     }
     ends = sorted({end for pair in cells for end in pair})
     what = "node" if (found.nodes or 1) > 1 else "rank"
@@ -269,8 +269,7 @@ def list_remarks(cells: Sequence[Cell]) -> list[str]:
         for rank, named in slow.items()
     ]
     remarks += [
-        f"guideline: {cell.contender}, {cell.quantity} at {describe_size(int(cell.at['bytes']))} "
-        f"{text}"
+        f"guideline: {cell.contender}, {cell.quantity} at {describe_size(cell.bytes)} {text}"
         for cell in cells
         for text in cell.details.get("guidelines", ())
     ]

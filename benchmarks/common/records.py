@@ -56,6 +56,17 @@ class Cell:
         places = [word for name in sorted(self.at) for word in (name, self.at[name])]
         return (self.quantity, self.contender, self.ranks, self.nodes, *places)
 
+    @property
+    def bytes(self) -> int:
+        """Of a cell that has a size."""
+        return int(self.at["bytes"])
+
+    @property
+    def ran(self) -> tuple[str, str]:
+        """The algorithm that ran, and over which transport; each empty if that is not known."""
+        name, _, transport = str(self.details.get("ran") or "").partition(" over ")
+        return name, transport
+
 
 def make_cell(samples: Sequence[float], **place: Any) -> Cell:
     """A cell with one value a round; ``place``: its other fields."""

@@ -94,10 +94,10 @@ def _format_table(cells: Sequence[Cell]) -> Iterator[str]:
     yield "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}".format(*5 * [""]) + halves
     yield FORM.format("#       size", "count", "type", "redop", "root", *HALF, *HALF)
     yield FORM.format("#        (B)", "(elements)", "", "", "", *UNITS, *UNITS)
-    for cell in sorted(cells, key=_find_bytes):
+    for cell in sorted(cells, key=lambda cell: cell.bytes):
         yield FORM.format(*_describe_place(cell), *2 * _describe_half(cell))
     wrong = sum(cell.details.get("wrong") or 0 for cell in cells)
-    mean = sum(find_rates(cell)[1] for cell in cells) / len(cells)
+    mean = sum(_find_rates(cell)[1] for cell in cells) / len(cells)
     yield f"# {'Out of bounds values':<20} : {wrong} {'FAILED' if wrong else 'OK'}"
     yield f"# {'Avg bus bandwidth':<20} : {mean:g} "
     yield "#"
@@ -105,12 +105,8 @@ def _format_table(cells: Sequence[Cell]) -> Iterator[str]:
     yield "#"
 
 
-def _find_bytes(cell: Cell) -> int:
-    return int(cell.at["bytes"])
-
-
 def _describe_place(cell: Cell) -> list[Coordinate]:
-    size, kind = _find_bytes(cell), str(cell.at["type"])
+    size, kind = cell.bytes, str(cell.at["type"])
     item = int(re.sub(r"\D+(\d+).*", r"\1", kind)) // 8
     shares = cell.ranks if cell.quantity in SHARED else 1
     operator = "none" if cell.quantity in COPYING else str(cell.at.get("operator", "sum"))
@@ -125,17 +121,29 @@ def _describe_place(cell: Cell) -> list[Coordinate]:
 
 def _describe_half(cell: Cell) -> list[str]:
     microseconds = 1e6 * cell.summary.median
-    rates = [format_number(rate, 6) for rate in find_rates(cell)]
+    rates = [format_number(rate, 6) for rate in _find_rates(cell)]
     wrong = cell.details.get("wrong")
     return [format_number(microseconds, 7), *rates, "N/A" if wrong is None else f"{wrong:g}"]
 
 
-def find_rates(cell: Cell) -> tuple[float, float]:
-    """algbw and busbw in GB/s, by nccl-tests' doc/PERFORMANCE.md."""
-    rate = 1e-9 * _find_bytes(cell) / cell.summary.median
-    share = (cell.ranks - 1) / cell.ranks
+def _find_rates(cell: Cell) -> tuple[float, float]:
+    return find_rates(cell.quantity, cell.ranks, cell.bytes, cell.summary.median)
+
+
+def find_rates(quantity: str, ranks: int, size: int, seconds: float) -> tuple[float, float]:
+    """algbw and busbw in GB/s (1e9 bytes); algbw is S/t."""
+    rate = 1e-9 * size / max(seconds, 1e-12)
+    return rate, rate * find_bus_factor(quantity, ranks)
+
+
+def find_bus_factor(quantity: str, ranks: int) -> float:
+    """busbw by algbw: the share of the buffer that each rank must send and receive at least.
+
+    As in nccl-tests' doc/PERFORMANCE.md.
+    """
+    share = (ranks - 1) / ranks
     factors = {"all-reduce": 2 * share, "reduce-scatter": share, "all-gather": share}
-    return rate, rate * factors.get(cell.quantity, 1.0)
+    return factors.get(quantity, 1.0)
 
 
 def format_number(value: float, width: int) -> str:

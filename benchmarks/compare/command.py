@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import CountOrZero, File, make_reader
-from benchmarks.common.records import Cell, Record, open_record, read_record
-from benchmarks.common.results import describe_environment
+from benchmarks.common.records import Cell, Record, read_record
+from benchmarks.common.results import open_model
 from benchmarks.compare import report
 from benchmarks.compare.again import CannotMeasureError, check_place, measure_again
 from benchmarks.compare.matching import Matched, match
@@ -95,9 +95,7 @@ def main(arguments: Sequence[str]) -> None:
     rule = Rule(tolerance=options.tolerance, error_rate=options.error_rate)
     for warning in report.list_warnings(old, new):
         print_message(f"warning: {warning}")
-    with open_record(
-        options.json, "compare", describe_environment(None), _describe_options(options)
-    ) as writer:
+    with open_model("compare", options) as writer:
         verdicts = compare(options, rule, new, matched)
         print(report.format_report(rule, matched, verdicts, show_all=options.all))
         for verdict in verdicts:
@@ -111,7 +109,3 @@ def main(arguments: Sequence[str]) -> None:
             f"{count_noun(slower, 'cell')} of {len(verdicts)} became slower by more than "
             f"{options.tolerance:.3g} of the time before"
         )
-
-
-def _describe_options(options: Options) -> dict[str, Any]:
-    return {name: str(v) if isinstance(v, Path) else v for name, v in asdict(options).items()}

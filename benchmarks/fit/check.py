@@ -67,7 +67,7 @@ def check_record(fit: Fit, record: Record) -> list[Check]:
     for (choice, ranks, hosts), cells in groups.items():
         nodes = split(ranks, hosts)
         machine = fit.make_machine(nodes)
-        sizes = [int(cell.at["bytes"]) for cell in cells]
+        sizes = [cell.bytes for cell in cells]
         for cell, price in zip(cells, choice.prices(sizes, machine, nodes), strict=True):
             reasons = tuple(list_reasons(fit, cell, price, choice, record.environment))
             flows = can_flow(cell)
@@ -94,7 +94,7 @@ def predict_flow(choice: Choice, cell: Cell, machine: Machine) -> float:
     # It brings torch with it.
     from mpiddp.collectives.transport.mpi import NETWORK_MESSAGE
 
-    nodes, size = split(cell.ranks, cell.nodes), int(cell.at["bytes"])
+    nodes, size = split(cell.ranks, cell.nodes), cell.bytes
     schedule = choice.build(cell.ranks, nodes)
     parts = max(1, math.ceil(size / schedule.chunks / NETWORK_MESSAGE))
     ends = flow(schedule, size, machine, nodes, min(parts, MOST_PARTS))
@@ -116,10 +116,12 @@ def find_choice(cell: Cell) -> Choice | None:
 
 def find_ran(cell: Cell) -> tuple[str, str]:
     """The algorithm that ran, and by which messages; empty if that is not known."""
-    details = cell.details
-    name, _, transport = (details.get("ran") or details.get("algorithm") or "").partition(" over ")
+    (name, transport), details = cell.ran, cell.details
     transports = {"gloo": "Gloo", "nccl": "NCCL", "ring": "mpi", "persistent": "mpi"}
-    return name, transport or transports.get(details.get("maker", ""), "")
+    return (
+        name or details.get("algorithm") or "",
+        transport or transports.get(details.get("maker", ""), ""),
+    )
 
 
 def list_reasons(
@@ -168,7 +170,7 @@ def describe_checks(checks: Sequence[Check]) -> Iterator[str]:
                 cell.quantity,
                 cell.contender,
                 f"{cell.ranks} on {cell.nodes}",
-                describe_size(int(cell.at["bytes"])),
+                describe_size(cell.bytes),
                 describe_seconds(cell.summary.median),
                 describe_seconds(check.predicted),
                 "flowing" if check.flows else "in turn",

@@ -118,9 +118,10 @@ def fit_records(records: Sequence[Record], contender: str | None, type_: str) ->
 
 def _compare(cells: Sequence[Cell], curve: Curve) -> float | None:
     """The median ratio of large messages to those of the curve; None if there are none."""
-    sizes = [(cell, float(cell.at["bytes"])) for cell in cells]
     ratios = [
-        cell.summary.median / curve.cost.seconds(size) for cell, size in sizes if size >= LARGE
+        cell.summary.median / curve.cost.seconds(float(cell.bytes))
+        for cell in cells
+        if cell.bytes >= LARGE
     ]
     return quantile(ratios, 0.5) if ratios else None
 
@@ -158,7 +159,7 @@ def _make_point(cell: Cell) -> Point:
     """The median, and half of its interval's width; few samples have no interval."""
     interval, median = cell.summary.interval, cell.summary.median
     error = (interval.high - interval.low) / 2 / median if interval and median > 0 else 0.0
-    return Point(float(cell.at["bytes"]), median, error)
+    return Point(float(cell.bytes), median, error)
 
 
 # ---- the file -----------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.common.options import describe_size
 from benchmarks.report.curves import draw_curves
 from benchmarks.report.findings import list_alerts, list_facts
-from benchmarks.report.groups import Group, find_algorithm, find_speed, make_groups, shorten
+from benchmarks.report.groups import Group, find_speed, make_groups, shorten
 from benchmarks.report.machine import PROBE, Model, find_fit, highlight_links, make_model
 from benchmarks.report.material import Material
 from benchmarks.report.page import Report
@@ -95,7 +95,7 @@ def _list_links(groups: Sequence[Group]) -> list[Link]:
     if quantity not in COLLECTIVES:
         return []
     ran = dict.fromkeys(
-        find_algorithm(each.cell).partition(":")[0]
+        each.cell.ran[0].partition(":")[0]
         for group in groups
         for row in group.rows.values()
         for each in row.values()

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.common.tables import find_bus_factor
 from benchmarks.fit.check import KINDS
 from benchmarks.report.groups import (
     Group,
-    find_algorithm,
-    find_factor,
     find_speed,
     is_told_apart,
     name_places,
@@ -68,7 +67,7 @@ def draw_curves(groups: Sequence[Group], model: Model) -> Curves:
 
 def _draw_panel(group: Group, label: str, names: Mapping[str, str], model: Model) -> Panel:
     place = group.place
-    factor = find_factor(place.quantity, place.ranks)
+    factor = find_bus_factor(place.quantity, place.ranks)
 
     def draw(name: str, make: Callable[[int], Spread | None], *, noted: bool = False) -> Line:
         known = {float(size): make(size) for size in group.rows[name]}
@@ -210,7 +209,7 @@ def _draw_winner(group: Group, size: int, names: Mapping[str, str]) -> Square | 
 
 def _name_kind(measured: Measured, names: Mapping[str, str]) -> str:
     """The contender, with the algorithm that ran in place of ``auto``."""
-    name, ran = names[measured.name], find_algorithm(measured.cell)
+    name, ran = names[measured.name], measured.cell.ran[0]
     return name.replace("mpiddp auto", f"mpiddp {ran}", 1) if ran else name
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from benchmarks.common.records import Cell
 from benchmarks.common.statistics import summarize
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import MOST_SHOWN, Spread, is_usable, spread
@@ -47,11 +46,6 @@ def describe_condition(name: str, value: object) -> str:
         "overlap": "while computing",
     }
     return known.get((name, str(value)), words.get(name, f"{name} {value}"))
-
-
-def find_algorithm(cell: Cell) -> str:
-    """The algorithm that ran, without the transport; empty if that is unknown."""
-    return str(cell.details.get("ran") or "").partition(" over ")[0]
 
 
 def find_place(measured: Measured) -> Place:
@@ -111,9 +105,8 @@ class Group:
 
     def find_framework(self, measured: Measured) -> Measured | None:
         """The framework's cell of the same size and record; None if there is none."""
-        size = measured.cell.at["bytes"]
         for name in self.frameworks:
-            base = self.rows[name].get(int(size))
+            base = self.rows[name].get(measured.cell.bytes)
             if base is not None and base.record == measured.record:
                 return base
         return None
@@ -193,10 +186,3 @@ def is_told_apart(winner: Measured, second: Measured) -> bool:
         if between.interval is not None:
             return between.interval.low > 1
     return spread(mine).high < spread(theirs).low
-
-
-def find_factor(quantity: str, ranks: int) -> float:
-    """Bus bandwidth by algorithm bandwidth, as in nccl-tests."""
-    share = (ranks - 1) / ranks
-    factors = {"all-reduce": 2 * share, "reduce-scatter": share, "all-gather": share}
-    return factors.get(quantity, 1.0)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.common.records import Cell, Record
+from benchmarks.common.tables import find_bus_factor
 from benchmarks.fit.check import KINDS, can_flow, find_choice, predict_flow
 from benchmarks.fit.fitted import PLACES, Fit, fit_records, read_fit
-from benchmarks.report.groups import find_algorithm, find_factor
 from benchmarks.report.pictures import RATE, SECONDS, Highlight, describe_value
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import bound, split
@@ -66,7 +66,7 @@ class Flows:
 
     def find(self, choice: Choice, cell: Cell) -> float | None:
         """Seconds; None if that would take too many messages, or the machine is not known."""
-        key = (choice, cell.ranks, cell.nodes, cell.at["bytes"])
+        key = (choice, cell.ranks, cell.nodes, cell.bytes)
         machine = self._find_machine(cell.ranks, cell.nodes)
         if key not in self._found and machine is not None:
             parts = count_parts(choice, cell)
@@ -109,13 +109,13 @@ def make_model(fit: Fit | None, source: str, cells: Sequence[Cell], sizes: Seque
         if kind is None or machine is None or cell.ranks < 2:
             return None
         hosts = split(cell.ranks, cell.nodes)
-        return bound(int(cell.at["bytes"]), machine, hosts, collective=kind).seconds
+        return bound(cell.bytes, machine, hosts, collective=kind).seconds
 
     def predict(cell: Cell) -> float | None:
         if cell.ranks < 2:
             return None
         others = (each for each in cell.at.items() if each[0] != "bytes")
-        ran = find_algorithm(cell)
+        ran = cell.ran[0]
         key = (cell.quantity, ran, cell.ranks, cell.nodes, *others)
         if key not in choices:
             choices[key] = find_choice(replace(cell, details={**cell.details, "ran": ran}))
@@ -124,7 +124,7 @@ def make_model(fit: Fit | None, source: str, cells: Sequence[Cell], sizes: Seque
             return None
         if can_flow(cell):
             return flows.find(choice, cell)
-        return list_prices(choice, cell.ranks, cell.nodes).get(int(cell.at["bytes"]))
+        return list_prices(choice, cell.ranks, cell.nodes).get(cell.bytes)
 
     return Model(find_bound, predict, source)
 
@@ -132,7 +132,7 @@ def make_model(fit: Fit | None, source: str, cells: Sequence[Cell], sizes: Seque
 def count_parts(choice: Choice, cell: Cell) -> int:
     """How many messages are simulated for the prediction of chunks that flow, about."""
     schedule = choice.build(cell.ranks, split(cell.ranks, cell.nodes))
-    each = math.ceil(int(cell.at["bytes"]) / schedule.chunks / PART_BYTES)
+    each = math.ceil(cell.bytes / schedule.chunks / PART_BYTES)
     return max(1, each) * sum(map(len, schedule.steps))
 
 
@@ -141,13 +141,13 @@ def find_probed(probes: Sequence[Cell], cell: Cell) -> float | None:
     if cell.quantity not in KINDS or cell.ranks < 2:
         return None
     rates = [
-        int(probe.at["bytes"]) / probe.summary.median
+        probe.bytes / probe.summary.median
         for probe in probes
         if (probe.ranks, probe.nodes) == (cell.ranks, cell.nodes)
         and (probe.contender == LINK if cell.nodes > 1 else probe.contender in COPIES)
     ]
-    share = find_factor(cell.quantity, cell.nodes) if cell.nodes > 1 else 1.0
-    return share * int(cell.at["bytes"]) / max(rates) if rates else None
+    share = find_bus_factor(cell.quantity, cell.nodes) if cell.nodes > 1 else 1.0
+    return share * cell.bytes / max(rates) if rates else None
 
 
 def highlight_links(fit: Fit | None) -> Iterator[Highlight]:

@@ -8,22 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from benchmarks.collectives.verdicts.slow_links import SLOW, Pair, find_slow
 from benchmarks.common.options import describe_seconds, describe_size
 from benchmarks.common.statistics import quantile
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import Bar, Bars, Grid, Section, Square
 
-SLOW = 1.5
-"""Times the usual seconds, from which on a link is slow, as ``all-pairs`` says it."""
-QUICK_SHARE = 3
-"""The quickest links, one in so many, are what is usual: a slow node has many links."""
 MOST_ROWS = 48
 """Of a matrix; of more nodes neighbours share a row, and the slowest link of each square counts."""
 MOST_NAMED = 20
 BANDWIDTH_BYTES = 64 << 10
 """From this size on bandwidth is shown, below it latency."""
-
-Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -42,26 +37,9 @@ class Links:
         return {pair: quantile(each, 0.5) for pair, each in self.rounds.items()}
 
     @cached_property
-    def quick(self) -> Sequence[float]:
-        """The rounds of the links that are what is usual."""
-        order = sorted(self.seconds, key=lambda pair: self.seconds[pair])
-        quickest = order[: -(-len(order) // QUICK_SHARE)]
-        return [value for pair in quickest for value in self.rounds[pair]]
-
-    @property
-    def usual(self) -> float:
-        return quantile(self.quick, 0.5)
-
-    @cached_property
-    def slow(self) -> Mapping[Pair, float]:
-        """Links that are slow in every round, and how many times; the slowest first.
-
-        Slower, too, than nearly all rounds of usual links, which differ on a busy machine.
-        """
-        bound = max(SLOW * self.usual, quantile(self.quick, 0.95))
-        slow = (pair for pair, each in self.rounds.items() if min(each) > bound)
-        order = sorted(slow, key=lambda pair: -self.seconds[pair])
-        return {pair: self.seconds[pair] / self.usual for pair in order}
+    def found(self) -> tuple[float, Mapping[Pair, float]]:
+        """The usual seconds, and how many times those each slow link takes."""
+        return find_slow(self.rounds)
 
 
 def read_links(cells: Sequence[Measured]) -> list[Links]:
@@ -80,7 +58,7 @@ def describe_slow(links: Links) -> str:
     """The slow links in words; empty if there are none."""
     names = [
         f"{links.noun} {start} → {end} ({factor:.2g} ×)"
-        for (start, end), factor in links.slow.items()
+        for (start, end), factor in links.found[1].items()
     ]
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     where = f"slow links at {describe_size(links.size)}"
@@ -94,7 +72,7 @@ def draw_pairs(cells: Sequence[Measured]) -> Section | None:
         pictures.append(_draw_matrix(links))
         bars = [
             Bar(f"{links.noun} {start} → {end}", {"": factor})
-            for (start, end), factor in list(links.slow.items())[:MOST_NAMED]
+            for (start, end), factor in list(links.found[1].items())[:MOST_NAMED]
         ]
         if bars:
             pictures.append(
@@ -117,11 +95,12 @@ def _draw_matrix(links: Links) -> Grid:
     for (start, end), seconds in links.seconds.items():
         block = start // each, end // each
         blocks[block] = max(blocks[block], seconds)
-    marked = {(start // each, end // each) for start, end in links.slow}
+    usual, slow = links.found
+    marked = {(start // each, end // each) for start, end in slow}
     is_rate = size >= BANDWIDTH_BYTES
     least = min(links.seconds.values())
     # Twice the usual time is as hot as can be.
-    top = max(2 * links.usual - least, 1e-12)
+    top = max(2 * usual - least, 1e-12)
 
     def draw(block: tuple[int, int]) -> Square | None:
         seconds = blocks.get(block)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 from benchmarks.common import results
 from benchmarks.common.checks import check_outputs
@@ -33,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     total = 2 * plan.repetitions * len(plan.places)
     starts = []
     with (
-        open_record(plan.json, "startup-scale", environment, _describe(plan)) as record,
+        open_record(plan.json, "startup-scale", environment, results.describe_plan(plan)) as record,
         show_progress(total, "start") as bar,
     ):
         for place in plan.places:
@@ -47,7 +44,3 @@ def main(arguments: Sequence[str]) -> None:
     print(report.format_report(starts, models, plan))
     if plan.plot is not None:
         draw(plan.plot, starts, models, plan, heading)
-
-
-def _describe(plan: Plan) -> dict[str, Any]:
-    return {name: str(v) if isinstance(v, Path) else v for name, v in asdict(plan).items()}

@@ -103,7 +103,7 @@ def choose(groups: Sequence[Iterable[Cell]]) -> tuple[dict[Section, list[Verdict
                 left_out.append(f"{cell.contender}, {cell.ranks} ranks: {problem}")
                 continue
             key = (str(cell.details["buffer"]), find_way(cell))
-            found[find_section(cell), int(cell.at["bytes"])][key] = cell
+            found[find_section(cell), cell.bytes][key] = cell
         for (section, size), cells in found.items():
             if any(way == RULE for _, way in cells):
                 sizes[section][size].append(cells)
@@ -128,7 +128,7 @@ def list_finalists(cells: Iterable[Cell]) -> tuple[Way, ...]:
     todays: dict[Hashable, Way | None] = {}
     for cell in cells:
         if _is_plain(cell) and not _find_problem(cell):
-            place: Hashable = (find_section(cell), cell.at["bytes"], str(cell.details["buffer"]))
+            place: Hashable = (find_section(cell), cell.bytes, str(cell.details["buffer"]))
             if find_way(cell) == RULE:
                 todays[place] = _read_way(str(cell.details.get("ran", "")))
             else:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from benchmarks.collectives import options, report
 from benchmarks.collectives import plot as collectives_plot
 from benchmarks.collectives import targets as collectives_targets
-from benchmarks.collectives.cells import find_rates
 from benchmarks.collectives.contenders import (
     BOUND_BYTES,
     COPIES,
@@ -31,6 +30,7 @@ from benchmarks.collectives.contenders import (
 from benchmarks.collectives.findings import Findings, Refusal, Surroundings, compare_cells
 from benchmarks.collectives.verdicts.slow_links import list_slow
 from benchmarks.common.statistics import median_interval
+from benchmarks.common.tables import find_rates
 from benchmarks.common.targets import Target
 from measured import (
     GLOO_ROW,

@@ -17,39 +17,47 @@ FEWEST_ROUNDS = 3
 Pair = tuple[int, int]
 
 
-def list_slow(rounds: Mapping[Pair, Sequence[float]], what: str = "node") -> list[str]:
-    """A line for each node all of whose links are slow, and for each other slow link.
+def find_slow(rounds: Mapping[Pair, Sequence[float]]) -> tuple[float, dict[Pair, float]]:
+    """The usual seconds, and how many times those each slow link takes, the slowest first.
 
     A link is slow if it takes SLOW times as long as a usual one in every round, and longer than
     nearly all rounds of those: on a busy machine, latencies of equal links differ by more. If there
     are two ends, there is nothing to compare with but the other direction.
 
-    Args:
-        rounds: seconds of each round, by the ends of each ordered pair.
-        what: the ends are.
+    ``rounds``: seconds of each round, by the ends of each ordered pair; not empty.
     """
-    if not rounds:
-        return []
-    ordered = sorted(rounds.values(), key=lambda each: quantile(each, 0.5))
-    quick = [value for each in ordered[: -(-len(ordered) // QUICK_SHARE)] for value in each]
+    seconds = {pair: quantile(each, 0.5) for pair, each in rounds.items()}
+    order = sorted(seconds, key=lambda pair: seconds[pair])
+    quick = [value for pair in order[: -(-len(order) // QUICK_SHARE)] for value in rounds[pair]]
     usual = quantile(quick, 0.5)
     bound = max(SLOW * usual, quantile(quick, 0.95))
     slow = {
-        pair: quantile(each, 0.5)
-        for pair, each in rounds.items()
-        if len(each) >= FEWEST_ROUNDS and min(each) > bound
+        pair: seconds[pair] / usual
+        for pair in reversed(order)
+        if len(rounds[pair]) >= FEWEST_ROUNDS and min(rounds[pair]) > bound
     }
+    return usual, slow
+
+
+def list_slow(rounds: Mapping[Pair, Sequence[float]], what: str = "node") -> list[str]:
+    """A line for each node all of whose links are slow, and for each other slow link.
+
+    ``what``: the ends are.
+    """
+    if not rounds:
+        return []
+    usual, slow = find_slow(rounds)
     ends = sorted({end for pair in rounds for end in pair})
     named = [end for end in ends if all(pair in slow for pair in rounds if end in pair)]
     lines = [
         f"slow: {what} {end}, whose links all take "
-        f"{min(slow[pair] for pair in slow if end in pair) / usual:.1f} times as long as usual "
+        f"{min(slow[pair] for pair in slow if end in pair):.1f} times as long as usual "
         f"({describe_seconds(usual)}), or more"
         for end in named
     ]
     return lines + [
-        f"slow: {what} {source} → {what} {target} takes {seconds / usual:.1f} times as long as "
-        f"usual ({describe_seconds(seconds)}, not {describe_seconds(usual)})"
-        for (source, target), seconds in sorted(slow.items())
+        f"slow: {what} {source} → {what} {target} takes {factor:.1f} times as long as "
+        f"usual ({describe_seconds(factor * usual)}, not {describe_seconds(usual)})"
+        for (source, target), factor in sorted(slow.items())
         if source not in named and target not in named
     ]
