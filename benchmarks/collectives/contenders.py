@@ -17,6 +17,8 @@ POINT_TO_POINT, ALL_PAIRS, REDUCTION = "point-to-point", "all-pairs", "reduction
 """The quantities; those of collectives are named as in `mpiddp.schedules`."""
 PROBE = "probe"
 """What the machine itself can do."""
+CONDITIONS = frozenset({"cold", "busy", "overlap"})
+"""Coordinates of cells that say nothing of plain calls."""
 REDUCING = (ALL_REDUCE, REDUCE_SCATTER, REDUCE)
 EVEN = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER)
 """Collectives in which all ranks do alike and none is done before all have come."""

@@ -10,6 +10,7 @@ from benchmarks.collectives.contenders import PROBE, Contender
 from benchmarks.collectives.options import Plan
 from benchmarks.common.records import Cell, Coordinate, RecordWriter
 from benchmarks.common.statistics import Summary, compare
+from mpiddp.wording import count_noun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +44,7 @@ class Surroundings:
     @property
     def where(self) -> str:
         """``this machine``, or how many nodes."""
-        if self.nodes is None:
-            return "this machine"
-        return f"{self.nodes} {'node' if self.nodes == 1 else 'nodes'}"
+        return "this machine" if self.nodes is None else count_noun(self.nodes, "node")
 
 
 Finding = Cell | Refusal | Surroundings

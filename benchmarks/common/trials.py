@@ -26,6 +26,7 @@ from benchmarks.launching.remote_job import Job, count_others_seconds
 from mpiddp.errors import MpiddpError
 from mpiddp.options.checks import at_least
 from mpiddp.options.fields import Argument
+from mpiddp.wording import count_noun
 
 
 class _Named(Protocol):
@@ -118,9 +119,7 @@ class Group(Generic[K, S]):
     @property
     def where(self) -> str:
         """``this machine``, or how many nodes."""
-        if self.nodes is None:
-            return "this machine"
-        return f"{self.nodes} {'node' if self.nodes == 1 else 'nodes'}"
+        return "this machine" if self.nodes is None else count_noun(self.nodes, "node")
 
     def samples(self, key: K) -> tuple[S, ...]:
         """The visits that count, in order of rounds; empty if it was not timed."""

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from benchmarks.collectives.contenders import CONDITIONS
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
 from benchmarks.common.records import Cell, Record
 from benchmarks.common.statistics import quantile
-from benchmarks.fit.fitted import CONDITIONS, NETWORK, NODE, PLACES, Fit
+from benchmarks.fit.fitted import NETWORK, NODE, PLACES, Fit
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.cost import split
 from mpiddp.schedules.flow import flow

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from benchmarks.collectives.contenders import REDUCTION
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
     File,
@@ -17,7 +18,6 @@ from benchmarks.common.options import (
 from benchmarks.common.records import read_record
 from benchmarks.fit.check import check_record, describe_checks
 from benchmarks.fit.fitted import (
-    ADDITIONS,
     PLACES,
     Curve,
     Fit,
@@ -93,7 +93,7 @@ def describe(fit: Fit) -> Iterator[str]:
     for link, ratio in fit.both_ways.items():
         yield f"large messages {PLACES[link]}, both ways at once: {ratio:.2f} × as long"
     if fit.addition is None:
-        yield f"no additions were timed (cells of {ADDITIONS!r}): γ is taken to be 0"
+        yield f"no additions were timed (cells of {REDUCTION!r}): γ is taken to be 0"
     for name, curve in list_curves(fit).items():
         for segment in curve.segments:
             if segment.break_between is not None:

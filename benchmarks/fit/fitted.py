@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.collectives.contenders import CONDITIONS, POINT_TO_POINT, REDUCTION
 from benchmarks.common.options import describe_seconds, describe_size
 from benchmarks.common.records import Cell, Record
 from benchmarks.common.statistics import quantile
@@ -20,9 +21,7 @@ from mpiddp.schedules.machine import Machine, MessageCost, Piece
 KIND, VERSION = "fit", 1
 """Of the file; a change that breaks readers raises the version."""
 CONTENDER = "MPI_Send"
-MESSAGES, ADDITIONS = "point-to-point", "reduction"
 NODE, NETWORK = "node", "network"
-CONDITIONS = frozenset({"cold", "busy", "overlap"})
 BOTH = "both"
 """The direction of messages that two ranks send each other at once."""
 LARGE = 64 << 10
@@ -87,12 +86,12 @@ def fit_records(records: Sequence[Record], contender: str | None, type_: str) ->
 
     Raises ConfigurationError if they were not measured, or for too few sizes.
     """
-    messages = list(_list_cells(records, MESSAGES))
+    messages = list(_list_cells(records, POINT_TO_POINT))
     if not messages:
         names = ", ".join(str(record.path) for record in records)
         raise ConfigurationError(
-            f"{names}: expected times of messages (cells of {MESSAGES!r}), found none; measure "
-            f"them by {COMMAND} --json FILE"
+            f"{names}: expected times of messages (cells of {POINT_TO_POINT!r}), found none; "
+            f"measure them by {COMMAND} --json FILE"
         )
     contender = _choose(contender, [cell.contender for cell in messages])
     own = [cell for cell in messages if cell.contender == contender]
@@ -106,7 +105,7 @@ def fit_records(records: Sequence[Record], contender: str | None, type_: str) ->
             mutual = [cell for cell in there if cell not in one_way]
             ratio = _compare(mutual, links[link])
             both_ways |= {} if ratio is None else {link: ratio}
-    added = [cell for cell in _list_cells(records, ADDITIONS) if cell.at["type"] == type_]
+    added = [cell for cell in _list_cells(records, REDUCTION) if cell.at["type"] == type_]
     return Fit(
         contender=contender,
         environment=records[0].environment,

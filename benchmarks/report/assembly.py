@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.collectives.contenders import ALL_PAIRS, POINT_TO_POINT, PROBE, REDUCTION
 from benchmarks.common.options import describe_size
+from benchmarks.fit.check import KINDS
 from benchmarks.report.curves import draw_curves
 from benchmarks.report.findings import list_alerts, list_facts
 from benchmarks.report.groups import Group, find_speed, make_groups, shorten
-from benchmarks.report.machine import PROBE, Model, find_fit, highlight_links, make_model
+from benchmarks.report.machine import Model, find_fit, highlight_links, make_model
 from benchmarks.report.material import Material
 from benchmarks.report.page import Report
 from benchmarks.report.pairs import draw_pairs
@@ -17,13 +19,10 @@ from benchmarks.report.pictures import SPEED, Highlight, Link, Section, describe
 from benchmarks.report.steps import draw_steps
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.registry import Choice, find, names
-from mpiddp.schedules.schedule import Collective
 from mpiddp.wording import count_noun
 
-PAIRS = "all-pairs"
-COLLECTIVES = tuple(each.value for each in Collective)
 ORDER = (
-    *COLLECTIVES, "point-to-point", PAIRS, "reduction", "training step", "training speed",
+    *KINDS, POINT_TO_POINT, ALL_PAIRS, REDUCTION, "training step", "training speed",
     "training loop", "start-up", "start-up phase", "time to accuracy", "training", "checkpoint",
     PROBE,
 )  # fmt: skip
@@ -35,7 +34,7 @@ EXPLAINED = 4
 def assemble(material: Material, fit_path: Path | None = None) -> Report:
     """Raises ConfigurationError if the fit is none."""
     by_quantity: dict[str, list[Group]] = {}
-    sized = [each for each in material.cells if each.cell.quantity not in (PAIRS, PROBE)]
+    sized = [each for each in material.cells if each.cell.quantity not in (ALL_PAIRS, PROBE)]
     groups = make_groups(sized)
     for group in groups:
         by_quantity.setdefault(group.place.quantity, []).append(group)
@@ -65,8 +64,8 @@ def _list_sections(
     quantities = dict.fromkeys(each.cell.quantity for each in material.cells)
     order = {quantity: number for number, quantity in enumerate(ORDER)}
     for quantity in sorted(quantities, key=lambda each: (order.get(each, len(order)), each)):
-        if quantity == PAIRS:
-            section = draw_pairs(material.of(PAIRS))
+        if quantity == ALL_PAIRS:
+            section = draw_pairs(material.of(ALL_PAIRS))
         elif quantity in groups:
             section = _draw_curves(groups[quantity], model)
         else:
@@ -92,7 +91,7 @@ def _draw_curves(groups: Sequence[Group], model: Model) -> Section:
 def _list_links(groups: Sequence[Group]) -> list[Link]:
     """One for each algorithm that ran, if the collective can be explained."""
     quantity = groups[0].place.quantity
-    if quantity not in COLLECTIVES:
+    if quantity not in KINDS:
         return []
     ran = dict.fromkeys(
         each.cell.ran[0].partition(":")[0]
@@ -107,7 +106,7 @@ def _list_links(groups: Sequence[Group]) -> list[Link]:
 def _can_be_explained(name: str, quantity: str) -> bool:
     """Whether the algorithm, or one of its halves, is that collective."""
     try:
-        Choice(find(name), collective=Collective(quantity)).build(EXPLAINED)
+        Choice(find(name), collective=KINDS[quantity]).build(EXPLAINED)
     except (ConfigurationError, ScheduleError):
         return False
     return True
@@ -115,7 +114,7 @@ def _can_be_explained(name: str, quantity: str) -> bool:
 
 def _highlight_collectives(groups: dict[str, list[Group]]) -> Iterator[Highlight]:
     """The quickest at the largest size beside the framework, on the most ranks."""
-    for quantity in COLLECTIVES:
+    for quantity in KINDS:
         for group in reversed(groups.get(quantity, [])):
             size = group.sizes[-1]
             order = group.rank_at(size)

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks.collectives.contenders import ALL_PAIRS
 from benchmarks.common.options import describe_size
 from benchmarks.report.material import Material, Measured
 from benchmarks.report.pairs import describe_slow, read_links
@@ -139,7 +140,7 @@ def _find_reason(found: Sequence[Measured], rank: int) -> str:
 
 
 def _list_slow_links(material: Material) -> Iterator[Alert]:
-    for links in read_links(material.of("all-pairs")):
+    for links in read_links(material.of(ALL_PAIRS)):
         text = describe_slow(links)
         if text:
             yield Alert(text=f"{links.contender}: {text}", is_bad=False)

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from benchmarks.common.statistics import summarize
+from benchmarks.collectives.contenders import GLOO, MPI, NCCL, OWN, PREPARED
+from benchmarks.common.statistics import compare
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import MOST_SHOWN, Spread, is_usable, spread
 from mpiddp.wording import count_noun
 
-FRAMEWORKS = ("nccl", "gloo")
+FRAMEWORKS = (NCCL, GLOO)
 """Makers, the one that counts first."""
 
 
@@ -92,14 +93,14 @@ class Group:
 
     @property
     def mpi(self) -> list[str]:
-        return self.find_makers("mpi")
+        return self.find_makers(MPI)
 
     @property
     def autos(self) -> list[str]:
         """mpiddp's own choice."""
         return [
             name
-            for name in self.find_makers("mpiddp", "mpiddp prepared")
+            for name in self.find_makers(OWN, PREPARED)
             if next(iter(self.rows[name].values())).cell.details.get("algorithm") == "auto"
         ]
 
@@ -182,7 +183,7 @@ def is_told_apart(winner: Measured, second: Measured) -> bool:
     """Whether the winner's lead is more than its rounds differ, with 95 % confidence."""
     mine, theirs = winner.cell.samples, second.cell.samples
     if winner.record == second.record and len(mine) == len(theirs):
-        between = summarize([there / here for here, there in zip(mine, theirs, strict=True)])
-        if between.interval is not None:
-            return between.interval.low > 1
+        interval = compare(theirs, mine).interval
+        if interval is not None:
+            return interval.low > 1
     return spread(mine).high < spread(theirs).low

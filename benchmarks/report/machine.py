@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.collectives.contenders import COPIES, LINK, POINT_TO_POINT, PROBE
 from benchmarks.common.records import Cell, Record
 from benchmarks.common.tables import find_bus_factor
 from benchmarks.fit.check import KINDS, can_flow, find_choice, predict_flow
@@ -24,11 +25,6 @@ MOST_PARTS = 200_000
 """Messages that are simulated in all, some seconds; what would need more is not predicted."""
 PART_BYTES = 60 << 10
 """About what mpiddp sends in one message between nodes."""
-PROBE = "probe"
-"""What the machine itself can do, timed beside the contenders."""
-COPIES = ("copy by NumPy", "copy by torch", "copy by memmove")
-LINK = "link"
-"""The probes' contenders: copies on all ranks at once, and messages to another node."""
 PROBED = "copies within the node, or messages between nodes, timed beside it, are the bound"
 
 
@@ -159,5 +155,5 @@ def highlight_links(fit: Fit | None) -> Iterator[Highlight]:
                 title=f"Messages {PLACES[link]}",
                 value=describe_value(1e-9 / largest, RATE),
                 text=f"and {describe_value(smallest, SECONDS)} for the smallest",
-                section="point-to-point",
+                section=POINT_TO_POINT,
             )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.common.options import describe_size
+from benchmarks.common.records import Cell
 from benchmarks.report.groups import describe_condition
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import (
@@ -73,10 +74,13 @@ def _group(cells: Sequence[Measured]) -> Mapping[str, list[Measured]]:
 def describe_conditions(measured: Measured) -> str:
     """Where it was measured, without what is a part of one whole."""
     cell = measured.cell
-    where = [count_noun(cell.ranks, "rank")]
-    where += [f"on {count_noun(cell.nodes, 'node')}"] if cell.nodes > 1 else []
     others = (_describe_coordinate(*each) for each in cell.at.items() if each[0] not in PARTS)
-    return ", ".join([" ".join(where), *others])
+    return ", ".join([_describe_ranks(cell), *others])
+
+
+def _describe_ranks(cell: Cell) -> str:
+    where = f" on {count_noun(cell.nodes, 'node')}" if cell.nodes > 1 else ""
+    return f"{count_noun(cell.ranks, 'rank')}{where}"
 
 
 def _describe_coordinate(name: str, value: object) -> str:
@@ -127,9 +131,7 @@ def _draw_phases(cells: Sequence[Measured]) -> list[Bars]:
         cell = each.cell
         phase = cell.at.get("phase")
         whose, part = (STAGES, each.name) if phase is None else (each.name, str(phase))
-        where = count_noun(cell.ranks, "rank")
-        where += f" on {count_noun(cell.nodes, 'node')}" if cell.nodes > 1 else ""
-        rows[whose][where][part] = _median(each)
+        rows[whose][_describe_ranks(cell)][part] = _median(each)
     return [
         Bars(title=contender, text="Medians of the rounds.", unit=cells[0].cell.unit,
              bars=[Bar(place, parts) for place, parts in found.items()])

@@ -13,6 +13,7 @@ from benchmarks.common.records import Cell, make_cell
 from benchmarks.common.statistics import Summary, compare, summarize
 from benchmarks.launching.processes import Run
 from benchmarks.startup.contenders import FLOOR, TORCHRUN, TORCHRUN_STATIC, Contender
+from mpiddp.wording import count_noun
 
 QUANTITY = "start-up"
 
@@ -35,9 +36,8 @@ class Group(trials.Group[str, Run]):
 
     @property
     def title(self) -> str:
-        noun = "rank" if self.ranks == 1 else "ranks"
         where = f" on {self.where}" if self.nodes is not None else ""
-        return f"{self.ranks} {noun}{where}" if self.ranks else "one process"
+        return f"{count_noun(self.ranks, 'rank')}{where}" if self.ranks else "one process"
 
     def seconds(self, name: str) -> list[float]:
         """Whole-process times of a contender, in order of rounds."""

@@ -21,6 +21,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
+from benchmarks.collectives.contenders import CONDITIONS, OWN
 from benchmarks.common.records import Cell
 from benchmarks.common.statistics import Summary, median_interval, quantile, summarize
 from mpiddp.collectives import AUTO
@@ -29,15 +30,11 @@ from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.registry import parse
 from mpiddp.schedules.schedule import Collective
 
-OWN = "mpiddp"
-"""The maker of the calls that ``auto`` stands for, as records name it."""
 CONFIDENCE = 0.95
 LIKE = 1.02
 """Up to here the median of ratios counts as no slower."""
 FINALISTS = 2
 """Ways that are measured anew for each size and kind of buffer, beside today's choice."""
-CONDITIONS = ("cold", "busy", "overlap")
-"""Cells that were measured under one of these say nothing of plain calls."""
 COLLECTIVES = frozenset(each.value for each in Collective)
 
 

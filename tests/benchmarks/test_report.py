@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.common.records import Cell, open_record
+from benchmarks.common.records import Cell, make_cell, open_record
 from benchmarks.report import assembly, command, groups, machine, slides
 from benchmarks.report.material import read_material
 from benchmarks.report.page import Report, draw_report
@@ -23,7 +23,6 @@ from planted_records import (
     ENVIRONMENT,
     MACHINE,
     Planted,
-    make_cell,
     make_cells,
     make_messages,
     make_pairs,

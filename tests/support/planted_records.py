@@ -116,11 +116,6 @@ def _make_cell(
     )  # fmt: skip
 
 
-def make_cell(samples: Sequence[float], **place: Any) -> Cell:
-    """A cell of these rounds."""
-    return Cell(samples=tuple(samples), summary=summarize(samples), **place)
-
-
 def make_pairs(
     nodes: int, slow: Mapping[tuple[int, int], float], sizes: Sequence[int] = (8, 4 << 20)
 ) -> Iterator[Cell]:
