@@ -25,7 +25,7 @@ from benchmarks.common.options import (
     format_rows,
     make_reader,
 )
-from benchmarks.common.plotting import COLOURS, finish_lines, open_figure
+from benchmarks.common.plotting import COLOURS, finish_lines, open_figure, spread_out
 from benchmarks.common.trials import show_progress
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import at_least
@@ -290,9 +290,8 @@ def _label_ends(axis: Axes, ends: Sequence[tuple[float, str, str]], last: int) -
             shown[-1] = (value, f"{shown[-1][1]}, {name}", "#333333")
         else:
             shown.append((value, name, colour))
-    place = -math.inf
-    for value, name, colour in shown:
-        place = max(place + 0.055, (math.log2(value) - low) / (high - low))
+    places = spread_out([(math.log2(value) - low) / (high - low) for value, _, _ in shown], 0.055)
+    for place, (_, name, colour) in zip(places, shown, strict=True):
         axis.annotate(
             name.replace(":variant=", " "),
             (last, 2 ** (low + place * (high - low))),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from benchmarks.common.plotting import finish_bars, finish_lines
+from benchmarks.common.plotting import finish_bars, finish_lines, spread_out
 from benchmarks.models.drawing.page import read
 from benchmarks.report.page import COLOURS as COUNT
 from benchmarks.report.page import Report, choose_colours
@@ -136,21 +136,14 @@ def _draw_chart(axis: Axes, chart: Chart, colours: Mapping[str, int], shown: Seq
 
 def _label_ends(axis: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
     """Names at the right, each at its line's height or as near to that as there is room."""
-    step = 0.055
     heights = [
         float(axis.transAxes.inverted().transform(axis.transData.transform((place, value)))[1])
         for value, place, _, _ in ends
     ]
     order = sorted(range(len(ends)), key=lambda each: heights[each])
-    at = -1.0
-    for each in order:
-        at = max(heights[each], at + step)
-        heights[each] = at
-    top = 1.0
-    for each in reversed(order):
-        heights[each] = top = min(heights[each], top)
-        top -= step
-    for height, (_, _, name, colour) in zip(heights, ends, strict=True):
+    places = spread_out([heights[each] for each in order], 0.055)
+    for height, each in zip(places, order, strict=True):
+        _, _, name, colour = ends[each]
         axis.annotate(
             name, (1.01, height), xycoords="axes fraction", color=colour, fontsize=LETTERS - 1,
             va="center", weight="bold",
