@@ -68,14 +68,16 @@ ALGORITHMS = {
     REDUCE: ("auto", "binomial-tree", "gather-broadcast", "naive-ring"),
 }
 _MESSAGES = ("algorithms", "load", "buffers", "types", "operators", "overlap", "guidelines")
+_PROMISES = ("link", "targets")
+"""Of all-reduces alone."""
 _HAS_NOT = {
     ALL_REDUCE: (),
-    REDUCE_SCATTER: ("link",),
-    ALL_GATHER: ("link", "operators"),
-    BROADCAST: ("link", "operators"),
-    REDUCE: ("link",),
-    POINT_TO_POINT: ("ranks", "link", "nccl_tests", *_MESSAGES),
-    ALL_PAIRS: ("transports", "link", "plot", "nccl_tests", *_MESSAGES),
+    REDUCE_SCATTER: _PROMISES,
+    ALL_GATHER: ("operators", *_PROMISES),
+    BROADCAST: ("operators", *_PROMISES),
+    REDUCE: _PROMISES,
+    POINT_TO_POINT: ("ranks", "nccl_tests", *_MESSAGES, *_PROMISES),
+    ALL_PAIRS: ("transports", "plot", "nccl_tests", *_MESSAGES, *_PROMISES),
 }
 """Options that make no sense for a quantity."""
 

@@ -59,6 +59,7 @@ RULES = [
     (MEASURING, "--csv /none/a.csv", "there is no directory /none"),
     (("allreduce", "reduce"), "--nccl-tests /none/a", "there is no directory /none"),
     (("startup", "stragglers", "all-pairs"), "--nccl-tests a", "unknown option --nccl-tests"),
+    ((*MESSAGES, "reduce", "broadcast"), "--targets", "unknown option --targets"),
     (("allreduce",), "--csv a --nccl-tests a", "a is named for two outputs"),
     (PLOTTED, "--plot a.gif", "expected a name that ends in .svg, .png, .pdf"),
     (PLOTTED, "--json a.svg --plot a.svg", "a.svg is named for two outputs"),
