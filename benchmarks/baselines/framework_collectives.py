@@ -1,4 +1,4 @@
-"""The framework's collectives: torch.distributed over Gloo, or over NCCL where ranks have GPUs.
+"""The framework's collectives: torch.distributed over Gloo, or over NCCL if ranks have GPUs.
 
 Its processes are started by torchrun and load no MPI: one that waits in an MPI call would keep
 Gloo's threads from their cores. Rank 0 is the root.

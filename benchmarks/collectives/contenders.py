@@ -106,7 +106,7 @@ class Task:
     bytes: int
     type: str = "float32"
     operator: str = ""
-    """Empty where nothing is reduced."""
+    """Empty if nothing is reduced."""
     pairs: tuple[tuple[int, int], ...] = ()
     """Of all-pairs: the ranks that send, and the ranks that receive; all at once."""
     is_mutual: bool = False

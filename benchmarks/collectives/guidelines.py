@@ -55,7 +55,7 @@ def _list_replacements(task: Task, times: Times) -> Iterable[tuple[str, int, lis
 
 
 def _find_part(task: Task, own: Contender, quantity: str, times: Times) -> Task | None:
-    """The same contender's other collective, with the operator where it has one."""
+    """The same contender's other collective, with the operator if it has one."""
     for operator in (task.operator, "", "sum"):
         part = replace(task, contender=replace(own, quantity=quantity), operator=operator)
         if part in times:

@@ -95,7 +95,7 @@ def _list_rows(
 def _list_scores(
     panels: Sequence[tuple[Findings, Sequence[Cell]]], every: Sequence[Cell]
 ) -> dict[str, list[float]]:
-    """Of each line its median at each size of each panel; NaN where it was not timed."""
+    """Of each line its median at each size of each panel; NaN if it was not timed."""
     medians = {
         (place, find_name(cell, every), cell.bytes): cell.summary.median
         for place, (_, cells) in enumerate(panels)

@@ -167,7 +167,7 @@ def _format_pair(cell: Cell | None) -> str:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the machine itself can do; None where it was not asked or cannot be."""
+    """What the machine itself can do; None if it was not asked or cannot be."""
 
     copy: Summary | None
     """Copying BOUND_BYTES, on all ranks at once, in the fastest way."""

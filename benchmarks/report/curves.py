@@ -116,7 +116,7 @@ def _draw_panel(group: Group, label: str, names: Mapping[str, str], model: Model
 
 
 def _list_notes(group: Group, name: str) -> dict[float, str]:
-    """Which algorithm ran, where the contender's name does not say it; and what is wrong."""
+    """Which algorithm ran, if the contender's name does not say it; and what is wrong."""
     notes: dict[float, str] = {}
     for size, each in group.rows[name].items():
         ran = each.cell.details.get("ran")
@@ -166,7 +166,7 @@ def _draw_predicted(group: Group, names: Mapping[str, str], model: Model) -> Cha
     return Chart(
         title="Measured by predicted", unit=SPEED, is_log=True, lines=lines,
         mark=(1.0, "as predicted"),
-        text="The measured time by the predicted one, where that is known: above 1 it took longer; "
+        text="The measured time by the predicted one, if that is known: above 1 it took longer; "
         f"{model.source}.",
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 A model is a sum of few terms. Which terms is decided by leaving out one point after the other and
 predicting it from the rest (cross-validation; Stone 1974). One with fewer terms is kept unless
-another one predicts clearly better; where they predict alike, a line is preferred to a logarithm.
+another one predicts clearly better; if they predict alike, a line is preferred to a logarithm.
 Squares of residuals are weighed by the count itself, as a count's variance grows with it, or the
 largest counts would decide alone.
 """

@@ -41,7 +41,7 @@ class CallSpec(Contender):
 
 
 def do_nothing() -> None:
-    """What there is to close, or to wait behind, where there is nothing."""
+    """In the place of a close or a barrier that is not needed."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,16 @@ class Prepared:
     barrier: Callable[[], object]
     """What every timed call waits behind."""
     tensor: torch.Tensor | None = None
-    """Flat; what the collective works on, in place. None where nothing can be checked."""
+    """Flat; what the collective works on, in place. None if nothing can be checked."""
     members: tuple[int, ...] | None = None
     """The ranks whose tensors are summed, and that know the sum; None for all."""
     close: Callable[[], None] = do_nothing
     part: torch.Tensor | None = None
     """The result of a reduce-scatter, unless it is in its place in the tensor."""
     ran: str = ""
-    """The algorithm that a call runs; empty where its library does not tell."""
+    """The algorithm that a call runs; empty if its library does not tell."""
     start: Callable[[], Callable[[], object]] | None = None
-    """Starts the call, and returns what waits for its end; None where a call cannot be started."""
+    """Starts the call, and returns what waits for its end; None if a call cannot be started."""
     messages: int = 1
     """How many a call sends one after the other; its time is that of one of them."""
     device: torch.device | None = None

@@ -15,7 +15,7 @@ import torch
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 USUAL_CACHE = 32 << 20
-"""Bytes of the last cache where the kernel does not tell."""
+"""Bytes of the last cache if the kernel does not tell."""
 SWEPT_CACHES = 2
 """How many times the last cache's size is swept: caches do not keep the newest bytes exactly."""
 KERNEL_SIDE, GPU_KERNEL_SIDE = 128, 1024

@@ -26,7 +26,7 @@ from mpiddp.schedules.registry import parse
 from mpiddp.schedules.schedule import Collective
 
 YIELDS = "OMPI_MCA_mpi_yield_when_idle"
-"""1 where Open MPI's ranks yield while they wait."""
+"""1 if Open MPI's ranks yield while they wait."""
 
 Array = numpy.ndarray[Any, Any]
 
@@ -154,7 +154,7 @@ class MpiCalls(SessionMember):
         """The barrier that goes with a transport.
 
         MPI's, which its own contenders stand behind, too, and which ranks leave at almost the same
-        time; but not where it spins and keeps Gloo's threads, or ranks that yield or sleep, from
+        time; but not if it spins and keeps Gloo's threads, or ranks that yield or sleep, from
         their cores.
         """
         if transport == "torch":

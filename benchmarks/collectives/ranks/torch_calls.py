@@ -1,4 +1,4 @@
-"""The ranks that torchrun starts, and that know no MPI: Gloo, and NCCL where there are GPUs."""
+"""The ranks that torchrun starts, and that know no MPI: Gloo, and NCCL if there are GPUs."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def measure(calls: Calls, spec: CallSpec) -> dict[str, Any]:
 
     Returns this rank's ``times``, in nanoseconds; ``wrong``, elements of the result; ``checked``,
     nanoseconds of the call that was checked; ``speed``, of the core; ``ran``, the algorithm; with
-    overlap, ``compute`` and ``alone``, nanoseconds. Or, where the contender cannot do that,
+    overlap, ``compute`` and ``alone``, nanoseconds. Or, if the contender cannot do that,
     ``refused``, the reason.
     """
     try:

@@ -90,7 +90,7 @@ class Plan:
 
     @property
     def share(self) -> int:
-        """Chunks of one rank, where each has its own."""
+        """Chunks of one rank, if each has its own."""
         return self.chunks // self.ranks
 
     @cached_property
