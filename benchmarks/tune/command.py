@@ -21,7 +21,7 @@ from benchmarks.collectives.report import list_wrong
 from benchmarks.common import results
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import File, RunOptions, make_reader, make_run
-from benchmarks.common.records import Cell, Record, read_record
+from benchmarks.common.records import Cell, Record, RecordWriter, read_record
 from benchmarks.common.trials import WrongResultError
 from benchmarks.tune import nccl, report
 from benchmarks.tune.choosing import (
@@ -93,19 +93,21 @@ def main(arguments: Sequence[str]) -> None:
         return
     runs = read_runs(values, options)
     launcher, *_ = map(check, runs)
+    screened: list[Findings] = []
     found: list[Findings] = []
     with results.open_output("tune", runs[0], launcher) as output:
         try:
             for run in runs:
                 for ranks in run.plan.ranks:
-                    second = find_finalists(ranks, launcher, run.plan)
+                    first, second = find_finalists(ranks, launcher, run.plan)
+                    screened.append(first)
                     found.append(Findings(plan=second, surroundings=Surroundings(ranks=ranks)))
                     found[-1].collect(measure(ranks, launcher, second), output.record)
         finally:
             # Whatever was measured before an interruption or an error.
             if any(each.cells for each in found):
                 finish_table([each.cells for each in found], output.environment, options)
-    if wrong := list_wrong(found):
+    if wrong := list_wrong([*screened, *found]):
         raise WrongResultError(f"wrong results: {'; '.join(wrong)}")
 
 
@@ -144,16 +146,18 @@ def refuse_tuned(records: Iterable[Record]) -> None:
             )
 
 
-def find_finalists(ranks: int, launcher: Launcher, plan: Plan) -> Plan:
-    """Measure everything in a few rounds; returns the plan of what is to be measured anew.
+def find_finalists(ranks: int, launcher: Launcher, plan: Plan) -> tuple[Findings, Plan]:
+    """Measure everything in a few rounds; returns that and the plan of what is measured anew.
 
     If that could be everything, nothing is measured.
     """
+    found = Findings(plan=plan, surroundings=Surroundings(ranks=ranks))
     if (len(plan.algorithms) - 1) * len(plan.transports) <= FINALISTS:
-        return plan
-    first = measure(ranks, launcher, replace(plan, repetitions=SCREENING_ROUNDS))
-    ways = list_finalists(each for each in first if isinstance(each, Cell))
-    return replace(
+        return found, plan
+    screening = replace(plan, repetitions=SCREENING_ROUNDS)
+    found.collect(measure(ranks, launcher, screening), RecordWriter(None))
+    ways = list_finalists(found.cells)
+    return found, replace(
         plan,
         algorithms=tuple(dict.fromkeys([AUTO, *(each.algorithm for each in ways)])),
         transports=tuple(dict.fromkeys([AUTO, *(each.transport for each in ways)])),

@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.collectives.findings import Refusal
 from benchmarks.collectives.options import Plan
 from benchmarks.common import results
 from benchmarks.common.records import Cell, open_record, read_record
 from benchmarks.common.statistics import summarize
+from benchmarks.common.trials import WrongResultError
 from benchmarks.tune import command, nccl, report
 from benchmarks.tune.choosing import RULE, Verdict, Way, choose, list_finalists, list_ranges
 from mpiddp.collectives import MPI, SHARED, TRANSPORTS
@@ -315,11 +317,31 @@ def test_what_was_measured_before_an_interruption_becomes_a_table(tmp_path, monk
     assert "Written: " in capsys.readouterr().out
 
 
+def test_what_is_wrong_while_all_are_screened_is_an_error(tmp_path, monkeypatch):
+    wrong = Refusal(quantity="all-reduce", contender="mpiddp pat", at={"bytes": 4096},
+                    reason="its result has 3 wrong elements", is_wrong=True)  # fmt: skip
+
+    def measure(ranks: int, launcher: object, plan: Plan) -> Iterator[Cell | Refusal]:
+        if plan.repetitions == command.SCREENING_ROUNDS:
+            yield wrong
+        yield make_rule(1e-5)
+        yield make_cell(DIRECT, 0.5e-5)
+
+    monkeypatch.delenv("MPIDDP_TUNING", raising=False)
+    monkeypatch.setattr(command, "measure", measure)
+    monkeypatch.setattr(command, "check", lambda run: None)
+    monkeypatch.setattr(results, "begin", lambda launcher, more: ({"date": "today"}, ""))
+    table = tmp_path / "table.json"
+    with pytest.raises(WrongResultError, match="pat, all-reduce at 4 KiB on 2 ranks: its result"):
+        command.main(["--ranks", "2", "--sizes", "4K", "--output", str(table)])
+    assert read_table(table).sections
+
+
 def test_few_ways_are_not_screened(monkeypatch):
     monkeypatch.setattr(command, "measure", lambda *arguments: pytest.fail("it was measured"))
     for algorithms, transports in ((("auto", "ring"), ("auto", "mpi")), (("auto",), ("auto",))):
         plan = Plan(algorithms=algorithms, transports=transports)
-        assert command.find_finalists(2, None, plan) == plan  # type: ignore[arg-type]
+        assert command.find_finalists(2, None, plan)[1] == plan  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("words", [("--repetitions", "5"), ("--algorithms", "rong")])
@@ -375,7 +397,7 @@ def test_on_planted_clusters_what_is_chosen_is_near_the_best_and_not_slower_than
         monkeypatch.setattr(command, "measure", cluster.measure)
         plan = Plan(algorithms=("auto", *NAMES), transports=("auto", "mpi"), repetitions=15,
                     sizes=tuple((size,) for size in PLANTED_SIZES))  # fmt: skip
-        second = command.find_finalists(2, None, plan)  # type: ignore[arg-type]
+        _, second = command.find_finalists(2, None, plan)  # type: ignore[arg-type]
         (found,) = choose([list(cluster.measure(2, None, second))])[0].values()
         for verdict, buffer in product(found, ("private", "shared")):
             times = {way: each for (way, *place), each in cluster.times.items()
