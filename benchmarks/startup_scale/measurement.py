@@ -18,8 +18,8 @@ from typing import Annotated
 
 from benchmarks.common.checks import check_start
 from benchmarks.common.options import Count, File, Ranks, Seconds
-from benchmarks.common.records import Cell
-from benchmarks.common.statistics import quantile, summarize
+from benchmarks.common.records import Cell, make_cell
+from benchmarks.common.statistics import quantile
 from benchmarks.launching import processes
 from benchmarks.launching.launchers import BASELINES, Mpirun, clean_environment
 from benchmarks.launching.processes import Program
@@ -92,15 +92,14 @@ class Starts:
             for quantity, unit in UNITS.items():
                 values = self.samples.get((stage.name, quantity))
                 if values is not None:
-                    yield Cell(
+                    yield make_cell(
+                        values,
                         quantity=f"start-up {quantity}",
                         contender=stage.name,
                         ranks=ranks,
                         nodes=nodes,
                         at={"of": stage.owner},
                         unit=unit,
-                        samples=values,
-                        summary=summarize(values),
                     )
 
 

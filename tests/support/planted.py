@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.common.records import Cell, open_record
-from benchmarks.common.statistics import summarize
+from benchmarks.common import records
+from benchmarks.common.records import open_record
 from mpiddp.schedules.cost import split
 from mpiddp.schedules.registry import parse
 
@@ -15,14 +15,13 @@ ENVIRONMENT = {"processor": "a planted one", "usable_hardware_threads": 64}
 
 
 def make_cell(quantity, seconds, *, contender="MPI_Send", ranks=2, nodes=1, details=None, **at):
-    return Cell(
+    return records.make_cell(
+        [float(seconds)],
         quantity=quantity,
         contender=contender,
         ranks=ranks,
         nodes=nodes,
         at={"type": "float32", **at},
-        samples=(float(seconds),),
-        summary=summarize([float(seconds)]),
         details=details or {},
     )
 

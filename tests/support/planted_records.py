@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.records import Cell, open_record
+from benchmarks.common.records import Cell, make_cell, open_record
 from benchmarks.common.statistics import summarize
 from mpiddp.schedules.cost import Machine, MessageCost, split
 from mpiddp.schedules.registry import Choice, find
@@ -128,10 +128,9 @@ def make_pairs(
                     continue
                 seconds = 12e-6 + size / 12.5e9 * slow.get((start, end), 1.0)
                 samples = [seconds * (1 + generator.expovariate(40)) for _ in range(7)]
-                yield Cell(
-                    quantity="all-pairs", contender="MPI", ranks=nodes, nodes=nodes,
+                yield make_cell(
+                    samples, quantity="all-pairs", contender="MPI", ranks=nodes, nodes=nodes,
                     at={"bytes": size, "type": "float32", "from": start, "to": end},
-                    samples=tuple(samples), summary=summarize(samples),
                     details={"maker": "mpi", "algbw": size / seconds * 1e-9, "wrong": 0},
                 )  # fmt: skip
 
@@ -151,11 +150,10 @@ def _make_message(
     generator: random.Random, quantity: str, size: int, seconds: float, more: Mapping[str, Any]
 ) -> Cell:
     samples = [seconds * (1 + generator.expovariate(60)) for _ in range(8)]
-    return Cell(
-        quantity=quantity, contender="MPI" if more else "NumPy", ranks=2 if more else 1,
+    return make_cell(
+        samples, quantity=quantity, contender="MPI" if more else "NumPy", ranks=2 if more else 1,
         nodes=2 if more.get("link") == "network" else 1,
         at={"bytes": size, "type": "float32", **more},
-        samples=tuple(samples), summary=summarize(samples),
         details={"maker": "mpi" if more else "", "wrong": 0},
     )  # fmt: skip
 

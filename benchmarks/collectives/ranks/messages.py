@@ -15,7 +15,6 @@ import torch
 from mpi4py import MPI
 
 import mpiddp
-from benchmarks.collectives.contenders import MPI as MPI_MAKER
 from benchmarks.collectives.ranks.calls import CallSpec, Prepared
 from mpiddp.errors import ConfigurationError
 
@@ -32,10 +31,10 @@ def prepare_exchange(comm: MPI.Intracomm, spec: CallSpec) -> Prepared:
         other = 1 - comm.Get_rank()
         call = partial(comm.Sendrecv, source, other, 0, target, other, 0)
         return Prepared(call, comm.Barrier, ran="send and receive")
-    return _make_round_trip(comm, comm.Get_rank(), 0, 1, source, target)
+    return make_round_trip(comm, comm.Get_rank(), 0, 1, source, target)
 
 
-def _make_round_trip(
+def make_round_trip(
     comm: MPI.Intracomm, rank: int, first: int, second: int, source: Array, answer: Array
 ) -> Prepared:
     """``source`` goes from the first to the second rank, ``answer`` comes back; others wait."""
@@ -67,7 +66,7 @@ def prepare_pairs(comm: MPI.Intracomm, spec: CallSpec) -> Prepared:
     mine = next((pair for pair in spec.pairs if rank in pair), (-1, -1))
     source = numpy.zeros(spec.bytes, numpy.uint8)
     answer = numpy.zeros(spec.bytes if spec.bytes <= SHORT_BYTES else 0, numpy.uint8)
-    return _make_round_trip(comm, rank, *mine, source, answer)
+    return make_round_trip(comm, rank, *mine, source, answer)
 
 
 def prepare_transport(spec: CallSpec, barrier: Callable[[], object]) -> Prepared:
@@ -98,6 +97,5 @@ def prepare_addition(comm: MPI.Intracomm, spec: CallSpec) -> Prepared:
     """Add one buffer to another one, all ranks at once, as reductions on CPUs do."""
     if spec.dtype is torch.bfloat16:
         raise ConfigurationError("NumPy has no bfloat16")
-    assert spec.maker == MPI_MAKER
     mine, other = (torch.ones(spec.count, dtype=spec.dtype).numpy() for _ in range(2))
     return Prepared(partial(numpy.add, mine, other, mine), comm.Barrier, ran="NumPy")

@@ -21,6 +21,7 @@ from benchmarks.collectives.contenders import (
     PEER_READ,
 )
 from benchmarks.collectives.ranks.calls import CallSpec, Prepared, do_nothing
+from benchmarks.collectives.ranks.messages import make_round_trip
 from mpiddp.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -86,13 +87,4 @@ def prepare_link(comm: MPI.Intracomm, world: World, spec: CallSpec) -> Prepared:
         raise ConfigurationError("there is one node")
     other = nodes.index(1)
     memory, word = numpy.ones(spec.bytes, numpy.uint8), numpy.zeros(1, numpy.uint8)
-
-    def call() -> None:
-        if world.rank == 0:
-            comm.Send(memory, other)
-            comm.Recv(word, other)
-        elif world.rank == other:
-            comm.Recv(memory, 0)
-            comm.Send(word, 0)
-
-    return Prepared(call, comm.Barrier)
+    return make_round_trip(comm, world.rank, 0, other, memory, word)
