@@ -50,13 +50,14 @@ def name_place(place: Place) -> str:
 def fit_all(starts: Sequence[Starts]) -> dict[tuple[str, str], Model]:
     """A model for each stage and quantity that occurs.
 
-    Not of the processor seconds of agreements, in which rank 0 waits for the slowest rank.
+    Not of the processor seconds of agreements, in which rank 0 waits for the slowest rank. Bytes
+    alone may grow with the square of the ranks, as a list of all ranks for each of them does.
     """
     return {
         (stage.name, quantity): fit(
             {each.place: each.find(stage.name, quantity) for each in starts},
             LEAST.get(quantity, 1.0),
-            has_squares=quantity in COUNTED,
+            has_squares=quantity == BYTES,
         )
         for stage in STAGES
         for quantity in PREDICTED

@@ -192,6 +192,31 @@ def test_cells_have_their_stage_owner_and_unit():
     assert cell.summary == summarize([3, 3])
 
 
+def test_what_was_counted_before_an_interruption_is_shown(tmp_path, monkeypatch, capsys):
+    starts = iter(make_starts()[:3])
+
+    def measure(*_):
+        for found in starts:
+            return found
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "find_launchers", lambda plan: {1: find_mpirun(None)})
+    monkeypatch.setattr(command, "measure_starts", measure)
+    record = tmp_path / "scale.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        command.main(["--json", str(record)])
+    assert "predicted for 65,536 ranks" in capsys.readouterr().out
+    found = read_record(record)
+    assert not found.is_complete and {cell.ranks for cell in found.cells} == {2, 4, 8}
+
+
+def test_only_bytes_grow_with_the_square_of_the_ranks():
+    places = PLACES[:5]
+    starts = [Starts(p, {("TCPStore", "connections"): (p[0] + p[0] ** 2 / 100,)}) for p in places]
+    (model,) = report.fit_all(starts).values()
+    assert "ranks²" not in model.factors
+
+
 # What is started
 
 
