@@ -23,6 +23,7 @@ from mpiddp.collectives.planner import Request, Selection, select
 from mpiddp.collectives.transport.operators import Operator, choose_accumulation
 from mpiddp.collectives.transport.shared_memory import find_shortage
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.session import current_session
 from mpiddp.schedules.proof import find_sums
 from mpiddp.schedules.schedule import Collective
 
@@ -78,6 +79,8 @@ class ScheduleHook:
             operator="average",
         )
         selection = select(self._request, 0, communicator.layout, on_gpu=on_gpu)
+        self.schedule = (selection.name, selection.fingerprint)
+        """What ranks agree on: an algorithm of your own may make another one on each of them."""
         # A tuning table may choose others for some sizes.
         tuned = communicator.layout.tuning.list_transports(Collective.ALL_REDUCE)
         for transport in (selection.transport, *(tuned if self._request.is_open else ())):
@@ -239,6 +242,7 @@ def attach(synchronization: Synchronization, model: DistributedDataParallel) -> 
         )
     on_gpu = next(model.parameters()).is_cuda
     hook = ScheduleHook(synchronization, communicator, on_gpu=on_gpu)
+    current_session().agree(hook.schedule, f"the schedule of {synchronization.algorithm}")
     try:
         model.register_comm_hook(None, hook.synchronize)
     except RuntimeError as error:
