@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from mpiddp.collectives import AUTO, BOTH, SHARED
+from mpiddp.collectives import AUTO, BOTH, SHARED, TORCH
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import Request, Selection, select
@@ -81,14 +81,17 @@ class ScheduleHook:
         selection = select(self._request, 0, communicator.layout, on_gpu=on_gpu)
         self.schedule = (selection.name, selection.fingerprint)
         """What ranks agree on: an algorithm of your own may make another one on each of them."""
-        # A tuning table may choose others for some sizes.
-        tuned = communicator.layout.tuning.list_transports(Collective.ALL_REDUCE)
-        for transport in (selection.transport, *(tuned if self._request.is_open else ())):
+        transports = [selection.transport]
+        if self._request.is_open:
+            # A tuning table may choose others for some sizes; the rule decides on the rest.
+            transports += communicator.layout.tuning.list_transports(Collective.ALL_REDUCE)
+            transports += [TORCH if on_gpu else communicator.layout.transports[0]]
+        for transport in dict.fromkeys(transports):
             each = replace(selection, transport=transport)
             communicator.planner.ensure_messenger(each, on_gpu=on_gpu)
         self._narrow_requests: dict[int, Request] = {}
         """By length of a bucket."""
-        in_memory = selection.transport in (SHARED, BOTH)
+        in_memory = any(transport in (SHARED, BOTH) for transport in transports)
         self._shares = in_memory and communicator.node_memory is not None
         self._looked_at: WeakSet[torch.UntypedStorage] = WeakSet()
         self._wires: WeakKeyDictionary[torch.UntypedStorage, torch.Tensor] = WeakKeyDictionary()
