@@ -7,18 +7,21 @@ missing if the command was killed; whatever was measured before is there.
 
 from __future__ import annotations
 
+import fcntl
+import io
 import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from benchmarks.common.statistics import Interval, Summary, summarize
 from benchmarks.common.targets import Target, describe_targets
 from mpiddp.errors import ConfigurationError
+from mpiddp.wording import print_message
 
 SCHEMA = 3
 """Version of the records' form; a change that breaks readers raises it."""
@@ -94,19 +97,35 @@ class RecordWriter:
     ``hidden``: names of hosts, which are left out of reasons.
     """
 
-    def __init__(self, file: IO[str] | None, hidden: Sequence[str] = ()) -> None:
-        self._file = file
+    def __init__(
+        self, file: io.FileIO | None, hidden: Sequence[str] = (), name: object = ""
+    ) -> None:
+        self._file, self._name = file, name
+        self._end = 0
+        """Bytes of the lines that are whole."""
+        self.error: OSError | None = None
+        """Why lines are missing from the file's end, if they are."""
         self._hidden = hidden
         self.cells: list[Cell] = []
         """All that were added."""
 
     def write(self, kind: str, **content: Any) -> None:
         """A line of any kind."""
-        if self._file is not None:
-            self._file.write(
-                json.dumps({"kind": kind, **content}, ensure_ascii=False, default=str) + "\n"
-            )
-            self._file.flush()
+        if self._file is None or self.error is not None:
+            return
+        line = json.dumps({"kind": kind, **content}, ensure_ascii=False, default=str) + "\n"
+        rest = memoryview(line.encode())
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            # What is measured from now on is shown, at least; no reader takes half a line.
+            self.error = error
+            with suppress(OSError):
+                self._file.truncate(self._end)
+            print_message(f"note: no more is written to {self._name}: {error.strerror}")
+        else:
+            self._end += len(line.encode())
 
     def add(self, cell: Cell) -> None:
         self.cells.append(cell)
@@ -159,11 +178,11 @@ def open_record(
         yield RecordWriter(None, hidden)
         return
     try:
-        file = path.open("w", encoding="utf-8")
+        file = _open_alone(path)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
     with file:
-        writer = RecordWriter(file, hidden)
+        writer = RecordWriter(file, hidden, path)
         writer.write(
             "run",
             schema=SCHEMA,
@@ -177,6 +196,27 @@ def open_record(
             is_complete = True
         finally:
             writer.write("end", is_complete=is_complete, load_average=list(os.getloadavg()))
+    if writer.error is not None:
+        raise ConfigurationError(
+            f"{path} lacks what was measured last: {writer.error.strerror}"
+        ) from None
+
+
+def _open_alone(path: Path) -> io.FileIO:
+    """An empty file. Raises OSError, and leaves it as it is, if another command writes it."""
+    file = io.FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise OSError(error.errno, "another command writes it") from None
+    except OSError:
+        # Not every file system has locks.
+        pass
+    # Nor is a device, or a pipe, cut.
+    with suppress(OSError):
+        file.truncate(0)
+    return file
 
 
 def read_record(path: Path) -> Record:

@@ -57,7 +57,7 @@ from mpiddp.collectives.transport.single_copy import LargePages
 from mpiddp.collectives.tuning import NO_TABLE, Tuning, make_key
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.proof import is_order_fixed
-from mpiddp.schedules.registry import Choice, names, parse
+from mpiddp.schedules.registry import Choice, is_ours, names, parse
 from mpiddp.schedules.schedule import Collective, Schedule, rotate, segment
 
 LATENCY_BYTES = 32 << 10
@@ -137,6 +137,8 @@ class Selection:
     name: str
     """Of the algorithm, with its parameters."""
     transport: str
+    fingerprint: int = 0
+    """Of a schedule that others than this package make; it may differ where the name does not."""
 
 
 def select(
@@ -173,7 +175,8 @@ def select(
             f"{choice} adds in an order that depends on where a buffer is cut: with fixed_order "
             f"use {_list_fixed(request, layout)}"
         )
-    return Selection(schedule, str(choice), transport)
+    fingerprint = 0 if is_ours(choice) else _find_fingerprint(schedule)
+    return Selection(schedule, str(choice), transport, fingerprint)
 
 
 def _select_transport(wish: str, layout: Layout, on_gpu: bool) -> str:
@@ -232,6 +235,10 @@ def _make_schedule(request: Request, choice: Choice, layout: Layout) -> Schedule
             "only serve: use gather-broadcast or direct, which include them"
         )
     return schedule
+
+
+def _find_fingerprint(schedule: Schedule) -> int:
+    return zlib.crc32(repr((schedule.chunks, schedule.packed, schedule.steps)).encode())
 
 
 @functools.lru_cache(maxsize=64)
@@ -397,6 +404,13 @@ def _find_moved(dtype: torch.dtype) -> torch.dtype:
 def _sign(request: Request, selection: Selection, tensor: torch.Tensor) -> int:
     """24 bits that differ if calls do; the same in all processes."""
     text = repr(
-        (astuple(request), selection.name, selection.transport, tensor.numel(), tensor.dtype)
+        (
+            astuple(request),
+            selection.name,
+            selection.transport,
+            tensor.numel(),
+            tensor.dtype,
+            *([selection.fingerprint] if selection.fingerprint else ()),
+        )
     )
     return zlib.crc32(text.encode()) % NEXT_CALL

@@ -117,6 +117,17 @@ def names(source: str | None = None) -> tuple[str, ...]:
     )
 
 
+def is_ours(choice: Choice) -> bool:
+    """Whether all that it is made of comes with this package: its schedule then depends on the
+    arguments alone, and is the same in all processes.
+    """
+    inner = [_algorithms[each] for each in choice.parameters.values() if each in _algorithms]
+    return all(
+        not each.source and each.make.__module__.startswith(f"{__package__}.")
+        for each in (choice.algorithm, *inner)
+    )
+
+
 def find(name: str) -> Algorithm:
     """The algorithm of that name. Raises ConfigurationError if there is none."""
     if name not in _algorithms:

@@ -16,13 +16,14 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from mpiddp.collectives import AUTO, BOTH, SHARED
+from mpiddp.collectives import AUTO, BOTH, SHARED, TORCH
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import Request, Selection, select
 from mpiddp.collectives.transport.operators import Operator, choose_accumulation
 from mpiddp.collectives.transport.shared_memory import find_shortage
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.session import current_session
 from mpiddp.schedules.proof import find_sums
 from mpiddp.schedules.schedule import Collective
 
@@ -78,14 +79,19 @@ class ScheduleHook:
             operator="average",
         )
         selection = select(self._request, 0, communicator.layout, on_gpu=on_gpu)
-        # A tuning table may choose others for some sizes.
-        tuned = communicator.layout.tuning.list_transports(Collective.ALL_REDUCE)
-        for transport in (selection.transport, *(tuned if self._request.is_open else ())):
+        self.schedule = (selection.name, selection.fingerprint)
+        """What ranks agree on: an algorithm of your own may make another one on each of them."""
+        transports = [selection.transport]
+        if self._request.is_open:
+            # A tuning table may choose others for some sizes; the rule decides on the rest.
+            transports += communicator.layout.tuning.list_transports(Collective.ALL_REDUCE)
+            transports += [TORCH if on_gpu else communicator.layout.transports[0]]
+        for transport in dict.fromkeys(transports):
             each = replace(selection, transport=transport)
             communicator.planner.ensure_messenger(each, on_gpu=on_gpu)
         self._narrow_requests: dict[int, Request] = {}
         """By length of a bucket."""
-        in_memory = selection.transport in (SHARED, BOTH)
+        in_memory = any(transport in (SHARED, BOTH) for transport in transports)
         self._shares = in_memory and communicator.node_memory is not None
         self._looked_at: WeakSet[torch.UntypedStorage] = WeakSet()
         self._wires: WeakKeyDictionary[torch.UntypedStorage, torch.Tensor] = WeakKeyDictionary()
@@ -239,6 +245,7 @@ def attach(synchronization: Synchronization, model: DistributedDataParallel) -> 
         )
     on_gpu = next(model.parameters()).is_cuda
     hook = ScheduleHook(synchronization, communicator, on_gpu=on_gpu)
+    current_session().agree(hook.schedule, f"the schedule of {synchronization.algorithm}")
     try:
         model.register_comm_hook(None, hook.synchronize)
     except RuntimeError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
 import socket
 from pathlib import Path
 
@@ -167,6 +168,41 @@ def test_files_are_checked_before_anything_is_measured(tmp_path, name, monkeypat
     options = RunOptions(plan=Plan(), **{name: tmp_path / "no" / "file"})
     with pytest.raises(ConfigurationError, match="there is no directory"):
         checks.check_run(options, (2,))
+
+
+def test_a_full_disk_ends_the_record_after_a_whole_line(tmp_path, capsys):
+    """The command goes on, so that what it measures is shown."""
+    path, cells = tmp_path / "record", []
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def measure():
+        with open_record(path, "allreduce", {}, {}) as writer:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+            for ranks in range(1, 20):
+                writer.add(make_cell([1.0, 2.0], quantity="q", contender="c", ranks=ranks))
+            cells.extend(writer.cells)
+
+    try:
+        with pytest.raises(ConfigurationError, match="lacks what was measured last: File too la"):
+            measure()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(cells) == 19
+    assert capsys.readouterr().err.count("no more is written to") == 1
+    found = read_record(path)
+    assert 0 < len(found.cells) < 19 and not found.is_complete
+
+
+def test_two_commands_do_not_write_one_file(tmp_path):
+    path = tmp_path / "record"
+    with open_record(path, "allreduce", {}, {}) as writer:
+        writer.refuse("q", "c", "why")
+        with pytest.raises(ConfigurationError, match="another command writes it"):
+            open_record(path, "allreduce", {}, {}).__enter__()
+    assert read_record(path).is_complete
+    with open_record(path, "prove", {}, {}):
+        pass
+    assert read_record(path).benchmark == "prove"
 
 
 # ---- what is documented ----------------------------------------------------------------------

@@ -13,6 +13,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mpiddp
+from mistakes import hear
+from mpiddp.schedules import registry
+from mpiddp.schedules.schedule import Schedule, Transfer, all_reduce
 from mpiddp.sync.ddp_hook import Synchronization, attach
 
 STEPS = 6
@@ -89,6 +92,27 @@ def refuse(session: mpiddp.Session) -> list[str]:
             call()
         except mpiddp.ConfigurationError as error:
             said.append(str(error))
+    return said
+
+
+def differ(session: mpiddp.Session) -> list[str]:
+    """What is said of an algorithm of one's own whose owners of chunks are drawn on each rank."""
+    model, rank = DistributedDataParallel(make_model()), session.world.rank
+
+    def drawn(ranks: int) -> Schedule:
+        owners = sorted(range(ranks), reverse=rank % 2 == 1)
+        pairs = [(a, b, c) for c, b in enumerate(owners) for a in range(ranks) if a != b]
+        there = [Transfer(a, b, c, c + 1, True) for a, b, c in pairs]
+        back = [Transfer(b, a, c, c + 1, False) for a, b, c in pairs]
+        return all_reduce(ranks, ranks, [there, back])
+
+    registry.register("drawn")(drawn)
+    calls: list[Callable[[], object]] = [
+        lambda: mpiddp.synchronize(model, "drawn"),
+        lambda: mpiddp.all_reduce(torch.ones(8), "drawn"),
+    ]
+    said = [hear(call) for call in calls]
+    del registry._algorithms["drawn"]
     return said
 
 

@@ -126,6 +126,16 @@ def test_messages_of_many_chunks_are_split():
     find_same(wide, "msccl-xml")
 
 
+@pytest.mark.parametrize("name", ["halving-doubling", "swing"])
+def test_ranks_that_exchange_more_than_a_connection_holds_take_turns(name):
+    """All at once would be a deadlock, where the interpreter takes single chunks."""
+    for ranks, most in ((4, 2), (8, 2)):
+        schedule = registry.parse(name).build(ranks)
+        root = ElementTree.fromstring(write_xml(schedule, name))
+        assert max(int(step.get("cnt")) for step in root.iter("step")) == most
+        find_same(schedule, "msccl-xml")
+
+
 def test_no_channel_has_more_peers_than_the_runtime_takes():
     root = ElementTree.fromstring(write_xml(registry.parse("one-shot").build(40), "wide"))
     assert root.get("nchannels") == "2"

@@ -130,7 +130,47 @@ def test_no_more_messages_than_a_connection_holds(proto, held):
 
     assert find_fault(make(held)) == ""
     assert find_fault(make(held + 1)).startswith(
-        f"deadlock, since a connection holds {held} messages: rank 0, thread block 0, step {held} "
+        f"deadlock, since a connection holds {held} messages of one chunk: rank 0, thread block 0, "
+        f"step {held} "
+    )
+
+
+@pytest.mark.parametrize(("proto", "held"), [("Simple", 2), ("LL", 8)])
+def test_a_message_of_several_chunks_takes_as_much_room(proto, held):
+    """Of large buffers the interpreter sends one chunk after the other."""
+
+    def make(count):
+        steps = [step(0, "s", count=count), step(1, "rrc", count=count)]
+        return make_plan([steps], [steps], chunks=count, proto=proto)
+
+    assert find_fault(make(held)) == ""
+    assert find_fault(make(held + 1)) == (
+        f"deadlock, since a connection holds {held} messages of one chunk: rank 0, thread block 0, "
+        "step 0 (s) waits for rank 1, thread block 0, step 1 (rrc) waits for rank 1, thread block "
+        "0, step 0 (s) waits for rank 0, thread block 0, step 1 (rrc) waits for rank 0, thread "
+        "block 0, step 0 (s)"
+    )
+
+
+def test_many_chunks_one_way_are_taken_out_as_they_come():
+    there = [step(0, "s", count=20), step(1, "r", count=20)]
+    back = [step(0, "rrc", count=20), step(1, "s", count=20)]
+    assert find_fault(make_plan([there], [back], chunks=20, proto="Simple")) == ""
+
+
+def test_a_copy_onto_a_part_of_itself():
+    """The first chunk is overwritten before it is copied, or after, as the threads come."""
+    steps = [
+        step(0, "s", count=2),
+        step(1, "r", "i0", "s0", 2),
+        step(2, "cpy", "s0", "s1", 2),
+        step(3, "re", "s1", "i0", 2),
+    ]
+    plan = make_plan([steps], [steps], chunks=2, scratch=4)
+    assert find_fault(plan).startswith("race: rank 0, thread block 0, step 2 (cpy) writes chunks 1")
+    assert (
+        find_fault(plan.replace('dstoff="1"', 'dstoff="2"').replace('srcoff="1"', 'srcoff="2"'))
+        == ""
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from crews import Crew
 from mpiddp.collectives import MPI, bootstrap
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import NCCL
+from mpiddp.collectives.tuning import Range, Tuning
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.options import Options
@@ -86,6 +88,14 @@ def test_what_cannot_be_synchronized_is_refused_in_one_line(pool):
         assert twice.startswith("the model takes no communication hook: ")
 
 
+@pytest.mark.mpi
+def test_an_algorithm_that_makes_another_schedule_on_each_rank_is_refused(pool):
+    """All messages would have the same lengths, and sums would be wrong in silence."""
+    for attached, called in pool("openmpi", 2).call(hooked.differ).values:
+        assert attached.startswith("the schedule of drawn must be the same on all ranks, but it d")
+        assert "makes another collective call" in called
+
+
 @pytest.fixture
 def model():
     """DDP on the only rank of a session."""
@@ -150,6 +160,18 @@ def test_what_carries_gradients_is_made_before_the_first_step(nodes, options, ma
     communicator = Crew(nodes).communicators[0]
     ScheduleHook(Synchronization("ring", **options), communicator, on_gpu=False)
     assert set(communicator.planner._messengers) == made
+
+
+@pytest.mark.parametrize("nodes", [[0, 0, 1, 1], [0, 0]])
+def test_a_table_for_some_sizes_leaves_the_others_to_the_rule(nodes):
+    """Buckets that it has no range for go as they would without it, and none makes a messenger."""
+    table = {("all-reduce", "float32", "cpu"): (Range(0, 4096, "ring", MPI),)}
+    communicator = Crew(nodes).communicators[0]
+    planner = communicator.planner
+    communicator.layout = planner.layout = replace(planner.layout, tuning=Tuning("", table))
+    hook = ScheduleHook(Synchronization("auto"), communicator, on_gpu=False)
+    assert set(planner._messengers) == {MPI}
+    assert hook._shares == (communicator.node_memory is not None)
 
 
 def test_gradients_on_gpus_without_nccl_are_refused_before_the_first_step():

@@ -85,6 +85,16 @@ class _Recorder:
         """By rank and chunk; merged are those that were added to it, or replaced it."""
         self._direct: set[int] = set()
         """Those that were added as they came in."""
+        self._added: dict[int, int] = {}
+        """Of those that were added, how often the thread block had waited for other ranks."""
+        self._waits: dict[int, int] = {}
+        """The same of each operation, by identity."""
+        counts: dict[tuple[int, int], int] = defaultdict(int)
+        for each in plan.operations:
+            is_bare = not each.reads and not each.writes and each.message is None
+            waits = any(plan.operations[cause].rank != each.rank for cause in each.after)
+            counts[each.rank, each.block] += is_bare and waits
+            self._waits[id(each)] = counts[each.rank, each.block]
 
     def add_leaf(self, rank: int, chunk: int) -> _Held:
         own = rank * self._plan.share if self._plan.promise is Promise.ALL_GATHER else 0
@@ -107,6 +117,9 @@ class _Recorder:
 
     def add(self, values: Sequence[_Held], operation: Operation) -> _Held:
         tree = self._trees.add([value.tree for value in values], operation)
+        for value in values:
+            for each in value.arrived:
+                self._added.setdefault(each, self._waits[id(operation)])
         place = operation.rank, self._trees.describe(tree)[1]
         if operation.message is not None:
             self._direct.add(len(self.transfers) - 1)
@@ -116,8 +129,11 @@ class _Recorder:
             if self._is_home(value, operation):
                 new, before, is_home = union, value.arrived, True
             if is_home:
-                distance = 0 if self._may_share(new, before) else 1
-                self._rules += ((old, each, distance) for each in new - before for old in before)
+                self._rules += (
+                    (old, each, 0 if len(new) == 1 and self._may_share(each, old, operation) else 1)
+                    for each in new - before
+                    for old in before
+                )
             else:
                 # Added in scratch memory: they came together.
                 self._rules += ((old, each, 0) for each in new for old in before)
@@ -137,16 +153,19 @@ class _Recorder:
         """Whether the adding rank's own contribution is in it: the others came from elsewhere."""
         return operation.rank in self._trees.describe(value.tree)[0]
 
-    def _may_share(self, new: frozenset[int], others: frozenset[int]) -> bool:
-        """Whether it can be added in the same step as the others, which are in the sum before it.
+    def _may_share(self, new: int, other: int, operation: Operation) -> bool:
+        """Whether it can be added in the same step as another, which is in the sum before it.
 
-        Only one by one, behind those of lower ranks, and if all have waited in scratch memory:
-        a step adds in the order of the ranks.
+        Only behind a lower rank, and if both have waited in scratch memory: a step adds in the
+        order of the ranks. Of a rank that waits for others in between, what it has itself counts,
+        too: others begin with that, whatever its place, but ours do so if these are two steps.
         """
-        if len(new) > 1 or not self._direct.isdisjoint(new | others):
-            return False
-        return all(
-            self.transfers[each].src > self.transfers[other].src for each in new for other in others
+        src = self.transfers[new].src
+        has_waited = self._waits[id(operation)] > self._added.get(other, 0)
+        return (
+            self._direct.isdisjoint((new, other))
+            and src > self.transfers[other].src
+            and (src > operation.rank or not has_waited)
         )
 
     def find_levels(self) -> list[int]:

@@ -1,7 +1,8 @@
 """Writes an all-reduce as MSCCL's XML: one thread block for each peer of a rank.
 
-In a step a rank sends, then receives. What several ranks send for one chunk waits in scratch
-memory and is then added in the order of the ranks: the sums are those of the schedule, bit for bit.
+In a step a rank sends, then receives; in turns, if a connection does not hold all of it. What
+several ranks send for one chunk waits in scratch memory and is then added in the order of the
+ranks: the sums are those of the schedule, bit for bit.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from mpiddp.errors import ConfigurationError
-from mpiddp.schedules.plans.msccl_xml import NOP
+from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules.plans.msccl_xml import NOP, SLOTS, read_tree
 from mpiddp.schedules.plans.plan import Buffer
+from mpiddp.schedules.plans.proof import find_order, prove_plan
 from mpiddp.schedules.schedule import Collective, Round, Schedule, Transfer, project
 
+PROTOCOL = "Simple"
 MOST_CHUNKS = 64
 """Of a message: the interpreter takes fewer than 72 (MSCCL_MAX_COUNT)."""
 MOST_PEERS = 32
@@ -44,18 +48,38 @@ def check_exportable(schedule: Schedule) -> None:
 def write_xml(schedule: Schedule, name: str) -> str:
     """Raises ConfigurationError unless it is an all-reduce of all ranks, and not too large."""
     check_exportable(schedule)
+    algo = _make_algo(schedule, name, is_in_turns=False)
+    try:
+        find_order(next(read_tree(algo)))
+    except ScheduleError:
+        # Two ranks send each other more than a connection holds, before either takes any of it.
+        algo = _make_algo(schedule, name, is_in_turns=True)
+        try:
+            prove_plan(next(read_tree(algo)))
+        except ScheduleError as error:
+            raise ConfigurationError(
+                f"{name} does not fit MSCCL's connections, which hold {SLOTS[PROTOCOL]} chunks: "
+                f"{error}"
+            ) from None
+    ElementTree.indent(algo)
+    return ElementTree.tostring(algo, encoding="unicode") + "\n"
+
+
+def _make_algo(schedule: Schedule, name: str, *, is_in_turns: bool) -> ElementTree.Element:
+    """``is_in_turns``: whether ranks send each other what a connection holds, and then take it, as
+    often as needed; else all at once.
+    """
     algo = ElementTree.Element(
-        "algo", name=name, proto="Simple", nchannels=str(math.ceil(schedule.ranks / MOST_PEERS)),
+        "algo", name=name, proto=PROTOCOL, nchannels=str(math.ceil(schedule.ranks / MOST_PEERS)),
         nchunksperloop=str(schedule.chunks), ngpus=str(schedule.ranks), coll="allreduce",
         inplace="1", outofplace="0", minBytes="0", maxBytes=str(MOST_BYTES),
     )  # fmt: skip
     for rank, rounds in enumerate(project(schedule)):
-        program = _Program(rank)
+        program = _Program(rank, is_in_turns)
         for each in rounds:
             program.take(each)
         algo.append(program.make_element(schedule))
-    ElementTree.indent(algo)
-    return ElementTree.tostring(algo, encoding="unicode") + "\n"
+    return algo
 
 
 class _Place(NamedTuple):
@@ -70,6 +94,8 @@ class _Place(NamedTuple):
         return [(self.buffer, chunk) for chunk in range(self.lo, self.lo + self.length)]
 
 
+_Piece = tuple[Transfer, int, int]
+"""A transfer with the first of its chunks that are meant, and how many."""
 _Step = tuple[int, int]
 """The peer of a thread block, and a number."""
 
@@ -79,6 +105,7 @@ class _Program:
     """The thread blocks of one rank, by their peers, while they are written."""
 
     rank: int
+    is_in_turns: bool
     scratch: int = 0
     _blocks: dict[int, list[dict[str, str]]] = field(default_factory=lambda: defaultdict(list))
     _writers: dict[tuple[Buffer, int], _Step] = field(default_factory=dict)
@@ -91,10 +118,6 @@ class _Program:
     """Thread block and step, and those that it waits for."""
 
     def take(self, one: Round) -> None:
-        for transfer in one.sends:
-            for lo, count in _split(transfer.lo, transfer.hi):
-                place = _Place(Buffer.INPUT, lo, count)
-                self._emit(transfer.dst, "s", place, place, reads=[place])
         sources = _list_sources(one.receives)
         waiting: dict[Transfer, int] = {}
         end = 0
@@ -103,21 +126,40 @@ class _Program:
             if transfer.reduce and is_shared:
                 waiting[transfer] = end
                 end += transfer.hi - transfer.lo
-            self._receive(transfer, waiting.get(transfer))
         self.scratch = max(self.scratch, end)
+        sends = self._list_turns([(each, each.dst) for each in one.sends])
+        receives = self._list_turns([(each, each.src) for each in one.receives])
+        for leaving, arriving in zip_longest(sends, receives, fillvalue=()):
+            for transfer, lo, count in leaving:
+                place = _Place(Buffer.INPUT, lo, count)
+                self._emit(transfer.dst, "s", place, place, reads=[place])
+            for transfer, lo, count in arriving:
+                self._receive(transfer, lo, count, waiting.get(transfer))
         for lo, count, transfers in list_runs(tuple(waiting)):
             self._add(lo, count, transfers, waiting)
 
-    def _receive(self, transfer: Transfer, waits: int | None) -> None:
-        for lo, count in _split(transfer.lo, transfer.hi):
-            place = _Place(Buffer.INPUT, lo, count)
-            if waits is not None:
-                target = _Place(Buffer.SCRATCH, waits + lo - transfer.lo, count)
-                self._emit(transfer.src, "r", place, target, writes=[target])
-            elif transfer.reduce:
-                self._emit(transfer.src, "rrc", place, place, reads=[place], writes=[place])
-            else:
-                self._emit(transfer.src, "r", place, place, writes=[place])
+    def _list_turns(self, transfers: Sequence[tuple[Transfer, int]]) -> list[list[_Piece]]:
+        """What goes to, or comes from, the peers at once; each transfer is given with its peer."""
+        turns: list[list[_Piece]] = []
+        counts: dict[int, int] = defaultdict(int)
+        most = SLOTS[PROTOCOL] if self.is_in_turns else MOST_CHUNKS
+        for transfer, peer in transfers:
+            for lo, count in _split(transfer.lo, transfer.hi, most):
+                turn = counts[peer] if self.is_in_turns else 0
+                turns += [[] for _ in range(turn + 1 - len(turns))]
+                turns[turn].append((transfer, lo, count))
+                counts[peer] += 1
+        return turns
+
+    def _receive(self, transfer: Transfer, lo: int, count: int, waits: int | None) -> None:
+        place = _Place(Buffer.INPUT, lo, count)
+        if waits is not None:
+            target = _Place(Buffer.SCRATCH, waits + lo - transfer.lo, count)
+            self._emit(transfer.src, "r", place, target, writes=[target])
+        elif transfer.reduce:
+            self._emit(transfer.src, "rrc", place, place, reads=[place], writes=[place])
+        else:
+            self._emit(transfer.src, "r", place, place, writes=[place])
 
     def _add(
         self, lo: int, count: int, transfers: Sequence[Transfer], waiting: Mapping[Transfer, int]
@@ -220,9 +262,9 @@ class _Program:
         return gpu
 
 
-def _split(lo: int, hi: int) -> Iterator[tuple[int, int]]:
-    for start in range(lo, hi, MOST_CHUNKS):
-        yield start, min(MOST_CHUNKS, hi - start)
+def _split(lo: int, hi: int, most: int) -> Iterator[tuple[int, int]]:
+    for start in range(lo, hi, most):
+        yield start, min(most, hi - start)
 
 
 def _list_sources(receives: Sequence[Transfer]) -> Mapping[int, list[Transfer]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeVar
 
 import numpy as np
@@ -64,18 +65,57 @@ def prove_plan(plan: Plan) -> Proof:
 def find_order(plan: Plan) -> list[int]:
     """An order in which the operations can run. Raises ScheduleError for a deadlock."""
     before = [list(_list_causes(plan.operations, each)) for each in range(len(plan.operations))]
-    limited = [list(causes) for causes in before]
-    for messages in list_connections(plan).values() if plan.slots else ():
-        for (_, received), (sent, _) in zip(messages, messages[plan.slots :], strict=False):
-            limited[sent].append(received)
-    order = _sort(limited)
-    if len(order) == len(limited):
-        return order
-    stuck = len(_sort(before)) < len(before)
-    cycle = _find_cycle(before if stuck else limited)
-    words = " waits for ".join(str(plan.operations[each]) for each in (*cycle, cycle[0]))
-    why = "" if stuck else f", since a connection holds {plan.slots} messages"
-    raise ScheduleError(f"deadlock{why}: {words}")
+    order = _sort(before)
+    if len(order) < len(before):
+        cycle = _find_cycle(before)
+        raise ScheduleError(f"deadlock: {_name_cycle(plan, cycle)}")
+    if plan.slots:
+        owners, limited = _split(plan, before)
+        if len(_sort(limited)) < len(limited):
+            cycle = [number for number, _ in groupby(owners[each] for each in _find_cycle(limited))]
+            if len(cycle) > 1 and cycle[0] == cycle[-1]:
+                del cycle[-1]
+            raise ScheduleError(
+                f"deadlock, since a connection holds {plan.slots} messages of one chunk: "
+                f"{_name_cycle(plan, cycle)}"
+            )
+    return order
+
+
+def _name_cycle(plan: Plan, cycle: Sequence[int]) -> str:
+    return " waits for ".join(str(plan.operations[each]) for each in (*cycle, cycle[0]))
+
+
+def _split(plan: Plan, before: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
+    """For each chunk of each operation the operation's number, and the chunks that it waits for.
+
+    Of a large buffer an operation takes one chunk after the other, each a message of its own, and
+    a connection holds only some: who sends more must wait until the first ones are taken out.
+    """
+    first, owners = list[int](), list[int]()
+    limited: list[list[int]] = []
+    lengths = [next((s.hi - s.lo for s in (*o.reads, *o.writes)), 1) for o in plan.operations]
+    for number, length in enumerate(lengths):
+        first.append(len(owners))
+        owners += [number] * length
+    for number, length in enumerate(lengths):
+        message = plan.operations[number].message
+        for place in range(length):
+            # A cause that is the message's sender is ahead by one chunk, not by all.
+            causes = [first[number] + place - 1] if place else []
+            if not place:
+                causes += [first[c] + lengths[c] - 1 for c in before[number] if c != message]
+                if message is not None and message in plan.operations[number].after:
+                    causes.append(first[message] + lengths[message] - 1)
+            if message is not None:
+                causes.append(first[message] + place)
+            limited.append(causes)
+    for messages in list_connections(plan).values():
+        sent = [first[each] + place for each, _ in messages for place in range(lengths[each])]
+        taken = [first[each] + place for _, each in messages for place in range(lengths[each])]
+        for early, late in zip(taken, sent[plan.slots :], strict=False):
+            limited[late].append(early)
+    return owners, limited
 
 
 def _list_causes(operations: Sequence[Operation], number: int) -> Iterator[int]:
@@ -132,6 +172,7 @@ def _check_races(plan: Plan, order: Sequence[int]) -> None:
     readers: dict[int, list[int]] = {}
     for number, clock in _run_clocks(operations, order, own, len(blocks)):
         operation = operations[number]
+        _check_overlaps(plan, operation)
 
         def is_before(other: int, clock: Clock = clock) -> bool:
             return bool(clock[own[other]] > other)
@@ -151,6 +192,22 @@ def _check_races(plan: Plan, order: Sequence[int]) -> None:
                     if reader != number and not is_before(reader):
                         raise _name_race(plan, operation, operations[reader], span, "reads")
                 writers[cell] = number
+
+
+def _check_overlaps(plan: Plan, operation: Operation) -> None:
+    """Raise ScheduleError if it writes, for one chunk, what it reads or writes for another.
+
+    Its threads take chunks side by side, or one after the other, as the runtime likes.
+    """
+    for place, target in enumerate(operation.writes):
+        cells = plan.locate(target)
+        for other in (*operation.reads, *operation.writes[:place]):
+            there = plan.locate(other)
+            if cells != there and cells.start < there.stop and there.start < cells.stop:
+                raise ScheduleError(
+                    f"race: {operation} writes {plan.name(target)}, of which {plan.name(other)} is "
+                    "a part that it takes for other chunks"
+                )
 
 
 def _run_clocks(
