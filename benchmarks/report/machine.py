@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.common.records import Cell, Record
 from benchmarks.fit.check import KINDS, can_flow, find_choice, predict_flow
-from benchmarks.fit.fitted import PLACES, Fit, fit_records, read_fit
+from benchmarks.fit.fitted import PLACES, WORTHLESS, Fit, fit_records, read_fit
 from benchmarks.report.groups import find_algorithm, find_factor
 from benchmarks.report.pictures import RATE, SECONDS, Highlight, describe_value
 from mpiddp.errors import ConfigurationError
@@ -154,7 +154,7 @@ def highlight_links(fit: Fit | None) -> Iterator[Highlight]:
     """Latency and bandwidth of each kind of link."""
     for link, curve in fit.links.items() if fit is not None else ():
         smallest, largest = curve.segments[0].latency, curve.segments[-1].seconds_per_byte
-        if largest:
+        if largest and max(segment.error for segment in curve.segments) < WORTHLESS:
             yield Highlight(
                 title=f"Messages {PLACES[link]}",
                 value=describe_value(1e-9 / largest, RATE),
