@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -90,12 +90,19 @@ class RecordWriter:
         """All that were added."""
 
     def write(self, kind: str, **content: Any) -> None:
-        """A line of any kind."""
-        if self._file is not None:
-            self._file.write(
-                json.dumps({"kind": kind, **content}, ensure_ascii=False, default=str) + "\n"
-            )
-            self._file.flush()
+        """A line of any kind. Raises ConfigurationError, once, if the disk is full."""
+        file = self._file
+        if file is None:
+            return
+        line = json.dumps({"kind": kind, **content}, ensure_ascii=False, default=str)
+        try:
+            file.write(line + "\n")
+            file.flush()
+        except OSError as error:
+            self._file = None
+            with suppress(OSError):
+                file.close()  # Which tries once more to write the line, and is closed anyway.
+            raise ConfigurationError(f"{file.name} cannot be written: {error.strerror}") from None
 
     def add(self, cell: Cell) -> None:
         self.cells.append(cell)

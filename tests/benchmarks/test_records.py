@@ -190,3 +190,9 @@ def test_every_field_and_quantity_is_documented():
     names += [stragglers_report.TRAINING, stragglers_report.TIME_TO, checkpoint_report.QUANTITY]
     names += [simulate.QUANTITY, numerics.QUANTITY]
     assert [name for name in names if f"`{name}`" not in text] == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_is_one_line():
+    with pytest.raises(ConfigurationError, match="/dev/full cannot be written: No space left"):
+        open_record(Path("/dev/full"), "allreduce", {}, {}).__enter__()
