@@ -21,17 +21,13 @@ def check_outputs(
     *paths: Path | None, plot: Path | None = None, inputs: Iterable[Path | None] = ()
 ) -> None:
     """Raise ConfigurationError unless each given file can be written, and ``plot`` be drawn.
-
-    ``inputs``: files that are read, which no output may replace.
-    """
+    ``inputs`` are read: no output may replace them."""
     given = [path for path in (*paths, plot) if path is not None]
     read = {path.resolve() for path in inputs if path is not None}
     for path in given:
         _check_writable(path)
         if path.resolve() in read:
-            raise ConfigurationError(
-                f"{path} is read, and would be overwritten: give another file to write"
-            )
+            raise ConfigurationError(f"{path} is read, and would be overwritten: name another file")
     if len({path.resolve() for path in given}) < len(given):
         raise ConfigurationError(f"{given[-1]} is named for two outputs")
     if plot is not None:

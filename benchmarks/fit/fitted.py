@@ -31,7 +31,7 @@ LARGE = 64 << 10
 PLACES = {NODE: "inside a node", NETWORK: "between nodes"}
 COMMAND = "python -m benchmarks point-to-point"
 WORTHLESS = 0.5
-"""A median relative error from which on a line says nothing about its sizes."""
+"""The median error of a line that says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,6 @@ def _prove_file(path: Path) -> Iterator[PlanVerdict]:
     try:
         plans = read_plans(path)
     except ConfigurationError as error:
-        # The table and the messages name the file themselves.
         yield PlanVerdict(path.name, REFUSED, str(error).removeprefix(f"{path}: "))
     except ScheduleError as error:
         yield PlanVerdict(path.name, WRONG, str(error))

@@ -113,9 +113,8 @@ class Options(machines.MachineOptions):
         if self.fitted is not None:
             if NETWORK not in self.fitted.links and len(nodes) > 1:
                 raise ConfigurationError(
-                    f"the fit has no messages between nodes, and {sum(nodes)} ranks on "
-                    f"{len(nodes)} nodes were asked for: put them on one (--ranks-per-node "
-                    f"{sum(nodes)}), or measure between nodes, too ({COMMAND})"
+                    "the fit has no messages between nodes: measure them, too "
+                    f"({COMMAND}), or put all on one (--ranks-per-node {sum(nodes)})"
                 )
             return self.fitted.make_machine(nodes, machines.read_shared(self))
         return machines.read_machine(self, several=self.ranks_per_node > 1)
