@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,17 @@ from mpiddp.launch.launcher.launcher import find_launcher
 SUFFIXES = (".svg", ".png", ".pdf")
 
 
-def check_outputs(*paths: Path | None, plot: Path | None = None) -> None:
-    """Raise ConfigurationError unless each given file can be written, and ``plot`` be drawn."""
+def check_outputs(
+    *paths: Path | None, plot: Path | None = None, inputs: Iterable[Path | None] = ()
+) -> None:
+    """Raise ConfigurationError unless each given file can be written, and ``plot`` be drawn.
+    ``inputs`` are read: no output may replace them."""
     given = [path for path in (*paths, plot) if path is not None]
+    read = {path.resolve() for path in inputs if path is not None}
     for path in given:
         _check_writable(path)
+        if path.resolve() in read:
+            raise ConfigurationError(f"{path} is read, and would be overwritten: name another file")
     if len({path.resolve() for path in given}) < len(given):
         raise ConfigurationError(f"{given[-1]} is named for two outputs")
     if plot is not None:

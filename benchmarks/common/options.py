@@ -116,8 +116,8 @@ class RunOptions(Generic[T]):
     """What is measured."""
 
     launcher: Annotated[str | None, Argument("PROGRAM")] = None
-    """mpirun to use; startup, allreduce and training-step also take srun (default: MPIDDP_MPIRUN,
-    or this Python's, or the first in PATH)."""
+    """mpirun to use, or srun, which stragglers, training-loop and checkpoint do not take (default:
+    MPIDDP_MPIRUN, or this Python's, or the first in PATH)."""
 
     nodes: Annotated[int | None, Argument("N", at_least(1))] = None
     """With srun: nodes to spread the ranks over evenly (default: the allocation's or cluster's, if
@@ -180,7 +180,8 @@ def describe_size(count: int) -> str:
     """Four figures and a unit."""
     for unit in ("G", "M", "K"):
         if count >= SCALES[unit]:
-            return f"{count / SCALES[unit]:.4g} {unit}iB"
+            found = count / SCALES[unit]
+            return f"{found:,.0f} {unit}iB" if found >= 9999.5 else f"{found:.4g} {unit}iB"
     return f"{count} B"
 
 

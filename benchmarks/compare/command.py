@@ -89,7 +89,7 @@ def compare(options: Options, rule: Rule, new: Record, matched: Matched) -> list
 
 def main(arguments: Sequence[str]) -> None:
     options = pick(Options, READER.read(arguments))
-    check_outputs(options.json)
+    check_outputs(options.json, inputs=(options.old, options.new))
     old, new = read_record(options.old), read_record(options.new)
     matched = match(old, new)
     rule = Rule(tolerance=options.tolerance, error_rate=options.error_rate)

@@ -19,6 +19,7 @@ from benchmarks.common.records import read_record
 from benchmarks.fit.check import check_record, describe_checks
 from benchmarks.fit.fitted import (
     PLACES,
+    WORTHLESS,
     Curve,
     Fit,
     describe_line,
@@ -63,7 +64,7 @@ READER = make_reader(
 
 def main(arguments: Sequence[str]) -> None:
     options = pick(Options, READER.read(arguments))
-    check_outputs(options.output, plot=options.plot)
+    check_outputs(options.output, plot=options.plot, inputs=(*options.files, *options.check))
     fit = make_fit(options)
     print(*describe(fit), sep="\n")
     if options.output is not None:
@@ -96,6 +97,11 @@ def describe(fit: Fit) -> Iterator[str]:
         yield f"no additions were timed (cells of {REDUCTION!r}): γ is taken to be 0"
     for name, curve in list_curves(fit).items():
         for segment in curve.segments:
+            if segment.error >= WORTHLESS:
+                yield (
+                    f"warning: {name}: half of the sizes are off by {segment.error:.0%} or more; "
+                    "this predicts nothing: measure again, with nothing else running"
+                )
             if segment.break_between is not None:
                 low, high = (describe_size(round(size)) for size in segment.break_between)
                 yield f"{name} change between {low} and {high}: sizes between tell more exactly"

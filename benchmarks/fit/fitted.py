@@ -17,6 +17,7 @@ from benchmarks.fit.segments import Point, Segment, fit_segments
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.schedules.machine import Machine, MessageCost, Piece
+from mpiddp.wording import count_noun
 
 KIND, VERSION = "fit", 1
 """Of the file; a change that breaks readers raises the version."""
@@ -28,6 +29,8 @@ LARGE = 64 << 10
 """Bytes from which on it is compared what messages take both ways at once."""
 PLACES = {NODE: "inside a node", NETWORK: "between nodes"}
 COMMAND = "python -m benchmarks point-to-point"
+WORTHLESS = 0.5
+"""The median error of a line that says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,7 @@ class Fit:
             if link not in self.links:
                 raise ConfigurationError(
                     f"the fit has no messages {PLACES[link]}, which {sum(nodes)} ranks on "
-                    f"{len(nodes)} nodes exchange: measure them, too ({COMMAND})"
+                    f"{count_noun(len(nodes), 'node')} exchange: measure them, too ({COMMAND})"
                 )
         any_link = next(iter(self.links.values()))
         inside, between = (self.links.get(link, any_link).cost for link in (NODE, NETWORK))

@@ -26,6 +26,7 @@ from mpiddp.schedules.plans.mscclpp_writer import write_json
 from mpiddp.schedules.plans.traces import write_chakra, write_goal
 from mpiddp.schedules.registry import Choice, parse
 from mpiddp.schedules.schedule import Schedule
+from mpiddp.wording import count_noun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ READER = make_reader(
 
 def main(arguments: Sequence[str]) -> None:
     options = pick(Options, READER.read(arguments))
-    check_outputs(options.output)
+    check_outputs(options.output, inputs=map(Path, options.load))
     nodes = None if options.nodes is None else split(options.ranks, options.nodes)
     schedule = options.algorithm.build(options.ranks, nodes)
     contents = write(schedule, options)
@@ -72,8 +73,8 @@ def main(arguments: Sequence[str]) -> None:
     files = f"{first} and {len(others)} more" if others else str(first)
     buffer = "" if options.format.startswith("msccl") else f", {describe_size(options.bytes)}"
     print(
-        f"wrote {files}: {options.algorithm} on {options.ranks} ranks, {len(schedule.steps)} "
-        f"steps, {messages} messages{buffer}"
+        f"wrote {files}: {options.algorithm} on {options.ranks} ranks, "
+        f"{count_noun(len(schedule.steps), 'step')}, {count_noun(messages, 'message')}{buffer}"
     )
 
 

@@ -43,7 +43,7 @@ def _prove_file(path: Path) -> Iterator[PlanVerdict]:
     try:
         plans = read_plans(path)
     except ConfigurationError as error:
-        yield PlanVerdict(path.name, REFUSED, str(error))
+        yield PlanVerdict(path.name, REFUSED, str(error).removeprefix(f"{path}: "))
     except ScheduleError as error:
         yield PlanVerdict(path.name, WRONG, str(error))
     else:

@@ -226,7 +226,7 @@ def _begin(paths: Sequence[Path]) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Print one line per algorithm and plan. Raises ScheduleError if one breaks its promise."""
     options = parse_options(arguments)
-    check_outputs(options.json)
+    check_outputs(options.json, inputs=options.load)
     with results.open_model("prove", options) as record:
         begin = time.perf_counter()
         verdicts = check_all(options) if options.choices else {}

@@ -35,7 +35,7 @@ from benchmarks.common.plotting import (
 from benchmarks.common.records import RecordWriter, make_cell
 from benchmarks.common.statistics import summarize
 from benchmarks.common.trials import show_progress
-from benchmarks.fit.fitted import Fit, describe_fit, read_fit
+from benchmarks.fit.fitted import COMMAND, NETWORK, Fit, describe_fit, read_fit
 from benchmarks.models import disturbed, winners
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import at_least
@@ -111,6 +111,11 @@ class Options(machines.MachineOptions):
     def find_machine(self, nodes: Sequence[int]) -> Machine:
         """The machine for nodes of so many ranks."""
         if self.fitted is not None:
+            if NETWORK not in self.fitted.links and len(nodes) > 1:
+                raise ConfigurationError(
+                    "the fit has no messages between nodes: measure them, too "
+                    f"({COMMAND}), or put all on one (--ranks-per-node {sum(nodes)})"
+                )
             return self.fitted.make_machine(nodes, machines.read_shared(self))
         return machines.read_machine(self, several=self.ranks_per_node > 1)
 
@@ -151,7 +156,7 @@ READER = make_reader(
 
 def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
-    check_outputs(options.json, plot=options.plot)
+    check_outputs(options.json, plot=options.plot, inputs=(options.fit,))
     if options.plot is not None and (len(options.sizes) < 2 or max(options.ranks) < 2):
         raise ConfigurationError("--plot needs two sizes at least, and two ranks")
     with results.open_model("simulate", options) as record:

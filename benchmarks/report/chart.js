@@ -123,7 +123,9 @@ function arrange(chart, shown, width, height) {
   const right = width - Math.max(...labels.flatMap(({ rows }) => rows).map(measure)) - 2 * GAP;
   const bottom = height - BOTTOM, [first, last] = [chart.places[0], chart.places.at(-1)];
   const isLog = chart.along === "bytes";
-  const x = makeScale(isLog ? first : 0, last, left + GAP, right, isLog);
+  // A single place stands beside its labels: a long way to them would look like a curve.
+  const start = first === last ? right : left + GAP;
+  const x = makeScale(isLog ? first : 0, last, start, right, isLog);
   const y = makeScale(low, high, bottom, TOP, chart.isLog);
   for (const label of labels) {
     const values = chart.values[label.line];

@@ -48,7 +48,7 @@ READER = make_reader(
 
 def main(arguments: Sequence[str]) -> None:
     options = pick(Options, READER.read(arguments))
-    check_outputs(options.html)
+    check_outputs(options.html, inputs=(*options.records, options.fit))
     if options.png is not None:
         check_folder(options.png)
     report = assemble(read_material(options.records), options.fit)

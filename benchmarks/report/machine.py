@@ -12,7 +12,7 @@ from benchmarks.collectives.contenders import COPIES, LINK, POINT_TO_POINT, PROB
 from benchmarks.common.records import Cell, Record
 from benchmarks.common.tables import find_bus_factor
 from benchmarks.fit.check import KINDS, can_flow, find_choice, predict_flow
-from benchmarks.fit.fitted import PLACES, Fit, fit_records, read_fit
+from benchmarks.fit.fitted import PLACES, WORTHLESS, Fit, fit_records, read_fit
 from benchmarks.report.pictures import RATE, SECONDS, Highlight, describe_value
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import bound, split
@@ -150,7 +150,7 @@ def highlight_links(fit: Fit | None) -> Iterator[Highlight]:
     """Latency and bandwidth of each kind of link."""
     for link, curve in fit.links.items() if fit is not None else ():
         smallest, largest = curve.segments[0].latency, curve.segments[-1].seconds_per_byte
-        if largest:
+        if largest and max(segment.error for segment in curve.segments) < WORTHLESS:
             yield Highlight(
                 title=f"Messages {PLACES[link]}",
                 value=describe_value(1e-9 / largest, RATE),

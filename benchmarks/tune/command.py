@@ -78,7 +78,7 @@ READER = make_reader(
 def main(arguments: Sequence[str]) -> None:
     values = READER.read(arguments)
     options = pick(TuneOptions, values)
-    check_outputs(options.output, options.nccl_csv)
+    check_outputs(options.output, options.nccl_csv, inputs=options.records)
     if options.records:
         refused = [name for name in values if name not in TuneOptions.__dataclass_fields__]
         if refused:

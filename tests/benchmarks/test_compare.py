@@ -27,6 +27,9 @@ from benchmarks.compare.verdicts import (
     index_cells,
     judge,
 )
+from benchmarks.fit import command as fit
+from benchmarks.report import command as report
+from benchmarks.tune import command as tune
 from mpiddp.errors import ConfigurationError
 
 RULE = Rule(tolerance=0.05, error_rate=0.01)
@@ -388,3 +391,17 @@ def test_a_record_of_verdicts_can_be_read(tmp_path):
     command.main([str(old), str(old), "--json", str(tmp_path / "verdicts")])
     found = read_record(tmp_path / "verdicts")
     assert found.is_complete and found.others[0]["verdict"] == "same"
+
+
+def test_a_record_that_is_read_is_not_overwritten(tmp_path):
+    old = write(tmp_path / "old", [make_cell(TIMES)])
+    before = old.read_text()
+    for main, words in (
+        (command.main, [str(old), str(old), "--json"]),
+        (fit.main, [str(old), "--output"]),
+        (tune.main, [str(old), "--output"]),
+        (report.main, [str(old), "--html"]),
+    ):
+        with pytest.raises(ConfigurationError, match="is read, and would be overwritten"):
+            main([*words, str(tmp_path / "." / "old")])
+    assert old.read_text() == before

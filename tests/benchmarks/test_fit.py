@@ -342,3 +342,11 @@ def test_a_fit_is_json_that_others_can_read(fit, tmp_path):
     content = json.loads((tmp_path / "fit.json").read_text())
     assert (content["kind"], content["version"]) == ("fit", 1)
     assert content["links"]["node"]["segments"][0]["start"] == 0
+
+
+def test_a_fit_that_predicts_nothing_says_so(fit):
+    curve = fit.links["node"]
+    useless = replace(curve, segments=tuple(replace(each, error=0.9) for each in curve.segments))
+    assert "warning" not in "\n".join(command.describe(fit))
+    shown = "\n".join(command.describe(replace(fit, links={**fit.links, "node": useless})))
+    assert "warning: messages inside a node: half of the sizes are off by 90% or more" in shown
