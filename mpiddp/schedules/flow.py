@@ -9,6 +9,8 @@ long messages takes about as long as one of them. Here every part is a message o
   behind the next, as in LogP (Culler et al., PPoPP'93);
 - a rank takes what it hears in the order of the steps, and of the parts in each, however it comes;
 - what it has so taken (and added) it sends on at once.
+
+Messages that a schedule packs together are priced one by one, each with its own latency.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ def test_every_collective_of_every_contender_is_exact():
 @pytest.mark.mpi
 def test_all_contenders_are_measured_printed_and_written(tmp_path):
     path, drawing = tmp_path / "allreduce.jsonl", tmp_path / "allreduce.svg"
-    words = documents.read_command("python -m benchmarks allreduce")
+    words = documents.read_command("python -m benchmarks allreduce", "performance.md")
     words += ["--iterations", "5", "--deadline", "60"]
     words += ["--transports", "auto", "mpi", "--targets"]
     # Variables of an outer launch must not reach the ranks.

@@ -161,8 +161,12 @@ def read_blocks(path: Path) -> list[Block]:
     return find_blocks(path.read_text(encoding="utf-8"))
 
 
-def read_command(beginning: str) -> list[str]:
-    """The words that follow ``beginning`` in the one block of all documents that begins so."""
-    blocks = [block for path in DOCUMENTS for block in read_blocks(path)]
+def read_command(beginning: str, document: str = "") -> list[str]:
+    """The words that follow ``beginning`` in the one block of all documents that begins so.
+
+    ``document``: the end of a path, if blocks of others begin so, too.
+    """
+    paths = [path for path in DOCUMENTS if str(path).endswith(document)]
+    blocks = [block for path in paths for block in read_blocks(path)]
     (text,) = [block.text for block in blocks if block.text.startswith(beginning + " ")]
     return shlex.split(text.removeprefix(beginning).replace("\\\n", " "))

@@ -91,9 +91,8 @@ def test_what_cannot_be_synchronized_is_refused_in_one_line(pool):
 @pytest.mark.mpi
 def test_an_algorithm_that_makes_another_schedule_on_each_rank_is_refused(pool):
     """All messages would have the same lengths, and sums would be wrong in silence."""
-    for attached, called in pool("openmpi", 2).call(hooked.differ).values:
-        assert attached.startswith("the schedule of drawn must be the same on all ranks, but it d")
-        assert "makes another collective call" in called
+    for said in pool("openmpi", 2).call(hooked.differ).values:
+        assert said.startswith("the schedule of drawn must be the same on all ranks, but it d")
 
 
 @pytest.fixture
