@@ -30,7 +30,6 @@ from mpiddp.collectives.transport.waiting import Waiter, choose_policy, count_co
 from mpiddp.collectives.tuning import Reading, Table, check_readings, fit_table, read_own
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.mpi.mpi import find_thread_limit
-from mpiddp.launch.mpi.world import World
 from mpiddp.launch.rendezvous.store import find_group_timeout
 from mpiddp.launch.session import Session, current_session
 from mpiddp.wording import print_message
@@ -42,7 +41,6 @@ TOKEN_BYTES = 16
 class _Facts:
     """What each rank tells all other ranks."""
 
-    node: int
     hostname: str
     process: int
     cores: tuple[int, ...]
@@ -72,6 +70,34 @@ class _Reach:
     """Why it cannot copy from their private memory; empty if it can."""
 
 
+@dataclass(frozen=True)
+class Members:
+    """The ranks that make calls together, and how they talk before they have a communicator."""
+
+    rank: int
+    nodes: tuple[int, ...]
+    """The node of each rank, by number."""
+    hostname: str
+    timeout: float
+    """Seconds of a wait."""
+    gather: Callable[[Any], list[Any]]
+    """Every rank's value, by rank; collective."""
+    make_messengers: Callable[[Waiter, int], Mapping[str, Callable[[], Messenger]]]
+    """For a waiter and the longest message in bytes: what makes the messenger of each transport."""
+    agree: Callable[[Any, str], Any]
+    """Compares a value on all ranks; used with MPIDDP_DEBUG."""
+    device: torch.device | None = None
+    """The GPU that calls may use, if it matters."""
+    thread_limit: str = ""
+    """MPI's level of thread support, if it is used and less than MPI_THREAD_MULTIPLE."""
+
+    @property
+    def neighbours(self) -> list[int]:
+        """The ranks of this rank's node, itself among them."""
+        own = self.nodes[self.rank]
+        return [rank for rank, node in enumerate(self.nodes) if node == own]
+
+
 def ensure_communicator() -> Communicator:
     """The current session's; made, collectively, by the first call of all.
 
@@ -80,64 +106,81 @@ def ensure_communicator() -> Communicator:
     session = current_session()
     found: Communicator | None = session.collectives
     if found is None:
-        make = _make_alone if session.world.size == 1 else _make_communicator
+        make = _make_alone if session.world.size == 1 else _make_for_session
         found = session.ensure_collectives(partial(make, session))
     return found
 
 
-def _make_communicator(session: Session) -> Communicator:
-    """Collective over all ranks of the session.
-
-    Raises ConfigurationError for environment variables that make no sense or differ.
-    """
+def _make_for_session(session: Session) -> Communicator:
     world = session.world
-    shared_memory = SharedMemory()
-    token = mmap.mmap(-1, TOKEN_BYTES)
-    token[:] = secrets.token_bytes(TOKEN_BYTES)
-    block = None
-    if world.local_rank == 0:
-        # A quick rank leaves while others still read its last call's words.
-        block = shared_memory.allocate(block_size(world.local_size) + TOKEN_BYTES, is_common=True)
-        block[-TOKEN_BYTES:] = token[:]
-    table, reading = read_own()
-    facts = session.gather(_find_facts(world, shared_memory, block, token, reading))
-    check_readings([each.tuning for each in facts])
-    ranks = [rank for rank, each in enumerate(facts) if each.node == world.node_rank]
-    block, found = _reach(facts, ranks, world.rank, block)
-    reaches = session.gather(found)
-    numbers = {each.node for each in facts}
-    groups = [[each for each in facts if each.node == node] for node in numbers]
-    nodes = [
-        (len(group), count_cores([each.cores for each in group], [each.quota for each in group]))
-        for group in groups
-    ]
-    policy = choose_policy([each.wish for each in facts], nodes)
-    waiter = Waiter(policy, session.timeout)
-    layout, notes = _lay_out(world.rank, facts, reaches)
-    layout = tune(layout, table)
-    node_memory = None
-    if block is not None and (SHARED in layout.transports or BOTH in layout.transports):
-        processes = {rank: facts[rank].process for rank in ranks}
-        copies = not any(reaches[rank].copies for rank in ranks)
-        node_memory = NodeMemory(world.rank, processes, block, waiter, shared_memory, copies)
-    if len({each.is_checked for each in facts}) > 1:
-        raise ConfigurationError(f"{environment.DEBUG} must be the same on all ranks")
-    messengers = _list_messengers(session, waiter, facts)
-    communicator = Communicator(
-        Planner(layout, shared_memory, node_memory, messengers),
-        waiter,
-        notes,
-        session.agree if facts[0].is_checked else None,
+    members = Members(
+        world.rank,
+        tuple(session.gather(world.node_rank)),
+        world.hostname,
+        session.timeout,
+        session.gather,
+        partial(_list_messengers, session),
+        session.agree,
         session.device,
-        is_concurrent=not any(each.thread_limit for each in facts),
+        find_thread_limit(),
     )
+    communicator = make_communicator(members)
     # The user's own work may still call it.
     session.at_close(communicator.close, last=True)
     return communicator
 
 
+def make_communicator(members: Members) -> Communicator:
+    """Collective over the members, who close it together.
+
+    Raises ConfigurationError for environment variables that make no sense or differ.
+    """
+    shared_memory = SharedMemory()
+    token = mmap.mmap(-1, TOKEN_BYTES)
+    token[:] = secrets.token_bytes(TOKEN_BYTES)
+    block = None
+    ranks = members.neighbours
+    if members.rank == ranks[0]:
+        # A quick rank leaves while others still read its last call's words.
+        block = shared_memory.allocate(block_size(len(ranks)) + TOKEN_BYTES, is_common=True)
+        block[-TOKEN_BYTES:] = token[:]
+    table, reading = read_own()
+    facts = members.gather(_find_facts(members, shared_memory, block, token, reading))
+    check_readings([each.tuning for each in facts])
+    block, found = _reach(facts, ranks, members.rank, block)
+    reaches = members.gather(found)
+    groups = [
+        [facts[rank] for rank, node in enumerate(members.nodes) if node == number]
+        for number in set(members.nodes)
+    ]
+    nodes = [
+        (len(group), count_cores([each.cores for each in group], [each.quota for each in group]))
+        for group in groups
+    ]
+    waiter = Waiter(choose_policy([each.wish for each in facts], nodes), members.timeout)
+    longest = find_longest_message([each.message_bytes for each in facts], len(groups) > 1)
+    messengers = members.make_messengers(waiter, longest)
+    layout, notes = _lay_out(members, facts, reaches, has_mpi=MPI in messengers)
+    layout = tune(layout, table)
+    node_memory = None
+    if block is not None and (SHARED in layout.transports or BOTH in layout.transports):
+        processes = {rank: facts[rank].process for rank in ranks}
+        copies = not any(reaches[rank].copies for rank in ranks)
+        node_memory = NodeMemory(members.rank, processes, block, waiter, shared_memory, copies)
+    if len({each.is_checked for each in facts}) > 1:
+        raise ConfigurationError(f"{environment.DEBUG} must be the same on all ranks")
+    return Communicator(
+        Planner(layout, shared_memory, node_memory, messengers),
+        waiter,
+        notes,
+        members.agree if facts[0].is_checked else None,
+        members.device,
+        is_concurrent=not any(each.thread_limit for each in facts),
+    )
+
+
 def _find_facts(
-    world: World,
+    members: Members,
     shared_memory: SharedMemory,
     block: mmap.mmap | None,
     token: mmap.mmap,
@@ -145,8 +188,7 @@ def _find_facts(
 ) -> _Facts:
     place = shared_memory.find(address_of(block), 1) if block is not None else None
     return _Facts(
-        world.node_rank,
-        world.hostname,
+        members.hostname,
         os.getpid(),
         tuple(sorted(os.sched_getaffinity(0))),
         find_quota(),
@@ -156,7 +198,7 @@ def _find_facts(
         os.environ.get(environment.DEBUG) not in (None, "", "0"),
         is_ordered(),
         os.readlink("/proc/self/ns/pid"),
-        find_thread_limit(),
+        members.thread_limit,
         place.descriptor if place is not None else -1,
         token[:],
         address_of(token),
@@ -193,9 +235,9 @@ def _reach(
 
 
 def _lay_out(
-    rank: int, facts: list[_Facts], reaches: list[_Reach]
+    members: Members, facts: list[_Facts], reaches: list[_Reach], *, has_mpi: bool
 ) -> tuple[Layout, tuple[str, ...]]:
-    nodes = tuple(each.node for each in facts)
+    nodes = members.nodes
     absent: dict[str, str] = {}
     lack = next((reach.memory for reach in reaches if reach.memory), "")
     several = len(set(nodes)) > 1
@@ -209,6 +251,8 @@ def _lay_out(
     if copies and not lack:
         notes.append(f"no single copies: {copies}; private buffers are copied to shared memory")
     limited = next((rank for rank, each in enumerate(facts) if each.thread_limit), None)
+    if not has_mpi:
+        absent[MPI] = absent[BOTH] = "these ranks have no communicator of MPI"
     if limited is not None:
         notes.append(
             f"asynchronous calls are made at once: MPI has {facts[limited].thread_limit} on rank "
@@ -219,7 +263,8 @@ def _lay_out(
         # One rank on each node: messages alone are the same, and simpler.
         possible = [MPI, BOTH, TORCH]
     transports = tuple(name for name in possible if name not in absent)
-    layout = Layout(rank, tuple(each.hostname for each in facts), nodes, transports, absent)
+    hosts = tuple(each.hostname for each in facts)
+    layout = Layout(members.rank, hosts, nodes, transports, absent)
     return layout, tuple(notes)
 
 
@@ -232,12 +277,9 @@ def tune(layout: Layout, table: Table | None) -> Layout:
 
 
 def _list_messengers(
-    session: Session, waiter: Waiter, facts: list[_Facts]
+    session: Session, waiter: Waiter, longest: int
 ) -> Mapping[str, Callable[[], Messenger]]:
     """What makes each messenger; collective."""
-    longest = find_longest_message(
-        [each.message_bytes for each in facts], len({each.node for each in facts}) > 1
-    )
 
     def make_mpi() -> Messenger:
         check_thread()

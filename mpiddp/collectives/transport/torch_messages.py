@@ -6,7 +6,7 @@ for it, and additions are queued behind it on the same stream.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,20 +28,48 @@ TAGS = 1 << 30
 
 class TorchMessages:
     def __init__(
-        self, operations: Sequence[distributed.P2POp], messages: Sequence[Message],
-        describe: Describe,
+        self, group: Any, tensors: Sequence[torch.Tensor], messages: Sequence[Message],
+        signature: int, describe: Describe,
     ) -> None:  # fmt: skip
-        self._operations = operations
+        self._group = group
+        self._tensors = tensors
         self._messages = messages
+        self._signature = signature
         self._describe = describe
-        self._works: list[Any] = [None] * len(operations)
+        self._works: list[Any] = [None] * len(messages)
 
     def start(self, numbers: Sequence[int]) -> Action:
-        operations = [self._operations[number] for number in numbers]
+        if numbers and not self._tensors[numbers[0]].is_cpu:
+            return self._start_batch(numbers)
+        calls = [(number, self._prepare(number)) for number in numbers]
+
+        def start() -> None:
+            for number, call in calls:
+                self._works[number] = call()
+
+        return start
+
+    def _prepare(self, number: int) -> Callable[[], Any]:
+        """Under Gloo, tags tell calls apart."""
+        message = self._messages[number]
+        call = self._group.send if message.sends else self._group.recv
+        tag = (self._signature + message.tag) % TAGS
+        return partial(call, [self._tensors[number]], message.peer, tag)
+
+    def _start_batch(self, numbers: Sequence[int]) -> Action:
+        """NCCL needs both directions in one batch, for which it has one work."""
+        operations = [
+            distributed.P2POp(
+                distributed.isend if self._messages[number].sends else distributed.irecv,
+                self._tensors[number],
+                self._messages[number].peer,
+                self._group,
+            )
+            for number in numbers
+        ]
 
         def start() -> None:
             works = distributed.batch_isend_irecv(operations)
-            # NCCL has one work for the whole batch.
             for place, number in enumerate(numbers):
                 self._works[number] = works[place] if len(works) == len(numbers) else works[0]
 
@@ -66,29 +94,21 @@ class TorchMessages:
 class TorchMessenger:
     """Messages over a process group that is used for nothing else, and stays its owner's."""
 
-    def __init__(self, group: distributed.ProcessGroup) -> None:
+    def __init__(self, group: Any) -> None:
+        """``group``: a ProcessGroup, or for CPUs one of its backends."""
         self._group = group
 
     def cut(self, itemsize: int) -> BufferCut:
-        """All messages of a step start at once: NCCL needs both directions in one batch."""
+        """All messages of a step start at once."""
         most = LONGEST_MESSAGE // itemsize
         return BufferCut(cell=most, message=most, flows=False)
 
     def bind(
         self, messages: Sequence[Message], views: Sequence[View], signature: int, describe: Describe
     ) -> TorchMessages:
-        """Prepare the operations; under Gloo, tags tell calls apart."""
-        operations = [
-            distributed.P2POp(
-                distributed.isend if message.sends else distributed.irecv,
-                _as_bytes(view),
-                message.peer,
-                self._group,
-                (signature + message.tag) % TAGS,
-            )
-            for message, view in zip(messages, views, strict=True)
-        ]
-        return TorchMessages(operations, messages, describe)
+        """Prepare the operations."""
+        tensors = [_as_bytes(view) for view in views]
+        return TorchMessages(self._group, tensors, messages, signature, describe)
 
     def progress(self) -> None:
         """Gloo and NCCL have threads and streams of their own."""
