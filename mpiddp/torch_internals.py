@@ -95,3 +95,18 @@ def queue_after_backward(work: Callable[[], None]) -> None:
     import torch
 
     torch.autograd.Variable._execution_engine.queue_callback(work)
+
+
+def make_gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
+    """A backend of Gloo over ``size`` ranks that connects two of them when they first talk."""
+    from torch.distributed.distributed_c10d import ProcessGroupGloo
+
+    options = ProcessGroupGloo._Options()
+    options._devices = [ProcessGroupGloo.create_default_device(lazy_init=True)]
+    options._timeout = timeout
+    return ProcessGroupGloo(store, rank, size, options)
+
+
+def find_scale(operator: Any) -> Any:
+    """The factor of a PREMUL_SUM, a number or a tensor."""
+    return operator.__getstate__()[1]

@@ -1,0 +1,37 @@
+"""mpiddp's collectives as a backend of torch.distributed, for tensors on CPUs.
+
+    import mpiddp.torch_backend
+
+    torch.distributed.init_process_group("mpiddp")
+
+Importing this registers the backend. torch from 2.14 on finds it without the import.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import distributed
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.torch_backend.group import NAME, Group
+from mpiddp.torch_backend.members import Place
+
+
+def make_group(options: Any, backend_options: Any = None) -> Group:
+    """What torch calls for a new group: its backend."""
+    ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    place = Place(options.store, options.group_rank, ranks, options.timeout, options.group_id)
+    return Group(place)
+
+
+def register() -> None:
+    """Register the backend, once. Raises ConfigurationError if its name is taken."""
+    plugin = distributed.Backend._plugins.get(NAME.upper())
+    if plugin is None:
+        distributed.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu"])
+    elif plugin.creator_fn is not make_group:
+        raise ConfigurationError(f"torch.distributed has another backend called {NAME!r} already")
+
+
+register()

@@ -1,0 +1,147 @@
+"""The calls of one process group: one after the other, at once or beside the program."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+
+from mpiddp.errors import MpiddpError, PeerLostError
+
+Call = Callable[[], object]
+
+
+class CallWork(distributed.Work):
+    """A call that was begun; what torch's users wait for."""
+
+    def __init__(self, tensors: list[Any]) -> None:
+        """``tensors``: the value of its future."""
+        super().__init__()
+        self._tensors = tensors
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self._future: Any = None
+        self._lock = threading.Lock()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The call has ended, with an error or without."""
+        with self._lock:
+            self._error = error
+            self._ended.set()
+            future = self._future
+        if future is not None:
+            future.set_result(error)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Return once the call has ended. Raises its error, or DistNetworkError after a while."""
+        seconds = timeout.total_seconds()
+        if not self._ended.wait(seconds if seconds > 0 else None):
+            raise distributed.DistNetworkError(f"the call has not ended after {seconds:g} s")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        return self._ended.is_set()
+
+    def is_success(self) -> bool:
+        return self._ended.is_set() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def result(self) -> list[Any]:
+        return self._tensors
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future whose value is the list of tensors, made when it is first asked for."""
+        with self._lock:
+            if self._future is None:
+                self._future = torch.futures.Future()
+                if self._ended.is_set():
+                    self._future.set_result(self._error)
+        # Not set_exception(): C++, which waits for the future as well, would not see the error.
+        return self._future.then(self._pass_on)
+
+    def _pass_on(self, future: torch.futures.Future[Any]) -> list[Any]:
+        error = future.value()
+        if error is not None:
+            raise error
+        return self._tensors
+
+
+class CallQueue:
+    """Makes the calls of a group in their order.
+
+    A call that its caller waits for is made in the caller's thread if no other one is under way,
+    since a thread of its own would cost some 50 µs.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._turn = threading.Lock()
+        """Held during a call."""
+        self._lock = threading.Lock()
+        self._pending = 0
+        """Calls that were given to the thread, and have not ended."""
+        self._worker: ThreadPoolExecutor | None = None
+        self._worker_thread = 0
+
+    def make(self, call: Call, tensors: list[Any], *, waits: bool) -> CallWork:
+        """Make the call, now if ``waits``, or begin it. Raises what torch's users expect."""
+        work = CallWork(tensors)
+        # A callback of a future makes its calls in the thread of the calls: nobody else would.
+        if threading.get_ident() == self._worker_thread or (waits and not self._pending):
+            with self._turn:
+                error = _find_error(call)
+            work.end(error)
+            work.wait()
+            return work
+        with self._lock:
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(1, f"mpiddp-{self._name}")
+            self._pending += 1
+            self._worker.submit(self._work, call, work)
+        if waits:
+            work.wait()
+        return work
+
+    def close(self) -> None:
+        """Wait for the calls that were begun."""
+        if self._worker is not None:
+            self._worker.shutdown(wait=True)
+
+    def _work(self, call: Call, work: CallWork) -> None:
+        self._worker_thread = threading.get_ident()
+        with self._turn:
+            error = _find_error(call)
+        with self._lock:
+            self._pending -= 1
+        work.end(error)
+
+
+def _find_error(call: Call) -> BaseException | None:
+    """Make the call; what torch's users expect if it fails."""
+    try:
+        call()
+    except PeerLostError as error:
+        return _make(distributed.DistNetworkError, error)
+    except MpiddpError as error:
+        return _make(distributed.DistBackendError, error)
+    except BaseException as error:  # It is raised to whoever waits.
+        return error
+    return None
+
+
+def _make(kind: type[Exception], cause: Exception) -> Exception:
+    error = kind(f"mpiddp: {cause}")
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,142 @@
+"""Makes the communicator of one process group: its ranks meet in the group's store."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import pickle
+import socket
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mpiddp.collectives import MPI, TORCH
+from mpiddp.collectives.bootstrap import Members, make_communicator
+from mpiddp.collectives.communicator import Communicator
+from mpiddp.collectives.transport import Messenger
+from mpiddp.collectives.transport.mpi import MpiMessenger
+from mpiddp.collectives.transport.torch_messages import TorchMessenger
+from mpiddp.collectives.transport.waiting import Waiter
+from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.launch.mpi.mpi import find_thread_limit
+from mpiddp.launch.session import Session, find_session
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+MOST_TAGS = 1 << 15
+"""MPI promises tags up to 32767."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank of a process group."""
+
+    store: Any
+    """The group's own; torch gives it a prefix that no other group has."""
+    rank: int
+    ranks: tuple[int, ...]
+    """The ranks of the group by their numbers in the default group."""
+    timeout: timedelta
+    name: str
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+class StoreChannel:
+    """What `launch.mpi.control` does over MPI, over a store: ranks exchange values."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._numbers = itertools.count()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's ``value``, by rank; any objects that pickle takes. Collective.
+
+        Raises PeerLostError if a rank does not come within the group's timeout.
+        """
+        place, number = self._place, next(self._numbers)
+        place.store.set(f"mpiddp/{number}/{place.rank}", pickle.dumps(value))
+        found = []
+        for rank in range(place.size):
+            key = f"mpiddp/{number}/{rank}"
+            try:
+                place.store.wait([key], place.timeout)
+            except RuntimeError as error:
+                raise PeerLostError(
+                    f"rank {place.rank} of group {place.name!r} waited "
+                    f"{place.timeout.total_seconds():g} s for rank {rank} to begin the group's "
+                    "first collective call: all ranks of the group must make it"
+                ) from error
+            found.append(pickle.loads(place.store.get(key)))
+        return found
+
+    def agree(self, value: Any, what: str) -> Any:
+        """Return ``value`` if all ranks hold the same one. Collective.
+
+        Raises ConfigurationError on every rank, saying which ranks differ from rank 0.
+        """
+        text = repr(value)
+        digest = hashlib.sha256(text.encode()).digest()
+        rows = self.gather((digest, text[:120]))
+        odd = [rank for rank, row in enumerate(rows) if row[0] != rows[0][0]]
+        if odd:
+            raise ConfigurationError(
+                f"{what} must be the same on all ranks of group {self._place.name!r}: rank 0 has "
+                f"{rows[0][1]}, rank {odd[0]} has {rows[odd[0]][1]}"
+            )
+        return value
+
+
+def make_group_communicator(place: Place, find_gloo: Callable[[], Any]) -> Communicator:
+    """The communicator of a group. Collective over its ranks.
+
+    Between nodes messages go over MPI if the ranks are mpiddp's, and over Gloo if not.
+
+    Args:
+        find_gloo: the group's own backend of Gloo, for messages.
+
+    Raises:
+        ConfigurationError: environment variables that make no sense or differ.
+        PeerLostError: a rank did not come.
+    """
+    channel = StoreChannel(place)
+    session = find_session()
+    world = None if session is None else session.world
+    node = f"{BOOT.read_text()} {socket.gethostname()}" if world is None else world.node_rank
+    keys = channel.gather(node)
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    comm = None if session is None or len(numbers) == 1 else session.comm
+    limit = "" if comm is None else find_thread_limit()
+    members = Members(
+        place.rank,
+        tuple(numbers[key] for key in keys),
+        socket.gethostname() if world is None else world.hostname,
+        place.timeout.total_seconds(),
+        channel.gather,
+        partial(_list_messengers, place, comm if not limit else None, find_gloo),
+        channel.agree,
+    )
+    return make_communicator(members)
+
+
+def _list_messengers(
+    place: Place, comm: Any, find_gloo: Callable[[], Any], waiter: Waiter, longest: int
+) -> Mapping[str, Callable[[], Messenger]]:
+    def make_mpi() -> Messenger:
+        whole = comm.Get_group()
+        group = whole.Incl(place.ranks)
+        # Groups that are made at the same time are told apart by the tag.
+        tag = zlib.crc32(place.name.encode()) % MOST_TAGS
+        try:
+            return MpiMessenger(comm.Create_group(group, tag), waiter, longest)
+        finally:
+            group.Free()
+            whole.Free()
+
+    makers: dict[str, Callable[[], Messenger]] = {TORCH: lambda: TorchMessenger(find_gloo())}
+    return makers if comm is None else {MPI: make_mpi, **makers}
