@@ -110,3 +110,10 @@ def make_gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
 def find_scale(operator: Any) -> Any:
     """The factor of a PREMUL_SUM, a number or a tensor."""
     return operator.__getstate__()[1]
+
+
+def find_backend_config() -> Any:
+    """The class that says which backend a group has for each type of device."""
+    from torch.distributed.distributed_c10d import BackendConfig
+
+    return BackendConfig
