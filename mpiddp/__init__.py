@@ -160,8 +160,8 @@ def init(
             ``cpu``; or numbers of visible GPUs (``"0,2"``), which the ranks of a node take in turn.
         tuning: a file that ``python -m benchmarks tune`` wrote: it says what ``auto`` chooses for
             mpiddp's collectives; by default the one that MPIDDP_TUNING names, if it is set.
-        collectives: ``mpiddp``: torch.distributed's calls on CPU tensors are mpiddp's where a group's
-            backend is Gloo; ``framework``: they are Gloo's.
+        collectives: ``mpiddp``: in groups whose backend is Gloo, torch.distributed's calls on CPU
+            tensors are made by mpiddp; ``framework``: by Gloo.
 
     Raises (in an interactive Python; elsewhere the job ends with the error's exit code):
         ConfigurationError: NCCL without GPUs, an interface or a GPU that is not there.

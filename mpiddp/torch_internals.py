@@ -99,12 +99,13 @@ def queue_after_backward(work: Callable[[], None]) -> None:
 
 def make_gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
     """A backend of Gloo over ``size`` ranks that connects two of them when they first talk."""
-    from torch.distributed.distributed_c10d import ProcessGroupGloo
+    from torch.distributed import distributed_c10d
 
-    options = ProcessGroupGloo._Options()
-    options._devices = [ProcessGroupGloo.create_default_device(lazy_init=True)]
+    kind: Any = distributed_c10d.ProcessGroupGloo
+    options = kind._Options()
+    options._devices = [kind.create_default_device(lazy_init=True)]
     options._timeout = timeout
-    return ProcessGroupGloo(store, rank, size, options)
+    return kind(store, rank, size, options)
 
 
 def find_scale(operator: Any) -> Any:

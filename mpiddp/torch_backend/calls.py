@@ -25,7 +25,7 @@ class CallWork(distributed.Work):
         self._tensors = tensors
         self._ended = threading.Event()
         self._error: BaseException | None = None
-        self._future: Any = None
+        self._future: torch.futures.Future[Any] | None = None
         self._lock = threading.Lock()
 
     def end(self, error: BaseException | None = None) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from mpiddp.collectives import AUTO, SHARED
+from mpiddp.collectives import SHARED
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.transport.operators import TYPES
@@ -25,6 +25,8 @@ from mpiddp.torch_backend.members import Place, make_group_communicator
 from mpiddp.torch_internals import add_prefix, find_scale, make_gloo
 
 NAME = "mpiddp"
+BASE: Any = getattr(distributed, "BackendBase", distributed.ProcessGroup)
+"""From torch 2.15 on one backend of a group beside others; before it a whole group."""
 Tensors = list[torch.Tensor]
 Operators = distributed.ReduceOp
 _OPERATORS = {
@@ -54,7 +56,8 @@ _IN_MEMORY = {
 """Reduce-scatters in which a rank writes its own part alone."""
 
 
-class Group(distributed.ProcessGroup):
+# torch's signatures are overloads: the methods here take what any release passes.
+class Group(BASE):  # type: ignore[misc]
     """The ranks of a process group, as torch.distributed and DDP call them.
 
     Tensors are on the CPU; other ones are refused. The methods' names and arguments are those of
@@ -284,9 +287,7 @@ class Group(distributed.ProcessGroup):
         source_sizes: list[int], opts: Any = None,
     ) -> Any:  # fmt: skip
         values = () if opts is None else (opts,)
-        return self._ask_gloo(
-            "alltoall_base", output, source, target_sizes, source_sizes, *values
-        )
+        return self._ask_gloo("alltoall_base", output, source, target_sizes, source_sizes, *values)
 
     alltoall_base = all_to_all_single
 
@@ -351,7 +352,7 @@ class Group(distributed.ProcessGroup):
         return self._ask_gloo(method, found, options)
 
     def _add_with_gloo(self, targets: Tensors, rows: list[Tensors], operator: Any) -> Any:
-        """A reduce-scatter of what mpiddp does not add: Gloo's all-reduce, of which a part is kept."""
+        """A reduce-scatter of what mpiddp does not add: a part of Gloo's all-reduce."""
         sums = [torch.cat([each.reshape(-1) for each in row]) for row in rows]
         works = [self._ask_gloo("allreduce", [each], operator=operator) for each in sums]
 

@@ -9,6 +9,7 @@ import torch
 from torch import distributed
 
 from mpiddp import torch_backend
+from mpiddp.torch_backend.group import NAME
 from mpiddp.torch_internals import find_backend_config
 from mpiddp.wording import print_message
 
@@ -16,7 +17,7 @@ from mpiddp.wording import print_message
 def replace_gloo() -> Callable[[], None]:
     """From now on groups whose backend is Gloo use mpiddp's for CPU tensors; returns what ends it.
 
-    ``get_backend()`` still says gloo. NCCL is left alone: before torch 2.14 a backend in Python
+    ``get_backend()`` still says gloo. NCCL is left alone: before torch 2.15 a backend in Python
     cannot stand beside another one in a group, and then a group with both keeps Gloo.
     """
     torch_backend.register()
@@ -32,10 +33,10 @@ def replace_gloo() -> Callable[[], None]:
         if others and torch.cuda.is_available() and not hasattr(distributed, "BackendBase"):
             print_message(
                 f"a group with gloo and {', '.join(sorted(others))} keeps Gloo: for --collectives "
-                "mpiddp in it, torch 2.14 or newer is needed"
+                "mpiddp in it, torch 2.15 or newer is needed"
             )
             return
-        devices["cpu"] = torch_backend.NAME
+        devices["cpu"] = NAME
 
     config.__init__ = choose
 
