@@ -150,8 +150,7 @@ def init(
         interface: ``auto``, ``NAME``, ``HOST=NAME,…``, or NCCL's syntax (``^docker,lo``).
         allow_shared_gpu: let several ranks use one GPU, with Gloo, or with NCCL 2.30 or newer and
             NCCL_MULTI_RANK_GPU_ENABLE=1.
-        lifeline_timeout: seconds after which a silent node is considered lost. A process
-            that has ended is found at once.
+        lifeline_timeout: seconds after which a silent node is considered lost.
         bind: what ranks that no launcher has bound are bound to: ``cores`` of their own near their
             GPU, a node of ``numa``, ``none``, or ``auto``: cores, where each rank has at least two.
         port_range: ``LOW-HIGH``, the ports that mpiddp may listen on, two at least; ``auto``: those
@@ -160,8 +159,7 @@ def init(
             ``cpu``; or numbers of visible GPUs (``"0,2"``), which the ranks of a node take in turn.
         tuning: a file that ``python -m benchmarks tune`` wrote: it says what ``auto`` chooses for
             mpiddp's collectives; by default the one that MPIDDP_TUNING names, if it is set.
-        collectives: ``mpiddp``: in groups whose backend is Gloo, torch.distributed's calls on CPU
-            tensors are made by mpiddp; ``framework``: by Gloo.
+        collectives: who makes the calls of Gloo's groups on CPUs: ``framework`` or ``mpiddp``.
 
     Raises (in an interactive Python; elsewhere the job ends with the error's exit code):
         ConfigurationError: NCCL without GPUs, an interface or a GPU that is not there.

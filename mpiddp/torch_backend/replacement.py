@@ -10,7 +10,7 @@ from torch import distributed
 
 from mpiddp import torch_backend
 from mpiddp.torch_backend.group import NAME
-from mpiddp.torch_internals import find_backend_config
+from mpiddp.torch_internals import fill, find_backend_config
 from mpiddp.wording import print_message
 
 
@@ -38,9 +38,9 @@ def replace_gloo() -> Callable[[], None]:
             return
         devices["cpu"] = NAME
 
-    config.__init__ = choose
+    fill(config, __init__=choose)
 
     def restore() -> None:
-        config.__init__ = original
+        fill(config, __init__=original)
 
     return restore
