@@ -9,6 +9,7 @@ Importing this registers the backend. torch from 2.14 on finds it without the im
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from torch import distributed
@@ -34,4 +35,17 @@ def register() -> None:
         raise ConfigurationError(f"torch.distributed has another backend called {NAME!r} already")
 
 
+def monitored_barrier(
+    group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
+    """torch.distributed's, which asks for the name "gloo", for groups of mpiddp as well."""
+    found = group or distributed.group.WORLD
+    if isinstance(found, Group):
+        found.monitored_barrier(timeout, wait_all_ranks)
+    else:
+        _monitored_barrier(group, timeout, wait_all_ranks)
+
+
 register()
+_monitored_barrier = distributed.monitored_barrier
+distributed.monitored_barrier = monitored_barrier
