@@ -286,6 +286,12 @@ class Group(BASE):  # type: ignore[misc]
         self, output: torch.Tensor, source: torch.Tensor, target_sizes: list[int],
         source_sizes: list[int], opts: Any = None,
     ) -> Any:  # fmt: skip
+        if not (output.is_contiguous() and source.is_contiguous()):
+            parts = [
+                tensor.split(sizes or tensor.shape[0] // self._place.size)
+                for tensor, sizes in ((output, target_sizes), (source, source_sizes))
+            ]
+            return self.alltoall(*map(list, parts), opts)
         values = () if opts is None else (opts,)
         return self._ask_gloo("alltoall_base", output, source, target_sizes, source_sizes, *values)
 
@@ -334,16 +340,29 @@ class Group(BASE):  # type: ignore[misc]
         return self._gloo
 
     def _ask_gloo(self, method: str, *values: Any, operator: Any = None) -> Any:
-        for value in values:
-            for tensor in _flatten(value):
-                _check(tensor)
+        """``values``: the tensors of the result come first; other ones are left as they are."""
+        tensors = [tensor for value in values for tensor in _flatten(value)]
+        for tensor in tensors:
+            _check(tensor)
         self._number += 1
-        if operator is None:
-            return getattr(self._find_gloo(), method)(*values)
-        if operator in (Operators.AVG, Operators.PREMUL_SUM):
-            raise _refuse(f"{operator} of {values[0][0].dtype}")
-        options = fill(distributed.AllreduceOptions(), reduceOp=operator)
-        return getattr(self._find_gloo(), method)(*values, options)
+        if operator is not None:
+            if operator in (Operators.AVG, Operators.PREMUL_SUM):
+                raise _refuse(f"{operator} of {tensors[0].dtype}")
+            values = (*values, fill(distributed.AllreduceOptions(), reduceOp=operator))
+        call = getattr(self._find_gloo(), method)
+        if all(tensor.is_contiguous() for tensor in tensors):
+            return call(*values)
+        # Gloo takes no notice of strides.
+        rows = [_copy_contiguous(value) for value in values]
+        work = call(*rows)
+        results = [] if method == "send" else _flatten(values[0])
+
+        def finish() -> None:
+            work.wait()
+            for target, row in zip(results, _flatten(rows[0]), strict=False):
+                target.detach().copy_(row)
+
+        return self._make(finish, results, waits=False)
 
     def _ask_gloo_with_root(self, method: str, found: Tensors, root: int, operator: Any) -> Any:
         options = fill(distributed.ReduceOptions(), reduceOp=operator, rootRank=root)
@@ -410,7 +429,7 @@ class Group(BASE):  # type: ignore[misc]
 
     def _scatter(self, outputs: Tensors, inputs: Tensors, operator: Any) -> None:
         for output, source in zip(outputs, inputs, strict=True):
-            self._scatter_one(output, source.detach().reshape(-1), operator)
+            self._scatter_one(output, source.detach().contiguous().view(-1), operator)
 
     def _scatter_one(self, output: torch.Tensor, source: torch.Tensor, operator: Any) -> None:
         """``source`` is as it was afterwards."""
@@ -454,7 +473,8 @@ class _Flat:
         if self._is_own:
             self._flat = self._tensor.view(-1)
         elif keeps:
-            self._flat = self._tensor.reshape(-1)
+            # Not reshape(): of a strided tensor that may be a view with strides.
+            self._flat = self._tensor.contiguous().view(-1)
         else:
             self._flat = self._tensor.new_empty(tensor.numel())
 
@@ -480,6 +500,12 @@ def _flatten(value: Any) -> Sequence[torch.Tensor]:
     if isinstance(value, list | tuple):
         return [tensor for each in value for tensor in _flatten(each)]
     return []
+
+
+def _copy_contiguous(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().contiguous()
+    return [*map(_copy_contiguous, value)] if isinstance(value, list | tuple) else value
 
 
 def _check(tensor: torch.Tensor) -> None:
