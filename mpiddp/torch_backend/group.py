@@ -74,7 +74,6 @@ class Group(BASE):  # type: ignore[misc]
         self._calls = CallQueue(place.name)
         self._communicator: Communicator | None = None
         self._gloo: Any = None
-        self._number = 0
 
     # ---- what torch asks of a group ---------------------------------------------------------
 
@@ -111,10 +110,14 @@ class Group(BASE):  # type: ignore[misc]
         self._description = description
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._number
+        return self._calls.begun
 
     def _set_sequence_number_for_group(self) -> None:
         """Ranks count their calls from 0."""
+
+    def list_calls(self) -> list[str]:
+        """The last calls, one line each, for ``python -m mpiddp stacks``."""
+        return self._calls.describe()
 
     def _get_backend(self, device: torch.device) -> Any:
         return self._find_gloo()
@@ -144,7 +147,8 @@ class Group(BASE):  # type: ignore[misc]
         operator, waits = _read(opts, options)
         if not all(map(partial(_can_add, operator=operator), found)):
             return self._ask_gloo("allreduce", found, operator=operator)
-        return self._make(partial(self._all_reduce, found, operator), found, waits=waits)
+        call = partial(self._all_reduce, found, operator)
+        return self._make("all_reduce", call, found, waits=waits)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> CallWork | Any:
         return self.allreduce(tensors, opts)
@@ -156,7 +160,8 @@ class Group(BASE):  # type: ignore[misc]
         found = _list(tensors)
         root = opts if isinstance(opts, int) else options.get("root", getattr(opts, "rootRank", 0))
         waits = not getattr(opts, "asyncOp", True)
-        return self._make(partial(self._broadcast, found, root), found, waits=waits)
+        call = partial(self._broadcast, found, root)
+        return self._make("broadcast", call, found, waits=waits)
 
     def reduce(self, tensors: Any, opts: Any = None, *values: Any, **options: Any) -> Any:
         """To ``opts.rootRank``; the other ranks keep their tensors."""
@@ -167,7 +172,8 @@ class Group(BASE):  # type: ignore[misc]
             if operator in (Operators.AVG, Operators.PREMUL_SUM):
                 raise _refuse(f"{operator} of {found[0].dtype}")
             return self._ask_gloo_with_root("reduce", found, root, operator)
-        return self._make(partial(self._reduce, found, root, operator), found, waits=waits)
+        call = partial(self._reduce, found, root, operator)
+        return self._make("reduce", call, found, waits=waits)
 
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, *_: Any, **options: Any
@@ -184,7 +190,8 @@ class Group(BASE):  # type: ignore[misc]
                     f"a tensor of {source.numel()} elements, and room for "
                     f"{row[self._place.rank].numel()} from this rank"
                 )
-        return self._make(partial(self._gather_lists, targets, sources), targets, waits=waits)
+        call = partial(self._gather_lists, targets, sources)
+        return self._make("all_gather", call, targets, waits=waits)
 
     def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> CallWork:
         """Each input into a list of its own: ``outputs`` has a list for each rank."""
@@ -208,7 +215,8 @@ class Group(BASE):  # type: ignore[misc]
                     f"{source.numel()} {source.dtype}"
                 )
         waits = not getattr(opts, "asyncOp", True)
-        return self._make(partial(self._gather, outputs, inputs), outputs, waits=waits)
+        call = partial(self._gather, outputs, inputs)
+        return self._make("all_gather_single", call, outputs, waits=waits)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -231,7 +239,10 @@ class Group(BASE):  # type: ignore[misc]
         if not all(map(partial(_can_add, operator=operator), targets)):
             return self._add_with_gloo(targets, rows, operator)
         return self._make(
-            partial(self._scatter_lists, targets, rows, operator), targets, waits=waits
+            "reduce_scatter",
+            partial(self._scatter_lists, targets, rows, operator),
+            targets,
+            waits=waits,
         )
 
     def reduce_scatter_single(
@@ -255,7 +266,7 @@ class Group(BASE):  # type: ignore[misc]
             rows = [list(source.reshape(-1).chunk(self._place.size)) for source in inputs]
             return self._add_with_gloo(outputs, rows, operator)
         call = partial(self._scatter, outputs, inputs, operator)
-        return self._make(call, outputs, waits=waits)
+        return self._make("reduce_scatter_single", call, outputs, waits=waits)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -263,7 +274,7 @@ class Group(BASE):  # type: ignore[misc]
     def barrier(self, opts: Any = None, **_: Any) -> CallWork:
         """Until all ranks have come."""
         waits = not getattr(opts, "asyncOp", True)
-        return self._make(lambda: self._find_communicator().barrier(), [], waits=waits)
+        return self._make("barrier", lambda: self._find_communicator().barrier(), [], waits=waits)
 
     # ---- Gloo's -----------------------------------------------------------------------------
 
@@ -287,11 +298,11 @@ class Group(BASE):  # type: ignore[misc]
         source_sizes: list[int], opts: Any = None,
     ) -> Any:  # fmt: skip
         if not (output.is_contiguous() and source.is_contiguous()):
-            parts = [
-                tensor.split(sizes or tensor.shape[0] // self._place.size)
+            targets, sources = (
+                list(tensor.split(sizes or tensor.shape[0] // self._place.size))
                 for tensor, sizes in ((output, target_sizes), (source, source_sizes))
-            ]
-            return self.alltoall(*map(list, parts), opts)
+            )
+            return self.alltoall(targets, sources, opts)
         values = () if opts is None else (opts,)
         return self._ask_gloo("alltoall_base", output, source, target_sizes, source_sizes, *values)
 
@@ -313,7 +324,7 @@ class Group(BASE):  # type: ignore[misc]
             for part, output in zip(target.split(sizes), outputs, strict=True):
                 output.copy_(part.view(output.shape))
 
-        return self._make(finish, outputs, waits=not getattr(opts, "asyncOp", True))
+        return self._make("all_to_all", finish, outputs, waits=not getattr(opts, "asyncOp", True))
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Raises RuntimeError that names a rank which does not come in time."""
@@ -321,9 +332,10 @@ class Group(BASE):  # type: ignore[misc]
 
     # ---- how ----------------------------------------------------------------------------------
 
-    def _make(self, call: Callable[[], object], tensors: list[Any], *, waits: bool) -> CallWork:
-        self._number += 1
-        return self._calls.make(call, tensors, waits=waits)
+    def _make(
+        self, name: str, call: Callable[[], object], tensors: list[Any], *, waits: bool
+    ) -> CallWork:
+        return self._calls.make(name, call, tensors, waits=waits)
 
     def _find_communicator(self) -> Communicator:
         """Made by the first call, in which all ranks take part."""
@@ -344,7 +356,6 @@ class Group(BASE):  # type: ignore[misc]
         tensors = [tensor for value in values for tensor in _flatten(value)]
         for tensor in tensors:
             _check(tensor)
-        self._number += 1
         if operator is not None:
             if operator in (Operators.AVG, Operators.PREMUL_SUM):
                 raise _refuse(f"{operator} of {tensors[0].dtype}")
@@ -355,14 +366,14 @@ class Group(BASE):  # type: ignore[misc]
         # Gloo takes no notice of strides.
         rows = [_copy_contiguous(value) for value in values]
         work = call(*rows)
-        results = [] if method == "send" else _flatten(values[0])
+        results = [] if method == "send" else [*_flatten(values[0])]
 
         def finish() -> None:
             work.wait()
             for target, row in zip(results, _flatten(rows[0]), strict=False):
                 target.detach().copy_(row)
 
-        return self._make(finish, results, waits=False)
+        return self._make(method, finish, results, waits=False)
 
     def _ask_gloo_with_root(self, method: str, found: Tensors, root: int, operator: Any) -> Any:
         options = fill(distributed.ReduceOptions(), reduceOp=operator, rootRank=root)
@@ -379,7 +390,7 @@ class Group(BASE):  # type: ignore[misc]
                 part = total.split([each.numel() for each in row])[self._place.rank]
                 target.copy_(part.view(target.shape))
 
-        return self._make(finish, targets, waits=False)
+        return self._make("reduce_scatter", finish, targets, waits=False)
 
     def _all_reduce(self, tensors: Tensors, operator: Any) -> None:
         request = _request(Collective.ALL_REDUCE, _OPERATORS[_kind(operator)])

@@ -251,7 +251,7 @@ MOVES = (
 )  # fmt: skip
 
 
-# ---- comparing ------------------------------------------------------------------------------------
+# ---- comparing ----------------------------------------------------------------------------
 
 
 def _list_sides(side: Side, *, is_long: bool) -> Iterator[tuple[Callable[[Side], Tensors], Side]]:
