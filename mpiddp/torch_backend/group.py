@@ -284,9 +284,7 @@ class Group(distributed.ProcessGroup):
         source_sizes: list[int], opts: Any = None,
     ) -> Any:  # fmt: skip
         values = () if opts is None else (opts,)
-        return self._ask_gloo(
-            "alltoall_base", output, source, target_sizes, source_sizes, *values
-        )
+        return self._ask_gloo("alltoall_base", output, source, target_sizes, source_sizes, *values)
 
     alltoall_base = all_to_all_single
 
@@ -310,7 +308,9 @@ class Group(distributed.ProcessGroup):
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Raises RuntimeError that names a rank which does not come in time."""
-        self._find_gloo().monitored_barrier(timeout or self._timeout, wait_all_ranks)
+        # Zero is a time, too.
+        limit = self._timeout if timeout is None else timeout
+        self._find_gloo().monitored_barrier(limit, wait_all_ranks)
 
     # ---- how ----------------------------------------------------------------------------------
 

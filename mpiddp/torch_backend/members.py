@@ -68,9 +68,9 @@ class StoreChannel:
                 place.store.wait([key], place.timeout)
             except RuntimeError as error:
                 raise PeerLostError(
-                    f"rank {place.rank} of group {place.name!r} waited "
-                    f"{place.timeout.total_seconds():g} s for rank {rank} to begin the group's "
-                    "first collective call: all ranks of the group must make it"
+                    f"rank {place.rank} of group {place.name!r} waited for rank {rank} until the "
+                    f"timeout of {place.timeout.total_seconds():g} s: all ranks of the group must "
+                    "make its first collective call"
                 ) from error
             found.append(pickle.loads(place.store.get(key)))
         return found
