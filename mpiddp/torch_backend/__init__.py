@@ -9,6 +9,7 @@ Importing this registers the backend. torch from 2.14 on finds it without the im
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from torch import distributed
@@ -16,6 +17,7 @@ from torch import distributed
 from mpiddp.errors import ConfigurationError
 from mpiddp.torch_backend.group import NAME, Group
 from mpiddp.torch_backend.members import Place
+from mpiddp.torch_internals import fill, find_plugin
 
 
 def make_group(options: Any, backend_options: Any = None) -> Group:
@@ -27,11 +29,24 @@ def make_group(options: Any, backend_options: Any = None) -> Group:
 
 def register() -> None:
     """Register the backend, once. Raises ConfigurationError if its name is taken."""
-    plugin = distributed.Backend._plugins.get(NAME.upper())
-    if plugin is None:
+    maker = find_plugin(NAME)
+    if maker is None:
         distributed.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu"])
-    elif plugin.creator_fn is not make_group:
+        fill(distributed, monitored_barrier=monitored_barrier)
+    elif maker is not make_group:
         raise ConfigurationError(f"torch.distributed has another backend called {NAME!r} already")
 
 
+def monitored_barrier(
+    group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
+    """torch.distributed's, which asks for the name "gloo", for groups of mpiddp as well."""
+    found = group or distributed.group.WORLD
+    if isinstance(found, Group):
+        found.monitored_barrier(timeout, wait_all_ranks)
+    else:
+        _monitored_barrier(group, timeout, wait_all_ranks)
+
+
+_monitored_barrier = distributed.monitored_barrier
 register()

@@ -15,16 +15,18 @@ from typing import Any
 import torch
 from torch import distributed
 
-from mpiddp.collectives import AUTO, SHARED
+from mpiddp.collectives import SHARED
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.transport.operators import TYPES
 from mpiddp.schedules.schedule import Collective
 from mpiddp.torch_backend.calls import CallQueue, CallWork
 from mpiddp.torch_backend.members import Place, make_group_communicator
-from mpiddp.torch_internals import add_prefix, find_scale, make_gloo
+from mpiddp.torch_internals import add_prefix, fill, find_scale, make_gloo
 
 NAME = "mpiddp"
+BASE: Any = getattr(distributed, "BackendBase", distributed.ProcessGroup)
+"""From torch 2.15 on one backend of a group beside others; before it a whole group."""
 Tensors = list[torch.Tensor]
 Operators = distributed.ReduceOp
 _OPERATORS = {
@@ -54,7 +56,8 @@ _IN_MEMORY = {
 """Reduce-scatters in which a rank writes its own part alone."""
 
 
-class Group(distributed.ProcessGroup):
+# torch's signatures are overloads: the methods here take what any release passes.
+class Group(BASE):  # type: ignore[misc]
     """The ranks of a process group, as torch.distributed and DDP call them.
 
     Tensors are on the CPU; other ones are refused. The methods' names and arguments are those of
@@ -71,7 +74,6 @@ class Group(distributed.ProcessGroup):
         self._calls = CallQueue(place.name)
         self._communicator: Communicator | None = None
         self._gloo: Any = None
-        self._number = 0
 
     # ---- what torch asks of a group ---------------------------------------------------------
 
@@ -108,10 +110,14 @@ class Group(distributed.ProcessGroup):
         self._description = description
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._number
+        return self._calls.begun
 
     def _set_sequence_number_for_group(self) -> None:
         """Ranks count their calls from 0."""
+
+    def list_calls(self) -> list[str]:
+        """The last calls, one line each, for ``python -m mpiddp stacks``."""
+        return self._calls.describe()
 
     def _get_backend(self, device: torch.device) -> Any:
         return self._find_gloo()
@@ -141,7 +147,8 @@ class Group(distributed.ProcessGroup):
         operator, waits = _read(opts, options)
         if not all(map(partial(_can_add, operator=operator), found)):
             return self._ask_gloo("allreduce", found, operator=operator)
-        return self._make(partial(self._all_reduce, found, operator), found, waits=waits)
+        call = partial(self._all_reduce, found, operator)
+        return self._make("all_reduce", call, found, waits=waits)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> CallWork | Any:
         return self.allreduce(tensors, opts)
@@ -153,7 +160,8 @@ class Group(distributed.ProcessGroup):
         found = _list(tensors)
         root = opts if isinstance(opts, int) else options.get("root", getattr(opts, "rootRank", 0))
         waits = not getattr(opts, "asyncOp", True)
-        return self._make(partial(self._broadcast, found, root), found, waits=waits)
+        call = partial(self._broadcast, found, root)
+        return self._make("broadcast", call, found, waits=waits)
 
     def reduce(self, tensors: Any, opts: Any = None, *values: Any, **options: Any) -> Any:
         """To ``opts.rootRank``; the other ranks keep their tensors."""
@@ -164,7 +172,8 @@ class Group(distributed.ProcessGroup):
             if operator in (Operators.AVG, Operators.PREMUL_SUM):
                 raise _refuse(f"{operator} of {found[0].dtype}")
             return self._ask_gloo_with_root("reduce", found, root, operator)
-        return self._make(partial(self._reduce, found, root, operator), found, waits=waits)
+        call = partial(self._reduce, found, root, operator)
+        return self._make("reduce", call, found, waits=waits)
 
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, *_: Any, **options: Any
@@ -181,7 +190,8 @@ class Group(distributed.ProcessGroup):
                     f"a tensor of {source.numel()} elements, and room for "
                     f"{row[self._place.rank].numel()} from this rank"
                 )
-        return self._make(partial(self._gather_lists, targets, sources), targets, waits=waits)
+        call = partial(self._gather_lists, targets, sources)
+        return self._make("all_gather", call, targets, waits=waits)
 
     def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> CallWork:
         """Each input into a list of its own: ``outputs`` has a list for each rank."""
@@ -205,7 +215,8 @@ class Group(distributed.ProcessGroup):
                     f"{source.numel()} {source.dtype}"
                 )
         waits = not getattr(opts, "asyncOp", True)
-        return self._make(partial(self._gather, outputs, inputs), outputs, waits=waits)
+        call = partial(self._gather, outputs, inputs)
+        return self._make("all_gather_single", call, outputs, waits=waits)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -228,7 +239,10 @@ class Group(distributed.ProcessGroup):
         if not all(map(partial(_can_add, operator=operator), targets)):
             return self._add_with_gloo(targets, rows, operator)
         return self._make(
-            partial(self._scatter_lists, targets, rows, operator), targets, waits=waits
+            "reduce_scatter",
+            partial(self._scatter_lists, targets, rows, operator),
+            targets,
+            waits=waits,
         )
 
     def reduce_scatter_single(
@@ -252,7 +266,7 @@ class Group(distributed.ProcessGroup):
             rows = [list(source.reshape(-1).chunk(self._place.size)) for source in inputs]
             return self._add_with_gloo(outputs, rows, operator)
         call = partial(self._scatter, outputs, inputs, operator)
-        return self._make(call, outputs, waits=waits)
+        return self._make("reduce_scatter_single", call, outputs, waits=waits)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -260,7 +274,7 @@ class Group(distributed.ProcessGroup):
     def barrier(self, opts: Any = None, **_: Any) -> CallWork:
         """Until all ranks have come."""
         waits = not getattr(opts, "asyncOp", True)
-        return self._make(lambda: self._find_communicator().barrier(), [], waits=waits)
+        return self._make("barrier", lambda: self._find_communicator().barrier(), [], waits=waits)
 
     # ---- Gloo's -----------------------------------------------------------------------------
 
@@ -283,6 +297,12 @@ class Group(distributed.ProcessGroup):
         self, output: torch.Tensor, source: torch.Tensor, target_sizes: list[int],
         source_sizes: list[int], opts: Any = None,
     ) -> Any:  # fmt: skip
+        if not (output.is_contiguous() and source.is_contiguous()):
+            targets, sources = (
+                list(tensor.split(sizes or tensor.shape[0] // self._place.size))
+                for tensor, sizes in ((output, target_sizes), (source, source_sizes))
+            )
+            return self.alltoall(targets, sources, opts)
         values = () if opts is None else (opts,)
         return self._ask_gloo("alltoall_base", output, source, target_sizes, source_sizes, *values)
 
@@ -304,7 +324,7 @@ class Group(distributed.ProcessGroup):
             for part, output in zip(target.split(sizes), outputs, strict=True):
                 output.copy_(part.view(output.shape))
 
-        return self._make(finish, outputs, waits=not getattr(opts, "asyncOp", True))
+        return self._make("all_to_all", finish, outputs, waits=not getattr(opts, "asyncOp", True))
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Raises RuntimeError that names a rank which does not come in time."""
@@ -314,9 +334,10 @@ class Group(distributed.ProcessGroup):
 
     # ---- how ----------------------------------------------------------------------------------
 
-    def _make(self, call: Callable[[], object], tensors: list[Any], *, waits: bool) -> CallWork:
-        self._number += 1
-        return self._calls.make(call, tensors, waits=waits)
+    def _make(
+        self, name: str, call: Callable[[], object], tensors: list[Any], *, waits: bool
+    ) -> CallWork:
+        return self._calls.make(name, call, tensors, waits=waits)
 
     def _find_communicator(self) -> Communicator:
         """Made by the first call, in which all ranks take part."""
@@ -333,25 +354,35 @@ class Group(distributed.ProcessGroup):
         return self._gloo
 
     def _ask_gloo(self, method: str, *values: Any, operator: Any = None) -> Any:
-        for value in values:
-            for tensor in _flatten(value):
-                _check(tensor)
-        self._number += 1
-        if operator is None:
-            return getattr(self._find_gloo(), method)(*values)
-        if operator in (Operators.AVG, Operators.PREMUL_SUM):
-            raise _refuse(f"{operator} of {values[0][0].dtype}")
-        options = distributed.AllreduceOptions()
-        options.reduceOp = operator
-        return getattr(self._find_gloo(), method)(*values, options)
+        """``values``: the tensors of the result come first; other ones are left as they are."""
+        tensors = [tensor for value in values for tensor in _flatten(value)]
+        for tensor in tensors:
+            _check(tensor)
+        if operator is not None:
+            if operator in (Operators.AVG, Operators.PREMUL_SUM):
+                raise _refuse(f"{operator} of {tensors[0].dtype}")
+            values = (*values, fill(distributed.AllreduceOptions(), reduceOp=operator))
+        call = getattr(self._find_gloo(), method)
+        if all(tensor.is_contiguous() for tensor in tensors):
+            return call(*values)
+        # Gloo takes no notice of strides.
+        rows = [_copy_contiguous(value) for value in values]
+        work = call(*rows)
+        results = [] if method == "send" else [*_flatten(values[0])]
+
+        def finish() -> None:
+            work.wait()
+            for target, row in zip(results, _flatten(rows[0]), strict=False):
+                target.detach().copy_(row)
+
+        return self._make(method, finish, results, waits=False)
 
     def _ask_gloo_with_root(self, method: str, found: Tensors, root: int, operator: Any) -> Any:
-        options = distributed.ReduceOptions()
-        options.reduceOp, options.rootRank = operator, root
+        options = fill(distributed.ReduceOptions(), reduceOp=operator, rootRank=root)
         return self._ask_gloo(method, found, options)
 
     def _add_with_gloo(self, targets: Tensors, rows: list[Tensors], operator: Any) -> Any:
-        """A reduce-scatter of what mpiddp does not add: Gloo's all-reduce, of which a part is kept."""
+        """A reduce-scatter of what mpiddp does not add: a part of Gloo's all-reduce."""
         sums = [torch.cat([each.reshape(-1) for each in row]) for row in rows]
         works = [self._ask_gloo("allreduce", [each], operator=operator) for each in sums]
 
@@ -361,7 +392,7 @@ class Group(distributed.ProcessGroup):
                 part = total.split([each.numel() for each in row])[self._place.rank]
                 target.copy_(part.view(target.shape))
 
-        return self._make(finish, targets, waits=False)
+        return self._make("reduce_scatter", finish, targets, waits=False)
 
     def _all_reduce(self, tensors: Tensors, operator: Any) -> None:
         request = _request(Collective.ALL_REDUCE, _OPERATORS[_kind(operator)])
@@ -411,7 +442,7 @@ class Group(distributed.ProcessGroup):
 
     def _scatter(self, outputs: Tensors, inputs: Tensors, operator: Any) -> None:
         for output, source in zip(outputs, inputs, strict=True):
-            self._scatter_one(output, source.detach().reshape(-1), operator)
+            self._scatter_one(output, source.detach().contiguous().view(-1), operator)
 
     def _scatter_one(self, output: torch.Tensor, source: torch.Tensor, operator: Any) -> None:
         """``source`` is as it was afterwards."""
@@ -455,7 +486,8 @@ class _Flat:
         if self._is_own:
             self._flat = self._tensor.view(-1)
         elif keeps:
-            self._flat = self._tensor.reshape(-1)
+            # Not reshape(): of a strided tensor that may be a view with strides.
+            self._flat = self._tensor.contiguous().view(-1)
         else:
             self._flat = self._tensor.new_empty(tensor.numel())
 
@@ -481,6 +513,12 @@ def _flatten(value: Any) -> Sequence[torch.Tensor]:
     if isinstance(value, list | tuple):
         return [tensor for each in value for tensor in _flatten(each)]
     return []
+
+
+def _copy_contiguous(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().contiguous()
+    return [*map(_copy_contiguous, value)] if isinstance(value, list | tuple) else value
 
 
 def _check(tensor: torch.Tensor) -> None:

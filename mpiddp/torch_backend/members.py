@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import pickle
+import json
 import socket
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from mpiddp.collectives.transport.torch_messages import TorchMessenger
 from mpiddp.collectives.transport.waiting import Waiter
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.mpi.mpi import find_thread_limit
-from mpiddp.launch.session import Session, find_session
+from mpiddp.launch.session import find_session
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 MOST_TAGS = 1 << 15
@@ -55,12 +55,13 @@ class StoreChannel:
         self._numbers = itertools.count()
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's ``value``, by rank; any objects that pickle takes. Collective.
+        """Every rank's ``value``, by rank. Collective; all ranks pass values of one type: a number,
+        text, bytes, or a tuple or dataclass of these.
 
         Raises PeerLostError if a rank does not come within the group's timeout.
         """
         place, number = self._place, next(self._numbers)
-        place.store.set(f"mpiddp/{number}/{place.rank}", pickle.dumps(value))
+        place.store.set(f"mpiddp/{number}/{place.rank}", json.dumps(_pack(value)))
         found = []
         for rank in range(place.size):
             key = f"mpiddp/{number}/{rank}"
@@ -72,7 +73,7 @@ class StoreChannel:
                     f"timeout of {place.timeout.total_seconds():g} s: all ranks of the group must "
                     "make its first collective call"
                 ) from error
-            found.append(pickle.loads(place.store.get(key)))
+            found.append(_unpack(json.loads(place.store.get(key)), value))
         return found
 
     def agree(self, value: Any, what: str) -> Any:
@@ -81,8 +82,7 @@ class StoreChannel:
         Raises ConfigurationError on every rank, saying which ranks differ from rank 0.
         """
         text = repr(value)
-        digest = hashlib.sha256(text.encode()).digest()
-        rows = self.gather((digest, text[:120]))
+        rows = self.gather((hashlib.sha256(text.encode()).hexdigest(), text[:120]))
         odd = [rank for rank, row in enumerate(rows) if row[0] != rows[0][0]]
         if odd:
             raise ConfigurationError(
@@ -90,6 +90,25 @@ class StoreChannel:
                 f"{rows[0][1]}, rank {odd[0]} has {rows[odd[0]][1]}"
             )
         return value
+
+
+def _pack(value: Any) -> Any:
+    """As JSON has it: nobody who reaches the store can have code run."""
+    if is_dataclass(value):
+        return [_pack(getattr(value, field.name)) for field in fields(value)]
+    if isinstance(value, bytes):
+        return value.hex()
+    return [_pack(each) for each in value] if isinstance(value, tuple) else value
+
+
+def _unpack(data: Any, like: Any) -> Any:
+    """The value, of the same type as ``like``."""
+    if is_dataclass(like) and not isinstance(like, type):
+        values = [getattr(like, field.name) for field in fields(like)]
+        return type(like)(*(map(_unpack, data, values)))
+    if isinstance(like, bytes):
+        return bytes.fromhex(data)
+    return tuple(data) if isinstance(like, tuple) else data
 
 
 def make_group_communicator(place: Place, find_gloo: Callable[[], Any]) -> Communicator:

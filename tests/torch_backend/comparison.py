@@ -1,0 +1,357 @@
+"""Makes the same calls in a group of Gloo and in one of mpiddp, and compares what they leave.
+
+The inputs are small whole numbers: every sum and product of them is exact in every type, so the
+results are compared bit by bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+import mpiddp.torch_backend  # noqa: F401 - registers the backend
+
+Tensors = list[torch.Tensor]
+WAIT = timedelta(seconds=30)
+"""Of a group: longer than a busy machine takes for any call."""
+EVERY_TYPE = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8,
+    torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64, torch.complex128,
+)  # fmt: skip
+FEW_TYPES = (torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64)
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "plain": lambda tensor: tensor,
+    "transposed": lambda tensor: tensor.t().contiguous().t(),
+    "strided": lambda tensor: _spread(tensor)[:, ::2],
+    "offset": lambda tensor: torch.cat([tensor.reshape(-1)[:1], tensor.reshape(-1)])[1:].view(
+        tensor.shape
+    ),
+}
+OPERATORS = {
+    "sum": dist.ReduceOp.SUM,
+    "product": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "band": dist.ReduceOp.BAND,
+    "bor": dist.ReduceOp.BOR,
+    "bxor": dist.ReduceOp.BXOR,
+    "average": dist.ReduceOp.AVG,
+    "scaled": dist._make_nccl_premul_sum(2.0),
+}
+GATHER_ONE = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+SCATTER_ONE = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+"""By the names that torch gave them in 2.13; it warns of the older ones."""
+REFUSALS = (RuntimeError, ValueError, TypeError)
+"""What torch's users expect from a call that is refused."""
+
+
+def _spread(tensor: torch.Tensor) -> torch.Tensor:
+    wide = tensor.new_zeros(tensor.shape[0], 2 * tensor.shape[1])
+    wide[:, ::2] = tensor
+    return wide
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two groups, and how calls are made in it."""
+
+    group: Any
+    ranks: tuple[int, ...]
+    """Of the group, by their numbers in the default group."""
+    how: str = "at once"
+    """Or how an asynchronous call is waited for."""
+    dtype: torch.dtype = torch.float32
+    layout: str = "plain"
+    shape: tuple[int, ...] = (4, 6)
+    operator: str = "sum"
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def rank(self) -> int:
+        return self.ranks.index(dist.get_rank())
+
+    @property
+    def is_gloo(self) -> bool:
+        return bool(dist.get_backend(self.group) == "gloo")
+
+    def fill(self, *shape: int, seed: int = 0) -> torch.Tensor:
+        """An input of this rank: of ``shape``, by default the side's, in its layout and type."""
+        sizes = shape or self.shape
+        count = torch.Size(sizes).numel()
+        whole = torch.arange(count) * 7 + 3 * self.rank + 5 * seed
+        if self.dtype is torch.bool:
+            values = whole % 3 > 0
+        elif self.dtype.is_complex:
+            values = torch.complex((whole % 4).double() - 1, (whole % 3).double() - 1)
+        else:
+            values = whole % 4 - (0 if self.dtype is torch.uint8 else 1)
+        flat = values.to(self.dtype).view(sizes)
+        # Gloo takes no notice of the strides of some tensors, and leaves a wrong result.
+        return LAYOUTS[self.layout](flat) if len(sizes) == 2 and not self.is_gloo else flat
+
+    def room(self, *shape: int) -> torch.Tensor:
+        """As ``fill``, for a result: all ones."""
+        return torch.ones_like(self.fill(*shape))
+
+    def call(self, function: Callable[..., Any], *values: Any, **options: Any) -> None:
+        """Make a call in this group, and wait for it."""
+        if self.how == "at once" or self.is_gloo:
+            # Gloo's reduce-scatter never says that it is complete, unless it is waited for.
+            function(*values, group=self.group, **options)
+            return
+        work = function(*values, group=self.group, async_op=True, **options)
+        if self.how == "future":
+            work.get_future().then(lambda future: future.value()).wait()
+        elif self.how == "polled":
+            while not work.is_completed():
+                time.sleep(0.001)
+            work.wait()
+        else:
+            work.wait(WAIT)
+
+    def reduces(self, function: Callable[..., Any], *values: Any, **options: Any) -> None:
+        """``call`` with the operator."""
+        self.call(function, *values, op=OPERATORS[self.operator], **options)
+
+
+# ---- the calls: each returns what must be equal on both sides, its unchanged inputs too ----------
+
+
+def all_reduce(side: Side) -> Tensors:
+    tensor = side.fill()
+    side.reduces(dist.all_reduce, tensor)
+    return [tensor]
+
+
+def all_reduce_large(side: Side) -> Tensors:
+    tensor = side.fill(100_003)
+    side.reduces(dist.all_reduce, tensor)
+    return [tensor]
+
+
+def reduce(side: Side) -> Tensors:
+    tensor, root = side.fill(), side.size - 1
+    side.reduces(dist.reduce, tensor, group_dst=root)
+    return [tensor] if side.rank == root else []
+
+
+def reduce_scatter(side: Side) -> Tensors:
+    output, inputs = side.room(), [side.fill(seed=seed) for seed in range(side.size)]
+    side.reduces(dist.reduce_scatter, output, inputs)
+    return [output, *inputs]
+
+
+def reduce_scatter_tensor(side: Side) -> Tensors:
+    output, source = side.room(2, 3), side.fill(2 * side.size, 3)
+    side.reduces(SCATTER_ONE, output, source)
+    return [output, source]
+
+
+def reduce_scatter_stacked(side: Side) -> Tensors:
+    output, source = side.room(2, 3), side.fill(side.size, 2, 3)
+    # Gloo has no such form, and says so on stderr.
+    side.reduces(SCATTER_ONE, output, source.flatten(0, side.is_gloo))
+    return [output, source]
+
+
+def broadcast(side: Side) -> Tensors:
+    found = []
+    for root in range(side.size):
+        tensor = side.fill()
+        side.call(dist.broadcast, tensor, group_src=root)
+        found.append(tensor)
+    return found
+
+
+def all_gather(side: Side) -> Tensors:
+    source, outputs = side.fill(), [side.room() for _ in side.ranks]
+    side.call(dist.all_gather, outputs, source)
+    return [source, *outputs]
+
+
+def all_gather_uneven(side: Side) -> Tensors:
+    source = side.fill(side.rank + 1, 2)
+    outputs = [side.room(rank + 1, 2) for rank in range(side.size)]
+    side.call(dist.all_gather, outputs, source)
+    return [source, *outputs]
+
+
+def all_gather_into_tensor(side: Side) -> Tensors:
+    source, output = side.fill(2, 3), side.room(2 * side.size, 3)
+    side.call(GATHER_ONE, output, source)
+    return [source, output]
+
+
+def all_gather_in_place(side: Side) -> Tensors:
+    output = side.fill(2 * side.size)
+    side.call(GATHER_ONE, output, output[2 * side.rank : 2 * side.rank + 2])
+    return [output]
+
+
+def gather(side: Side) -> Tensors:
+    source, root = side.fill(), side.size - 1
+    outputs = [side.room() for _ in side.ranks] if side.rank == root else None
+    side.call(dist.gather, source, outputs, group_dst=root)
+    return [source, *(outputs or [])]
+
+
+def scatter(side: Side) -> Tensors:
+    output, root = side.room(), side.size - 1
+    inputs = [side.fill(seed=seed) for seed in range(side.size)] if side.rank == root else None
+    side.call(dist.scatter, output, inputs, group_src=root)
+    return [output, *(inputs or [])]
+
+
+def all_to_all(side: Side) -> Tensors:
+    inputs = [side.fill(seed=seed) for seed in range(side.size)]
+    outputs = [side.room() for _ in side.ranks]
+    side.call(dist.all_to_all, outputs, inputs)
+    return [*inputs, *outputs]
+
+
+def all_to_all_uneven(side: Side) -> Tensors:
+    inputs = [side.fill(to + 1, 3) for to in range(side.size)]
+    outputs = [side.room(side.rank + 1, 3) for _ in side.ranks]
+    side.call(dist.all_to_all, outputs, inputs)
+    return [*inputs, *outputs]
+
+
+def all_to_all_single(side: Side) -> Tensors:
+    source, output = side.fill(2 * side.size, 3), side.room(2 * side.size, 3)
+    side.call(dist.all_to_all_single, output, source)
+    return [source, output]
+
+
+def all_to_all_split(side: Side) -> Tensors:
+    """Rank r sends ``to`` rows to rank ``to``: rank 0 gets nothing."""
+    sizes = list(range(side.size))
+    source = side.fill(sum(sizes), 3)
+    output = side.room(side.rank * side.size, 3)
+    side.call(dist.all_to_all_single, output, source, [side.rank] * side.size, sizes)
+    return [source, output]
+
+
+REDUCTIONS = (
+    all_reduce, all_reduce_large, reduce, reduce_scatter, reduce_scatter_tensor,
+    reduce_scatter_stacked,
+)  # fmt: skip
+MOVES = (
+    broadcast, all_gather, all_gather_uneven, all_gather_into_tensor, all_gather_in_place, gather,
+    scatter, all_to_all, all_to_all_uneven, all_to_all_single, all_to_all_split,
+)  # fmt: skip
+
+
+# ---- comparing ----------------------------------------------------------------------------
+
+
+def _list_sides(side: Side, *, is_long: bool) -> Iterator[tuple[Callable[[Side], Tensors], Side]]:
+    """Each call with its variations: every type, operator, layout, shape and way to wait."""
+    types = EVERY_TYPE if is_long else FEW_TYPES
+    for dtype, operator in itertools.product(types, OPERATORS):
+        calls = REDUCTIONS if is_long or dtype is torch.float32 else (all_reduce, reduce_scatter)
+        for call in calls:
+            yield call, replace(side, dtype=dtype, operator=operator)
+    for dtype, call in itertools.product(types, MOVES):
+        yield call, replace(side, dtype=dtype)
+    for call, layout in itertools.product((all_reduce, reduce, reduce_scatter), LAYOUTS):
+        yield call, replace(side, dtype=torch.int8, layout=layout)
+    hows = ("at once", "wait", "future", "polled")
+    for how, layout in itertools.product(hows if is_long else hows[::2], LAYOUTS):
+        for call in (*REDUCTIONS, *MOVES):
+            yield call, replace(side, how=how, layout=layout)
+    for how, shape in itertools.product(hows, [(), (0,), (0, 3)]):
+        for call in (all_reduce, reduce, reduce_scatter, broadcast, all_gather, gather, scatter):
+            yield call, replace(side, how=how, shape=shape)
+
+
+def _take(call: Callable[[Side], Tensors], side: Side) -> Tensors | BaseException:
+    try:
+        return call(side)
+    except REFUSALS as error:
+        return error
+
+
+def _foretell(call: Callable[[Side], Tensors], side: Side) -> Tensors | BaseException:
+    """What Gloo leaves; for what it does not do, what it leaves of a call that means the same."""
+    if side.operator in ("average", "scaled"):
+        return _foretell_scaled(call, side)
+    found = _take(call, side)
+    if isinstance(found, BaseException) and not side.dtype.is_complex:
+        wide = torch.float64 if side.dtype.is_floating_point else torch.int64
+        found = _take(call, replace(side, dtype=wide))
+        if not isinstance(found, BaseException):
+            return [each.to(side.dtype) for each in found]
+    return found
+
+
+def _foretell_scaled(call: Callable[[Side], Tensors], side: Side) -> Tensors | BaseException:
+    """A sum, made by an operator that Gloo has, and scaled afterwards."""
+    found = _take(call, replace(side, operator="sum", dtype=torch.float64))
+    if isinstance(found, BaseException) or not side.dtype.is_floating_point:
+        return ValueError("no average or product of these")
+    outputs = 1 if call is not reduce else len(found)
+    factor = 2.0 if side.operator == "scaled" else 1 / side.size
+    scaled = [each * factor for each in found[:outputs]] + found[outputs:]
+    return [each.to(side.dtype) for each in scaled]
+
+
+def find_difference(call: Callable[[Side], Tensors], gloo: Side, ours: Side) -> str:
+    """How the two sides differ; empty if they do not."""
+    expected, found = _foretell(call, gloo), _take(call, ours)
+    if isinstance(expected, BaseException):
+        # More than Gloo can is no error.
+        return ""
+    where = f"{call.__name__} {ours.dtype} {ours.operator} {ours.layout} {ours.shape} {ours.how}"
+    where += f" on {ours.ranks}: "
+    if isinstance(found, BaseException):
+        return f"{where}{type(found).__name__}: {found}"
+    if len(found) != len(expected):
+        return f"{where}{len(found)} tensors instead of {len(expected)}"
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return f"{where}tensor {number} is {one.dtype} {tuple(one.shape)}"
+        if not is_close(one, other):
+            return f"{where}tensor {number} is {one.flatten()[:8]}, not {other.flatten()[:8]}"
+    return ""
+
+
+def is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal; an average of three is rounded where it is divided, once or twice."""
+    if not one.dtype.is_floating_point or torch.equal(one, other):
+        return torch.equal(one, other)
+    tolerance = 2 * torch.finfo(one.dtype).eps
+    return torch.allclose(one, other, rtol=tolerance, atol=0.0)
+
+
+def make_sides(ranks: Sequence[int] | None = None) -> tuple[Side, Side]:
+    """Two new groups of these ranks, Gloo's and ours. Collective over all ranks."""
+    members = tuple(range(dist.get_world_size()) if ranks is None else ranks)
+    groups = [
+        dist.new_group(list(members), backend=name, timeout=WAIT) for name in ("gloo", "mpiddp")
+    ]
+    return Side(groups[0], members), Side(groups[1], members)
+
+
+def close_sides(*sides: Side) -> None:
+    for side in sides:
+        if dist.get_rank() in side.ranks:
+            dist.destroy_process_group(side.group)
+
+
+def compare_calls(session: Any, is_long: bool) -> tuple[int, list[str]]:
+    """Every call in a group of all ranks: how many, and the differences."""
+    gloo, ours = make_sides()
+    pairs = zip(_list_sides(gloo, is_long=is_long), _list_sides(ours, is_long=is_long), strict=True)
+    found = [find_difference(call, one, other) for (call, one), (_, other) in pairs]
+    close_sides(gloo, ours)
+    return len(found), [each for each in found if each]

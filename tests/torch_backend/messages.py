@@ -1,0 +1,331 @@
+"""Calls that have no type or operator: messages, objects, barriers, calls made together, futures.
+
+Each function returns what must be equal in a group of Gloo and in one of mpiddp.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+from comparison import GATHER_ONE, SCATTER_ONE, WAIT, Side, close_sides, make_sides
+from torch import distributed as dist
+from torch.distributed import _functional_collectives as functional
+
+
+def _neighbours(side: Side) -> tuple[int, int]:
+    """The next rank and the one before, by their numbers in the group."""
+    return (side.rank + 1) % side.size, (side.rank - 1) % side.size
+
+
+def send_and_receive(side: Side) -> list[Any]:
+    """A ring in which rank 0 sends first; the tag tells two messages apart."""
+    after, before = _neighbours(side)
+    if side.size == 1:
+        return []
+    first, second = side.fill(seed=1), side.fill(3, seed=2)
+    got = [side.room(), side.room(3)]
+    if side.rank == 0:
+        dist.send(first, group=side.group, group_dst=after, tag=1)
+        dist.send(second, group=side.group, group_dst=after, tag=2)
+    who = dist.recv(got[0], group=side.group, group_src=before, tag=1)
+    dist.recv(got[1], group=side.group, group_src=before, tag=2)
+    if side.rank != 0:
+        dist.send(first, group=side.group, group_dst=after, tag=1)
+        dist.send(second, group=side.group, group_dst=after, tag=2)
+    return [*got, who, first, second]
+
+
+def receive_from_anybody(side: Side) -> list[Any]:
+    if side.rank != 0:
+        dist.send(side.fill(), group=side.group, group_dst=0)
+        return []
+    found = {}
+    for _ in range(side.size - 1):
+        tensor = side.room()
+        who = dist.recv(tensor, group=side.group)
+        found[who] = tensor
+    return [found[who] for who in sorted(found)] + sorted(found)
+
+
+def exchange_in_the_background(side: Side) -> list[Any]:
+    after, before = _neighbours(side)
+    if side.size == 1:
+        return []
+    tensor = side.room()
+    works = [
+        dist.isend(side.fill(), group=side.group, group_dst=after),
+        dist.irecv(tensor, group=side.group, group_src=before),
+    ]
+    for work in works:
+        work.wait()
+    return [tensor]
+
+
+def exchange_in_a_batch(side: Side) -> list[Any]:
+    after, before = _neighbours(side)
+    if side.size == 1:
+        return []
+    tensors = [side.room(), side.room(5)]
+    operations = [
+        dist.P2POp(dist.isend, side.fill(), group=side.group, group_peer=after),
+        dist.P2POp(dist.irecv, tensors[0], group=side.group, group_peer=before),
+        dist.P2POp(dist.isend, side.fill(5), group=side.group, group_peer=after),
+        dist.P2POp(dist.irecv, tensors[1], group=side.group, group_peer=before),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    return tensors
+
+
+def barriers(side: Side) -> list[Any]:
+    dist.barrier(group=side.group)
+    dist.barrier(group=side.group, async_op=True).wait()
+    dist.monitored_barrier(group=side.group, timeout=WAIT)
+    dist.monitored_barrier(group=side.group, wait_all_ranks=True)
+    return []
+
+
+def objects(side: Side) -> list[Any]:
+    """Pickles of different lengths."""
+    own = {"rank": side.rank, "text": "x" * (10 * side.rank)}
+    every: list[Any] = [None] * side.size
+    dist.all_gather_object(every, own, group=side.group)
+    sent = [own, side.rank]
+    dist.broadcast_object_list(sent, group=side.group, group_src=side.size - 1)
+    room: list[Any] | None = [None] * side.size if side.rank == 0 else None
+    dist.gather_object(own, room, group=side.group, group_dst=0)
+    part: list[Any] = [None]
+    parts = [{"to": rank} for rank in range(side.size)] if side.rank == 0 else None
+    dist.scatter_object_list(part, parts, group=side.group, group_src=0)
+    return [every, sent, room, part]
+
+
+def objects_between_two(side: Side) -> list[Any]:
+    if side.size == 1:
+        return []
+    if side.rank == 0:
+        dist.send_object_list(["a", {"b": 1}], group=side.group, group_dst=1)
+    if side.rank != 1:
+        return []
+    found: list[Any] = [None, None]
+    who = dist.recv_object_list(found, group=side.group, group_src=0)
+    return [found, who]
+
+
+def together(side: Side) -> list[Any]:
+    """What a manager of coalesced calls collects; Gloo makes such calls one by one."""
+    tensors = [side.fill(seed=seed) for seed in range(4)]
+    outputs = [side.room(2 * side.size) for _ in range(3)]
+    sources = [side.fill(2, seed=seed) for seed in range(3)]
+    parts = [side.room(2) for _ in range(3)]
+    wholes = [side.fill(2 * side.size, seed=seed) for seed in range(3)]
+    manage = partial(dist._coalescing_manager, side.group)
+    if side.is_gloo:
+        for tensor in tensors:
+            dist.all_reduce(tensor, group=side.group)
+        for output, source in zip(outputs, sources, strict=True):
+            GATHER_ONE(output, source, group=side.group)
+        for part, whole in zip(parts, wholes, strict=True):
+            SCATTER_ONE(part, whole, group=side.group)
+        return [*tensors, *outputs, *parts]
+    with manage(async_ops=True) as works:
+        for tensor in tensors:
+            dist.all_reduce(tensor, group=side.group)
+    works.wait()
+    with manage():
+        for output, source in zip(outputs, sources, strict=True):
+            GATHER_ONE(output, source, group=side.group)
+    with manage(async_ops=True) as works:
+        for part, whole in zip(parts, wholes, strict=True):
+            SCATTER_ONE(part, whole, group=side.group)
+    works.wait()
+    return [*tensors, *outputs, *parts]
+
+
+def in_the_middle_of_autograd(side: Side) -> list[Any]:
+    """Functional collectives, whose results are waited for when they are used."""
+    # torch 2.13 gave some of them other names.
+    warnings.simplefilter("ignore", FutureWarning)
+    group, size = side.group, side.size
+    tensor = side.fill()
+    found: list[Any] = [
+        functional.all_reduce(tensor, "sum", group) + 1,
+        functional.all_reduce(tensor[1:3, 2:], "max", group) * 2,
+        functional.all_gather_tensor(tensor, 0, group) + 1,
+        functional.all_gather_tensor(tensor, 1, group) + 1,
+        functional.reduce_scatter_tensor(side.fill(2 * size, 3), "sum", 0, group) + 1,
+        functional.broadcast(tensor, size - 1, group) + 1,
+        functional.all_to_all_single(side.fill(size, 3), None, None, group) + 1,
+    ]
+    found.append(functional.wait_tensor(functional.all_reduce(tensor.t(), "sum", group)).t()[1:])
+    leaf = side.fill().requires_grad_()
+    functional.all_gather_tensor_autograd(leaf, 0, group).square().sum().backward()
+    several = functional.all_reduce_coalesced([side.fill(3), side.fill(4)], "sum", group)
+    gathered = functional.all_gather_into_tensor_coalesced([side.fill(3), side.fill(4)], group)
+    return [*found, leaf.grad, tensor, *(each + 0 for each in (*several, *gathered))]
+
+
+def from_a_callback(side: Side) -> list[Any]:
+    """A call that a future's callback makes, as DDP's hooks do, and one that follows it."""
+    tensor, second = side.fill(), side.fill(seed=1)
+
+    def go_on(future: Any) -> torch.Tensor:
+        value: torch.Tensor = future.value()[0]
+        if not side.is_gloo:
+            dist.all_reduce(value, group=side.group)
+        return value / 2
+
+    future = dist.all_reduce(tensor, group=side.group, async_op=True).get_future().then(go_on)
+    result = future.wait()
+    if side.is_gloo:
+        # Its callbacks may not wait for calls of the same group.
+        dist.all_reduce(tensor, group=side.group)
+        result = tensor / 2
+    dist.all_reduce(second, group=side.group)
+    return [result, second]
+
+
+def forgotten_works(side: Side) -> list[Any]:
+    """Nobody waits for these; a call that comes later, and is waited for, ends after them."""
+    tensors = [side.fill(1000, seed=seed) for seed in range(20)]
+    for tensor in tensors[:10]:
+        dist.all_reduce(tensor, group=side.group, async_op=True)
+    for tensor in tensors[10:]:
+        dist.broadcast(tensor, group=side.group, group_src=0, async_op=True)
+    gc.collect()
+    dist.barrier(group=side.group)
+    last = side.fill()
+    dist.all_reduce(last, group=side.group)
+    return [last, *tensors]
+
+
+def many_at_once(side: Side) -> list[Any]:
+    """Works that are waited for in another order than they were begun in."""
+    tensors = [side.fill(length, seed=length) for length in (1, 5000, 3, 40_000, 2)]
+    begin: list[Callable[..., Any]] = [dist.all_reduce, partial(dist.broadcast, group_src=0)]
+    works = [
+        function(tensor, group=side.group, async_op=True)
+        for tensor, function in zip(tensors, begin * 3, strict=False)
+    ]
+    for work in reversed(works):
+        work.wait()
+    # A call that its caller waits for, while others are under way.
+    late = [dist.all_reduce(tensor, group=side.group, async_op=True) for tensor in tensors]
+    dist.all_reduce(tensors[0], group=side.group)
+    for work in late:
+        work.wait()
+    return tensors
+
+
+def a_work_in_words(side: Side) -> list[Any]:
+    """What can be asked of a work; a wait that is too short leaves the call as it is."""
+    if side.is_gloo or side.size == 1:
+        tensor = side.fill()
+        dist.all_reduce(tensor, group=side.group)
+        return [True, True, tensor]
+    tensor = side.fill()
+    is_late = True
+    if side.rank == 0:
+        work = dist.all_reduce(tensor, group=side.group, async_op=True)
+        assert not work.is_completed()
+        try:
+            work.wait(timedelta(milliseconds=50))
+            is_late = False
+        except RuntimeError as error:
+            is_late = isinstance(error, dist.DistNetworkError)
+        dist.send(torch.zeros(1), group=side.group, group_dst=1)
+    elif side.rank == 1:
+        dist.recv(torch.zeros(1), group=side.group, group_src=0)
+    if side.rank != 0:
+        work = dist.all_reduce(tensor, group=side.group, async_op=True)
+    work.wait()
+    assert work.result()[0] is tensor
+    return [is_late, work.is_completed() and work.is_success(), tensor]
+
+
+CALLS = (
+    send_and_receive, receive_from_anybody, exchange_in_the_background, exchange_in_a_batch,
+    barriers, objects, objects_between_two, together, in_the_middle_of_autograd, from_a_callback,
+    forgotten_works, many_at_once, a_work_in_words,
+)  # fmt: skip
+
+
+def is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(is_equal, one, other))
+    return bool(one == other)
+
+
+def _compare(gloo: Side, ours: Side) -> list[str]:
+    """Every call on both sides; the differences."""
+    differences = []
+    for call in CALLS:
+        expected, found = call(gloo), call(ours)
+        if not is_equal(found, expected):
+            differences.append(f"{call.__name__} on {ours.ranks}: {found} instead of {expected}")
+    return differences
+
+
+def compare_messages(session: Any) -> list[str]:
+    """The calls of this module in a group of all ranks; the differences."""
+    gloo, ours = make_sides()
+    differences = _compare(gloo, ours)
+    close_sides(gloo, ours)
+    return differences
+
+
+def list_groups(size: int) -> list[tuple[int, ...]]:
+    """One rank alone, two that overlap in one, all in reversed order, and the even ranks."""
+    everybody = tuple(range(size))
+    found = [(size - 1,), everybody[:2], everybody[1:], everybody[::-1], everybody[::2]]
+    return [ranks for ranks in dict.fromkeys(found) if ranks]
+
+
+def compare_groups(session: Any) -> list[str]:
+    """The calls of this module in groups that overlap; each group waits for its ranks alone."""
+    pairs = [make_sides(ranks) for ranks in list_groups(dist.get_world_size())]
+    mine = [pair for pair in pairs if dist.get_rank() in pair[0].ranks]
+    differences = [each for gloo, ours in mine for each in _compare(gloo, ours)]
+    for pair in mine:
+        close_sides(*pair)
+    return differences
+
+
+def compare_threads(session: Any, rounds: int) -> list[str]:
+    """Several groups at once, each used by a thread of its own; calls of every length."""
+    pairs = [make_sides(ranks) for ranks in list_groups(dist.get_world_size())]
+    mine = [ours for _, ours in pairs if dist.get_rank() in ours.ranks]
+    differences: list[str] = []
+
+    def work(side: Side) -> None:
+        try:
+            for number in range(rounds):
+                tensor = torch.full((1 + 997 * (number % 7),), float(side.rank + number))
+                dist.all_reduce(tensor, group=side.group)
+                total = sum(rank + number for rank in range(side.size))
+                if not torch.equal(tensor, torch.full_like(tensor, total)):
+                    differences.append(f"{side.ranks}, round {number}: {tensor[:4]}, not {total}")
+        except RuntimeError as error:
+            differences.append(f"{side.ranks}: {error}")
+
+    threads = [threading.Thread(target=work, args=(side,)) for side in mine]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + WAIT.total_seconds()
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    if any(thread.is_alive() for thread in threads):
+        return ["the threads wait for each other"]
+    for pair in pairs:
+        close_sides(*pair)
+    return differences
