@@ -328,7 +328,9 @@ class Group(BASE):  # type: ignore[misc]
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Raises RuntimeError that names a rank which does not come in time."""
-        self._find_gloo().monitored_barrier(timeout or self._timeout, wait_all_ranks)
+        # Zero is a time, too.
+        limit = self._timeout if timeout is None else timeout
+        self._find_gloo().monitored_barrier(limit, wait_all_ranks)
 
     # ---- how ----------------------------------------------------------------------------------
 

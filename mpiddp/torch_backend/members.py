@@ -71,11 +71,11 @@ class StoreChannel:
             key = f"mpiddp/{number}/{rank}"
             # Not store.wait(), in which the store keeps out this process's other threads: two
             # groups that two threads use for the first time would wait for each other.
-            if not wait_until(lambda key=key: place.store.check([key]), seconds, LONGEST_LOOK):
+            if not wait_until(partial(place.store.check, [key]), seconds, LONGEST_LOOK):
                 raise PeerLostError(
-                    f"rank {place.rank} of group {place.name!r} waited {seconds:g} s for rank "
-                    f"{rank} to begin the group's first collective call: all ranks of the group "
-                    "must make it"
+                    f"rank {place.rank} of group {place.name!r} waited for rank {rank} until the "
+                    f"timeout of {seconds:g} s: all ranks of the group must make its first "
+                    "collective call"
                 )
             found.append(_unpack(json.loads(place.store.get(key)), value))
         return found
