@@ -134,7 +134,8 @@ def measure(plan: Plan, ranks: int, launcher: launchers.Mpirun) -> Measurement:
     """Run the job. Raises RunError with its output if it fails."""
     try:
         with tempfile.TemporaryDirectory(prefix="mpiddp-bench-", dir=plan.directory) as name:
-            folder = Path(name)
+            # Ranks run in another directory.
+            folder = Path(name).resolve()
             program = make_program(ranks, launcher, describe_plan(plan, folder))
             processes.run(program, plan.deadline)
             return read_measurement((folder / "report.json").read_text())

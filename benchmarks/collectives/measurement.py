@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import psutil
 
@@ -25,7 +24,7 @@ from benchmarks.collectives.findings import Finding, Surroundings
 from benchmarks.collectives.options import ITEM_BYTES, Plan
 from benchmarks.collectives.visits import Visitor
 from benchmarks.common.options import describe_size
-from benchmarks.launching.launchers import Mpirun
+from benchmarks.launching.launchers import Mpirun, resolve
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
 from benchmarks.launching.srun import Srun
 from mpiddp.errors import ConfigurationError
@@ -55,7 +54,7 @@ def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> Iterator[Finding
         if plan.busy:
             jobs[MPI_JOB].ask({"do": "be busy", "count": plan.busy}, "starting busy processes")
         if plan.load:
-            files = [str(Path(file).resolve()) for file in plan.load]
+            files = list(map(resolve, plan.load))
             jobs[MPI_JOB].ask({"do": "load", "files": files}, "loading algorithms")
         places = [each["node"] for each in described]
         greeting = jobs[TORCH_JOB].greeting
