@@ -62,7 +62,7 @@ class CellMaker:
                     quantity=task.contender.quantity,
                     contender=task.contender.label,
                     at=self._find_place(task),
-                    reason=f"its result has {visitor.wrong[task]} wrong elements",
+                    reason=f"its result has {visitor.wrong[task]} wrong elements{task.route}",
                     is_wrong=True,
                 )
 
@@ -141,6 +141,7 @@ class CellMaker:
                     "ran": visits[-1].ran,
                     "algbw": task.bytes / times.median / GIGA,
                     "busbw": task.bytes / times.median / GIGA,
+                    "wrong": sum(visit.wrong[end] for visit in visits for end in (source, target)),
                     "stopped": "interval" if is_known(samples) else stopped,
                     "iterations": times.count,
                 },

@@ -35,7 +35,7 @@ def read_bytes(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """Bytes, as ``read_bytes`` reads them: whole elements of ITEM bytes."""
+    """A number of bytes in the form of ``read_bytes`` that is a multiple of ITEM."""
     count = read_bytes(text)
     if count % ITEM:
         raise ValueError(f"expected whole elements of {ITEM} bytes (float32), found {text!r}")

@@ -55,7 +55,7 @@ class Cell:
 
     @property
     def key(self) -> tuple[Coordinate, ...]:
-        """What tells it from the other cells of a record, and finds its like in another one."""
+        """Unique among the cells of a record; equal for the same measurement in two records."""
         places = [word for name in sorted(self.at) for word in (name, self.at[name])]
         return (self.quantity, self.contender, self.ranks, self.nodes, *places)
 

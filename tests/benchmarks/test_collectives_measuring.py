@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import queue
 import random
 import re
 import socket
@@ -13,6 +14,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -39,8 +41,8 @@ from benchmarks.collectives.contenders import (
 from benchmarks.collectives.findings import Refusal, Surroundings
 from benchmarks.collectives.guidelines import list_broken
 from benchmarks.collectives.measurement import check_memory, list_blocks, measure
-from benchmarks.collectives.ranks import inputs, load, worker
-from benchmarks.collectives.ranks.calls import CallSpec, Prepared, do_nothing
+from benchmarks.collectives.ranks import inputs, load, messages, worker
+from benchmarks.collectives.ranks.calls import CallSpec, Exchange, Prepared, do_nothing
 from benchmarks.collectives.report import list_remarks
 from benchmarks.collectives.verdicts.slow_ranks import find_late_rank, find_slow_core
 from benchmarks.collectives.visits import LENGTH, Visit, Visitor, read_visit
@@ -264,6 +266,78 @@ def test_wrong_elements_are_counted_and_refusals_passed_on():
     assert refused == {"refused": "no such way"}
 
 
+def make_wire(rank: int, queues, *, loses: bool) -> SimpleNamespace:
+    """MPI for rank ``rank`` of two that are threads; it may receive the last byte wrong."""
+
+    def send(array, other):
+        queues[other].put(array.copy())
+
+    def receive(array, other):
+        array[:] = queues[rank].get(timeout=20)
+        if loses and len(array):
+            array[-1] ^= 1
+
+    def exchange(source, other, send_tag, target, sender, tag):
+        send(source, other)
+        receive(target, sender)
+
+    return SimpleNamespace(
+        Send=send, Recv=receive, Sendrecv=exchange, Get_rank=lambda: rank, Barrier=do_nothing
+    )
+
+
+def count_lost(prepare, size: int, loser: int | None) -> list[int]:
+    """Wrong bytes on ranks 0 and 1 after a checked call; ``loser`` receives a wrong one."""
+    queues, found = [queue.SimpleQueue() for _ in range(2)], [-1, -1]
+
+    def run(rank: int) -> None:
+        wire = make_wire(rank, queues, loses=rank == loser)
+        spec = make_spec(size, 1, pairs=((0, 1),))
+        found[rank] = worker.check(prepare(wire, spec), spec, rank, 2)[0]
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 8, 10_000])
+def test_a_message_that_arrives_wrong_is_noticed_in_each_direction(size):
+    for prepare in (messages.prepare_exchange, both_ways):
+        assert [count_lost(prepare, size, loser) for loser in (None, 0, 1)] == [
+            [0, 0], [1, 0], [0, 1],
+        ]  # fmt: skip
+    # The answer to a longer message is empty.
+    assert count_lost(messages.prepare_pairs, size, 1) == [0, 1]
+    assert count_lost(messages.prepare_pairs, size, 0) == [int(size <= 8), 0]
+
+
+def both_ways(wire, spec):
+    return messages.prepare_exchange(wire, replace(spec, is_mutual=True))
+
+
+@pytest.mark.parametrize("size", [1, 10_000])
+def test_messages_that_do_not_arrive_are_wrong_in_every_byte(size):
+    sent, received = (torch.zeros(size, dtype=torch.uint8) for _ in range(2))
+    silent = Prepared(do_nothing, do_nothing, exchange=Exchange(sent, received, 1))
+    assert worker.check(silent, make_spec(size, 1), 0, 2)[0] == size
+
+
+def test_a_pair_whose_messages_are_wrong_is_named_and_not_timed(monkeypatch):
+    def answer(spec):
+        is_bad = [2, 0] in [list(pair) for pair in spec["pairs"]]
+        return [{**each, "wrong": 5 * is_bad * (rank == 0)}
+                for rank, each in enumerate(answer_with(9, 9, 9))]  # fmt: skip
+
+    with fake_jobs(monkeypatch, answer, ranks=3):
+        items = list(measure(3, None, make_plan(command="all-pairs")))
+    (refusal,) = [item for item in items if isinstance(item, Refusal)]
+    assert refusal.is_wrong and refusal.reason == "its result has 5 wrong elements 2→0"
+    assert (2, 0) not in {(c.at["from"], c.at["to"]) for c in items if isinstance(c, Cell)}
+
+
 def test_the_harness_adds_less_than_a_microsecond():
     nothing = Prepared(do_nothing, do_nothing)
     _, times = worker.time_iterations(nothing, 1000)
@@ -386,7 +460,7 @@ def test_the_slowest_rank_counts_in_each_iteration_and_ranks_are_kept_apart():
     answers = answer_with(0, 0)
     answers[0]["times"], answers[1]["times"], answers[1]["wrong"] = [1000, 5000], [3000, 2000], 2
     visit = read_visit(answers)
-    assert visit.seconds == (pytest.approx(3e-6), pytest.approx(5e-6)) and visit.wrong == 2
+    assert visit.seconds == (pytest.approx(3e-6), pytest.approx(5e-6)) and visit.wrong == (0, 2)
     assert visit.by_rank == tuple(map(pytest.approx, ((1e-6, 5e-6), (3e-6, 2e-6))))
     with pytest.raises(RefusedError, match="not here"):
         read_visit([{"refused": "not here"}, {"refused": "not here"}])

@@ -45,6 +45,16 @@ def do_nothing() -> None:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """What a call sends to another rank, and receives from it: flat tensors of bytes (uint8)."""
+
+    sent: torch.Tensor
+    received: torch.Tensor
+    sender: int
+    """The rank whose bytes are received."""
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A contender that is ready to be timed."""
 
@@ -53,7 +63,7 @@ class Prepared:
     barrier: Callable[[], object]
     """What every timed call waits behind."""
     tensor: torch.Tensor | None = None
-    """Flat; what the collective works on, in place. None if nothing can be checked."""
+    """Flat; what the collective works on, in place; None if the call is no collective."""
     members: tuple[int, ...] | None = None
     """The ranks whose tensors are summed, and that know the sum; None for all."""
     close: Callable[[], None] = do_nothing
@@ -67,6 +77,8 @@ class Prepared:
     """How many a call sends one after the other; its time is that of one of them."""
     device: torch.device | None = None
     """The GPU that does it; None for the CPU."""
+    exchange: Exchange | None = None
+    """Of a call that passes messages; None on ranks that take no part."""
 
 
 class Calls(Member, Protocol):

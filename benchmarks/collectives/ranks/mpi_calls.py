@@ -50,7 +50,8 @@ class MpiCalls(SessionMember):
         if spec.quantity == contenders.POINT_TO_POINT and spec.maker == contenders.MPI:
             return messages.prepare_exchange(self._comm, spec)
         if spec.quantity == contenders.POINT_TO_POINT:
-            return messages.prepare_transport(spec, self._choose_barrier(spec.transport))
+            barrier = self._choose_barrier(spec.transport)
+            return messages.prepare_transport(spec, self.rank, barrier)
         if spec.quantity == contenders.ALL_PAIRS:
             return messages.prepare_pairs(self._comm, spec)
         if spec.quantity == contenders.REDUCTION:

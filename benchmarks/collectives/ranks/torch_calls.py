@@ -17,7 +17,7 @@ from benchmarks.collectives.contenders import (
     POINT_TO_POINT,
     REDUCE_SCATTER,
 )
-from benchmarks.collectives.ranks.calls import Buffers, CallSpec, Prepared
+from benchmarks.collectives.ranks.calls import Buffers, CallSpec, Exchange, Prepared
 from benchmarks.launching.worker_loop import TorchMember, describe_place
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.device import nccl
@@ -81,7 +81,8 @@ def _find_device(spec: CallSpec) -> torch.device:
 
 def _start_with(call: Callable[..., Any]) -> Callable[[], Callable[[], Any]]:
     def start() -> Callable[[], Any]:
-        return call(async_op=True).wait  # type: ignore[no-any-return]
+        work: distributed.Work = call(async_op=True)
+        return work.wait
 
     return start
 
@@ -115,6 +116,7 @@ def prepare_exchange(
     return Prepared(
         call,
         distributed.barrier,
+        exchange=Exchange(source, target, other),
         ran="send and receive" if spec.is_mutual else "send, receive",
         messages=1 if spec.is_mutual else 2,
         device=device if device.type == "cuda" else None,
