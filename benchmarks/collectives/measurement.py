@@ -21,9 +21,10 @@ from benchmarks.collectives.contenders import (
     Task,
 )
 from benchmarks.collectives.findings import Finding, Surroundings
-from benchmarks.collectives.options import ITEM_BYTES, Plan
+from benchmarks.collectives.options import Plan
 from benchmarks.collectives.visits import Visitor
 from benchmarks.common.options import describe_size
+from benchmarks.common.tables import ITEM_BYTES
 from benchmarks.launching.launchers import Mpirun, resolve
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
 from benchmarks.launching.srun import Srun

@@ -14,6 +14,7 @@ from benchmarks.collectives.contenders import (
     LINK,
     LINK_BYTES,
     MPI,
+    OWN,
     PEER_BYTES,
     PEER_READ,
     POINT_TO_POINT,
@@ -23,7 +24,7 @@ from benchmarks.collectives.contenders import (
 from benchmarks.collectives.findings import Findings, Refusal, compare_cells
 from benchmarks.collectives.verdicts.slow_links import list_slow
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
-from benchmarks.common.records import Cell, Coordinate
+from benchmarks.common.records import Cell
 from benchmarks.common.statistics import Summary
 from mpiddp.schedules.registry import parse
 
@@ -52,22 +53,14 @@ def format_findings(found: Findings) -> str:
         _describe_first_calls(surroundings.first_calls),
         describe_limits(found),
         describe_refusals(found),
+        describe_lack(found),
         *list_remarks(found.cells),
     ]
     parts = ["\n".join([*head, *filter(None, notes)])]
     if plan.quantity == ALL_PAIRS:
         return "\n\n".join([*parts, *(format_matrix(found, size) for size in plan.bytes)])
-    return "\n\n".join([*parts, *(format_table(found, cells) for cells in split(found))])
-
-
-def split(found: Findings) -> list[list[Cell]]:
-    """The cells, but for the probes, table by table: a quantity, type, operator and size each."""
-    tables: dict[tuple[Coordinate, ...], list[Cell]] = {}
-    for cell in found.measured:
-        place = sorted((name, value) for name, value in cell.at.items() if name != "bytes")
-        key = (cell.bytes, cell.quantity, *(word for pair in place for word in pair))
-        tables.setdefault(key, []).append(cell)
-    return list(tables.values())
+    tables = (format_table(found, cells) for cells in found.group(by_size=True))
+    return "\n\n".join([*parts, *tables])
 
 
 def format_table(found: Findings, cells: Sequence[Cell]) -> str:
@@ -255,6 +248,15 @@ def describe_refusals(found: Findings) -> str:
         f"left out: {label} at {', '.join(dict.fromkeys(where))}: {reason}"
         for (label, reason), where in sizes.items()
     )
+
+
+def describe_lack(found: Findings) -> str:
+    """That nothing of mpiddp was measured, and why; empty if something was, or none was to be."""
+    names = [cell.contender for cell in found.measured]
+    own = [each.reason for each in found.refusals if each.contender.startswith(OWN)]
+    if not own or any(name.startswith(OWN) for name in names):
+        return ""
+    return f"nothing of mpiddp was measured: {'; '.join(dict.fromkeys(own))}"
 
 
 def list_remarks(cells: Sequence[Cell]) -> list[str]:

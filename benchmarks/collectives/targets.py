@@ -60,30 +60,29 @@ def _judge_harness(found: Findings) -> Target | None:
 
 def _judge_two_ranks(found: Findings) -> Iterable[Target | None]:
     private, shared = Contender(OWN, buffer=PRIVATE), Contender(OWN, buffer=SHARED)
-    gloo, mpi = GLOO_ROW, MPI_ROW
     from_one, at_most = range(M, 64 * M + 1), range(64 * M, 64 * M + 1)
-    yield _judge_speed(found, private, gloo, LARGE, 4)
-    yield _judge_speed(found, private, mpi, from_one, 1)
-    yield _judge_speed(found, private, mpi, at_most, 2)
-    yield _judge_speed(found, shared, gloo, LARGE, 8)
-    yield _judge_speed(found, shared, mpi, at_most, 4)
+    yield _judge_speed(found, private, GLOO_ROW, LARGE, 4)
+    yield _judge_speed(found, private, MPI_ROW, from_one, 1)
+    yield _judge_speed(found, private, MPI_ROW, at_most, 2)
+    yield _judge_speed(found, shared, GLOO_ROW, LARGE, 8)
+    yield _judge_speed(found, shared, MPI_ROW, at_most, 4)
     yield _judge_bound(found, shared, 0.8)
     for own in (private, shared, Contender(PREPARED)):
-        yield _judge_latency(found, own, mpi, 1.2)
+        yield _judge_latency(found, own, MPI_ROW, 1.2)
 
 
 def _judge_nodes(found: Findings) -> Iterable[Target | None]:
     """One rank on each node: latency, or, if a link was timed, how much of it is used."""
     if found.ranks != found.nodes:
         return
-    own, gloo, mpi = Contender(OWN, buffer=PRIVATE), GLOO_ROW, MPI_ROW
+    own = Contender(OWN, buffer=PRIVATE)
     link = find_limits(found).link
     if link is None:
         for each in (own, Contender(PREPARED)):
-            yield _judge_latency(found, each, mpi, 1)
+            yield _judge_latency(found, each, MPI_ROW, 1)
         return
-    yield _judge_speed(found, own, gloo, range(M, 4 * M + 1), 1.03)
-    yield _judge_speed(found, own, gloo, range(16 * M, 16 * M + 1), 0.98)
+    yield _judge_speed(found, own, GLOO_ROW, range(M, 4 * M + 1), 1.03)
+    yield _judge_speed(found, own, GLOO_ROW, range(16 * M, 16 * M + 1), 0.98)
     bytes_of_all = 2 * (found.ranks - 1) / found.ranks
 
     def find_share(size: int) -> float | None:

@@ -39,8 +39,13 @@ def _check_writable(path: Path) -> None:
         raise ConfigurationError(f"{path} is a directory: expected the name of a file")
     if not path.parent.is_dir():
         raise ConfigurationError(f"{path} cannot be written: there is no directory {path.parent}")
+    _check_room(path, path.parent)
+
+
+def _check_room(path: Path, folder: Path) -> None:
     try:
-        tempfile.TemporaryFile(dir=path.parent).close()
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
 
@@ -48,11 +53,7 @@ def _check_writable(path: Path) -> None:
 def check_folder(path: Path) -> None:
     """Make a directory for pictures. Raises ConfigurationError if it cannot be written into, or
     matplotlib is missing."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
+    _check_room(path, path)
     _check_matplotlib()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from benchmarks.common.statistics import Summary, summarize
 from mpiddp.wording import count_noun
@@ -21,6 +21,8 @@ from mpiddp.wording import count_noun
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Place = TypeVar("Place")
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9")
 """Okabe and Ito's, which colour-blind eyes can tell apart."""
@@ -94,9 +96,17 @@ def choose_names(
     return [name for name in scores if name in chosen], max(0, len(scores) - MOST_LINES)
 
 
-def describe_left_out(count: int, noun: str) -> str:
-    """For the caption; empty if all are there."""
-    return f"{count_noun(count, noun)} left out, slower on the whole" if count else ""
+def list_scores(medians: Mapping[tuple[str, Place], float | None]) -> dict[str, list[float]]:
+    """Of each name its medians in all places, for ``choose_names``; NaN where it has none."""
+    names = dict.fromkeys(name for name, _ in medians)
+    places = dict.fromkeys(place for _, place in medians)
+    return {name: [medians.get((name, each)) or math.nan for each in places] for name in names}
+
+
+def note_left_out(count: int, noun: str, note: str) -> str:
+    """The note of a caption, with how many are left out, if any are."""
+    left_out = f"{count_noun(count, noun)} left out, slower on the whole" if count else ""
+    return "; ".join(filter(None, [left_out, note]))
 
 
 def draw_line(axis: Axes, line: Line, *, has_band: bool = True) -> None:

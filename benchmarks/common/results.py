@@ -9,9 +9,9 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import psutil
 from benchmarks.common.options import RunOptions
 from benchmarks.common.records import RecordWriter, open_record
 from benchmarks.common.tables import write_tables
+from benchmarks.common.targets import Target
 from benchmarks.launching.launchers import ROOT, THREADS, Mpirun, clean_environment
 from benchmarks.launching.srun import Srun, list_nodes, place_ranks
 from mpiddp.launch.mpi.compatibility import library_name
@@ -120,6 +121,16 @@ class Output:
     environment: Mapping[str, Any]
     heading: str
     """The environment in a line, as printed."""
+
+    def show(self, *parts: str, targets: Sequence[Target] = ()) -> None:
+        """Print what is not empty of the parts and of the targets, which the record gets, too."""
+        if targets:
+            described = [{**asdict(target), "met": target.met} for target in targets]
+            self.record.write("targets", targets=described)
+        verdicts = "\n".join(f"target: {target}" for target in targets)
+        text = "\n\n".join(filter(None, [*parts, verdicts]))
+        if text:
+            print(text, flush=True)
 
 
 @contextmanager

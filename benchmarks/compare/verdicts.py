@@ -136,7 +136,7 @@ class _Evidence:
 def is_comparable(old: Cell, new: Cell) -> bool:
     """Whether a ratio of the two makes sense: values above 0, in one unit."""
     values = (*old.samples, *new.samples)
-    return old.unit == new.unit and bool(old.samples and new.samples) and min(values) > 0
+    return old.unit == new.unit and min(values) > 0
 
 
 def judge(

@@ -19,7 +19,7 @@ from benchmarks.launching.launchers import (
     choose_port,
     clean_environment,
 )
-from benchmarks.launching.processes import Program
+from benchmarks.launching.processes import Program, make_program
 from benchmarks.launching.remote_job import Job
 from benchmarks.launching.srun import Srun
 
@@ -54,8 +54,7 @@ def make_mpi_program(
         command = _overlap(launcher.command(ranks))
         return Program((*command, *words), launcher.environment(changes), reaches_out=True)
     # Without the variables that tune it, Open MPI was never faster, and started later.
-    variables = {**launcher.variables(ranks), **launcher.tuned, **(changes or {})}
-    return Program((*launcher.command(ranks), *words), clean_environment(variables))
+    return make_program(launcher, ranks, words, changes)
 
 
 def make_torch_program(

@@ -26,10 +26,10 @@ from benchmarks.common.options import (
 from benchmarks.common.plotting import (
     Line,
     choose_names,
-    describe_left_out,
     draw_line,
     finish_lines,
     label_lines,
+    note_left_out,
     open_figure,
 )
 from benchmarks.common.records import RecordWriter, make_cell
@@ -368,7 +368,7 @@ def draw(path: Path, sizes: Sequence[int], tables: Sequence[Table], note: str) -
     columns = min(2, len(tables))
     rows = -(-len(tables) // columns)
     shown, left_out = choose_names(_list_scores(sizes, tables))
-    note = "; ".join(filter(None, [describe_left_out(left_out, "algorithm"), note]))
+    note = note_left_out(left_out, "algorithm", note)
     title = "All-reduce on a modelled machine: how many times the lower bound it takes"
     with open_figure(path, 7 * columns, 4.2 * rows + 0.8, title, note) as figure:
         grid = figure.subplots(rows, columns, squeeze=False)

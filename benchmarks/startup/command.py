@@ -24,7 +24,6 @@ from benchmarks.common.options import (
     make_run,
 )
 from benchmarks.common.statistics import interleave
-from benchmarks.common.targets import format_targets
 from benchmarks.common.trials import Rounds, show_progress
 from benchmarks.launching import processes
 from benchmarks.launching.launchers import Mpirun
@@ -129,9 +128,7 @@ def main(arguments: Sequence[str]) -> None:
             for each in group.failures:
                 output.record.fail(report.QUANTITY, each.contender, each.message, ranks=group.ranks)
             groups.append(group)
-        targets = judge(groups, seed) if options.targets else ()
-        output.record.judge(targets)
-    parts = [*map(report.format_group, groups), phases.format_phases(groups, seed)]
-    print("\n\n".join(filter(None, [*parts, format_targets(targets)])))
+        parts = [*map(report.format_group, groups), phases.format_phases(groups, seed)]
+        output.show(*parts, targets=judge(groups, seed) if options.targets else ())
     if options.plot is not None:
         draw(options.plot, groups, output.heading)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.common.options import format_rows
+from benchmarks.common.options import describe_interval, format_rows
 from benchmarks.common.records import Cell, make_cell
 from benchmarks.common.statistics import Interval, slope, slope_interval, summarize
 from benchmarks.startup.contenders import SESSION
@@ -84,12 +84,11 @@ def format_phases(groups: Sequence[Group], seed: int) -> str:
 def _format_row(group: Group) -> list[str]:
     phases = phase_seconds(group)
     own = summarize(own_seconds(group))
-    between = own.interval
     return [
         str(group.ranks),
         *(f"{1e3 * summarize(phases[name]).median:.0f}" for name in SHOWN),
         f"{1e3 * own.median:.0f}",
-        f"{1e3 * between.low:.0f}–{1e3 * between.high:.0f}" if between else "–",
+        describe_interval(own.interval, lambda seconds: f"{1e3 * seconds:.0f}"),
     ]
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from benchmarks.common import results
 from benchmarks.common.checks import check_run
 from benchmarks.common.options import RunOptions, describe_algorithms, make_reader, make_run
-from benchmarks.common.targets import format_targets
 from benchmarks.common.trials import WrongResultError
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.srun import Srun
@@ -87,9 +86,7 @@ def main(arguments: Sequence[str]) -> None:
                 print(f"{report.format_group(group)}\n", flush=True)
                 report.record_group(output.record, group)
                 groups.append(group)
-        targets = judge(groups) if options.targets else ()
-        output.record.judge(targets)
-    print(format_targets(targets), end="\n" if targets else "")
+        output.show(targets=judge(groups) if options.targets else ())
     if options.plot is not None:
         draw(options.plot, groups, output.heading)
     if wrong := report.list_wrong(groups):

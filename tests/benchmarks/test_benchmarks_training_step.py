@@ -147,7 +147,7 @@ def make_group(times, ranks: int = 2, *, workload: Workload = MLP, straggler=Non
         row: Series((), tuple(map(make_visit, rounds)), tuple(range(len(rounds))))
         for row, rounds in times.items()
     }
-    usual = {"greeting": {"device": "cpu"}}
+    usual = {"framework": {"device": "cpu"}}
     plan = command.parse(words).plan
     return Group(ranks=ranks, workload=workload, plan=plan, series=series, **{**usual, **more})
 
@@ -210,7 +210,7 @@ def test_bytes_that_are_read_are_marked_so_and_not_read_of_gpus():
     found = report.find_bytes(group, FRAMEWORKS)
     assert found == Bytes(1e6, None, is_read=True)
     assert report.find_bytes(make_group({BASE: [1.0]}), BASE) is None
-    on_gpus = make_group({FRAMEWORKS: [1.0]}, greeting={"device": "cuda"})
+    on_gpus = make_group({FRAMEWORKS: [1.0]}, framework={"device": "cuda"})
     assert report.find_bytes(on_gpus, FRAMEWORKS) is None
 
 
@@ -264,7 +264,7 @@ def test_other_models_are_promised_not_to_be_slower():
 
 def test_nothing_is_promised_of_stragglers_or_gpus():
     assert judge_speed(1.0, straggler="0=2") == []
-    assert judge_speed(1.0, greeting={"device": "cuda"}) == []
+    assert judge_speed(1.0, framework={"device": "cuda"}) == []
     assert judge([make_group({OWN: [1.0]})]) == []
 
 

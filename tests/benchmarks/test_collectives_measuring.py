@@ -22,7 +22,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.collectives import command, options
+from benchmarks.collectives import command
 from benchmarks.collectives.cells import describe_overlap
 from benchmarks.collectives.contenders import (
     GLOO,
@@ -48,6 +48,7 @@ from benchmarks.collectives.verdicts.slow_ranks import find_late_rank, find_slow
 from benchmarks.collectives.visits import LENGTH, Visit, Visitor, read_visit
 from benchmarks.common.records import Cell, read_record
 from benchmarks.common.statistics import is_known
+from benchmarks.common.tables import ITEM_BYTES
 from benchmarks.common.trials import RefusedError
 from benchmarks.launching import json_lines, launchers, worker_loop
 from benchmarks.launching.paired_jobs import (
@@ -62,7 +63,7 @@ from mpiddp.errors import ConfigurationError
 
 # ---- inputs ------------------------------------------------------------------------------------
 
-types = st.sampled_from(list(options.ITEM_BYTES))
+types = st.sampled_from(list(ITEM_BYTES))
 operators = st.sampled_from(["sum", "product", "min", "max"])
 QUANTITIES = ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce")
 

@@ -22,6 +22,7 @@ from benchmarks.collectives.contenders import (
     EMPTY,
     LINK,
     MPI,
+    OWN,
     PERSISTENT,
     PREPARED,
     RING,
@@ -109,6 +110,20 @@ def test_the_table_shows_what_ran_rates_ratios_and_why_it_ended():
     assert row.split()[2:] == [*expected.split(), "4.00", "2.00", "1", "budget"]
     assert "left out: plain ring, all-reduce at 1 MiB: it only adds" in text
     assert "1 of 3 rows spent their budget" in text
+
+
+def test_that_nothing_of_mpiddp_was_measured_is_told():
+    own = Contender(OWN, buffer="gpu").label
+    refusal = Refusal(
+        quantity="all-reduce", contender=own, at={"bytes": 8}, reason="not every rank has a GPU"
+    )
+    line = "nothing of mpiddp was measured: not every rank has a GPU"
+    others = {(GLOO_ROW, 8): [[1.0]]}
+    alone = make_findings(others, refusals=[refusal])
+    assert line in report.format_findings(alone).splitlines()
+    assert line not in report.format_findings(make_findings(others))
+    both = make_findings({**others, (PRIVATE_OWN, 8): [[1.0]]}, refusals=[refusal])
+    assert line not in report.format_findings(both)
 
 
 def test_what_stands_out_is_told():

@@ -89,7 +89,7 @@ HEAD = {"kind": "run", "schema": 3, "benchmark": "step", "environment": {}, "opt
         (["[1]"], "line 1: expected a JSON object with 'kind'"),
         ([json.dumps({"kind": "cell"})], "is no record"),
         ([json.dumps({**HEAD, "schema": 2})], "has schema 2, expected 3"),
-        ([json.dumps(HEAD), '{"kind": "ce'], "line 2: .*truncated"),
+        ([json.dumps(HEAD), '{"kind": "ce'], "line 2: .*delete this last line"),
         ([json.dumps(HEAD), '{"kind": "cell", "quantity": "step"}'], "lacks what a record"),
     ],
 )
@@ -98,6 +98,18 @@ def test_what_is_no_record_is_refused_with_its_line(tmp_path, lines, expected):
     path.write_text("\n".join(lines))
     with pytest.raises(ConfigurationError, match=expected):
         read_record(path)
+
+
+@pytest.mark.parametrize("sample", ["NaN", "Infinity", "-Infinity"])
+def test_samples_that_are_no_numbers_are_one_line(tmp_path, sample):
+    path = tmp_path / "record.jsonl"
+    with open_record(path, "step", {}, {}) as record:
+        record.add(make_cell([3.5], quantity="step", contender="ours", ranks=2))
+    path.write_text(path.read_text().replace("[3.5]", f"[{sample}]"))
+    with pytest.raises(ConfigurationError) as caught:
+        read_record(path)
+    said = f"{path} has a cell (step of ours) without samples that are finite numbers"
+    assert str(caught.value) == f"{said}: measure again"
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path):

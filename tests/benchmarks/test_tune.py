@@ -314,7 +314,13 @@ def test_what_was_measured_before_an_interruption_becomes_a_table(tmp_path, monk
     (section,) = read_table(table).sections
     assert section.ranges == (Range(4096, 4096, "direct", SHARED),)
     assert len(read_record(record).cells) == 4
-    assert "Written: " in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "screened: all-reduce on 2 ranks, 4 KiB of float32",
+        "screened: all-reduce on 2 ranks, 64 KiB of float32",
+        "measured: all-reduce on 2 ranks, 4 KiB of float32",
+    ]
+    assert lines[-1].startswith("Written: ")
 
 
 def test_what_is_wrong_while_all_are_screened_is_an_error(tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy
 import torch
 
 import mpiddp
@@ -18,6 +17,7 @@ from benchmarks.baselines import mpi_collectives, plain_ring
 from benchmarks.collectives import contenders
 from benchmarks.collectives.ranks import inputs, messages, probes
 from benchmarks.collectives.ranks.calls import Buffers, CallSpec, Prepared
+from benchmarks.collectives.ranks.messages import Array
 from benchmarks.launching.worker_loop import SessionMember
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.planner import Request, select
@@ -27,8 +27,6 @@ from mpiddp.schedules.schedule import Collective
 
 YIELDS = "OMPI_MCA_mpi_yield_when_idle"
 """1 if Open MPI's ranks yield while they wait."""
-
-Array = numpy.ndarray[Any, Any]
 
 
 class MpiCalls(SessionMember):
