@@ -21,7 +21,6 @@ from benchmarks.common.records import Cell, Coordinate
 from benchmarks.common.statistics import Summary, is_known, quantile, summarize
 from benchmarks.common.tables import find_rates
 
-GIGA = 1e9
 INTERRUPTED = "interrupted"
 """Why there are no more rounds of a contender, but for what a `StoppingRule` says."""
 
@@ -127,6 +126,7 @@ class CellMaker:
             rounds = [visit.by_rank[source] for visit in visits]
             samples = tuple(quantile(each, 0.5) for each in rounds)
             times = summarize([value for each in rounds for value in each])
+            rates = find_rates(ALL_PAIRS, 2, task.bytes, times.median)
             ends = [self._places[rank] if nodes > 1 else rank for rank in (source, target)]
             yield Cell(
                 quantity=ALL_PAIRS,
@@ -139,8 +139,8 @@ class CellMaker:
                 details={
                     "maker": task.contender.maker,
                     "ran": visits[-1].ran,
-                    "algbw": task.bytes / times.median / GIGA,
-                    "busbw": task.bytes / times.median / GIGA,
+                    "algbw": rates[0],
+                    "busbw": rates[1],
                     "wrong": sum(visit.wrong[end] for visit in visits for end in (source, target)),
                     "stopped": "interval" if is_known(samples) else stopped,
                     "iterations": times.count,

@@ -93,7 +93,3 @@ class Visitor(trials.Visitor[Task, Visit]):
             self.first_calls.setdefault(contender.maker, visit.checked)
         self.wrong[key] = self.wrong.get(key, 0) + sum(visit.wrong)
         return visit
-
-    def list_samples(self, key: Task) -> tuple[Visit, ...]:
-        """The visits so far that count."""
-        return self.list_series(key).samples

@@ -185,7 +185,7 @@ class Visitor(ABC, Generic[Key, Visit]):
 
     def judge(self, key: Key) -> str:
         """Why a contender has had enough rounds; see `StoppingRule`."""
-        usual = [visit.usual for visit in self.list_series(key).samples]
+        usual = [visit.usual for visit in self.list_samples(key)]
         return self._rule.judge(usual, self.seconds[key])
 
     def list_series(self, key: Key) -> Series[Visit]:
@@ -193,6 +193,10 @@ class Visitor(ABC, Generic[Key, Visit]):
         warm_up, taken = self._plan.warm_up, self.visits.get(key, [])
         positions, visits = [place for place, _ in taken], tuple(visit for _, visit in taken)
         return Series(visits[:warm_up], visits[warm_up:], tuple(positions[warm_up:]))
+
+    def list_samples(self, key: Key) -> tuple[Visit, ...]:
+        """The visits so far that count."""
+        return self.list_series(key).samples
 
     @contextlib.contextmanager
     def watch(

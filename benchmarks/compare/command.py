@@ -17,8 +17,7 @@ from benchmarks.common.records import Cell, Record, read_record
 from benchmarks.common.results import open_model
 from benchmarks.compare import report
 from benchmarks.compare.again import CannotMeasureError, check_place, measure_again
-from benchmarks.compare.matching import Matched, match
-from benchmarks.compare.verdicts import SLOWER, Rule, Verdict, judge
+from benchmarks.compare.verdicts import SLOWER, Matched, Rule, Verdict, judge, match
 from mpiddp.errors import MpiddpError
 from mpiddp.options.fields import Argument, pick
 from mpiddp.wording import count_noun, print_message

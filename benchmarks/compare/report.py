@@ -10,8 +10,7 @@ from typing import Any
 from benchmarks.common.options import describe_interval, describe_size, describe_value, format_rows
 from benchmarks.common.records import Cell, Record
 from benchmarks.common.statistics import quantile
-from benchmarks.compare.matching import Matched
-from benchmarks.compare.verdicts import FASTER, SAME, SLOWER, UNKNOWN, Rule, Verdict
+from benchmarks.compare.verdicts import FASTER, SAME, SLOWER, UNKNOWN, Matched, Rule, Verdict
 from mpiddp.wording import count_noun
 
 CONDITIONS = (

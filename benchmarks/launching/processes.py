@@ -73,10 +73,6 @@ class Run:
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each phase of mpiddp's start-up, if the program reported them."""
 
-    @property
-    def usual(self) -> float:
-        return self.seconds
-
 
 class RunError(MpiddpError):
     """A run failed or passed its deadline; the message ends with its output."""

@@ -242,10 +242,7 @@ class FakeCalls:
             self.tensor[7] += 1
 
     def describe(self):
-        return {"wait": "spin"}
-
-    def is_first_of_node(self):
-        return self.rank == 0
+        return {"wait": "spin", "local_rank": self.rank}
 
     def broadcast(self, value):
         return value

@@ -40,6 +40,17 @@ class CallSpec(Contender):
         return self.bytes // self.dtype.itemsize
 
 
+class Started(Protocol):
+    """A call that goes on in the background."""
+
+    def wait(self) -> object: ...
+
+
+def start_with(begin: Callable[[], Started]) -> Callable[[], Callable[[], object]]:
+    """What ``Prepared.start`` needs of a function that starts a call."""
+    return lambda: begin().wait
+
+
 def do_nothing() -> None:
     """In the place of a close or a barrier that is not needed."""
 
@@ -88,10 +99,7 @@ class Calls(Member, Protocol):
         """Make a contender ready. Raises ConfigurationError, on all ranks, if it cannot be."""
 
     def describe(self) -> dict[str, Any]:
-        """What there is to say of how this job's collectives work."""
-
-    def is_first_of_node(self) -> bool:
-        """Whether it is the one that acts for its node."""
+        """``local_rank``, and what there is to say of how this job's collectives work."""
 
 
 class Buffers:

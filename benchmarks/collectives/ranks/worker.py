@@ -190,7 +190,7 @@ class Worker:
             free = psutil.virtual_memory().available
             return {**self.calls.describe(), "free_bytes": free}
         if command["do"] == "be busy":
-            if self.calls.is_first_of_node():
+            if self.calls.describe()["local_rank"] == 0:
                 self.busy += start_busy(command["count"])
             return len(self.busy)
         if command["do"] == "load":
