@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from benchmarks.collectives.contenders import GLOO, MPI, NCCL, OWN, PERSISTENT, PREPARED, RING
 from benchmarks.collectives.findings import Findings
-from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.common.options import describe_seconds
 from benchmarks.common.plotting import (
     Line,
     choose_names,
     draw_line,
-    finish_lines,
+    finish_sizes,
     label_lines,
     list_scores,
     note_left_out,
@@ -122,12 +122,7 @@ def _draw_panel(left: Axes, right: Axes, drawn: Mapping[Axes, Sequence[Line]]) -
     right.set_ylim(bottom=0)
     ticks = choose_ticks(sorted({int(size) for line in drawn[left] for size in line.x}))
     for axis in (left, right):
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(ticks, [describe_size(size) for size in ticks], fontsize=8)
-        axis.set_xlabel("largest buffer of a rank", fontsize=9)
-        axis.minorticks_off()
-        axis.tick_params(axis="y", labelsize=8)
-        finish_lines(axis)
+        finish_sizes(axis, ticks, "largest buffer of a rank")
 
 
 def choose_ticks(sizes: Sequence[int]) -> list[int]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, TypeVar
 
+from benchmarks.common.options import describe_size
 from benchmarks.common.statistics import Summary, summarize
 from mpiddp.wording import count_noun
 
@@ -186,6 +187,16 @@ def finish_lines(axis: Axes) -> None:
     axis.grid(color="#eeeeee", lw=0.6)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def finish_sizes(axis: Axes, sizes: Sequence[int], label: str) -> None:
+    """Of buffers, on a logarithmic axis; the other axis must have its scale."""
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(sizes, [describe_size(size) for size in sizes], fontsize=8)
+    axis.set_xlabel(label, fontsize=9)
+    axis.minorticks_off()
+    axis.tick_params(axis="y", labelsize=8)
+    finish_lines(axis)
 
 
 def finish_bars(axis: Axes, names: Sequence[str], size: float = 9) -> None:
