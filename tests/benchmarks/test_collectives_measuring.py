@@ -400,15 +400,19 @@ def test_what_overlaps_is_timed_alone_and_together(monkeypatch):
         worker.time_overlap(calls, Prepared(sleep, do_nothing), 1)
 
 
-def test_ranks_compute_for_about_the_time_of_a_call():
+def test_ranks_compute_for_about_the_time_of_a_call(monkeypatch):
+    """If a product takes 0.1 ms, ten of them are as long as a call of 1 ms."""
+    products = []
+    monkeypatch.setattr(torch, "mm", lambda *_, **__: products.append(1))
+    monkeypatch.setattr(load, "perf_counter", itertools.count(0, 1e-4).__next__)
     kernel = load.Kernel(None)
-    count = kernel.set_seconds(1e-3)
-    assert count >= 1
-    kernel.set_count(10 * count)
-    begin = time.perf_counter()
-    kernel.compute()
-    kernel.wait()
-    assert time.perf_counter() - begin > 1e-3
+    assert kernel.set_seconds(1e-3) == 10
+    for count in (10, 3):
+        products.clear()
+        kernel.set_count(count)
+        kernel.compute()
+        kernel.wait()
+        assert len(products) == count
 
 
 def test_what_is_hidden_is_the_share_of_the_call_that_takes_no_time():
