@@ -21,9 +21,7 @@ from benchmarks.common.checks import check_run
 from benchmarks.common.options import RunOptions
 from benchmarks.common.trials import WrongResultError
 from benchmarks.launching.launchers import Mpirun
-from benchmarks.launching.srun import Srun
-
-Launcher = Mpirun | Srun
+from benchmarks.launching.srun import Launcher, Srun
 
 
 def check(options: RunOptions[Plan]) -> Launcher:

@@ -25,13 +25,13 @@ from benchmarks.collectives.options import Plan
 from benchmarks.collectives.visits import Visitor
 from benchmarks.common.options import describe_size
 from benchmarks.common.tables import ITEM_BYTES
-from benchmarks.launching.launchers import Mpirun, resolve
+from benchmarks.launching.launchers import resolve
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
-from benchmarks.launching.srun import Srun
+from benchmarks.launching.srun import Launcher
 from mpiddp.errors import ConfigurationError
 
 
-def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> Iterator[Finding]:
+def measure(ranks: int, launcher: Launcher, plan: Plan) -> Iterator[Finding]:
     """Check and time all contenders of a plan; yields what is found as each size is done.
 
     It is what the commands measure by, and others may: ``options.finish(Plan(quantity=…,
@@ -48,7 +48,7 @@ def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> Iterator[Finding
     Raises RunError, with a job's output, if one fails; ConfigurationError if the buffers do not fit
     into the memory of a node.
     """
-    nodes = launcher.nodes if isinstance(launcher, Srun) else None
+    nodes = launcher.nodes
     with start_jobs(contenders.WORKER, ranks, launcher, plan.deadline) as jobs:
         described = jobs[MPI_JOB].ask({"do": "describe"}, "describing")
         check_memory(plan, ranks, nodes or 1, min(each["free_bytes"] for each in described))

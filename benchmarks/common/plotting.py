@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Place = TypeVar("Place")
+Key = TypeVar("Key")
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9")
 """Okabe and Ito's, which colour-blind eyes can tell apart."""
@@ -97,7 +97,7 @@ def choose_names(
     return [name for name in scores if name in chosen], max(0, len(scores) - MOST_LINES)
 
 
-def list_scores(medians: Mapping[tuple[str, Place], float | None]) -> dict[str, list[float]]:
+def list_scores(medians: Mapping[tuple[str, Key], float | None]) -> dict[str, list[float]]:
     """Of each name its medians in all places, for ``choose_names``; NaN where it has none."""
     names = dict.fromkeys(name for name, _ in medians)
     places = dict.fromkeys(place for _, place in medians)

@@ -45,6 +45,11 @@ class Mpirun(command.Mpirun):
     """An mpirun or mpiexec of the table, with what benchmarks ask of it."""
 
     @property
+    def nodes(self) -> int | None:
+        """Of a cluster: none, since all ranks are on this machine."""
+        return None
+
+    @property
     def title(self) -> str:
         return f"{self.kind.name or self.program.name} {self.version}".strip()
 

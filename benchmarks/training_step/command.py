@@ -11,8 +11,7 @@ from benchmarks.common import results
 from benchmarks.common.checks import check_run
 from benchmarks.common.options import RunOptions, describe_algorithms, make_reader, make_run
 from benchmarks.common.trials import WrongResultError
-from benchmarks.launching.launchers import Mpirun
-from benchmarks.launching.srun import Srun
+from benchmarks.launching.srun import Launcher
 from benchmarks.training_step import report
 from benchmarks.training_step.contenders import DATA_PARALLEL, USUAL, Contender
 from benchmarks.training_step.measurement import Group, Plan, measure
@@ -41,7 +40,7 @@ def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
     return make_run(READER.read(arguments), Plan, RANKS_ON_CLUSTER)
 
 
-def check(options: RunOptions[Plan]) -> Mpirun | Srun:
+def check(options: RunOptions[Plan]) -> Launcher:
     plan = options.plan
     for ranks in plan.ranks:
         for contender in plan.contenders:

@@ -13,10 +13,9 @@ from benchmarks.common.options import Count, Seconds, SeveralRanks
 from benchmarks.common.statistics import Series, Summary, compare, quantile
 from benchmarks.common.trials import Length, check_answers
 from benchmarks.common.workloads import SHAPES, Workload, parse_workload
-from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
 from benchmarks.launching.remote_job import Job
-from benchmarks.launching.srun import Srun
+from benchmarks.launching.srun import Launcher
 from benchmarks.training_step.contenders import (
     BASE,
     BASES,
@@ -199,7 +198,7 @@ def judge(
     )
 
 
-def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> Iterator[Group]:
+def measure(ranks: int, launcher: Launcher, plan: Plan) -> Iterator[Group]:
     """Check and time all contenders, one group per workload, as each is finished.
 
     Raises RunError, with a job's output, if one fails; ConfigurationError if there are no GPUs but
@@ -210,7 +209,7 @@ def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> Iterator[Group]:
         greeting = jobs[TORCH_JOB].greeting
         check_device(plan.device, [jobs[MPI_JOB].greeting, greeting])
         link = probe_link(jobs[MPI_JOB]) if plan.link else None
-        nodes = launcher.nodes if isinstance(launcher, Srun) else None
+        nodes = launcher.nodes
         rows = [*BASES, *plan.contenders]
         if not plan.sync and greeting["gpus"] >= ranks:
             rows.append(Contender(DATA_PARALLEL))

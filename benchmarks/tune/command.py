@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from tqdm import tqdm
 
-from benchmarks.collectives.command import Launcher, check
+from benchmarks.collectives.command import check
 from benchmarks.collectives.findings import Finding, Findings, Surroundings
 from benchmarks.collectives.measurement import measure
 from benchmarks.collectives.options import ALL, RANKS_ON_CLUSTER, Plan, finish
@@ -26,6 +26,7 @@ from benchmarks.common.options import File, RunOptions, describe_size, make_read
 from benchmarks.common.records import Cell, Record, RecordWriter, read_record
 from benchmarks.common.tables import COLLECTIVES
 from benchmarks.common.trials import WrongResultError
+from benchmarks.launching.srun import Launcher
 from benchmarks.tune import nccl, report
 from benchmarks.tune.choosing import FINALISTS, choose, list_finalists, list_ranges
 from mpiddp import environment

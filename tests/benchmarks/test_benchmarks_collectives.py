@@ -25,7 +25,7 @@ from benchmarks.launching import launchers, processes
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
 from benchmarks.launching.processes import RunError
 from benchmarks.launching.srun import find_srun
-from measured import GLOO_ROW, MPI_ROW, PRIVATE_OWN, K, M, make_cell
+from measured import GLOO_ROW, MPI_ROW, MPIRUN, PRIVATE_OWN, K, M, make_cell
 from mpiddp.collectives.tuning import write_table
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import names
@@ -90,8 +90,7 @@ def test_the_usual_ranks_depend_on_the_command_and_the_launcher():
 
 def fake_measuring(monkeypatch, *items) -> None:
     monkeypatch.setattr(command, "measure", lambda *_: iter(items))
-    mpirun = launchers.Mpirun(Path("mpirun"), launchers.command.OPEN_MPI, "5.0.11", None)
-    monkeypatch.setattr(command, "check", lambda _: mpirun)
+    monkeypatch.setattr(command, "check", lambda _: MPIRUN)
 
 
 def test_a_wrong_result_ends_with_an_error_after_the_tables(monkeypatch, capsys):

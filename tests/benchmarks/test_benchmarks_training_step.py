@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -33,6 +32,7 @@ from benchmarks.training_step.measurement import Group, TimedLink, Visit
 from benchmarks.training_step.plot import draw, find_name
 from benchmarks.training_step.targets import CENTRAL, OWN, RING, SHARDED, judge
 from benchmarks.training_step.traffic import Bytes
+from measured import MPIRUN
 from mpiddp.errors import ConfigurationError
 
 FRAMEWORKS = Contender("framework")
@@ -343,8 +343,7 @@ def test_nothing_measured_is_drawn_as_nothing(tmp_path):
 def test_wrong_training_ends_with_an_error_after_the_tables(monkeypatch, capsys):
     wrong = make_group({FRAMEWORKS: [1.0]}, wrong={OWN: "the ranks' parameters differ"})
     monkeypatch.setattr(command, "measure", lambda *_: [wrong])
-    mpirun = launchers.Mpirun(Path("mpirun"), launchers.command.OPEN_MPI, "5.0.11", None)
-    monkeypatch.setattr(command, "check", lambda _: mpirun)
+    monkeypatch.setattr(command, "check", lambda _: MPIRUN)
     with pytest.raises(WrongResultError, match=r"auto on mlp and 2 ranks") as caught:
         command.main(["--ranks", "2"])
     assert caught.value.exit_code == 1

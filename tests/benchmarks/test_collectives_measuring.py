@@ -50,7 +50,7 @@ from benchmarks.common.records import Cell, read_record
 from benchmarks.common.statistics import is_known
 from benchmarks.common.tables import ITEM_BYTES
 from benchmarks.common.trials import RefusedError
-from benchmarks.launching import json_lines, launchers, worker_loop
+from benchmarks.launching import json_lines, worker_loop
 from benchmarks.launching.paired_jobs import (
     MPI_JOB,
     TORCH_JOB,
@@ -58,7 +58,7 @@ from benchmarks.launching.paired_jobs import (
     make_torch_program,
 )
 from benchmarks.launching.srun import Srun
-from measured import K, answer_with, fake_jobs, make_plan
+from measured import MPIRUN, K, answer_with, fake_jobs, make_plan
 from mpiddp.errors import ConfigurationError
 
 # ---- inputs ------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def test_a_pair_whose_messages_are_wrong_is_named_and_not_timed(monkeypatch):
                 for rank, each in enumerate(answer_with(9, 9, 9))]  # fmt: skip
 
     with fake_jobs(monkeypatch, answer, ranks=3):
-        items = list(measure(3, None, make_plan(command="all-pairs")))
+        items = list(measure(3, MPIRUN, make_plan(command="all-pairs")))
     (refusal,) = [item for item in items if isinstance(item, Refusal)]
     assert refusal.is_wrong and refusal.reason == "its result has 5 wrong elements 2→0"
     assert (2, 0) not in {(c.at["from"], c.at["to"]) for c in items if isinstance(c, Cell)}
@@ -485,7 +485,7 @@ def test_what_sums_wrongly_or_cannot_is_not_timed(monkeypatch):
 
     plan = make_plan("--algorithms", "auto", "--buffers", "private", "--repetitions", "2")
     with fake_jobs(monkeypatch, answer) as jobs:
-        items = list(measure(2, None, plan))
+        items = list(measure(2, MPIRUN, plan))
     cells = [item for item in items if isinstance(item, Cell)]
     assert [cell.details["maker"] for cell in cells] == [GLOO, PERSISTENT, OWN, PREPARED]
     refusals = {item.contender: item for item in items if isinstance(item, Refusal)}
@@ -501,7 +501,7 @@ def test_what_sums_wrongly_or_cannot_is_not_timed(monkeypatch):
 def test_iterations_can_be_fixed(monkeypatch):
     plan = make_plan("--iterations", "7", "--repetitions", "3", "--warm-up", "1")
     with fake_jobs(monkeypatch, lambda spec: answer_with(10, 10)) as jobs:
-        cell = next(item for item in measure(2, None, plan) if isinstance(item, Cell))
+        cell = next(item for item in measure(2, MPIRUN, plan) if isinstance(item, Cell))
     counts = [spec["iterations"] for spec in jobs[TORCH_JOB].asked]
     assert counts == [LENGTH.fewest, 7, 7, 7, 7]
     assert len(cell.samples) == 3 and cell.details["stopped"] == "rounds"
@@ -517,7 +517,7 @@ def test_sizes_are_blocks_and_contenders_take_turns_within_one(monkeypatch):
 
     plan = make_plan("--sizes", "64:256:x4", "--repetitions", "4", "--algorithms", "auto")
     with fake_jobs(monkeypatch, answer):
-        list(measure(2, None, plan))
+        list(measure(2, MPIRUN, plan))
     assert [size for size, _ in order] == sorted(size for size, _ in order)
     makers = [maker for size, maker in order if size == 64]
     looked, *rounds = (makers[start : start + 7] for start in range(0, len(makers), 7))
@@ -535,8 +535,7 @@ def test_an_interruption_keeps_and_writes_what_was_measured(monkeypatch, tmp_pat
 
     answer.visits = 0
     path = tmp_path / "record.jsonl"
-    mpirun = launchers.Mpirun(Path("mpirun"), launchers.command.OPEN_MPI, "5.0.11", None)
-    monkeypatch.setattr(command, "check", lambda _: mpirun)
+    monkeypatch.setattr(command, "check", lambda _: MPIRUN)
     words = ["--sizes", "8", "64", "--ranks", "2", "--algorithms", "auto", "--repetitions", "3"]
     with fake_jobs(monkeypatch, answer), pytest.raises(KeyboardInterrupt):
         command.main("allreduce", [*words, "--buffers", "private", "--json", str(path)])
@@ -653,7 +652,7 @@ def test_a_planted_straggler_is_named_in_the_cells_and_the_table(monkeypatch):
 
     plan = make_plan("--repetitions", "12", "--buffers", "private")
     with fake_jobs(monkeypatch, answer, ranks=3):
-        cells = [item for item in measure(3, None, plan) if isinstance(item, Cell)]
+        cells = [item for item in measure(3, MPIRUN, plan) if isinstance(item, Cell)]
     assert {cell.details["slow_rank"] for cell in cells} == {1}
     assert list_remarks(cells)[0].startswith("slow rank: rank 1 comes late, by 310 µs")
 
@@ -755,7 +754,7 @@ def test_all_pairs_are_those_of_nodes_if_there_are_several(monkeypatch):
                 for rank, each in enumerate(answer_with(0, 0, 0))]  # fmt: skip
 
     with fake_jobs(monkeypatch, answer, ranks=3):
-        cells = [item for item in measure(3, None, plan) if isinstance(item, Cell)]
+        cells = [item for item in measure(3, MPIRUN, plan) if isinstance(item, Cell)]
     assert {(cell.at["from"], cell.at["to"]) for cell in cells} == set(
         itertools.permutations(range(3), 2)
     )
@@ -790,11 +789,10 @@ def test_the_framework_is_started_without_mpi_on_the_same_nodes():
     assert ours[-1] == MPI_JOB and "--mpi=pmix" in ours
 
 
-def test_both_jobs_have_like_settings(tmp_path):
-    mpirun = launchers.Mpirun(tmp_path / "mpirun", launchers.command.OPEN_MPI, "5.0.11", None)
-    ours, theirs = make_mpi_program(WORKER, 2, mpirun), make_torch_program(WORKER, 2, mpirun, {})
+def test_both_jobs_have_like_settings():
+    ours, theirs = make_mpi_program(WORKER, 2, MPIRUN), make_torch_program(WORKER, 2, MPIRUN, {})
     differing = set(ours.environment.items()) ^ set(theirs.environment.items())
-    assert {name for name, _ in differing} == set(mpirun.tuned)
+    assert {name for name, _ in differing} == set(MPIRUN.tuned)
     assert ours.environment["OMP_NUM_THREADS"] == "1"
 
 
@@ -809,6 +807,5 @@ def test_point_to_point_is_measured_on_one_node_and_between_two():
     plan = make_plan(command="point-to-point")
     runs = command.list_runs(plan, srun)
     assert [(ranks, each.nodes) for ranks, each in runs] == [(2, 1), (2, 2)]
-    mpirun = launchers.Mpirun(Path("mpirun"), launchers.command.OPEN_MPI, "5.0.11", None)
-    assert command.list_runs(plan, mpirun) == [(2, mpirun)]
+    assert command.list_runs(plan, MPIRUN) == [(2, MPIRUN)]
     assert len(command.list_runs(make_plan(), srun)) == 2

@@ -18,12 +18,12 @@ from benchmarks.common import checks, results
 from benchmarks.common.options import RunOptions
 from benchmarks.common.records import Cell, hide, make_cell, open_record, read_record
 from benchmarks.common.statistics import Summary, summarize
-from benchmarks.launching.launchers import Mpirun, command
 from benchmarks.models import numerics, simulate
 from benchmarks.startup import phases
 from benchmarks.startup import report as startup_report
 from benchmarks.stragglers import report as stragglers_report
 from benchmarks.training_step import report as step_report
+from measured import MPIRUN
 from mpiddp.errors import ConfigurationError
 
 words = st.text('aé"\\\n\u2028\x85', max_size=5)
@@ -133,8 +133,7 @@ class Plan:
 def open_output(monkeypatch, **options):
     monkeypatch.setattr(results, "describe_environment", lambda launcher: {"cores": 2})
     monkeypatch.setattr(results, "describe_heading", lambda environment: "here")
-    mpirun = Mpirun(Path("mpirun"), command.OPEN_MPI, "5.0.11", None)
-    return results.open_output("broadcast", RunOptions(plan=Plan(), **options), mpirun)
+    return results.open_output("broadcast", RunOptions(plan=Plan(), **options), MPIRUN)
 
 
 def make_broadcast(size: int = 8) -> Cell:

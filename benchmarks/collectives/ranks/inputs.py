@@ -36,7 +36,7 @@ Pattern = numpy.ndarray[tuple[int, ...], numpy.dtype[Any]]
 
 @cache
 def get_pattern(rank: int, size: int, operator: str = "sum") -> Pattern:
-    """Rank's values: integers that leave even the result over ``size`` ranks exact.
+    """The values of ``rank``: integers that leave even the result over ``size`` ranks exact.
 
     Of a product, each element has one factor of 2 or -2; the others are 1 or -1.
     """
@@ -60,7 +60,7 @@ def get_result(size: int, members: tuple[int, ...] | None = None, operator: str 
 
 
 def fill(tensor: torch.Tensor, rank: int, size: int, operator: str = "sum") -> None:
-    """Give a flat tensor rank's values, repeated to its end."""
+    """Give a flat tensor the values of ``rank``, repeated to its end."""
     values = torch.from_numpy(get_pattern(rank, size, operator)).to(tensor.device, tensor.dtype)
     whole = tensor.numel() // PERIOD * PERIOD
     tensor[:whole].view(-1, PERIOD).copy_(values)
