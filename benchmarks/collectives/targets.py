@@ -68,7 +68,7 @@ def _judge_two_ranks(found: Findings) -> Iterable[Target | None]:
     yield _judge_speed(found, shared, MPI_ROW, at_most, 4)
     yield _judge_bound(found, shared, 0.8)
     for own in (private, shared, Contender(PREPARED)):
-        yield _judge_latency(found, own, MPI_ROW, 1.2)
+        yield _judge_latency(found, own, 1.2)
 
 
 def _judge_nodes(found: Findings) -> Iterable[Target | None]:
@@ -79,7 +79,7 @@ def _judge_nodes(found: Findings) -> Iterable[Target | None]:
     link = find_limits(found).link
     if link is None:
         for each in (own, Contender(PREPARED)):
-            yield _judge_latency(found, each, MPI_ROW, 1)
+            yield _judge_latency(found, each, 1)
         return
     yield _judge_speed(found, own, GLOO_ROW, range(M, 4 * M + 1), 1.03)
     yield _judge_speed(found, own, GLOO_ROW, range(16 * M, 16 * M + 1), 0.98)
@@ -124,9 +124,9 @@ def _judge_speed(
     return _make(found, text, sizes, find_value, at_least=least)
 
 
-def _judge_latency(found: Findings, own: Contender, other: Contender, most: float) -> Target | None:
-    text = f"{own.label}: at most {most:g} of {other.name}'s time"
-    return _make(found, text, SMALL, partial(found.find_speed, other, own), at_most=most)
+def _judge_latency(found: Findings, own: Contender, most: float) -> Target | None:
+    text = f"{own.label}: at most {most:g} of {MPI_ROW.name}'s time"
+    return _make(found, text, SMALL, partial(found.find_speed, MPI_ROW, own), at_most=most)
 
 
 def _judge_bound(found: Findings, own: Contender, least: float) -> Target | None:

@@ -52,13 +52,11 @@ def own_seconds(group: Group) -> list[float]:
 
 def find_growth(groups: Sequence[Group], seed: int) -> Growth | None:
     """The growth of the own phases; None for a single number of ranks."""
-    samples = {float(group.ranks): own_seconds(group) for group in groups}
+    samples = {float(group.ranks): [1e3 * each for each in own_seconds(group)] for group in groups}
     if len(samples) < 2:
         return None
     interval = slope_interval(samples, seed=seed)
-    if interval is not None:
-        interval = Interval(1e3 * interval.low, 1e3 * interval.high, interval.confidence)
-    return Growth(int(min(samples)), int(max(samples)), 1e3 * slope(samples), interval)
+    return Growth(int(min(samples)), int(max(samples)), slope(samples), interval)
 
 
 def format_phases(groups: Sequence[Group], seed: int) -> str:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from benchmarks.collectives.contenders import CONDITIONS, OWN
 from benchmarks.common.records import Cell
-from benchmarks.common.statistics import Summary, median_interval, quantile, summarize
+from benchmarks.common.statistics import CONFIDENCE, Summary, median_interval, quantile, summarize
 from benchmarks.common.tables import COLLECTIVES
 from mpiddp.collectives import AUTO
 from mpiddp.collectives.tuning import CPU, GPU, Range, Section
@@ -31,7 +31,6 @@ from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.registry import parse
 from mpiddp.schedules.schedule import Collective
 
-CONFIDENCE = 0.95
 LIKE = 1.02
 """Up to here the median of ratios counts as no slower."""
 FINALISTS = 2
