@@ -95,6 +95,11 @@ class Findings:
             None,
         )
 
+    def find_probe(self, *names: str) -> Cell | None:
+        """The fastest of these limits of the machine; None if none of them was measured."""
+        cells = (cell for cell in self.cells if cell.quantity == PROBE and cell.contender in names)
+        return min(cells, key=lambda cell: cell.summary.median, default=None)
+
     def find_median(self, contender: Contender, size: int) -> float | None:
         """Seconds; None if it was not timed."""
         cell = self.find(contender, size)

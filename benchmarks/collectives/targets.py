@@ -7,8 +7,10 @@ from functools import partial
 
 from benchmarks.collectives.contenders import (
     BOUND_BYTES,
+    COPIES,
+    EMPTY,
     GLOO,
-    LINK_BYTES,
+    LINK,
     MPI,
     OWN,
     PERSISTENT,
@@ -19,7 +21,6 @@ from benchmarks.collectives.contenders import (
     Contender,
 )
 from benchmarks.collectives.findings import Findings
-from benchmarks.collectives.report import find_limits
 from benchmarks.common.options import describe_size
 from benchmarks.common.targets import Target
 from benchmarks.launching.paired_jobs import TORCH_JOB
@@ -51,11 +52,11 @@ def judge(groups: Sequence[Findings], cores: int | None) -> list[Target]:
 
 
 def _judge_harness(found: Findings) -> Target | None:
-    harness = find_limits(found).harness
-    if harness is None:
+    nothing = found.find_probe(EMPTY)
+    if nothing is None:
         return None
     text = f"the harness on {found.ranks} ranks: less than 1 µs of an iteration of nothing"
-    return Target(text, {"": 1e6 * harness.median}, at_most=1)
+    return Target(text, {"": 1e6 * nothing.summary.median}, at_most=1)
 
 
 def _judge_two_ranks(found: Findings) -> Iterable[Target | None]:
@@ -76,7 +77,7 @@ def _judge_nodes(found: Findings) -> Iterable[Target | None]:
     if found.ranks != found.nodes:
         return
     own = Contender(OWN, buffer=PRIVATE)
-    link = find_limits(found).link
+    link = found.find_probe(LINK)
     if link is None:
         for each in (own, Contender(PREPARED)):
             yield _judge_latency(found, each, 1)
@@ -87,7 +88,7 @@ def _judge_nodes(found: Findings) -> Iterable[Target | None]:
 
     def find_share(size: int) -> float | None:
         seconds = found.find_median(own, size)
-        least = bytes_of_all * size * link.median / LINK_BYTES
+        least = bytes_of_all * size * link.summary.median / link.bytes
         return least / seconds if seconds else None
 
     text = f"{own.label}: at least 0.98 of what the link carries"
@@ -130,11 +131,11 @@ def _judge_latency(found: Findings, own: Contender, most: float) -> Target | Non
 
 
 def _judge_bound(found: Findings, own: Contender, least: float) -> Target | None:
-    copy = find_limits(found).copy
+    copy = found.find_probe(*COPIES)
 
     def find_share(size: int) -> float | None:
         seconds = found.find_median(own, size)
-        return copy.median / seconds if seconds and copy else None
+        return copy.summary.median / seconds if seconds and copy else None
 
     text = f"{own.label}: at least {least:g} of the memory bound"
     return _make(found, text, range(BOUND_BYTES, BOUND_BYTES + 1), find_share, at_least=least)

@@ -139,9 +139,9 @@ def test_the_quickest_copy_is_the_memory_bound():
     seconds = dict(zip(COPIES, (0.04, 0.02, 0.03), strict=True))
     times = {(probe(name), BOUND_BYTES): [[each] * 3] for name, each in seconds.items()}
     found = make_findings({**times, (probe(EMPTY), 0): [[7e-8]]})
-    limits = report.find_limits(found)
-    assert (limits.copy_way, limits.copy.median) == (COPIES[1], 0.02)
-    assert limits.peer_read is None and limits.link is None
+    copy = found.find_probe(*COPIES)
+    assert (copy.contender, copy.summary.median) == (COPIES[1], 0.02)
+    assert found.find_probe(LINK) is None
     # 67.1 MB in 20 ms
     text = report.describe_limits(found)
     assert "20 ms to read and write 64 MiB" in text and "3.36 GB/s" in text
