@@ -105,6 +105,7 @@ def main(arguments: Sequence[str]) -> None:
         finally:
             # Whatever was measured before an interruption or an error.
             if any(each.cells for each in found):
+                print()
                 finish_table([each.cells for each in found], output.environment, options)
     if wrong := list_wrong([*screened, *found]):
         raise WrongResultError(f"wrong results: {'; '.join(wrong)}")
