@@ -117,7 +117,12 @@ class Task:
         """Unique among the tasks of a measurement."""
         words = [self.contender.label, "at", describe_size(self.bytes)]
         words += filter(None, [f"of {self.type}", self.operator, "both ways" * self.is_mutual])
-        return " ".join([*words, *(f"{source}→{target}" for source, target in self.pairs)])
+        return " ".join(words) + self.route
+
+    @property
+    def route(self) -> str:
+        """`` 0→1 2→3``, the pairs; empty if there are none."""
+        return "".join(f" {source}→{target}" for source, target in self.pairs)
 
     def specify(self, iterations: int) -> dict[str, Any]:
         """What its ranks are told: the fields of a ``CallSpec``."""

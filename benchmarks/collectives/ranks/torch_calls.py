@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from benchmarks.collectives.contenders import (
     POINT_TO_POINT,
     REDUCE_SCATTER,
 )
-from benchmarks.collectives.ranks.calls import Buffers, CallSpec, Prepared
+from benchmarks.collectives.ranks.calls import Buffers, CallSpec, Exchange, Prepared, start_with
 from benchmarks.launching.worker_loop import TorchMember, describe_place
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.device import nccl
@@ -55,7 +55,7 @@ class TorchCalls(TorchMember):
             distributed.barrier,  # The default group is Gloo's.
             tensor,
             ran="ring" if (spec.maker, spec.quantity) == (GLOO, ALL_REDUCE) else "",
-            start=_start_with(call),
+            start=start_with(partial(call, async_op=True)),
             device=device if device.type == "cuda" else None,
         )
 
@@ -67,23 +67,13 @@ class TorchCalls(TorchMember):
         return {**gpu, **describe_place()}
 
     def describe(self) -> dict[str, Any]:
-        return {}
-
-    def is_first_of_node(self) -> bool:
-        return os.environ["LOCAL_RANK"] == "0"
+        return {"local_rank": int(os.environ["LOCAL_RANK"])}
 
 
 def _find_device(spec: CallSpec) -> torch.device:
     if spec.maker == GLOO:
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def _start_with(call: Callable[..., Any]) -> Callable[[], Callable[[], Any]]:
-    def start() -> Callable[[], Any]:
-        return call(async_op=True).wait  # type: ignore[no-any-return]
-
-    return start
 
 
 def prepare_exchange(
@@ -115,6 +105,7 @@ def prepare_exchange(
     return Prepared(
         call,
         distributed.barrier,
+        exchange=Exchange(source, target, other),
         ran="send and receive" if spec.is_mutual else "send, receive",
         messages=1 if spec.is_mutual else 2,
         device=device if device.type == "cuda" else None,
