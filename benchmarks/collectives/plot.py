@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.collectives.contenders import GLOO, MPI, NCCL, OWN, PERSISTENT, PREPARED, RING
+from benchmarks.collectives.contenders import (
+    BACKEND,
+    GLOO,
+    MPI,
+    NCCL,
+    OWN,
+    PERSISTENT,
+    PREPARED,
+    RING,
+)
 from benchmarks.collectives.findings import Findings
 from benchmarks.common.options import describe_seconds
 from benchmarks.common.plotting import (
@@ -33,6 +42,7 @@ NAMES = {
     PERSISTENT: "ring in mpi4py, persistent",
     OWN: "mpiddp",
     PREPARED: "mpiddp, prepared",
+    BACKEND: "PyTorch over mpiddp",
 }
 """Of makers, but for MPI, whose calls have names of their own."""
 TICK_SHARE = 0.09

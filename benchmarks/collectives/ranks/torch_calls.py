@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import distributed
 
+import mpiddp.torch_backend  # noqa: F401 - registers the backend
 from benchmarks.baselines import framework_collectives
 from benchmarks.collectives.contenders import (
     ALL_GATHER,
     ALL_REDUCE,
+    BACKEND,
     GLOO,
+    NCCL,
     POINT_TO_POINT,
     REDUCE_SCATTER,
 )
@@ -29,19 +32,22 @@ class TorchCalls(TorchMember):
     def __init__(self) -> None:
         distributed.init_process_group("gloo")
         super().__init__(torch.device("cpu"))
-        self._nccl: distributed.ProcessGroup | None = None
+        self._groups: dict[str, distributed.ProcessGroup] = {}
+        """Those of other backends than Gloo, by maker."""
         self._buffers = Buffers(self._allocate)
         local_rank = int(os.environ["LOCAL_RANK"])
         if framework_collectives.every_rank_has_a_gpu(local_rank):
             torch.cuda.set_device(local_rank)
-            self._nccl = distributed.new_group(backend="nccl")
+            self._groups[NCCL] = distributed.new_group(backend="nccl")
 
     def _allocate(self, spec: CallSpec) -> torch.Tensor:
         return torch.empty(spec.count, dtype=spec.dtype, device=_find_device(spec))
 
     def prepare(self, spec: CallSpec) -> Prepared:
         device = _find_device(spec)
-        group = None if spec.maker == GLOO else self._nccl
+        if spec.maker == BACKEND and BACKEND not in self._groups:
+            self._groups[BACKEND] = distributed.new_group(backend="mpiddp")
+        group = self._groups.get(spec.maker)
         if spec.quantity == POINT_TO_POINT:
             return prepare_exchange(spec, device, group)
         if spec.quantity in (REDUCE_SCATTER, ALL_GATHER) and spec.count % self.size:
@@ -60,7 +66,7 @@ class TorchCalls(TorchMember):
         )
 
     def greet(self) -> dict[str, Any]:
-        if self._nccl is None:
+        if NCCL not in self._groups:
             return {"nccl": None, "gpu": None, **describe_place()}
         version = ".".join(map(str, nccl.find_version()))
         gpu = {"nccl": version, "gpu": torch.cuda.get_device_name()}
@@ -71,7 +77,7 @@ class TorchCalls(TorchMember):
 
 
 def _find_device(spec: CallSpec) -> torch.device:
-    if spec.maker == GLOO:
+    if spec.maker in (GLOO, BACKEND):
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
 
