@@ -22,6 +22,7 @@ from mpiddp.collectives.transport.operators import TYPES
 from mpiddp.schedules.schedule import Collective
 from mpiddp.torch_backend.calls import CallQueue, CallWork
 from mpiddp.torch_backend.members import Place, make_group_communicator
+from mpiddp.torch_backend.monitored_barrier import MonitoredBarrier
 from mpiddp.torch_internals import add_prefix, fill, find_scale, make_gloo
 
 NAME = "mpiddp"
@@ -72,6 +73,7 @@ class Group(BASE):  # type: ignore[misc]
         self._name = place.name
         self._description = ""
         self._calls = CallQueue(place.name)
+        self._monitored = MonitoredBarrier(place)
         self._communicator: Communicator | None = None
         self._gloo: Any = None
 
@@ -327,10 +329,12 @@ class Group(BASE):  # type: ignore[misc]
         return self._make("all_to_all", finish, outputs, waits=not getattr(opts, "asyncOp", True))
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Raises RuntimeError that names a rank which does not come in time."""
-        # Zero is a time, too.
+        """Raises RuntimeError that names a rank which does not come in time, in seconds or as
+        timedelta."""
         limit = self._timeout if timeout is None else timeout
-        self._find_gloo().monitored_barrier(limit, wait_all_ranks)
+        if not isinstance(limit, timedelta):
+            limit = timedelta(seconds=limit)
+        self._monitored.wait(limit, wait_all_ranks=wait_all_ranks)
 
     # ---- how ----------------------------------------------------------------------------------
 
@@ -365,7 +369,7 @@ class Group(BASE):  # type: ignore[misc]
                 raise _refuse(f"{operator} of {tensors[0].dtype}")
             values = (*values, fill(distributed.AllreduceOptions(), reduceOp=operator))
         call = getattr(self._find_gloo(), method)
-        if all(tensor.is_contiguous() for tensor in tensors):
+        if not any(map(_has_strides, tensors)):
             return call(*values)
         # Gloo takes no notice of strides.
         rows = [_copy_contiguous(value) for value in values]
@@ -515,6 +519,11 @@ def _flatten(value: Any) -> Sequence[torch.Tensor]:
     if isinstance(value, list | tuple):
         return [tensor for each in value for tensor in _flatten(each)]
     return []
+
+
+def _has_strides(tensor: torch.Tensor) -> bool:
+    """Whether its elements are not in one row; a sparse tensor's are Gloo's matter."""
+    return tensor.layout is torch.strided and not tensor.is_contiguous()
 
 
 def _copy_contiguous(value: Any) -> Any:
