@@ -30,7 +30,7 @@ READER = make_reader(
     description="Time training steps in turns, by synchronisation: compute, communication that "
     "nothing hides, update; with samples per second, efficiency and bytes.",
     groups={"what is measured": Plan, "the run": RunOptions},
-    epilog="SYNC is framework, framework-fused, framework-mpiddp (DDP over the backend mpiddp), auto, "
+    epilog="SYNC is framework, framework-fused, framework-mpiddp (DDP over that backend), auto, "
     "an algorithm, parameter-server (for example "
     "parameter-server:servers=ranks,placement=dedicated,staleness=3), or data-parallel. "
     f"By default: {' '.join(USUAL)}. {describe_algorithms('ring:segments=4')}",
