@@ -284,13 +284,13 @@ def make_wire(rank: int, queues, *, loses: bool) -> SimpleNamespace:
     )
 
 
-def count_lost(prepare, size: int, loser: int | None) -> list[int]:
+def count_lost(prepare, size: int, loser: int | None, **more) -> list[int]:
     """Wrong bytes on ranks 0 and 1 after a checked call; ``loser`` receives a wrong one."""
     queues, found = [queue.SimpleQueue() for _ in range(2)], [-1, -1]
 
     def run(rank: int) -> None:
         wire = make_wire(rank, queues, loses=rank == loser)
-        spec = make_spec(size, 1, pairs=((0, 1),))
+        spec = make_spec(size, 1, pairs=((0, 1),), **more)
         found[rank] = worker.check(prepare(wire, spec), spec, rank, 2)[0]
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
@@ -303,24 +303,16 @@ def count_lost(prepare, size: int, loser: int | None) -> list[int]:
 
 @pytest.mark.parametrize("size", [1, 8, 10_000])
 def test_a_message_that_arrives_wrong_is_noticed_in_each_direction(size):
-    for prepare in (messages.prepare_exchange, both_ways):
-        assert [count_lost(prepare, size, loser) for loser in (None, 0, 1)] == [
-            [0, 0], [1, 0], [0, 1],
-        ]  # fmt: skip
-    # The answer to a longer message is empty.
-    assert count_lost(messages.prepare_pairs, size, 1) == [0, 1]
-    assert count_lost(messages.prepare_pairs, size, 0) == [int(size <= 8), 0]
-
-
-def both_ways(wire, spec):
-    return messages.prepare_exchange(wire, replace(spec, is_mutual=True))
-
-
-@pytest.mark.parametrize("size", [1, 10_000])
-def test_messages_that_do_not_arrive_are_wrong_in_every_byte(size):
+    exchange = partial(count_lost, messages.prepare_exchange, size)
+    for way in ({"is_mutual": False}, {"is_mutual": True}):
+        lost = [exchange(loser, **way) for loser in (None, 0, 1)]
+        assert lost == [[0, 0], [1, 0], [0, 1]]
     sent, received = (torch.zeros(size, dtype=torch.uint8) for _ in range(2))
     silent = Prepared(do_nothing, do_nothing, exchange=Exchange(sent, received, 1))
     assert worker.check(silent, make_spec(size, 1), 0, 2)[0] == size
+    # The answer to a longer message is empty.
+    assert count_lost(messages.prepare_pairs, size, 1) == [0, 1]
+    assert count_lost(messages.prepare_pairs, size, 0) == [int(size <= 8), 0]
 
 
 def test_a_pair_whose_messages_are_wrong_is_named_and_not_timed(monkeypatch):
@@ -409,12 +401,11 @@ def test_ranks_compute_for_about_the_time_of_a_call(monkeypatch):
     monkeypatch.setattr(load, "perf_counter", itertools.count(0, 1e-4).__next__)
     kernel = load.Kernel(None)
     assert kernel.set_seconds(1e-3) == 10
-    for count in (10, 3):
-        products.clear()
-        kernel.set_count(count)
-        kernel.compute()
-        kernel.wait()
-        assert len(products) == count
+    products.clear()
+    kernel.set_count(3)
+    kernel.compute()
+    kernel.wait()
+    assert len(products) == 3
 
 
 def test_what_is_hidden_is_the_share_of_the_call_that_takes_no_time():

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.common import records
 from benchmarks.common.records import Cell, Record, open_record, read_record
 from benchmarks.common.results import find_commit, find_processor
-from benchmarks.common.statistics import summarize
 from benchmarks.compare import again, command, ratios
 from benchmarks.compare.command import RegressionError
 from benchmarks.compare.verdicts import (
@@ -115,15 +115,8 @@ class Machine:
 
 
 def make_cell(samples, contender="ours", unit="s", **at) -> Cell:
-    return Cell(
-        quantity="all-reduce",
-        contender=contender,
-        ranks=2,
-        at=at,
-        unit=unit,
-        samples=tuple(samples),
-        summary=summarize(samples),
-    )
+    place = {"quantity": "all-reduce", "contender": contender, "ranks": 2, "at": at}
+    return records.make_cell(samples, unit=unit, **place)
 
 
 def make_record(cells, benchmark="allreduce", **environment) -> Record:
@@ -276,13 +269,6 @@ def test_the_table_names_what_changed(tmp_path, capsys):
     assert lines[1]["verdict"] == "slower" and lines[1]["ratio"] == pytest.approx(1.5)
 
 
-def test_equal_records_are_no_error(tmp_path, capsys):
-    cells = [make_cell(TIMES, str(place)) for place in range(3)]
-    old, new = write(tmp_path / "old", cells), write(tmp_path / "new", cells)
-    command.main([str(old), str(new)])
-    assert "3 cells: 0 slower, 0 faster, 0 unknown, 3 same" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("olds", "news", "benchmark", "expected"),
     [
@@ -386,9 +372,10 @@ def test_what_cannot_be_measured_again_is_said(tmp_path, capfd, environment, exp
     assert "cannot be measured again here, its one run decides" in shown and expected in shown
 
 
-def test_a_record_of_verdicts_can_be_read(tmp_path):
+def test_equal_records_are_no_error_and_the_record_of_their_verdicts_can_be_read(tmp_path, capsys):
     old = write(tmp_path / "old", [make_cell(TIMES)])
     command.main([str(old), str(old), "--json", str(tmp_path / "verdicts")])
+    assert "1 cell: 0 slower, 0 faster, 0 unknown, 1 same" in capsys.readouterr().out
     found = read_record(tmp_path / "verdicts")
     assert found.is_complete and found.others[0]["verdict"] == "same"
 

@@ -346,8 +346,8 @@ CELL = {
         ([HEAD, {**CELL, "ranks": "2"}], "without ranks"),
         ([HEAD, {**CELL, "ranks": 1, "nodes": 2}], "without ranks"),
         ([HEAD, {**CELL, "samples": []}], "without samples"),
-        ([HEAD, '{"samples": [NaN], ' + json.dumps({**CELL, "samples": 0})[1:].replace(
-            '"samples": 0, ', "")], "without samples"),
+        ([HEAD, {**CELL, "samples": [1.0, float("nan")]}], "without samples that are finite"),
+        ([HEAD, {**CELL, "samples": [float("-inf")]}], "without samples that are finite"),
         ([HEAD, {**CELL, "at": [1]}], "without places"),
         ([HEAD, {**CELL, "details": []}], "without details"),
         ([HEAD, {**CELL, "contender": 3}], "without texts"),

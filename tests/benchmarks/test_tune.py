@@ -286,6 +286,13 @@ def test_a_row_says_what_runs_today_what_is_best_and_what_is_chosen():
 # ---- the command, where the measurement is planted ------------------------------------------
 
 
+def plant(monkeypatch, measure) -> None:
+    monkeypatch.delenv("MPIDDP_TUNING", raising=False)
+    monkeypatch.setattr(command, "measure", measure)
+    monkeypatch.setattr(command, "check", lambda run: None)
+    monkeypatch.setattr(results, "begin", lambda launcher, more: ({"date": "today"}, ""))
+
+
 def test_what_was_measured_before_an_interruption_becomes_a_table(tmp_path, monkeypatch, capsys):
     """Everything is screened, then the finalists are measured, at the first of two sizes."""
     plans = []
@@ -300,10 +307,7 @@ def test_what_was_measured_before_an_interruption_becomes_a_table(tmp_path, monk
             yield make_cell(DIRECT, 0.5e-5, size=size)
             yield make_cell(Way("double-tree", MPI), 2e-5, size=size)
 
-    monkeypatch.delenv("MPIDDP_TUNING", raising=False)
-    monkeypatch.setattr(command, "measure", measure)
-    monkeypatch.setattr(command, "check", lambda run: None)
-    monkeypatch.setattr(results, "begin", lambda launcher, more: ({"date": "today"}, ""))
+    plant(monkeypatch, measure)
     table, record = tmp_path / "table.json", tmp_path / "record.jsonl"
     with pytest.raises(KeyboardInterrupt):
         command.main(
@@ -334,10 +338,7 @@ def test_what_is_wrong_while_all_are_screened_is_an_error(tmp_path, monkeypatch)
         yield make_rule(1e-5)
         yield make_cell(DIRECT, 0.5e-5)
 
-    monkeypatch.delenv("MPIDDP_TUNING", raising=False)
-    monkeypatch.setattr(command, "measure", measure)
-    monkeypatch.setattr(command, "check", lambda run: None)
-    monkeypatch.setattr(results, "begin", lambda launcher, more: ({"date": "today"}, ""))
+    plant(monkeypatch, measure)
     table = tmp_path / "table.json"
     with pytest.raises(WrongResultError, match="pat, all-reduce at 4 KiB on 2 ranks: its result"):
         command.main(["--ranks", "2", "--sizes", "4K", "--output", str(table)])
