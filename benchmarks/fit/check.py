@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.collectives.contenders import CONDITIONS
-from benchmarks.common.options import describe_seconds, describe_size, format_rows
+from benchmarks.common.options import ITEM, describe_seconds, describe_size, format_rows
 from benchmarks.common.records import Cell, Record
 from benchmarks.common.statistics import quantile
 from benchmarks.fit.fitted import NETWORK, NODE, PLACES, Fit
+from benchmarks.fit.flow import flow
+from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.cost import split
-from mpiddp.schedules.flow import flow
 from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import Choice, Price, parse
 from mpiddp.schedules.schedule import Collective
@@ -95,10 +96,12 @@ def predict_flow(choice: Choice, cell: Cell, machine: Machine) -> float:
     # It brings torch with it.
     from mpiddp.collectives.transport.mpi import NETWORK_MESSAGE
 
-    nodes, size = split(cell.ranks, cell.nodes), cell.bytes
+    nodes = split(cell.ranks, cell.nodes)
     schedule = choice.build(cell.ranks, nodes)
-    parts = max(1, math.ceil(size / schedule.chunks / NETWORK_MESSAGE))
-    ends = flow(schedule, size, machine, nodes, min(parts, MOST_PARTS))
+    least = math.ceil(cell.bytes / schedule.chunks / MOST_PARTS)
+    longest = max(NETWORK_MESSAGE, least) // ITEM
+    cut = BufferCut(cell=longest, message=longest, flows=True)
+    ends = flow(schedule, cell.bytes // ITEM, machine, nodes, cut, ITEM)
     return max(ends[member] for member in schedule.members)
 
 

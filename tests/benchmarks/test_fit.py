@@ -18,11 +18,12 @@ from benchmarks.common.records import read_record
 from benchmarks.fit import command
 from benchmarks.fit.check import check_record, find_choice, list_reasons
 from benchmarks.fit.fitted import fit_records, read_fit, write_fit
+from benchmarks.fit.flow import flow
 from benchmarks.fit.segments import Point, fit_segments
 from launchers import ROOT
+from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import split
-from mpiddp.schedules.flow import flow
 from mpiddp.schedules.machine import Machine, MessageCost, Piece
 from mpiddp.schedules.registry import parse
 
@@ -224,9 +225,8 @@ def test_what_mpiddp_runs_over_mpi_is_predicted_as_it_flows(fit, tmp_path, name)
     cells = [own, replace(own, details={"ran": name, "maker": "gloo"})]
     path = planted.write_cells(tmp_path / "flow.jsonl", cells)
     flowing, in_turn = check_record(fit, read_record(path))
-    schedule = parse(name).build(4)
-    parts = math.ceil(size / schedule.chunks / (60 << 10))
-    ends = flow(schedule, size, MACHINE, nodes, parts)
+    schedule, cut = parse(name).build(4), BufferCut(15 << 10, 15 << 10, True)
+    ends = flow(schedule, size // 4, MACHINE, nodes, cut, 4)
     wanted = max(ends[member] for member in schedule.members)
     assert flowing.predicted == pytest.approx(wanted, rel=0.03)
     assert in_turn.predicted == pytest.approx(cell.summary.median, rel=0.03)
