@@ -37,7 +37,7 @@ from benchmarks.common.plotting import (
     open_figure,
 )
 from benchmarks.common.records import Coordinate, RecordWriter, make_cell
-from benchmarks.common.statistics import summarize
+from benchmarks.common.statistics import exact
 from benchmarks.common.trials import show_progress
 from benchmarks.models.summation import (
     DTYPES,
@@ -373,7 +373,7 @@ def list_lines(
         title = ", ".join(names) if len(alike) < len(groups) or len(groups) == 1 else "all"
         text = fill(title, LONGEST, break_on_hyphens=False)
         style = firsts.index(alike[0])
-        lines.append(Line(text, ranks, [summarize([value]) for value in values], style))
+        lines.append(Line(text, ranks, list(map(exact, values)), style))
     return lines
 
 
@@ -383,7 +383,7 @@ def _draw_panel(axis: Axes, kind: Kind, lines: Sequence[Line]) -> None:
     dtype, accumulation = kind
     axis.set_title(f"{dtype}, {WAYS[accumulation]}", loc="left", fontsize=10)
     for line in lines:
-        draw_line(axis, line, has_band=False)
+        draw_line(axis, line)
     axis.axhline(ROUNDING * EPSILONS[dtype], color="#777777", lw=1, ls=":", zorder=0)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")

@@ -33,7 +33,7 @@ from benchmarks.common.plotting import (
     open_figure,
 )
 from benchmarks.common.records import RecordWriter, make_cell
-from benchmarks.common.statistics import summarize
+from benchmarks.common.statistics import exact
 from benchmarks.common.trials import show_progress
 from benchmarks.fit.fitted import COMMAND, NETWORK, Fit, describe_fit, read_fit
 from benchmarks.models import disturbed, winners
@@ -398,8 +398,7 @@ def _list_curves(sizes: Sequence[int], table: Table, shown: Sequence[str]) -> It
                 get_ratio(price, least) or math.nan
                 for price, least in zip(row.prices, table.bounds, strict=True)
             ]
-            values = [summarize([ratio]) for ratio in ratios]
-            yield Line(row.name, sizes, values, shown.index(row.name))
+            yield Line(row.name, sizes, list(map(exact, ratios)), shown.index(row.name))
 
 
 def _draw_panel(axis: Axes, sizes: Sequence[int], table: Table, lines: Sequence[Line]) -> None:
@@ -409,7 +408,7 @@ def _draw_panel(axis: Axes, sizes: Sequence[int], table: Table, lines: Sequence[
     axis.set_title(f"{table.title}, {' and '.join(sorted(sources))}", loc="left", fontsize=10)
     axis.axhline(1, color="#bbbbbb", lw=3)
     for line in lines:
-        draw_line(axis, line, has_band=False)
+        draw_line(axis, line)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xticks(sizes[::2], [describe_size(size) for size in sizes[::2]], fontsize=8)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.common.statistics import Spread
 from benchmarks.common.tables import find_bus_factor
 from benchmarks.fit.check import KINDS
 from benchmarks.report.groups import (
@@ -27,7 +28,6 @@ from benchmarks.report.pictures import (
     Grid,
     Line,
     Panel,
-    Spread,
     Square,
 )
 

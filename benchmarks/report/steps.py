@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.common.options import describe_size
 from benchmarks.common.records import Cell
+from benchmarks.common.statistics import Spread, spread
 from benchmarks.report.groups import describe_condition
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import (
@@ -18,9 +19,7 @@ from benchmarks.report.pictures import (
     Line,
     Panel,
     Section,
-    Spread,
     describe_value,
-    spread,
 )
 from mpiddp.wording import count_noun
 

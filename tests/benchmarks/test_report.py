@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.common.records import Cell, make_cell, open_record
+from benchmarks.common.statistics import spread
 from benchmarks.report import assembly, command, groups, machine, slides
 from benchmarks.report.material import read_material
 from benchmarks.report.page import Report, draw_report
-from benchmarks.report.pictures import Bars, Chart, Grid, Section, spread
+from benchmarks.report.pictures import Bars, Chart, Grid, Section
 from mpiddp.errors import ConfigurationError
 from planted_records import (
     ENVIRONMENT,
@@ -61,7 +62,7 @@ def test_lines_are_medians_with_quartiles_of_the_rounds(tmp_path):
     cells += [cell("ours", [2.0, 1.0, 1.0, 1.0, 5.0], maker="mpiddp")]
     section = find(report(write_record(tmp_path / "a.jsonl", cells)), "all-reduce")
     gloo = find_chart(section, "Time").lines[0]
-    assert gloo.points[K] == spread([1, 2, 3, 4, 5]) and gloo.points[K].low == 2
+    assert gloo.points[K] == spread([1, 2, 3, 4, 5]) and gloo.points[K].lower_quartile == 2
     # Speeds are ratios of rounds, not of medians: 2, 1, 2, 3, 1.
     (line,) = find_chart(section, "Speed, relative to Gloo").lines
     assert (line.name, line.points[K].median) == ("ours", 2)
