@@ -140,6 +140,8 @@ def list_reasons(
         yield f"{each} ranks of a node share {cores} cores, and copy and add in turns"
     elif each > 1:
         yield "ranks of a node share its memory; the fit knows one pair of them alone"
+    if can_flow(cell):
+        return
     steps = [step for step in price.simulation.steps if step.messages] if price.simulation else []
     means = [step.sent / step.messages for step in steps]
     used = [NODE] * (each > 1) + [NETWORK] * (cell.nodes > 1)
@@ -148,8 +150,6 @@ def list_reasons(
     if means and not least <= min(means) <= max(means) <= most:
         low, high = (describe_size(round(size)) for size in (min(means), max(means)))
         yield f"its messages, {low} to {high}, are not all of sizes that were measured"
-    if can_flow(cell):
-        return
     if any(step.messages > 2 * cell.ranks for step in steps):
         yield "its ranks send several messages at once, in the model one after the other"
     if choice.segments > 1:

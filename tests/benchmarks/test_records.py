@@ -19,7 +19,7 @@ from benchmarks.common.options import RunOptions
 from benchmarks.common.records import Cell, hide, make_cell, open_record, read_record
 from benchmarks.common.statistics import Summary, summarize
 from benchmarks.launching.launchers import Mpirun, command
-from benchmarks.models import numerics, simulate
+from benchmarks.models import numerics, prices
 from benchmarks.startup import phases
 from benchmarks.startup import report as startup_report
 from benchmarks.stragglers import report as stragglers_report
@@ -224,5 +224,5 @@ def test_every_field_and_quantity_is_documented():
     names = [field.name for kind in (Cell, Summary) for field in dataclasses.fields(kind)]
     names += [startup_report.QUANTITY, phases.QUANTITY, step_report.STEP, *step_report.PARTS]
     names += [stragglers_report.TRAINING, stragglers_report.TIME_TO, checkpoint_report.QUANTITY]
-    names += [simulate.QUANTITY, numerics.QUANTITY]
+    names += [prices.QUANTITY, numerics.QUANTITY]
     assert [name for name in names if f"`{name}`" not in text] == []
