@@ -21,9 +21,8 @@ from benchmarks.common.options import (
     Algorithms,
     Count,
     File,
-    describe_algorithms,
     format_rows,
-    make_reader,
+    make_model_reader,
 )
 from benchmarks.common.plotting import (
     COLOURS,
@@ -200,13 +199,13 @@ class Options:
     """Draw the figures against the number of ranks (.svg, .png, .pdf)."""
 
 
-READER = make_reader(
-    command="distance",
-    description="Count how far the bytes of an all-reduce travel: through how many links of a ring "
+READER = make_model_reader(
+    "distance",
+    "Count how far the bytes of an all-reduce travel: through how many links of a ring "
     "or torus, how many through the busiest link, and how many from one group of neighbouring "
     "ranks to another.",
-    groups={"options": Options},
-    epilog=describe_algorithms("pat:aggregation=4"),
+    Options,
+    "pat:aggregation=4",
 )
 
 

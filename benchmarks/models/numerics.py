@@ -24,9 +24,8 @@ from benchmarks.common.options import (
     File,
     Load,
     SeveralRanks,
-    describe_algorithms,
     list_algorithms,
-    make_reader,
+    make_model_reader,
 )
 from benchmarks.common.plotting import (
     Line,
@@ -142,12 +141,12 @@ class Row:
     errors: Mapping[Kind, Error]
 
 
-READER = make_reader(
-    command="numerics",
-    description="Sum normal values in each algorithm's order, adding in the type itself and in "
+READER = make_model_reader(
+    "numerics",
+    "Sum normal values in each algorithm's order, adding in the type itself and in "
     "float32, and compare with float64. Needs neither MPI nor a GPU.",
-    groups={"options": Options},
-    epilog=describe_algorithms("ring:segments=4"),
+    Options,
+    "ring:segments=4",
 )
 
 

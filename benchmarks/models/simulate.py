@@ -15,9 +15,8 @@ from benchmarks.common.options import (
     File,
     Load,
     Sizes,
-    describe_algorithms,
     list_algorithms,
-    make_reader,
+    make_model_reader,
 )
 from benchmarks.common.records import RecordWriter
 from benchmarks.fit.fitted import Fit, describe_fit, read_fit
@@ -105,12 +104,12 @@ class Options(machines.MachineOptions):
         return figures + (f", {self.ranks_per_node} ranks on each node" if several else "")
 
 
-READER = make_reader(
-    command="simulate",
-    description="Price all-reduce algorithms on a machine with given latencies and bandwidths: "
+READER = make_model_reader(
+    "simulate",
+    "Price all-reduce algorithms on a machine with given latencies and bandwidths: "
     f"step by step up to {LARGEST_SIMULATED} ranks, by a formula beyond, which is marked.",
-    groups={"options": Options},
-    epilog=describe_algorithms("ring:segments=4"),
+    Options,
+    "ring:segments=4",
 )
 
 

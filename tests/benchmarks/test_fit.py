@@ -19,6 +19,7 @@ from benchmarks.fit import command
 from benchmarks.fit.check import check_record, find_choice, list_reasons
 from benchmarks.fit.fitted import fit_records, read_fit, write_fit
 from benchmarks.fit.flow import flow
+from benchmarks.fit.plot import draw
 from benchmarks.fit.segments import Point, fit_segments
 from launchers import ROOT
 from mpiddp.collectives.compiler.pieces import BufferCut
@@ -342,6 +343,15 @@ def test_a_fit_is_json_that_others_can_read(fit, tmp_path):
     content = json.loads((tmp_path / "fit.json").read_text())
     assert (content["kind"], content["version"]) == ("fit", 1)
     assert content["links"]["node"]["segments"][0]["start"] == 0
+
+
+def test_ratios_that_are_far_off_have_ticks_that_can_be_read(fit, tmp_path):
+    curve = fit.links["node"]
+    first, *others = curve.points
+    far = replace(curve, points=(first._replace(seconds=1e5 * first.seconds), *others))
+    draw(tmp_path / "fit.svg", replace(fit, links={"node": far}))
+    text = (tmp_path / "fit.svg").read_text()
+    assert "10,000 ×" in text and "000.00" not in text
 
 
 def test_a_fit_that_predicts_nothing_says_so(fit):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import resource
 import socket
 from pathlib import Path
@@ -226,3 +227,12 @@ def test_every_field_and_quantity_is_documented():
     names += [stragglers_report.TRAINING, stragglers_report.TIME_TO, checkpoint_report.QUANTITY]
     names += [prices.QUANTITY, numerics.QUANTITY]
     assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_every_kind_of_line_is_documented():
+    sources = [path.read_text() for path in (documents.launchers.ROOT / "benchmarks").rglob("*.py")]
+    kinds = {kind for text in sources for kind in re.findall(r'\.write\(\s*"(\w+)",', text)}
+    assert {"cell", "end", "winners"} <= kinds
+    kinds |= {"refusal", "failure", "gone", "added", "incomparable"}
+    table = CHAPTER.read_text().partition("### Lines")[2].partition("### Fields")[0]
+    assert [kind for kind in sorted(kinds) if f"`{kind}`" not in table] == []

@@ -341,7 +341,8 @@ CELL = {
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        ([HEAD], "no cell"),
+        ([HEAD], "no cells, so there is nothing to show: expected a record of a command"),
+        ([HEAD, {"kind": "refusal"}], "expected cells to draw, found failures and refusals"),
         ([{**HEAD, "schema": 2}], "schema 2, expected 3"),
         ([HEAD, '{"kind": "ce'], "truncated"),
         ([HEAD, {**CELL, "ranks": "2"}], "without ranks"),
@@ -364,6 +365,10 @@ def test_bad_records_are_one_line(tmp_path, lines, expected):
 
 def test_bad_options_are_one_line(tmp_path):
     path = str(write_record(tmp_path / "a.jsonl", [cell("c", [1.0])]))
+    copy = tmp_path / "copy.jsonl"
+    copy.write_text(Path(path).read_text())
+    with pytest.raises(ConfigurationError, match="is the same record as"):
+        command.main([path, str(copy), "--html", str(tmp_path / "a.html")])
     with pytest.raises(ConfigurationError, match="nothing to write: give --html FILE"):
         command.main([path])
     with pytest.raises(ConfigurationError, match="there is no directory"):
