@@ -174,7 +174,7 @@ def _draw_predicted(group: Group, names: Mapping[str, str], model: Model) -> Cha
 def _draw_winners(groups: Sequence[Group], labels: Sequence[str], names: Mapping[str, str]) -> Grid:
     sizes = sorted(set().union(*(group.sizes for group in groups)))
     return Grid(
-        title="Who is fastest",
+        title="The fastest contender",
         text="The fastest contender by place and size, and how many times as fast as the "
         "framework it is. Pale, with ≈: the next one is not told apart with 95 % confidence.",
         corner="",
