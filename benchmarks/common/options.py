@@ -162,6 +162,11 @@ def make_reader(
     )
 
 
+def make_model_reader(command: str, description: str, kind: type[Any], example: str) -> Reader:
+    """The reader of a command about algorithms alone; ``example``: one with parameters."""
+    return make_reader(command, description, {"options": kind}, describe_algorithms(example))
+
+
 def list_algorithms() -> tuple[Choice, ...]:
     """All of the registry."""
     return tuple(Choice(find(name)) for name in names())

@@ -104,14 +104,6 @@ def find_processor() -> str | None:
     return models[0] if models else platform.machine()
 
 
-def begin(launcher: Launcher, more: str = "") -> tuple[dict[str, Any], str]:
-    """Print the heading of a measurement; returns the environment and the heading."""
-    environment = describe_environment(launcher)
-    heading = describe_heading(environment)
-    print(f"{heading}; load {os.getloadavg()[0]:.1f}\n{more}", flush=True)
-    return environment, heading
-
-
 @dataclass(frozen=True)
 class Output:
     """Where a measurement goes: `open_output` makes one."""
@@ -135,15 +127,25 @@ class Output:
 
 @contextmanager
 def open_output(
-    benchmark: str, options: RunOptions[Any], launcher: Launcher, more: str = ""
+    benchmark: str,
+    options: RunOptions[Any],
+    launcher: Launcher,
+    more: str = "",
+    places: Mapping[str, tuple[Launcher, int]] | None = None,
 ) -> Iterator[Output]:
-    """Print the heading and open the record; at the end, also by an error, write the tables."""
-    environment, heading = begin(launcher, more)
+    """Print the heading and open the record; at the end, also by an error, write the tables.
+
+    ``places``: who starts how many ranks, by name (default: the launcher the plan's numbers).
+    """
+    environment = describe_environment(launcher)
+    heading = describe_heading(environment)
+    print(f"{heading}; load {os.getloadavg()[0]:.1f}\n{more}", flush=True)
     hidden = [] if options.hosts else find_hosts(launcher)
     if options.hosts:
         ranks = options.plan.ranks
         counts = (ranks,) if isinstance(ranks, int) else ranks
-        environment["hosts"] = {str(count): find_places(launcher, count) for count in counts}
+        places = places or {str(count): (launcher, count) for count in counts}
+        environment["hosts"] = {name: find_places(*place) for name, place in places.items()}
     plan = describe_plan(options.plan)
     with open_record(options.json, benchmark, environment, plan, hidden) as record:
         try:

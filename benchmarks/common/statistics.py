@@ -13,7 +13,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -159,6 +159,31 @@ def summarize(values: Sequence[float]) -> Summary:
         maximum=quantile(values, 1),
         interval=median_interval(values),
     )
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median, and the quartiles around it: all that a line of a drawing shows."""
+
+    lower_quartile: float
+    median: float
+    upper_quartile: float
+
+    def scaled(self, factor: float) -> Spread:
+        return Spread(*(each * factor for each in astuple(self)))
+
+    def inverted(self, numerator: float) -> Spread:
+        """Of the numerator over each value."""
+        return Spread(*(numerator / each for each in reversed(astuple(self))))
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return Spread(*(quantile(values, fraction) for fraction in (0.25, 0.5, 0.75)))
+
+
+def exact(value: float) -> Spread:
+    """Of a value without repetitions."""
+    return Spread(value, value, value)
 
 
 @dataclass(frozen=True)

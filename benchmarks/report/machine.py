@@ -22,7 +22,7 @@ from mpiddp.schedules.registry import Choice
 
 TYPE = "float32"
 """Of the additions that are fitted."""
-MOST_PARTS = 200_000
+MOST_PARTS = 100_000
 """Messages that are simulated in all, some seconds; what would need more is not predicted."""
 PART_BYTES = 60 << 10
 """About what mpiddp sends in one message between nodes."""

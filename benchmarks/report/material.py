@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.common.records import Cell, Record, read_record
@@ -39,11 +39,16 @@ class Material:
 
 
 def read_material(paths: Sequence[Path]) -> Material:
-    """Read all records. Raises ConfigurationError for one that is none, or if no cell is there."""
-    records = [read_record(path) for path in paths]
+    """Read all records. Raises ConfigurationError for one that is none, that shows nothing, or that
+    is given twice."""
+    records: list[Record] = []
+    for path in paths:
+        record = read_record(path)
+        _check_record(record, records)
+        records.append(record)
     if not any(record.cells for record in records):
         where = ", ".join(str(path) for path in paths)
-        raise ConfigurationError(f"{where}: there is no cell in it, so there is nothing to show")
+        raise ConfigurationError(f"{where}: expected cells to draw, found failures and refusals")
     names = _name_records(paths)
     counts = Counter(cell.key for record in records for cell in record.cells)
     cells = [
@@ -54,6 +59,19 @@ def read_material(paths: Sequence[Path]) -> Material:
         for cell in record.cells
     ]
     return Material(records, names, cells)
+
+
+def _check_record(record: Record, others: Sequence[Record]) -> None:
+    if not record.cells and not {"refusal", "failure"} & {line["kind"] for line in record.others}:
+        raise ConfigurationError(
+            f"{record.path} has no cells, so there is nothing to show: expected a record of a "
+            f"command that measures or predicts, found one of {record.benchmark}"
+        )
+    for other in others:
+        if replace(record, path=other.path) == other:
+            raise ConfigurationError(
+                f"{record.path} is the same record as {other.path}: give one of them"
+            )
 
 
 def _name_records(paths: Sequence[Path]) -> list[str]:

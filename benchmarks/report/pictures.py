@@ -7,30 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.common.options import describe_size
-from benchmarks.common.statistics import quantile
+from benchmarks.common.statistics import Spread
 
 MOST_SHOWN = 6
 """Lines that a panel shows at a time."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A median of rounds, and the quartiles around it."""
-
-    low: float
-    median: float
-    high: float
-
-    def scaled(self, factor: float) -> Spread:
-        return Spread(self.low * factor, self.median * factor, self.high * factor)
-
-    def inverted(self, numerator: float) -> Spread:
-        """Of the numerator over each value."""
-        return Spread(numerator / self.high, numerator / self.median, numerator / self.low)
-
-
-def spread(values: Sequence[float]) -> Spread:
-    return Spread(*(quantile(values, fraction) for fraction in (0.25, 0.5, 0.75)))
 
 
 @dataclass(frozen=True)

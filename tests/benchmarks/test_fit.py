@@ -18,11 +18,13 @@ from benchmarks.common.records import read_record
 from benchmarks.fit import command
 from benchmarks.fit.check import check_record, find_choice, list_reasons
 from benchmarks.fit.fitted import fit_records, read_fit, write_fit
+from benchmarks.fit.flow import flow
+from benchmarks.fit.plot import draw
 from benchmarks.fit.segments import Point, fit_segments
 from launchers import ROOT
+from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import split
-from mpiddp.schedules.flow import flow
 from mpiddp.schedules.machine import Machine, MessageCost, Piece
 from mpiddp.schedules.registry import parse
 
@@ -224,9 +226,8 @@ def test_what_mpiddp_runs_over_mpi_is_predicted_as_it_flows(fit, tmp_path, name)
     cells = [own, replace(own, details={"ran": name, "maker": "gloo"})]
     path = planted.write_cells(tmp_path / "flow.jsonl", cells)
     flowing, in_turn = check_record(fit, read_record(path))
-    schedule = parse(name).build(4)
-    parts = math.ceil(size / schedule.chunks / (60 << 10))
-    ends = flow(schedule, size, MACHINE, nodes, parts)
+    schedule, cut = parse(name).build(4), BufferCut(15 << 10, 15 << 10, True)
+    ends = flow(schedule, size // 4, MACHINE, nodes, cut, 4)
     wanted = max(ends[member] for member in schedule.members)
     assert flowing.predicted == pytest.approx(wanted, rel=0.03)
     assert in_turn.predicted == pytest.approx(cell.summary.median, rel=0.03)
@@ -342,6 +343,15 @@ def test_a_fit_is_json_that_others_can_read(fit, tmp_path):
     content = json.loads((tmp_path / "fit.json").read_text())
     assert (content["kind"], content["version"]) == ("fit", 1)
     assert content["links"]["node"]["segments"][0]["start"] == 0
+
+
+def test_ratios_that_are_far_off_have_ticks_that_can_be_read(fit, tmp_path):
+    curve = fit.links["node"]
+    first, *others = curve.points
+    far = replace(curve, points=(first._replace(seconds=1e5 * first.seconds), *others))
+    draw(tmp_path / "fit.svg", replace(fit, links={"node": far}))
+    text = (tmp_path / "fit.svg").read_text()
+    assert "10,000 ×" in text and "000.00" not in text
 
 
 def test_a_fit_that_predicts_nothing_says_so(fit):

@@ -178,6 +178,15 @@ def test_chakra_read_back_is_the_schedule(name, ranks):
 # ---- the command --------------------------------------------------------------------------
 
 
+def test_the_rate_of_additions_takes_units(tmp_path):
+    texts = []
+    for rate in ("0.5", "500MB", "4 Gbit/s"):
+        path = tmp_path / f"{len(texts)}.goal"
+        export.main(["ring", "--format", "goal", "--addition", rate, "--output", str(path)])
+        texts.append(path.read_text())
+    assert texts[0] == texts[1] == texts[2]
+
+
 def test_every_format_is_written(tmp_path, capsys):
     for form in ("msccl-xml", "mscclpp-json", "chakra-et", "goal"):
         output = tmp_path / f"ring.{form.rpartition('-')[2]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import resource
 import socket
 from pathlib import Path
@@ -18,7 +19,7 @@ from benchmarks.common import checks, results
 from benchmarks.common.options import RunOptions
 from benchmarks.common.records import Cell, hide, make_cell, open_record, read_record
 from benchmarks.common.statistics import Summary, summarize
-from benchmarks.models import numerics, simulate
+from benchmarks.models import numerics, prices
 from benchmarks.startup import phases
 from benchmarks.startup import report as startup_report
 from benchmarks.stragglers import report as stragglers_report
@@ -206,5 +207,14 @@ def test_every_field_and_quantity_is_documented():
     names = [field.name for kind in (Cell, Summary) for field in dataclasses.fields(kind)]
     names += [startup_report.QUANTITY, phases.QUANTITY, step_report.STEP, *step_report.PARTS]
     names += [stragglers_report.TRAINING, stragglers_report.TIME_TO, checkpoint_report.QUANTITY]
-    names += [simulate.QUANTITY, numerics.QUANTITY]
+    names += [prices.QUANTITY, numerics.QUANTITY]
     assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_every_kind_of_line_is_documented():
+    sources = [path.read_text() for path in (documents.launchers.ROOT / "benchmarks").rglob("*.py")]
+    kinds = {kind for text in sources for kind in re.findall(r'\.write\(\s*"(\w+)",', text)}
+    assert {"cell", "end", "winners"} <= kinds
+    kinds |= {"refusal", "failure", "gone", "added", "incomparable"}
+    table = CHAPTER.read_text().partition("### Lines")[2].partition("### Fields")[0]
+    assert [kind for kind in sorted(kinds) if f"`{kind}`" not in table] == []
