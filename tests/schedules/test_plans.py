@@ -312,7 +312,7 @@ def make_content(first, second=SUM):
         )  # fmt: skip
     return {
         "name": "small", "collective": "allreduce", "protocol": "Simple", "inplace": True,
-        "gpus": gpus,
+        "gpus": gpus, "use_double_scratch_buffer": True,
     }  # fmt: skip
 
 
@@ -351,6 +351,15 @@ def test_signals_and_what_they_order(operations, words):
         assert words in str(error)
     else:
         assert not words
+
+
+def test_a_call_does_not_overwrite_what_the_last_one_still_needs():
+    """A rank that is done puts again, perhaps before its peer has added."""
+    content = make_content(SUM)
+    assert prove_plan(read_content(content))
+    content["use_double_scratch_buffer"] = False
+    with pytest.raises(ScheduleError, match=r"step 5 \(re\) reads .* if one call follows another$"):
+        prove_plan(read_content(content))
 
 
 WRONG = [

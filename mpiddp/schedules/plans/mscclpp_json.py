@@ -114,7 +114,7 @@ def read_content(content: Mapping[str, Any]) -> Plan:
     ]
     return Plan(
         content["name"], promise, ranks, chunks, bool(content["inplace"]), sizes, _link(moves),
-        parts=parts,
+        parts=parts, scratches=1 + bool(content.get("use_double_scratch_buffer")),
     )  # fmt: skip
 
 

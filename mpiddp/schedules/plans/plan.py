@@ -87,6 +87,8 @@ class Plan:
     """Into how many of our chunks each of the file's was cut."""
     slots: int = 0
     """Messages that a connection holds before its sender must wait; 0 if there is no such limit."""
+    scratches: int = 0
+    """Scratch memories that calls take in turn; 0 if the runtime lets no other rank write there."""
 
     @property
     def share(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
 
@@ -48,6 +48,7 @@ def prove_plan(plan: Plan) -> Proof:
         plan.check_bounds((*operation.reads, *operation.writes), operation)
     order = find_order(plan)
     _check_races(plan, order)
+    _check_calls(plan, order)
     trees, moves = Trees(), 0
 
     def count(value: int, source: int, target: int, operation: Operation) -> int:
@@ -192,6 +193,51 @@ def _check_races(plan: Plan, order: Sequence[int]) -> None:
                     if reader != number and not is_before(reader):
                         raise _name_race(plan, operation, operations[reader], span, "reads")
                 writers[cell] = number
+
+
+def _check_calls(plan: Plan, order: Sequence[int]) -> None:
+    """Raise ScheduleError if a call may overwrite what another rank's last call still needs."""
+    if not plan.scratches:
+        return
+    # That many and one more: the last one has the scratch memory of the first.
+    calls, count = range(plan.scratches + 1), len(plan.operations)
+    repeated = replace(
+        plan,
+        sizes=tuple((one, other, scratch * plan.scratches) for one, other, scratch in plan.sizes),
+        operations=tuple(each for call in calls for each in _repeat(plan, call)),
+    )
+    try:
+        _check_races(repeated, [number + call * count for call in calls for number in order])
+    except ScheduleError as error:
+        raise ScheduleError(f"{error}, if one call follows another") from None
+
+
+def _repeat(plan: Plan, call: int) -> Iterator[Operation]:
+    """The operations of a call; a rank's call begins when all of its last one has ended."""
+
+    def move(spans: tuple[Span, ...]) -> tuple[Span, ...]:
+        return tuple(
+            span
+            if span.buffer is not Buffer.SCRATCH
+            else span._replace(lo=span.lo + shifts[span.rank], hi=span.hi + shifts[span.rank])
+            for span in spans
+        )
+
+    base = call * len(plan.operations)
+    shifts = [call % plan.scratches * scratch for _, _, scratch in plan.sizes]
+    ends = {(each.rank, each.block): number for number, each in enumerate(plan.operations)}
+    begun = set[tuple[int, int]]()
+    for each in plan.operations:
+        after = [base + cause for cause in each.after]
+        if call and (each.rank, each.block) not in begun:
+            last = base - len(plan.operations)
+            after += [last + end for (rank, _), end in ends.items() if rank == each.rank]
+        begun.add((each.rank, each.block))
+        message = None if each.message is None else base + each.message
+        yield replace(
+            each, reads=move(each.reads), writes=move(each.writes), message=message,
+            after=tuple(after),
+        )  # fmt: skip
 
 
 def _check_overlaps(plan: Plan, operation: Operation) -> None:
