@@ -234,9 +234,8 @@ def lonely_star(n):
 
 
 @pytest.fixture
-def register(monkeypatch):
+def register(own_registry):
     """Registers an algorithm for the time of a test."""
-    monkeypatch.setattr(registry, "_algorithms", dict(registry._algorithms))
     return lambda name, make: registry.register(name, lambda nodes, each: None)(make)
 
 
