@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.common import records
 from benchmarks.common.records import Cell, Record, open_record, read_record
 from benchmarks.common.results import find_commit, find_processor
-from benchmarks.common.statistics import summarize
 from benchmarks.compare import again, command, ratios
 from benchmarks.compare.command import RegressionError
 from benchmarks.compare.verdicts import (
@@ -115,14 +115,8 @@ class Machine:
 
 
 def make_cell(samples, contender="ours", unit="s", **at) -> Cell:
-    return Cell(
-        quantity="all-reduce",
-        contender=contender,
-        ranks=2,
-        at=at,
-        unit=unit,
-        samples=tuple(samples),
-        summary=summarize(samples),
+    return records.make_cell(
+        samples, quantity="all-reduce", contender=contender, ranks=2, at=at, unit=unit
     )
 
 

@@ -48,7 +48,6 @@ def prove_plan(plan: Plan) -> Proof:
         plan.check_bounds((*operation.reads, *operation.writes), operation)
     order = find_order(plan)
     _check_races(plan, order)
-    _check_calls(plan, order)
     trees, moves = Trees(), 0
 
     def count(value: int, source: int, target: int, operation: Operation) -> int:
@@ -164,67 +163,48 @@ def _find_cycle(before: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _check_races(plan: Plan, order: Sequence[int]) -> None:
-    operations = plan.operations
+    """Raise ScheduleError if nothing orders two accesses to a chunk, of which one writes.
+
+    In one call, or in calls that follow each other: one more than there are scratch memories, so
+    that the last one has that of the first.
+    """
+    count, calls = len(plan.operations), range(plan.scratches + 1)
+    operations = [each for call in calls for each in _repeat(plan, call)]
     blocks: dict[tuple[int, int], int] = {}
     for operation in operations:
         blocks.setdefault((operation.rank, operation.block), len(blocks))
     own = [blocks[operation.rank, operation.block] for operation in operations]
-    writers: list[int | None] = [None] * plan.cells
+    writers: list[int | None] = [None] * (plan.cells * len(calls))
     readers: dict[int, list[int]] = {}
-    for number, clock in _run_clocks(operations, order, own, len(blocks)):
+    repeated = [number + call * count for call in calls for number in order]
+    for number, clock in _run_clocks(operations, repeated, own, len(blocks)):
         operation = operations[number]
         _check_overlaps(plan, operation)
+        turn = number // count % plan.scratches * plan.cells if plan.scratches else 0
 
         def is_before(other: int, clock: Clock = clock) -> bool:
             return bool(clock[own[other]] > other)
 
         for span in operation.reads:
-            for cell in plan.locate(span):
+            for cell in _list_cells(plan, span, turn):
                 writer = writers[cell]
                 if writer is not None and not is_before(writer):
-                    raise _name_race(plan, operations[writer], operation, span, "reads")
+                    raise _name_race(plan, (writer, number), span, "reads")
                 readers.setdefault(cell, []).append(number)
         for span in operation.writes:
-            for cell in plan.locate(span):
+            for cell in _list_cells(plan, span, turn):
                 writer = writers[cell]
                 if writer is not None and not is_before(writer):
-                    raise _name_race(plan, operations[writer], operation, span, "writes")
+                    raise _name_race(plan, (writer, number), span, "writes")
                 for reader in readers.pop(cell, ()):
                     if reader != number and not is_before(reader):
-                        raise _name_race(plan, operation, operations[reader], span, "reads")
+                        raise _name_race(plan, (number, reader), span, "reads")
                 writers[cell] = number
-
-
-def _check_calls(plan: Plan, order: Sequence[int]) -> None:
-    """Raise ScheduleError if a call may overwrite what another rank's last call still needs."""
-    if not plan.scratches:
-        return
-    # That many and one more: the last one has the scratch memory of the first.
-    calls, count = range(plan.scratches + 1), len(plan.operations)
-    repeated = replace(
-        plan,
-        sizes=tuple((one, other, scratch * plan.scratches) for one, other, scratch in plan.sizes),
-        operations=tuple(each for call in calls for each in _repeat(plan, call)),
-    )
-    try:
-        _check_races(repeated, [number + call * count for call in calls for number in order])
-    except ScheduleError as error:
-        raise ScheduleError(f"{error}, if one call follows another") from None
 
 
 def _repeat(plan: Plan, call: int) -> Iterator[Operation]:
     """The operations of a call; a rank's call begins when all of its last one has ended."""
-
-    def move(spans: tuple[Span, ...]) -> tuple[Span, ...]:
-        return tuple(
-            span
-            if span.buffer is not Buffer.SCRATCH
-            else span._replace(lo=span.lo + shifts[span.rank], hi=span.hi + shifts[span.rank])
-            for span in spans
-        )
-
     base = call * len(plan.operations)
-    shifts = [call % plan.scratches * scratch for _, _, scratch in plan.sizes]
     ends = {(each.rank, each.block): number for number, each in enumerate(plan.operations)}
     begun = set[tuple[int, int]]()
     for each in plan.operations:
@@ -234,10 +214,13 @@ def _repeat(plan: Plan, call: int) -> Iterator[Operation]:
             after += [last + end for (rank, _), end in ends.items() if rank == each.rank]
         begun.add((each.rank, each.block))
         message = None if each.message is None else base + each.message
-        yield replace(
-            each, reads=move(each.reads), writes=move(each.writes), message=message,
-            after=tuple(after),
-        )  # fmt: skip
+        yield replace(each, message=message, after=tuple(after))
+
+
+def _list_cells(plan: Plan, span: Span, turn: int) -> range:
+    """As ``plan.locate``; of scratch memory that of this turn."""
+    cells, shift = plan.locate(span), turn if span.buffer is Buffer.SCRATCH else 0
+    return range(cells.start + shift, cells.stop + shift)
 
 
 def _check_overlaps(plan: Plan, operation: Operation) -> None:
@@ -289,11 +272,14 @@ def _run_clocks(
             kept[number] = clock.copy()
 
 
-def _name_race(
-    plan: Plan, writer: Operation, other: Operation, span: Span, verb: str
-) -> ScheduleError:
+def _name_race(plan: Plan, numbers: tuple[int, int], span: Span, verb: str) -> ScheduleError:
+    """``numbers``: of who writes and of who reads or writes, counted over all calls."""
+    calls, places = zip(*(divmod(each, len(plan.operations)) for each in numbers), strict=True)
+    writer, other = (plan.operations[each] for each in places)
+    when = ", if one call follows another" if calls[0] != calls[1] else ""
     return ScheduleError(
-        f"race: {other} {verb} {plan.name(span)}, which {writer} writes, and nothing orders the two"
+        f"race: {other} {verb} {plan.name(span)}, which {writer} writes, and nothing orders the "
+        f"two{when}"
     )
 
 
