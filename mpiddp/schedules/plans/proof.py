@@ -204,13 +204,15 @@ def _check_races(plan: Plan, order: Sequence[int]) -> None:
 
 def _repeat(plan: Plan, call: int) -> Iterator[Operation]:
     """The operations of a call; a rank's call begins when all of its last one has ended."""
-    base = call * len(plan.operations)
+    if not call:
+        yield from plan.operations
+        return
+    base, last = call * len(plan.operations), (call - 1) * len(plan.operations)
     ends = {(each.rank, each.block): number for number, each in enumerate(plan.operations)}
     begun = set[tuple[int, int]]()
     for each in plan.operations:
         after = [base + cause for cause in each.after]
-        if call and (each.rank, each.block) not in begun:
-            last = base - len(plan.operations)
+        if (each.rank, each.block) not in begun:
             after += [last + end for (rank, _), end in ends.items() if rank == each.rank]
         begun.add((each.rank, each.block))
         message = None if each.message is None else base + each.message
