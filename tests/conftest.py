@@ -25,6 +25,7 @@ from markers import (
     pytest_runtest_makereport,
     pytest_terminal_summary,
 )
+from own_algorithm import STAR
 from pool import Pools
 
 __all__ = [
@@ -70,6 +71,22 @@ def pytest_report_header() -> list[str]:
         ", ".join(packages),
         *([f"before the tests: {checks}"] if checks else []),
     ]
+
+
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is gone after it."""
+    from mpiddp.schedules import registry  # Most tests need no algorithms.
+
+    monkeypatch.setattr(registry, "_algorithms", dict(registry._algorithms))
+
+
+@pytest.fixture
+def star(tmp_path: Path, own_registry: None) -> Path:
+    """The file of an algorithm of a user's own, which nobody has loaded yet."""
+    path = tmp_path / "star.py"
+    path.write_text(STAR)
+    return path
 
 
 def _check(row: launchers.Launcher) -> launchers.Launcher:

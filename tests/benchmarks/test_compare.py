@@ -115,8 +115,9 @@ class Machine:
 
 
 def make_cell(samples, contender="ours", unit="s", **at) -> Cell:
-    place = {"quantity": "all-reduce", "contender": contender, "ranks": 2, "at": at}
-    return records.make_cell(samples, unit=unit, **place)
+    return records.make_cell(
+        samples, quantity="all-reduce", contender=contender, ranks=2, at=at, unit=unit
+    )
 
 
 def make_record(cells, benchmark="allreduce", **environment) -> Record:

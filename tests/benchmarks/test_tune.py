@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.collectives.findings import Refusal
 from benchmarks.collectives.options import Plan
-from benchmarks.common import results
+from benchmarks.common import records, results
 from benchmarks.common.records import Cell, open_record, read_record
 from benchmarks.common.statistics import summarize
 from benchmarks.common.trials import WrongResultError
@@ -49,15 +49,12 @@ def make_cell(
     ]
     details = {"maker": "mpiddp", "algorithm": way.algorithm, "transport": way.transport,
                "buffer": buffer, "ran": ran or f"{way.algorithm} over {way.transport}"}  # fmt: skip
-    fields = {
-        "quantity": "all-reduce",
-        "contender": f"mpiddp {way.algorithm}",
-        "ranks": 2,
-        "at": {"bytes": size, "type": "float32", "operator": "sum"},
-        "details": {**details, **changes.pop("details", {})},  # type: ignore[dict-item]
-        **changes,
-    }
-    return Cell(samples=tuple(samples), summary=summarize(samples), **fields)  # type: ignore[arg-type]
+    details.update(changes.pop("details", {}))  # type: ignore[call-overload]
+    at = {"bytes": size, "type": "float32", "operator": "sum"}
+    return records.make_cell(samples, **{
+        "quantity": "all-reduce", "contender": f"mpiddp {way.algorithm}", "ranks": 2, "at": at,
+        "details": details, **changes,
+    })  # fmt: skip
 
 
 def make_rule(seconds: float, **changes: object) -> Cell:

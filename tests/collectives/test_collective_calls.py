@@ -149,6 +149,11 @@ SAID = {
     "many roots": r"binomial-tree on 3 ranks does not give each rank one part .*: .* do",
     "no all-reduce": r"ScheduleError: " + DOUBLE.format(3),
     "no all-reduce, later": r"ScheduleError: " + DOUBLE.format(3),
+    **{
+        f"another on each rank, {transport}": r"the schedule of drawn must be the same on all "
+        r"ranks, but it differs from rank 0's on rank 1: rank 0 has \d+, rank 1 has \d+"
+        for transport in ("mpi", "torch")
+    },
     "no half": r"ScheduleError: lopsided on 3 ranks cannot be halved: its first 1 of 3 steps are "
     r"no reduce: at the end rank 0's sum of chunk 0 lacks rank 2",
     "operator for an algorithm": r"'average' is no algorithm, but an operator: op='average'",
