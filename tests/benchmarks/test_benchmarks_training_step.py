@@ -367,6 +367,7 @@ def list_steps(record) -> list[Cell]:
     return [cell for cell in record.cells if cell.quantity == report.STEP and "part" not in cell.at]
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_all_contenders_are_measured_printed_and_written(tmp_path):
     record, drawing = tmp_path / "step.json", tmp_path / "step.svg"
