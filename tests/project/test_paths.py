@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,7 +68,8 @@ def test_a_training_goes_the_paths_of_a_launch_of_a_gradient_and_of_a_checkpoint
 
 def test_a_call_goes_its_path_and_a_checkpoint_its_path_back(tmp_path, monkeypatch):
     (tmp_path / "script.py").write_text(SCRIPT)
-    monkeypatch.setattr("sys.argv", ["script.py"])  # A checkpoint belongs to a script.
+    # A checkpoint belongs to a script.
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "script.py", raising=False)
     with mpiddp.Checkpointer(tmp_path / "checkpoints", torch.nn.Linear(3, 2)) as checkpointer:
         checkpointer.save(1)
     entered = follow("script", ["script.py"], tmp_path)
