@@ -42,9 +42,11 @@ __all__ = [
 # mixed of several ranks'. Many containers set it; what a test wants at once, it flushes.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
-# In many containers Python writes no bytecode. Each rank would compile what it imports again.
+# In many containers Python writes no bytecode. Each rank would compile what it imports again, and
+# each worker would rewrite the assertions of all tests, which takes longer than to import them.
 if sys.dont_write_bytecode:
     compileall.compile_dir(launchers.ROOT / "mpiddp", quiet=2)
+    sys.dont_write_bytecode = False
 
 
 def _version_of(package: str) -> str:

@@ -354,6 +354,7 @@ def test_a_launcher_runs_the_contenders(either_launcher):
             assert 0 < run.stamp_seconds < run.seconds
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_startup_measures_prints_and_writes(tmp_path):
     record, drawing = tmp_path / "startup.json", tmp_path / "startup.svg"

@@ -71,6 +71,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(words, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 @pytest.mark.timeout(150)
 def test_checkpoints_are_measured_drawn_and_recorded(tmp_path, capsys, monkeypatch):

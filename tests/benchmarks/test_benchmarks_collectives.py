@@ -150,12 +150,12 @@ for dtype in ("float32", "float64", "int32", "int64"):
 """
 
 
-@pytest.mark.mpi
+@pytest.mark.by_default("openmpi")
 @pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.long)])
-def test_the_plain_rings_sum(recent_launcher, ranks, tmp_path):
+def test_the_plain_rings_sum(either_launcher, ranks, tmp_path):
     script = tmp_path / "rings.py"
     script.write_text(RINGS)
-    launching.run(recent_launcher, ranks, [script], timeout=60).expect(0)
+    launching.run(either_launcher, ranks, [script], timeout=60).expect(0)
 
 
 def find_ranks(mark: str) -> list[psutil.Process]:
@@ -218,6 +218,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_every_collective_of_every_contender_is_exact():
     mpirun, refused, ran = launchers.find_mpirun(None, {}), set(), {}

@@ -366,6 +366,7 @@ def list_steps(record) -> list[Cell]:
     return [cell for cell in record.cells if cell.quantity == report.STEP and "part" not in cell.at]
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_all_contenders_are_measured_printed_and_written(tmp_path):
     record, drawing = tmp_path / "step.json", tmp_path / "step.svg"
@@ -416,6 +417,7 @@ worker.main()
 """
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_gradients_that_are_no_average_are_noticed(tmp_path, monkeypatch, capsys):
     (tmp_path / "wrong_worker.py").write_text(WRONG_WORKER)

@@ -255,6 +255,7 @@ def test_without_strace_nothing_is_started(monkeypatch, tmp_path):
         check_strace()
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_the_counts_of_a_real_start():
     """Three ranks: each connects to the store, and Gloo connects rank 0 with both others."""

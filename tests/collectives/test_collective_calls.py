@@ -19,7 +19,7 @@ from mpiddp.collectives.bootstrap import ensure_communicator
 SIZE = 3
 
 
-@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+@pytest.mark.parametrize("name", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
 @pytest.mark.mpi
 def test_what_calls_mean(name, pool):
     reports = pool(name, SIZE).call(meanings.run).values
@@ -185,7 +185,7 @@ def test_mistakes_are_said_in_one_line_on_every_rank(pool):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("no all-reduce",), DOUBLE.format(2)),
+        pytest.param(("no all-reduce",), DOUBLE.format(2), marks=pytest.mark.long),
         (("transposed", "alone"), SAID["transposed"]),
     ],
 )
@@ -219,6 +219,7 @@ with mpiddp.init(timeout=60) as session:
 """
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_calls_that_are_compared_are_named_in_words():
     row = launchers.table()["openmpi"]

@@ -334,6 +334,7 @@ def test_two_ranks_on_one_gpu_are_seen_without_nvml():
     assert "ranks 0, 1 would use a GPU that another rank uses" in messages(result)[0]
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_two_slices_of_one_gpu_take_gloo():
     row = launchers.table()["mpich"]
@@ -394,7 +395,11 @@ main()
 
 @pytest.mark.parametrize(
     ("visible", "devices", "shown"),
-    [("", "2,0", "2,0"), ("GPU-a,5,GPU-c", "2,0", "GPU-c,GPU-a"), ("4,5", "cpu", "")],
+    [
+        ("GPU-a,5,GPU-c", "2,0", "GPU-c,GPU-a"),
+        pytest.param("", "2,0", "2,0", marks=pytest.mark.long),
+        pytest.param("4,5", "cpu", "", marks=pytest.mark.long),
+    ],
 )
 def test_a_script_sees_the_gpus_that_are_listed(visible, devices, shown, tmp_path):
     (tmp_path / "shown.py").write_text("import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'])\n")
@@ -417,6 +422,7 @@ def test_torchs_own_mpi_is_taken_where_torch_has_it(monkeypatch):
     assert calls == [(("mpi",), {"timeout": timedelta(seconds=20)})]
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_nccl_without_a_gpu_is_a_mistake_of_configuration():
     program = "import mpiddp; mpiddp.init(backend='nccl', timeout=30)"

@@ -18,7 +18,7 @@ from mpiddp.schedules.proof import passes_on, prove
 
 CASES = (*((ranks, 1) for ranks in (2, 3, 4, 5, 6, 8)), (3, 2), (4, 2))
 """Ranks and segments; the latter give algorithms of one chunk a chunk to be mistaken for."""
-SAMPLE = 16
+SAMPLE = 10
 """Transfers that are mutated in each schedule, if it has more."""
 TIMINGS = range(3)
 
