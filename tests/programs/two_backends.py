@@ -1,7 +1,7 @@
 """A script that holds mpiddp's backend against Gloo: python two_backends.py
 
-Every rank prints what differs, and rank 0 the transports of mpiddp's group. Without a launcher of MPI, as
-torchrun starts it, the group's messages go over Gloo.
+Every rank prints what differs. Without a launcher of MPI, as torchrun starts it, messages of
+mpiddp's group go over Gloo.
 """
 
 from __future__ import annotations
