@@ -117,5 +117,9 @@ def join_torchrun() -> Job:
     return TorchJob()
 
 
-if __name__ == "__main__":
+def main() -> None:
     worker_loop.run(join_session, join_torchrun, lambda job: Bench(job).perform)
+
+
+if __name__ == "__main__":
+    main()
