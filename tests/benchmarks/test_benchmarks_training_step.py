@@ -417,7 +417,6 @@ worker.main()
 """
 
 
-@pytest.mark.long
 @pytest.mark.mpi
 def test_gradients_that_are_no_average_are_noticed(tmp_path, monkeypatch, capsys):
     (tmp_path / "wrong_worker.py").write_text(WRONG_WORKER)

@@ -188,15 +188,6 @@ def test_ranks_that_all_fail_alike_say_so_once(either_launcher, tmp_path):
     assert took < HUNG
 
 
-@pytest.mark.long
-@pytest.mark.by_default("mpich")
-def test_ranks_that_all_fail_before_mpi_say_so_once(either_launcher, tmp_path):
-    result, took = run(either_launcher, 3, "before MPI", "all", "raise", tmp_path)
-    result.expect(1)
-    assert result.stderr.count("ValueError: on purpose") == 1, str(result)
-    assert took < HUNG
-
-
 # Other ends
 
 

@@ -307,23 +307,6 @@ def test_with_mpi_a_second_session_is_refused(either_launcher):
     assert "Traceback" not in result.output
 
 
-ONE_STARTS_TWICE = """
-import mpiddp
-with mpiddp.init(timeout=30) as session:
-    if session.world.rank == 1:
-        mpiddp.init(timeout=30)
-    session.any(True)
-"""
-
-
-@pytest.mark.long
-@pytest.mark.by_default("openmpi")
-def test_a_second_start_on_one_rank_ends_the_job_at_once(either_launcher):
-    result = launchers.run(either_launcher, 2, ["-c", ONE_STARTS_TWICE], timeout=60).expect(2)
-    assert "rank 1 of 2 on " in result.stderr and "called in this process before" in result.stderr
-    assert result.seconds < 30
-
-
 BARE = """
 import sys, mpiddp, torch
 session = mpiddp.init(timeout=30)

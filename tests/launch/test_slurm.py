@@ -16,7 +16,6 @@ import facts
 import launchers
 import ranks
 import slurm
-from mpiddp.process.outcome import read_outcome
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(150)]
 
@@ -291,26 +290,6 @@ def test_a_rank_that_raises_ends_the_job(slurm_cluster):
     assert result.stderr.count("ValueError: broken on purpose") == 1
 
 
-KILLED_AT_THE_END = """
-import os, signal, sys, time, mpiddp
-with mpiddp.init(timeout=60) as session:
-    if session.world.rank == int(sys.argv[1]):
-        time.sleep(2)
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_rank_that_is_killed_while_the_others_close_ends_the_job(rank, slurm_cluster):
-    # Open MPI hears of it from PMIx, and aborts with a code of its own.
-    row = slurm_cluster.srun(*BARE, mpi="pmi2", library="mpich")
-    result = launchers.run(row, 3, ["-c", KILLED_AT_THE_END, str(rank)], timeout=DEADLINE)
-    assert result.returncode in (6, 128 + signal.SIGKILL), str(result)
-    (said,) = (line for line in facts.messages(result) if "lost" in line)
-    assert f"rank {rank} of 3 on node{1 + rank // 2} was lost: it was killed by SIGKILL" in said
-
-
 LOST = """
 import ctypes, os, signal, sys, time, torch, torch.distributed as distributed
 victim, where = int(sys.argv[1]), sys.argv[2]
@@ -339,22 +318,6 @@ def test_a_rank_of_a_script_that_is_killed_ends_the_job(rank, where, slurm_clust
     (said,) = (line for line in facts.messages(result) if "started" not in line)
     host = f"node{1 + rank // 2}"
     assert f"rank {rank} of 3 on {host} was lost: it was killed by SIGKILL" in said
-
-
-@pytest.mark.long
-def test_a_cancelled_run_says_so(slurm_cluster, tmp_path):
-    options = ["--data", "toy", "--samples", "2000", "--epochs", "100000", "--name", "run"]
-    arguments = ["-m", "mpiddp.train", *options]
-    row = slurm_cluster.srun(*BARE, "--job-name=cancelled")
-    with launchers.start(row, 3, arguments, timeout=DEADLINE, cwd=tmp_path) as job:
-        job.until(lambda: "Epoch 2" in job.stdout(), "the second epoch")
-        slurm_cluster.ask("scancel", "--name=cancelled")
-        job.wait()
-    outcome = read_outcome(tmp_path / "runs" / "run")
-    # It makes way, as at a signal before the time limit; Slurm lets it write its checkpoint.
-    assert outcome is not None and outcome["code"] == 75
-    assert "SIGTERM reached rank" in outcome["reason"]
-    assert outcome["step"] > 0
 
 
 # A node that is cut off. The ranks on both sides of the cut must end by mpiddp's deadline; srun

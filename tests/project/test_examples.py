@@ -87,7 +87,7 @@ def test_an_example_runs_by_its_command(name: str, tmp_path: Path) -> None:
         for name in MEASURED
     ],
 )
-def test_an_example_of_the_trainer_learns(name: str, pool: Pools, tmp_path: Path) -> None:
+def test_examples_of_the_trainer_learn(name: str, pool: Pools, tmp_path: Path) -> None:
     key, low, high = MEASURED[name]
     pool("openmpi", 2).call(scripts.run, str(FOLDER / f"{name}.py"), cwd=tmp_path)
     (run,) = (tmp_path / "runs").iterdir()
