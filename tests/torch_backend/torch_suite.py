@@ -31,12 +31,12 @@ those tests say of backend `mpiddp`, on CPUs. `python tests/torch_backend/torch_
 docs/torch-backend-tests.md` runs them with Gloo and with mpiddp, and writes the section of the
 release of torch that is installed.
 
-A test runs with 3 ranks, or with 4, 2 or 8 if it asks for them. Many tests are left out by torch
+A test runs with 3 ranks, or with 4 or 8 if it asks for them. Many tests are left out by torch
 for a backend that it does not know: here mpiddp takes all that Gloo takes, also those for Gloo
 alone.
 """
 SECTION = "\n## torch "
-SIZES = (3, 4, 2, 8)
+SIZES = (3, 4, 8)
 """World sizes, tried in turn while a test asks for another one."""
 BODY_SECONDS = 120
 """For one test, after which its ranks are killed."""
