@@ -13,14 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from benchmarks.common.options import describe_size
 from benchmarks.common.statistics import Summary, summarize
 from mpiddp.wording import count_noun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Key = TypeVar("Key")
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9")
 """Okabe and Ito's, which colour-blind eyes can tell apart."""
@@ -94,9 +97,17 @@ def choose_names(
     return [name for name in scores if name in chosen], max(0, len(scores) - MOST_LINES)
 
 
-def describe_left_out(count: int, noun: str) -> str:
-    """For the caption; empty if all are there."""
-    return f"{count_noun(count, noun)} left out, slower on the whole" if count else ""
+def list_scores(medians: Mapping[tuple[str, Key], float | None]) -> dict[str, list[float]]:
+    """Of each name its medians in all places, for ``choose_names``; NaN where it has none."""
+    names = dict.fromkeys(name for name, _ in medians)
+    places = dict.fromkeys(place for _, place in medians)
+    return {name: [medians.get((name, each)) or math.nan for each in places] for name in names}
+
+
+def note_left_out(count: int, noun: str, note: str) -> str:
+    """The note of a caption, with how many are left out, if any are."""
+    left_out = f"{count_noun(count, noun)} left out, slower on the whole" if count else ""
+    return "; ".join(filter(None, [left_out, note]))
 
 
 def draw_line(axis: Axes, line: Line, *, has_band: bool = True) -> None:
@@ -176,6 +187,16 @@ def finish_lines(axis: Axes) -> None:
     axis.grid(color="#eeeeee", lw=0.6)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def finish_sizes(axis: Axes, sizes: Sequence[int], label: str) -> None:
+    """Of buffers, on a logarithmic axis; the other axis must have its scale."""
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(sizes, [describe_size(size) for size in sizes], fontsize=8)
+    axis.set_xlabel(label, fontsize=9)
+    axis.minorticks_off()
+    axis.tick_params(axis="y", labelsize=8)
+    finish_lines(axis)
 
 
 def finish_bars(axis: Axes, names: Sequence[str], size: float = 9) -> None:

@@ -19,6 +19,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 Key = TypeVar("Key")
 
+CONFIDENCE = 0.95
+"""Of intervals."""
 BOOTSTRAP_LEAST = 5
 CLOSE = 0.05
 """Of a median: how far off its interval's ends may be if it counts as known."""
@@ -119,7 +121,7 @@ def quantile(values: Sequence[float], fraction: float) -> float:
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
-def median_interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
+def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
     """Confidence interval of the median between two order statistics; None if there is none.
 
     A value lies below the true median with probability 1/2, so the number of those that do is
@@ -216,11 +218,7 @@ def slope(samples: Mapping[float, Sequence[float]]) -> float:
 
 
 def slope_interval(
-    samples: Mapping[float, Sequence[float]],
-    *,
-    seed: int,
-    draws: int = 1000,
-    confidence: float = 0.95,
+    samples: Mapping[float, Sequence[float]], *, seed: int, draws: int = 1000
 ) -> Interval | None:
     """Confidence interval of the slope; None where a key has fewer than BOOTSTRAP_LEAST values.
 
@@ -234,5 +232,5 @@ def slope_interval(
         slope({key: generator.choices(values, k=len(values)) for key, values in samples.items()})
         for _ in range(draws)
     ]
-    outside = (1 - confidence) / 2
-    return Interval(quantile(slopes, outside), quantile(slopes, 1 - outside), confidence)
+    outside = (1 - CONFIDENCE) / 2
+    return Interval(quantile(slopes, outside), quantile(slopes, 1 - outside), CONFIDENCE)

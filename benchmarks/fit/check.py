@@ -11,19 +11,18 @@ from benchmarks.collectives.contenders import CONDITIONS
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
 from benchmarks.common.records import Cell, Record
 from benchmarks.common.statistics import quantile
+from benchmarks.common.tables import COLLECTIVES
 from benchmarks.fit.fitted import NETWORK, NODE, PLACES, Fit
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.cost import split
 from mpiddp.schedules.flow import flow
 from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import Choice, Price, parse
-from mpiddp.schedules.schedule import Collective
 
 TOLERANCE = 0.15
 """How far measured and predicted may differ."""
 MOST_PARTS = 256
 """Of a chunk; more of them change little."""
-KINDS = {kind.value: kind for kind in Collective}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +104,10 @@ def predict_flow(choice: Choice, cell: Cell, machine: Machine) -> float:
 def find_choice(cell: Cell) -> Choice | None:
     """The algorithm of a cell; None if it is no plain collective, or of an unknown algorithm."""
     name = find_ran(cell)[0]
-    if cell.quantity not in KINDS or not name or not CONDITIONS.isdisjoint(cell.at):
+    if cell.quantity not in COLLECTIVES or not name or not CONDITIONS.isdisjoint(cell.at):
         return None
     try:
-        choice = replace(parse(name), collective=KINDS[cell.quantity])
+        choice = replace(parse(name), collective=COLLECTIVES[cell.quantity])
         choice.build(cell.ranks, split(cell.ranks, cell.nodes))
     except (ConfigurationError, ScheduleError):
         return None

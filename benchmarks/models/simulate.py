@@ -26,10 +26,11 @@ from benchmarks.common.options import (
 from benchmarks.common.plotting import (
     Line,
     choose_names,
-    describe_left_out,
     draw_line,
-    finish_lines,
+    finish_sizes,
     label_lines,
+    list_scores,
+    note_left_out,
     open_figure,
 )
 from benchmarks.common.records import RecordWriter, make_cell
@@ -367,8 +368,14 @@ def draw(path: Path, sizes: Sequence[int], tables: Sequence[Table], note: str) -
     """A panel for each number of ranks; of all algorithms those that are best on the whole."""
     columns = min(2, len(tables))
     rows = -(-len(tables) // columns)
-    shown, left_out = choose_names(_list_scores(sizes, tables))
-    note = "; ".join(filter(None, [describe_left_out(left_out, "algorithm"), note]))
+    priced = {
+        (row.name, (place, size)): price.seconds
+        for place, table in enumerate(tables)
+        for row in table.rows
+        for size, price in zip(sizes, row.prices or (), strict=False)
+    }
+    shown, left_out = choose_names(list_scores(priced))
+    note = note_left_out(left_out, "algorithm", note)
     title = "All-reduce on a modelled machine: how many times the lower bound it takes"
     with open_figure(path, 7 * columns, 4.2 * rows + 0.8, title, note) as figure:
         grid = figure.subplots(rows, columns, squeeze=False)
@@ -379,16 +386,6 @@ def draw(path: Path, sizes: Sequence[int], tables: Sequence[Table], note: str) -
         for axis in list(grid.flat)[len(tables) :]:
             axis.set_visible(False)
         label_lines(figure, panels)
-
-
-def _list_scores(sizes: Sequence[int], tables: Sequence[Table]) -> dict[str, list[float]]:
-    """Of each algorithm its seconds in all places; NaN where it could not be priced."""
-    scores: dict[str, list[float]] = {}
-    for table in tables:
-        for row in table.rows:
-            found = [price.seconds for price in row.prices or ()] or [math.nan] * len(sizes)
-            scores.setdefault(row.name, []).extend(found)
-    return scores
 
 
 def _list_curves(sizes: Sequence[int], table: Table, shown: Sequence[str]) -> Iterator[Line]:
@@ -410,16 +407,11 @@ def _draw_panel(axis: Axes, sizes: Sequence[int], table: Table, lines: Sequence[
     axis.axhline(1, color="#bbbbbb", lw=3)
     for line in lines:
         draw_line(axis, line, has_band=False)
-    axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    axis.set_xticks(sizes[::2], [describe_size(size) for size in sizes[::2]], fontsize=8)
-    axis.set_xlabel("buffer of each rank", fontsize=9)
     axis.set_ylabel("times the lower bound", fontsize=9)
-    axis.minorticks_off()
+    finish_sizes(axis, sizes[::2], "buffer of each rank")
     axis.yaxis.set_major_formatter(lambda ratio, _: f"{ratio:,.10g} ×")
-    axis.tick_params(axis="y", labelsize=8)
     axis.set_xlim(sizes[0], sizes[-1])
     axis.set_ylim(bottom=0.9)
     low, high = axis.get_ylim()
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
-    finish_lines(axis)

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.common.options import describe_seconds, describe_size
-from benchmarks.common.tables import find_bus_factor
-from benchmarks.fit.check import KINDS
+from benchmarks.common.options import RATE, SECONDS, SHARE, SPEED, describe_seconds, describe_size
+from benchmarks.common.tables import COLLECTIVES, find_bus_factor
 from benchmarks.report.groups import (
     Group,
     find_speed,
@@ -18,18 +17,7 @@ from benchmarks.report.groups import (
 )
 from benchmarks.report.machine import Model
 from benchmarks.report.material import Measured
-from benchmarks.report.pictures import (
-    RATE,
-    SECONDS,
-    SHARE,
-    SPEED,
-    Chart,
-    Grid,
-    Line,
-    Panel,
-    Spread,
-    Square,
-)
+from benchmarks.report.pictures import Chart, Grid, Line, Panel, Spread, Square
 
 
 @dataclass(frozen=True)
@@ -95,7 +83,7 @@ def _draw_panel(group: Group, label: str, names: Mapping[str, str], model: Model
             text="Time of the slowest rank by size: medians of the rounds, and quartiles.",
         ),
         Chart(
-            title="Bus bandwidth" if place.quantity in KINDS else "Bandwidth",
+            title="Bus bandwidth" if place.quantity in COLLECTIVES else "Bandwidth",
             unit=RATE, is_log=False,
             lines=[make_rate(name) for name in group.rows],
             text="What a rank sends or receives at least, by the time; higher is better.",

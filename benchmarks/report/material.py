@@ -1,13 +1,11 @@
-"""What the records hold, put together: cells with names of their own, and checked values."""
+"""What the records hold, put together: cells with names that differ."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.common.records import Cell, Record, read_record
 from mpiddp.errors import ConfigurationError
@@ -43,9 +41,6 @@ class Material:
 def read_material(paths: Sequence[Path]) -> Material:
     """Read all records. Raises ConfigurationError for one that is none, or if no cell is there."""
     records = [read_record(path) for path in paths]
-    for record in records:
-        for cell in record.cells:
-            _check_cell(cell, record.path)
     if not any(record.cells for record in records):
         where = ", ".join(str(path) for path in paths)
         raise ConfigurationError(f"{where}: there is no cell in it, so there is nothing to show")
@@ -64,33 +59,3 @@ def read_material(paths: Sequence[Path]) -> Material:
 def _name_records(paths: Sequence[Path]) -> list[str]:
     stems = Counter(path.stem for path in paths)
     return [path.stem if stems[path.stem] == 1 else str(path) for path in paths]
-
-
-def _check_cell(cell: Cell, path: Path) -> None:
-    """Raise ConfigurationError unless the values are of the kind that every record has."""
-    counts = _are(int, cell.ranks, cell.nodes) and cell.ranks >= cell.nodes >= 1
-    for what, fits in (
-        ("texts as quantity and contender", _are(str, cell.quantity, cell.contender, cell.unit)),
-        ("ranks, and nodes that have some of them", counts),
-        ("samples that are numbers", bool(cell.samples) and _are_numbers(cell.samples)),
-        ("places as texts or numbers", _are(int | float | str, *_list_places(cell.at))),
-        ("details by name", isinstance(cell.details, Mapping)),
-    ):
-        if not fits:
-            shown = f"{cell.quantity!s:.40} of {cell.contender!s:.40}"
-            raise ConfigurationError(f"{path} has a cell ({shown}) without {what}")
-
-
-def _are(kind: Any, *values: object) -> bool:
-    return all(isinstance(value, kind) for value in values)
-
-
-def _are_numbers(values: Sequence[object]) -> bool:
-    return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
-
-
-def _list_places(at: object) -> Iterator[object]:
-    if not isinstance(at, Mapping):
-        yield None
-    else:
-        yield from at.values()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+from benchmarks.common.options import describe_value
 from benchmarks.models.drawing.page import draw_page, fill, read
 from benchmarks.report.pictures import (
     MOST_SHOWN,
@@ -28,7 +29,6 @@ from benchmarks.report.pictures import (
     Panel,
     Section,
     Square,
-    describe_value,
 )
 from mpiddp.schedules.registry import Choice, find
 from mpiddp.schedules.schedule import Collective

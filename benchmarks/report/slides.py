@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from benchmarks.common.options import describe_value
 from benchmarks.common.plotting import finish_bars, finish_lines, spread_out
 from benchmarks.models.drawing.page import read
 from benchmarks.report.page import COLOURS as COUNT
@@ -23,7 +24,6 @@ from benchmarks.report.pictures import (
     Section,
     Square,
     describe_place,
-    describe_value,
 )
 
 if TYPE_CHECKING:

@@ -117,9 +117,5 @@ def join_torchrun() -> Job:
     return TorchJob()
 
 
-def main() -> None:
-    worker_loop.run(join_session, join_torchrun, lambda job: Bench(job).perform)
-
-
 if __name__ == "__main__":
-    main()
+    worker_loop.run(join_session, join_torchrun, lambda job: Bench(job).perform)

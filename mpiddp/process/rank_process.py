@@ -1,4 +1,4 @@
-"""A rank's process, as its companion sees it: whether it is alive, and its exit status."""
+"""A rank's process, as others see it: whether it is alive, and its exit status."""
 
 from __future__ import annotations
 
@@ -19,18 +19,12 @@ POLL_SECONDS = 0.1
 """How often a process is looked for if the kernel does not tell of its end."""
 
 
-class RankProcess:
-    """Another process, by its number."""
+class PeerProcess:
+    """Another process of this machine, by its number."""
 
-    def __init__(self, process: int, descriptor: int | None) -> None:
+    def __init__(self, process: int) -> None:
         self._process = process
-        self.descriptor = descriptor
-        """Readable once the process has ended; None before Linux 5.3."""
         self._start = self._find_start()
-        self.launcher: int | None = None
-        """Readable once the process that started the rank has ended; None if nobody knows."""
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            self.launcher = os.pidfd_open(int(self._read_stat()[1]))
 
     def has_ended(self) -> bool:
         """Whether it has. Its number may be another process's then."""
@@ -42,6 +36,24 @@ class RankProcess:
             fields = self._read_stat()
             return fields[19] if fields[0] not in "ZX" else None
         return None
+
+    def _read_stat(self) -> list[str]:
+        """Of proc(5), from the third field on: the state, the parent, …"""
+        with open(f"/proc/{self._process}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()
+
+
+class RankProcess(PeerProcess):
+    """A rank's process, with what ends it and tells how it ended."""
+
+    def __init__(self, process: int, descriptor: int | None) -> None:
+        super().__init__(process)
+        self.descriptor = descriptor
+        """Readable once the process has ended; None before Linux 5.3."""
+        self.launcher: int | None = None
+        """Readable once the process that started the rank has ended; None if nobody knows."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            self.launcher = os.pidfd_open(int(self._read_stat()[1]))
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):
@@ -66,8 +78,3 @@ class RankProcess:
                 if mask & HAS_EXIT_CODE:
                     return int(code)
         return None
-
-    def _read_stat(self) -> list[str]:
-        """Of proc(5), from the third field on: the state, the parent, …"""
-        with open(f"/proc/{self._process}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()

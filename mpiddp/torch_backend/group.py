@@ -353,7 +353,9 @@ class Group(BASE):  # type: ignore[misc]
         """Its connections are made when a pair of ranks first talks."""
         if self._gloo is None:
             place = self._place
-            store = add_prefix("gloo", place.store)
+            # Its own connection: while Gloo waits in the store, other threads may not
+            # use it.
+            store = add_prefix("gloo", place.store.clone())
             self._gloo = make_gloo(store, place.rank, place.size, self._timeout)
         return self._gloo
 

@@ -23,11 +23,14 @@ from mpiddp.collectives.transport.torch_messages import TorchMessenger
 from mpiddp.collectives.transport.waiting import Waiter
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.mpi.mpi import find_thread_limit
+from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.session import find_session
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 MOST_TAGS = 1 << 15
 """MPI promises tags up to 32767."""
+LONGEST_LOOK = 0.02
+"""Seconds between two looks into the store."""
 
 
 @dataclass(frozen=True)
@@ -61,18 +64,19 @@ class StoreChannel:
         Raises PeerLostError if a rank does not come within the group's timeout.
         """
         place, number = self._place, next(self._numbers)
+        seconds = place.timeout.total_seconds()
         place.store.set(f"mpiddp/{number}/{place.rank}", json.dumps(_pack(value)))
         found = []
         for rank in range(place.size):
             key = f"mpiddp/{number}/{rank}"
-            try:
-                place.store.wait([key], place.timeout)
-            except RuntimeError as error:
+            # Not store.wait(), in which the store keeps out this process's other threads: two
+            # groups that two threads use for the first time would wait for each other.
+            if not wait_until(partial(place.store.check, [key]), seconds, LONGEST_LOOK):
                 raise PeerLostError(
                     f"rank {place.rank} of group {place.name!r} waited for rank {rank} until the "
-                    f"timeout of {place.timeout.total_seconds():g} s: all ranks of the group must "
-                    "make its first collective call"
-                ) from error
+                    f"timeout of {seconds:g} s: all ranks of the group must make its first "
+                    "collective call"
+                )
             found.append(_unpack(json.loads(place.store.get(key)), value))
         return found
 

@@ -19,6 +19,7 @@ from benchmarks.common import checks, statistics
 from benchmarks.common.records import read_record
 from benchmarks.launching import launchers, processes
 from benchmarks.launching.processes import Program, Run
+from benchmarks.launching.srun import Srun
 from benchmarks.startup import command as startup
 from benchmarks.startup import report
 from benchmarks.startup.contenders import (
@@ -125,6 +126,26 @@ def test_the_environment_of_an_earlier_launch_is_removed(monkeypatch):
     assert environment["OMP_NUM_THREADS"] == "1"
     assert (environment["RANKING"], environment["ADDED"]) == ("7", "1")
     assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(launchers.ROOT)
+
+
+def test_ranks_find_the_files_that_variables_name_relative_to_the_caller(monkeypatch, tmp_path):
+    """They run in a directory of their own."""
+    monkeypatch.chdir(tmp_path)
+    values = {
+        "MPIDDP_TUNING": "t.json",
+        "NCCL_CONF_FILE": "/etc/nccl",
+        "PYTHONPATH": "lib:../other",
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    srun = Srun(Path("/usr/bin/srun"), "22.05.8", 2, False)
+    for environment in (launchers.clean_environment(), srun.environment()):
+        assert environment["MPIDDP_TUNING"] == str(tmp_path / "t.json")
+        assert environment["NCCL_CONF_FILE"] == "/etc/nccl"
+        paths = [launchers.ROOT, tmp_path / "lib", tmp_path.parent / "other"]
+        assert environment["PYTHONPATH"] == ":".join(map(str, paths))
+    monkeypatch.setenv("MPIDDP_TUNING", "")
+    assert launchers.clean_environment()["MPIDDP_TUNING"] == ""
 
 
 def test_contenders_differ_in_nothing_but_what_they_compare(tmp_path):

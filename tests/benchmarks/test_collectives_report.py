@@ -22,6 +22,7 @@ from benchmarks.collectives.contenders import (
     EMPTY,
     LINK,
     MPI,
+    OWN,
     PERSISTENT,
     PREPARED,
     RING,
@@ -111,6 +112,20 @@ def test_the_table_shows_what_ran_rates_ratios_and_why_it_ended():
     assert "1 of 3 rows spent their budget" in text
 
 
+def test_that_nothing_of_mpiddp_was_measured_is_told():
+    own = Contender(OWN, buffer="gpu").label
+    refusal = Refusal(
+        quantity="all-reduce", contender=own, at={"bytes": 8}, reason="not every rank has a GPU"
+    )
+    line = "nothing of mpiddp was measured: not every rank has a GPU"
+    others = {(GLOO_ROW, 8): [[1.0]]}
+    alone = make_findings(others, refusals=[refusal])
+    assert line in report.format_findings(alone).splitlines()
+    assert line not in report.format_findings(make_findings(others))
+    both = make_findings({**others, (PRIVATE_OWN, 8): [[1.0]]}, refusals=[refusal])
+    assert line not in report.format_findings(both)
+
+
 def test_what_stands_out_is_told():
     late = {"slow_rank": 1, "slow_rank_reason": "comes late, by 90 µs"}
     cells = [make_cell(row, 8, [[1.0]], **late) for row in (GLOO_ROW, MPI_ROW)]
@@ -124,9 +139,9 @@ def test_the_quickest_copy_is_the_memory_bound():
     seconds = dict(zip(COPIES, (0.04, 0.02, 0.03), strict=True))
     times = {(probe(name), BOUND_BYTES): [[each] * 3] for name, each in seconds.items()}
     found = make_findings({**times, (probe(EMPTY), 0): [[7e-8]]})
-    limits = report.find_limits(found)
-    assert (limits.copy_way, limits.copy.median) == (COPIES[1], 0.02)
-    assert limits.peer_read is None and limits.link is None
+    copy = found.find_probe(*COPIES)
+    assert (copy.contender, copy.summary.median) == (COPIES[1], 0.02)
+    assert found.find_probe(LINK) is None
     # 67.1 MB in 20 ms
     text = report.describe_limits(found)
     assert "20 ms to read and write 64 MiB" in text and "3.36 GB/s" in text

@@ -262,7 +262,7 @@ def test_the_table_names_what_changed(tmp_path, capsys):
     )
     out = tmp_path / "verdicts"
     with pytest.raises(RegressionError, match="1 cell of 1 became slower") as caught:
-        command.main([str(old), str(new), "--no-again", "--json", str(out)])
+        command.main([str(old), str(new), "--again", "0", "--json", str(out)])
     assert caught.value.exit_code == 1
     shown = capsys.readouterr()
     assert "all-reduce, ring, 2 ranks, 4 KiB, float32" in shown.out and "1.500" in shown.out

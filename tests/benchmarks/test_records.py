@@ -18,12 +18,12 @@ from benchmarks.common import checks, results
 from benchmarks.common.options import RunOptions
 from benchmarks.common.records import Cell, hide, make_cell, open_record, read_record
 from benchmarks.common.statistics import Summary, summarize
-from benchmarks.launching.launchers import Mpirun, command
 from benchmarks.models import numerics, simulate
 from benchmarks.startup import phases
 from benchmarks.startup import report as startup_report
 from benchmarks.stragglers import report as stragglers_report
 from benchmarks.training_step import report as step_report
+from measured import MPIRUN
 from mpiddp.errors import ConfigurationError
 
 words = st.text('aé"\\\n\u2028\x85', max_size=5)
@@ -89,7 +89,7 @@ HEAD = {"kind": "run", "schema": 3, "benchmark": "step", "environment": {}, "opt
         (["[1]"], "line 1: expected a JSON object with 'kind'"),
         ([json.dumps({"kind": "cell"})], "is no record"),
         ([json.dumps({**HEAD, "schema": 2})], "has schema 2, expected 3"),
-        ([json.dumps(HEAD), '{"kind": "ce'], "line 2: .*truncated"),
+        ([json.dumps(HEAD), '{"kind": "ce'], "line 2: .*delete this last line"),
         ([json.dumps(HEAD), '{"kind": "cell", "quantity": "step"}'], "lacks what a record"),
     ],
 )
@@ -98,6 +98,18 @@ def test_what_is_no_record_is_refused_with_its_line(tmp_path, lines, expected):
     path.write_text("\n".join(lines))
     with pytest.raises(ConfigurationError, match=expected):
         read_record(path)
+
+
+@pytest.mark.parametrize("sample", ["NaN", "Infinity", "-Infinity"])
+def test_samples_that_are_no_numbers_are_one_line(tmp_path, sample):
+    path = tmp_path / "record.jsonl"
+    with open_record(path, "step", {}, {}) as record:
+        record.add(make_cell([3.5], quantity="step", contender="ours", ranks=2))
+    path.write_text(path.read_text().replace("[3.5]", f"[{sample}]"))
+    with pytest.raises(ConfigurationError) as caught:
+        read_record(path)
+    said = f"{path} has a cell (step of ours) without samples that are finite numbers"
+    assert str(caught.value) == f"{said}: measure again"
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path):
@@ -121,8 +133,7 @@ class Plan:
 def open_output(monkeypatch, **options):
     monkeypatch.setattr(results, "describe_environment", lambda launcher: {"cores": 2})
     monkeypatch.setattr(results, "describe_heading", lambda environment: "here")
-    mpirun = Mpirun(Path("mpirun"), command.OPEN_MPI, "5.0.11", None)
-    return results.open_output("broadcast", RunOptions(plan=Plan(), **options), mpirun)
+    return results.open_output("broadcast", RunOptions(plan=Plan(), **options), MPIRUN)
 
 
 def make_broadcast(size: int = 8) -> Cell:

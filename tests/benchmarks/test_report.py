@@ -342,7 +342,7 @@ CELL = {
     [
         ([HEAD], "no cell"),
         ([{**HEAD, "schema": 2}], "schema 2, expected 3"),
-        ([HEAD, '{"kind": "ce'], "truncated"),
+        ([HEAD, '{"kind": "ce'], "cut off"),
         ([HEAD, {**CELL, "ranks": "2"}], "without ranks"),
         ([HEAD, {**CELL, "ranks": 1, "nodes": 2}], "without ranks"),
         ([HEAD, {**CELL, "samples": []}], "without samples"),

@@ -20,6 +20,7 @@ from benchmarks.common.statistics import summarize
 from benchmarks.common.trials import WrongResultError
 from benchmarks.tune import command, nccl, report
 from benchmarks.tune.choosing import RULE, Verdict, Way, choose, list_finalists, list_ranges
+from measured import MPIRUN
 from mpiddp.collectives import MPI, SHARED, TRANSPORTS
 from mpiddp.collectives.tuning import Range, Section, read_table
 from mpiddp.errors import ConfigurationError
@@ -314,7 +315,13 @@ def test_what_was_measured_before_an_interruption_becomes_a_table(tmp_path, monk
     (section,) = read_table(table).sections
     assert section.ranges == (Range(4096, 4096, "direct", SHARED),)
     assert len(read_record(record).cells) == 4
-    assert "Written: " in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "screened: all-reduce on 2 ranks, 4 KiB of float32",
+        "screened: all-reduce on 2 ranks, 64 KiB of float32",
+        "measured: all-reduce on 2 ranks, 4 KiB of float32",
+    ]
+    assert lines[-1].startswith("Written: ")
 
 
 def test_what_is_wrong_while_all_are_screened_is_an_error(tmp_path, monkeypatch):
@@ -341,7 +348,7 @@ def test_few_ways_are_not_screened(monkeypatch):
     monkeypatch.setattr(command, "measure", lambda *arguments: pytest.fail("it was measured"))
     for algorithms, transports in ((("auto", "ring"), ("auto", "mpi")), (("auto",), ("auto",))):
         plan = Plan(algorithms=algorithms, transports=transports)
-        assert command.find_finalists(2, None, plan)[1] == plan  # type: ignore[arg-type]
+        assert command.find_finalists(2, MPIRUN, plan)[1] == plan
 
 
 @pytest.mark.parametrize("words", [("--repetitions", "5"), ("--algorithms", "rong")])
@@ -397,8 +404,8 @@ def test_on_planted_clusters_what_is_chosen_is_near_the_best_and_not_slower_than
         monkeypatch.setattr(command, "measure", cluster.measure)
         plan = Plan(algorithms=("auto", *NAMES), transports=("auto", "mpi"), repetitions=15,
                     sizes=tuple((size,) for size in PLANTED_SIZES))  # fmt: skip
-        _, second = command.find_finalists(2, None, plan)  # type: ignore[arg-type]
-        (found,) = choose([list(cluster.measure(2, None, second))])[0].values()
+        _, second = command.find_finalists(2, MPIRUN, plan)
+        (found,) = choose([list(cluster.measure(2, MPIRUN, second))])[0].values()
         for verdict, buffer in product(found, ("private", "shared")):
             times = {way: each for (way, *place), each in cluster.times.items()
                      if place == [verdict.bytes, buffer]}  # fmt: skip

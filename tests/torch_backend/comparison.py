@@ -339,6 +339,8 @@ def make_sides(ranks: Sequence[int] | None = None) -> tuple[Side, Side]:
     groups = [
         dist.new_group(list(members), backend=name, timeout=WAIT) for name in ("gloo", "mpiddp")
     ]
+    # torch sorts them.
+    members = tuple(sorted(members))
     return Side(groups[0], members), Side(groups[1], members)
 
 

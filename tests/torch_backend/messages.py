@@ -301,16 +301,22 @@ def compare_groups(session: Any) -> list[str]:
     return differences
 
 
-def compare_threads(session: Any, rounds: int) -> list[str]:
-    """Several groups at once, each used by a thread of its own; calls of every length."""
+def compare_threads(session: Any, rounds: int, name: str) -> list[str]:
+    """Several groups at once, each used by a thread of its own; calls of every length.
+
+    ``name``: of the tensors' type. Bytes are added by Gloo, other types by mpiddp.
+    """
     pairs = [make_sides(ranks) for ranks in list_groups(dist.get_world_size())]
     mine = [ours for _, ours in pairs if dist.get_rank() in ours.ranks]
     differences: list[str] = []
+    dtype = getattr(torch, name)
 
-    def work(side: Side) -> None:
+    def work(place: int, side: Side) -> None:
+        # The ranks begin with different groups.
+        time.sleep(0.2 * ((place + dist.get_rank()) % len(mine)))
         try:
             for number in range(rounds):
-                tensor = torch.full((1 + 997 * (number % 7),), float(side.rank + number))
+                tensor = torch.full((1 + 997 * (number % 7),), side.rank + number, dtype=dtype)
                 dist.all_reduce(tensor, group=side.group)
                 total = sum(rank + number for rank in range(side.size))
                 if not torch.equal(tensor, torch.full_like(tensor, total)):
@@ -318,7 +324,7 @@ def compare_threads(session: Any, rounds: int) -> list[str]:
         except RuntimeError as error:
             differences.append(f"{side.ranks}: {error}")
 
-    threads = [threading.Thread(target=work, args=(side,)) for side in mine]
+    threads = [threading.Thread(target=work, args=pair) for pair in enumerate(mine)]
     for thread in threads:
         thread.start()
     end = time.monotonic() + WAIT.total_seconds()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import platform
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from mpiddp.collectives.transport.shared_memory import (
 from mpiddp.collectives.transport.single_copy import bind_copy
 from mpiddp.collectives.transport.waiting import Waiter
 from mpiddp.errors import ConfigurationError, PeerFailedError, PeerLostError
+from mpiddp.process.rank_process import POLL_SECONDS, PeerProcess
 
 WORDS = 32
 """Of 8 bytes, for each rank: one pair of cache lines for its progress, one for the rest, since
@@ -151,6 +153,7 @@ class NodeMemory:
         self.rank = rank
         self.ranks = tuple(processes)
         self._processes = processes
+        self._peers = [PeerProcess(process) for process in processes.values()]
         self.waiter = waiter
         self._pauses = waiter.first_pauses
         self.shared_memory = shared_memory
@@ -255,10 +258,21 @@ class NodeMemory:
         return wait
 
     def _wait_slowly(self, place: int, target: int, describe: Callable[[], str]) -> None:
+        process = self._peers[place // WORDS]
+        due = time.monotonic() + POLL_SECONDS
+
         def test() -> bool:
+            nonlocal due
             for progress in self._progress:
                 progress()
-            return self.has_reached(place, target, describe)
+            if self.has_reached(place, target, describe):
+                return True
+            if time.monotonic() > due:
+                due = time.monotonic() + POLL_SECONDS
+                # It may have come here, and then ended.
+                if process.has_ended() and not self.has_reached(place, target, describe):
+                    raise PeerLostError(f"{describe()}, whose process is gone")
+            return False
 
         self.waiter.wait(test, describe)
 

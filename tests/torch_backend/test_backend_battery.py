@@ -1,0 +1,46 @@
+"""Every call of torch.distributed leaves under mpiddp what it leaves under Gloo."""
+
+from __future__ import annotations
+
+import comparison
+import messages
+import pytest
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(170)]
+DEADLINE = 150.0
+SIZES = (2, 3, pytest.param(5, marks=pytest.mark.long))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_call_leaves_what_it_leaves_under_gloo(size, pool):
+    called = pool("openmpi", size).call(comparison.compare_calls, False, timeout=DEADLINE)
+    assert all(count > 300 for count, _ in called.values)
+    assert [found for _, found in called.values] == [[]] * size
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_every_type_and_operator_of_every_call(size, pool):
+    called = pool("openmpi", size).call(comparison.compare_calls, True, timeout=DEADLINE)
+    assert all(count > 1000 for count, _ in called.values)
+    assert [found for _, found in called.values] == [[]] * size
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_messages_objects_and_works(size, pool):
+    called = pool("openmpi", size).call(messages.compare_messages, timeout=DEADLINE)
+    assert called.values == [[]] * size
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_groups_that_overlap(size, pool):
+    assert (
+        pool("openmpi", size).call(messages.compare_groups, timeout=DEADLINE).values == [[]] * size
+    )
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_groups_of_several_threads(size, dtype, pool):
+    called = pool("openmpi", size).call(messages.compare_threads, 30, dtype, timeout=DEADLINE)
+    assert called.values == [[]] * size
