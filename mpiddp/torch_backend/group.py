@@ -36,6 +36,8 @@ _OPERATORS = {
     Operators.PREMUL_SUM: "sum",
 }
 """mpiddp's names of torch's operators."""
+GLOO_TYPES = (*TYPES, torch.int8, torch.uint8, torch.bool)
+"""Types that are added at all; the last ones by Gloo."""
 
 
 def _request(kind: Collective, operator: str = "sum", root: int = 0) -> Request:
@@ -71,6 +73,7 @@ class Group(distributed.ProcessGroup):
         self._calls = CallQueue(place.name)
         self._communicator: Communicator | None = None
         self._gloo: Any = None
+        self._is_closed = False
         self._number = 0
 
     # ---- what torch asks of a group ---------------------------------------------------------
@@ -128,6 +131,7 @@ class Group(distributed.ProcessGroup):
         if self._gloo is not None:
             self._gloo.shutdown()
         self._gloo = None
+        self._is_closed = True
 
     abort = shutdown
 
@@ -137,7 +141,8 @@ class Group(distributed.ProcessGroup):
         self, tensors: Any, opts: Any = None, timeout: Any = None, **options: Any
     ) -> CallWork | Any:
         """All-reduce of one tensor, or of each of several."""
-        found = _list(tensors)
+        # Gloo adds sparse ones.
+        found = _list(tensors, dense=False)
         operator, waits = _read(opts, options)
         if not all(map(partial(_can_add, operator=operator), found)):
             return self._ask_gloo("allreduce", found, operator=operator)
@@ -161,8 +166,7 @@ class Group(distributed.ProcessGroup):
         root = opts if isinstance(opts, int) else options.get("root", getattr(opts, "rootRank", 0))
         operator, waits = _read(values[0] if values else opts, options)
         if not all(map(partial(_can_add, operator=operator), found)):
-            if operator in (Operators.AVG, Operators.PREMUL_SUM):
-                raise _refuse(f"{operator} of {found[0].dtype}")
+            _check_operator(found, operator)
             return self._ask_gloo_with_root("reduce", found, root, operator)
         return self._make(partial(self._reduce, found, root, operator), found, waits=waits)
 
@@ -198,7 +202,7 @@ class Group(distributed.ProcessGroup):
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> CallWork:
         """Each input into its output."""
-        for output, source in zip(outputs, inputs, strict=True):
+        for output, source in zip(_list(outputs), _list(inputs), strict=True):
             if output.numel() != source.numel() * self._place.size or output.dtype != source.dtype:
                 raise _refuse(
                     f"an output of {output.numel()} {output.dtype} for {self._place.size} × "
@@ -241,7 +245,7 @@ class Group(distributed.ProcessGroup):
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Any:
         """Each input into its output."""
-        for output, source in zip(outputs, inputs, strict=True):
+        for output, source in zip(_list(outputs), _list(inputs), strict=True):
             if source.numel() != output.numel() * self._place.size or output.dtype != source.dtype:
                 raise _refuse(
                     f"an output of {output.numel()} {output.dtype} for {self._place.size} ranks' "
@@ -290,9 +294,7 @@ class Group(distributed.ProcessGroup):
             ]
             return self.alltoall(*map(list, parts), opts)
         values = () if opts is None else (opts,)
-        return self._ask_gloo(
-            "alltoall_base", output, source, target_sizes, source_sizes, *values
-        )
+        return self._ask_gloo("alltoall_base", output, source, target_sizes, source_sizes, *values)
 
     alltoall_base = all_to_all_single
 
@@ -320,7 +322,12 @@ class Group(distributed.ProcessGroup):
 
     # ---- how ----------------------------------------------------------------------------------
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise distributed.DistBackendError("mpiddp: this process group has been destroyed")
+
     def _make(self, call: Callable[[], object], tensors: list[Any], *, waits: bool) -> CallWork:
+        self._check_open()
         self._number += 1
         return self._calls.make(call, tensors, waits=waits)
 
@@ -332,6 +339,7 @@ class Group(distributed.ProcessGroup):
 
     def _find_gloo(self) -> Any:
         """Its connections are made when a pair of ranks first talks."""
+        self._check_open()
         if self._gloo is None:
             place = self._place
             # Its own connection: while Gloo waits for an address in the store, other threads may not
@@ -347,17 +355,20 @@ class Group(distributed.ProcessGroup):
             _check(tensor)
         self._number += 1
         if operator is not None:
-            if operator in (Operators.AVG, Operators.PREMUL_SUM):
-                raise _refuse(f"{operator} of {tensors[0].dtype}")
+            _check_operator(tensors, operator)
             options = distributed.AllreduceOptions()
             options.reduceOp = operator
             values = (*values, options)
-        call = getattr(self._find_gloo(), method)
-        if all(tensor.is_contiguous() for tensor in tensors):
-            return call(*values)
         # Gloo takes no notice of strides.
         rows = [_copy_contiguous(value) for value in values]
-        work = call(*rows)
+        gloo = self._find_gloo()
+        try:
+            work = getattr(gloo, method)(*rows)
+        except RuntimeError as error:
+            types = ", ".join(sorted({str(tensor.dtype) for tensor in tensors}))
+            raise _refuse(f"{method} of {types}, which Gloo refuses: {error}") from error
+        if all(map(_is_plain, tensors)):
+            return work
         results = [] if method == "send" else _flatten(values[0])
 
         def finish() -> None:
@@ -490,11 +501,13 @@ class _Flat:
             self._tensor.copy_(self._flat.view(self._tensor.shape))
 
 
-def _list(tensors: Any) -> Tensors:
+def _list(tensors: Any, *, dense: bool = True) -> Tensors:
     """torch passes a list, or one tensor; each is checked."""
     found = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     for tensor in found:
         _check(tensor)
+        if dense and tensor.layout is not torch.strided:
+            raise _refuse(f"a tensor of layout {tensor.layout}, and needs a dense one")
     return found
 
 
@@ -506,9 +519,14 @@ def _flatten(value: Any) -> Sequence[torch.Tensor]:
     return []
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is not torch.strided or tensor.is_contiguous()
+
+
 def _copy_contiguous(value: Any) -> Any:
+    """``value``, or a copy of a tensor whose elements do not lie one after the other."""
     if isinstance(value, torch.Tensor):
-        return value.detach().contiguous()
+        return value if _is_plain(value) else value.detach().contiguous()
     return [*map(_copy_contiguous, value)] if isinstance(value, list | tuple) else value
 
 
@@ -518,6 +536,14 @@ def _check(tensor: torch.Tensor) -> None:
             f"a tensor on {tensor.device}, and backend mpiddp works on CPU tensors: use "
             'init_process_group("cpu:mpiddp,cuda:nccl")'
         )
+
+
+def _check_operator(tensors: Tensors, operator: Any) -> None:
+    """Raise DistBackendError for what neither mpiddp nor Gloo computes."""
+    kind = _kind(operator)
+    for tensor in tensors:
+        if tensor.dtype not in GLOO_TYPES or kind in (Operators.AVG, Operators.PREMUL_SUM):
+            raise _refuse(f"{kind.name} of {tensor.dtype}, which neither mpiddp nor Gloo computes")
 
 
 def _refuse(what: str) -> Exception:

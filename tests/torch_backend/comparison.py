@@ -353,9 +353,7 @@ def close_sides(*sides: Side) -> None:
 def compare_calls(session: Any, is_long: bool) -> tuple[int, list[str]]:
     """Every call in a group of all ranks: how many, and the differences."""
     gloo, ours = make_sides()
-    pairs = zip(
-        _list_sides(gloo, is_long=is_long), _list_sides(ours, is_long=is_long), strict=True
-    )
+    pairs = zip(_list_sides(gloo, is_long=is_long), _list_sides(ours, is_long=is_long), strict=True)
     found = [find_difference(call, one, other) for (call, one), (_, other) in pairs]
     close_sides(gloo, ours)
     return len(found), [each for each in found if each]

@@ -34,7 +34,9 @@ def test_messages_objects_and_works(size, pool):
 
 @pytest.mark.parametrize("size", SIZES[1:])
 def test_groups_that_overlap(size, pool):
-    assert pool("openmpi", size).call(messages.compare_groups, timeout=DEADLINE).values == [[]] * size
+    assert (
+        pool("openmpi", size).call(messages.compare_groups, timeout=DEADLINE).values == [[]] * size
+    )
 
 
 @pytest.mark.parametrize("size", SIZES[1:])
