@@ -98,11 +98,16 @@ class CallQueue:
         self._worker: ThreadPoolExecutor | None = None
         self._worker_thread = 0
         self._last: deque[tuple[int, str, list[Any], threading.Event]] = deque(maxlen=SHOWN)
+        self._is_closed = False
         self.begun = 0
         """Calls so far, counted from 1; alike on all ranks."""
 
     def make(self, name: str, call: Call, tensors: list[Any], *, waits: bool) -> CallWork:
         """Make the call, now if ``waits``, or begin it. Raises what torch's users expect."""
+        if self._is_closed:
+            raise distributed.DistBackendError(
+                f"mpiddp: this call has a process group that has been destroyed: {self._name}"
+            )
         work = CallWork(tensors)
         self.begun += 1
         shapes = [getattr(tensor, "shape", None) for tensor in tensors]
@@ -134,6 +139,7 @@ class CallQueue:
 
     def close(self) -> None:
         """Wait for the calls that were begun."""
+        self._is_closed = True
         if self._worker is not None:
             self._worker.shutdown(wait=True)
 

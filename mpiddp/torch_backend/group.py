@@ -118,7 +118,8 @@ class Group(BASE):  # type: ignore[misc]
         self, tensors: Any, opts: Any = None, timeout: Any = None, **options: Any
     ) -> CallWork | Any:
         """All-reduce of one tensor, or of each of several."""
-        found = list_tensors(tensors)
+        # Gloo adds sparse ones.
+        found = list_tensors(tensors, dense=False)
         operator, waits = read_options(opts, options)
         if not all(map(partial(can_add, operator=operator), found)):
             return self._gloo.all_reduce(found, operator)
@@ -181,7 +182,7 @@ class Group(BASE):  # type: ignore[misc]
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> CallWork:
         """Each input into its output."""
-        for output, source in zip(outputs, inputs, strict=True):
+        for output, source in zip(list_tensors(outputs), list_tensors(inputs), strict=True):
             if output.numel() != source.numel() * self._place.size or output.dtype != source.dtype:
                 raise refuse(
                     f"an output of {output.numel()} {output.dtype} for {self._place.size} × "
@@ -224,7 +225,7 @@ class Group(BASE):  # type: ignore[misc]
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Any:
         """Each input into its output."""
-        for output, source in zip(outputs, inputs, strict=True):
+        for output, source in zip(list_tensors(outputs), list_tensors(inputs), strict=True):
             if source.numel() != output.numel() * self._place.size or output.dtype != source.dtype:
                 raise refuse(
                     f"an output of {output.numel()} {output.dtype} for {self._place.size} ranks' "

@@ -12,6 +12,8 @@ from mpiddp.collectives.transport.operators import TYPES
 from mpiddp.torch_internals import find_scale
 
 Tensors = list[torch.Tensor]
+GLOO_TYPES = (*TYPES, torch.int8, torch.uint8, torch.bool)
+"""Types that are added at all; the last ones by Gloo."""
 Operators = distributed.ReduceOp
 OPERATORS = {
     Operators.SUM: "sum",
@@ -47,11 +49,13 @@ class Flat:
             self._tensor.copy_(self._flat.view(self._tensor.shape))
 
 
-def list_tensors(tensors: Any) -> Tensors:
+def list_tensors(tensors: Any, *, dense: bool = True) -> Tensors:
     """torch passes a list, or one tensor; each is checked."""
     found = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     for tensor in found:
         check_tensor(tensor)
+        if dense and tensor.layout is not torch.strided:
+            raise refuse(f"a tensor of layout {tensor.layout}, and needs a dense one")
     return found
 
 
@@ -69,8 +73,9 @@ def has_strides(tensor: torch.Tensor) -> bool:
 
 
 def copy_contiguous(value: Any) -> Any:
+    """``value``, or a copy of a tensor whose elements do not lie one after the other."""
     if isinstance(value, torch.Tensor):
-        return value.detach().contiguous()
+        return value.detach().contiguous() if has_strides(value) else value
     return [*map(copy_contiguous, value)] if isinstance(value, list | tuple) else value
 
 
@@ -80,6 +85,14 @@ def check_tensor(tensor: torch.Tensor) -> None:
             f"a tensor on {tensor.device}, and backend mpiddp works on CPU tensors: use "
             'init_process_group("cpu:mpiddp,cuda:nccl")'
         )
+
+
+def check_operator(tensors: Tensors, operator: Any) -> None:
+    """Raise DistBackendError for what neither mpiddp nor Gloo computes."""
+    kind = find_kind(operator)
+    for tensor in tensors:
+        if tensor.dtype not in GLOO_TYPES or kind in (Operators.AVG, Operators.PREMUL_SUM):
+            raise refuse(f"{kind.name} of {tensor.dtype}, which neither mpiddp nor Gloo computes")
 
 
 def refuse(what: str) -> Exception:

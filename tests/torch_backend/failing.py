@@ -1,0 +1,90 @@
+"""A script in which the backend is used beside forks, restarts, and a rank that is killed.
+
+torchrun --nproc-per-node 2 tests/torch_backend/failing.py HOW
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import torch
+from torch import distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+
+import mpiddp.torch_backend  # noqa: F401 - registers the backend
+
+COUNT = 100_000
+WAIT = timedelta(seconds=60)
+
+
+def sum_up() -> None:
+    """A call whose result is known."""
+    tensor = torch.full((COUNT,), float(dist.get_rank()))
+    dist.all_reduce(tensor)
+    size = dist.get_world_size()
+    assert torch.equal(tensor, torch.full_like(tensor, size * (size - 1) / 2))
+
+
+def lose_a_rank() -> None:
+    sum_up()
+    if dist.get_rank() == 1:
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    try:
+        sum_up()
+    except dist.DistNetworkError as error:
+        print(f"after {time.monotonic() - begin:.1f} s: {error}", flush=True)
+
+
+def load_data() -> None:
+    """Forked workers of a data loader come and go while an asynchronous call is under way."""
+    for _ in range(2):
+        data = DataLoader(TensorDataset(torch.arange(40.0)), batch_size=4, num_workers=2)
+        total = torch.zeros(1)
+        for (values,) in data:
+            work = dist.all_reduce(torch.ones(COUNT), async_op=True)
+            total += values.sum()
+            work.wait()
+        dist.all_reduce(total)
+        assert total.item() == dist.get_world_size() * 780
+    print("loaded", flush=True)
+
+
+def restart() -> None:
+    """The first attempt ends with an error on one rank; torchrun starts all of them again."""
+    sum_up()
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 0:
+        sys.exit(1)
+    try:
+        sum_up()
+        print("restarted", flush=True)
+    except RuntimeError:
+        time.sleep(60)
+
+
+def call_everything() -> None:
+    """Calls of every kind, for torch's own checks of them."""
+    sum_up()
+    size, one = dist.get_world_size(), torch.ones(4)
+    dist.broadcast(one, 0)
+    dist.all_gather([torch.empty(4) for _ in range(size)], one)
+    dist.gather(one, [torch.empty(4) for _ in range(size)] if dist.get_rank() == 0 else None)
+    group = dist.new_group([0], backend="mpiddp")
+    if dist.get_rank() == 0:
+        dist.all_reduce(one, group=group)
+    dist.barrier()
+    print("checked", flush=True)
+
+
+HOW = {"lost": lose_a_rank, "forks": load_data, "restart": restart, "detail": call_everything}
+
+
+if __name__ == "__main__":
+    dist.init_process_group("mpiddp", timeout=WAIT)
+    HOW[sys.argv[1]]()
+    dist.destroy_process_group()

@@ -1,0 +1,92 @@
+"""Wrong calls of one group, in which every rank makes the same mistake; the group stays usable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from comparison import GATHER_ONE, SCATTER_ONE, close_sides, make_sides
+from torch import distributed as dist
+
+
+def list_mistakes(group: Any) -> dict[str, tuple[Callable[[], object], str]]:
+    """A call, and a pattern that its message has."""
+    size = dist.get_world_size()
+    after = (dist.get_rank() + 1) % size
+    one, meta = torch.ones(4), torch.ones(4, device="meta")
+    whole, sparse = torch.ones(4 * size, device="meta"), torch.eye(3).to_sparse()
+    on_cpus = "a tensor on meta, and backend mpiddp works on CPU tensors"
+    nobody = "which neither mpiddp nor Gloo computes"
+    return {
+        "device, sum": (lambda: dist.all_reduce(meta, group=group), on_cpus),
+        "device, send": (lambda: dist.send(meta, group=group, group_dst=after), on_cpus),
+        "device, all-gather": (lambda: GATHER_ONE(whole, meta, group=group), on_cpus),
+        "device, reduce-scatter": (lambda: SCATTER_ONE(meta, whole, group=group), on_cpus),
+        "device, broadcast": (lambda: dist.broadcast(meta, group_src=0, group=group), on_cpus),
+        "int16": (
+            lambda: dist.all_reduce(one.short(), group=group), "SUM of torch.int16, " + nobody,
+        ),
+        "average of integers": (
+            lambda: dist.all_reduce(one.long(), dist.ReduceOp.AVG, group=group),
+            "AVG of torch.int64, " + nobody,
+        ),
+        "sparse": (
+            lambda: dist.broadcast(sparse, group_src=0, group=group),
+            "layout torch.sparse_coo",
+        ),
+        "sizes": (
+            lambda: GATHER_ONE(torch.ones(1), one, group=group),
+            rf"an output of 1 torch.float32 for {size} × 4",
+        ),
+        "parts": (lambda: SCATTER_ONE(torch.ones(99), one, group=group), "an output of 99"),
+        "length of a list": (
+            lambda: dist.all_gather([one], one, group=group),
+            f"1 tensors for {size} ranks",
+        ),
+        "room in a list": (
+            lambda: dist.all_gather([torch.ones(3)] * size, one, group=group),
+            "4 elements, and room for 3",
+        ),
+        "root": (lambda: dist.broadcast(one, group_src=size, group=group), "root|[Gg]roup rank"),
+    }  # fmt: skip
+
+
+def make_mistakes(session: Any) -> tuple[dict[str, tuple[str, str, str]], float]:
+    """By mistake the error's kind, its message and the pattern; a sum that is made afterwards."""
+    sides = make_sides()
+    group, found = sides[1].group, {}
+    for name, (call, pattern) in list_mistakes(group).items():
+        try:
+            call()
+            found[name] = ("nothing", "", pattern)
+        except (RuntimeError, ValueError) as error:
+            found[name] = (type(error).__name__, str(error), pattern)
+    total = torch.ones(3)
+    dist.all_reduce(total, group=group)
+    close_sides(*sides)
+    return found, total.sum().item()
+
+
+def close_twice(session: Any) -> list[str]:
+    """Groups that are destroyed in another order on each rank, then used; the errors' kinds."""
+    pairs = [make_sides()[1] for _ in range(3)]
+    for side in pairs[:2]:
+        dist.all_reduce(torch.ones(3), group=side.group)
+    works = [dist.all_reduce(torch.ones(9), group=pairs[0].group, async_op=True)]
+    order = pairs if dist.get_rank() % 2 else pairs[::-1]
+    for side in order:
+        dist.destroy_process_group(side.group)
+    works[0].wait()
+    kinds = []
+    for call in (
+        lambda: dist.destroy_process_group(pairs[0].group),
+        lambda: pairs[0].group.allreduce([torch.ones(3)]).wait(),
+        lambda: pairs[2].group.allreduce([torch.ones(3, dtype=torch.int8)]).wait(),
+    ):
+        try:
+            call()
+            kinds.append("nothing")
+        except (RuntimeError, ValueError) as error:
+            kinds.append(f"{type(error).__name__}: {error}")
+    return kinds

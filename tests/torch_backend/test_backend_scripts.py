@@ -1,0 +1,102 @@
+"""Scripts of torch's users under backend mpiddp: what they leave, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import refusals
+
+import launchers
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(170)]
+HERE = Path(__file__).parent
+TABLE = launchers.table()
+SECONDS = 150.0
+SOON = 10.0
+"""Seconds that a busy machine needs for what takes a tenth of one; the time-out is 60 s."""
+
+
+def torchrun(ranks, *arguments, options=(), env=None):
+    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *options]
+    words += [HERE / arguments[0], *arguments[1:]]
+    return launchers.run(TABLE["alone"], 1, words, timeout=SECONDS, env=env)
+
+
+def under_mpiddp(ranks, *arguments):
+    words = ["-m", "mpiddp", HERE / arguments[0], *arguments[1:]]
+    return launchers.run(TABLE["openmpi"], ranks, words, timeout=SECONDS)
+
+
+QUICK = "ddp,hook,no_sync,fsdp2"
+LONG = "static graph,small buckets,unused,join,zero"
+
+
+@pytest.mark.parametrize(
+    ("start", "ranks", "ways"),
+    [
+        (torchrun, 2, QUICK),
+        pytest.param(under_mpiddp, 2, f"{QUICK},{LONG}", marks=pytest.mark.long),
+        pytest.param(torchrun, 4, "hsdp", marks=pytest.mark.long),
+    ],
+)
+def test_trainings_leave_the_same_bits_as_under_gloo(start, ranks, ways, tmp_path):
+    result = start(ranks, "trained.py", ways, tmp_path).expect(0)
+    rows = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("[")]
+    found = {(way, backend): digests for way, backend, digests in rows}
+    assert len(found) == 2 * len(ways.split(","))
+    for way in ways.split(","):
+        assert found[way, "gloo"] == found[way, "mpiddp"], way
+        assert len(set(found[way, "gloo"])) == ranks, "each rank has losses of its own"
+
+
+def test_a_rank_that_is_killed_is_noticed_long_before_the_timeout():
+    result = torchrun(2, "failing.py", "lost", options=["--monitor-interval=30"])
+    assert result.returncode == 1, str(result)
+    found = re.search(r"after (\S+) s: mpiddp: .*waited for rank 1 on \S+, whose process is gone",
+                      result.output)  # fmt: skip
+    assert found is not None, str(result)
+    assert float(found[1]) < SOON
+
+
+@pytest.mark.long
+def test_a_rank_that_is_killed_under_mpiddp_ends_the_job():
+    result = under_mpiddp(3, "failing.py", "lost")
+    assert result.returncode != 0 and result.seconds < 60, str(result)
+    assert re.search(
+        r"mpiddp: rank 1 of 3 on \S+ was lost: it was killed by SIGKILL", result.output
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "says", "options", "env"),
+    [
+        ("forks", "loaded", (), {}),
+        pytest.param("restart", "restarted", ("--max-restarts=1",), {}, marks=pytest.mark.long),
+        pytest.param(
+            "detail", "checked", (), {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, marks=pytest.mark.long
+        ),
+    ],
+)
+def test_scripts_go_on_beside(how, says, options, env):
+    result = torchrun(2, "failing.py", how, options=options, env=env).expect(0)
+    assert result.stdout.split().count(says) == 2, str(result)
+
+
+def test_mistakes_are_refused_in_one_line_and_leave_the_group_usable(pool):
+    for found, total in pool("openmpi", 2).call(refusals.make_mistakes).values:
+        assert len(found) == 13
+        for name, (kind, message, pattern) in found.items():
+            assert kind in ("DistBackendError", "ValueError"), (name, kind, message)
+            assert re.search(pattern, message), (name, message)
+            assert len(message.splitlines()) == 1, message
+        assert total == 6
+
+
+def test_groups_are_destroyed_in_any_order_and_refuse_calls_afterwards(pool):
+    for again, after, never_used in pool("openmpi", 2).call(refusals.close_twice).values:
+        assert again == "ValueError: Invalid process group specified"
+        said = "DistBackendError: mpiddp: this process group has been destroyed"
+        assert (after, never_used) == (said, said)

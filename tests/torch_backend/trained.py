@@ -1,0 +1,176 @@
+"""A training by torch's own means; prints a digest of what it leaves, the same under any backend.
+
+    torchrun --nproc-per-node 2 tests/torch_backend/trained.py WAYS FOLDER
+
+Groups of two ranks: a sum of two numbers is the same in any order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.checkpoint import load, save
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import mpiddp.torch_backend  # noqa: F401 - registers the backend
+
+STEPS = 4
+
+
+class Model(nn.Module):
+    """Two layers, a parameter that is not used, and buffers that ranks would have different."""
+
+    def __init__(self, *, spare: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.second = nn.Linear(8, 3)
+        self.spare = nn.Linear(2, 2) if spare else None
+        self.register_buffer("own", torch.full((3,), float(dist.get_rank())))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.second(self.norm(self.first(values)).relu())
+        return found
+
+
+def make_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's."""
+    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    return torch.randn(4, 6, generator=generator), torch.randn(4, 3, generator=generator)
+
+
+def train(
+    model: nn.Module, optimizer: Any, steps: int = STEPS, accumulates: bool = False
+) -> list[float]:
+    losses = []
+    for step in range(steps):
+        values, targets = make_batch(step)
+        is_last = not accumulates or step % 2 == 1
+        with nullcontext() if is_last else model.no_sync():
+            loss = (model(values) - targets).square().mean()
+            loss.backward()
+        losses.append(loss.item())
+        if is_last:
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+def make_optimizer(model: nn.Module) -> Any:
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def train_with_ddp(folder: str, **options: Any) -> list[Any]:
+    model = DistributedDataParallel(Model(spare="find_unused_parameters" in options), **options)
+    return [train(model, make_optimizer(model)), *model.state_dict().values()]
+
+
+def train_with_hook(folder: str) -> list[Any]:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    model = DistributedDataParallel(Model())
+    model.register_comm_hook(None, fp16_compress_hook)
+    return [train(model, make_optimizer(model)), *model.state_dict().values()]
+
+
+def train_accumulating(folder: str) -> list[Any]:
+    model = DistributedDataParallel(Model())
+    return [train(model, make_optimizer(model), accumulates=True), *model.state_dict().values()]
+
+
+def train_unevenly(folder: str) -> list[Any]:
+    """Each rank has one step more than the one before."""
+    model = DistributedDataParallel(Model())
+    optimizer = make_optimizer(model)
+    with model.join():
+        losses = train(model, optimizer, STEPS + dist.get_rank())
+    return [losses, *model.state_dict().values()]
+
+
+def train_with_zero(folder: str) -> list[Any]:
+    model = DistributedDataParallel(Model())
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), optimizer_class=torch.optim.Adam, lr=0.01
+    )
+    losses = train(model, optimizer)
+    optimizer.consolidate_state_dict(to=0)
+    return [losses, *model.state_dict().values()]
+
+
+def train_with_fsdp(folder: str, *shape: int) -> list[Any]:
+    """On a mesh of ``shape``: two numbers are replicas and shards. With a checkpoint in between."""
+    names = ("replicas", "shards")[-len(shape) :]
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+
+    def make() -> nn.Module:
+        model = Model()
+        for layer in (model.first, model.second):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+
+    model = make()
+    losses = train(model, make_optimizer(model))
+    save({"model": get_model_state_dict(model)}, checkpoint_id=folder)
+    found = make()
+    state = {"model": get_model_state_dict(found)}
+    load(state, checkpoint_id=folder)
+    losses += train(found, make_optimizer(found))
+    return [losses, *found.state_dict().values()]
+
+
+WAYS: dict[str, Callable[[str], list[Any]]] = {
+    "ddp": train_with_ddp,
+    "static graph": partial(train_with_ddp, static_graph=True),
+    "small buckets": partial(train_with_ddp, bucket_cap_mb=1e-4),
+    "unused": partial(train_with_ddp, find_unused_parameters=True),
+    "hook": train_with_hook,
+    "no_sync": train_accumulating,
+    "join": train_unevenly,
+    "zero": train_with_zero,
+    "fsdp2": lambda folder: train_with_fsdp(folder, dist.get_world_size()),
+    "hsdp": lambda folder: train_with_fsdp(folder, 2, dist.get_world_size() // 2),
+}
+
+
+def digest(values: list[Any]) -> str:
+    """Of numbers and tensors, bit by bit."""
+    text = hashlib.sha256()
+    for value in values:
+        local = value.to_local() if isinstance(value, DTensor) else value
+        text.update(repr(local.tolist() if isinstance(local, torch.Tensor) else local).encode())
+    return text.hexdigest()[:16]
+
+
+def main() -> None:
+    """Train in each way under Gloo and under mpiddp; rank 0 prints the ranks' digests."""
+    warnings.simplefilter("ignore")
+    ways, folder = sys.argv[1:]
+    for backend in ("gloo", "mpiddp"):
+        dist.init_process_group(backend)
+        for way in ways.split(","):
+            digests: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(digests, digest(WAYS[way](f"{folder}/{backend}")))
+            if dist.get_rank() == 0:
+                print(json.dumps([way, dist.get_backend(), digests]), flush=True)
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
