@@ -105,9 +105,7 @@ class CallQueue:
     def make(self, name: str, call: Call, tensors: list[Any], *, waits: bool) -> CallWork:
         """Make the call, now if ``waits``, or begin it. Raises what torch's users expect."""
         if self._is_closed:
-            raise distributed.DistBackendError(
-                f"mpiddp: this call has a process group that has been destroyed: {self._name}"
-            )
+            raise distributed.DistBackendError("mpiddp: this process group has been destroyed")
         work = CallWork(tensors)
         self.begun += 1
         shapes = [getattr(tensor, "shape", None) for tensor in tensors]

@@ -51,7 +51,7 @@ class GlooCalls:
     def find(self) -> Any:
         """Its connections are made when a pair of ranks first talks."""
         if self._is_closed:
-            raise refuse("a process group that has been destroyed")
+            raise distributed.DistBackendError("mpiddp: this process group has been destroyed")
         if self._gloo is None:
             place = self._place
             # Its own connection: while Gloo waits in the store, other threads may not use it.
