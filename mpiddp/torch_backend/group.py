@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from mpiddp.collectives import AUTO, SHARED
+from mpiddp.collectives import SHARED
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.transport.operators import TYPES
@@ -342,8 +342,7 @@ class Group(distributed.ProcessGroup):
         self._check_open()
         if self._gloo is None:
             place = self._place
-            # Its own connection: while Gloo waits for an address in the store, other threads may not
-            # use it.
+            # Its own connection: a store keeps out other threads while Gloo waits in it.
             store = add_prefix("gloo", place.store.clone())
             self._gloo = make_gloo(store, place.rank, place.size, self._timeout)
         return self._gloo
@@ -384,7 +383,7 @@ class Group(distributed.ProcessGroup):
         return self._ask_gloo(method, found, options)
 
     def _add_with_gloo(self, targets: Tensors, rows: list[Tensors], operator: Any) -> Any:
-        """A reduce-scatter of what mpiddp does not add: Gloo's all-reduce, of which a part is kept."""
+        """Reduce-scatters of what mpiddp does not add: of Gloo's all-reduces a part is kept."""
         sums = [torch.cat([each.reshape(-1) for each in row]) for row in rows]
         works = [self._ask_gloo("allreduce", [each], operator=operator) for each in sums]
 

@@ -24,7 +24,7 @@ from mpiddp.collectives.transport.waiting import Waiter
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.mpi.mpi import find_thread_limit
 from mpiddp.launch.mpi.pauses import wait_until
-from mpiddp.launch.session import Session, find_session
+from mpiddp.launch.session import find_session
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 MOST_TAGS = 1 << 15

@@ -124,7 +124,7 @@ class Side:
         self.call(function, *values, op=OPERATORS[self.operator], **options)
 
 
-# ---- the calls: each returns what must be equal on both sides, its unchanged inputs too ----------
+# ---- the calls: each returns what must be equal on both sides, its unchanged inputs too ----
 
 
 def all_reduce(side: Side) -> Tensors:
@@ -251,7 +251,7 @@ MOVES = (
 )  # fmt: skip
 
 
-# ---- comparing ------------------------------------------------------------------------------------
+# ---- comparing ---------------------------------------------------------------------------
 
 
 def _list_sides(side: Side, *, is_long: bool) -> Iterator[tuple[Callable[[Side], Tensors], Side]]:
