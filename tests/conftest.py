@@ -25,6 +25,7 @@ from markers import (
     pytest_runtest_makereport,
     pytest_terminal_summary,
 )
+from own_algorithm import STAR
 from pool import Pools
 
 __all__ = [
@@ -41,9 +42,11 @@ __all__ = [
 # mixed of several ranks'. Many containers set it; what a test wants at once, it flushes.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
-# In many containers Python writes no bytecode. Each rank would compile what it imports again.
+# In many containers Python writes no bytecode. Each rank would compile what it imports again, and
+# each worker would rewrite the assertions of all tests, which takes longer than to import them.
 if sys.dont_write_bytecode:
     compileall.compile_dir(launchers.ROOT / "mpiddp", quiet=2)
+    sys.dont_write_bytecode = False
 
 
 def _version_of(package: str) -> str:
@@ -70,6 +73,22 @@ def pytest_report_header() -> list[str]:
         ", ".join(packages),
         *([f"before the tests: {checks}"] if checks else []),
     ]
+
+
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is gone after it."""
+    from mpiddp.schedules import registry  # Most tests need no algorithms.
+
+    monkeypatch.setattr(registry, "_algorithms", dict(registry._algorithms))
+
+
+@pytest.fixture
+def star(tmp_path: Path, own_registry: None) -> Path:
+    """The file of an algorithm of a user's own, which nobody has loaded yet."""
+    path = tmp_path / "star.py"
+    path.write_text(STAR)
+    return path
 
 
 def _check(row: launchers.Launcher) -> launchers.Launcher:

@@ -13,7 +13,6 @@ from benchmarks.checkpoint.measurement import Measurement, Plan, measure
 from benchmarks.common import results
 from benchmarks.common.checks import check_local_run
 from benchmarks.common.options import RunOptions, make_reader, make_run
-from benchmarks.common.targets import format_targets
 from benchmarks.common.workloads import parse_workload
 from benchmarks.launching.launchers import Mpirun
 from mpiddp.errors import ConfigurationError
@@ -46,11 +45,9 @@ def main(arguments: Sequence[str]) -> None:
     with results.open_output("checkpoint", options, launcher, text) as output:
         for ranks in plan.ranks:
             found = measure(plan, ranks, launcher)
-            print(report.format_table(found, plan), flush=True)
             report.record_measurement(output.record, found, plan)
             targets = report.judge(found, plan) if options.targets else ()
-            output.record.judge(targets)
-            print(format_targets(targets), end="\n\n" if targets else "\n")
+            output.show(report.format_table(found, plan), targets=targets)
             measured.append(found)
     if options.plot is not None:
         report.draw(options.plot, measured, plan, output.heading)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +13,10 @@ from benchmarks.common.options import Count, Ranks, Seconds
 from benchmarks.common.statistics import Summary, quantile, summarize
 from benchmarks.common.trials import Rounds
 from benchmarks.launching import launchers, processes
-from benchmarks.launching.processes import Program
 from mpiddp.errors import MpiddpError
 from mpiddp.options.fields import Argument
 
+WORKER = "benchmarks.checkpoint.worker"
 WARM_UP = 1
 """Rounds that do not count: the first save makes the copies' memory."""
 
@@ -134,15 +133,10 @@ def measure(plan: Plan, ranks: int, launcher: launchers.Mpirun) -> Measurement:
     """Run the job. Raises RunError with its output if it fails."""
     try:
         with tempfile.TemporaryDirectory(prefix="mpiddp-bench-", dir=plan.directory) as name:
-            folder = Path(name)
-            program = make_program(ranks, launcher, describe_plan(plan, folder))
-            processes.run(program, plan.deadline)
+            # Ranks run in another directory.
+            folder = Path(name).resolve()
+            words = [sys.executable, "-m", WORKER, describe_plan(plan, folder)]
+            processes.run(processes.make_program(launcher, ranks, words), plan.deadline)
             return read_measurement((folder / "report.json").read_text())
     except OSError as error:
         raise MpiddpError(f"--directory {plan.directory}: {error.strerror}") from None
-
-
-def make_program(ranks: int, launcher: launchers.Mpirun, *words: str) -> Program:
-    environment = launchers.clean_environment({**launcher.variables(ranks), **launcher.tuned})
-    command: Sequence[str] = (sys.executable, "-m", "benchmarks.checkpoint.worker", *words)
-    return Program((*launcher.command(ranks), *command), environment)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.collectives.contenders import (
-    ALL_PAIRS,
     EVEN,
     POINT_TO_POINT,
     PROBE,
@@ -21,7 +21,6 @@ from benchmarks.common.records import Cell, Coordinate
 from benchmarks.common.statistics import Summary, is_known, quantile, summarize
 from benchmarks.common.tables import find_rates
 
-GIGA = 1e9
 INTERRUPTED = "interrupted"
 """Why there are no more rounds of a contender, but for what a `StoppingRule` says."""
 
@@ -31,6 +30,7 @@ class CellMaker:
 
     def __init__(self, plan: Plan, ranks: int, places: Sequence[int]) -> None:
         self._plan, self._ranks, self._places = plan, ranks, places
+        self._nodes = len(set(places))
         self._times: dict[Task, tuple[float, ...]] = {}
         self._cores: list[tuple[float, ...]] = []
         """Speeds in each visit so far."""
@@ -62,7 +62,7 @@ class CellMaker:
                     quantity=task.contender.quantity,
                     contender=task.contender.label,
                     at=self._find_place(task),
-                    reason=f"its result has {visitor.wrong[task]} wrong elements",
+                    reason=f"its result has {visitor.wrong[task]} wrong elements{task.route}",
                     is_wrong=True,
                 )
 
@@ -79,7 +79,7 @@ class CellMaker:
         if task.operator:
             place["operator"] = task.operator
         if task.contender.quantity == POINT_TO_POINT:
-            place["link"] = "network" if len(set(self._places)) > 1 else "node"
+            place["link"] = "network" if self._nodes > 1 else "node"
             if task.is_mutual:
                 place["direction"] = "both"
         return {**place, **(self._plan.conditions if task.contender.quantity != PROBE else {})}
@@ -88,19 +88,12 @@ class CellMaker:
         self, task: Task, visits: Sequence[Visit], visitor: Visitor, slow: SlowRank | None
     ) -> Cell:
         own = task.contender
-        times = summarize([value for visit in visits for value in visit.seconds])
-        rates = find_rates(own.quantity, self._ranks, task.bytes, times.median)
         details: dict[str, Any] = {
-            "maker": own.maker,
             "algorithm": own.algorithm,
             "transport": own.transport,
             "buffer": own.buffer,
-            "ran": visits[-1].ran,
-            "algbw": rates[0],
-            "busbw": rates[1],
             "wrong": visitor.wrong.get(task, 0),
             "stopped": visitor.judge(task) or INTERRUPTED,
-            "iterations": times.count,
         }
         if slow is not None:
             details |= {"slow_rank": slow.rank, "slow_rank_reason": slow.reason}
@@ -108,43 +101,44 @@ class CellMaker:
             details |= describe_overlap(visits)
         elif broken := list_broken(task, self._times):
             details["guidelines"] = broken
+        cell = self._complete(task, visits, [visit.seconds for visit in visits], {}, details)
+        return replace(cell, by_rank=_summarize_ranks(visits))
+
+    def _make_pairs(self, task: Task, visits: Sequence[Visit], visitor: Visitor) -> Iterator[Cell]:
+        """A cell for each pair: what its sending rank measured."""
+        stopped = visitor.judge(task) or INTERRUPTED
+        for pair in task.pairs:
+            rounds = [visit.by_rank[pair[0]] for visit in visits]
+            details = {
+                "wrong": sum(visit.wrong[end] for visit in visits for end in pair),
+                "stopped": "interval" if is_known([quantile(r, 0.5) for r in rounds]) else stopped,
+            }
+            source, target = (self._places[rank] if self._nodes > 1 else rank for rank in pair)
+            at = {"from": source, "to": target}
+            yield self._complete(task, visits, rounds, at, details)
+
+    def _complete(
+        self,
+        task: Task,
+        visits: Sequence[Visit],
+        rounds: Sequence[Sequence[float]],
+        at: Mapping[str, Coordinate],
+        details: Mapping[str, Any],
+    ) -> Cell:
+        """The cell of seconds by rounds, with what all cells of a task have."""
+        own, times = task.contender, summarize([value for each in rounds for value in each])
+        rates = find_rates(own.quantity, self._ranks, task.bytes, times.median)
+        shared = {"maker": own.maker, "ran": visits[-1].ran, "algbw": rates[0], "busbw": rates[1]}
         return Cell(
             quantity=own.quantity,
             contender=own.label,
             ranks=self._ranks,
-            nodes=len(set(self._places)),
-            at=self._find_place(task),
-            samples=tuple(visit.usual for visit in visits),
+            nodes=self._nodes,
+            at={**self._find_place(task), **at},
+            samples=tuple(quantile(each, 0.5) for each in rounds),
             summary=times,
-            by_rank=_summarize_ranks(visits),
-            details=details,
+            details={**shared, **details, "iterations": times.count},
         )
-
-    def _make_pairs(self, task: Task, visits: Sequence[Visit], visitor: Visitor) -> Iterator[Cell]:
-        """A cell for each pair: what its sending rank measured."""
-        nodes, stopped = len(set(self._places)), visitor.judge(task) or INTERRUPTED
-        for source, target in task.pairs:
-            rounds = [visit.by_rank[source] for visit in visits]
-            samples = tuple(quantile(each, 0.5) for each in rounds)
-            times = summarize([value for each in rounds for value in each])
-            ends = [self._places[rank] if nodes > 1 else rank for rank in (source, target)]
-            yield Cell(
-                quantity=ALL_PAIRS,
-                contender=task.contender.label,
-                ranks=self._ranks,
-                nodes=nodes,
-                at={**self._find_place(task), "from": ends[0], "to": ends[1]},
-                samples=samples,
-                summary=times,
-                details={
-                    "maker": task.contender.maker,
-                    "ran": visits[-1].ran,
-                    "algbw": task.bytes / times.median / GIGA,
-                    "busbw": task.bytes / times.median / GIGA,
-                    "stopped": "interval" if is_known(samples) else stopped,
-                    "iterations": times.count,
-                },
-            )
 
 
 def _summarize_ranks(visits: Sequence[Visit]) -> tuple[Summary, ...]:

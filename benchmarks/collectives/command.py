@@ -19,12 +19,9 @@ from benchmarks.collectives.targets import judge
 from benchmarks.common import results
 from benchmarks.common.checks import check_run
 from benchmarks.common.options import RunOptions
-from benchmarks.common.targets import format_targets
 from benchmarks.common.trials import WrongResultError
 from benchmarks.launching.launchers import Mpirun
-from benchmarks.launching.srun import Srun
-
-Launcher = Mpirun | Srun
+from benchmarks.launching.srun import Launcher, Srun
 
 
 def check(options: RunOptions[Plan]) -> Launcher:
@@ -69,9 +66,6 @@ def show(options: RunOptions[Plan], groups: Sequence[Findings], output: results.
     """Print the tables, and what was asked for beside them."""
     known = [found for found in groups if found.cells or found.refusals]
     targets = judge(known, output.environment["cores"]) if options.targets else ()
-    output.record.judge(targets)
-    parts = [*map(report.format_findings, known), format_targets(targets)]
-    if any(parts):
-        print("\n\n".join(filter(None, parts)), flush=True)
+    output.show(*map(report.format_findings, known), targets=targets)
     if options.plot is not None and any(found.measured for found in known):
         draw(options.plot, known, output.heading)

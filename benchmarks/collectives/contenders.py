@@ -28,7 +28,7 @@ SUBSTITUTES = dict.fromkeys((REDUCE_SCATTER, ALL_GATHER, BROADCAST, REDUCE), ALL
 """What does all that a collective does, and more."""
 
 GLOO, NCCL, MPI, RING, PERSISTENT = "gloo", "nccl", "mpi", "ring", "persistent"
-OWN, PREPARED = "mpiddp", "mpiddp prepared"
+OWN, PREPARED, BACKEND = "mpiddp", "mpiddp prepared", "mpiddp backend"
 """The makers of calls, as ranks know them."""
 
 PRIVATE, SHARED, GPU = "private", "shared", "gpu"
@@ -78,6 +78,7 @@ class Contender:
             PERSISTENT: "plain ring, persistent",
             OWN: own,
             PREPARED: f"{own}, prepared",
+            BACKEND: "torch.distributed over mpiddp",
         }
         return names.get(self.maker, self.maker)
 
@@ -85,7 +86,13 @@ class Contender:
     def way(self) -> str:
         if self.quantity == REDUCTION:
             return "–"
-        fixed = {GLOO: "Gloo", NCCL: "NCCL", OWN: self.transport, PREPARED: self.transport}
+        fixed = {
+            GLOO: "Gloo",
+            NCCL: "NCCL",
+            OWN: self.transport,
+            PREPARED: self.transport,
+            BACKEND: "auto",
+        }
         return fixed.get(self.maker, "MPI")
 
     @property
@@ -117,7 +124,12 @@ class Task:
         """Unique among the tasks of a measurement."""
         words = [self.contender.label, "at", describe_size(self.bytes)]
         words += filter(None, [f"of {self.type}", self.operator, "both ways" * self.is_mutual])
-        return " ".join([*words, *(f"{source}→{target}" for source, target in self.pairs)])
+        return " ".join(words) + self.route
+
+    @property
+    def route(self) -> str:
+        """`` 0→1 2→3``, the pairs; empty if there are none."""
+        return "".join(f" {source}→{target}" for source, target in self.pairs)
 
     def specify(self, iterations: int) -> dict[str, Any]:
         """What its ranks are told: the fields of a ``CallSpec``."""
@@ -136,6 +148,8 @@ def list_contenders(
     """All rows of a collective, the framework's first."""
     others = [Contender(GLOO, TORCH_JOB), *([Contender(NCCL, TORCH_JOB, buffer=GPU)] * nccl)]
     others.append(Contender(MPI))
+    if "auto" in algorithms and "auto" in transports and PRIVATE in buffers:
+        others.append(Contender(BACKEND, TORCH_JOB))
     own = [
         Contender(OWN, MPI_JOB, algorithm, transport, buffer)
         for algorithm in algorithms

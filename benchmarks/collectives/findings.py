@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.collectives.contenders import PROBE, Contender
 from benchmarks.collectives.options import Plan
+from benchmarks.common import trials
 from benchmarks.common.records import Cell, Coordinate, RecordWriter
 from benchmarks.common.statistics import Summary, compare
-from mpiddp.wording import count_noun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,25 +26,13 @@ class Refusal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What was the same for all that was measured; told at the start, and again at the end."""
+class Surroundings(trials.Surroundings):
+    """Told at the start, and again at the end."""
 
-    ranks: int
-    nodes: int | None = None
-    """Of a cluster; None if all ran on this machine."""
     collectives: Mapping[str, Any] = field(default_factory=dict)
     """How mpiddp's collectives wait."""
-    framework: Mapping[str, Any] = field(default_factory=dict)
-    """What the framework's ranks reported of themselves."""
     first_calls: Mapping[str, float] = field(default_factory=dict)
     """Seconds of the first collective that each maker made, which never counts."""
-    others_share: float | None = None
-    """Of this machine's cores, taken by other programs meanwhile; None on a cluster."""
-
-    @property
-    def where(self) -> str:
-        """``this machine``, or how many nodes."""
-        return "this machine" if self.nodes is None else count_noun(self.nodes, "node")
 
 
 Finding = Cell | Refusal | Surroundings
@@ -86,6 +74,14 @@ class Findings:
         """All cells but the probes."""
         return [cell for cell in self.cells if cell.quantity != PROBE]
 
+    def group(self, *, by_size: bool) -> list[list[Cell]]:
+        """The measured cells by quantity, type, operator and conditions, and by size if asked."""
+        groups: dict[Hashable, list[Cell]] = {}
+        for cell in self.measured:
+            at = {name: cell.at[name] for name in sorted(cell.at) if by_size or name != "bytes"}
+            groups.setdefault((cell.quantity, *at.items()), []).append(cell)
+        return list(groups.values())
+
     def find(self, contender: Contender, size: int) -> Cell | None:
         """Its cell at a size, of the first type and operator."""
         return next(
@@ -98,6 +94,11 @@ class Findings:
             ),
             None,
         )
+
+    def find_probe(self, *names: str) -> Cell | None:
+        """The fastest of these limits of the machine; None if none of them was measured."""
+        cells = (cell for cell in self.cells if cell.quantity == PROBE and cell.contender in names)
+        return min(cells, key=lambda cell: cell.summary.median, default=None)
 
     def find_median(self, contender: Contender, size: int) -> float | None:
         """Seconds; None if it was not timed."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import psutil
 
@@ -22,16 +21,17 @@ from benchmarks.collectives.contenders import (
     Task,
 )
 from benchmarks.collectives.findings import Finding, Surroundings
-from benchmarks.collectives.options import ITEM_BYTES, Plan
+from benchmarks.collectives.options import Plan
 from benchmarks.collectives.visits import Visitor
 from benchmarks.common.options import describe_size
-from benchmarks.launching.launchers import Mpirun
+from benchmarks.common.tables import ITEM_BYTES
+from benchmarks.launching.launchers import resolve
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
-from benchmarks.launching.srun import Srun
+from benchmarks.launching.srun import Launcher
 from mpiddp.errors import ConfigurationError
 
 
-def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> Iterator[Finding]:
+def measure(ranks: int, launcher: Launcher, plan: Plan) -> Iterator[Finding]:
     """Check and time all contenders of a plan; yields what is found as each size is done.
 
     It is what the commands measure by, and others may: ``options.finish(Plan(quantity=…,
@@ -48,14 +48,14 @@ def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> Iterator[Finding
     Raises RunError, with a job's output, if one fails; ConfigurationError if the buffers do not fit
     into the memory of a node.
     """
-    nodes = launcher.nodes if isinstance(launcher, Srun) else None
+    nodes = launcher.nodes
     with start_jobs(contenders.WORKER, ranks, launcher, plan.deadline) as jobs:
         described = jobs[MPI_JOB].ask({"do": "describe"}, "describing")
         check_memory(plan, ranks, nodes or 1, min(each["free_bytes"] for each in described))
         if plan.busy:
             jobs[MPI_JOB].ask({"do": "be busy", "count": plan.busy}, "starting busy processes")
         if plan.load:
-            files = [str(Path(file).resolve()) for file in plan.load]
+            files = list(map(resolve, plan.load))
             jobs[MPI_JOB].ask({"do": "load", "files": files}, "loading algorithms")
         places = [each["node"] for each in described]
         greeting = jobs[TORCH_JOB].greeting

@@ -36,6 +36,7 @@ from benchmarks.common.options import (
     make_run,
     read_sizes,
 )
+from benchmarks.common.tables import COLLECTIVES, ITEM_BYTES
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.fields import Argument
 from mpiddp.options.reader import Reader
@@ -44,15 +45,9 @@ from mpiddp.schedules.registry import parse as parse_algorithm
 
 ALL = "all"
 RANKS_ON_CLUSTER = (4, 8)
-ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
 QUANTITIES = {
-    "allreduce": ALL_REDUCE,
-    "reduce-scatter": REDUCE_SCATTER,
-    "all-gather": ALL_GATHER,
-    "broadcast": BROADCAST,
-    "reduce": REDUCE,
-    "point-to-point": POINT_TO_POINT,
-    "all-pairs": ALL_PAIRS,
+    {ALL_REDUCE: "allreduce"}.get(quantity, quantity): quantity
+    for quantity in (*COLLECTIVES, POINT_TO_POINT, ALL_PAIRS)
 }
 """What each command measures."""
 SIZES = {

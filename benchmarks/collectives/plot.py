@@ -7,19 +7,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.collectives.contenders import GLOO, MPI, NCCL, OWN, PERSISTENT, PREPARED, RING
+from benchmarks.collectives.contenders import (
+    BACKEND,
+    GLOO,
+    MPI,
+    NCCL,
+    OWN,
+    PERSISTENT,
+    PREPARED,
+    RING,
+)
 from benchmarks.collectives.findings import Findings
-from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.common.options import describe_seconds
 from benchmarks.common.plotting import (
     Line,
     choose_names,
-    describe_left_out,
     draw_line,
-    finish_lines,
+    finish_sizes,
     label_lines,
+    list_scores,
+    note_left_out,
     open_figure,
 )
-from benchmarks.common.records import Cell, Coordinate
+from benchmarks.common.records import Cell
 from benchmarks.common.statistics import summarize
 
 if TYPE_CHECKING:
@@ -32,6 +42,7 @@ NAMES = {
     PERSISTENT: "ring in mpi4py, persistent",
     OWN: "mpiddp",
     PREPARED: "mpiddp, prepared",
+    BACKEND: "PyTorch over mpiddp",
 }
 """Of makers, but for MPI, whose calls have names of their own."""
 TICK_SHARE = 0.09
@@ -44,15 +55,20 @@ def draw(path: Path, groups: Sequence[Findings], note: str) -> None:
     A type and an operator each have a row. The rates stand on a linear axis, all others are
     logarithmic.
     """
-    panels = [(found, cells) for found in groups for cells in _split(found)]
+    panels = [(found, cells) for found in groups for cells in found.group(by_size=False)]
     quantities = ", ".join(sorted({cells[0].quantity for _, cells in panels}))
     title = f"{quantities}: the slowest rank's time, median of the rounds, band of their quartiles"
     every = [cell for _, cells in panels for cell in cells]
     always = [
         find_name(each, every) for each in every if each.details["maker"] in (GLOO, NCCL, MPI)
     ]
-    shown, left_out = choose_names(_list_scores(panels, every), always)
-    note = "; ".join(filter(None, [describe_left_out(left_out, "contender"), note]))
+    medians = {
+        (find_name(cell, every), (place, cell.bytes)): cell.summary.median
+        for place, (_, cells) in enumerate(panels)
+        for cell in cells
+    }
+    shown, left_out = choose_names(list_scores(medians), always)
+    note = note_left_out(left_out, "contender", note)
     with open_figure(path, 14.5, 4.4 * len(panels) + 0.8, title, note) as figure:
         grid = figure.subplots(len(panels), 2, squeeze=False)
         drawn: dict[Axes, list[Line]] = {}
@@ -92,23 +108,6 @@ def _list_rows(
     return {name: row for name, row in rows.items() if name in shown}
 
 
-def _list_scores(
-    panels: Sequence[tuple[Findings, Sequence[Cell]]], every: Sequence[Cell]
-) -> dict[str, list[float]]:
-    """Of each line its median at each size of each panel; NaN if it was not timed."""
-    medians = {
-        (place, find_name(cell, every), cell.bytes): cell.summary.median
-        for place, (_, cells) in enumerate(panels)
-        for cell in cells
-    }
-    names = dict.fromkeys(name for _, name, _ in medians)
-    places = dict.fromkeys((place, size) for place, _, size in medians)
-    return {
-        name: [medians.get((place, name, size), math.nan) for place, size in places]
-        for name in names
-    }
-
-
 def _make_line(name: str, row: Sequence[Cell], style: int, *, is_rate: bool = False) -> Line:
     """Of seconds, or of bus bandwidths."""
     values = [
@@ -118,15 +117,6 @@ def _make_line(name: str, row: Sequence[Cell], style: int, *, is_rate: bool = Fa
         for cell in row
     ]
     return Line(name, [cell.bytes for cell in row], list(map(summarize, values)), style)
-
-
-def _split(found: Findings) -> list[list[Cell]]:
-    """The cells of each panel: all sizes of a quantity, a type and an operator."""
-    panels: dict[tuple[Coordinate, ...], list[Cell]] = {}
-    for cell in found.measured:
-        key = tuple(value for name, value in sorted(cell.at.items()) if name != "bytes")
-        panels.setdefault((cell.quantity, *key), []).append(cell)
-    return list(panels.values())
 
 
 def _describe_panel(found: Findings, cell: Cell) -> str:
@@ -142,12 +132,7 @@ def _draw_panel(left: Axes, right: Axes, drawn: Mapping[Axes, Sequence[Line]]) -
     right.set_ylim(bottom=0)
     ticks = choose_ticks(sorted({int(size) for line in drawn[left] for size in line.x}))
     for axis in (left, right):
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(ticks, [describe_size(size) for size in ticks], fontsize=8)
-        axis.set_xlabel("largest buffer of a rank", fontsize=9)
-        axis.minorticks_off()
-        axis.tick_params(axis="y", labelsize=8)
-        finish_lines(axis)
+        finish_sizes(axis, ticks, "largest buffer of a rank")
 
 
 def choose_ticks(sizes: Sequence[int]) -> list[int]:

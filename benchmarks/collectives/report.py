@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from benchmarks.collectives.contenders import (
     ALL_PAIRS,
-    BOUND_BYTES,
     COPIES,
     EMPTY,
     GLOO,
     LINK,
-    LINK_BYTES,
     MPI,
-    PEER_BYTES,
+    OWN,
     PEER_READ,
     POINT_TO_POINT,
-    PROBE,
     Contender,
 )
 from benchmarks.collectives.findings import Findings, Refusal, compare_cells
 from benchmarks.collectives.verdicts.slow_links import list_slow
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
-from benchmarks.common.records import Cell, Coordinate
-from benchmarks.common.statistics import Summary
+from benchmarks.common.records import Cell
 from mpiddp.schedules.registry import parse
 
 HEADS = (
@@ -52,22 +47,14 @@ def format_findings(found: Findings) -> str:
         _describe_first_calls(surroundings.first_calls),
         describe_limits(found),
         describe_refusals(found),
+        describe_lack(found),
         *list_remarks(found.cells),
     ]
     parts = ["\n".join([*head, *filter(None, notes)])]
     if plan.quantity == ALL_PAIRS:
         return "\n\n".join([*parts, *(format_matrix(found, size) for size in plan.bytes)])
-    return "\n\n".join([*parts, *(format_table(found, cells) for cells in split(found))])
-
-
-def split(found: Findings) -> list[list[Cell]]:
-    """The cells, but for the probes, table by table: a quantity, type, operator and size each."""
-    tables: dict[tuple[Coordinate, ...], list[Cell]] = {}
-    for cell in found.measured:
-        place = sorted((name, value) for name, value in cell.at.items() if name != "bytes")
-        key = (cell.bytes, cell.quantity, *(word for pair in place for word in pair))
-        tables.setdefault(key, []).append(cell)
-    return list(tables.values())
+    tables = (format_table(found, cells) for cells in found.group(by_size=True))
+    return "\n\n".join([*parts, *tables])
 
 
 def format_table(found: Findings, cells: Sequence[Cell]) -> str:
@@ -165,66 +152,35 @@ def _format_pair(cell: Cell | None) -> str:
 # ---- what stands beside the tables ---------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What the machine itself can do; None if it was not asked or cannot be."""
-
-    copy: Summary | None
-    """Copying BOUND_BYTES, on all ranks at once, in the fastest way."""
-    copy_way: str
-    peer_read: Summary | None
-    """Copying PEER_BYTES that another rank has just written."""
-    link: Summary | None
-    """Sending LINK_BYTES to another node."""
-    harness: Summary | None
-    """What an iteration takes in which nothing is called."""
-
-
-def find_limits(found: Findings) -> Limits:
-
-    def look_up(maker: str, size: int) -> Summary | None:
-        cell = found.find(Contender(maker, quantity=PROBE), size)
-        return None if cell is None else cell.summary
-
-    copies = {name: look_up(name, BOUND_BYTES) for name in COPIES}
-    known = {name: times for name, times in copies.items() if times is not None}
-    way = min(known, key=lambda name: known[name].median, default="")
-    return Limits(
-        known.get(way),
-        way,
-        look_up(PEER_READ, PEER_BYTES),
-        look_up(LINK, LINK_BYTES),
-        look_up(EMPTY, 0),
-    )
-
-
 def describe_limits(found: Findings) -> str:
-    limits = find_limits(found)
+    """What the machine itself can do, of what was measured of it."""
     lines = []
-    if limits.peer_read is not None:
+    if (peer := found.find_probe(PEER_READ)) is not None:
         lines.append(
-            f"a rank reads what its neighbour has just written ({describe_size(PEER_BYTES)}) at "
-            f"{_describe_rate(PEER_BYTES, limits.peer_read)}"
+            f"a rank reads what its neighbour has just written ({describe_size(peer.bytes)}) at "
+            f"{_describe_rate(peer)}"
         )
-    if limits.copy is not None:
-        way = limits.copy_way.removeprefix("copy ")
+    if (copy := found.find_probe(*COPIES)) is not None:
         lines.append(
-            f"memory bound: {describe_seconds(limits.copy.median)} to read and write "
-            f"{describe_size(BOUND_BYTES)} on each rank, all at once "
-            f"({_describe_rate(BOUND_BYTES, limits.copy)}, {way})"
+            f"memory bound: {describe_seconds(copy.summary.median)} to read and write "
+            f"{describe_size(copy.bytes)} on each rank, all at once "
+            f"({_describe_rate(copy)}, {copy.contender.removeprefix('copy ')})"
         )
-    if limits.link is not None:
+    if (link := found.find_probe(LINK)) is not None:
         lines.append(
-            f"a link between two nodes carries {_describe_rate(LINK_BYTES, limits.link)}"
-            f" one way ({LINK_BYTES / 1e6:g} MB)"
+            f"a link between two nodes carries {_describe_rate(link)}"
+            f" one way ({link.bytes / 1e6:g} MB)"
         )
-    if limits.harness is not None:
-        lines.append(f"an iteration of nothing takes {describe_seconds(limits.harness.median)}")
+    if (nothing := found.find_probe(EMPTY)) is not None:
+        lines.append(f"an iteration of nothing takes {describe_seconds(nothing.summary.median)}")
     return "\n".join(lines)
 
 
-def _describe_rate(size: int, times: Summary) -> str:
-    slow, usual, fast = (size / seconds * 1e-9 for seconds in (times.high, times.median, times.low))
+def _describe_rate(cell: Cell) -> str:
+    times = cell.summary
+    slow, usual, fast = (
+        cell.bytes / seconds * 1e-9 for seconds in (times.high, times.median, times.low)
+    )
     return f"{usual:.3g} GB/s (5–95 %: {slow:.3g}–{fast:.3g})"
 
 
@@ -255,6 +211,15 @@ def describe_refusals(found: Findings) -> str:
         f"left out: {label} at {', '.join(dict.fromkeys(where))}: {reason}"
         for (label, reason), where in sizes.items()
     )
+
+
+def describe_lack(found: Findings) -> str:
+    """That nothing of mpiddp was measured, and why; empty if something was, or none was to be."""
+    names = [cell.contender for cell in found.measured]
+    own = [each.reason for each in found.refusals if each.contender.startswith(OWN)]
+    if not own or any(name.startswith(OWN) for name in names):
+        return ""
+    return f"nothing of mpiddp was measured: {'; '.join(dict.fromkeys(own))}"
 
 
 def list_remarks(cells: Sequence[Cell]) -> list[str]:

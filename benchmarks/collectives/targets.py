@@ -7,8 +7,10 @@ from functools import partial
 
 from benchmarks.collectives.contenders import (
     BOUND_BYTES,
+    COPIES,
+    EMPTY,
     GLOO,
-    LINK_BYTES,
+    LINK,
     MPI,
     OWN,
     PERSISTENT,
@@ -19,7 +21,6 @@ from benchmarks.collectives.contenders import (
     Contender,
 )
 from benchmarks.collectives.findings import Findings
-from benchmarks.collectives.report import find_limits
 from benchmarks.common.options import describe_size
 from benchmarks.common.targets import Target
 from benchmarks.launching.paired_jobs import TORCH_JOB
@@ -51,44 +52,43 @@ def judge(groups: Sequence[Findings], cores: int | None) -> list[Target]:
 
 
 def _judge_harness(found: Findings) -> Target | None:
-    harness = find_limits(found).harness
-    if harness is None:
+    nothing = found.find_probe(EMPTY)
+    if nothing is None:
         return None
     text = f"the harness on {found.ranks} ranks: less than 1 µs of an iteration of nothing"
-    return Target(text, {"": 1e6 * harness.median}, at_most=1)
+    return Target(text, {"": 1e6 * nothing.summary.median}, at_most=1)
 
 
 def _judge_two_ranks(found: Findings) -> Iterable[Target | None]:
     private, shared = Contender(OWN, buffer=PRIVATE), Contender(OWN, buffer=SHARED)
-    gloo, mpi = GLOO_ROW, MPI_ROW
     from_one, at_most = range(M, 64 * M + 1), range(64 * M, 64 * M + 1)
-    yield _judge_speed(found, private, gloo, LARGE, 4)
-    yield _judge_speed(found, private, mpi, from_one, 1)
-    yield _judge_speed(found, private, mpi, at_most, 2)
-    yield _judge_speed(found, shared, gloo, LARGE, 8)
-    yield _judge_speed(found, shared, mpi, at_most, 4)
+    yield _judge_speed(found, private, GLOO_ROW, LARGE, 4)
+    yield _judge_speed(found, private, MPI_ROW, from_one, 1)
+    yield _judge_speed(found, private, MPI_ROW, at_most, 2)
+    yield _judge_speed(found, shared, GLOO_ROW, LARGE, 8)
+    yield _judge_speed(found, shared, MPI_ROW, at_most, 4)
     yield _judge_bound(found, shared, 0.8)
     for own in (private, shared, Contender(PREPARED)):
-        yield _judge_latency(found, own, mpi, 1.2)
+        yield _judge_latency(found, own, 1.2)
 
 
 def _judge_nodes(found: Findings) -> Iterable[Target | None]:
     """One rank on each node: latency, or, if a link was timed, how much of it is used."""
     if found.ranks != found.nodes:
         return
-    own, gloo, mpi = Contender(OWN, buffer=PRIVATE), GLOO_ROW, MPI_ROW
-    link = find_limits(found).link
+    own = Contender(OWN, buffer=PRIVATE)
+    link = found.find_probe(LINK)
     if link is None:
         for each in (own, Contender(PREPARED)):
-            yield _judge_latency(found, each, mpi, 1)
+            yield _judge_latency(found, each, 1)
         return
-    yield _judge_speed(found, own, gloo, range(M, 4 * M + 1), 1.03)
-    yield _judge_speed(found, own, gloo, range(16 * M, 16 * M + 1), 0.98)
+    yield _judge_speed(found, own, GLOO_ROW, range(M, 4 * M + 1), 1.03)
+    yield _judge_speed(found, own, GLOO_ROW, range(16 * M, 16 * M + 1), 0.98)
     bytes_of_all = 2 * (found.ranks - 1) / found.ranks
 
     def find_share(size: int) -> float | None:
         seconds = found.find_median(own, size)
-        least = bytes_of_all * size * link.median / LINK_BYTES
+        least = bytes_of_all * size * link.summary.median / link.bytes
         return least / seconds if seconds else None
 
     text = f"{own.label}: at least 0.98 of what the link carries"
@@ -125,17 +125,17 @@ def _judge_speed(
     return _make(found, text, sizes, find_value, at_least=least)
 
 
-def _judge_latency(found: Findings, own: Contender, other: Contender, most: float) -> Target | None:
-    text = f"{own.label}: at most {most:g} of {other.name}'s time"
-    return _make(found, text, SMALL, partial(found.find_speed, other, own), at_most=most)
+def _judge_latency(found: Findings, own: Contender, most: float) -> Target | None:
+    text = f"{own.label}: at most {most:g} of {MPI_ROW.name}'s time"
+    return _make(found, text, SMALL, partial(found.find_speed, MPI_ROW, own), at_most=most)
 
 
 def _judge_bound(found: Findings, own: Contender, least: float) -> Target | None:
-    copy = find_limits(found).copy
+    copy = found.find_probe(*COPIES)
 
     def find_share(size: int) -> float | None:
         seconds = found.find_median(own, size)
-        return copy.median / seconds if seconds and copy else None
+        return copy.summary.median / seconds if seconds and copy else None
 
     text = f"{own.label}: at least {least:g} of the memory bound"
     return _make(found, text, range(BOUND_BYTES, BOUND_BYTES + 1), find_share, at_least=least)

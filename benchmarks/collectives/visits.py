@@ -23,8 +23,8 @@ class Visit:
 
     by_rank: tuple[tuple[float, ...], ...]
     """Seconds of each rank's iterations."""
-    wrong: int = 0
-    """Elements of the checked result, over all ranks."""
+    wrong: tuple[int, ...] = ()
+    """Elements of each rank's checked result."""
     speeds: tuple[float, ...] = ()
     """Of each rank's core, in loops per second."""
     checked: float = 0.0
@@ -55,7 +55,7 @@ def read_visit(answers: Sequence[Mapping[str, Any]]) -> Visit:
 
     return Visit(
         tuple(tuple(each * 1e-9 for each in answer["times"]) for answer in answers),
-        sum(answer["wrong"] for answer in answers),
+        tuple(answer["wrong"] for answer in answers),
         tuple(answer["speed"] for answer in answers),
         max(answer["checked"] for answer in answers) * 1e-9,
         answers[0]["ran"],
@@ -82,7 +82,7 @@ class Visitor(trials.Visitor[Task, Visit]):
         """Seconds of each maker's first collective."""
 
     def check(self, key: Task) -> bool:
-        return not self.visit(key, LENGTH.fewest).wrong
+        return not any(self.visit(key, LENGTH.fewest).wrong)
 
     def measure(self, key: Task, iterations: int) -> Visit:
         contender = key.contender
@@ -91,9 +91,5 @@ class Visitor(trials.Visitor[Task, Visit]):
         visit = read_visit(self._jobs[contender.job].ask(command, f"measuring {key.name}"))
         if visit.checked:
             self.first_calls.setdefault(contender.maker, visit.checked)
-        self.wrong[key] = self.wrong.get(key, 0) + visit.wrong
+        self.wrong[key] = self.wrong.get(key, 0) + sum(visit.wrong)
         return visit
-
-    def list_samples(self, key: Task) -> tuple[Visit, ...]:
-        """The visits so far that count."""
-        return self.list_series(key).samples

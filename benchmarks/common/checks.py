@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.common.options import RunOptions
 from benchmarks.launching.launchers import Mpirun, find_mpirun
-from benchmarks.launching.srun import Srun, find_srun, is_srun
+from benchmarks.launching.srun import Launcher, Srun, find_srun, is_srun
 from mpiddp.errors import ConfigurationError, LaunchError
 from mpiddp.launch.launcher.launcher import find_launcher
 
@@ -39,8 +39,13 @@ def _check_writable(path: Path) -> None:
         raise ConfigurationError(f"{path} is a directory: expected the name of a file")
     if not path.parent.is_dir():
         raise ConfigurationError(f"{path} cannot be written: there is no directory {path.parent}")
+    _check_room(path, path.parent)
+
+
+def _check_room(path: Path, folder: Path) -> None:
     try:
-        tempfile.TemporaryFile(dir=path.parent).close()
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
 
@@ -48,11 +53,7 @@ def _check_writable(path: Path) -> None:
 def check_folder(path: Path) -> None:
     """Make a directory for pictures. Raises ConfigurationError if it cannot be written into, or
     matplotlib is missing."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
+    _check_room(path, path)
     _check_matplotlib()
 
 
@@ -70,9 +71,7 @@ def _check_matplotlib() -> None:
         )
 
 
-def check_run(
-    options: RunOptions[Any], ranks: Sequence[int], *, link: bool = False
-) -> Mpirun | Srun:
+def check_run(options: RunOptions[Any], ranks: Sequence[int], *, link: bool = False) -> Launcher:
     """Refuse what cannot be written or started; returns the launcher to use.
 
     ``link``: a link between two nodes is to be timed. Raises LaunchError and ConfigurationError.
@@ -92,7 +91,7 @@ def check_local_run(options: RunOptions[Any], *ranks: int) -> Mpirun:
     return found
 
 
-def check_start(ranks: Sequence[int], wanted: str | None, nodes: int | None) -> Mpirun | Srun:
+def check_start(ranks: Sequence[int], wanted: str | None, nodes: int | None) -> Launcher:
     """The launcher to use. Raises LaunchError and ConfigurationError."""
     launcher = find_launcher()
     # A step of one task holds its allocation's cores: a step inside would wait for it.

@@ -17,11 +17,11 @@ MICROSECOND = 1e-6
 GIGABIT = 1e9 / 8
 GIGABYTE = 1e9
 
-
 Time = Annotated[float, Argument("µs", in_words("µs", TIMES, zero=True))]
 TimeOrNone = Annotated[float | None, Argument("µs", in_words("µs", TIMES, zero=True))]
 Rate = Annotated[float, Argument("Gbit/s", in_words("Gbit/s", RATES))]
 RateOrNone = Annotated[float | None, Argument("Gbit/s", in_words("Gbit/s", RATES))]
+AdditionRate = Annotated[float, Argument("GB/s", in_words("GB/s", RATES))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,8 @@ class MachineOptions:
     """Of the link to the network that a node's ranks share, each way (default: as --bandwidth,
     which one rank can fill alone)."""
 
-    addition: Annotated[float, Argument("GB/s", in_words("GB/s", RATES))] = 10.0
-    """Bytes that a rank adds in a second."""
+    addition: AdditionRate = 10.0
+    """Bytes that a rank adds in a second; also 500MB, 20GB."""
 
 
 def read_machine(options: MachineOptions, *, several: bool) -> Machine:

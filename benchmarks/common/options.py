@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any, Generic, TypeVar
 
+from benchmarks.common.statistics import Interval
 from benchmarks.launching.launchers import PROGRAM
 from benchmarks.launching.srun import is_srun
 from mpiddp.options.checks import at_least, positive
@@ -22,6 +23,8 @@ T = TypeVar("T")
 ITEM = 4
 """Bytes of an element, float32, in buffers that are priced."""
 
+SECONDS, RATE, SPEED, SHARE = "s", "GB/s", "×", "%"
+"""Units of values: seconds, 1e9 bytes per second, times as fast, and a part of 1, shown as %."""
 SCALES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -35,7 +38,7 @@ def read_bytes(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """Bytes, as ``read_bytes`` reads them: whole elements of ITEM bytes."""
+    """A number of bytes in the form of ``read_bytes`` that is a multiple of ITEM."""
     count = read_bytes(text)
     if count % ITEM:
         raise ValueError(f"expected whole elements of {ITEM} bytes (float32), found {text!r}")
@@ -159,6 +162,11 @@ def make_reader(
     )
 
 
+def make_model_reader(command: str, description: str, kind: type[Any], example: str) -> Reader:
+    """The reader of a command about algorithms alone; ``example``: one with parameters."""
+    return make_reader(command, description, {"options": kind}, describe_algorithms(example))
+
+
 def list_algorithms() -> tuple[Choice, ...]:
     """All of the registry."""
     return tuple(Choice(find(name)) for name in names())
@@ -195,6 +203,23 @@ def describe_seconds(seconds: float) -> str:
         (pair for pair in ((1.0, "s"), (1e-3, "ms")) if rounded >= pair[0]), (1e-6, "µs")
     )
     return f"{rounded / scale:.3g} {unit}"
+
+
+def describe_value(value: float, unit: str) -> str:
+    """Three figures and the unit."""
+    if unit == SECONDS:
+        return describe_seconds(value) if value >= 0 else f"-{describe_seconds(-value)}"
+    if unit == SHARE:
+        return f"{value:.0%}"
+    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{text} {unit}" if unit != SPEED else f"{text} ×"
+
+
+def describe_interval(
+    interval: Interval | None, describe: Callable[[float], str] = "{:.3f}".format
+) -> str:
+    """Both ends, each in the words of ``describe``; a dash if there is none."""
+    return f"{describe(interval.low)}–{describe(interval.high)}" if interval else "–"
 
 
 def format_rows(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,8 +1,7 @@
 """What all drawings share: the sheet, the look of axes, lines with their names, bars, bands.
 
-A line has its name at its end, a colour that colour-blind eyes can tell apart, and a marker and
-dashes of its own, so that it can be told apart in grey as well. Repetitions are a band between the
-quartiles, around the median.
+Each line has its name at its end, and a colour, a marker and dashes that no other line has.
+Repetitions are a band between the quartiles, around the median.
 """
 
 from __future__ import annotations
@@ -13,20 +12,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from benchmarks.common.statistics import Summary, summarize
+from benchmarks.common.options import describe_size
+from benchmarks.common.statistics import Spread, Summary, summarize
 from mpiddp.wording import count_noun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9")
-"""Okabe and Ito's, which colour-blind eyes can tell apart."""
-MARKERS = ("o", "s", "^", "D", "v", "P")
-DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 0.8)))
-MOST_LINES = len(COLOURS)
+Key = TypeVar("Key")
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9", "#882255", "#999933",
+           "#332288", "#7f7f7f")  # fmt: skip
+"""For colour-blind readers: the first six are Okabe and Ito's, the next three Paul Tol's."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 0.8)), (0, (8, 2)), (0, (3, 1)),
+          (0, (8, 2, 1, 2)), (0, (4, 1, 4, 1, 1, 1)))  # fmt: skip
+MOST_LINES = 6
 """In a panel: more cannot be told apart."""
 INK = "#222222"
 NOTE_POINTS, LABEL_POINTS = 7, 8.5
@@ -37,10 +41,10 @@ NOTE_POINTS, LABEL_POINTS = 7, 8.5
 class Line:
     name: str
     x: Sequence[float]
-    summaries: Sequence[Summary]
+    summaries: Sequence[Summary | Spread]
     """Of the repetitions at each x."""
     style: int
-    """Which colour, marker and dashes."""
+    """Number of its colour, marker and dashes."""
 
     @property
     def end(self) -> tuple[float, float] | None:
@@ -51,7 +55,7 @@ class Line:
 
 @contextlib.contextmanager
 def open_figure(
-    path: Path, width: float, height: float, title: str, note: str = ""
+    path: Path, width: float, height: float, title: str, note: str = "", dpi: int = 150
 ) -> Iterator[Figure]:
     """An empty figure of so many inches, which is written to ``path`` at the end of the block."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -59,11 +63,13 @@ def open_figure(
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(fill(title, int(9 * width), break_on_hyphens=False), fontsize=12)
+    heading = fill(title, int(9 * width), break_on_hyphens=False)
+    figure.suptitle(heading, fontsize=12, parse_math=False)
     if note:
-        figure.supxlabel(wrap_note(note, width), fontsize=NOTE_POINTS, color="#555555")
+        text = wrap_note(note, width)
+        figure.supxlabel(text, fontsize=NOTE_POINTS, color="#555555", parse_math=False)
     yield figure
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=dpi)
 
 
 def wrap_note(note: str, width: float) -> str:
@@ -94,21 +100,29 @@ def choose_names(
     return [name for name in scores if name in chosen], max(0, len(scores) - MOST_LINES)
 
 
-def describe_left_out(count: int, noun: str) -> str:
-    """For the caption; empty if all are there."""
-    return f"{count_noun(count, noun)} left out, slower on the whole" if count else ""
+def list_scores(medians: Mapping[tuple[str, Key], float | None]) -> dict[str, list[float]]:
+    """Of each name its medians in all places, for ``choose_names``; NaN where it has none."""
+    names = dict.fromkeys(name for name, _ in medians)
+    places = dict.fromkeys(place for _, place in medians)
+    return {name: [medians.get((name, each)) or math.nan for each in places] for name in names}
 
 
-def draw_line(axis: Axes, line: Line, *, has_band: bool = True) -> None:
+def note_left_out(count: int, noun: str, note: str) -> str:
+    """The note of a caption, with how many are left out, if any are."""
+    left_out = f"{count_noun(count, noun)} left out, slower on the whole" if count else ""
+    return "; ".join(filter(None, [left_out, note]))
+
+
+def draw_line(axis: Axes, line: Line) -> None:
     medians = [each.median for each in line.summaries]
     colour = COLOURS[line.style]
     axis.plot(
         line.x, medians, color=colour, ls=DASHES[line.style], marker=MARKERS[line.style],
         lw=1.6, ms=4, markeredgecolor="white", markeredgewidth=0.4,
     )  # fmt: skip
-    if has_band:
-        low = [each.lower_quartile for each in line.summaries]
-        high = [each.upper_quartile for each in line.summaries]
+    low = [each.lower_quartile for each in line.summaries]
+    high = [each.upper_quartile for each in line.summaries]
+    if (low, high) != (medians, medians):
         axis.fill_between(line.x, low, high, color=colour, alpha=0.2, lw=0)
 
 
@@ -136,6 +150,7 @@ def _label_panel(axis: Axes, ends: Mapping[Line, tuple[float, float]]) -> None:
         axis.annotate(
             line.name, ends[line], (1.05, place), textcoords="axes fraction", va="center",
             color=INK, fontsize=LABEL_POINTS, annotation_clip=False, arrowprops=arrow,
+            parse_math=False,
         )  # fmt: skip
 
 
@@ -178,8 +193,18 @@ def finish_lines(axis: Axes) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def finish_sizes(axis: Axes, sizes: Sequence[int], label: str) -> None:
+    """Of buffers, on a logarithmic axis; the other axis must have its scale."""
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(sizes, [describe_size(size) for size in sizes], fontsize=8)
+    axis.set_xlabel(label, fontsize=9)
+    axis.minorticks_off()
+    axis.tick_params(axis="y", labelsize=8)
+    finish_lines(axis)
+
+
 def finish_bars(axis: Axes, names: Sequence[str], size: float = 9) -> None:
-    axis.set_yticks(range(len(names)), names, fontsize=size)
+    axis.set_yticks(range(len(names)), names, fontsize=size, parse_math=False)
     axis.invert_yaxis()
     axis.grid(axis="x", color="#dddddd", linewidth=0.6)
     axis.set_axisbelow(True)
@@ -189,5 +214,6 @@ def finish_bars(axis: Axes, names: Sequence[str], size: float = 9) -> None:
 
 def write_beside(axis: Axes, text: str, x: float, place: int) -> None:
     axis.annotate(
-        text, (x, place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8
-    )
+        text, (x, place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8,
+        parse_math=False,
+    )  # fmt: skip

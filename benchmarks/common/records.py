@@ -15,11 +15,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common.statistics import Interval, Summary, summarize
-from benchmarks.common.targets import Target, describe_targets
 from mpiddp.errors import ConfigurationError
 from mpiddp.wording import print_message
 
@@ -55,7 +55,7 @@ class Cell:
 
     @property
     def key(self) -> tuple[Coordinate, ...]:
-        """What tells it from the other cells of a record, and finds its like in another one."""
+        """Unique among the cells of a record; equal for the same measurement in two records."""
         places = [word for name in sorted(self.at) for word in (name, self.at[name])]
         return (self.quantity, self.contender, self.ranks, self.nodes, *places)
 
@@ -149,11 +149,6 @@ class RecordWriter:
         reason = hide(reason, self._hidden)
         self.write(kind, quantity=quantity, contender=contender, at=at, reason=reason)
 
-    def judge(self, targets: Sequence[Target]) -> None:
-        """The targets that were asked for; nothing if none were."""
-        if targets:
-            self.write("targets", targets=describe_targets(targets))
-
 
 def hide(text: str, names: Sequence[str]) -> str:
     """The text with ``HOST`` in place of each of the names of hosts."""
@@ -239,7 +234,7 @@ def read_record(path: Path) -> Record:
             benchmark=head["benchmark"],
             environment=head["environment"],
             options=head["options"],
-            cells=tuple(_read_cell(line) for line in lines if line["kind"] == "cell"),
+            cells=tuple(_read_cell(line, path) for line in lines if line["kind"] == "cell"),
             others=tuple(line for line in lines[1:] if line["kind"] != "cell"),
             is_complete=lines[-1]["kind"] == "end" and lines[-1]["is_complete"],
         )
@@ -255,22 +250,25 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path} is no record of a benchmark: it is no text") from None
     # Not splitlines, which also breaks at separators that JSON allows in strings.
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+    lines = text.removesuffix("\n").split("\n")
+    for number, line in enumerate(lines, start=1):
         try:
             content = json.loads(line)
         except ValueError:
             content = None
         if not isinstance(content, dict) or "kind" not in content:
+            is_last = number == len(lines) > 1
+            advice = ": if it was cut off, delete this last line, and the others are read"
             raise ConfigurationError(
-                f"{path}, line {number}: expected a JSON object with 'kind' (is the file "
-                f"truncated?), found {line[:40]!r}"
+                f"{path}, line {number}: expected a JSON object with 'kind', found {line[:40]!r}"
+                + advice * is_last
             )
         yield content
 
 
-def _read_cell(line: Mapping[str, Any]) -> Cell:
+def _read_cell(line: Mapping[str, Any], path: Path) -> Cell:
     fields = {name: value for name, value in line.items() if name != "kind"}
-    return Cell(
+    cell = Cell(
         **{
             **fields,
             "samples": tuple(fields["samples"]),
@@ -278,6 +276,29 @@ def _read_cell(line: Mapping[str, Any]) -> Cell:
             "by_rank": tuple(map(_read_summary, fields["by_rank"])),
         }
     )
+    _check_cell(cell, path)
+    return cell
+
+
+def _check_cell(cell: Cell, path: Path) -> None:
+    """Raise ConfigurationError unless the values are of the kind that every record has."""
+    counts = _are(int, cell.ranks, cell.nodes) and cell.ranks >= cell.nodes >= 1
+    samples = cell.samples and _are(int | float, *cell.samples) and all(map(isfinite, cell.samples))
+    places = _are(Mapping, cell.at) and _are(int | float | str, *cell.at.values())
+    for what, fits in (
+        ("texts as quantity and contender", _are(str, cell.quantity, cell.contender, cell.unit)),
+        ("ranks, and nodes that have some of them", counts),
+        ("samples that are finite numbers", samples),
+        ("places as texts or numbers", places),
+        ("details by name", isinstance(cell.details, Mapping)),
+    ):
+        if not fits:
+            shown = f"{cell.quantity!s:.40} of {cell.contender!s:.40}"
+            raise ConfigurationError(f"{path} has a cell ({shown}) without {what}: measure again")
+
+
+def _are(kind: Any, *values: object) -> bool:
+    return all(isinstance(value, kind) for value in values)
 
 
 def _read_summary(content: Mapping[str, Any]) -> Summary:

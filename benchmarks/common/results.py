@@ -9,9 +9,9 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ import psutil
 from benchmarks.common.options import RunOptions
 from benchmarks.common.records import RecordWriter, open_record
 from benchmarks.common.tables import write_tables
-from benchmarks.launching.launchers import ROOT, THREADS, Mpirun, clean_environment
-from benchmarks.launching.srun import Srun, list_nodes, place_ranks
+from benchmarks.common.targets import Target
+from benchmarks.launching.launchers import ROOT, THREADS, clean_environment
+from benchmarks.launching.srun import Launcher, Srun, list_nodes, place_ranks
 from mpiddp.launch.mpi.compatibility import library_name
 
 PACKAGES = ("mpiddp", "torch", "mpi4py", "numpy")
@@ -33,7 +34,7 @@ _LIBRARY_VERSION = (
 )
 
 
-def describe_environment(launcher: Mpirun | Srun | None) -> dict[str, Any]:
+def describe_environment(launcher: Launcher | None) -> dict[str, Any]:
     """Versions, processor, kernel and settings that a measurement depends on.
 
     They are this machine's, also where ranks run on the nodes of a cluster. No host name, and no
@@ -46,7 +47,7 @@ def describe_environment(launcher: Mpirun | Srun | None) -> dict[str, Any]:
         "packages": {name: find_version(name) for name in PACKAGES},
         "commit": find_commit(),
         "launcher": launcher.title if launcher is not None else None,
-        "nodes": launcher.nodes if isinstance(launcher, Srun) else None,
+        "nodes": launcher.nodes if launcher is not None else None,
         "mpi_library": find_mpi_library(launcher),
         "processor": find_processor(),
         "cores": psutil.cpu_count(logical=False),
@@ -84,7 +85,7 @@ def find_commit() -> str | None:
     return commit + ("+changes" if changed else "")
 
 
-def find_mpi_library(launcher: Mpirun | Srun | None) -> str | None:
+def find_mpi_library(launcher: Launcher | None) -> str | None:
     """Name and version of the library that the ranks load, without initialising MPI here."""
     if isinstance(launcher, Srun):
         environment = launcher.environment()
@@ -103,14 +104,6 @@ def find_processor() -> str | None:
     return models[0] if models else platform.machine()
 
 
-def begin(launcher: Mpirun | Srun, more: str = "") -> tuple[dict[str, Any], str]:
-    """Print the heading of a measurement; returns the environment and the heading."""
-    environment = describe_environment(launcher)
-    heading = describe_heading(environment)
-    print(f"{heading}; load {os.getloadavg()[0]:.1f}\n{more}", flush=True)
-    return environment, heading
-
-
 @dataclass(frozen=True)
 class Output:
     """Where a measurement goes: `open_output` makes one."""
@@ -121,18 +114,38 @@ class Output:
     heading: str
     """The environment in a line, as printed."""
 
+    def show(self, *parts: str, targets: Sequence[Target] = ()) -> None:
+        """Print what is not empty of the parts and of the targets, which the record gets, too."""
+        if targets:
+            described = [{**asdict(target), "met": target.met} for target in targets]
+            self.record.write("targets", targets=described)
+        verdicts = "\n".join(f"target: {target}" for target in targets)
+        text = "\n\n".join(filter(None, [*parts, verdicts]))
+        if text:
+            print(text, flush=True)
+
 
 @contextmanager
 def open_output(
-    benchmark: str, options: RunOptions[Any], launcher: Mpirun | Srun, more: str = ""
+    benchmark: str,
+    options: RunOptions[Any],
+    launcher: Launcher,
+    more: str = "",
+    places: Mapping[str, tuple[Launcher, int]] | None = None,
 ) -> Iterator[Output]:
-    """Print the heading and open the record; at the end, also by an error, write the tables."""
-    environment, heading = begin(launcher, more)
+    """Print the heading and open the record; at the end, also by an error, write the tables.
+
+    ``places``: who starts how many ranks, by name (default: the launcher the plan's numbers).
+    """
+    environment = describe_environment(launcher)
+    heading = describe_heading(environment)
+    print(f"{heading}; load {os.getloadavg()[0]:.1f}\n{more}", flush=True)
     hidden = [] if options.hosts else find_hosts(launcher)
     if options.hosts:
         ranks = options.plan.ranks
         counts = (ranks,) if isinstance(ranks, int) else ranks
-        environment["hosts"] = {str(count): find_places(launcher, count) for count in counts}
+        places = places or {str(count): (launcher, count) for count in counts}
+        environment["hosts"] = {name: find_places(*place) for name, place in places.items()}
     plan = describe_plan(options.plan)
     with open_record(options.json, benchmark, environment, plan, hidden) as record:
         try:
@@ -160,14 +173,14 @@ def _describe_value(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def find_hosts(launcher: Mpirun | Srun) -> list[str]:
+def find_hosts(launcher: Launcher) -> list[str]:
     """The names of all hosts that an error may name."""
     own = socket.gethostname()
     others = list_nodes(launcher) if isinstance(launcher, Srun) else []
     return sorted({own, own.partition(".")[0], *others} - {"localhost"})
 
 
-def find_places(launcher: Mpirun | Srun, ranks: int) -> dict[str, list[int]]:
+def find_places(launcher: Launcher, ranks: int) -> dict[str, list[int]]:
     """The ranks on each host, by its name."""
     if isinstance(launcher, Srun):
         return place_ranks(launcher, ranks)

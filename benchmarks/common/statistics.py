@@ -13,12 +13,14 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 Key = TypeVar("Key")
 
+CONFIDENCE = 0.95
+"""Of intervals."""
 BOOTSTRAP_LEAST = 5
 CLOSE = 0.05
 """Of a median: how far off its interval's ends may be if it counts as known."""
@@ -119,7 +121,7 @@ def quantile(values: Sequence[float], fraction: float) -> float:
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
-def median_interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
+def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
     """Confidence interval of the median between two order statistics; None if there is none.
 
     A value lies below the true median with probability 1/2, so the number of those that do is
@@ -157,6 +159,31 @@ def summarize(values: Sequence[float]) -> Summary:
         maximum=quantile(values, 1),
         interval=median_interval(values),
     )
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median, and the quartiles around it: all that a line of a drawing shows."""
+
+    lower_quartile: float
+    median: float
+    upper_quartile: float
+
+    def scaled(self, factor: float) -> Spread:
+        return Spread(*(each * factor for each in astuple(self)))
+
+    def inverted(self, numerator: float) -> Spread:
+        """Of the numerator over each value."""
+        return Spread(*(numerator / each for each in reversed(astuple(self))))
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return Spread(*(quantile(values, fraction) for fraction in (0.25, 0.5, 0.75)))
+
+
+def exact(value: float) -> Spread:
+    """Of a value without repetitions."""
+    return Spread(value, value, value)
 
 
 @dataclass(frozen=True)
@@ -216,11 +243,7 @@ def slope(samples: Mapping[float, Sequence[float]]) -> float:
 
 
 def slope_interval(
-    samples: Mapping[float, Sequence[float]],
-    *,
-    seed: int,
-    draws: int = 1000,
-    confidence: float = 0.95,
+    samples: Mapping[float, Sequence[float]], *, seed: int, draws: int = 1000
 ) -> Interval | None:
     """Confidence interval of the slope; None where a key has fewer than BOOTSTRAP_LEAST values.
 
@@ -234,5 +257,5 @@ def slope_interval(
         slope({key: generator.choices(values, k=len(values)) for key, values in samples.items()})
         for _ in range(draws)
     ]
-    outside = (1 - confidence) / 2
-    return Interval(quantile(slopes, outside), quantile(slopes, 1 - outside), confidence)
+    outside = (1 - CONFIDENCE) / 2
+    return Interval(quantile(slopes, outside), quantile(slopes, 1 - outside), CONFIDENCE)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from benchmarks.common.records import Cell, Coordinate
+from mpiddp.schedules.schedule import Collective
 
+COLLECTIVES = {kind.value: kind for kind in Collective}
+"""The quantities that are collectives; others have no table of nccl-tests."""
+ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
+"""Of an element, by the names of types in torch and in records."""
 WHERE = ("quantity", "contender", "ranks", "nodes")
 QUANTILES = {
     "count": "count",
@@ -47,14 +51,6 @@ def format_csv(cells: Sequence[Cell]) -> str:
 
 # ---- nccl-tests ---------------------------------------------------------------------------
 
-PROGRAMS = {
-    "all-reduce": "all_reduce_perf",
-    "reduce-scatter": "reduce_scatter_perf",
-    "all-gather": "all_gather_perf",
-    "broadcast": "broadcast_perf",
-    "reduce": "reduce_perf",
-}
-"""Of nccl-tests, by quantity; others have no table there."""
 TYPES = {"float32": "float", "float64": "double", "float16": "half"}
 OPERATORS = {"product": "prod", "average": "avg"}
 SHARED = ("reduce-scatter", "all-gather")
@@ -72,7 +68,7 @@ def format_nccl_tests(cells: Sequence[Cell]) -> str:
 
     Both halves show the one measurement: nothing was timed twice for the two.
     """
-    known = [cell for cell in cells if cell.quantity in PROGRAMS]
+    known = [cell for cell in cells if cell.quantity in COLLECTIVES]
     tables = groupby(sorted(known, key=_find_table), key=_find_table)
     return "".join(f"{line}\n" for _, rows in tables for line in _format_table(list(rows)))
 
@@ -84,9 +80,10 @@ def _find_table(cell: Cell) -> tuple[str, ...]:
 
 def _format_table(cells: Sequence[Cell]) -> Iterator[str]:
     first = cells[0]
+    program = f"{first.quantity.replace('-', '_')}_perf"
     places = {"ranks": first.ranks, "nodes": first.nodes, **first.at}
     where = (f"{name} {value}" for name, value in places.items() if name != "bytes")
-    yield f"# Collective test starting: {PROGRAMS[first.quantity]}"
+    yield f"# Collective test starting: {program}"
     yield f"# {first.contender}: {', '.join(where)}"
     yield "# measured once: both halves show it; times are medians"
     yield "#"
@@ -101,18 +98,17 @@ def _format_table(cells: Sequence[Cell]) -> Iterator[str]:
     yield f"# {'Out of bounds values':<20} : {wrong} {'FAILED' if wrong else 'OK'}"
     yield f"# {'Avg bus bandwidth':<20} : {mean:g} "
     yield "#"
-    yield f"# Collective test concluded: {PROGRAMS[first.quantity]}"
+    yield f"# Collective test concluded: {program}"
     yield "#"
 
 
 def _describe_place(cell: Cell) -> list[Coordinate]:
     size, kind = cell.bytes, str(cell.at["type"])
-    item = int(re.sub(r"\D+(\d+).*", r"\1", kind)) // 8
     shares = cell.ranks if cell.quantity in SHARED else 1
     operator = "none" if cell.quantity in COPYING else str(cell.at.get("operator", "sum"))
     return [
         size,
-        size // item // shares,
+        size // ITEM_BYTES[kind] // shares,
         TYPES.get(kind, kind),
         OPERATORS.get(operator, operator),
         0 if cell.quantity in ROOTED else -1,

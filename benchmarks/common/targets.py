@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,3 @@ class Target:
         ]
         verdict = "met" if self.met else "missed"
         return f"{self.text}: {', '.join(shown)}: {verdict}{self.note and f'; {self.note}'}"
-
-
-def format_targets(targets: Sequence[Target]) -> str:
-    return "\n".join(f"target: {target}" for target in targets)
-
-
-def describe_targets(targets: Sequence[Target]) -> list[dict[str, Any]]:
-    return [{**asdict(target), "met": target.met} for target in targets]

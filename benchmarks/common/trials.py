@@ -14,14 +14,7 @@ from typing import Annotated, Any, Generic, NoReturn, Protocol, TypeVar
 from tqdm import tqdm
 
 from benchmarks.common.options import Count, CountOrZero, Seconds
-from benchmarks.common.statistics import (
-    MOST_ROUNDS,
-    Series,
-    StoppingRule,
-    Summary,
-    compare,
-    take_turns,
-)
+from benchmarks.common.statistics import MOST_ROUNDS, Series, StoppingRule, take_turns
 from benchmarks.launching.remote_job import Job, count_others_seconds
 from mpiddp.errors import MpiddpError
 from mpiddp.options.checks import at_least
@@ -41,8 +34,6 @@ class _Timed(Protocol):
 
 Key = TypeVar("Key", bound=_Named)
 Visit = TypeVar("Visit", bound=_Timed)
-K = TypeVar("K")
-S = TypeVar("S", bound=_Timed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,18 +91,13 @@ def check_answers(answers: Sequence[Mapping[str, Any]]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group(Generic[K, S]):
-    """Contenders that were measured in turns on one number of ranks."""
+class Surroundings:
+    """What was the same for all that was measured on one number of ranks."""
 
     ranks: int
     nodes: int | None = None
     """Of a cluster; None if all ran on this machine."""
-    series: Mapping[K, Series[S]]
-    refusals: Mapping[K, str] = field(default_factory=dict)
-    """Why contenders were left out."""
-    wrong: Mapping[K, Any] = field(default_factory=dict)
-    """What was wrong with their results."""
-    greeting: Mapping[str, Any] = field(default_factory=dict)
+    framework: Mapping[str, Any] = field(default_factory=dict)
     """What the framework's ranks reported of themselves."""
     others_share: float | None = None
     """Of this machine's cores, taken by other programs meanwhile; None on a cluster."""
@@ -120,19 +106,6 @@ class Group(Generic[K, S]):
     def where(self) -> str:
         """``this machine``, or how many nodes."""
         return "this machine" if self.nodes is None else count_noun(self.nodes, "node")
-
-    def samples(self, key: K) -> tuple[S, ...]:
-        """The visits that count, in order of rounds; empty if it was not timed."""
-        series = self.series.get(key)
-        return series.samples if series is not None else ()
-
-    def find_speed(self, own: K, other: K) -> Summary | None:
-        """How many times faster it is than another contender, by the usual times of each round.
-
-        None if either was not timed.
-        """
-        mine, others = ([each.usual for each in self.samples(key)] for key in (own, other))
-        return compare(others, mine) if mine and others else None
 
 
 @contextlib.contextmanager
@@ -212,7 +185,7 @@ class Visitor(ABC, Generic[Key, Visit]):
 
     def judge(self, key: Key) -> str:
         """Why a contender has had enough rounds; see `StoppingRule`."""
-        usual = [visit.usual for visit in self.list_series(key).samples]
+        usual = [visit.usual for visit in self.list_samples(key)]
         return self._rule.judge(usual, self.seconds[key])
 
     def list_series(self, key: Key) -> Series[Visit]:
@@ -220,6 +193,10 @@ class Visitor(ABC, Generic[Key, Visit]):
         warm_up, taken = self._plan.warm_up, self.visits.get(key, [])
         positions, visits = [place for place, _ in taken], tuple(visit for _, visit in taken)
         return Series(visits[:warm_up], visits[warm_up:], tuple(positions[warm_up:]))
+
+    def list_samples(self, key: Key) -> tuple[Visit, ...]:
+        """The visits so far that count."""
+        return self.list_series(key).samples
 
     @contextlib.contextmanager
     def watch(
@@ -238,19 +215,3 @@ class Visitor(ABC, Generic[Key, Visit]):
 
         with show_progress(total, "visit") as self._bar:
             yield find_share
-
-    def run(self, keys: Sequence[Key], jobs: Mapping[str, Job], *, local: bool) -> dict[str, Any]:
-        """Check and time contenders; returns the fields of a Group that were found.
-
-        ``local``: all ranks are on this machine.
-        """
-        visits = 1 + self._plan.warm_up + self._plan.repetitions
-        with self.watch(len(keys) * visits, jobs, local=local) as find_share:
-            series = self.visit_in_turns(self.admit(keys))
-            share = find_share()
-        return {
-            "series": series,
-            "refusals": self.refusals,
-            "wrong": self.wrong,
-            "others_share": share,
-        }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 from benchmarks.common.records import Cell, Record, read_record
 from benchmarks.common.results import find_commit, find_processor
-from benchmarks.launching.launchers import ROOT
+from benchmarks.launching.launchers import find_python_path
 from mpiddp.errors import ConfigurationError, MpiddpError
 
 FILES = ("csv", "html", "json", "nccl_tests", "plot", "png")
@@ -126,7 +127,9 @@ def measure_again(record: Record, cells: Sequence[Cell], folder: Path) -> Record
 
 def _run(command: Sequence[str]) -> tuple[int, str]:
     """Exit code and standard output; the progress bar and errors are shown."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    # Not from the checkout: relative names of files are those of this process's directory.
+    variables = {**os.environ, "PYTHONPATH": find_python_path()}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as process:
         try:
             output, _ = process.communicate()
         except BaseException:

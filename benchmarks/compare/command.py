@@ -17,8 +17,7 @@ from benchmarks.common.records import Cell, Record, read_record
 from benchmarks.common.results import open_model
 from benchmarks.compare import report
 from benchmarks.compare.again import CannotMeasureError, check_place, measure_again
-from benchmarks.compare.matching import Matched, match
-from benchmarks.compare.verdicts import SLOWER, Rule, Verdict, judge
+from benchmarks.compare.verdicts import SLOWER, Matched, Rule, Verdict, judge, match
 from mpiddp.errors import MpiddpError
 from mpiddp.options.fields import Argument, pick
 from mpiddp.wording import count_noun, print_message
@@ -48,9 +47,8 @@ class Options:
     error_rate: Annotated[float, Argument("SHARE", share)] = 0.01
     """Probability that any cell is called slower if none is."""
     again: CountOrZero = 2
-    """Runs in which cells that look slower are measured again, by NEW's command line."""
-    no_again: bool = False
-    """Decide by the two records alone."""
+    """Runs in which cells that look slower are measured again, by NEW's command line; 0 decides by
+    the two records alone."""
     all: bool = False
     """Show every cell, also those that did not change."""
     json: File = None
@@ -71,7 +69,6 @@ class RegressionError(MpiddpError):
 
 def compare(options: Options, rule: Rule, new: Record, matched: Matched) -> list[Verdict]:
     """The verdicts, with cells measured again if that can be done."""
-    again = 0 if options.no_again else options.again
     with tempfile.TemporaryDirectory(prefix="mpiddp-bench-") as folder:
 
         def measure(cells: Sequence[Cell]) -> Record:
@@ -79,7 +76,7 @@ def compare(options: Options, rule: Rule, new: Record, matched: Matched) -> list
             return measure_again(new, cells, Path(folder))
 
         try:
-            return judge(matched.pairs, rule, measure, again)
+            return judge(matched.pairs, rule, measure, options.again)
         except CannotMeasureError as error:
             print_message(
                 f"note: {new.path} cannot be measured again here, its one run decides: {error}"

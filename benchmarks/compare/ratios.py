@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import numpy
 
-from benchmarks.common.statistics import Interval
+from benchmarks.common.statistics import CONFIDENCE, Interval
 
 Key = TypeVar("Key")
 
@@ -38,13 +38,13 @@ class Ratio:
     """None if the samples are too few for one."""
 
 
-def estimate_ratio(olds: Sequence[float], news: Sequence[float], confidence: float = 0.95) -> Ratio:
+def estimate_ratio(olds: Sequence[float], news: Sequence[float]) -> Ratio:
     """``news`` over ``olds``; all values are above 0."""
     ratios = numpy.sort(numpy.divide.outer(news, olds), axis=None)
-    outside = find_quantile(len(olds), len(news), (1 - confidence) / 2)
+    outside = find_quantile(len(olds), len(news), (1 - CONFIDENCE) / 2)
     interval = None
     if outside is not None:
-        interval = Interval(float(ratios[outside]), float(ratios[-1 - outside]), confidence)
+        interval = Interval(float(ratios[outside]), float(ratios[-1 - outside]), CONFIDENCE)
     return Ratio(float(numpy.median(ratios)), interval)
 
 

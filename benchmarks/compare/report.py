@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.common.options import describe_seconds, describe_size, format_rows
+from benchmarks.common.options import describe_interval, describe_size, describe_value, format_rows
 from benchmarks.common.records import Cell, Record
 from benchmarks.common.statistics import quantile
-from benchmarks.compare.matching import Matched
-from benchmarks.compare.verdicts import FASTER, SAME, SLOWER, UNKNOWN, Rule, Verdict
+from benchmarks.compare.verdicts import FASTER, SAME, SLOWER, UNKNOWN, Matched, Rule, Verdict
 from mpiddp.wording import count_noun
 
 CONDITIONS = (
@@ -66,14 +65,13 @@ def _format_table(verdicts: Sequence[Verdict], *, show_all: bool) -> str:
 
 
 def _format_row(verdict: Verdict) -> list[str]:
-    ratio, interval = verdict.ratio, verdict.ratio.interval
     together = [value for run in verdict.runs for value in run]
     return [
         name_cell(verdict.new),
-        _describe_value(quantile(verdict.old.samples, 0.5), verdict.old.unit),
-        _describe_value(quantile(together, 0.5), verdict.new.unit),
-        f"{ratio.estimate:.3f}",
-        f"{interval.low:.3f}–{interval.high:.3f}" if interval else "–",
+        describe_value(quantile(verdict.old.samples, 0.5), verdict.old.unit),
+        describe_value(quantile(together, 0.5), verdict.new.unit),
+        f"{verdict.ratio.estimate:.3f}",
+        describe_interval(verdict.ratio.interval),
         " ".join(f"{each:.2f}" for each in verdict.run_ratios),
         f"{verdict.probability:.2g}",
         verdict.word,
@@ -93,10 +91,6 @@ def name_cell(cell: Cell) -> str:
 
 def _describe_place(name: str, value: Any) -> str:
     return str(value) if isinstance(value, str) else f"{name} {value}"
-
-
-def _describe_value(value: float, unit: str) -> str:
-    return describe_seconds(value) if unit == "s" else f"{value:.4g} {unit}"
 
 
 def _list_cells(title: str, cells: Sequence[Cell]) -> list[str]:

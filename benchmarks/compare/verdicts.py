@@ -136,7 +136,43 @@ class _Evidence:
 def is_comparable(old: Cell, new: Cell) -> bool:
     """Whether a ratio of the two makes sense: values above 0, in one unit."""
     values = (*old.samples, *new.samples)
-    return old.unit == new.unit and bool(old.samples and new.samples) and min(values) > 0
+    return old.unit == new.unit and min(values) > 0
+
+
+@dataclass(frozen=True)
+class Matched:
+    """The cells of two records."""
+
+    pairs: Mapping[Key, tuple[Cell, Cell]]
+    incomparable: tuple[Cell, ...]
+    """In both records, but in other units or with values that have no ratio."""
+    gone: tuple[Cell, ...]
+    """In the old record only."""
+    added: tuple[Cell, ...]
+    """In the new record only."""
+
+
+def match(old: Record, new: Record) -> Matched:
+    """Raises ConfigurationError if the records have no cell in common."""
+    if old.benchmark != new.benchmark:
+        raise ConfigurationError(
+            f"{old.path} is a record of {old.benchmark}, {new.path} one of {new.benchmark}: "
+            "expected two of the same command"
+        )
+    olds, news = index_cells(old), index_cells(new)
+    common = {key: (olds[key], news[key]) for key in news if key in olds}
+    if not common:
+        raise ConfigurationError(
+            f"{old.path} and {new.path} have no cell in common: expected the same contenders, "
+            "ranks and sizes in both"
+        )
+    pairs = {key: pair for key, pair in common.items() if is_comparable(*pair)}
+    return Matched(
+        pairs,
+        tuple(new for key, (_, new) in common.items() if key not in pairs),
+        tuple(cell for key, cell in olds.items() if key not in news),
+        tuple(cell for key, cell in news.items() if key not in olds),
+    )
 
 
 def judge(

@@ -8,22 +8,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.collectives.contenders import CONDITIONS
-from benchmarks.common.options import describe_seconds, describe_size, format_rows
+from benchmarks.common.options import ITEM, describe_seconds, describe_size, format_rows
 from benchmarks.common.records import Cell, Record
 from benchmarks.common.statistics import quantile
+from benchmarks.common.tables import COLLECTIVES
 from benchmarks.fit.fitted import NETWORK, NODE, PLACES, Fit
+from benchmarks.fit.flow import flow
+from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.cost import split
-from mpiddp.schedules.flow import flow
 from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import Choice, Price, parse
-from mpiddp.schedules.schedule import Collective
 
 TOLERANCE = 0.15
 """How far measured and predicted may differ."""
 MOST_PARTS = 256
 """Of a chunk; more of them change little."""
-KINDS = {kind.value: kind for kind in Collective}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,20 +95,22 @@ def predict_flow(choice: Choice, cell: Cell, machine: Machine) -> float:
     # It brings torch with it.
     from mpiddp.collectives.transport.mpi import NETWORK_MESSAGE
 
-    nodes, size = split(cell.ranks, cell.nodes), cell.bytes
+    nodes = split(cell.ranks, cell.nodes)
     schedule = choice.build(cell.ranks, nodes)
-    parts = max(1, math.ceil(size / schedule.chunks / NETWORK_MESSAGE))
-    ends = flow(schedule, size, machine, nodes, min(parts, MOST_PARTS))
+    least = math.ceil(cell.bytes / schedule.chunks / MOST_PARTS)
+    longest = max(NETWORK_MESSAGE, least) // ITEM
+    cut = BufferCut(cell=longest, message=longest, flows=True)
+    ends = flow(schedule, cell.bytes // ITEM, machine, nodes, cut, ITEM)
     return max(ends[member] for member in schedule.members)
 
 
 def find_choice(cell: Cell) -> Choice | None:
     """The algorithm of a cell; None if it is no plain collective, or of an unknown algorithm."""
     name = find_ran(cell)[0]
-    if cell.quantity not in KINDS or not name or not CONDITIONS.isdisjoint(cell.at):
+    if cell.quantity not in COLLECTIVES or not name or not CONDITIONS.isdisjoint(cell.at):
         return None
     try:
-        choice = replace(parse(name), collective=KINDS[cell.quantity])
+        choice = replace(parse(name), collective=COLLECTIVES[cell.quantity])
         choice.build(cell.ranks, split(cell.ranks, cell.nodes))
     except (ConfigurationError, ScheduleError):
         return None
@@ -137,6 +139,8 @@ def list_reasons(
         yield f"{each} ranks of a node share {cores} cores, and copy and add in turns"
     elif each > 1:
         yield "ranks of a node share its memory; the fit knows one pair of them alone"
+    if can_flow(cell):
+        return
     steps = [step for step in price.simulation.steps if step.messages] if price.simulation else []
     means = [step.sent / step.messages for step in steps]
     used = [NODE] * (each > 1) + [NETWORK] * (cell.nodes > 1)
@@ -145,8 +149,6 @@ def list_reasons(
     if means and not least <= min(means) <= max(means) <= most:
         low, high = (describe_size(round(size)) for size in (min(means), max(means)))
         yield f"its messages, {low} to {high}, are not all of sizes that were measured"
-    if can_flow(cell):
-        return
     if any(step.messages > 2 * cell.ranks for step in steps):
         yield "its ranks send several messages at once, in the model one after the other"
     if choice.segments > 1:

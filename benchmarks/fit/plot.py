@@ -14,6 +14,9 @@ from benchmarks.fit.fitted import Curve, Fit, describe_line, list_curves
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+WIDEST = 10.0
+"""The largest ratio by the smallest, up to which ratios stand on a linear axis."""
+
 
 def draw(path: Path, fit: Fit) -> None:
     curves = list_curves(fit)
@@ -54,8 +57,10 @@ def _draw_errors(axis: Axes, curve: Curve) -> None:
     ratios = seconds / curve.cost.seconds(found)
     axis.axhline(1, color="#888888", lw=1)
     axis.plot(found, ratios, "o", ms=3, color="#555555")
+    if ratios.max() > WIDEST * ratios.min():
+        axis.set_yscale("log")
     axis.set_ylim(min(0.95, 0.98 * ratios.min()), max(1.05, 1.02 * ratios.max()))
-    axis.yaxis.set_major_formatter(lambda ratio, _: f"{ratio:.2f} ×")
+    axis.yaxis.set_major_formatter(lambda ratio, _: f"{ratio:,.10g} ×")
     axis.set_xscale("log", base=2)
     sizes = [4**power for power in range(31) if found[0] <= 4**power <= found[-1]]
     shown = sizes[:: -(-len(sizes) // 5)]

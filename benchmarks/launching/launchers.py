@@ -37,9 +37,17 @@ INHERITED = re.compile(
 )
 """What launchers leave to their processes, settings of MPI, and of threads."""
 
+FILES = (environment.TUNING, environment.NCCL_CONF_FILE)
+"""Variables that name a file that ranks read, which run in another directory than this process."""
+
 
 class Mpirun(command.Mpirun):
     """An mpirun or mpiexec of the table, with what benchmarks ask of it."""
+
+    @property
+    def nodes(self) -> int | None:
+        """Of a cluster: none, since all ranks are on this machine."""
+        return None
 
     @property
     def title(self) -> str:
@@ -94,14 +102,24 @@ def clean_environment(
     """This process's environment without an earlier launch, with ``changes``.
 
     Names that ``kept`` matches stay, whatever they are. Thread counts are THREADS; the checkout
-    can be imported.
+    can be imported; files are named by absolute paths.
     """
     found = {
         name: value
         for name, value in os.environ.items()
         if not INHERITED.fullmatch(name) or (kept is not None and kept.fullmatch(name))
     }
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    found["PYTHONPATH"] = os.pathsep.join(paths)
-    found["OMP_NUM_THREADS"] = str(THREADS)
-    return {**found, **(changes or {})}
+    files = {name: resolve(found[name]) for name in FILES if found.get(name)}
+    fixed = {"PYTHONPATH": find_python_path(), "OMP_NUM_THREADS": str(THREADS)}
+    return {**found, **files, **fixed, **(changes or {})}
+
+
+def find_python_path() -> str:
+    """PYTHONPATH of a process that imports the checkout, wherever it runs."""
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return os.pathsep.join([str(ROOT), *map(resolve, given)])
+
+
+def resolve(path: str) -> str:
+    """The absolute form of a path that is relative to this process's directory."""
+    return os.path.abspath(os.path.expanduser(path))

@@ -15,13 +15,12 @@ from benchmarks.launching import remote_job
 from benchmarks.launching.launchers import (
     TORCHRUN,
     TORCHRUN_PER_NODE,
-    Mpirun,
     choose_port,
     clean_environment,
 )
-from benchmarks.launching.processes import Program
+from benchmarks.launching.processes import Program, make_program
 from benchmarks.launching.remote_job import Job
-from benchmarks.launching.srun import Srun
+from benchmarks.launching.srun import Launcher, Srun
 
 MPI_JOB, TORCH_JOB = "mpi", "torch"
 """The first word that a worker is given; the second one is the addresses to connect to."""
@@ -31,7 +30,7 @@ MPI_JOB, TORCH_JOB = "mpi", "torch"
 def start_jobs(
     worker: str,
     ranks: int,
-    launcher: Mpirun | Srun,
+    launcher: Launcher,
     deadline: float,
     changes: Mapping[str, str] | None = None,
 ) -> Iterator[dict[str, Job]]:
@@ -46,7 +45,7 @@ def start_jobs(
 
 
 def make_mpi_program(
-    worker: str, ranks: int, launcher: Mpirun | Srun, changes: Mapping[str, str] | None = None
+    worker: str, ranks: int, launcher: Launcher, changes: Mapping[str, str] | None = None
 ) -> Program:
     """The job that MPI starts; all that it lacks is the addresses to connect to."""
     words = (sys.executable, "-m", worker, MPI_JOB)
@@ -54,14 +53,13 @@ def make_mpi_program(
         command = _overlap(launcher.command(ranks))
         return Program((*command, *words), launcher.environment(changes), reaches_out=True)
     # Without the variables that tune it, Open MPI was never faster, and started later.
-    variables = {**launcher.variables(ranks), **launcher.tuned, **(changes or {})}
-    return Program((*launcher.command(ranks), *words), clean_environment(variables))
+    return make_program(launcher, ranks, words, changes)
 
 
 def make_torch_program(
     worker: str,
     ranks: int,
-    launcher: Mpirun | Srun,
+    launcher: Launcher,
     greeting: Mapping[str, Any],
     changes: Mapping[str, str] | None = None,
 ) -> Program:

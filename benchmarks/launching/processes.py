@@ -11,12 +11,13 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
+from benchmarks.launching.launchers import Mpirun, clean_environment
 from mpiddp.errors import MpiddpError
 
 STAMP = "STAMP"
@@ -50,6 +51,14 @@ class Program:
     nor its monotonic clock, and which cannot be killed from here."""
 
 
+def make_program(
+    launcher: Mpirun, ranks: int, words: Sequence[str], changes: Mapping[str, str] | None = None
+) -> Program:
+    """Ranks that are all on this machine, for which MPI is tuned; ``changes`` of variables."""
+    variables = {**launcher.variables(ranks), **launcher.tuned, **(changes or {})}
+    return Program((*launcher.command(ranks), *words), clean_environment(variables))
+
+
 @dataclass(frozen=True)
 class Run:
     seconds: float
@@ -63,10 +72,6 @@ class Run:
     """From the same beginning to the time that the program wrote; None if it wrote none."""
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each phase of mpiddp's start-up, if the program reported them."""
-
-    @property
-    def usual(self) -> float:
-        return self.seconds
 
 
 class RunError(MpiddpError):

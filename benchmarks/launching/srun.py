@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.launching.launchers import clean_environment
+from benchmarks.launching.launchers import Mpirun, clean_environment
 from mpiddp.errors import ConfigurationError
 
 ANSWER_SECONDS = 30.0
@@ -63,6 +63,9 @@ class Srun:
 
     def environment(self, changes: Mapping[str, str] | None = None) -> dict[str, str]:
         return clean_environment(changes, kept=_KEPT)
+
+
+Launcher = Mpirun | Srun
 
 
 def is_srun(wanted: str | None) -> bool:

@@ -21,11 +21,18 @@ from benchmarks.common.options import (
     Algorithms,
     Count,
     File,
-    describe_algorithms,
     format_rows,
-    make_reader,
+    make_model_reader,
 )
-from benchmarks.common.plotting import COLOURS, finish_lines, open_figure, spread_out
+from benchmarks.common.plotting import (
+    COLOURS,
+    Line,
+    draw_line,
+    finish_lines,
+    label_lines,
+    open_figure,
+)
+from benchmarks.common.statistics import exact
 from benchmarks.common.trials import show_progress
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import at_least
@@ -192,13 +199,13 @@ class Options:
     """Draw the figures against the number of ranks (.svg, .png, .pdf)."""
 
 
-READER = make_reader(
-    command="distance",
-    description="Count how far the bytes of an all-reduce travel: through how many links of a ring "
+READER = make_model_reader(
+    "distance",
+    "Count how far the bytes of an all-reduce travel: through how many links of a ring "
     "or torus, how many through the busiest link, and how many from one group of neighbouring "
     "ranks to another.",
-    groups={"options": Options},
-    epilog=describe_algorithms("pat:aggregation=4"),
+    Options,
+    "pat:aggregation=4",
 )
 
 
@@ -250,55 +257,37 @@ def describe(options: Options, found: Found) -> Iterator[str]:
 def draw(path: Path, options: Options, found: Found) -> None:
     kind = "ring" if options.dimensions == 1 else f"{options.dimensions}-dimensional torus"
     note = f"ranks on a {kind}, groups of {options.group} neighbours; S is the buffer"
-    with open_figure(path, 11, 8, "What an all-reduce moves, and how far", note) as figure:
+    every = list(dict.fromkeys(name for name, _ in found))
+    with open_figure(path, 14, 8, "What an all-reduce moves, and how far", note) as figure:
+        panels = {}
         for axis, panel in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
-            _draw_panel(axis, panel, options, found)
+            names = list(map(str, options.algorithms)) or panel.algorithms
+            panels[axis] = [
+                _make_line(
+                    panel.measure, name, every.index(name) % len(COLOURS), options.ranks, found
+                )
+                for name in names
+            ]
+            _draw_panel(axis, panel.title, options.ranks, panels[axis])
+        label_lines(figure, panels)
 
 
-def _draw_panel(axis: Axes, panel: Panel, options: Options, found: Found) -> None:
-    names = list(map(str, options.algorithms)) or panel.algorithms
-    axis.set_title(panel.title, loc="left", fontsize=10)
-    ends = []
-    # One colour for an algorithm in all panels; with parameters, its line is dashed.
-    plain = list(dict.fromkeys(name.partition(":")[0] for name, _ in found))
-    for name in names:
-        # Nothing has no place on a logarithmic axis.
-        values = [getattr(found[name, n], panel.measure) or math.nan for n in options.ranks]
-        colour = COLOURS[plain.index(name.partition(":")[0]) % len(COLOURS)]
-        dash = "--" if ":" in name else "-"
-        axis.plot(options.ranks, values, color=colour, ls=dash, lw=1.5, marker="o", ms=3)
-        if not math.isnan(values[-1]):
-            ends.append((values[-1], name, colour))
+def _make_line(measure: str, name: str, style: int, ranks: Sequence[int], found: Found) -> Line:
+    # Nothing has no place on a logarithmic axis.
+    values = [getattr(found[name, count], measure) or math.nan for count in ranks]
+    return Line(name.replace(":variant=", " "), ranks, list(map(exact, values)), style)
+
+
+def _draw_panel(axis: Axes, title: str, ranks: Sequence[int], lines: Sequence[Line]) -> None:
+    axis.set_title(title, loc="left", fontsize=10)
+    for line in lines:
+        draw_line(axis, line)
     axis.set_xscale("log", base=2)
-    axis.set_yscale("log" if ends else "linear", **({"base": 2} if ends else {}))
-    axis.set_xticks(options.ranks, list(map(str, options.ranks)), fontsize=8)
+    if any(line.end for line in lines):
+        axis.set_yscale("log", base=2)
+    axis.set_xticks(ranks, list(map(str, ranks)), fontsize=8)
     axis.minorticks_off()
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.tick_params(axis="y", labelsize=8)
     axis.set_xlabel("ranks", fontsize=9)
     finish_lines(axis)
-    if ends:
-        _label_ends(axis, ends, options.ranks[-1])
-
-
-def _label_ends(axis: Axes, ends: Sequence[tuple[float, str, str]], last: int) -> None:
-    """Names beside the ends of lines, apart from each other; those that end together share one."""
-    low, high = map(math.log2, axis.get_ylim())
-    shown: list[tuple[float, str, str]] = []
-    for value, name, colour in sorted(ends):
-        if shown and math.isclose(value, shown[-1][0], rel_tol=0.01):
-            shown[-1] = (value, f"{shown[-1][1]}, {name}", "#333333")
-        else:
-            shown.append((value, name, colour))
-    places = spread_out([(math.log2(value) - low) / (high - low) for value, _, _ in shown], 0.055)
-    for place, (_, name, colour) in zip(places, shown, strict=True):
-        axis.annotate(
-            name.replace(":variant=", " "),
-            (last, 2 ** (low + place * (high - low))),
-            xytext=(7, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            color=colour,
-            annotation_clip=False,
-        )

@@ -17,6 +17,9 @@ from benchmarks.common.options import (
     format_rows,
     in_words,
 )
+from benchmarks.common.records import RecordWriter, make_cell
+from benchmarks.common.trials import show_progress
+from benchmarks.models.prices import QUANTITY, FindMachine, Place
 from mpiddp.options.fields import Argument
 from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import Choice
@@ -90,14 +93,31 @@ class Times:
         )
 
 
-def time_both(
-    choice: Choice,
-    nodes: Sequence[int],
+def time_all(
+    choices: Sequence[Choice],
+    places: Sequence[Place],
     sizes: Sequence[int],
-    machine: Machine,
+    find_machine: FindMachine,
     disturbance: Disturbance,
+) -> list[tuple[Place, list[Times]]]:
+    """For each of ``places``. Raises ConfigurationError if one lacks what is disturbed."""
+    for nodes in places:
+        disturbance.check(sum(nodes), len(nodes))
+    tables = []
+    with show_progress(len(places) * len(choices), "simulate") as bar:
+        for nodes in places:
+            rows, machine = [], find_machine(nodes)
+            for choice in choices:
+                rows.append(_time_both(choice, nodes, sizes, machine, disturbance))
+                bar.update()
+            tables.append((nodes, rows))
+    return tables
+
+
+def _time_both(
+    choice: Choice, nodes: Place, sizes: Sequence[int], machine: Machine, disturbance: Disturbance
 ) -> Times:
-    """Without the disturbance and with it. Raises ConfigurationError if it is of no such rank."""
+    """Without the disturbance and with it."""
     schedule = choice.build(sum(nodes), nodes)
     members = np.array(schedule.members)
 
@@ -105,9 +125,22 @@ def time_both(
         runs = (timeline.run(schedule, size // ITEM, item=ITEM) for size in sizes)
         return tuple(float(run[members].max()) for run in runs)
 
-    return Times(
-        str(choice), time(Timeline(machine, nodes)), time(Timeline(machine, nodes, disturbance))
-    )
+    quiet, other = Timeline(machine, nodes), Timeline(machine, nodes, disturbance)
+    return Times(str(choice), time(quiet), time(other))
+
+
+def record_times(
+    record: RecordWriter, named: str, nodes: Place, sizes: Sequence[int], rows: Sequence[Times]
+) -> None:
+    """A cell for each time with the disturbance, and the time without it."""
+    for row in rows:
+        for size, seconds, alone in zip(sizes, row.disturbed, row.alone, strict=True):
+            at = {"bytes": size, "type": "float32", "disturbance": named}
+            cell = make_cell(
+                [seconds], quantity=QUANTITY, contender=row.name, ranks=sum(nodes),
+                nodes=len(nodes), at=at, details={"undisturbed": alone},
+            )  # fmt: skip
+            record.add(cell)
 
 
 def describe_times(rows: Sequence[Times], sizes: Sequence[int]) -> Iterator[str]:

@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from benchmarks.common.checks import check_outputs
-from benchmarks.common.machines import GIGABYTE
+from benchmarks.common.machines import GIGABYTE, AdditionRate
 from benchmarks.common.options import (
     ITEM,
     Count,
     Load,
-    describe_algorithms,
     describe_size,
-    make_reader,
+    make_model_reader,
     size,
 )
-from mpiddp.options.checks import at_least, positive
+from mpiddp.options.checks import at_least
 from mpiddp.options.fields import Argument, pick
 from mpiddp.schedules.cost import split
 from mpiddp.schedules.plans.msccl_writer import write_xml
@@ -47,16 +46,16 @@ class Options:
     """Where it is written; of chakra-et each rank r has a file FILE.r.et."""
     bytes: Annotated[int, Argument("BYTES", size)] = 1 << 20
     """Buffer, with chakra-et and goal, whose messages have sizes; K, M, G are 2^10, 2^20, 2^30."""
-    addition: Annotated[float, Argument("GB/s", positive("GB/s"))] = 10.0
-    """Bytes that a rank adds in a second, with chakra-et and goal."""
+    addition: AdditionRate = 10.0
+    """Bytes that a rank adds in a second, with chakra-et and goal; also 500MB, 20GB."""
 
 
-READER = make_reader(
-    command="export",
-    description="Write an all-reduce for another project's runtime or simulator. It is proved "
+READER = make_model_reader(
+    "export",
+    "Write an all-reduce for another project's runtime or simulator. It is proved "
     "first; prove --load proves what was written, once more from the file.",
-    groups={"options": Options},
-    epilog=describe_algorithms("two-level:outer=halving-doubling"),
+    Options,
+    "two-level:outer=halving-doubling",
 )
 
 

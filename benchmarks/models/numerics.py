@@ -24,9 +24,8 @@ from benchmarks.common.options import (
     File,
     Load,
     SeveralRanks,
-    describe_algorithms,
     list_algorithms,
-    make_reader,
+    make_model_reader,
 )
 from benchmarks.common.plotting import (
     Line,
@@ -37,7 +36,7 @@ from benchmarks.common.plotting import (
     open_figure,
 )
 from benchmarks.common.records import Coordinate, RecordWriter, make_cell
-from benchmarks.common.statistics import summarize
+from benchmarks.common.statistics import exact
 from benchmarks.common.trials import show_progress
 from benchmarks.models.summation import (
     DTYPES,
@@ -142,12 +141,12 @@ class Row:
     errors: Mapping[Kind, Error]
 
 
-READER = make_reader(
-    command="numerics",
-    description="Sum normal values in each algorithm's order, adding in the type itself and in "
+READER = make_model_reader(
+    "numerics",
+    "Sum normal values in each algorithm's order, adding in the type itself and in "
     "float32, and compare with float64. Needs neither MPI nor a GPU.",
-    groups={"options": Options},
-    epilog=describe_algorithms("ring:segments=4"),
+    Options,
+    "ring:segments=4",
 )
 
 
@@ -373,7 +372,7 @@ def list_lines(
         title = ", ".join(names) if len(alike) < len(groups) or len(groups) == 1 else "all"
         text = fill(title, LONGEST, break_on_hyphens=False)
         style = firsts.index(alike[0])
-        lines.append(Line(text, ranks, [summarize([value]) for value in values], style))
+        lines.append(Line(text, ranks, list(map(exact, values)), style))
     return lines
 
 
@@ -383,7 +382,7 @@ def _draw_panel(axis: Axes, kind: Kind, lines: Sequence[Line]) -> None:
     dtype, accumulation = kind
     axis.set_title(f"{dtype}, {WAYS[accumulation]}", loc="left", fontsize=10)
     for line in lines:
-        draw_line(axis, line, has_band=False)
+        draw_line(axis, line)
     axis.axhline(ROUNDING * EPSILONS[dtype], color="#777777", lw=1, ls=":", zorder=0)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")

@@ -21,10 +21,9 @@ from benchmarks.common.options import (
     Count,
     File,
     Ranks,
-    describe_algorithms,
     list_algorithms,
     load_file,
-    make_reader,
+    make_model_reader,
 )
 from benchmarks.common.trials import show_progress
 from benchmarks.models.plan_proofs import describe_plans, prove_files, raise_for_wrong
@@ -170,13 +169,13 @@ class Options:
         return [path for path in self.load if path.suffix not in PLANS]
 
 
-READER = make_reader(
-    command="prove",
-    description="Prove by exact propagation, without running anything, that each algorithm is an "
+READER = make_model_reader(
+    "prove",
+    "Prove by exact propagation, without running anything, that each algorithm is an "
     "all-reduce: every contribution once, the same additions on every rank, no conflict within a "
     "step, no deadlock; and that its halves are a reduce-scatter and an all-gather.",
-    groups={"options": Options},
-    epilog=describe_algorithms("ring:segments=4"),
+    Options,
+    "ring:segments=4",
 )
 
 

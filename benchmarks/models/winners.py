@@ -14,6 +14,7 @@ from benchmarks.common.machines import describe_place
 from benchmarks.common.options import ITEM, describe_size, format_rows
 from benchmarks.common.plotting import COLOURS, open_figure
 from benchmarks.common.trials import show_progress
+from benchmarks.models.prices import FindMachine, Place
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import simulate
 from mpiddp.schedules.machine import Machine
@@ -28,9 +29,6 @@ TIE = 1e-9
 """Relative difference up to which two algorithms take as long; then the first one is named."""
 WIDEST_LETTER = 0.03
 """Doublings of the size that a letter takes in the picture, for each point of its height."""
-
-Place = tuple[int, ...]
-"""The ranks of each node."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def make_map(
     choices: Sequence[Choice],
     places: Sequence[Place],
     sizes: Sequence[int],
-    find_machine: Callable[[Place], Machine],
+    find_machine: FindMachine,
 ) -> list[Row]:
     """A row for each of ``places``. Raises ConfigurationError if nothing can be priced there."""
     rows = []

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.collectives.contenders import ALL_PAIRS, POINT_TO_POINT, PROBE, REDUCTION
-from benchmarks.common.options import describe_size
-from benchmarks.fit.check import KINDS
+from benchmarks.common.options import SPEED, describe_size, describe_value
+from benchmarks.common.tables import COLLECTIVES
 from benchmarks.report.curves import draw_curves
 from benchmarks.report.findings import list_alerts, list_facts
 from benchmarks.report.groups import Group, find_speed, make_groups, shorten
@@ -15,14 +15,14 @@ from benchmarks.report.machine import Model, find_fit, highlight_links, make_mod
 from benchmarks.report.material import Material
 from benchmarks.report.page import Report
 from benchmarks.report.pairs import draw_pairs
-from benchmarks.report.pictures import SPEED, Highlight, Link, Section, describe_value
+from benchmarks.report.pictures import Highlight, Link, Section
 from benchmarks.report.steps import draw_steps
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.registry import Choice, find, names
 from mpiddp.wording import count_noun
 
 ORDER = (
-    *KINDS, POINT_TO_POINT, ALL_PAIRS, REDUCTION, "training step", "training speed",
+    *COLLECTIVES, POINT_TO_POINT, ALL_PAIRS, REDUCTION, "training step", "training speed",
     "training loop", "start-up", "start-up phase", "time to accuracy", "training", "checkpoint",
     PROBE,
 )  # fmt: skip
@@ -91,7 +91,7 @@ def _draw_curves(groups: Sequence[Group], model: Model) -> Section:
 def _list_links(groups: Sequence[Group]) -> list[Link]:
     """One for each algorithm that ran, if the collective can be explained."""
     quantity = groups[0].place.quantity
-    if quantity not in KINDS:
+    if quantity not in COLLECTIVES:
         return []
     ran = dict.fromkeys(
         each.cell.ran[0].partition(":")[0]
@@ -106,7 +106,7 @@ def _list_links(groups: Sequence[Group]) -> list[Link]:
 def _can_be_explained(name: str, quantity: str) -> bool:
     """Whether the algorithm, or one of its halves, is that collective."""
     try:
-        Choice(find(name), collective=KINDS[quantity]).build(EXPLAINED)
+        Choice(find(name), collective=COLLECTIVES[quantity]).build(EXPLAINED)
     except (ConfigurationError, ScheduleError):
         return False
     return True
@@ -114,7 +114,7 @@ def _can_be_explained(name: str, quantity: str) -> bool:
 
 def _highlight_collectives(groups: dict[str, list[Group]]) -> Iterator[Highlight]:
     """The quickest at the largest size beside the framework, on the most ranks."""
-    for quantity in KINDS:
+    for quantity in COLLECTIVES:
         for group in reversed(groups.get(quantity, [])):
             size = group.sizes[-1]
             order = group.rank_at(size)

@@ -86,11 +86,14 @@ function findRange(chart, shown) {
   return [low / room, high * room];
 }
 
-/** The rows of a name: one where it fits, else two, cut where they must be. */
-function breakName(name, width) {
+/** The rows of a name: one where it fits, if need be without the maker, which the button above also
+ * names; else two, cut where they must be. */
+function breakName(whole, width) {
+  if (measure(whole) <= width) return [whole];
+  const name = whole.replace(/^mpiddp /, "");
   if (measure(name) <= width) return [name];
-  const at = name.indexOf(", ") > 0 ? name.indexOf(", ") + 1 : name.indexOf(" ");
-  const rows = at > 0 ? [name.slice(0, at).trim(), name.slice(at).trim()] : [name];
+  const at = [", ", " ", "-"].map((mark) => name.indexOf(mark)).find((place) => place > 0) + 1;
+  const rows = at ? [name.slice(0, at).trim(), name.slice(at).trim()] : [name];
   return rows.map((row) => {
     let text = row;
     while (text.length > 3 && measure(text) > width) text = `${text.slice(0, -2)}…`;

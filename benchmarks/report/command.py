@@ -1,4 +1,4 @@
-"""``python -m benchmarks report RECORD… --html FILE``: one page of what was measured."""
+"""``python -m benchmarks report RECORD… --html FILE``: the results of records on one page."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Options:
 
 READER = make_reader(
     command="report",
-    description="Draw what was measured: curves, maps of who is fastest, bars, what is wrong or "
-    "missing, and the machines.",
+    description="Draw the results of records: wrong and missing results, the fastest contender by "
+    "ranks and size, curves, bars, and the machines.",
     groups={"options": Options},
 )
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.common.options import describe_seconds, describe_size
-from benchmarks.common.tables import find_bus_factor
-from benchmarks.fit.check import KINDS
+from benchmarks.common.options import RATE, SECONDS, SHARE, SPEED, describe_seconds, describe_size
+from benchmarks.common.statistics import Spread
+from benchmarks.common.tables import COLLECTIVES, find_bus_factor
 from benchmarks.report.groups import (
     Group,
     find_speed,
@@ -18,18 +18,7 @@ from benchmarks.report.groups import (
 )
 from benchmarks.report.machine import Model
 from benchmarks.report.material import Measured
-from benchmarks.report.pictures import (
-    RATE,
-    SECONDS,
-    SHARE,
-    SPEED,
-    Chart,
-    Grid,
-    Line,
-    Panel,
-    Spread,
-    Square,
-)
+from benchmarks.report.pictures import Chart, Grid, Line, Panel, Square
 
 
 @dataclass(frozen=True)
@@ -68,51 +57,80 @@ def draw_curves(groups: Sequence[Group], model: Model) -> Curves:
 def _draw_panel(group: Group, label: str, names: Mapping[str, str], model: Model) -> Panel:
     place = group.place
     factor = find_bus_factor(place.quantity, place.ranks)
+    framework = _find_framework(group, names)
 
-    def draw(name: str, make: Callable[[int], Spread | None], *, noted: bool = False) -> Line:
-        known = {float(size): make(size) for size in group.rows[name]}
-        points = {size: found for size, found in known.items() if found is not None}
-        notes = _list_notes(group, name) if noted else {}
-        return Line(names[name], points, notes)
+    def find_time(each: Measured) -> Spread:
+        return group.times[each.name][each.cell.bytes]
 
-    def make_time(name: str) -> Line:
-        return draw(name, lambda size: group.times[name][size], noted=True)
+    def find_rate(each: Measured) -> Spread:
+        return find_time(each).inverted(factor * each.cell.bytes * 1e-9)
 
-    def make_rate(name: str) -> Line:
-        times = group.times[name]
-        return draw(name, lambda size: times[size].inverted(factor * size * 1e-9))
+    def find_ratio(each: Measured) -> Spread | None:
+        base = group.find_framework(each)
+        return None if base is None or base is each else find_speed(base, each)
 
-    def make_share(name: str) -> Line:
-        def find(size: int) -> Spread | None:
-            least = model.bound(group.rows[name][size].cell)
-            return group.times[name][size].inverted(least) if least else None
+    def find_share(each: Measured) -> Spread | None:
+        least = model.bound(each.cell)
+        return find_time(each).inverted(least) if least else None
 
-        return draw(name, find)
+    def find_error(each: Measured) -> Spread | None:
+        predicted = model.predict(each.cell)
+        return find_time(each).scaled(1 / predicted) if predicted else None
+
+    def draw(find: Callable[[Measured], Spread | None], *, noted: bool = False) -> list[Line]:
+        return list(_list_lines(group, names, find, noted=noted))
 
     charts = [
         Chart(
-            title="Time", unit=SECONDS, is_log=True, lines=[make_time(name) for name in group.rows],
+            title="Time", unit=SECONDS, is_log=True, lines=draw(find_time, noted=True),
             text="Time of the slowest rank by size: medians of the rounds, and quartiles.",
         ),
         Chart(
-            title="Bus bandwidth" if place.quantity in KINDS else "Bandwidth",
-            unit=RATE, is_log=False,
-            lines=[make_rate(name) for name in group.rows],
+            title="Bus bandwidth" if place.quantity in COLLECTIVES else "Bandwidth",
+            unit=RATE, is_log=False, lines=draw(find_rate),
             text="What a rank sends or receives at least, by the time; higher is better.",
         ),
+        Chart(
+            title=f"Speed, relative to {framework}", unit=SPEED, is_log=True,
+            lines=draw(find_ratio), mark=(1.0, f"as fast as {framework}"),
+            text=f"How many times faster than {framework}, round by round; higher is better.",
+        ),
+        Chart(
+            title="Share of the bound", unit=SHARE, is_log=False, lines=draw(find_share),
+            mark=(1.0, "lower bound"),
+            text=f"The least time that any algorithm needs, by the time; {model.source}.",
+        ),
+        Chart(
+            title="Measured by predicted", unit=SPEED, is_log=True, lines=draw(find_error),
+            mark=(1.0, "as predicted"),
+            text="The measured time by the predicted one, if that is known: above 1 it took "
+            f"longer; {model.source}.",
+        ),
     ]  # fmt: skip
-    charts += filter(None, [_draw_speed(group, names)])
-    shares = [make_share(name) for name in group.rows]
-    if any(line.points for line in shares):
-        charts.append(
-            Chart(
-                title="Share of the bound", unit=SHARE, is_log=False, lines=shares,
-                mark=(1.0, "lower bound"),
-                text=f"The least time that any algorithm needs, by the time; {model.source}.",
-            )
-        )  # fmt: skip
-    charts += filter(None, [_draw_predicted(group, names, model)])
-    return Panel(name=label, charts=charts, shown=[names[name] for name in group.choose()])
+    drawn = [chart for chart in charts if chart.lines]
+    return Panel(name=label, charts=drawn, shown=[names[name] for name in group.choose()])
+
+
+def _list_lines(
+    group: Group,
+    names: Mapping[str, str],
+    find: Callable[[Measured], Spread | None],
+    *,
+    noted: bool,
+) -> Iterator[Line]:
+    """Of each contender that has a point."""
+    for name, row in group.rows.items():
+        found = {float(size): find(each) for size, each in row.items()}
+        points = {size: value for size, value in found.items() if value is not None}
+        if points:
+            yield Line(names[name], points, _list_notes(group, name) if noted else {})
+
+
+def _find_framework(group: Group, names: Mapping[str, str]) -> str:
+    """What most contenders are compared with; empty if there is no framework."""
+    bases = (group.find_framework(each) for row in group.rows.values() for each in row.values())
+    counts = Counter(names[base.name] for base in bases if base is not None)
+    return max(counts, key=lambda name: counts[name], default="")
 
 
 def _list_notes(group: Group, name: str) -> dict[float, str]:
@@ -129,52 +147,10 @@ def _list_notes(group: Group, name: str) -> dict[float, str]:
     return notes
 
 
-def _draw_speed(group: Group, names: Mapping[str, str]) -> Chart | None:
-    lines, bases = [], Counter[str]()
-    for name, row in group.rows.items():
-        points: dict[float, Spread] = {}
-        for size, each in row.items():
-            base = group.find_framework(each)
-            if base is not None and base is not each:
-                bases[names[base.name]] += 1
-                points[size] = find_speed(base, each)
-        if points:
-            lines.append(Line(names[name], points))
-    if not bases:
-        return None
-    framework = bases.most_common(1)[0][0]
-    return Chart(
-        title=f"Speed, relative to {framework}", unit=SPEED, is_log=True, lines=lines,
-        mark=(1.0, f"as fast as {framework}"),
-        text=f"How many times faster than {framework}, round by round; higher is better.",
-    )  # fmt: skip
-
-
-def _draw_predicted(group: Group, names: Mapping[str, str], model: Model) -> Chart | None:
-    """Measured by predicted times, for each algorithm that has a price."""
-    lines = []
-    for name, row in group.rows.items():
-        points: dict[float, Spread] = {}
-        for size, each in row.items():
-            predicted = model.predict(each.cell)
-            if predicted:
-                points[size] = group.times[name][size].scaled(1 / predicted)
-        if points:
-            lines.append(Line(names[name], points))
-    if not lines:
-        return None
-    return Chart(
-        title="Measured by predicted", unit=SPEED, is_log=True, lines=lines,
-        mark=(1.0, "as predicted"),
-        text="The measured time by the predicted one, if that is known: above 1 it took longer; "
-        f"{model.source}.",
-    )  # fmt: skip
-
-
 def _draw_winners(groups: Sequence[Group], labels: Sequence[str], names: Mapping[str, str]) -> Grid:
     sizes = sorted(set().union(*(group.sizes for group in groups)))
     return Grid(
-        title="Who is fastest",
+        title="The fastest contender",
         text="The fastest contender by place and size, and how many times as fast as the "
         "framework it is. Pale, with ≈: the next one is not told apart with 95 % confidence.",
         corner="",

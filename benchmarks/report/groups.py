@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from benchmarks.collectives.contenders import GLOO, MPI, NCCL, OWN, PREPARED
-from benchmarks.common.statistics import compare
+from benchmarks.common.statistics import Spread, compare, exact, spread
 from benchmarks.report.material import Measured
-from benchmarks.report.pictures import MOST_SHOWN, Spread, is_usable, spread
+from benchmarks.report.pictures import MOST_SHOWN, is_usable
 from mpiddp.wording import count_noun
 
 FRAMEWORKS = (NCCL, GLOO)
@@ -176,7 +176,7 @@ def find_speed(base: Measured, other: Measured) -> Spread:
     if len(mine) == len(theirs):
         return spread([there / here for here, there in zip(mine, theirs, strict=True)])
     ratio = spread(theirs).median / spread(mine).median
-    return Spread(ratio, ratio, ratio)
+    return exact(ratio)
 
 
 def is_told_apart(winner: Measured, second: Measured) -> bool:
@@ -186,4 +186,4 @@ def is_told_apart(winner: Measured, second: Measured) -> bool:
         interval = compare(theirs, mine).interval
         if interval is not None:
             return interval.low > 1
-    return spread(mine).high < spread(theirs).low
+    return spread(mine).upper_quartile < spread(theirs).lower_quartile

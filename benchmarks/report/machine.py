@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.collectives.contenders import COPIES, LINK, POINT_TO_POINT, PROBE
+from benchmarks.common.options import RATE, SECONDS, describe_value
 from benchmarks.common.records import Cell, Record
-from benchmarks.common.tables import find_bus_factor
-from benchmarks.fit.check import KINDS, can_flow, find_choice, predict_flow
+from benchmarks.common.tables import COLLECTIVES, find_bus_factor
+from benchmarks.fit.check import can_flow, find_choice, predict_flow
 from benchmarks.fit.fitted import PLACES, WORTHLESS, Fit, fit_records, read_fit
-from benchmarks.report.pictures import RATE, SECONDS, Highlight, describe_value
+from benchmarks.report.pictures import Highlight
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import bound, split
 from mpiddp.schedules.machine import Machine
@@ -21,7 +22,7 @@ from mpiddp.schedules.registry import Choice
 
 TYPE = "float32"
 """Of the additions that are fitted."""
-MOST_PARTS = 200_000
+MOST_PARTS = 100_000
 """Messages that are simulated in all, some seconds; what would need more is not predicted."""
 PART_BYTES = 60 << 10
 """About what mpiddp sends in one message between nodes."""
@@ -100,7 +101,7 @@ def make_model(fit: Fit | None, source: str, cells: Sequence[Cell], sizes: Seque
     flows = Flows(find_machine)
 
     def find_bound(cell: Cell) -> float | None:
-        kind = KINDS.get(cell.quantity)
+        kind = COLLECTIVES.get(cell.quantity)
         machine = find_machine(cell.ranks, cell.nodes)
         if kind is None or machine is None or cell.ranks < 2:
             return None
@@ -134,7 +135,7 @@ def count_parts(choice: Choice, cell: Cell) -> int:
 
 def find_probed(probes: Sequence[Cell], cell: Cell) -> float | None:
     """What the network alone takes, or, within a node, writing the result into each memory."""
-    if cell.quantity not in KINDS or cell.ranks < 2:
+    if cell.quantity not in COLLECTIVES or cell.ranks < 2:
         return None
     rates = [
         probe.bytes / probe.summary.median

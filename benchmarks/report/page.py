@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+from benchmarks.common.options import describe_value
 from benchmarks.models.drawing.page import draw_page, fill, read
 from benchmarks.report.pictures import (
     MOST_SHOWN,
@@ -28,7 +29,6 @@ from benchmarks.report.pictures import (
     Panel,
     Section,
     Square,
-    describe_value,
 )
 from mpiddp.schedules.registry import Choice, find
 from mpiddp.schedules.schedule import Collective
@@ -167,7 +167,8 @@ def _pack_chart(chart: Chart, names: Sequence[str]) -> dict[str, Any]:
         row: list[float | None] = []
         for place in places:
             point = line.points.get(place) if line is not None else None
-            row += nothing if point is None else map(_round, (point.median, point.low, point.high))
+            quartiles = point and (point.median, point.lower_quartile, point.upper_quartile)
+            row += map(_round, quartiles) if quartiles else nothing
         values.append(row)
         if line is not None and line.notes:
             notes[number] = {places.index(at): text for at, text in line.notes.items()}
@@ -265,7 +266,7 @@ def _draw_bars(bars: Bars) -> str:
 
 def _find_end(bar: Bar) -> float:
     total = sum(value for value in bar.parts.values() if value > 0)
-    return max(total, bar.spread.high if bar.spread is not None else 0.0)
+    return max(total, bar.spread.upper_quartile if bar.spread is not None else 0.0)
 
 
 def _draw_bar(bar: Bar, unit: str, most: float, names: Sequence[str]) -> str:
@@ -276,8 +277,9 @@ def _draw_bar(bar: Bar, unit: str, most: float, names: Sequence[str]) -> str:
         for name, value in bar.parts.items()
     )
     whisker = ""
-    if bar.spread is not None and bar.spread.low < bar.spread.high:
-        low, high = (max(0.0, end) / most for end in (bar.spread.low, bar.spread.high))
+    ends = bar.spread and (bar.spread.lower_quartile, bar.spread.upper_quartile)
+    if ends and ends[0] < ends[1]:
+        low, high = (max(0.0, end) / most for end in ends)
         whisker = f'<i style="--low:{low:.4f};--high:{high:.4f}"></i>'
     median = bar.spread.median if bar.spread is not None else sum(bar.parts.values())
     note = f"<small>{html.escape(bar.note)}</small>" if bar.note else ""

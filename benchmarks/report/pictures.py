@@ -6,33 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.common.options import describe_seconds, describe_size
-from benchmarks.common.statistics import quantile
+from benchmarks.common.options import describe_size
+from benchmarks.common.statistics import Spread
 
 MOST_SHOWN = 6
 """Lines that a panel shows at a time."""
-SECONDS, RATE, SPEED, SHARE = "s", "GB/s", "×", "%"
-"""Units of values: seconds, 1e9 bytes per second, times as fast, and a part of 1, shown as %."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A median of rounds, and the quartiles around it."""
-
-    low: float
-    median: float
-    high: float
-
-    def scaled(self, factor: float) -> Spread:
-        return Spread(self.low * factor, self.median * factor, self.high * factor)
-
-    def inverted(self, numerator: float) -> Spread:
-        """Of the numerator over each value."""
-        return Spread(numerator / self.high, numerator / self.median, numerator / self.low)
-
-
-def spread(values: Sequence[float]) -> Spread:
-    return Spread(*(quantile(values, fraction) for fraction in (0.25, 0.5, 0.75)))
 
 
 @dataclass(frozen=True)
@@ -178,16 +156,6 @@ class Alert:
     lines: Sequence[str] = ()
     is_bad: bool = True
     """A wrong result or a refusal; else a warning."""
-
-
-def describe_value(value: float, unit: str) -> str:
-    """Three figures and the unit."""
-    if unit == SECONDS:
-        return describe_seconds(value) if value >= 0 else f"-{describe_seconds(-value)}"
-    if unit == SHARE:
-        return f"{value:.0%}"
-    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return f"{text} {unit}" if unit != SPEED else f"{text} ×"
 
 
 def describe_place(value: float, along: str) -> str:

@@ -6,22 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.common.options import describe_size
+from benchmarks.common.options import SHARE, describe_size, describe_value
 from benchmarks.common.records import Cell
+from benchmarks.common.statistics import Spread, spread
 from benchmarks.report.groups import describe_condition
 from benchmarks.report.material import Measured
-from benchmarks.report.pictures import (
-    SHARE,
-    Bar,
-    Bars,
-    Chart,
-    Line,
-    Panel,
-    Section,
-    Spread,
-    describe_value,
-    spread,
-)
+from benchmarks.report.pictures import Bar, Bars, Chart, Line, Panel, Section
 from mpiddp.wording import count_noun
 
 PARTS = ("part", "phase")

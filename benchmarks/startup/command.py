@@ -24,11 +24,9 @@ from benchmarks.common.options import (
     make_run,
 )
 from benchmarks.common.statistics import interleave
-from benchmarks.common.targets import format_targets
 from benchmarks.common.trials import Rounds, show_progress
 from benchmarks.launching import processes
-from benchmarks.launching.launchers import Mpirun
-from benchmarks.launching.srun import Srun
+from benchmarks.launching.srun import Launcher, Srun
 from benchmarks.startup import phases, report
 from benchmarks.startup.contenders import Contender, list_contenders, list_helps, list_on_cluster
 from benchmarks.startup.plot import draw
@@ -61,16 +59,15 @@ def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
     return make_run(READER.read(arguments), Plan, RANKS_ON_CLUSTER)
 
 
-def check(options: RunOptions[Plan]) -> Mpirun | Srun:
+def check(options: RunOptions[Plan]) -> Launcher:
     return check_run(options, options.plan.ranks)
 
 
-def measure(options: RunOptions[Plan], launcher: Mpirun | Srun) -> Iterator[Group]:
+def measure(options: RunOptions[Plan], launcher: Launcher) -> Iterator[Group]:
     """Time all contenders, one group per number of ranks, and beside an mpirun ``--help``.
 
     Raises RunError, with its output, if any run fails; on a cluster, if one fails twice.
     """
-    nodes = launcher.nodes if isinstance(launcher, Srun) else None
     if isinstance(launcher, Srun):
         groups = [(ranks, list_on_cluster(ranks, launcher)) for ranks in options.plan.ranks]
     else:
@@ -80,7 +77,7 @@ def measure(options: RunOptions[Plan], launcher: Mpirun | Srun) -> Iterator[Grou
     total = rounds * sum(len(contenders) for _, contenders in groups)
     with show_progress(total, "run") as bar:
         for ranks, each in groups:
-            yield _measure_group(ranks, nodes, each, options.plan, bar)
+            yield _measure_group(ranks, launcher.nodes, each, options.plan, bar)
 
 
 def _measure_group(
@@ -129,9 +126,7 @@ def main(arguments: Sequence[str]) -> None:
             for each in group.failures:
                 output.record.fail(report.QUANTITY, each.contender, each.message, ranks=group.ranks)
             groups.append(group)
-        targets = judge(groups, seed) if options.targets else ()
-        output.record.judge(targets)
-    parts = [*map(report.format_group, groups), phases.format_phases(groups, seed)]
-    print("\n\n".join(filter(None, [*parts, format_targets(targets)])))
+        parts = [*map(report.format_group, groups), phases.format_phases(groups, seed)]
+        output.show(*parts, targets=judge(groups, seed) if options.targets else ())
     if options.plot is not None:
         draw(options.plot, groups, output.heading)

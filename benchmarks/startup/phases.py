@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.common.options import format_rows
+from benchmarks.common.options import describe_interval, format_rows
 from benchmarks.common.records import Cell, make_cell
 from benchmarks.common.statistics import Interval, slope, slope_interval, summarize
 from benchmarks.startup.contenders import SESSION
@@ -52,13 +52,11 @@ def own_seconds(group: Group) -> list[float]:
 
 def find_growth(groups: Sequence[Group], seed: int) -> Growth | None:
     """The growth of the own phases; None for a single number of ranks."""
-    samples = {float(group.ranks): own_seconds(group) for group in groups}
+    samples = {float(group.ranks): [1e3 * each for each in own_seconds(group)] for group in groups}
     if len(samples) < 2:
         return None
     interval = slope_interval(samples, seed=seed)
-    if interval is not None:
-        interval = Interval(1e3 * interval.low, 1e3 * interval.high, interval.confidence)
-    return Growth(int(min(samples)), int(max(samples)), 1e3 * slope(samples), interval)
+    return Growth(int(min(samples)), int(max(samples)), slope(samples), interval)
 
 
 def format_phases(groups: Sequence[Group], seed: int) -> str:
@@ -84,12 +82,11 @@ def format_phases(groups: Sequence[Group], seed: int) -> str:
 def _format_row(group: Group) -> list[str]:
     phases = phase_seconds(group)
     own = summarize(own_seconds(group))
-    between = own.interval
     return [
         str(group.ranks),
         *(f"{1e3 * summarize(phases[name]).median:.0f}" for name in SHOWN),
         f"{1e3 * own.median:.0f}",
-        f"{1e3 * between.low:.0f}–{1e3 * between.high:.0f}" if between else "–",
+        describe_interval(own.interval, lambda seconds: f"{1e3 * seconds:.0f}"),
     ]
 
 

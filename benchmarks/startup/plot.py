@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.common.plotting import draw_bar, finish_bars, open_figure, write_beside
+from benchmarks.common.plotting import COLOURS, draw_bar, finish_bars, open_figure, write_beside
 from benchmarks.common.statistics import summarize
 from benchmarks.startup import phases
 from benchmarks.startup.contenders import (
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROW_INCHES = 0.42
-BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#7f7f7f"
-"""Colour-blind eyes can tell them apart, too."""
-COLOURS = {"mpiddp": BLUE, "torchrun": ORANGE, "floor": GREY, "help": BLUE}
+BLUE, ORANGE, GREY = *COLOURS[:2], "#7f7f7f"
+BY_KIND = {"mpiddp": BLUE, "torchrun": ORANGE, "floor": GREY, "help": BLUE}
 TITLE = "From launch to end, with one all-reduce: median, band of the quartiles, a point a run"
 NAMES = {
     MPIDDP: "mpirun python -m mpiddp",
@@ -64,7 +63,7 @@ def _draw_runs(axis: Axes, group: Group) -> None:
     for place, contender in enumerate(group.contenders):
         values = group.seconds(contender.name)
         text = f"{summarize(values).median:.2f} s"
-        draw_bar(axis, place, values, COLOURS[contender.kind], text)
+        draw_bar(axis, place, values, BY_KIND[contender.kind], text)
     names = [NAMES.get(each.name, each.name) for each in group.contenders]
     launcher = "mpirun" if group.nodes is None else "srun"
     finish_bars(axis, [name.replace("mpirun", launcher) for name in names])

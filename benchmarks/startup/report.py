@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.common import trials
-from benchmarks.common.options import format_rows
+from benchmarks.common.options import describe_interval, format_rows
 from benchmarks.common.records import Cell, make_cell
-from benchmarks.common.statistics import Summary, compare, summarize
+from benchmarks.common.statistics import Series, compare, summarize
 from benchmarks.launching.processes import Run
 from benchmarks.startup.contenders import FLOOR, TORCHRUN, TORCHRUN_STATIC, Contender
 from mpiddp.wording import count_noun
@@ -27,10 +27,12 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group(trials.Group[str, Run]):
+class Group(trials.Surroundings):
     """Contenders, by name, that were measured in turns; 0 ranks for programs that are no ranks."""
 
     contenders: tuple[Contender, ...]
+    series: Mapping[str, Series[Run]]
+    """By the contender's name."""
     failures: tuple[Failure, ...] = ()
     """Runs that count for nothing, each made again at once."""
 
@@ -70,7 +72,7 @@ def _format_row(group: Group, name: str) -> list[str]:
         name,
         f"{summary.median:.3f}",
         f"{summary.lower_quartile:.3f}–{summary.upper_quartile:.3f}",
-        _format_interval(summary),
+        describe_interval(summary.interval),
     ]
     if group.ranks:
         first = group.first(name)
@@ -81,11 +83,6 @@ def _format_row(group: Group, name: str) -> list[str]:
     cpu = [run.cpu_seconds for run in group.series[name].samples]
     known = [seconds for seconds in cpu if seconds is not None]
     return [*cells, f"{summarize(known).median:.2f}" if known else "–"]
-
-
-def _format_interval(summary: Summary) -> str:
-    interval = summary.interval
-    return f"{interval.low:.3f}–{interval.high:.3f}" if interval else "–"
 
 
 def describe_warm_up(group: Group) -> str:

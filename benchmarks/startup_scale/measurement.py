@@ -17,7 +17,7 @@ from functools import partial
 from typing import Annotated
 
 from benchmarks.common.checks import check_start
-from benchmarks.common.options import Count, File, Ranks, Seconds
+from benchmarks.common.options import Count, Ranks, RunOptions, Seconds
 from benchmarks.common.records import Cell, make_cell
 from benchmarks.common.statistics import quantile
 from benchmarks.launching import processes
@@ -45,7 +45,7 @@ class Plan:
 
     ranks: Ranks = (2, 4, 8, 16)
     """Numbers of ranks."""
-    nodes: Annotated[tuple[int, ...], Argument("N", at_least(1))] = (1,)
+    node_counts: Annotated[tuple[int, ...], Argument("N", at_least(1), flag="--nodes")] = (1,)
     """Numbers of nodes to spread them over evenly: those of a cluster (--launcher srun), or those
     that an MPICH's mpirun takes this machine for."""
     repetitions: Count = 3
@@ -56,18 +56,11 @@ class Plan:
     """Ranks to predict for."""
     ranks_per_node: Count = 8
     """Of these."""
-    launcher: Annotated[str | None, Argument("PROGRAM")] = None
-    """mpirun or srun to use (default: MPIDDP_MPIRUN, or this Python's mpirun, or the first in
-    PATH)."""
-    json: File = None
-    """Write everything that was measured, and the environment."""
-    plot: File = None
-    """Draw the counts and their models (.svg, .png or .pdf)."""
 
     @property
     def places(self) -> list[Place]:
         """Ranks and nodes that go together."""
-        return [(r, n) for n in sorted(self.nodes) for r in sorted(self.ranks) if r % n == 0]
+        return [(r, n) for n in sorted(self.node_counts) for r in sorted(self.ranks) if r % n == 0]
 
     @property
     def predicted(self) -> Place:
@@ -103,16 +96,16 @@ class Starts:
                     )
 
 
-def find_launchers(plan: Plan) -> dict[int, Mpirun | Srun]:
+def find_launchers(options: RunOptions[Plan]) -> dict[int, Mpirun | Srun]:
     """The launcher for each number of nodes. Raises LaunchError and ConfigurationError."""
+    plan, wanted = options.plan, options.launcher
     if not plan.places:
-        raise ConfigurationError(
-            f"--nodes {' '.join(map(str, plan.nodes))}: expected numbers that divide one of --ranks"
-        )
+        counts = " ".join(map(str, plan.node_counts))
+        raise ConfigurationError(f"--nodes {counts}: expected numbers that divide one of --ranks")
     found: dict[int, Mpirun | Srun] = {}
     for count in {nodes for _, nodes in plan.places}:
         ranks = [each for each, nodes in plan.places if nodes == count]
-        found[count] = check_start(ranks, plan.launcher, count if is_srun(plan.launcher) else None)
+        found[count] = check_start(ranks, wanted, count if is_srun(wanted) else None)
         kind = getattr(found[count], "kind", None)
         if count > 1 and kind is not None and kind is not MPICH:
             raise ConfigurationError(

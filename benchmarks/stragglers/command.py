@@ -15,7 +15,6 @@ from functools import partial
 from benchmarks.common import results
 from benchmarks.common.checks import check_local_run
 from benchmarks.common.options import RunOptions, make_reader, make_run
-from benchmarks.common.targets import format_targets
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.stragglers import report
 from benchmarks.stragglers.measurement import Plan, configure, list_contenders, measure
@@ -60,8 +59,6 @@ def main(arguments: Sequence[str]) -> None:
         found = measure(plan, launcher, partial(report.record_run, output.record))
         report.record_runs(output.record, found, plan)
         targets = report.judge(found, plan.accuracy) if options.targets else ()
-        output.record.judge(targets)
-    tables = report.format_table(found, plan.accuracy)
-    print("\n\n".join(filter(None, [tables, format_targets(targets)])))
+        output.show(report.format_table(found, plan.accuracy), targets=targets)
     if options.plot is not None:
         draw(options.plot, found, plan.accuracy, f"{ranks}; {output.heading}")

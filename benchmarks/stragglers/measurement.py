@@ -142,8 +142,7 @@ def make_program(
     configuration = configure(plan, contender, number)
     words = [sys.executable, "-m", "mpiddp.train", f"--runs-dir={runs}", "--save-every=never"]
     words += [f"--{each.replace('_', '-')}={getattr(configuration, each)}" for each in OPTIONS]
-    environment = launchers.clean_environment({**launcher.variables(plan.ranks), **launcher.tuned})
-    return Program((*launcher.command(plan.ranks), *words), environment)
+    return processes.make_program(launcher, plan.ranks, words)
 
 
 def train(plan: Plan, contender: Contender, number: int, launcher: launchers.Mpirun) -> TrainingRun:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING
 from benchmarks.common.plotting import (
     Line,
     choose_names,
-    describe_left_out,
     draw_line,
     finish_lines,
     label_lines,
+    list_scores,
+    note_left_out,
     open_figure,
 )
 from benchmarks.common.statistics import Series, summarize
@@ -30,9 +30,12 @@ def draw(
 ) -> None:
     """A panel for each straggler. A band of runs ends with the first run that does."""
     stragglers = list(dict.fromkeys(contender.straggler for contender in found))
-    ways, left_out = choose_names(_list_scores(found, accuracy), [Contender("", None).way])
+    medians = {
+        (row.way, row.straggler): find_median(series, accuracy) for row, series in found.items()
+    }
+    ways, left_out = choose_names(list_scores(medians), [Contender("", None).way])
     title = "Accuracy against time while a worker is slow: median, band of the quartiles"
-    note = "; ".join(filter(None, [describe_left_out(left_out, "way"), note]))
+    note = note_left_out(left_out, "way", note)
     with open_figure(path, 7 * len(stragglers), 4.4, title, note) as figure:
         axes = figure.subplots(1, len(stragglers), squeeze=False, sharey=True)[0]
         panels: dict[Axes, list[Line]] = {}
@@ -47,20 +50,6 @@ def draw(
             axis.set_title(name, loc="left", fontsize=10)
         axes[0].set_ylabel("test accuracy")
         label_lines(figure, panels)
-
-
-def _list_scores(
-    found: Mapping[Contender, Series[TrainingRun]], accuracy: float
-) -> dict[str, list[float]]:
-    """Of each way its seconds to the accuracy, by straggler; NaN where it was not reached."""
-    stragglers = dict.fromkeys(contender.straggler for contender in found)
-    medians = {
-        (row.way, row.straggler): find_median(series, accuracy) for row, series in found.items()
-    }
-    ways = dict.fromkeys(row.way for row in found)
-    return {
-        way: [medians.get((way, straggler)) or math.nan for straggler in stragglers] for way in ways
-    }
 
 
 def _describe(row: Contender) -> str:

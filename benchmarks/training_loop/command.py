@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from benchmarks.common import results
 from benchmarks.common.checks import check_local_run
 from benchmarks.common.options import RunOptions, make_reader, make_run
-from benchmarks.common.targets import format_targets
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.training_loop import report
 from benchmarks.training_loop.measurement import Group, Plan, measure
@@ -48,8 +47,6 @@ def main(arguments: Sequence[str]) -> None:
                     output.record.add(cell)
                 groups.append(group)
         targets = report.judge(groups) if options.targets else ()
-        output.record.judge(targets)
-    print(report.format_table(groups))
-    print(format_targets(targets), end="\n" if targets else "")
+        output.show(report.format_table(groups), targets=targets)
     if options.plot is not None:
         report.draw(options.plot, groups, output.heading)

@@ -15,8 +15,8 @@ from benchmarks.baselines.training_loop import Settings
 from benchmarks.common.options import Count, Ranks, Seconds
 from benchmarks.common.statistics import Series, Summary, compare, interleave, quantile
 from benchmarks.common.trials import Rounds, show_progress
-from benchmarks.launching.launchers import Mpirun, clean_environment
-from benchmarks.launching.processes import Program, run
+from benchmarks.launching.launchers import Mpirun
+from benchmarks.launching.processes import make_program, run
 from benchmarks.training_loop.workloads import WORKLOADS, Workload, find_workload
 from mpiddp.options.fields import Argument
 from mpiddp.training.records.history import METRICS
@@ -87,9 +87,7 @@ def measure(plan: Plan, ranks: int, launcher: Mpirun) -> Iterator[Group]:
                 target = folder / str(next(numbers))
                 make = make_trainer if contender == TRAINER else make_bare
                 words = make(plan, workload, target)
-                environment = clean_environment({**launcher.variables(ranks), **launcher.tuned})
-                command = (*launcher.command(ranks), sys.executable, *words)
-                run(Program(command, environment), plan.deadline)
+                run(make_program(launcher, ranks, [sys.executable, *words]), plan.deadline)
                 rates = read_trainer(target) if contender == TRAINER else read_bare(target)
                 bar.update()
                 return quantile(rates[UNTIMED:], 0.5)

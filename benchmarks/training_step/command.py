@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from benchmarks.common import results
 from benchmarks.common.checks import check_run
 from benchmarks.common.options import RunOptions, describe_algorithms, make_reader, make_run
-from benchmarks.common.targets import format_targets
 from benchmarks.common.trials import WrongResultError
-from benchmarks.launching.launchers import Mpirun
-from benchmarks.launching.srun import Srun
+from benchmarks.launching.srun import Launcher
 from benchmarks.training_step import report
 from benchmarks.training_step.contenders import DATA_PARALLEL, USUAL, Contender
 from benchmarks.training_step.measurement import Group, Plan, measure
@@ -32,7 +30,8 @@ READER = make_reader(
     description="Time training steps in turns, by synchronisation: compute, communication that "
     "nothing hides, update; with samples per second, efficiency and bytes.",
     groups={"what is measured": Plan, "the run": RunOptions},
-    epilog="SYNC is framework, framework-fused, auto, an algorithm, parameter-server (for example "
+    epilog="SYNC is framework, framework-fused, framework-mpiddp (DDP over that backend), auto, "
+    "an algorithm, parameter-server (for example "
     "parameter-server:servers=ranks,placement=dedicated,staleness=3), or data-parallel. "
     f"By default: {' '.join(USUAL)}. {describe_algorithms('ring:segments=4')}",
 )
@@ -42,7 +41,7 @@ def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
     return make_run(READER.read(arguments), Plan, RANKS_ON_CLUSTER)
 
 
-def check(options: RunOptions[Plan]) -> Mpirun | Srun:
+def check(options: RunOptions[Plan]) -> Launcher:
     plan = options.plan
     for ranks in plan.ranks:
         for contender in plan.contenders:
@@ -87,9 +86,7 @@ def main(arguments: Sequence[str]) -> None:
                 print(f"{report.format_group(group)}\n", flush=True)
                 report.record_group(output.record, group)
                 groups.append(group)
-        targets = judge(groups) if options.targets else ()
-        output.record.judge(targets)
-    print(format_targets(targets), end="\n" if targets else "")
+        output.show(targets=judge(groups) if options.targets else ())
     if options.plot is not None:
         draw(options.plot, groups, output.heading)
     if wrong := report.list_wrong(groups):

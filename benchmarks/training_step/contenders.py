@@ -21,11 +21,13 @@ from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_
 ALONE, OWN_ALONE, DATA_PARALLEL = "alone", "alone-mpiddp", "data-parallel"
 FUSED = "framework-fused"
 """The framework's DDP with torch's fused optimizer, which mpiddp's trainer takes as well."""
+BACKEND = "framework-mpiddp"
+"""The framework's own DDP over the backend ``mpiddp`` in place of Gloo."""
 AUTO = "auto"
 RANKS = "ranks"
 """In place of a number of servers: as many as there are ranks."""
 USUAL = (
-    FRAMEWORK, FUSED, AUTO, "ring", "gather-broadcast", PARAMETER_SERVER,
+    FRAMEWORK, FUSED, BACKEND, AUTO, "ring", "gather-broadcast", PARAMETER_SERVER,
     f"{PARAMETER_SERVER}:servers={RANKS}",
 )  # fmt: skip
 WIRE_DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -48,7 +50,7 @@ class Contender:
 
     @property
     def job(self) -> str:
-        others = (FRAMEWORK, FUSED, ALONE, DATA_PARALLEL)
+        others = (FRAMEWORK, FUSED, BACKEND, ALONE, DATA_PARALLEL)
         return TORCH_JOB if self.sync in others else MPI_JOB
 
     @property
@@ -110,7 +112,7 @@ BASES = (BASE, OWN_BASE)
 
 def parse_contender(text: str) -> Contender:
     """Read a synchronisation as ``--sync`` has it. Raises ConfigurationError."""
-    if text in (FRAMEWORK, FUSED, DATA_PARALLEL, AUTO):
+    if text in (FRAMEWORK, FUSED, BACKEND, DATA_PARALLEL, AUTO):
         return Contender(text)
     name, colon, rest = text.partition(":")
     if name != PARAMETER_SERVER:
@@ -118,8 +120,8 @@ def parse_contender(text: str) -> Contender:
             return Contender(str(parse_algorithm(text)))
         except ConfigurationError as error:
             raise ConfigurationError(
-                f"--sync: expected {FRAMEWORK}, {FUSED}, auto, {PARAMETER_SERVER}, "
-                f"{DATA_PARALLEL}, or an algorithm: {error}"
+                f"--sync: expected {FRAMEWORK}, {FUSED}, {BACKEND}, auto, "
+                f"{PARAMETER_SERVER}, {DATA_PARALLEL}, or an algorithm: {error}"
             ) from None
     values: dict[str, str] = {}
     for pair in rest.split(",") if colon else ():

@@ -10,13 +10,12 @@ from typing import Annotated, Any, Literal
 from benchmarks.collectives.contenders import LINK_BYTES, TRANSPORTS
 from benchmarks.common import trials
 from benchmarks.common.options import Count, Seconds, SeveralRanks
-from benchmarks.common.statistics import quantile
+from benchmarks.common.statistics import Series, Summary, compare, quantile
 from benchmarks.common.trials import Length, check_answers
 from benchmarks.common.workloads import SHAPES, Workload, parse_workload
-from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
 from benchmarks.launching.remote_job import Job
-from benchmarks.launching.srun import Srun
+from benchmarks.launching.srun import Launcher
 from benchmarks.training_step.contenders import (
     BASE,
     BASES,
@@ -122,13 +121,31 @@ class TimedLink:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group(trials.Group[Contender, Visit]):
+class Group(trials.Surroundings):
     """All that was measured with one workload on one number of ranks."""
 
     workload: Workload
     plan: Plan
+    series: Mapping[Contender, Series[Visit]]
+    refusals: Mapping[Contender, str] = field(default_factory=dict)
+    """Why contenders were left out."""
+    wrong: Mapping[Contender, str] = field(default_factory=dict)
+    """What was wrong with what they trained."""
     notes: Mapping[Contender, Mapping[str, Any]] = field(default_factory=dict)
     link: TimedLink | None = None
+
+    def samples(self, contender: Contender) -> tuple[Visit, ...]:
+        """The visits that count, in order of rounds; empty if it was not timed."""
+        series = self.series.get(contender)
+        return series.samples if series is not None else ()
+
+    def find_speed(self, own: Contender, other: Contender) -> Summary | None:
+        """How many times faster it is than another contender, by the usual times of each round.
+
+        None if either was not timed.
+        """
+        mine, others = ([visit.usual for visit in self.samples(each)] for each in (own, other))
+        return compare(others, mine) if mine and others else None
 
 
 def read_answers(
@@ -181,7 +198,7 @@ def judge(
     )
 
 
-def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> Iterator[Group]:
+def measure(ranks: int, launcher: Launcher, plan: Plan) -> Iterator[Group]:
     """Check and time all contenders, one group per workload, as each is finished.
 
     Raises RunError, with a job's output, if one fails; ConfigurationError if there are no GPUs but
@@ -192,18 +209,22 @@ def measure(ranks: int, launcher: Mpirun | Srun, plan: Plan) -> Iterator[Group]:
         greeting = jobs[TORCH_JOB].greeting
         check_device(plan.device, [jobs[MPI_JOB].greeting, greeting])
         link = probe_link(jobs[MPI_JOB]) if plan.link else None
-        nodes = launcher.nodes if isinstance(launcher, Srun) else None
+        nodes = launcher.nodes
         rows = [*BASES, *plan.contenders]
         if not plan.sync and greeting["gpus"] >= ranks:
             rows.append(Contender(DATA_PARALLEL))
         for workload in plan.models:
             visitor = Visitor(jobs, plan, ranks, workload)
-            found = visitor.run(rows, jobs, local=nodes is None)
+            total = len(rows) * (1 + plan.warm_up + plan.repetitions)
+            with visitor.watch(total, jobs, local=nodes is None) as find_share:
+                series = visitor.visit_in_turns(visitor.admit(rows))
+                share = find_share()
             for job in jobs.values():
                 job.ask({"do": "let go"}, "letting models go")
             yield Group(
-                ranks=ranks, nodes=nodes, workload=workload, plan=plan, notes=visitor.notes,
-                greeting=greeting, link=link, **found,
+                ranks=ranks, nodes=nodes, framework=greeting, others_share=share,
+                workload=workload, plan=plan, series=series, refusals=visitor.refusals,
+                wrong=visitor.wrong, notes=visitor.notes, link=link,
             )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from benchmarks.common.plotting import (
 from benchmarks.training_step.contenders import (
     ALONE,
     AUTO,
+    BACKEND,
     DATA_PARALLEL,
     FUSED,
     OWN_ALONE,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 NAMES = {
     FRAMEWORK: "PyTorch DDP",
     FUSED: "PyTorch DDP, fused optimizer",
+    BACKEND: "PyTorch DDP over mpiddp",
     DATA_PARALLEL: "PyTorch DataParallel",
     ALONE: "one rank, PyTorch",
     OWN_ALONE: "one rank, mpiddp",

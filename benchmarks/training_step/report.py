@@ -80,7 +80,7 @@ def find_bytes(group: Group, contender: Contender) -> Bytes | None:
     traffic = group.notes.get(contender, {}).get("traffic")
     if traffic is not None:
         return Bytes(traffic["each"], traffic["busiest"], is_read=False)
-    if group.greeting.get("device") == "cuda":
+    if group.framework.get("device") == "cuda":
         # NCCL's bytes pass by no interface within a node.
         return None
     # Other programs' bytes can only add to it.
@@ -95,11 +95,11 @@ def find_bytes(group: Group, contender: Contender) -> Bytes | None:
 def format_group(group: Group) -> str:
     """All that is printed of one workload on one number of ranks, but for the targets."""
     plan = group.plan
-    device = "GPUs" if group.greeting.get("device") == "cuda" else "CPUs"
+    device = "GPUs" if group.framework.get("device") == "cuda" else "CPUs"
     title = (
         f"{group.workload} on {group.ranks} ranks of {group.where}, {device}, "
         f"batch {plan.batch_size} per worker, {plan.repetitions} rounds; milliseconds; the "
-        f"framework's DDP is over {group.greeting.get('backend')}"
+        f"framework's DDP is over {group.framework.get('backend')}"
     )
     lines = [title]
     if plan.straggler is not None:
@@ -202,7 +202,7 @@ def record_group(record: RecordWriter, group: Group) -> None:
         record.refuse(STEP, contender.name, why, **where)
     for contender, why in group.wrong.items():
         record.fail(STEP, contender.name, why, **where)
-    device = {name: group.greeting.get(name) for name in ("device", "gpu", "gpus", "backend")}
+    device = {name: group.framework.get(name) for name in ("device", "gpu", "gpus", "backend")}
     link = asdict(group.link) if group.link is not None else None
     record.write(
         "group", **where, nodes=group.nodes, others_share=group.others_share, link=link, **device

@@ -27,7 +27,7 @@ def judge(groups: Sequence[Group]) -> list[Target]:
     """The targets that these groups say something about. They hold without stragglers."""
     found: list[Target] = []
     for group in groups:
-        if group.plan.straggler is not None or group.greeting.get("device") == "cuda":
+        if group.plan.straggler is not None or group.framework.get("device") == "cuda":
             continue
         found += _judge_one_node(group) if (group.nodes or 1) == 1 else _judge_nodes(group)
     return found

@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
+import mpiddp.torch_backend  # noqa: F401 - registers the backend
 from benchmarks.baselines import ddp_step
 from benchmarks.common.workloads import build
 from benchmarks.launching.worker_loop import TorchMember, describe_place
 from benchmarks.training_step.contenders import (
     ALONE,
+    BACKEND,
     DATA_PARALLEL,
     FUSED,
     LEARNING_RATE,
@@ -32,6 +35,8 @@ class TorchJob(TorchMember):
     def __init__(self) -> None:
         super().__init__(ddp_step.join())
         self.counts = os.environ["LOCAL_RANK"] == "0"
+        self._group: distributed.ProcessGroup | None = None
+        """Of the backend mpiddp, once it is asked for."""
 
     def greet(self) -> dict[str, Any]:
         computes = self.device.type == "cuda"
@@ -55,12 +60,22 @@ class TorchJob(TorchMember):
             return Loop(module, module, make_step(module), (0,), 0, batch)
         everyone = tuple(range(self.size))
         slowdown = make_slowdown(spec, module, batch, self.rank, everyone)
-        model = ddp_step.wrap(module, self.device)
+        if name == BACKEND:
+            model = DistributedDataParallel(module, process_group=self._find_group())
+        else:
+            model = ddp_step.wrap(module, self.device)
         step = make_step(model, fused=name == FUSED)
         return Loop(
             model, module, step, everyone, self.rank, batch,
             quiet=model.no_sync, slowdown=slowdown,
         )  # fmt: skip
+
+    def _find_group(self) -> distributed.ProcessGroup:
+        if self.device.type != "cpu":
+            raise ConfigurationError("the backend mpiddp is for CPUs")
+        if self._group is None:
+            self._group = distributed.new_group(backend="mpiddp")
+        return self._group
 
     def _drive_all(self, spec: LoopSpec, module: nn.Module) -> Loop:
         """``nn.DataParallel``: one process with as many GPUs as there are ranks."""

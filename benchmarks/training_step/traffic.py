@@ -91,10 +91,6 @@ class Bytes:
     is_read: bool
     """Whether interfaces counted them: with headers and other programs' bytes."""
 
-    @property
-    def source(self) -> str:
-        return "read from the interface" if self.is_read else "counted from what is sent"
-
 
 # ---- the interfaces -----------------------------------------------------------------------
 

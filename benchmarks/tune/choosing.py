@@ -23,19 +23,18 @@ from typing import NamedTuple
 
 from benchmarks.collectives.contenders import CONDITIONS, OWN
 from benchmarks.common.records import Cell
-from benchmarks.common.statistics import Summary, median_interval, quantile, summarize
+from benchmarks.common.statistics import CONFIDENCE, Summary, median_interval, quantile, summarize
+from benchmarks.common.tables import COLLECTIVES
 from mpiddp.collectives import AUTO
 from mpiddp.collectives.tuning import CPU, GPU, Range, Section
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.registry import parse
 from mpiddp.schedules.schedule import Collective
 
-CONFIDENCE = 0.95
 LIKE = 1.02
 """Up to here the median of ratios counts as no slower."""
 FINALISTS = 2
 """Ways that are measured anew for each size and kind of buffer, beside today's choice."""
-COLLECTIVES = frozenset(each.value for each in Collective)
 
 
 class Way(NamedTuple):
@@ -127,7 +126,7 @@ def list_finalists(cells: Iterable[Cell]) -> tuple[Way, ...]:
         if _is_plain(cell) and not _find_problem(cell):
             place: Hashable = (find_section(cell), cell.bytes, str(cell.details["buffer"]))
             if find_way(cell) == RULE:
-                todays[place] = _read_way(str(cell.details.get("ran", "")))
+                todays[place] = _find_ran(cell)
             else:
                 places[place][find_way(cell)] = quantile(cell.samples, 0.5)
     found: list[Way] = []
@@ -145,15 +144,14 @@ def judge(size: int, groups: Sequence[Cells]) -> Verdict:
     buffers = sorted({buffer for cells in groups for buffer, way in cells if way == RULE})
     timings = {buffer: _time(buffer, groups) for buffer in buffers}
     todays = [cell for cells in groups for (_, way), cell in cells.items() if way == RULE]
-    ran = str(todays[0].details.get("ran", AUTO))
     faster: dict[Way, float] = {}
-    others = set.intersection(*(set(each) for each in timings.values())) - {RULE, _read_way(ran)}
+    others = set.intersection(*map(set, timings.values())) - {RULE, _find_ran(todays[0])}
     for way in sorted(others):
         own = [timings[buffer][way] for buffer in buffers]
         if _is_faster(own, 1 - (1 - CONFIDENCE) / (len(others) * len(buffers))):
             faster[way] = math.prod(each.ratio.median for each in own)
     chosen = min(faster, key=faster.__getitem__) if faster else RULE
-    return Verdict(size, ran, chosen, timings)
+    return Verdict(size, str(todays[0].details.get("ran", AUTO)), chosen, timings)
 
 
 def _time(buffer: str, groups: Sequence[Cells]) -> dict[Way, Timing]:
@@ -218,14 +216,13 @@ def find_section(cell: Cell) -> Section:
 def find_way(cell: Cell) -> Way:
     """What ran, or RULE if mpiddp has chosen all of it."""
     wish = Way(str(cell.details["algorithm"]), str(cell.details["transport"]))
-    ran = _read_way(str(cell.details.get("ran", "")))
+    ran = _find_ran(cell)
     return wish if wish == RULE or ran is None else ran
 
 
-def _read_way(text: str) -> Way | None:
-    """``NAME over TRANSPORT``, as records name what ran."""
-    name, over, transport = text.partition(" over ")
-    return Way(name, transport) if over else None
+def _find_ran(cell: Cell) -> Way | None:
+    """None if the record does not tell the algorithm and the transport that ran."""
+    return Way(*cell.ran) if cell.ran[1] else None
 
 
 def list_ranges(verdicts: Sequence[Verdict]) -> tuple[Range, ...]:

@@ -8,29 +8,27 @@ alone decides: what looked fast by chance does not do so twice.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from benchmarks.collectives.command import Launcher, check
-from benchmarks.collectives.findings import Findings, Surroundings
+from tqdm import tqdm
+
+from benchmarks.collectives.command import check
+from benchmarks.collectives.findings import Finding, Findings, Surroundings
 from benchmarks.collectives.measurement import measure
 from benchmarks.collectives.options import ALL, RANKS_ON_CLUSTER, Plan, finish
 from benchmarks.collectives.report import list_wrong
 from benchmarks.common import results
 from benchmarks.common.checks import check_outputs
-from benchmarks.common.options import File, RunOptions, make_reader, make_run
+from benchmarks.common.options import File, RunOptions, describe_size, make_reader, make_run
 from benchmarks.common.records import Cell, Record, RecordWriter, read_record
+from benchmarks.common.tables import COLLECTIVES
 from benchmarks.common.trials import WrongResultError
+from benchmarks.launching.srun import Launcher
 from benchmarks.tune import nccl, report
-from benchmarks.tune.choosing import (
-    COLLECTIVES,
-    FINALISTS,
-    choose,
-    list_finalists,
-    list_ranges,
-)
+from benchmarks.tune.choosing import FINALISTS, choose, list_finalists, list_ranges
 from mpiddp import environment
 from mpiddp.collectives import AUTO, MPI
 from mpiddp.collectives.tuning import NO_TABLE, write_table
@@ -102,10 +100,12 @@ def main(arguments: Sequence[str]) -> None:
                     first, second = find_finalists(ranks, launcher, run.plan)
                     screened.append(first)
                     found.append(Findings(plan=second, surroundings=Surroundings(ranks=ranks)))
-                    found[-1].collect(measure(ranks, launcher, second), output.record)
+                    items = measure(ranks, launcher, second)
+                    found[-1].collect(tell(items, "measured"), output.record)
         finally:
             # Whatever was measured before an interruption or an error.
             if any(each.cells for each in found):
+                print()
                 finish_table([each.cells for each in found], output.environment, options)
     if wrong := list_wrong([*screened, *found]):
         raise WrongResultError(f"wrong results: {'; '.join(wrong)}")
@@ -155,13 +155,28 @@ def find_finalists(ranks: int, launcher: Launcher, plan: Plan) -> tuple[Findings
     if (len(plan.algorithms) - 1) * len(plan.transports) <= FINALISTS:
         return found, plan
     screening = replace(plan, repetitions=SCREENING_ROUNDS)
-    found.collect(measure(ranks, launcher, screening), RecordWriter(None))
+    found.collect(tell(measure(ranks, launcher, screening), "screened"), RecordWriter(None))
     ways = list_finalists(found.cells)
     return found, replace(
         plan,
         algorithms=tuple(dict.fromkeys([AUTO, *(each.algorithm for each in ways)])),
         transports=tuple(dict.fromkeys([AUTO, *(each.transport for each in ways)])),
     )
+
+
+def tell(items: Iterable[Finding], what: str) -> Iterator[Finding]:
+    """Pass items on, with a line for each size as it is finished: all cells of one come at once."""
+    told = set[str]()
+    for item in items:
+        if isinstance(item, Cell):
+            size = f"{describe_size(item.bytes)} of {item.at['type']}"
+            text = f"{what}: {item.quantity} on {item.ranks} ranks, {size}"
+            if text not in told:
+                told.add(text)
+                # The bar, if there is one, stays below.
+                with tqdm.external_write_mode():
+                    print(text, flush=True)
+        yield item
 
 
 def finish_table(

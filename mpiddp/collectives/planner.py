@@ -54,8 +54,9 @@ from mpiddp.collectives.transport.operators import (
 )
 from mpiddp.collectives.transport.shared_memory import SharedMemory
 from mpiddp.collectives.transport.single_copy import LargePages
-from mpiddp.collectives.tuning import NO_TABLE, Tuning, make_key
+from mpiddp.collectives.tuning import GPU, NO_TABLE, Tuning, make_key
 from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.launch.session import find_session
 from mpiddp.schedules.proof import is_order_fixed
 from mpiddp.schedules.registry import Choice, is_ours, names, parse
 from mpiddp.schedules.schedule import Collective, Schedule, rotate, segment
@@ -138,7 +139,7 @@ class Selection:
     """Of the algorithm, with its parameters."""
     transport: str
     fingerprint: int = 0
-    """Of a schedule that others than this package make; it may differ where the name does not."""
+    """Of a schedule that others than this package make: ranks may have different ones; else 0."""
 
 
 def select(
@@ -290,7 +291,11 @@ class Planner:
         messengers: Mapping[str, Callable[[], Messenger]],
     ) -> None:
         """``messengers``: by transport, a function that makes its messenger; called once,
-        collectively, when it is first needed."""
+        collectively, when it is first needed.
+
+        Raises ConfigurationError if the layout's tuning table names what cannot be.
+        """
+        _check_tuning(layout)
         self.layout = layout
         self.shared_memory = shared_memory
         self.node_memory = node_memory
@@ -300,6 +305,8 @@ class Planner:
         self._workspace = Workspace()
         self._pages = LargePages()
         self._parts: Recent[Part] = Recent(MOST_ANALYSES)
+        self._compared: set[tuple[Collective, int, str]] = set()
+        """Kind, root and algorithm of the schedules that all ranks have alike."""
 
     def close(self) -> None:
         """Give back what messengers and node_memory hold."""
@@ -309,7 +316,10 @@ class Planner:
             self.node_memory.close()
 
     def make(self, request: Request, tensor: torch.Tensor) -> Plan:
-        """The plan of a call on tensors like this one. Raises ConfigurationError."""
+        """The plan of a call on tensors like this one; collective as ``select``.
+
+        Raises ConfigurationError.
+        """
         dtype = tensor.dtype
         if request.kind in _SUMS:
             operator = find_operator(request.operator)
@@ -319,7 +329,7 @@ class Planner:
             accumulation = dtype
         on_gpu = tensor.device.type != "cpu"
         size = tensor.numel() * tensor.element_size()
-        selection = select(request, size, self.layout, tensor.dtype, on_gpu=on_gpu)
+        selection = self.select(request, size, tensor.dtype, on_gpu=on_gpu)
         if self.layout.size == 1:
             return Plan()
         signature = _sign(request, selection, tensor)
@@ -353,6 +363,21 @@ class Planner:
         )
         return MemoryPlan(execution, self._pages) if part.group else MessagePlan(execution)
 
+    def select(
+        self, request: Request, size: int, dtype: torch.dtype = torch.float32, *, on_gpu: bool
+    ) -> Selection:
+        """As `select`; collective the first time that others' algorithm is selected.
+
+        The ranks then compare its schedule: one that goes by a rank's own hash seed, say, differs.
+        Raises ConfigurationError that names the ranks whose schedule is another than rank 0's.
+        """
+        selection = select(request, size, self.layout, dtype, on_gpu=on_gpu)
+        key, session = (request.kind, request.root, selection.name), find_session()
+        if selection.fingerprint and key not in self._compared and session is not None:
+            session.agree(selection.fingerprint, f"the schedule of {selection.name}")
+            self._compared.add(key)
+        return selection
+
     def _find_part(self, selection: Selection) -> Part:
         """This rank's part of a schedule; analysed once for buffers of all lengths."""
         in_memory = selection.transport in (SHARED, BOTH)
@@ -374,6 +399,19 @@ class Planner:
             if self.node_memory is not None:
                 self.node_memory.help_in_waits(messenger.progress)
         return self._messengers[name]
+
+
+def _check_tuning(layout: Layout) -> None:
+    """Raise ConfigurationError if calls that follow the tuning table would be refused."""
+    for key, ranges in layout.tuning.ranges.items():
+        for each in ranges:
+            request = Request(Collective(key[0]), each.algorithm, each.transport)
+            try:
+                select(request, each.most, layout, on_gpu=key[2] == GPU)
+            except (ConfigurationError, ScheduleError) as error:
+                raise ConfigurationError(
+                    f"the tuning table {layout.tuning.title}, {' '.join(key)}: {error}"
+                ) from None
 
 
 def _fits_mailbox(selection: Selection, count: int, dtype: torch.dtype) -> bool:
@@ -410,7 +448,6 @@ def _sign(request: Request, selection: Selection, tensor: torch.Tensor) -> int:
             selection.transport,
             tensor.numel(),
             tensor.dtype,
-            *([selection.fingerprint] if selection.fingerprint else ()),
         )
     )
     return zlib.crc32(text.encode()) % NEXT_CALL

@@ -15,6 +15,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -101,11 +102,16 @@ class Table:
     """A file that was read."""
 
     path: Path
-    digest: str
-    """Of the file's bytes, SHA-256."""
+    text: str
+    """The file's."""
     made: Mapping[str, Any]
     """When, by which version and on which machine."""
     sections: tuple[Section, ...]
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the file's bytes, SHA-256."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
     @property
     def title(self) -> str:
@@ -119,6 +125,8 @@ class Tuning:
     text: str = "none"
     """Which table is used, and for what; or why it is not."""
     ranges: Mapping[Key, tuple[Range, ...]] = field(default_factory=dict)
+    title: str = ""
+    """The table's."""
 
     def find(self, key: Key, size: int) -> Range | None:
         """The range of a buffer of ``size`` bytes, if a table has one."""
@@ -169,7 +177,8 @@ def read_table(path: Path) -> Table:
             f"the tuning table {path} cannot be read: {error.strerror}"
         ) from None
     try:
-        content = json.loads(data)
+        text = data.decode()
+        content = json.loads(text)
     except ValueError:
         raise ConfigurationError(
             f"the tuning table {path} is no JSON: is it truncated? {MAKE}"
@@ -193,7 +202,7 @@ def read_table(path: Path) -> Table:
         ) from None
     except ConfigurationError as error:
         raise ConfigurationError(f"the tuning table {path}: {error}") from None
-    return Table(path, hashlib.sha256(data).hexdigest(), made, sections)
+    return Table(path, text, made, sections)
 
 
 def _read_section(content: Mapping[str, Any]) -> Section:
@@ -279,7 +288,8 @@ def fit_table(table: Table | None, nodes: Sequence[int], transports: Sequence[st
     ]
     lost = {one.transport for each in fitting for one in each.ranges} - {AUTO, *transports}
     absent = f"; without its ranges over {' and '.join(sorted(lost))}: not possible here"
-    return Tuning(f"{table.title} is used for {'; '.join(covered)}{absent if lost else ''}", ranges)
+    text = f"{table.title} is used for {'; '.join(covered)}{absent if lost else ''}"
+    return Tuning(text, ranges, table.title)
 
 
 def describe_layout(nodes: Sequence[int]) -> str:

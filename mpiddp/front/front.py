@@ -330,6 +330,20 @@ def _check_output(line: CommandLine, ranks: int | None) -> None:
         os.close(open_log(name_log(Path(folder), 0, STREAMS[2])))
 
 
+def _check_tuning(line: CommandLine) -> None:
+    """Raise ConfigurationError if the file of --tuning cannot be read.
+
+    Unless ranks have another prefix: a container may have files that are not here.
+    """
+    path = line.find_rank_option("--tuning")
+    if not path or os.environ.get(environment.WRAP):
+        return
+    try:
+        open(path, "rb").close()
+    except OSError as error:
+        raise ConfigurationError(f"--tuning: {path} cannot be read: {error.strerror}") from None
+
+
 def run(line: CommandLine) -> NoReturn:
     """Start the ranks that the command line asks for; ends this process with the exit code."""
     try:
@@ -339,6 +353,7 @@ def run(line: CommandLine) -> NoReturn:
             _write(sys.stdout, f"{job.plan.describe(job.program)}\n")
             raise SystemExit(0)
         _check_output(line, job.plan.ranks)
+        _check_tuning(line)
         code = job.run()
     except ConfigurationError as error:
         say(str(error))

@@ -15,6 +15,8 @@ from mpiddp.process.streams.output import Output
 LONGEST_TIMEOUT = 1e6
 """Seconds; what torch's timers hold."""
 SECONDS = Argument("SECONDS")
+COLLECTIVES = {"framework": "", "mpiddp": "mpiddp.torch_backend.replacement"}
+"""Whose collectives run where a script says ``gloo``, and the module that replaces Gloo by them."""
 KIND_NAMES = {str: "text", float: "a number of seconds", bool: "True or False"}
 
 
@@ -46,6 +48,10 @@ class LaunchOptions:
     """Tuning table of `python -m benchmarks tune`, which says what auto chooses for mpiddp's
     collectives (default: that of MPIDDP_TUNING if it is set, else none)."""
 
+    collectives: Literal["framework", "mpiddp"] = "framework"
+    """Whose collectives run on CPU tensors where a script or backend says ``gloo``: torch's own, or
+    ``mpiddp``'s. NCCL is left alone."""
+
     allow_shared_gpu: bool = False
     """Let several ranks use one GPU: with Gloo, or with NCCL 2.30 or newer and
     NCCL_MULTI_RANK_GPU_ENABLE=1."""
@@ -72,6 +78,7 @@ class LaunchOptions:
             good = isinstance(value, (int, float) if kind is float else kind)
             check(field.name, good, KIND_NAMES[kind], value)
         check_choice("bind", self.bind, KINDS)
+        check_choice("collectives", self.collectives, tuple(COLLECTIVES))
         ports.parse_option(self.port_range)
         check("interface", self.interface != "", "auto, NAME or host=NAME,…", self.interface)
         check_text(self, "interface", "tuning")

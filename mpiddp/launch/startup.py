@@ -7,6 +7,7 @@ imported in a thread from the first moment on, while MPI starts.
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import secrets
 import sys
@@ -37,7 +38,7 @@ from mpiddp.launch.mpi.world import (
     solitary_world,
 )
 from mpiddp.launch.network import interfaces
-from mpiddp.launch.options import Options
+from mpiddp.launch.options import COLLECTIVES, Options
 from mpiddp.launch.rendezvous import companions, store
 from mpiddp.launch.rendezvous.route import Route, RouteFinder
 from mpiddp.launch.resources import Resources
@@ -313,6 +314,9 @@ class Starter:
         """Wait for torch."""
         assert self.torch_import is not None
         self.torch_import.join()
+        module = COLLECTIVES[self.options.collectives]
+        if module:
+            self._on_close.append(importlib.import_module(module).replace_gloo())
 
     def find_device(self) -> None:
         """Find this rank's GPU or cores."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from mpiddp.errors import ScheduleError
 from mpiddp.schedules.schedule import Collective, Rounds, Schedule, Step, Transfer, halve
+from mpiddp.schedules.trees import Trees, make_mask, name_ranks
 
 Value = TypeVar("Value")
 State = list[list[Value | None]]
@@ -156,10 +157,16 @@ def prove_half(whole: Schedule, kind: Collective) -> Schedule:
 def _check_content(schedule: Schedule) -> None:
     for number, step in enumerate(schedule.steps):
         _check_landing(number, step)
-    trees = _Trees(schedule.ranks)
-    state = finish(schedule, lambda rank, _: rank, trees.add)
+    trees, state = _finish_trees(schedule)
     for chunk in range(schedule.chunks):
         _check_holders(schedule, trees, state, chunk)
+
+
+def _finish_trees(schedule: Schedule) -> tuple[Trees, State[int]]:
+    """What each rank holds of each chunk in the end; all chunks have the same leaves."""
+    trees = Trees()
+    leaves = [trees.add_leaf(rank, 0) for rank in range(schedule.ranks)]
+    return trees, finish(schedule, lambda rank, _: leaves[rank], trees.add)
 
 
 def _check_roles(schedule: Schedule) -> None:
@@ -205,50 +212,15 @@ def _check_landing(number: int, step: Step) -> None:
         )
 
 
-class _Trees:
-    """Reduction trees, each known by a number: equal numbers, equal trees.
-
-    Two trees that differ in the order of the operands of an addition are equal.
-    """
-
-    def __init__(self, leaves: int) -> None:
-        self._contributions = [1 << leaf for leaf in range(leaves)]
-        self._known: dict[tuple[int, int], int] = {}
-
-    def add(self, values: Sequence[int]) -> int:
-        left = values[0]
-        for right in values[1:]:
-            operands = (left, right) if left < right else (right, left)
-            tree = self._known.get(operands)
-            left = self._make(operands) if tree is None else tree
-        return left
-
-    def _make(self, operands: tuple[int, int]) -> int:
-        left, right = self._contributions[operands[0]], self._contributions[operands[1]]
-        if left & right:
-            raise ValueError(f"the contribution of {_name_ranks(left & right)} is added twice")
-        self._contributions.append(left | right)
-        self._known[operands] = tree = len(self._contributions) - 1
-        return tree
-
-    def contributions(self, tree: int | None) -> int:
-        return 0 if tree is None else self._contributions[tree]
-
-
-def _name_ranks(mask: int) -> str:
-    ranks = [str(rank) for rank in range(mask.bit_length()) if mask >> rank & 1]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
-
-
-def _check_holders(schedule: Schedule, trees: _Trees, state: State[int], chunk: int) -> None:
-    wanted = sum(1 << rank for rank in schedule.contributors(chunk))
+def _check_holders(schedule: Schedule, trees: Trees, state: State[int], chunk: int) -> None:
+    wanted = make_mask(schedule.contributors(chunk))
     holders = schedule.holders(chunk)
     first = state[holders[0]][chunk]
     for rank in holders:
         held = state[rank][chunk]
-        if lacking := wanted & ~trees.contributions(held):
+        if lacking := wanted & ~trees.find_mask(held):
             raise ScheduleError(
-                f"at the end rank {rank}'s sum of chunk {chunk} lacks {_name_ranks(lacking)}"
+                f"at the end rank {rank}'s sum of chunk {chunk} lacks {name_ranks(lacking)}"
             )
         if held != first:
             raise ScheduleError(
@@ -420,7 +392,7 @@ class Sums:
 
 
 def find_sums(schedule: Schedule) -> Sums:
-    whole = sum(1 << rank for rank in schedule.members)
+    whole = make_mask(schedule.members)
     held = {
         (rank, chunk): 1 << rank
         for chunk in range(schedule.chunks)
@@ -456,6 +428,6 @@ def is_order_fixed(schedule: Schedule) -> bool:
     """
     if schedule.collective in (Collective.ALL_GATHER, Collective.BROADCAST):
         return True
-    state = finish(schedule, lambda rank, _: rank, _Trees(schedule.ranks).add)
+    _, state = _finish_trees(schedule)
     results = {state[rank][c] for c in range(schedule.chunks) for rank in schedule.holders(c)}
     return len(results) <= 1

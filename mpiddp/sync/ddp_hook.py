@@ -78,9 +78,8 @@ class ScheduleHook:
             synchronization.transport,
             operator="average",
         )
-        selection = select(self._request, 0, communicator.layout, on_gpu=on_gpu)
-        self.schedule = (selection.name, selection.fingerprint)
-        """What ranks agree on: an algorithm of your own may make another one on each of them."""
+        selection = communicator.planner.select(self._request, 0, on_gpu=on_gpu)
+        self.algorithm = selection.name
         transports = [selection.transport]
         if self._request.is_open:
             # A tuning table may choose others for some sizes; the rule decides on the rest.
@@ -245,7 +244,7 @@ def attach(synchronization: Synchronization, model: DistributedDataParallel) -> 
         )
     on_gpu = next(model.parameters()).is_cuda
     hook = ScheduleHook(synchronization, communicator, on_gpu=on_gpu)
-    current_session().agree(hook.schedule, f"the schedule of {synchronization.algorithm}")
+    current_session().agree(hook.algorithm, "the algorithm")
     try:
         model.register_comm_hook(None, hook.synchronize)
     except RuntimeError as error:

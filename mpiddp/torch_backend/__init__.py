@@ -17,6 +17,7 @@ from torch import distributed
 from mpiddp.errors import ConfigurationError
 from mpiddp.torch_backend.group import NAME, Group
 from mpiddp.torch_backend.members import Place
+from mpiddp.torch_internals import fill, find_plugin
 
 
 def make_group(options: Any, backend_options: Any = None) -> Group:
@@ -28,10 +29,11 @@ def make_group(options: Any, backend_options: Any = None) -> Group:
 
 def register() -> None:
     """Register the backend, once. Raises ConfigurationError if its name is taken."""
-    plugin = distributed.Backend._plugins.get(NAME.upper())
-    if plugin is None:
+    maker = find_plugin(NAME)
+    if maker is None:
         distributed.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu"])
-    elif plugin.creator_fn is not make_group:
+        fill(distributed, monitored_barrier=monitored_barrier)
+    elif maker is not make_group:
         raise ConfigurationError(f"torch.distributed has another backend called {NAME!r} already")
 
 
@@ -46,6 +48,5 @@ def monitored_barrier(
         _monitored_barrier(group, timeout, wait_all_ranks)
 
 
-register()
 _monitored_barrier = distributed.monitored_barrier
-distributed.monitored_barrier = monitored_barrier
+register()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -14,6 +15,9 @@ from torch import distributed
 from mpiddp.errors import MpiddpError, PeerLostError
 
 Call = Callable[[], object]
+DESTROYED = "mpiddp: this process group has been destroyed"
+SHOWN = 3
+"""The last calls that `CallQueue.describe` tells of."""
 
 
 class CallWork(distributed.Work):
@@ -23,16 +27,16 @@ class CallWork(distributed.Work):
         """``tensors``: the value of its future."""
         super().__init__()
         self._tensors = tensors
-        self._ended = threading.Event()
+        self.ended = threading.Event()
         self._error: BaseException | None = None
-        self._future: Any = None
+        self._future: torch.futures.Future[Any] | None = None
         self._lock = threading.Lock()
 
     def end(self, error: BaseException | None = None) -> None:
         """The call has ended, with an error or without."""
         with self._lock:
             self._error = error
-            self._ended.set()
+            self.ended.set()
             future = self._future
         if future is not None:
             future.set_result(error)
@@ -40,17 +44,17 @@ class CallWork(distributed.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Return once the call has ended. Raises its error, or DistNetworkError after a while."""
         seconds = timeout.total_seconds()
-        if not self._ended.wait(seconds if seconds > 0 else None):
+        if not self.ended.wait(seconds if seconds > 0 else None):
             raise distributed.DistNetworkError(f"the call has not ended after {seconds:g} s")
         if self._error is not None:
             raise self._error
         return True
 
     def is_completed(self) -> bool:
-        return self._ended.is_set()
+        return self.ended.is_set()
 
     def is_success(self) -> bool:
-        return self._ended.is_set() and self._error is None
+        return self.ended.is_set() and self._error is None
 
     def exception(self) -> BaseException | None:
         return self._error
@@ -66,7 +70,7 @@ class CallWork(distributed.Work):
         with self._lock:
             if self._future is None:
                 self._future = torch.futures.Future()
-                if self._ended.is_set():
+                if self.ended.is_set():
                     self._future.set_result(self._error)
         # Not set_exception(): C++, which waits for the future as well, would not see the error.
         return self._future.then(self._pass_on)
@@ -94,10 +98,19 @@ class CallQueue:
         """Calls that were given to the thread, and have not ended."""
         self._worker: ThreadPoolExecutor | None = None
         self._worker_thread = 0
+        self._is_closed = False
+        self._last: deque[tuple[int, str, list[Any], threading.Event]] = deque(maxlen=SHOWN)
+        self.begun = 0
+        """Calls so far, counted from 1; alike on all ranks."""
 
-    def make(self, call: Call, tensors: list[Any], *, waits: bool) -> CallWork:
+    def make(self, name: str, call: Call, tensors: list[Any], *, waits: bool) -> CallWork:
         """Make the call, now if ``waits``, or begin it. Raises what torch's users expect."""
+        if self._is_closed:
+            raise distributed.DistBackendError(DESTROYED)
         work = CallWork(tensors)
+        self.begun += 1
+        shapes = [getattr(tensor, "shape", None) for tensor in tensors]
+        self._last.append((self.begun, name, shapes, work.ended))
         # A callback of a future makes its calls in the thread of the calls: nobody else would.
         if threading.get_ident() == self._worker_thread or (waits and not self._pending):
             with self._turn:
@@ -114,10 +127,20 @@ class CallQueue:
             work.wait()
         return work
 
+    def describe(self) -> list[str]:
+        """The last calls, one line each."""
+        return [
+            f"mpiddp:{name} {number} of group {self._name}, "
+            f"{'complete' if ended.is_set() else 'under way'}, "
+            f"sizes {[list(shape) for shape in shapes if shape is not None]}"
+            for number, name, shapes, ended in list(self._last)
+        ]
+
     def close(self) -> None:
         """Wait for the calls that were begun."""
         if self._worker is not None:
             self._worker.shutdown(wait=True)
+        self._is_closed = True
 
     def _work(self, call: Call, work: CallWork) -> None:
         self._worker_thread = threading.get_ident()
@@ -131,17 +154,16 @@ class CallQueue:
 def _find_error(call: Call) -> BaseException | None:
     """Make the call; what torch's users expect if it fails."""
     try:
-        call()
-    except PeerLostError as error:
-        return _make(distributed.DistNetworkError, error)
-    except MpiddpError as error:
-        return _make(distributed.DistBackendError, error)
+        _translate(call)
     except BaseException as error:  # It is raised to whoever waits.
         return error
     return None
 
 
-def _make(kind: type[Exception], cause: Exception) -> Exception:
-    error = kind(f"mpiddp: {cause}")
-    error.__cause__ = cause
-    return error
+def _translate(call: Call) -> None:
+    try:
+        call()
+    except PeerLostError as error:
+        raise distributed.DistNetworkError(f"mpiddp: {error}") from error
+    except MpiddpError as error:
+        raise distributed.DistBackendError(f"mpiddp: {error}") from error

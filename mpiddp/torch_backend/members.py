@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import pickle
+import json
 import socket
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -58,25 +58,26 @@ class StoreChannel:
         self._numbers = itertools.count()
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's ``value``, by rank; any objects that pickle takes. Collective.
+        """Every rank's ``value``, by rank. Collective; all ranks pass values of one type: a number,
+        text, bytes, or a tuple or dataclass of these.
 
         Raises PeerLostError if a rank does not come within the group's timeout.
         """
         place, number = self._place, next(self._numbers)
         seconds = place.timeout.total_seconds()
-        place.store.set(f"mpiddp/{number}/{place.rank}", pickle.dumps(value))
+        place.store.set(f"mpiddp/{number}/{place.rank}", json.dumps(_pack(value)))
         found = []
         for rank in range(place.size):
             key = f"mpiddp/{number}/{rank}"
             # Not store.wait(), in which the store keeps out this process's other threads: two
             # groups that two threads use for the first time would wait for each other.
-            if not wait_until(lambda key=key: place.store.check([key]), seconds, LONGEST_LOOK):
+            if not wait_until(partial(place.store.check, [key]), seconds, LONGEST_LOOK):
                 raise PeerLostError(
-                    f"rank {place.rank} of group {place.name!r} waited {seconds:g} s for rank "
-                    f"{rank} to begin the group's first collective call: all ranks of the group "
-                    "must make it"
+                    f"rank {place.rank} of group {place.name!r} waited for rank {rank} until the "
+                    f"timeout of {seconds:g} s: all ranks of the group must make its first "
+                    "collective call"
                 )
-            found.append(pickle.loads(place.store.get(key)))
+            found.append(_unpack(json.loads(place.store.get(key)), value))
         return found
 
     def agree(self, value: Any, what: str) -> Any:
@@ -85,8 +86,7 @@ class StoreChannel:
         Raises ConfigurationError on every rank, saying which ranks differ from rank 0.
         """
         text = repr(value)
-        digest = hashlib.sha256(text.encode()).digest()
-        rows = self.gather((digest, text[:120]))
+        rows = self.gather((hashlib.sha256(text.encode()).hexdigest(), text[:120]))
         odd = [rank for rank, row in enumerate(rows) if row[0] != rows[0][0]]
         if odd:
             raise ConfigurationError(
@@ -94,6 +94,25 @@ class StoreChannel:
                 f"{rows[0][1]}, rank {odd[0]} has {rows[odd[0]][1]}"
             )
         return value
+
+
+def _pack(value: Any) -> Any:
+    """As JSON has it: nobody who reaches the store can have code run."""
+    if is_dataclass(value):
+        return [_pack(getattr(value, field.name)) for field in fields(value)]
+    if isinstance(value, bytes):
+        return value.hex()
+    return [_pack(each) for each in value] if isinstance(value, tuple) else value
+
+
+def _unpack(data: Any, like: Any) -> Any:
+    """The value, of the same type as ``like``."""
+    if is_dataclass(like) and not isinstance(like, type):
+        values = [getattr(like, field.name) for field in fields(like)]
+        return type(like)(*(map(_unpack, data, values)))
+    if isinstance(like, bytes):
+        return bytes.fromhex(data)
+    return tuple(data) if isinstance(like, tuple) else data
 
 
 def make_group_communicator(place: Place, find_gloo: Callable[[], Any]) -> Communicator:

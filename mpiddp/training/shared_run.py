@@ -161,16 +161,19 @@ def keep_table(folder: Path) -> str:
     ConfigurationError if the table cannot be used or copied.
     """
     kept, path = folder / TUNING, find_table_path()
-    before = kept.read_text(encoding="utf-8") if kept.exists() else ""
+    try:
+        before = kept.read_bytes() if kept.exists() else b""
+    except OSError as error:
+        raise ConfigurationError(f"runs_dir: cannot read {kept}: {error.strerror}") from None
     if path is None:
         return f"No tuning table, but an earlier attempt had one: {kept}" if before else ""
-    title = read_table(path).title
-    text = path.read_text(encoding="utf-8")
+    table = read_table(path)
     try:
-        write_whole(kept, text)
+        write_whole(kept, table.text)
     except OSError as error:
         raise ConfigurationError(f"runs_dir: cannot write {kept}: {error.strerror}") from None
-    return f"Another tuning table than before: {title}" if text != before else ""
+    is_same = table.text.encode() == before
+    return "" if is_same else f"Another tuning table than before: {table.title}"
 
 
 @contextmanager

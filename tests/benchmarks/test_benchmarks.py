@@ -19,6 +19,7 @@ from benchmarks.common import checks, statistics
 from benchmarks.common.records import read_record
 from benchmarks.launching import launchers, processes
 from benchmarks.launching.processes import Program, Run
+from benchmarks.launching.srun import Srun
 from benchmarks.startup import command as startup
 from benchmarks.startup import report
 from benchmarks.startup.contenders import (
@@ -125,6 +126,20 @@ def test_the_environment_of_an_earlier_launch_is_removed(monkeypatch):
     assert environment["OMP_NUM_THREADS"] == "1"
     assert (environment["RANKING"], environment["ADDED"]) == ("7", "1")
     assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(launchers.ROOT)
+
+
+def test_ranks_find_the_files_that_variables_name_relative_to_the_caller(monkeypatch, tmp_path):
+    """They run in a directory of their own."""
+    monkeypatch.chdir(tmp_path)
+    given = {"MPIDDP_TUNING": "t.json", "NCCL_CONF_FILE": "/etc/nccl", "PYTHONPATH": "lib:../other"}
+    paths = [launchers.ROOT, tmp_path / "lib", tmp_path.parent / "other"]
+    wanted = {"MPIDDP_TUNING": str(tmp_path / "t.json"), "NCCL_CONF_FILE": "/etc/nccl",
+              "PYTHONPATH": ":".join(map(str, paths))}  # fmt: skip
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    srun = Srun(Path("/usr/bin/srun"), "22.05.8", 2, False)
+    for environment in (launchers.clean_environment(), srun.environment()):
+        assert wanted.items() <= environment.items()
 
 
 def test_contenders_differ_in_nothing_but_what_they_compare(tmp_path):
@@ -339,6 +354,7 @@ def test_a_launcher_runs_the_contenders(either_launcher):
             assert 0 < run.stamp_seconds < run.seconds
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_startup_measures_prints_and_writes(tmp_path):
     record, drawing = tmp_path / "startup.json", tmp_path / "startup.svg"

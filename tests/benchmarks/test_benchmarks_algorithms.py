@@ -27,9 +27,8 @@ from mpiddp.schedules.schedule import Transfer, all_reduce
 
 
 @pytest.fixture
-def registered(monkeypatch):
+def registered(own_registry):
     """A way to register an algorithm for one test."""
-    monkeypatch.setattr(registry, "_algorithms", dict(registry._algorithms))
 
     def register(name, make, phases=lambda nodes, each: None):
         registry.register(name, phases)(make)

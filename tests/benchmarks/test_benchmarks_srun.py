@@ -384,6 +384,7 @@ def test_the_ranks_of_each_node_are_told(slurm_cluster, monkeypatch):
     assert set(places) < set(results.find_hosts(found))
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 @pytest.mark.timeout(120)
 def test_a_run_past_its_deadline_leaves_no_job(slurm_cluster):

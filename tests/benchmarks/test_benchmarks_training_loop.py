@@ -24,6 +24,7 @@ def test_the_speed_is_that_of_rounds():
     assert met.met and not missed.met
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 @pytest.mark.timeout(150)
 def test_both_loops_are_timed_printed_drawn_and_written(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -33,6 +32,7 @@ from benchmarks.training_step.measurement import Group, TimedLink, Visit
 from benchmarks.training_step.plot import draw, find_name
 from benchmarks.training_step.targets import CENTRAL, OWN, RING, SHARDED, judge
 from benchmarks.training_step.traffic import Bytes
+from measured import MPIRUN
 from mpiddp.errors import ConfigurationError
 
 FRAMEWORKS = Contender("framework")
@@ -147,7 +147,7 @@ def make_group(times, ranks: int = 2, *, workload: Workload = MLP, straggler=Non
         row: Series((), tuple(map(make_visit, rounds)), tuple(range(len(rounds))))
         for row, rounds in times.items()
     }
-    usual = {"greeting": {"device": "cpu"}}
+    usual = {"framework": {"device": "cpu"}}
     plan = command.parse(words).plan
     return Group(ranks=ranks, workload=workload, plan=plan, series=series, **{**usual, **more})
 
@@ -210,7 +210,7 @@ def test_bytes_that_are_read_are_marked_so_and_not_read_of_gpus():
     found = report.find_bytes(group, FRAMEWORKS)
     assert found == Bytes(1e6, None, is_read=True)
     assert report.find_bytes(make_group({BASE: [1.0]}), BASE) is None
-    on_gpus = make_group({FRAMEWORKS: [1.0]}, greeting={"device": "cuda"})
+    on_gpus = make_group({FRAMEWORKS: [1.0]}, framework={"device": "cuda"})
     assert report.find_bytes(on_gpus, FRAMEWORKS) is None
 
 
@@ -264,7 +264,7 @@ def test_other_models_are_promised_not_to_be_slower():
 
 def test_nothing_is_promised_of_stragglers_or_gpus():
     assert judge_speed(1.0, straggler="0=2") == []
-    assert judge_speed(1.0, greeting={"device": "cuda"}) == []
+    assert judge_speed(1.0, framework={"device": "cuda"}) == []
     assert judge([make_group({OWN: [1.0]})]) == []
 
 
@@ -343,8 +343,7 @@ def test_nothing_measured_is_drawn_as_nothing(tmp_path):
 def test_wrong_training_ends_with_an_error_after_the_tables(monkeypatch, capsys):
     wrong = make_group({FRAMEWORKS: [1.0]}, wrong={OWN: "the ranks' parameters differ"})
     monkeypatch.setattr(command, "measure", lambda *_: [wrong])
-    mpirun = launchers.Mpirun(Path("mpirun"), launchers.command.OPEN_MPI, "5.0.11", None)
-    monkeypatch.setattr(command, "check", lambda _: mpirun)
+    monkeypatch.setattr(command, "check", lambda _: MPIRUN)
     with pytest.raises(WrongResultError, match=r"auto on mlp and 2 ranks") as caught:
         command.main(["--ranks", "2"])
     assert caught.value.exit_code == 1
@@ -367,6 +366,7 @@ def list_steps(record) -> list[Cell]:
     return [cell for cell in record.cells if cell.quantity == report.STEP and "part" not in cell.at]
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_all_contenders_are_measured_printed_and_written(tmp_path):
     record, drawing = tmp_path / "step.json", tmp_path / "step.svg"

@@ -22,6 +22,7 @@ from benchmarks.collectives.contenders import (
     EMPTY,
     LINK,
     MPI,
+    OWN,
     PERSISTENT,
     PREPARED,
     RING,
@@ -57,17 +58,8 @@ def test_the_interval_of_a_large_sample_covers_the_median_in_95_of_100(count):
     interval = median_interval([float(value) for value in range(count)])
     k = int(interval.low) + 1
     assert interval.high == count - k
-    ways, all_ways = 1, 0
-    for each in range(k):
-        all_ways += ways
-        ways = ways * (count - each) // (each + 1)
-    below = Fraction(all_ways, 2**count)
+    below = Fraction(sum(math.comb(count, each) for each in range(k)), 2**count)
     assert 0.95 <= float(1 - 2 * below) <= 0.96
-
-
-def test_a_small_samples_interval_is_exact():
-    assert median_interval([1.0, 2.0]) is None
-    assert median_interval([float(value) for value in range(6)]).low == 0
 
 
 def test_rates_are_those_of_nccl_tests():
@@ -111,6 +103,15 @@ def test_the_table_shows_what_ran_rates_ratios_and_why_it_ended():
     assert "1 of 3 rows spent their budget" in text
 
 
+def test_that_nothing_of_mpiddp_was_measured_is_told():
+    own, why = Contender(OWN, buffer="gpu").label, "not every rank has a GPU"
+    refusals = [Refusal(quantity="all-reduce", contender=own, at={"bytes": 8}, reason=why)]
+    for rows, told in (([GLOO_ROW], True), ([GLOO_ROW, PRIVATE_OWN], False)):
+        found = make_findings({(row, 8): [[1.0]] for row in rows}, refusals=refusals)
+        lines = report.format_findings(found).splitlines()
+        assert (f"nothing of mpiddp was measured: {why}" in lines) == told
+
+
 def test_what_stands_out_is_told():
     late = {"slow_rank": 1, "slow_rank_reason": "comes late, by 90 µs"}
     cells = [make_cell(row, 8, [[1.0]], **late) for row in (GLOO_ROW, MPI_ROW)]
@@ -124,9 +125,9 @@ def test_the_quickest_copy_is_the_memory_bound():
     seconds = dict(zip(COPIES, (0.04, 0.02, 0.03), strict=True))
     times = {(probe(name), BOUND_BYTES): [[each] * 3] for name, each in seconds.items()}
     found = make_findings({**times, (probe(EMPTY), 0): [[7e-8]]})
-    limits = report.find_limits(found)
-    assert (limits.copy_way, limits.copy.median) == (COPIES[1], 0.02)
-    assert limits.peer_read is None and limits.link is None
+    copy = found.find_probe(*COPIES)
+    assert (copy.contender, copy.summary.median) == (COPIES[1], 0.02)
+    assert found.find_probe(LINK) is None
     # 67.1 MB in 20 ms
     text = report.describe_limits(found)
     assert "20 ms to read and write 64 MiB" in text and "3.36 GB/s" in text

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.common import records
 from benchmarks.common.records import Cell, Record, open_record, read_record
 from benchmarks.common.results import find_commit, find_processor
-from benchmarks.common.statistics import summarize
 from benchmarks.compare import again, command, ratios
 from benchmarks.compare.command import RegressionError
 from benchmarks.compare.verdicts import (
@@ -115,14 +115,8 @@ class Machine:
 
 
 def make_cell(samples, contender="ours", unit="s", **at) -> Cell:
-    return Cell(
-        quantity="all-reduce",
-        contender=contender,
-        ranks=2,
-        at=at,
-        unit=unit,
-        samples=tuple(samples),
-        summary=summarize(samples),
+    return records.make_cell(
+        samples, quantity="all-reduce", contender=contender, ranks=2, at=at, unit=unit
     )
 
 
@@ -262,7 +256,7 @@ def test_the_table_names_what_changed(tmp_path, capsys):
     )
     out = tmp_path / "verdicts"
     with pytest.raises(RegressionError, match="1 cell of 1 became slower") as caught:
-        command.main([str(old), str(new), "--no-again", "--json", str(out)])
+        command.main([str(old), str(new), "--again", "0", "--json", str(out)])
     assert caught.value.exit_code == 1
     shown = capsys.readouterr()
     assert "all-reduce, ring, 2 ranks, 4 KiB, float32" in shown.out and "1.500" in shown.out
@@ -274,13 +268,6 @@ def test_the_table_names_what_changed(tmp_path, capsys):
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["run", "verdict", "gone", "added", "end"]
     assert lines[1]["verdict"] == "slower" and lines[1]["ratio"] == pytest.approx(1.5)
-
-
-def test_equal_records_are_no_error(tmp_path, capsys):
-    cells = [make_cell(TIMES, str(place)) for place in range(3)]
-    old, new = write(tmp_path / "old", cells), write(tmp_path / "new", cells)
-    command.main([str(old), str(new)])
-    assert "3 cells: 0 slower, 0 faster, 0 unknown, 3 same" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -386,9 +373,10 @@ def test_what_cannot_be_measured_again_is_said(tmp_path, capfd, environment, exp
     assert "cannot be measured again here, its one run decides" in shown and expected in shown
 
 
-def test_a_record_of_verdicts_can_be_read(tmp_path):
+def test_equal_records_are_no_error_and_the_record_of_their_verdicts_can_be_read(tmp_path, capsys):
     old = write(tmp_path / "old", [make_cell(TIMES)])
     command.main([str(old), str(old), "--json", str(tmp_path / "verdicts")])
+    assert "1 cell: 0 slower, 0 faster, 0 unknown, 1 same" in capsys.readouterr().out
     found = read_record(tmp_path / "verdicts")
     assert found.is_complete and found.others[0]["verdict"] == "same"
 

@@ -13,16 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import planted
+import planted_records as planted
 from benchmarks.common.records import read_record
 from benchmarks.fit import command
 from benchmarks.fit.check import check_record, find_choice, list_reasons
 from benchmarks.fit.fitted import fit_records, read_fit, write_fit
+from benchmarks.fit.flow import flow
+from benchmarks.fit.plot import draw
 from benchmarks.fit.segments import Point, fit_segments
 from launchers import ROOT
+from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import split
-from mpiddp.schedules.flow import flow
 from mpiddp.schedules.machine import Machine, MessageCost, Piece
 from mpiddp.schedules.registry import parse
 
@@ -64,7 +66,7 @@ def costs(draw):
 @settings(max_examples=25, deadline=None)
 @given(cost=costs(), seed=st.integers(0, 1 << 30))
 def test_a_planted_break_and_the_lines_beside_it_are_recovered(cost, seed):
-    sizes = np.array(planted.SIZES, dtype=float)
+    sizes = np.array(planted.DENSE_SIZES, dtype=float)
     noise = np.random.default_rng(seed).standard_normal(len(sizes))
     segments = fit_times(sizes, cost.seconds(sizes) * (1 + NOISE * noise))
     first, *others = segments
@@ -92,7 +94,7 @@ def test_one_line_stays_one(latency, rate, seed, factor):
 def test_a_kink_is_found_where_the_lines_meet():
     # Additions that leave the cache: 1e-10 s for a byte, then 3e-10, without a jump.
     cost = MessageCost(1e-7, 1e-10, (Piece(1 << 20, 1e-7 - 2e-10 * (1 << 20), 3e-10),))
-    sizes = np.array(planted.SIZES, dtype=float)
+    sizes = np.array(planted.DENSE_SIZES, dtype=float)
     _, second = fit_times(sizes, cost.seconds(sizes))
     assert is_near(second.start, 1 << 20) and is_near(second.seconds_per_byte, 3e-10)
 
@@ -124,7 +126,7 @@ def test_no_line_falls_and_the_first_begins_at_0_or_above():
 @pytest.fixture(scope="module")
 def messages(tmp_path_factory):
     path = tmp_path_factory.mktemp("planted") / "messages.jsonl"
-    return planted.write_cells(path, planted.plant_messages(MACHINE, NOISE, seed=3))
+    return planted.write_record(path, planted.make_messages(MACHINE, planted.DENSE_SIZES, NOISE))
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +157,7 @@ def test_only_plain_messages_of_the_contender_are_fitted(messages, fit, tmp_path
         *(replace(cell, quantity="all-reduce") for cell in slow),
     ]
     others = [cell for cell in others if (cell.quantity, cell.contender) != ("reduction", "Gloo")]
-    path = planted.write_cells(tmp_path / "more.jsonl", cells + others)
+    path = planted.write_record(tmp_path / "more.jsonl", cells + others)
     assert fit_records([read_record(path)], None, "float32") == fit
     gloo = fit_records([read_record(path)], "gloo", "float32")
     assert gloo.make_machine((1, 1)).between.latency == pytest.approx(1.0)
@@ -169,14 +171,14 @@ def test_messages_that_meet_others_are_compared(messages, tmp_path):
         for cell in cells
         if cell.at.get("link") == "node"
     ]  # fmt: skip
-    path = planted.write_cells(tmp_path / "both.jsonl", cells + both)
+    path = planted.write_record(tmp_path / "both.jsonl", cells + both)
     ratios = fit_records([read_record(path)], None, "float32").both_ways
     assert ratios == {"node": pytest.approx(1.8, rel=0.02)}
 
 
 def test_a_fit_without_a_link_prices_what_does_not_need_it(messages, tmp_path):
     cells = [cell for cell in read_record(messages).cells if cell.at.get("link") == "network"]
-    path = planted.write_cells(tmp_path / "network.jsonl", cells)
+    path = planted.write_record(tmp_path / "network.jsonl", cells)
     fit = fit_records([read_record(path)], None, "float32")
     assert fit.make_machine((1, 1, 1)).addition == 0
     with pytest.raises(ConfigurationError, match="no messages inside a node, which 4 ranks on 2"):
@@ -187,7 +189,7 @@ def test_the_command_says_what_it_found(messages, tmp_path, capsys):
     plot, output = tmp_path / "fit.svg", tmp_path / "fit.json"
     command.main([str(messages), "--output", str(output), "--plot", str(plot)])
     text = capsys.readouterr().out
-    assert "messages of MPI_Send, on a planted one" in text
+    assert "messages of MPI_Send, on EPYC 9654" in text
     assert "messages between nodes" in text and "additions" in text
     assert text.count(" change between ") == 2
     assert "messages inside a node" in plot.read_text()
@@ -202,8 +204,8 @@ SIZES = (1 << 10, 1 << 20, 1 << 24)
 
 def test_what_was_simulated_is_predicted_and_what_differs_is_said(fit, tmp_path, capsys):
     names = ["ring", "direct", "binomial-tree", "double-tree", "two-level"]
-    cells = planted.plant_all_reduces(MACHINE, names, SIZES, factors={"direct": 1.4})
-    path = planted.write_cells(tmp_path / "all-reduce.jsonl", cells)
+    cells = planted.make_all_reduces(MACHINE, names, SIZES, factors={"direct": 1.4})
+    path = planted.write_record(tmp_path / "all-reduce.jsonl", cells)
     checks = check_record(fit, read_record(path))
     assert len(checks) == 15
     for check in checks:
@@ -219,14 +221,13 @@ def test_what_was_simulated_is_predicted_and_what_differs_is_said(fit, tmp_path,
 @pytest.mark.parametrize("name", ["naive-ring", "central", "ring"])
 def test_what_mpiddp_runs_over_mpi_is_predicted_as_it_flows(fit, tmp_path, name):
     size, nodes = 4 << 20, (1, 1, 1, 1)
-    [cell] = planted.plant_all_reduces(MACHINE, [name], [size], nodes=4)
+    [cell] = planted.make_all_reduces(MACHINE, [name], [size], nodes=4)
     own = replace(cell, details={"ran": f"{name} over mpi", "maker": "mpiddp"})
     cells = [own, replace(own, details={"ran": name, "maker": "gloo"})]
-    path = planted.write_cells(tmp_path / "flow.jsonl", cells)
+    path = planted.write_record(tmp_path / "flow.jsonl", cells)
     flowing, in_turn = check_record(fit, read_record(path))
-    schedule = parse(name).build(4)
-    parts = math.ceil(size / schedule.chunks / (60 << 10))
-    ends = flow(schedule, size, MACHINE, nodes, parts)
+    schedule, cut = parse(name).build(4), BufferCut(15 << 10, 15 << 10, True)
+    ends = flow(schedule, size // 4, MACHINE, nodes, cut, 4)
     wanted = max(ends[member] for member in schedule.members)
     assert flowing.predicted == pytest.approx(wanted, rel=0.03)
     assert in_turn.predicted == pytest.approx(cell.summary.median, rel=0.03)
@@ -235,18 +236,18 @@ def test_what_mpiddp_runs_over_mpi_is_predicted_as_it_flows(fit, tmp_path, name)
 
 
 def test_halves_are_predicted_as_what_they_are(fit, tmp_path):
-    [cell] = planted.plant_all_reduces(MACHINE, ["ring"], [1 << 20])
+    [cell] = planted.make_all_reduces(MACHINE, ["ring"], [1 << 20])
     halves = [
         replace(cell, quantity=quantity, summary=replace(cell.summary, median=1e-3))
         for quantity in ("reduce-scatter", "all-gather")
     ]
-    path = planted.write_cells(tmp_path / "halves.jsonl", [cell, *halves])
+    path = planted.write_record(tmp_path / "halves.jsonl", [cell, *halves])
     whole, first, second = (each.predicted for each in check_record(fit, read_record(path)))
     assert whole == pytest.approx(first + second) and first > second
 
 
 def make_check(fit, **changes):
-    [cell] = planted.plant_all_reduces(MACHINE, ["ring"], [1 << 20], nodes=1)
+    [cell] = planted.make_all_reduces(MACHINE, ["ring"], [1 << 20], nodes=1)
     cell = replace(cell, **changes)
     choice = find_choice(cell)
     machine = fit.make_machine(split(cell.ranks, cell.nodes))
@@ -272,7 +273,7 @@ def test_what_the_model_does_not_know_is_named(fit, details, cores, reason):
 
 @pytest.mark.parametrize("ran", ["", "MPI_Allreduce", "central", "send, receive"])
 def test_what_has_no_known_algorithm_is_not_predicted(ran):
-    [cell] = planted.plant_all_reduces(MACHINE, ["ring"], [1 << 20])
+    [cell] = planted.make_all_reduces(MACHINE, ["ring"], [1 << 20])
     found = find_choice(replace(cell, details={"ran": ran}))
     assert (found is None) == (ran != "central")
     assert find_choice(replace(cell, at={**cell.at, "busy": 1})) is None
@@ -286,7 +287,7 @@ def test_records_that_cannot_be_fitted_are_refused(messages, tmp_path):
     few = [cell for cell in cells if cell.at["bytes"] <= 9]
     cases = {
         "all-reduce": (
-            [planted.make_cell("all-reduce", 1.0, bytes=8)],
+            planted.make_all_reduces(MACHINE, ["ring"], [8]),
             "expected times of messages",
         ),
         "few": (few, "times of messages inside a node: expected 3 sizes or more, found 2"),
@@ -296,7 +297,7 @@ def test_records_that_cannot_be_fitted_are_refused(messages, tmp_path):
         ),
     }
     for name, (content, problem) in cases.items():
-        path = planted.write_cells(tmp_path / f"{name}.jsonl", content)
+        path = planted.write_record(tmp_path / f"{name}.jsonl", content)
         with pytest.raises(ConfigurationError) as caught:
             command.main([str(path)])
         assert problem in str(caught.value) and "\n" not in str(caught.value)
@@ -342,6 +343,15 @@ def test_a_fit_is_json_that_others_can_read(fit, tmp_path):
     content = json.loads((tmp_path / "fit.json").read_text())
     assert (content["kind"], content["version"]) == ("fit", 1)
     assert content["links"]["node"]["segments"][0]["start"] == 0
+
+
+def test_ratios_that_are_far_off_have_ticks_that_can_be_read(fit, tmp_path):
+    curve = fit.links["node"]
+    first, *others = curve.points
+    far = replace(curve, points=(first._replace(seconds=1e5 * first.seconds), *others))
+    draw(tmp_path / "fit.svg", replace(fit, links={"node": far}))
+    text = (tmp_path / "fit.svg").read_text()
+    assert "10,000 ×" in text and "000.00" not in text
 
 
 def test_a_fit_that_predicts_nothing_says_so(fit):

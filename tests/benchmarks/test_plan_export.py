@@ -18,27 +18,6 @@ from mpiddp.schedules.plans.traces import COMPUTE, RECEIVE, SEND, write_chakra, 
 from mpiddp.schedules.schedule import project
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "plans"
-STAR = '''
-from mpiddp.schedules.algorithms import add, copy
-from mpiddp.schedules.registry import register
-from mpiddp.schedules.schedule import all_reduce
-
-
-@register("star")
-def star(n):
-    """All send to rank 0 in turns."""
-    there = [[add(rank, 0)] for rank in range(1, n)]
-    return all_reduce(n, 1, there + [[copy(0, rank)] for rank in range(1, n)], owners=[0])
-'''
-
-
-@pytest.fixture
-def star(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_algorithms", dict(registry._algorithms))
-    path = tmp_path / "star.py"
-    path.write_text(STAR)
-    return str(path)
-
 
 # ---- readers, which know the formats and nothing of mpiddp --------------------------------
 
@@ -178,6 +157,15 @@ def test_chakra_read_back_is_the_schedule(name, ranks):
 # ---- the command --------------------------------------------------------------------------
 
 
+def test_the_rate_of_additions_takes_units(tmp_path):
+    texts = []
+    for rate in ("0.5", "500MB", "4 Gbit/s"):
+        path = tmp_path / f"{len(texts)}.goal"
+        export.main(["ring", "--format", "goal", "--addition", rate, "--output", str(path)])
+        texts.append(path.read_text())
+    assert texts[0] == texts[1] == texts[2]
+
+
 def test_every_format_is_written(tmp_path, capsys):
     for form in ("msccl-xml", "mscclpp-json", "chakra-et", "goal"):
         output = tmp_path / f"ring.{form.rpartition('-')[2]}"
@@ -220,7 +208,7 @@ def test_an_algorithm_of_your_own_joins_every_model(star, tmp_path, capsys):
         "export": ["star", "--ranks", "3", "--output", str(tmp_path / "star-plan.xml")],
     }
     for command, rest in words.items():
-        commands.run([command, *rest, "--load", star])
+        commands.run([command, *rest, "--load", str(star)])
         assert "star" in capsys.readouterr().out, command
     assert picture.exists()
 
@@ -231,7 +219,7 @@ def read_lines(path, kind):
 
 def test_only_what_is_loaded_is_proved_and_by_processes_too(star, tmp_path):
     record = tmp_path / "proof.json"
-    done = run_benchmark("prove", "--load", star, "--ranks", "5", "--json", str(record))
+    done = run_benchmark("prove", "--load", str(star), "--ranks", "5", "--json", str(record))
     assert done.returncode == 0, done.stderr
     assert [line["algorithm"] for line in read_lines(record, "proof")] == ["star"]
 
@@ -265,8 +253,7 @@ def test_plans_are_proved_side_by_side(tmp_path, capsys):
         prove.main(["--load", str(odd)])
 
 
-def test_a_plan_is_explained(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(registry, "_algorithms", dict(registry._algorithms))
+def test_a_plan_is_explained(tmp_path, own_registry, capsys):
     path = shutil.copy(RECORDED / "msccl_tools_1step_3.xml", tmp_path / "onestep.xml")
     page = tmp_path / "page.html"
     explain.main(["onestep", "--load", str(path), "--ranks", "3", "--html", str(page)])

@@ -57,7 +57,7 @@ def test_each_line_has_its_name_at_its_end(tmp_path):
     figure.draw_without_rendering()
     labels = [each for each in axis.texts if each.get_text().startswith("line")]
     boxes = sorted((Text.get_window_extent(each) for each in labels), key=lambda box: box.y0)
-    assert len(boxes) == MOST_LINES == len(set(COLOURS))
+    assert len(boxes) == MOST_LINES
     assert all(below.y1 <= above.y0 for below, above in itertools.pairwise(boxes))
     # Nothing is cut off.
     heads = [figure._suptitle, figure._supxlabel]
@@ -66,6 +66,6 @@ def test_each_line_has_its_name_at_its_end(tmp_path):
         assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
 
 
-def test_lines_can_be_told_apart_without_colours():
-    styles = list(zip(plotting.MARKERS, plotting.DASHES, strict=True))
-    assert len(set(plotting.MARKERS)) == len(set(plotting.DASHES)) == len(styles) == MOST_LINES
+def test_no_two_lines_share_a_colour_a_marker_or_dashes():
+    for each in (COLOURS, plotting.MARKERS, plotting.DASHES):
+        assert len(set(each)) == len(COLOURS) >= MOST_LINES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import resource
 import socket
 from pathlib import Path
@@ -18,12 +19,12 @@ from benchmarks.common import checks, results
 from benchmarks.common.options import RunOptions
 from benchmarks.common.records import Cell, hide, make_cell, open_record, read_record
 from benchmarks.common.statistics import Summary, summarize
-from benchmarks.launching.launchers import Mpirun, command
-from benchmarks.models import numerics, simulate
+from benchmarks.models import numerics, prices
 from benchmarks.startup import phases
 from benchmarks.startup import report as startup_report
 from benchmarks.stragglers import report as stragglers_report
 from benchmarks.training_step import report as step_report
+from measured import MPIRUN
 from mpiddp.errors import ConfigurationError
 
 words = st.text('aé"\\\n\u2028\x85', max_size=5)
@@ -33,15 +34,13 @@ times = st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=8)
 
 @st.composite
 def cells(draw) -> Cell:
-    samples = draw(times)
-    return Cell(
+    return make_cell(
+        draw(times),
         quantity=draw(st.sampled_from(["all-reduce", "broadcast"])),
         contender=draw(words),
-        ranks=draw(st.integers(1, 64)),
+        ranks=draw(st.integers(4, 64)),
         nodes=draw(st.integers(1, 4)),
         at={"bytes": draw(st.integers(1, 1 << 40)), "type": "float32"},
-        samples=tuple(samples),
-        summary=summarize(samples),
         by_rank=tuple(map(summarize, draw(st.lists(times, max_size=3)))),
         details={"ran": draw(words), "wrong": 0},
     )
@@ -62,22 +61,6 @@ def test_a_record_is_read_as_it_was_written(tmp_path_factory, measured):
     assert found.is_complete
 
 
-def test_what_was_measured_before_a_failure_is_kept(tmp_path):
-    path = tmp_path / "record.jsonl"
-    cell = Cell(quantity="step", contender="ours", ranks=2, samples=(1.0,), summary=summarize([1]))
-
-    def measure() -> None:
-        with open_record(path, "step", {}, {}) as record:
-            record.add(cell)
-            assert read_record(path).cells == (cell,)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        measure()
-    found = read_record(path)
-    assert found.cells == (cell,) and not found.is_complete
-
-
 HEAD = {"kind": "run", "schema": 3, "benchmark": "step", "environment": {}, "options": {}}
 
 
@@ -89,7 +72,7 @@ HEAD = {"kind": "run", "schema": 3, "benchmark": "step", "environment": {}, "opt
         (["[1]"], "line 1: expected a JSON object with 'kind'"),
         ([json.dumps({"kind": "cell"})], "is no record"),
         ([json.dumps({**HEAD, "schema": 2})], "has schema 2, expected 3"),
-        ([json.dumps(HEAD), '{"kind": "ce'], "line 2: .*truncated"),
+        ([json.dumps(HEAD), '{"kind": "ce'], "line 2: .*delete this last line"),
         ([json.dumps(HEAD), '{"kind": "cell", "quantity": "step"}'], "lacks what a record"),
     ],
 )
@@ -121,8 +104,7 @@ class Plan:
 def open_output(monkeypatch, **options):
     monkeypatch.setattr(results, "describe_environment", lambda launcher: {"cores": 2})
     monkeypatch.setattr(results, "describe_heading", lambda environment: "here")
-    mpirun = Mpirun(Path("mpirun"), command.OPEN_MPI, "5.0.11", None)
-    return results.open_output("broadcast", RunOptions(plan=Plan(), **options), mpirun)
+    return results.open_output("broadcast", RunOptions(plan=Plan(), **options), MPIRUN)
 
 
 def make_broadcast(size: int = 8) -> Cell:
@@ -136,6 +118,7 @@ def test_what_was_measured_before_an_interruption_is_in_every_file(tmp_path, mon
     def measure() -> None:
         with open_output(monkeypatch, **paths) as output:
             output.record.add(make_broadcast())
+            assert read_record(paths["json"]).cells == (make_broadcast(),)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -224,5 +207,14 @@ def test_every_field_and_quantity_is_documented():
     names = [field.name for kind in (Cell, Summary) for field in dataclasses.fields(kind)]
     names += [startup_report.QUANTITY, phases.QUANTITY, step_report.STEP, *step_report.PARTS]
     names += [stragglers_report.TRAINING, stragglers_report.TIME_TO, checkpoint_report.QUANTITY]
-    names += [simulate.QUANTITY, numerics.QUANTITY]
+    names += [prices.QUANTITY, numerics.QUANTITY]
     assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_every_kind_of_line_is_documented():
+    sources = [path.read_text() for path in (documents.launchers.ROOT / "benchmarks").rglob("*.py")]
+    kinds = {kind for text in sources for kind in re.findall(r'\.write\(\s*"(\w+)",', text)}
+    assert {"cell", "end", "winners"} <= kinds
+    kinds |= {"refusal", "failure", "gone", "added", "incomparable"}
+    table = CHAPTER.read_text().partition("### Lines")[2].partition("### Fields")[0]
+    assert [kind for kind in sorted(kinds) if f"`{kind}`" not in table] == []

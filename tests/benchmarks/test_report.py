@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.common.records import Cell, make_cell, open_record
+from benchmarks.common.statistics import spread
 from benchmarks.report import assembly, command, groups, machine, slides
 from benchmarks.report.material import read_material
 from benchmarks.report.page import Report, draw_report
-from benchmarks.report.pictures import Bars, Chart, Grid, Section, spread
+from benchmarks.report.pictures import Bars, Chart, Grid, Section
 from mpiddp.errors import ConfigurationError
 from planted_records import (
     ENVIRONMENT,
@@ -61,7 +62,7 @@ def test_lines_are_medians_with_quartiles_of_the_rounds(tmp_path):
     cells += [cell("ours", [2.0, 1.0, 1.0, 1.0, 5.0], maker="mpiddp")]
     section = find(report(write_record(tmp_path / "a.jsonl", cells)), "all-reduce")
     gloo = find_chart(section, "Time").lines[0]
-    assert gloo.points[K] == spread([1, 2, 3, 4, 5]) and gloo.points[K].low == 2
+    assert gloo.points[K] == spread([1, 2, 3, 4, 5]) and gloo.points[K].lower_quartile == 2
     # Speeds are ratios of rounds, not of medians: 2, 1, 2, 3, 1.
     (line,) = find_chart(section, "Speed, relative to Gloo").lines
     assert (line.name, line.points[K].median) == ("ours", 2)
@@ -340,14 +341,15 @@ CELL = {
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        ([HEAD], "no cell"),
+        ([HEAD], "no cells, so there is nothing to show: expected a record of a command"),
+        ([HEAD, {"kind": "refusal"}], "expected cells to draw, found failures and refusals"),
         ([{**HEAD, "schema": 2}], "schema 2, expected 3"),
-        ([HEAD, '{"kind": "ce'], "truncated"),
+        ([HEAD, '{"kind": "ce'], "cut off"),
         ([HEAD, {**CELL, "ranks": "2"}], "without ranks"),
         ([HEAD, {**CELL, "ranks": 1, "nodes": 2}], "without ranks"),
         ([HEAD, {**CELL, "samples": []}], "without samples"),
-        ([HEAD, '{"samples": [NaN], ' + json.dumps({**CELL, "samples": 0})[1:].replace(
-            '"samples": 0, ', "")], "without samples"),
+        ([HEAD, {**CELL, "samples": [1.0, float("nan")]}], "without samples that are finite"),
+        ([HEAD, {**CELL, "samples": [float("-inf")]}], "without samples that are finite"),
         ([HEAD, {**CELL, "at": [1]}], "without places"),
         ([HEAD, {**CELL, "details": []}], "without details"),
         ([HEAD, {**CELL, "contender": 3}], "without texts"),
@@ -363,6 +365,10 @@ def test_bad_records_are_one_line(tmp_path, lines, expected):
 
 def test_bad_options_are_one_line(tmp_path):
     path = str(write_record(tmp_path / "a.jsonl", [cell("c", [1.0])]))
+    copy = tmp_path / "copy.jsonl"
+    copy.write_text(Path(path).read_text())
+    with pytest.raises(ConfigurationError, match="is the same record as"):
+        command.main([path, str(copy), "--html", str(tmp_path / "a.html")])
     with pytest.raises(ConfigurationError, match="nothing to write: give --html FILE"):
         command.main([path])
     with pytest.raises(ConfigurationError, match="there is no directory"):

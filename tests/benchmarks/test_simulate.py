@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import planted
+import planted_records as planted
 from benchmarks.common import options
 from benchmarks.common.records import read_record
 from benchmarks.fit.fitted import fit_records, write_fit
@@ -79,9 +79,9 @@ MACHINE = Machine(
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fitted")
-    cells = planted.plant_messages(MACHINE)
+    cells = planted.make_messages(MACHINE, planted.DENSE_SIZES, 0.0)
     fit = fit_records(
-        [read_record(planted.write_cells(folder / "m.jsonl", cells))], None, "float32"
+        [read_record(planted.write_record(folder / "m.jsonl", cells))], None, "float32"
     )
     write_fit(folder / "fit.json", fit)
     return folder / "fit.json"

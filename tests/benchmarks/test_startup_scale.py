@@ -200,14 +200,16 @@ def test_what_was_counted_before_an_interruption_is_shown(tmp_path, monkeypatch,
             return found
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "find_launchers", lambda plan: {1: find_mpirun(None)})
+    monkeypatch.setattr(command, "find_launchers", lambda options: {1: find_mpirun(None)})
     monkeypatch.setattr(command, "measure_starts", measure)
-    record = tmp_path / "scale.jsonl"
+    record, table = tmp_path / "scale.jsonl", tmp_path / "scale.csv"
     with pytest.raises(KeyboardInterrupt):
-        command.main(["--json", str(record)])
+        command.main(["--json", str(record), "--csv", str(table), "--hosts"])
     assert "predicted for 65,536 ranks" in capsys.readouterr().out
     found = read_record(record)
     assert not found.is_complete and {cell.ranks for cell in found.cells} == {2, 4, 8}
+    assert len(table.read_text().splitlines()) == 1 + len(found.cells)
+    assert list(found.environment["hosts"]) == ["2 on 1", "4 on 1", "8 on 1", "16 on 1"]
 
 
 def test_only_bytes_grow_with_the_square_of_the_ranks():
@@ -253,6 +255,7 @@ def test_without_strace_nothing_is_started(monkeypatch, tmp_path):
         check_strace()
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_the_counts_of_a_real_start():
     """Three ranks: each connects to the store, and Gloo connects rank 0 with both others."""

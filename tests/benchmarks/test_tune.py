@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from benchmarks.collectives.findings import Refusal
 from benchmarks.collectives.options import Plan
-from benchmarks.common import results
+from benchmarks.common import records, results
 from benchmarks.common.records import Cell, open_record, read_record
 from benchmarks.common.statistics import summarize
 from benchmarks.common.trials import WrongResultError
 from benchmarks.tune import command, nccl, report
 from benchmarks.tune.choosing import RULE, Verdict, Way, choose, list_finalists, list_ranges
+from measured import MPIRUN
 from mpiddp.collectives import MPI, SHARED, TRANSPORTS
 from mpiddp.collectives.tuning import Range, Section, read_table
 from mpiddp.errors import ConfigurationError
@@ -48,15 +49,12 @@ def make_cell(
     ]
     details = {"maker": "mpiddp", "algorithm": way.algorithm, "transport": way.transport,
                "buffer": buffer, "ran": ran or f"{way.algorithm} over {way.transport}"}  # fmt: skip
-    fields = {
-        "quantity": "all-reduce",
-        "contender": f"mpiddp {way.algorithm}",
-        "ranks": 2,
-        "at": {"bytes": size, "type": "float32", "operator": "sum"},
-        "details": {**details, **changes.pop("details", {})},  # type: ignore[dict-item]
-        **changes,
-    }
-    return Cell(samples=tuple(samples), summary=summarize(samples), **fields)  # type: ignore[arg-type]
+    details.update(changes.pop("details", {}))  # type: ignore[call-overload]
+    at = {"bytes": size, "type": "float32", "operator": "sum"}
+    return records.make_cell(samples, **{
+        "quantity": "all-reduce", "contender": f"mpiddp {way.algorithm}", "ranks": 2, "at": at,
+        "details": details, **changes,
+    })  # fmt: skip
 
 
 def make_rule(seconds: float, **changes: object) -> Cell:
@@ -285,6 +283,13 @@ def test_a_row_says_what_runs_today_what_is_best_and_what_is_chosen():
 # ---- the command, where the measurement is planted ------------------------------------------
 
 
+def plant(monkeypatch, measure) -> None:
+    monkeypatch.delenv("MPIDDP_TUNING", raising=False)
+    monkeypatch.setattr(command, "measure", measure)
+    monkeypatch.setattr(command, "check", lambda run: None)
+    monkeypatch.setattr(results, "begin", lambda launcher, more: ({"date": "today"}, ""))
+
+
 def test_what_was_measured_before_an_interruption_becomes_a_table(tmp_path, monkeypatch, capsys):
     """Everything is screened, then the finalists are measured, at the first of two sizes."""
     plans = []
@@ -299,10 +304,7 @@ def test_what_was_measured_before_an_interruption_becomes_a_table(tmp_path, monk
             yield make_cell(DIRECT, 0.5e-5, size=size)
             yield make_cell(Way("double-tree", MPI), 2e-5, size=size)
 
-    monkeypatch.delenv("MPIDDP_TUNING", raising=False)
-    monkeypatch.setattr(command, "measure", measure)
-    monkeypatch.setattr(command, "check", lambda run: None)
-    monkeypatch.setattr(results, "begin", lambda launcher, more: ({"date": "today"}, ""))
+    plant(monkeypatch, measure)
     table, record = tmp_path / "table.json", tmp_path / "record.jsonl"
     with pytest.raises(KeyboardInterrupt):
         command.main(
@@ -314,7 +316,13 @@ def test_what_was_measured_before_an_interruption_becomes_a_table(tmp_path, monk
     (section,) = read_table(table).sections
     assert section.ranges == (Range(4096, 4096, "direct", SHARED),)
     assert len(read_record(record).cells) == 4
-    assert "Written: " in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "screened: all-reduce on 2 ranks, 4 KiB of float32",
+        "screened: all-reduce on 2 ranks, 64 KiB of float32",
+        "measured: all-reduce on 2 ranks, 4 KiB of float32",
+    ]
+    assert lines[-1].startswith("Written: ")
 
 
 def test_what_is_wrong_while_all_are_screened_is_an_error(tmp_path, monkeypatch):
@@ -327,10 +335,7 @@ def test_what_is_wrong_while_all_are_screened_is_an_error(tmp_path, monkeypatch)
         yield make_rule(1e-5)
         yield make_cell(DIRECT, 0.5e-5)
 
-    monkeypatch.delenv("MPIDDP_TUNING", raising=False)
-    monkeypatch.setattr(command, "measure", measure)
-    monkeypatch.setattr(command, "check", lambda run: None)
-    monkeypatch.setattr(results, "begin", lambda launcher, more: ({"date": "today"}, ""))
+    plant(monkeypatch, measure)
     table = tmp_path / "table.json"
     with pytest.raises(WrongResultError, match="pat, all-reduce at 4 KiB on 2 ranks: its result"):
         command.main(["--ranks", "2", "--sizes", "4K", "--output", str(table)])
@@ -341,7 +346,7 @@ def test_few_ways_are_not_screened(monkeypatch):
     monkeypatch.setattr(command, "measure", lambda *arguments: pytest.fail("it was measured"))
     for algorithms, transports in ((("auto", "ring"), ("auto", "mpi")), (("auto",), ("auto",))):
         plan = Plan(algorithms=algorithms, transports=transports)
-        assert command.find_finalists(2, None, plan)[1] == plan  # type: ignore[arg-type]
+        assert command.find_finalists(2, MPIRUN, plan)[1] == plan
 
 
 @pytest.mark.parametrize("words", [("--repetitions", "5"), ("--algorithms", "rong")])
@@ -397,8 +402,8 @@ def test_on_planted_clusters_what_is_chosen_is_near_the_best_and_not_slower_than
         monkeypatch.setattr(command, "measure", cluster.measure)
         plan = Plan(algorithms=("auto", *NAMES), transports=("auto", "mpi"), repetitions=15,
                     sizes=tuple((size,) for size in PLANTED_SIZES))  # fmt: skip
-        _, second = command.find_finalists(2, None, plan)  # type: ignore[arg-type]
-        (found,) = choose([list(cluster.measure(2, None, second))])[0].values()
+        _, second = command.find_finalists(2, MPIRUN, plan)
+        (found,) = choose([list(cluster.measure(2, MPIRUN, second))])[0].values()
         for verdict, buffer in product(found, ("private", "shared")):
             times = {way: each for (way, *place), each in cluster.times.items()
                      if place == [verdict.bytes, buffer]}  # fmt: skip

@@ -23,7 +23,10 @@ def check(folder: Path) -> None:
 
 
 # Two ranks leave in the other ways.
-@pytest.mark.parametrize("way", CODES)
+@pytest.mark.parametrize(
+    "way",
+    ["end", "failing", *(pytest.param(x, marks=pytest.mark.long) for x in ("exit", "forgotten"))],
+)
 def test_the_last_checkpoint_of_one_process_is_finished(way: str, tmp_path: Path) -> None:
     words = [sys.executable, str(PROGRAM), str(tmp_path / "c"), way]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100)
@@ -48,7 +51,7 @@ def test_what_is_waited_for_is_said_and_a_failure_too(tmp_path: Path) -> None:
     [
         ("group", 0),
         ("preempted", 75),
-        ("raising", 1),
+        pytest.param("raising", 1, marks=pytest.mark.long),
         pytest.param("full", 1, marks=pytest.mark.long),
     ],
 )

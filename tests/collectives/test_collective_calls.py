@@ -19,7 +19,7 @@ from mpiddp.collectives.bootstrap import ensure_communicator
 SIZE = 3
 
 
-@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+@pytest.mark.parametrize("name", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
 @pytest.mark.mpi
 def test_what_calls_mean(name, pool):
     reports = pool(name, SIZE).call(meanings.run).values
@@ -149,6 +149,11 @@ SAID = {
     "many roots": r"binomial-tree on 3 ranks does not give each rank one part .*: .* do",
     "no all-reduce": r"ScheduleError: " + DOUBLE.format(3),
     "no all-reduce, later": r"ScheduleError: " + DOUBLE.format(3),
+    **{
+        f"another on each rank, {transport}": r"the schedule of drawn must be the same on all "
+        r"ranks, but it differs from rank 0's on rank 1: rank 0 has \d+, rank 1 has \d+"
+        for transport in ("mpi", "torch")
+    },
     "no half": r"ScheduleError: lopsided on 3 ranks cannot be halved: its first 1 of 3 steps are "
     r"no reduce: at the end rank 0's sum of chunk 0 lacks rank 2",
     "operator for an algorithm": r"'average' is no algorithm, but an operator: op='average'",
@@ -180,7 +185,7 @@ def test_mistakes_are_said_in_one_line_on_every_rank(pool):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("no all-reduce",), DOUBLE.format(2)),
+        pytest.param(("no all-reduce",), DOUBLE.format(2), marks=pytest.mark.long),
         (("transposed", "alone"), SAID["transposed"]),
     ],
 )
@@ -214,6 +219,7 @@ with mpiddp.init(timeout=60) as session:
 """
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_calls_that_are_compared_are_named_in_words():
     row = launchers.table()["openmpi"]

@@ -41,6 +41,7 @@ def test_buffers_come_and_go_and_leave_nothing(name, pool):
     assert all(report["changed"] > 100 for report in reports)
 
 
+@pytest.mark.long
 def test_two_jobs_at_once_do_not_meet(tmp_path):
     folders = ranks.make_folders(tmp_path, ["one", "two"])
     arguments = [launchers.PROGRAMS / "churn.py", "200"]
@@ -62,10 +63,11 @@ NO_COPIES = (
     [
         pytest.param("copies", ALL, NO_COPIES.format("readv"), marks=pytest.mark.long),
         ("writes", ALL, NO_COPIES.format("(read|write)v")),
-        (
+        pytest.param(
             "descriptors",
             {"mpi", "torch"},
             r"no shared memory: rank [12] cannot map rank 0's memory \(Permission denied\); .*",
+            marks=pytest.mark.long,
         ),
     ],
 )

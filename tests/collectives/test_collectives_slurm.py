@@ -18,12 +18,13 @@ TRANSPORTS = ("auto", "mpi", "torch", "shared-memory+mpi")
 PAIR = ("--nodelist=node[1-2]", "--nodes=2")
 
 
+# Without Slurm: test_all_reduce.py.
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("size", "placement", "library", "mpi", "parts", "nodes"),
     [
         (4, "plane=3", "openmpi", "pmix", ("between",), [3, 1]),
-        # Without Slurm: test_all_reduce.py.
-        pytest.param(*(5, "cyclic", "mpich", "pmi2", ("between",), [3, 2]), marks=pytest.mark.long),
+        (5, "cyclic", "mpich", "pmi2", ("between",), [3, 2]),
     ],
 )
 def test_calls_between_nodes_are_exact(

@@ -17,19 +17,12 @@ from mpiddp.collectives.compiler.hazards import ENTERED, done_stage, find_depend
 from mpiddp.collectives.compiler.instructions import Publish, RankProgram, Wait
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.schedules import registry
+from mpiddp.schedules.algorithms import add, copy
 from mpiddp.schedules.proof import prove
-from mpiddp.schedules.schedule import Schedule, Transfer, all_reduce, relabel, scatter
+from mpiddp.schedules.schedule import Schedule, all_reduce, relabel, scatter
 
 SMALL = BufferCut(2, 2, True)
 SEEDS = range(20)
-
-
-def add(src, dst, chunk=0):
-    return Transfer(src, dst, chunk, chunk + 1, True)
-
-
-def copy(src, dst, chunk=0):
-    return Transfer(src, dst, chunk, chunk + 1, False)
 
 
 def draw_buffers(schedule: Schedule, count: int, seed: int = 0) -> list[np.ndarray]:

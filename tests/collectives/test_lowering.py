@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import promises
-from interleavings import Address, address_of, area_of, operand_area
+from interleavings import Address, address_of, area_of
 from mpiddp.collectives.compiler.instructions import (
     Fetch,
     Finish,
@@ -144,61 +144,6 @@ def _check_place(program, number, under_way):
 
 def overlaps(one, other) -> bool:
     return max(one.start, other.start) < min(one.stop, other.stop)
-
-
-@settings(deadline=None, max_examples=80)
-@given(teams())
-def test_scratch_space_has_one_use_at_a_time(team):
-    for program in team[2]:
-        uses = []
-        for time, instruction in enumerate(program.instructions):
-            match instruction:
-                case Start(numbers):
-                    for message in map(program.messages.__getitem__, numbers):
-                        if message.scratch and not message.sends:
-                            uses.append([area_of(program.rank, message), time, time])
-                        elif message.scratch:
-                            _join_packs(uses, area_of(program.rank, message))
-                case Finish(number) if (message := program.messages[number]).sends:
-                    if message.scratch:
-                        _find_use(uses, area_of(program.rank, message))[2] = time
-                case Pack(_, length, slot):
-                    uses.append([area_of(program.rank, _Place(slot, length, True)), time, time])
-                case Fetch(_, _, _, length, slot):
-                    area = area_of(program.rank, _Place(slot, length, True))
-                    uses.append([area, time, time])
-                case Reduce(_, _, length, operands):
-                    for operand in operands:
-                        if operand.source is Source.SCRATCH:
-                            _find_use(uses, operand_area(0, operand, length))[2] = time
-        assert all(0 <= area.start <= area.stop <= program.scratch for area, *_ in uses)
-        for one, other in itertools.combinations(uses, 2):
-            if overlaps(one[0], other[0]):
-                assert one[2] < other[1] or other[2] < one[1]
-        assert all(begin < end for _, begin, end in uses), "landed, and was never added"
-
-
-def _join_packs(uses, area):
-    """What was packed for a message is one use; it covers the message."""
-    parts = [use for use in uses if overlaps(use[0], area) and use[1] == use[2]]
-    assert sum(use[0].stop - use[0].start for use in parts) == area.stop - area.start
-    for use in parts:
-        uses.remove(use)
-    uses.append([area, min(use[1] for use in parts), max(use[1] for use in parts)])
-
-
-class _Place:
-    """As much of a message as says where it lies."""
-
-    def __init__(self, start, length, scratch):
-        self.start, self.length, self.scratch = start, length, scratch
-
-
-def _find_use(uses, area):
-    """The last use that the operand is part of; all of it must be."""
-    return next(
-        use for use in reversed(uses) if use[0].start <= area.start and area.stop <= use[0].stop
-    )
 
 
 @settings(deadline=None, max_examples=80)

@@ -17,7 +17,8 @@ import facts
 import launchers
 import tuned
 from mpiddp.collectives import BOTH, MPI, SHARED, TORCH
-from mpiddp.collectives.planner import Layout, Request, select
+from mpiddp.collectives.planner import Layout, Planner, Request, select
+from mpiddp.collectives.transport.shared_memory import SharedMemory
 from mpiddp.collectives.tuning import (
     Range,
     Reading,
@@ -120,6 +121,13 @@ def test_a_truncated_table_is_refused(cut, tmp_path):
         read_table(path)
 
 
+def test_a_table_in_another_encoding_is_refused(tmp_path):
+    path = write(tmp_path / "table.json")
+    path.write_bytes(path.read_bytes() + b"\xff")
+    with pytest.raises(ConfigurationError, match="is no JSON: is it truncated"):
+        read_table(path)
+
+
 @given(st.lists(st.sampled_from(["", "a" * 64, "b" * 64]), min_size=1, max_size=6))
 def test_ranks_with_different_tables_are_named(digests):
     readings = [Reading(each) for each in digests]
@@ -188,6 +196,28 @@ def test_other_calls_follow_the_rule(request_, dtype, tmp_path):
 def replace_tuning(layout: Layout) -> Layout:
     """The layout without a table."""
     return Layout(layout.rank, layout.hosts, layout.nodes, layout.transports)
+
+
+@pytest.mark.parametrize(
+    ("collective", "device", "algorithm", "transport", "said"),
+    [
+        ("all-reduce", "cpu", "central", SHARED, "central leaves out the buffers of 1 of 2 ranks"),
+        ("broadcast", "cpu", "ring", "auto", "ring has no single root, so it makes no broadcast"),
+        ("all-gather", "cpu", "ring:segments=2", MPI, "ring:segments=2 on 2 ranks does not give"),
+        ("all-reduce", "gpu", "ring", MPI, "transport mpi works on CPU memory"),
+    ],
+)
+def test_a_table_that_names_what_cannot_be_is_refused_before_the_first_call(
+    collective, device, algorithm, transport, said, tmp_path
+):
+    ranges = (RANGES[0], Range(100, 4000, algorithm, transport))
+    path, transports = tmp_path / "table.json", (SHARED, MPI, TORCH)
+    write_table(path, {}, [Section(collective, (2,), "float32", device, ranges)])
+    tuning = fit_table(read_table(path), (2,), transports)
+    layout = Layout(0, ("here",) * 2, (0, 0), transports, tuning=tuning)
+    where = rf"the tuning table .*table\.json \(SHA-256 \w+\), {collective} float32 {device}: "
+    with pytest.raises(ConfigurationError, match=where + said):
+        Planner(layout, SharedMemory(), None, {})
 
 
 def test_what_is_not_possible_here_is_left_out_and_told(tmp_path):

@@ -104,7 +104,11 @@ def test_help_comes_once_and_needs_nothing(either_launcher, tmp_path):
     ("options", "words"),
     [
         (["--jsn", "x"], ["--jsn", "did you mean --json?"]),
-        (["--json", "nowhere/x.json"], ["--json nowhere/x.json", "cannot be written"]),
+        pytest.param(
+            ["--json", "nowhere/x.json"],
+            ["--json nowhere/x.json", "cannot be written"],
+            marks=pytest.mark.long,
+        ),
         pytest.param(["--timeout", "0"], ["timeout", "above 0"], marks=pytest.mark.long),
     ],
 )
@@ -132,6 +136,7 @@ def test_a_library_that_cannot_join(tmp_path):
     assert report["exit_code"] == 3 and report["complete"] is True
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_no_library_at_all(tmp_path):
     absent = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
@@ -159,6 +164,7 @@ def test_other_code_on_one_rank(tmp_path):
     assert reading.lines[-1].check == "the rest" and len(reading.lines) == 5
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_other_torch_on_one_rank(tmp_path):
     patch = "import torch\nif rank == 1: torch.__version__ = '1.2.3'"
@@ -172,6 +178,7 @@ def test_other_torch_on_one_rank(tmp_path):
 BROKEN = "ImportError: libtorch_cpu.so: cannot open shared object file"
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 @pytest.mark.parametrize("has_other_code", [pytest.param(False, marks=pytest.mark.long), True])
 def test_torch_that_cannot_be_imported_on_one_rank(has_other_code, tmp_path):
@@ -223,6 +230,7 @@ def test_limits_cores_and_threads(tmp_path):
     assert "limited to 200" in files and "ulimit -n" in files
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_directories_that_cannot_be(tmp_path):
     (tmp_path / "file").touch()
@@ -313,6 +321,7 @@ store.first_all_reduce = fail
 """
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_an_all_reduce_that_fails(tmp_path):
     reading = examine(launchers.table()["openmpi"], 2, cwd=tmp_path, exit_code=1, patch=WRONG_SUM)

@@ -328,6 +328,7 @@ def test_an_attempt_on_the_cluster_passes(
     check(fault, find_first(fault, wanted), laboratory)
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 @pytest.mark.timeout(180)
 def test_checkpoints_rot(laboratory: Laboratory) -> None:

@@ -348,6 +348,8 @@ def test_the_installed_command_is_the_same(folder):
         ("--python /no/python -n 1 hello.py", "--python names '/no/python' as the program that"),
         ("-n 1 --job-log hello.py/logs hello.py", "cannot write to"),
         ("-n 1 --log-dir hello.py/logs hello.py", "hello.py/logs"),
+        ("-n 1 --tuning no.json hello.py", "--tuning: no.json cannot be read: No such file"),
+        ("-n 1 train --tuning=below", "--tuning: below cannot be read: Is a directory"),
     ],
 )
 def test_a_mistake_is_one_line_and_starts_nothing(folder, monkeypatch, capsys, words, part):

@@ -106,6 +106,7 @@ def test_it_comes_up_is_repaired_and_goes(slurm_cluster):
         assert "no cluster is up" in cluster.must("down")
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 @pytest.mark.timeout(120)
 def test_down_ends_what_runs_from_any_checkout(slurm_cluster, tmp_path):
@@ -230,6 +231,7 @@ def test_a_node_dies_and_lives_again(slurm_cluster):
     assert slurm_cluster.must(*shell) == hardware
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 @pytest.mark.timeout(120)
 def test_a_start_that_broke_off_is_taken_up(slurm_cluster, tmp_path):
@@ -272,6 +274,7 @@ srun --mpi=none --nodes=3 --gpus-per-node=2 sh -c 'echo "$(hostname): $CUDA_VISI
 """
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 @pytest.mark.timeout(120)
 def test_nodes_share_out_the_gpus_of_this_machine(slurm_cluster):
@@ -315,6 +318,7 @@ def test_a_directory_of_somebody_else_is_left_alone(command, slurm_cluster):
         shutil.rmtree(victim)
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 def test_a_user_who_is_not_root(slurm_cluster):
     """Submits and looks, but changes nothing."""

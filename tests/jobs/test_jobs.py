@@ -1032,19 +1032,14 @@ def test_a_stage_that_is_refused_takes_the_earlier_ones_with_it(made_up):
         ([], "no stage"),
         ([""], "no stage"),
         (["--wrap a", "--nodes=2 --epochs 1"], "stage 2 names no script"),
-        (["--wrap a", " "], "stage 2 names no script"),
         (["--wrap a", "jobs/gone.sbatch"], "stage 2 names no script"),
         (["--wrap a", "--dependency=singleton --wrap b"], "stage 2 has a dependency"),
-        (["--wrap a", "-d singleton --wrap b"], "stage 2 has a dependency"),
         (["--wrap a", "--wrap b --dependency=singleton"], "stage 2 has a dependency"),
         (["--wrap a", "-o here -d singleton here"], "stage 2 has a dependency"),
-        (["--wrap a", "-o here --dependency singleton here"], "stage 2 has a dependency"),
         (["--wrap a", "-HQd singleton here"], "stage 2 has a dependency"),
-        (["--wrap a", "-dsingleton here"], "stage 2 has a dependency"),
         (["--wrap a", "--dep singleton here"], "stage 2 has a dependency"),
         (["--wrap a", "--hold --depend=singleton -- here"], "stage 2 has a dependency"),
         (["--wrap a", "-N 1 : --dependency=singleton here"], "stage 2 has a dependency"),
-        (["--wrap a", "-o here"], "stage 2 names no script"),
         (["--wrap a", "--hold gone here"], "stage 2 names no script"),
         (["--wrap a", "--wrap 'b"], "quote"),
         (["--wrap a", "--wrap b\\"], "backslash"),
@@ -1377,8 +1372,12 @@ print(os.environ["SLURM_PROCID"], os.environ["SLURM_NODEID"], os.environ["CUDA_V
     ("options", "ranks"),
     [
         (["--nodes=2", "--gpus-per-node=2", "--cpus-per-gpu=2"], 4),
-        (["--nodes=1", "--ntasks=2", "--gpus-per-task=1", "--cpus-per-task=2"], 2),
-        (["--nodes=1", "--exclusive"], 2),
+        pytest.param(
+            ["--nodes=1", "--ntasks=2", "--gpus-per-task=1", "--cpus-per-task=2"],
+            2,
+            marks=pytest.mark.long,
+        ),
+        pytest.param(["--nodes=1", "--exclusive"], 2, marks=pytest.mark.long),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
@@ -1421,6 +1420,7 @@ def find_rank(job: str, rank: int) -> int | None:
     return None
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 def test_a_rank_that_is_killed_is_a_rank_lost(slurm):
     identity = slurm.submit(
@@ -1440,6 +1440,7 @@ def test_a_rank_that_is_killed_is_a_rank_lost(slurm):
     assert "a rank or peer was lost" in job.output
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 def test_an_array_of_the_right_size_starts_each_configuration(slurm):
     axes = ("learning-rate=0.5,0.25", "batch-size=8")
@@ -1465,6 +1466,7 @@ def test_a_chain_ends_where_a_stage_fails(slurm):
     assert [job.state for job in jobs[1:]] == ["CANCELLED", "CANCELLED"]
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 def test_a_chain_runs_to_its_end(slurm):
     stages = ["--wrap 'echo one >>order'", "--array=0-1 --wrap 'echo two >>order'"]
@@ -1476,6 +1478,7 @@ def test_a_chain_runs_to_its_end(slurm):
     assert (slurm.directory / "order").read_text().split() == ["one", "two", "two", "three"]
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 def test_a_script_from_stdin_finds_the_checkout_around_the_submit_directory(slurm, made_up):
     own(made_up)
@@ -1527,7 +1530,7 @@ def await_ranks(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("ending", "seconds"),
     [
-        (["scancel"], 0),
+        pytest.param(["scancel"], 0, marks=pytest.mark.long),
         (["scancel", "--batch", "--signal=TERM"], 0),
         pytest.param(["--time=1"], 100, marks=[pytest.mark.long, pytest.mark.timeout(200)]),
     ],
@@ -1574,7 +1577,10 @@ def test_an_environment_is_staged_on_each_node_and_taken_away(slurm, tmp_path):
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("ending", [["scancel"], ["scancel", "--batch", "--signal=TERM"]])
+@pytest.mark.parametrize(
+    "ending",
+    [["scancel"], pytest.param(["scancel", "--batch", "--signal=TERM"], marks=pytest.mark.long)],
+)
 def test_a_staged_command_is_told_once_that_its_job_ends(slurm, tmp_path, ending):
     program = tmp_path / "hear"
     program.write_text(
@@ -1670,6 +1676,7 @@ def wrap(tmp_path: Path, text: str) -> dict[str, str]:
     return {"MPIDDP_WRAP": str(path), "MPIDDP_PMI": "none"}
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 def test_a_job_that_was_preempted_runs_again(slurm, tmp_path):
     text = "echo $SLURM_RESTART_COUNT.\n[ -e second ] || { touch second; exit 75; }\n"
@@ -1712,6 +1719,7 @@ def test_a_restart_takes_the_node_out_that_was_lost(slurm, tmp_path):
     assert sorted(job.log("out").split()) == ["node1", "node1", "node2", "node3", "node3"]
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 def test_a_benchmark_starts_its_ranks_in_a_job(slurm):
     words = shlex.split("allreduce --launcher srun --ranks 2 --link --sizes 8 --algorithms ring")

@@ -220,6 +220,7 @@ def test_one_process_works_without_mpi(without_mpi4py):
     assert "MPI             none (one process; " in result.stderr
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_one_rank_under_mpirun_works_without_mpi(without_mpi4py):
     row = launchers.table()["mpich"]
@@ -235,7 +236,9 @@ time.sleep(1 if os.environ.get("PMIX_RANK", os.environ.get("PMI_RANK")) == "0" e
 
 
 @pytest.mark.by_default("openmpi")
-@pytest.mark.parametrize("before", ["", LATE], ids=["at once", "rank 0 late"])
+@pytest.mark.parametrize(
+    "before", [pytest.param("", marks=pytest.mark.long), LATE], ids=["at once", "rank 0 late"]
+)
 def test_two_ranks_need_mpi4py(either_launcher, without_mpi4py, tmp_path, before):
     missing = tmp_path / "mpi4py.py"
     missing.write_text(before + missing.read_text())
@@ -281,8 +284,8 @@ mpiddp.init().close()
 
 
 @pytest.mark.mpi
-def test_mpi_adds_no_variable_while_torch_is_imported(launcher, tmp_path):
+def test_mpi_adds_no_variable_while_torch_is_imported(recent_launcher, tmp_path):
     program = tmp_path / "added.py"
     program.write_text(ADDED)
-    result = launchers.run(launcher, 1, [str(program)], timeout=60).expect(0)
+    result = launchers.run(recent_launcher, 1, [str(program)], timeout=60).expect(0)
     assert [line for line in result.stdout.splitlines() if line.startswith("added:")] == ["added:"]

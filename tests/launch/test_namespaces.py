@@ -39,6 +39,7 @@ def variable(found, name):
     return [row["set"].get(name) for row in found]
 
 
+@pytest.mark.long
 def test_every_node_has_another_interface(cluster, tmp_path):
     names = ("ens1f1", "ens1f0np0", "ib0")
     for number, (node, name) in enumerate(zip(cluster.nodes, names, strict=True), 1):
@@ -73,6 +74,7 @@ def test_interfaces_that_lead_nowhere(cluster, tmp_path):
     assert float(seconds) < ADDRESS_SECONDS
 
 
+@pytest.mark.long
 def test_the_option_names_an_interface_per_node(cluster, tmp_path):
     for number, node in enumerate(cluster.nodes[:2], 1):
         # Both networks work; by itself rank 0 prefers the first.
@@ -101,6 +103,7 @@ def expect_table(result, head, *rows):
     assert cells == [["node", *head], *map(list, rows)], str(result)
 
 
+@pytest.mark.long
 def test_a_switch_that_drops_large_packets(cluster):
     for number, node in enumerate(cluster.nodes[:2], 1):
         cluster.join(node, "ens1f1", f"10.77.0.{number}")

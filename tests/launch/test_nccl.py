@@ -244,7 +244,7 @@ with mpiddp.init(timeout=30) as session:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("release", ["2.13", "2.15"])
+@pytest.mark.parametrize("release", ["2.13", pytest.param("2.15", marks=pytest.mark.long)])
 def test_a_late_collective_ends_the_job_with_a_report(release, tmp_path):
     row = launchers.table()["mpich"]
     paths = {"PYTHONPATH": f"{launchers.ROOT}:{Path(__file__).parent}:{launchers.SUPPORT}"}

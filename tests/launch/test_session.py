@@ -97,17 +97,13 @@ def test_cores_are_shared(recent_launcher, ranks):
         assert row["set"]["OMP_NUM_THREADS"] == str(threads)
 
 
-def test_threads_that_the_user_chose_are_kept():
-    variables = (("OMP_NUM_THREADS", "1"),)
+def test_what_the_user_chose_is_kept():
+    interfaces = (("GLOO_SOCKET_IFNAME", "lo"), ("NCCL_SOCKET_IFNAME", "=lo"))
+    variables = (*interfaces, ("RANK", "17"), ("OMP_NUM_THREADS", "1"))
     ((row,), result) = facts.collect("alone", 1, "auto", variables)
     assert "OMP_NUM_THREADS" not in row["set"]
     assert row["torch threads"] == 1
     assert block(result)["devices"].startswith("CPU, 1 thread per rank")
-
-
-def test_interfaces_that_the_user_chose_are_kept():
-    variables = (("GLOO_SOCKET_IFNAME", "lo"), ("NCCL_SOCKET_IFNAME", "=lo"), ("RANK", "17"))
-    ((row,), _) = facts.collect("alone", 1, "auto", variables)
     assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & row["set"].keys()
     # What a job script exported is overwritten while the session lasts, and comes back.
     assert row["set"]["RANK"] == "0"
@@ -302,28 +298,13 @@ def test_without_mpi_a_second_session_works():
     assert result.stdout == "closed 1\nclosed 2\n"
 
 
+@pytest.mark.long
 @pytest.mark.by_default("mpich")
 def test_with_mpi_a_second_session_is_refused(either_launcher):
     result = launchers.run(either_launcher, 2, ["-c", TWICE], timeout=60).expect(3)
     assert result.stdout.count("closed 1") == 2 and "closed 2" not in result.stdout
     assert result.stderr.count("MPI was shut down earlier in this process") == 1
     assert "Traceback" not in result.output
-
-
-ONE_STARTS_TWICE = """
-import mpiddp
-with mpiddp.init(timeout=30) as session:
-    if session.world.rank == 1:
-        mpiddp.init(timeout=30)
-    session.any(True)
-"""
-
-
-@pytest.mark.by_default("openmpi")
-def test_a_second_start_on_one_rank_ends_the_job_at_once(either_launcher):
-    result = launchers.run(either_launcher, 2, ["-c", ONE_STARTS_TWICE], timeout=60).expect(2)
-    assert "rank 1 of 2 on " in result.stderr and "called in this process before" in result.stderr
-    assert result.seconds < 30
 
 
 BARE = """
@@ -389,6 +370,7 @@ assert MPI.COMM_WORLD.allreduce(1) == 2
 """
 
 
+@pytest.mark.long
 @pytest.mark.by_default("mpich")
 def test_an_mpi_that_was_up_before_stays_up(either_launcher):
     launchers.run(either_launcher, 2, ["-c", MPI_IS_UP], timeout=60).expect(0)
@@ -483,6 +465,7 @@ print("lives", session.world.size)
     assert "NameError: name 'tpyo'" in result.stderr and "KeyError: 'cell'" in result.stderr
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_ranks_end_with_an_interactive_one() -> None:
     program = "import mpiddp; session = mpiddp.init(timeout=30); 1 / session.world.rank"
@@ -520,6 +503,7 @@ def test_a_start_up_that_failed_in_a_notebook_can_be_tried_again():
     assert result.stdout == "raised: on purpose\nagain 1\n"
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_a_notebook_of_several_ranks_does_not_hang():
     program = HALF_STARTED.replace(

@@ -77,8 +77,9 @@ def test_a_run_that_is_stopped_says_so(name, ranks, number, whom, tmp_path):
     check(result, tmp_path, number, ranks)
 
 
+@pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
 def test_ctrl_c_in_a_terminal_is_no_other_signal(name, tmp_path):
     """Under jobs/local.sh: a terminal interrupts all of its foreground process group."""
     row = launchers.table()[name]

@@ -16,7 +16,6 @@ import facts
 import launchers
 import ranks
 import slurm
-from mpiddp.process.outcome import read_outcome
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(150)]
 
@@ -61,10 +60,8 @@ def worlds(found) -> list[tuple[str, int, int, int, int]]:
     return [tuple(row["world"][name] for name in names) for row in found]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "each"),
-    [(1, 3), *(pytest.param(*many, marks=pytest.mark.long) for many in [(2, 1), (4, 2), (4, 3)])],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("nodes", "each"), [(1, 3), (2, 1), (4, 3)])
 def test_nodes_and_ranks(nodes, each, slurm_cluster, tmp_path):
     ranks = nodes * each
     flags = (f"--nodelist=node[1-{nodes}]", f"--nodes={nodes}", f"--ntasks-per-node={each}")
@@ -98,6 +95,7 @@ def test_uneven_nodes_in_cyclic_order(slurm_cluster, tmp_path):
     assert "2 on 2, 1 on 1" in result.stderr
 
 
+@pytest.mark.long
 def test_a_heterogeneous_step_spans_its_components(slurm_cluster):
     launcher = slurm_cluster.srun("--nodes=1")
     command = [sys.executable, "-c", INIT]
@@ -123,6 +121,7 @@ def run_inside(launcher, allocation, command) -> launchers.Result:
     return launchers.run(alone, 1, line, timeout=DEADLINE, python=salloc, env={"HYDRA_IFACE": None})
 
 
+@pytest.mark.long
 def test_a_heterogeneous_job(slurm_cluster):
     # Where both components end together, two threads of Slurm 22.05's srun may wait for the end of
     # one and the same third (pmixp_abort_agent_stop in its plugins/mpi/pmix/pmixp_agent.c): one of
@@ -140,7 +139,7 @@ def test_a_heterogeneous_job(slurm_cluster):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(row.name, marks=[pytest.mark.long] * (row.name in launchers.OPTIONAL))
+        pytest.param(row.name, marks=() if row.name == "openmpi" else pytest.mark.long)
         for row in launchers.available()
     ],
 )
@@ -189,10 +188,8 @@ def remove_traps(cluster, node) -> None:
     write_hosts(cluster, node, text.replace(f"127.0.1.1 {node}\n", ""))
 
 
-@pytest.mark.parametrize(
-    ("library", "mpi"),
-    [("openmpi", "pmix"), pytest.param("mpich", "pmi2", marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("library", "mpi"), [("openmpi", "pmix"), ("mpich", "pmi2")])
 def test_traps_of_real_nodes_do_no_harm(library, mpi, slurm_cluster, tmp_path):
     flags = ("--nodelist=node[1,3]", "--nodes=2", "--ntasks-per-node=1")
     try:
@@ -246,15 +243,12 @@ def test_two_jobs_at_once_on_the_same_nodes(slurm_cluster, tmp_path):
 
 
 # Every other pair is in test_compatibility.py, and the doctor's tests start two more.
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("library", "mpi"),
     [
         ("openmpi", "pmi2"),
-        *[
-            pytest.param(name, "pmi2", marks=pytest.mark.long)
-            for name in launchers.OPTIONAL
-            if not launchers.table()[name].missing()
-        ],
+        *((name, "pmi2") for name in launchers.OPTIONAL if not launchers.table()[name].missing()),
     ],
 )
 def test_the_wrong_mpi_is_refused_with_a_command_that_works(library, mpi, slurm_cluster, tmp_path):
@@ -296,26 +290,6 @@ def test_a_rank_that_raises_ends_the_job(slurm_cluster):
     assert result.stderr.count("ValueError: broken on purpose") == 1
 
 
-KILLED_AT_THE_END = """
-import os, signal, sys, time, mpiddp
-with mpiddp.init(timeout=60) as session:
-    if session.world.rank == int(sys.argv[1]):
-        time.sleep(2)
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_rank_that_is_killed_while_the_others_close_ends_the_job(rank, slurm_cluster):
-    # Open MPI hears of it from PMIx, and aborts with a code of its own.
-    row = slurm_cluster.srun(*BARE, mpi="pmi2", library="mpich")
-    result = launchers.run(row, 3, ["-c", KILLED_AT_THE_END, str(rank)], timeout=DEADLINE)
-    assert result.returncode in (6, 128 + signal.SIGKILL), str(result)
-    (said,) = (line for line in facts.messages(result) if "lost" in line)
-    assert f"rank {rank} of 3 on node{1 + rank // 2} was lost: it was killed by SIGKILL" in said
-
-
 LOST = """
 import ctypes, os, signal, sys, time, torch, torch.distributed as distributed
 victim, where = int(sys.argv[1]), sys.argv[2]
@@ -330,13 +304,8 @@ ctypes.PyDLL(None).sleep(1000)
 """
 
 
-@pytest.mark.parametrize(
-    ("rank", "where"),
-    [
-        (0, "lock"),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in [(0, "gloo"), (2, "gloo")]),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("rank", "where"), [(0, "lock"), (0, "gloo"), (2, "gloo")])
 def test_a_rank_of_a_script_that_is_killed_ends_the_job(rank, where, slurm_cluster, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(LOST)
@@ -349,29 +318,6 @@ def test_a_rank_of_a_script_that_is_killed_ends_the_job(rank, where, slurm_clust
     (said,) = (line for line in facts.messages(result) if "started" not in line)
     host = f"node{1 + rank // 2}"
     assert f"rank {rank} of 3 on {host} was lost: it was killed by SIGKILL" in said
-
-
-@pytest.mark.long
-def test_a_cancelled_run_says_so(slurm_cluster, tmp_path):
-    options = ["--data", "toy", "--samples", "2000", "--epochs", "100000", "--name", "run"]
-    arguments = ["-m", "mpiddp.train", *options]
-    row = slurm_cluster.srun(*BARE, "--job-name=cancelled")
-    with launchers.start(row, 3, arguments, timeout=DEADLINE, cwd=tmp_path) as job:
-        job.until(lambda: "Epoch 2" in job.stdout(), "the second epoch")
-        slurm_cluster.ask("scancel", "--name=cancelled")
-        job.wait()
-    outcome = read_outcome(tmp_path / "runs" / "run")
-    # It makes way, as at a signal before the time limit; Slurm lets it write its checkpoint.
-    assert outcome is not None and outcome["code"] == 75
-    assert "SIGTERM reached rank" in outcome["reason"]
-    assert outcome["step"] > 0
-
-
-def test_bad_options_are_said_once(slurm_cluster):
-    arguments = ["-m", "mpiddp.train", "--epochs", "none"]
-    result = launchers.run(slurm_cluster.srun(*BARE), 3, arguments, timeout=DEADLINE)
-    result.expect(2)
-    assert len(facts.messages(result)) == 1 and "Traceback" not in result.stderr
 
 
 # A node that is cut off. The ranks on both sides of the cut must end by mpiddp's deadline; srun
@@ -437,6 +383,7 @@ def on_node(job, name) -> list[int]:
 
 
 # One that is cut off later does not answer: tests/doctor/test_doctor_slurm.py, test_failure.py.
+@pytest.mark.long
 def test_a_node_cut_during_start_up_is_named(slurm_cluster, tmp_path):
     program = WAITING.format(folder=str(tmp_path), seconds=TIMEOUT)
     result, seconds = cut_during(slurm_cluster, tmp_path, ["-c", program])

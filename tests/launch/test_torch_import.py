@@ -33,7 +33,7 @@ print(sorted({(is_main, name.decode()) for is_main, name, *_ in changed}))
     ("variables", "changed"),
     [
         ({}, [(True, "OPENBLAS_MAIN_FREE")]),
-        ({"OPENBLAS_MAIN_FREE": "0"}, []),
+        pytest.param({"OPENBLAS_MAIN_FREE": "0"}, [], marks=pytest.mark.long),
     ],
     ids=["by us", "by the user"],
 )

@@ -157,6 +157,7 @@ def test_mpich_under_open_mpis_mpirun():
     expect_refusal(result, "Open MPI's mpirun started 3 processes", "MPICH 5.", command)
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_open_mpi_under_mpichs_mpiexec():
     table = launchers.table()

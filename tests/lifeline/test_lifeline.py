@@ -622,7 +622,7 @@ ENDS = {
     ("name", "how", "victim", "where"),
     [
         ("openmpi", "is killed", 1, "gloo"),
-        ("mpich", "leaves", 2, "lock"),
+        pytest.param("mpich", "leaves", 2, "lock", marks=LONG),
         *(
             pytest.param(name, how, victim, where, marks=LONG)
             for name in ("openmpi", "mpich")

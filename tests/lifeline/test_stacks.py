@@ -658,6 +658,7 @@ session.close()
 """
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_a_rank_with_fewer_calls_of_mpiddp_ends_the_job(tmp_path):
     (tmp_path / "script.py").write_text(OWN_CALLS)

@@ -128,6 +128,7 @@ def test_offers_are_in_the_range():
     )
 
 
+@pytest.mark.long
 @pytest.mark.by_default("openmpi")
 def test_a_range_that_is_used_up(either_launcher, tmp_path):
     with hold_two() as (pair, held):

@@ -55,13 +55,14 @@ def read_digests(stdout: str) -> set[str]:
     return set(launchers.drop_gloo_lines(stdout).splitlines())
 
 
-def test_a_pipe_has_an_end_on_every_rank(recent_launcher, tmp_path):
+@pytest.mark.by_default("openmpi")
+def test_a_pipe_has_an_end_on_every_rank(either_launcher, tmp_path):
     (tmp_path / "read.py").write_text(READ)
     # More than a pipe holds, and no text.
     (tmp_path / "bytes").write_bytes(BYTES)
     with (
         subprocess.Popen(["cat", tmp_path / "bytes"], stdout=subprocess.PIPE) as writer,
-        start(recent_launcher, 2, [tmp_path / "read.py"], writer.stdout) as job,
+        start(either_launcher, 2, [tmp_path / "read.py"], writer.stdout) as job,
     ):
         done = job.wait().expect(0)
     assert read_digests(done.stdout) == {f"0 0 {digest(BYTES)}", f"1 0 {digest(b'')}"}

@@ -13,9 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mpiddp
+import wrong_algorithms
 from mistakes import hear
-from mpiddp.schedules import registry
-from mpiddp.schedules.schedule import Schedule, Transfer, all_reduce
 from mpiddp.sync.ddp_hook import Synchronization, attach
 
 STEPS = 6
@@ -97,20 +96,9 @@ def refuse(session: mpiddp.Session) -> list[str]:
 
 def differ(session: mpiddp.Session) -> str:
     """What is said of an algorithm of one's own whose owners of chunks are drawn on each rank."""
-    model, rank = DistributedDataParallel(make_model()), session.world.rank
-
-    def drawn(ranks: int) -> Schedule:
-        owners = sorted(range(ranks), reverse=rank % 2 == 1)
-        pairs = [(a, b, c) for c, b in enumerate(owners) for a in range(ranks) if a != b]
-        there = [Transfer(a, b, c, c + 1, True) for a, b, c in pairs]
-        back = [Transfer(b, a, c, c + 1, False) for a, b, c in pairs]
-        return all_reduce(ranks, ranks, [there, back])
-
-    registry.register("drawn")(drawn)
-    try:
+    model = DistributedDataParallel(make_model())
+    with wrong_algorithms.registered():
         return hear(lambda: mpiddp.synchronize(model, "drawn"))
-    finally:
-        del registry._algorithms["drawn"]
 
 
 def compare(session: mpiddp.Session, ways: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -75,6 +75,12 @@ CALLS: dict[str, Callable[[], Any]] = {
     "many roots": lambda: mpiddp.all_gather(ones(), "binomial-tree"),
     "no all-reduce": lambda: name_wrong(lambda: mpiddp.all_reduce(ones(), "double")),
     "no all-reduce, later": lambda: name_wrong(lambda: mpiddp.all_reduce_async(ones(), "double")),
+    **{
+        f"another on each rank, {transport}": lambda transport=transport: name_wrong(
+            lambda: mpiddp.all_reduce(ones(), "drawn", transport)
+        )
+        for transport in ("mpi", "torch")
+    },
     "no half": lambda: name_wrong(lambda: mpiddp.reduce(ones(), 0, "lopsided")),
     "negative shape": lambda: mpiddp.shared_empty((3, -1)),
     "name for a type, shared": lambda: mpiddp.shared_empty(3, "float32"),  # type: ignore[arg-type]

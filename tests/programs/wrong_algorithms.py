@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from mpiddp.launch.session import current_session
 from mpiddp.schedules import registry
 from mpiddp.schedules.algorithms import add, copy
 from mpiddp.schedules.schedule import Schedule, all_reduce
@@ -23,11 +24,19 @@ def lopsided(n: int) -> Schedule:
     return all_reduce(n, 1, [*steps, [copy(0, rank) for rank in range(1, n)]], owners=[0])
 
 
+def drawn(n: int) -> Schedule:
+    """The owners of the chunks are in another order on each second rank of the session."""
+    owners = sorted(range(n), reverse=current_session().world.rank % 2 == 1)
+    pairs = [(a, b, c) for c, b in enumerate(owners) for a in range(n) if a != b]
+    there = [add(a, b, c) for a, b, c in pairs]
+    return all_reduce(n, n, [there, [copy(b, a, c) for a, b, c in pairs]])
+
+
 @contextlib.contextmanager
 def registered() -> Iterator[None]:
-    """Both of them can be named."""
+    """They can be named."""
     before = dict(registry._algorithms)
-    for make in (double, lopsided):
+    for make in (double, lopsided, drawn):
         registry.register(make.__name__)(make)
     try:
         yield

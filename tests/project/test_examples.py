@@ -73,22 +73,28 @@ def test_an_example_is_short_and_says_how_it_is_started(name: str) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", LAUNCHED)
+@pytest.mark.parametrize("name", [pytest.param("digits", marks=pytest.mark.long), "synchronize"])
 def test_an_example_runs_by_its_command(name: str, tmp_path: Path) -> None:
     printed = "".join(execute(words, tmp_path) for words in read_commands(name))
     assert re.search(LAUNCHED[name], printed), printed
 
 
 @pytest.mark.mpi
-def test_examples_of_the_trainer_learn(pool: Pools, tmp_path: Path) -> None:
-    for name, (key, low, high) in MEASURED.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        pool("openmpi", 2).call(scripts.run, str(FOLDER / f"{name}.py"), cwd=folder)
-        (run,) = (folder / "runs").iterdir()
-        assert low < read_rows(run)[-1][key] <= high, name
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name in ("cifar_fsdp", "small_gpt")))
+        for name in MEASURED
+    ],
+)
+def test_examples_of_the_trainer_learn(name: str, pool: Pools, tmp_path: Path) -> None:
+    key, low, high = MEASURED[name]
+    pool("openmpi", 2).call(scripts.run, str(FOLDER / f"{name}.py"), cwd=tmp_path)
+    (run,) = (tmp_path / "runs").iterdir()
+    assert low < read_rows(run)[-1][key] <= high
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_the_sweep_has_a_run_for_each_rate_and_a_picture(pool: Pools, tmp_path: Path) -> None:
     pool("openmpi", 2).call(scripts.run, str(FOLDER / "sweep.py"), cwd=tmp_path)
@@ -101,6 +107,7 @@ def test_the_sweep_has_a_run_for_each_rate_and_a_picture(pool: Pools, tmp_path: 
     assert all(name in picture for name in names)
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_the_notebook_prints_what_it_shows(tmp_path: Path) -> None:
     """Its cells, one after the other, without Jupyter; times of real ranks are not compared."""

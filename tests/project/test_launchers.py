@@ -10,6 +10,8 @@ import pytest
 
 import launchers
 
+pytestmark = pytest.mark.by_default("openmpi")
+
 HELLO = """
 import os, sys, time
 from mpi4py import MPI
@@ -29,19 +31,19 @@ def test_mpirun_and_libmpi_belong_together(launcher):
         assert f"{rank} of 3 {VENDORS[launcher.name]}" in result.stdout
 
 
-def test_more_ranks_than_cores(recent_launcher):
+def test_more_ranks_than_cores(either_launcher):
     ranks = (os.cpu_count() or 1) + 2
-    result = launchers.run(recent_launcher, ranks, ["-c", HELLO], timeout=120).expect(0)
+    result = launchers.run(either_launcher, ranks, ["-c", HELLO], timeout=120).expect(0)
     assert result.stdout.count(f" of {ranks} ") == ranks
 
 
-def test_the_exit_code_is_the_jobs(recent_launcher):
+def test_the_exit_code_is_the_jobs(either_launcher):
     program = HELLO + "sys.exit(7)"
-    launchers.run(recent_launcher, 1, ["-c", program], timeout=60).expect(7)
+    launchers.run(either_launcher, 1, ["-c", program], timeout=60).expect(7)
 
 
-def test_the_deadline_kills_every_rank(recent_launcher):
-    with launchers.start(recent_launcher, 2, ["-c", SLEEP], timeout=60) as job:
+def test_the_deadline_kills_every_rank(either_launcher):
+    with launchers.start(either_launcher, 2, ["-c", SLEEP], timeout=60) as job:
         job.until(lambda: job.stdout().count("\n") == 2, "all ranks to be up")
         job.deadline = began = time.monotonic()
         with pytest.raises(launchers.JobError, match=r"still running after 120 s(.|\n)* of 2 "):
@@ -50,16 +52,16 @@ def test_the_deadline_kills_every_rank(recent_launcher):
     assert time.monotonic() - began < 10
 
 
-def test_a_rank_is_found_and_can_be_killed(recent_launcher):
-    with launchers.start(recent_launcher, 3, ["-c", SLEEP], timeout=60) as job:
+def test_a_rank_is_found_and_can_be_killed(either_launcher):
+    with launchers.start(either_launcher, 3, ["-c", SLEEP], timeout=60) as job:
         job.until(lambda: job.stdout().count("\n") == 3, "all ranks to be up")
         assert job.ranks().keys() == {0, 1, 2}
         os.kill(job.rank(1), signal.SIGKILL)
         assert job.wait().returncode != 0
 
 
-def test_a_job_that_is_left_early_is_killed(recent_launcher):
-    with launchers.start(recent_launcher, 2, ["-c", SLEEP], timeout=60) as job:
+def test_a_job_that_is_left_early_is_killed(either_launcher):
+    with launchers.start(either_launcher, 2, ["-c", SLEEP], timeout=60) as job:
         job.rank(1)
     assert job.processes() == []
 

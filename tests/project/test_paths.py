@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,14 +20,10 @@ TRAINING = (
     "mpiddp.train", "--data", "toy", "--epochs", "1", "--sync", "ring", "--overlap", "off",
     "--save-every", "5steps", "--name", "run", "--console", "all",
 )  # fmt: skip
-CALL = """
+SCRIPT = """
 import torch, mpiddp
 with mpiddp.init():
     mpiddp.all_reduce(torch.ones(1_000_000))
-"""
-RESTORE = """
-import torch, mpiddp
-with mpiddp.init():
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
     with mpiddp.Checkpointer("checkpoints", model) as checkpointer:
         assert checkpointer.restore() == {"step": 1}
@@ -69,16 +66,15 @@ def test_a_training_goes_the_paths_of_a_launch_of_a_gradient_and_of_a_checkpoint
         check(find_path(f"The path of {heading}"), entered)
 
 
-def test_a_call_goes_its_path(tmp_path):
-    (tmp_path / "script.py").write_text(CALL)
-    check(find_path("The path of mpiddp.all_reduce"), follow("call", ["script.py"], tmp_path))
-
-
-def test_a_checkpoint_goes_its_path_back(tmp_path):
-    (tmp_path / "script.py").write_text(RESTORE)
+def test_a_call_goes_its_path_and_a_checkpoint_its_path_back(tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    # A checkpoint belongs to a script.
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "script.py", raising=False)
     with mpiddp.Checkpointer(tmp_path / "checkpoints", torch.nn.Linear(3, 2)) as checkpointer:
         checkpointer.save(1)
-    check(find_path("The path of a checkpoint", 1), follow("back", ["script.py"], tmp_path))
+    entered = follow("script", ["script.py"], tmp_path)
+    check(find_path("The path of mpiddp.all_reduce"), entered)
+    check(find_path("The path of a checkpoint", 1), entered)
 
 
 def test_a_companion_goes_the_path_of_a_lost_rank(tmp_path):

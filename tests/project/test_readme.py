@@ -23,19 +23,9 @@ import slurm
 from mpiddp.schedules import registry
 from mpiddp.training.options.groups.registry import DATASETS, MODELS
 
-TESTED_ELSEWHERE = re.compile(
-    r"python -m benchmarks (startup|allreduce|training-(?:step|loop)|stragglers|checkpoint) "
-    r"|python -m benchmarks (reduce-scatter|point-to-point|all-pairs) "
-    r"|mpirun -n 4 python tests/programs/fsdp_memory.py"
-    r"|mpirun -n [23] python -m mpiddp.train --data toy --epochs 3 --(sync|parallel) "
-    r"|bash jobs/local.sh 4 "
-)
-"""Commands that other tests run by default: the benchmarks' own, with more options;
-``test_training_sync.py`` and ``test_parallelism.py`` of ``tests/training/``, on fewer ranks or in a
-pool; README's first block, on fewer ranks."""
-MOST_BLOCKS = {"README": 4}
-"""Of a document, that are run by default; the later ones, with ``--all``."""
-MOST_OF_A_CHAPTER = 2
+BY_DEFAULT = "README"
+"""The document whose blocks are run by default. Those of the chapters take five minutes, and
+what their commands do is tested by the tests of each folder; they are run with ``--all``."""
 LANGUAGES = {"bash", "python", "text", "toml", "mermaid", "json", "diff"}
 RUN = ("bash", "python")
 DEADLINE = 150
@@ -180,11 +170,9 @@ def uses_slurm(block: documents.Block) -> bool:
     )
 
 
-def as_parameter(path: Path, block: documents.Block, number: int):
-    """``number``: among the blocks of its document that are run, from 0."""
+def as_parameter(path: Path, block: documents.Block):
     marks = [pytest.mark.slurm if uses_slurm(block) else pytest.mark.mpi]
-    most = MOST_BLOCKS.get(path.stem, MOST_OF_A_CHAPTER)
-    if TESTED_ELSEWHERE.match(block.text) or number >= most:
+    if path.stem != BY_DEFAULT:
         marks.append(pytest.mark.long)
     name = re.sub(r"[^\w.]+", "-", block.text.splitlines()[0])[:40].strip("-")
     return pytest.param(path, block, marks=marks, id=f"{path.stem}-{name}")
@@ -194,9 +182,9 @@ def as_parameter(path: Path, block: documents.Block, number: int):
 @pytest.mark.parametrize(
     ("path", "block"),
     [
-        as_parameter(path, block, number)
+        as_parameter(path, block)
         for path, blocks in BLOCKS.items()
-        for number, block in enumerate(filter(is_run, blocks))
+        for block in filter(is_run, blocks)
     ],
 )
 def test_a_block_runs_and_prints_what_follows_it(path, block, desk):
@@ -275,6 +263,7 @@ def is_there(file: str, name: str) -> bool:
     return path.is_file() and (not name or documents.defines(path, name))
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 def test_a_job_that_fails_fails_its_block(desk):
     reader = desk.find_reader(Path("none"))

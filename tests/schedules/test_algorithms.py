@@ -20,12 +20,9 @@ from mpiddp.schedules.pairs import list_partners
 from mpiddp.schedules.proof import prove
 from mpiddp.schedules.schedule import (
     Collective,
-    Transfer,
     all_reduce,
-    gather_back,
     halve,
     project,
-    scatter,
     segment,
 )
 
@@ -214,60 +211,6 @@ def test_two_levels_without_nodes_take_two_halves():
     assert build(7) == build(7, split(7, 2)) == build(7, (3, 4))
 
 
-# ---- whoever is registered joins ----------------------------------------------------------
-
-
-def star(n):
-    """All to rank 0, one after the other, and back."""
-    steps = [[Transfer(r, 0, 0, 1, True)] for r in range(1, n)]
-    return gather_back(scatter(n, steps, owners=[0]))
-
-
-def hasty_star(n):
-    """As star, but the last one is never heard."""
-    return gather_back(scatter(n, list(star(n).steps)[: max(0, n - 2)], owners=[0]))
-
-
-def lonely_star(n):
-    """As star, but nobody is told."""
-    return all_reduce(n, 1, list(star(n).steps)[: n - 1])
-
-
-@pytest.fixture
-def register(monkeypatch):
-    """Registers an algorithm for the time of a test."""
-    monkeypatch.setattr(registry, "_algorithms", dict(registry._algorithms))
-    return lambda name, make: registry.register(name, lambda nodes, each: None)(make)
-
-
-def test_a_newly_registered_algorithm_joins_the_batteries_and_passes(register):
-    before = registry.names()
-    register("star", star)
-    assert registry.names() == (*before, "star")
-    for ranks, segments in itertools.product(RANKS[:6], SEGMENTS):
-        check_sums("star", ranks, segments)
-        check_sums("two-level:inner=star,outer=star", ranks, segments)
-        prove(registry.parse("star").build(ranks))
-    for ranks in RANKS[:6]:
-        check_halves("star", ranks)
-
-
-@pytest.mark.parametrize("wrong", [hasty_star, lonely_star])
-def test_a_wrong_algorithm_joins_the_batteries_and_is_refused(register, wrong):
-    register("wrong", wrong)
-    for ranks in RANKS[1:6]:
-        with pytest.raises(AssertionError, match="rank"):
-            check_sums("wrong", ranks, 1)
-        with pytest.raises(ScheduleError):
-            prove(registry.parse("wrong").build(ranks))
-    with pytest.raises((AssertionError, ScheduleError, ValueError)):
-        check_halves("wrong", 4)
-
-
-def test_what_a_test_registers_is_gone_after_it():
-    assert not {"star", "wrong"} & set(registry.names())
-
-
 # ---- brevity ------------------------------------------------------------------------------
 
 
@@ -281,4 +224,3 @@ def count_lines(function):
 
 def test_the_ring_fits_in_eight_lines():
     assert 1 <= count_lines(algorithms.ring) <= 8
-    assert count_lines(star) == 2

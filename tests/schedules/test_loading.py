@@ -10,25 +10,11 @@ import pytest
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules import registry
 from mpiddp.schedules.plans import loading
+from own_algorithm import STAR
+
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "plans"
-STAR = '''
-from mpiddp.schedules.algorithms import add, copy
-from mpiddp.schedules.registry import register
-from mpiddp.schedules.schedule import all_reduce
-
-
-@register("star")
-def star(n):
-    """All send to rank 0 in turns."""
-    there = [[add(rank, 0)] for rank in range(1, n)]
-    return all_reduce(n, 1, there + [[copy(0, rank)] for rank in range(1, n)], owners=[0])
-'''
-
-
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch):
-    monkeypatch.setattr(registry, "_algorithms", dict(registry._algorithms))
 
 
 def write(folder, text, name="own.py"):
@@ -37,14 +23,13 @@ def write(folder, text, name="own.py"):
     return path
 
 
-def test_a_function_joins_the_others(tmp_path):
-    path = write(tmp_path, STAR)
-    assert loading.load(path) == ("star",)
+def test_a_function_joins_the_others(star):
+    assert loading.load(star) == ("star",)
     assert registry.names()[-1] == "star"
     assert len(registry.parse("star:segments=2").build(4).steps) == 7
     # Once in a process, whoever asks.
-    assert loading.load(path) == ("star",)
-    assert registry.find("star").source == str(path)
+    assert loading.load(star) == ("star",)
+    assert registry.find("star").source == str(star)
 
 
 MISTAKES = [

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from mpiddp.errors import ConfigurationError, ScheduleError
-from mpiddp.schedules.plans.msccl_xml import read_tree, read_xml
-from mpiddp.schedules.plans.mscclpp_json import read_content, read_json
+from mpiddp.schedules.plans.msccl_xml import read_tree
+from mpiddp.schedules.plans.mscclpp_json import read_content
 from mpiddp.schedules.plans.proof import prove_plan
 from mpiddp.schedules.plans.reading import read_plans
 
@@ -63,7 +63,7 @@ def test_a_file_is_read_once_for_each_way(tmp_path):
     text = (RECORDED / "msccl_tools_1step_3.xml").read_text()
     path = tmp_path / "both.xml"
     path.write_text(text.replace('inplace="1"', 'inplace="1" outofplace="1"'))
-    in_place, out_of_place = read_xml(path)
+    in_place, out_of_place = read_plans(path)
     assert prove_plan(in_place)
     with pytest.raises(ScheduleError, match="output chunk 0 was never written"):
         prove_plan(out_of_place)
@@ -257,7 +257,7 @@ def test_what_is_not_known_is_named(old, new, words, tmp_path):
     assert old in text
     path.write_text(text.replace(old, new))
     with pytest.raises(ConfigurationError) as caught:
-        read_xml(path)
+        read_plans(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -312,7 +312,7 @@ def make_content(first, second=SUM):
         )  # fmt: skip
     return {
         "name": "small", "collective": "allreduce", "protocol": "Simple", "inplace": True,
-        "gpus": gpus,
+        "gpus": gpus, "use_double_scratch_buffer": True,
     }  # fmt: skip
 
 
@@ -353,6 +353,15 @@ def test_signals_and_what_they_order(operations, words):
         assert not words
 
 
+def test_a_call_does_not_overwrite_what_the_last_one_still_needs():
+    """A rank that is done puts again, perhaps before its peer has added."""
+    content = make_content(SUM)
+    assert prove_plan(read_content(content))
+    content["use_double_scratch_buffer"] = False
+    with pytest.raises(ScheduleError, match=r"step 5 \(re\) reads .* if one call follows another$"):
+        prove_plan(read_content(content))
+
+
 WRONG = [
     ({"colour": 1}, "plan has fields that are not known: colour"),
     ({"collective": "sendrecv"}, "collective 'sendrecv': what it promises is not known"),
@@ -365,7 +374,7 @@ def test_json_that_is_not_known_is_named(change, words, tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(make_content(SUM) | change))
     with pytest.raises(ConfigurationError) as caught:
-        read_json(path)
+        read_plans(path)
     assert words in str(caught.value)
     assert str(caught.value).startswith(f"{path}: ")
 

@@ -230,13 +230,7 @@ def test_a_price_for_each_size():
 # ---- registering --------------------------------------------------------------------------
 
 
-@pytest.fixture
-def clean(monkeypatch):
-    """What a test registers is forgotten after it."""
-    monkeypatch.setattr(registry, "_algorithms", dict(registry._algorithms))
-
-
-@pytest.mark.usefixtures("clean")
+@pytest.mark.usefixtures("own_registry")
 def test_a_registered_algorithm_is_read_described_and_built():
     @registry.register("mine", lambda nodes, each, depth=1: None)
     def mine(n, depth=1, nodes=None):
@@ -302,7 +296,7 @@ def test_what_is_wrong_is_made_but_not_built():
                 assert caught.value.exit_code == 1
 
 
-@pytest.mark.usefixtures("clean")
+@pytest.mark.usefixtures("own_registry")
 def test_a_schedule_is_proved_once_for_each_number_of_ranks_and_parameter(monkeypatch):
     proved = []
     monkeypatch.setattr(registry, "prove", lambda one: proved.append(one.ranks) or prove(one))
@@ -322,7 +316,7 @@ def test_a_schedule_is_proved_once_for_each_number_of_ranks_and_parameter(monkey
     assert proved[6:] == [4]
 
 
-@pytest.mark.usefixtures("clean")
+@pytest.mark.usefixtures("own_registry")
 def test_what_is_right_on_some_ranks_may_be_wrong_on_others():
     @registry.register("hasty")
     def hasty(n):
@@ -334,7 +328,7 @@ def test_what_is_right_on_some_ranks_may_be_wrong_on_others():
         registry.parse("hasty").build(5)
 
 
-@pytest.mark.usefixtures("clean")
+@pytest.mark.usefixtures("own_registry")
 @pytest.mark.parametrize("half", [0, 1])
 def test_half_an_all_reduce_is_none(half):
     registry.register("half")(lambda n: halve(ring(n))[half])
@@ -343,7 +337,7 @@ def test_half_an_all_reduce_is_none(half):
         registry.parse("half").build(3)
 
 
-@pytest.mark.usefixtures("clean")
+@pytest.mark.usefixtures("own_registry")
 def test_ranks_that_are_placed_otherwise_may_add_in_another_order():
     """Operands are added in the order of the ranks, which depends on what they are called."""
 

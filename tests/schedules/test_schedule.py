@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import oracle
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules import registry
+from mpiddp.schedules.algorithms import add, copy
 from mpiddp.schedules.proof import prove
 from mpiddp.schedules.schedule import (
     MIRROR,
@@ -212,14 +213,6 @@ def test_no_projected_schedule_waits_for_ever(schedule, seed, count):
 
 
 # ---- the oracle itself --------------------------------------------------------------------
-
-
-def add(src, dst, chunk=0):
-    return Transfer(src, dst, chunk, chunk + 1, True)
-
-
-def copy(src, dst, chunk=0):
-    return Transfer(src, dst, chunk, chunk + 1, False)
 
 
 EXCHANGE = [[add(0, 1), add(1, 0)]]

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 import oracle
 import promises
 from mpiddp.schedules import registry
+from mpiddp.schedules.algorithms import add, copy
 from mpiddp.schedules.proof import find_sums, is_order_fixed, prove, replay
-from mpiddp.schedules.schedule import Transfer, all_reduce, halve, segment
+from mpiddp.schedules.schedule import all_reduce, halve, segment
 
 AT_ONCE = {"one-shot", "direct", "central", "gather-broadcast"}
 """Every sum is one addition of contributions as they were."""
@@ -28,14 +29,6 @@ IN_ORDER = {
     "bine",
 }
 """One tree of additions for all elements, whatever the number of ranks."""
-
-
-def add(src, dst, chunk=0):
-    return Transfer(src, dst, chunk, chunk + 1, True)
-
-
-def copy(src, dst, chunk=0):
-    return Transfer(src, dst, chunk, chunk + 1, False)
 
 
 # ---- complete sums ------------------------------------------------------------------------

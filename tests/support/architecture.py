@@ -19,6 +19,7 @@ from pathlib import Path
 ROOMS = {
     "training": 7,
     "sync": 6,
+    "torch_backend": 6,
     "collectives": 5,
     "checkpoints": 5,
     "front": 5,

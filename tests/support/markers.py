@@ -29,6 +29,8 @@ CLUSTER, POOLS = "cluster", "pools"
 FOLLOWED = "test_readme"
 """The module in which each test builds on those before it."""
 BROWSER = "browser"
+SHARING = {"test_world": "test_session"}
+"""Modules whose tests look at the same jobs (``facts.collect``) as another's, and that one."""
 
 OS_RELEASE = Path("/etc/os-release")
 REPORTED = ("mpi", "slurm", "gpu", "browser")
@@ -158,7 +160,7 @@ def _find_group(item: pytest.Item) -> str:
         return BROWSER
     if "pool" in getattr(item, "fixturenames", ()):
         return POOLS
-    return item.path.stem
+    return SHARING.get(item.path.stem, item.path.stem)
 
 
 @pytest.hookimpl(wrapper=True)

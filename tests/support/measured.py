@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.collectives import measurement, options
@@ -19,8 +20,10 @@ from benchmarks.collectives.findings import Findings, Surroundings
 from benchmarks.collectives.options import Plan
 from benchmarks.common.records import Cell
 from benchmarks.common.statistics import quantile, summarize
+from benchmarks.launching import launchers
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB
 
+MPIRUN = launchers.Mpirun(Path("mpirun"), launchers.command.OPEN_MPI, "5.0.11", None)
 K, M = 1 << 10, 1 << 20
 GLOO_ROW, MPI_ROW = Contender(GLOO, TORCH_JOB), Contender(MPI)
 PRIVATE_OWN, SHARED_OWN = Contender(OWN, buffer="private"), Contender(OWN, buffer="shared")

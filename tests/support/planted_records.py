@@ -13,12 +13,14 @@ from typing import Any
 from benchmarks.common.records import Cell, make_cell, open_record
 from benchmarks.common.statistics import summarize
 from mpiddp.schedules.cost import Machine, MessageCost, split
-from mpiddp.schedules.registry import Choice, find
+from mpiddp.schedules.registry import Choice, find, parse
 
 MACHINE = Machine(MessageCost(1e-6, 1 / 25e9), MessageCost(12e-6, 1 / 12.5e9), 1 / 20e9)
 """Nodes with a link of 100 Gbit/s."""
 ALGORITHMS = ("ring", "recursive-doubling", "halving-doubling", "double-tree", "one-shot", "direct")
 SIZES = tuple(1 << power for power in range(10, 27))
+DENSE_SIZES = tuple(sorted({round(8 * 1.08**power) for power in range(208)}))
+"""From 8 bytes to 64 MiB, so close that a break point is known to 4 %."""
 HALVES = {"reduce-scatter", "all-gather", "broadcast", "reduce"}
 ENVIRONMENT = {
     "date": "2026-03-02T10:00:00+00:00", "command": "python -m benchmarks allreduce",
@@ -135,27 +137,55 @@ def make_pairs(
                 )  # fmt: skip
 
 
-def make_messages(seed: int = 1) -> Iterator[Cell]:
-    """Point-to-point within a node and between two, and additions, as MACHINE has them."""
+def make_messages(
+    machine: Machine = MACHINE,
+    sizes: Sequence[int] = SIZES,
+    noise: float | None = None,
+    seed: int = 1,
+) -> Iterator[Cell]:
+    """Point-to-point within a node and between two, and additions.
+
+    ``noise``: the standard deviation of a cell's only round; by default there are eight, and the
+    noise is skewed.
+    """
     generator = random.Random(seed)
-    links = {"node": MACHINE.inside, "network": MACHINE.between}
-    for size in SIZES:
-        for link, cost in links.items():
-            seconds = cost.latency + size * cost.seconds_per_byte
-            yield _make_message(generator, "point-to-point", size, seconds, {"link": link})
-        yield _make_message(generator, "reduction", size, 2e-7 + size * MACHINE.addition, {})
+
+    def make(quantity: str, size: int, seconds: float, **more: Any) -> Cell:
+        if noise is None:
+            samples = [seconds * (1 + generator.expovariate(60)) for _ in range(8)]
+        else:
+            samples = [seconds * (1 + noise * generator.gauss())]
+        return make_cell(
+            samples, quantity=quantity, contender="MPI_Send" if more else "NumPy",
+            ranks=2 if more else 1, nodes=2 if more.get("link") == "network" else 1,
+            at={"bytes": size, "type": "float32", **more},
+            details={"maker": "mpi" if more else "", "wrong": 0},
+        )  # fmt: skip
+
+    for size in sizes:
+        for link, cost in (("node", machine.inside), ("network", machine.between)):
+            yield make("point-to-point", size, cost.seconds(size), link=link)
+        if machine.addition_seconds(size):
+            yield make("reduction", size, machine.addition_seconds(size))
 
 
-def _make_message(
-    generator: random.Random, quantity: str, size: int, seconds: float, more: Mapping[str, Any]
-) -> Cell:
-    samples = [seconds * (1 + generator.expovariate(60)) for _ in range(8)]
-    return make_cell(
-        samples, quantity=quantity, contender="MPI" if more else "NumPy", ranks=2 if more else 1,
-        nodes=2 if more.get("link") == "network" else 1,
-        at={"bytes": size, "type": "float32", **more},
-        details={"maker": "mpi" if more else "", "wrong": 0},
-    )  # fmt: skip
+def make_all_reduces(
+    machine: Machine,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    nodes: int = 2,
+    factors: Mapping[str, float] | None = None,
+) -> Iterator[Cell]:
+    """All-reduces of four ranks that take what is simulated, times the algorithm's factor."""
+    for name in names:
+        prices = parse(name).prices(sizes, machine, split(4, nodes))
+        for size, price in zip(sizes, prices, strict=True):
+            yield make_cell(
+                [price.seconds * (factors or {}).get(name, 1.0)], quantity="all-reduce",
+                contender=f"mpiddp {name}", ranks=4, nodes=nodes,
+                at={"bytes": size, "type": "float32", "operator": "sum"},
+                details={"algorithm": name, "ran": name, "maker": "mpiddp"},
+            )  # fmt: skip
 
 
 def write_record(path: Path, cells: Iterable[Cell], **environment: Any) -> Path:

@@ -34,7 +34,10 @@ WHOLE = [name for name in names() if name != "central"]
 
 @pytest.mark.mpi
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize(("launcher", "size"), [("openmpi", 2), ("mpich", 3), ("openmpi", 4)])
+@pytest.mark.parametrize(
+    ("launcher", "size"),
+    [("openmpi", 2), ("mpich", 3), pytest.param("openmpi", 4, marks=pytest.mark.long)],
+)
 def test_every_algorithm_comes_to_what_the_framework_comes_to(launcher, size, pool):
     ways = [{"algorithm": name} for name in ("auto", *WHOLE, "ring:segments=3")]
     ways += [{"algorithm": "ring", "transport": each} for each in ("mpi", "torch")]

@@ -61,7 +61,10 @@ def train(pool: Pool, ways: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 @pytest.mark.mpi
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize(("launcher", "size"), IN_STEP)
+@pytest.mark.parametrize(
+    ("launcher", "size"),
+    [pytest.param(*key, marks=[pytest.mark.long] * (key[1] > 3)) for key in IN_STEP],
+)
 def test_in_step_servers_come_to_what_one_process_and_the_framework_come_to(launcher, size, pool):
     ways = IN_STEP[launcher, size]
     for way, reports in zip(ways, train(pool(launcher, size), ways), strict=True):

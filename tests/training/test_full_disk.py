@@ -171,6 +171,7 @@ def check_what_was_heard(heard: list[Any], times: int) -> None:
             assert not any(each["problems"])
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 @pytest.mark.timeout(120)
 def test_a_checkpoint_that_finds_no_room_leaves_the_old_one_and_training_goes_on(

@@ -160,6 +160,7 @@ def test_ranks_compare_the_first_sample() -> None:
     assert digest(1.0) == digest(1.0) != digest(2.0)
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_a_run_on_a_stream_that_ends_early_ends(tmp_path: Path) -> None:
     words = ["--data", "structured:load_short", "--model", "mlp", "--batch-size", "8"]

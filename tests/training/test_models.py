@@ -28,6 +28,7 @@ def test_a_model_maps_samples_to_a_score_per_class(name: str, shape: tuple[int, 
     assert model(torch.zeros(3, *shape)).shape == (3, 7)
 
 
+@pytest.mark.long
 def test_resnet50_is_built_as_resnet18_is() -> None:
     torch.manual_seed(0)
     model = build("resnet50", (3, 32, 32), classes=7)

@@ -7,30 +7,9 @@ import types
 import pytest
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.schedules import registry
 from mpiddp.training.options.config import Configuration, parse, to_toml
 from mpiddp.training.preparation import agree
-
-STAR = '''
-from mpiddp.schedules.algorithms import add, copy
-from mpiddp.schedules.registry import register
-from mpiddp.schedules.schedule import all_reduce
-
-
-@register("star")
-def star(n):
-    """All send to rank 0 in turns."""
-    there = [[add(rank, 0)] for rank in range(1, n)]
-    return all_reduce(n, 1, there + [[copy(0, rank)] for rank in range(1, n)], owners=[0])
-'''
-
-
-@pytest.fixture
-def star(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_algorithms", dict(registry._algorithms))
-    path = tmp_path / "star.py"
-    path.write_text(STAR)
-    return path
+from own_algorithm import STAR
 
 
 def test_it_is_named_by_sync_and_stands_in_the_configuration(star, tmp_path):

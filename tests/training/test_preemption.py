@@ -227,7 +227,8 @@ def test_a_job_makes_way_and_goes_on(when: str, name: str, tmp_path: Path) -> No
 
 @pytest.mark.mpi
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("name", ["USR1", pytest.param("TERM", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["USR1", "TERM"])
 def test_a_script_makes_way_and_goes_on(name: str, tmp_path: Path) -> None:
     program = launchers.ROOT / "tests/programs/making_way.py"
     arguments = ["-m", "mpiddp", program]

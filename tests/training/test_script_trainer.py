@@ -410,6 +410,7 @@ print("ended", trainer.row.step)
 """
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_a_script_that_is_preempted_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(PREEMPTED)

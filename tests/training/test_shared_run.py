@@ -39,6 +39,7 @@ def test_a_run_has_a_copy_of_its_tuning_table_and_hears_of_another(tmp_path, mon
     monkeypatch.setenv("MPIDDP_TUNING", str(kept))
     assert keep_table(tmp_path) == ""
     monkeypatch.setenv("MPIDDP_TUNING", str(other))
+    kept.write_bytes(b"\xff damaged")
     assert "Another tuning table" in keep_table(tmp_path)
     monkeypatch.setenv("MPIDDP_TUNING", "")
     assert keep_table(tmp_path) == f"No tuning table, but an earlier attempt had one: {kept}"
@@ -46,6 +47,10 @@ def test_a_run_has_a_copy_of_its_tuning_table_and_hears_of_another(tmp_path, mon
     other.write_text(other.read_text()[:50])
     monkeypatch.setenv("MPIDDP_TUNING", str(other))
     with pytest.raises(ConfigurationError, match=r"100.json is no JSON: is it truncated"):
+        keep_table(tmp_path)
+    kept.unlink()
+    kept.mkdir()
+    with pytest.raises(ConfigurationError, match=r"runs_dir: cannot read .*tuning.json: Is a dir"):
         keep_table(tmp_path)
 
 

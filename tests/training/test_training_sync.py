@@ -67,7 +67,7 @@ def test_synchronous_ways_reach_the_frameworks_accuracy(ranks, pool, tmp_path):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("staleness", ["2", "unlimited"])
+@pytest.mark.parametrize("staleness", ["2", pytest.param("unlimited", marks=pytest.mark.long)])
 def test_stale_gradients_train_as_well_and_their_staleness_is_told(staleness, pool, tmp_path):
     options = ["--staleness", staleness, "--server-placement", "dedicated", "--straggler", "0=2"]
     printed, run = train(pool("openmpi", 3), tmp_path, "stale", *SERVED, *options)
@@ -191,6 +191,7 @@ def test_gradients_of_a_gpu_are_served_through_pinned_memory(pool, tmp_path):
     assert read_last(run)["test_loss"] == pytest.approx(read_last(plain)["test_loss"], rel=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 def test_gradients_become_one_between_nodes(slurm_cluster, cluster_pool, tmp_path):
     launcher = slurm_cluster.srun(*PAIR, "--distribution=plane=3", "--exclusive")

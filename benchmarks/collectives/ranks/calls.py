@@ -40,8 +40,29 @@ class CallSpec(Contender):
         return self.bytes // self.dtype.itemsize
 
 
+class Started(Protocol):
+    """A call that goes on in the background."""
+
+    def wait(self) -> object: ...
+
+
+def start_with(begin: Callable[[], Started]) -> Callable[[], Callable[[], object]]:
+    """What ``Prepared.start`` needs of a function that starts a call."""
+    return lambda: begin().wait
+
+
 def do_nothing() -> None:
     """In the place of a close or a barrier that is not needed."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a call sends to another rank, and receives from it: flat tensors of bytes (uint8)."""
+
+    sent: torch.Tensor
+    received: torch.Tensor
+    sender: int
+    """The rank whose bytes are received."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +74,7 @@ class Prepared:
     barrier: Callable[[], object]
     """What every timed call waits behind."""
     tensor: torch.Tensor | None = None
-    """Flat; what the collective works on, in place. None if nothing can be checked."""
+    """Flat; what the collective works on, in place; None if the call is no collective."""
     members: tuple[int, ...] | None = None
     """The ranks whose tensors are summed, and that know the sum; None for all."""
     close: Callable[[], None] = do_nothing
@@ -67,6 +88,8 @@ class Prepared:
     """How many a call sends one after the other; its time is that of one of them."""
     device: torch.device | None = None
     """The GPU that does it; None for the CPU."""
+    exchange: Exchange | None = None
+    """Of a call that passes messages; None on ranks that take no part."""
 
 
 class Calls(Member, Protocol):
@@ -76,10 +99,7 @@ class Calls(Member, Protocol):
         """Make a contender ready. Raises ConfigurationError, on all ranks, if it cannot be."""
 
     def describe(self) -> dict[str, Any]:
-        """What there is to say of how this job's collectives work."""
-
-    def is_first_of_node(self) -> bool:
-        """Whether it is the one that acts for its node."""
+        """``local_rank``, and what there is to say of how this job's collectives work."""
 
 
 class Buffers:

@@ -15,11 +15,14 @@ from benchmarks.collectives.contenders import (
     REDUCE,
     REDUCE_SCATTER,
 )
+from benchmarks.collectives.ranks.calls import Exchange
 
 PERIOD = 4099
 """Elements after which the values repeat; a prime, so that no chunk's values are another's."""
 LARGEST_SUM = 256
 """Up to here bfloat16, whose fraction has 8 bits, holds every integer."""
+BYTES = "max"
+"""The operator whose values are all that a byte can hold."""
 UFUNCS = {
     "sum": numpy.add,
     "average": numpy.add,
@@ -33,7 +36,7 @@ Pattern = numpy.ndarray[tuple[int, ...], numpy.dtype[Any]]
 
 @cache
 def get_pattern(rank: int, size: int, operator: str = "sum") -> Pattern:
-    """Rank's values: integers that leave even the result over ``size`` ranks exact.
+    """The values of ``rank``: integers that leave even the result over ``size`` ranks exact.
 
     Of a product, each element has one factor of 2 or -2; the others are 1 or -1.
     """
@@ -57,7 +60,7 @@ def get_result(size: int, members: tuple[int, ...] | None = None, operator: str 
 
 
 def fill(tensor: torch.Tensor, rank: int, size: int, operator: str = "sum") -> None:
-    """Give a flat tensor rank's values, repeated to its end."""
+    """Give a flat tensor the values of ``rank``, repeated to its end."""
     values = torch.from_numpy(get_pattern(rank, size, operator)).to(tensor.device, tensor.dtype)
     whole = tensor.numel() // PERIOD * PERIOD
     tensor[:whole].view(-1, PERIOD).copy_(values)
@@ -98,8 +101,23 @@ def _count_others(tensor: torch.Tensor, pattern: Pattern, start: int) -> int:
     return wrong + rest
 
 
+def fill_exchange(exchange: Exchange, rank: int, size: int) -> None:
+    """Give what is sent this rank's bytes, and make each byte to be received a wrong one."""
+    fill(exchange.sent, rank, size, BYTES)
+    fill(exchange.received, exchange.sender, size, BYTES)
+    exchange.received.bitwise_not_()
+
+
+def count_wrong_bytes(exchange: Exchange, size: int) -> int:
+    """How many of the received bytes are not those that ``fill_exchange`` gave the sender."""
+    return _count_others(exchange.received, get_pattern(exchange.sender, size, BYTES), 0)
+
+
 def find_part(count: int, rank: int, size: int) -> slice:
-    """Rank's part of a buffer, as `mpiddp.reduce_scatter` and MPI's counts here divide it."""
+    """The part of a buffer that belongs to ``rank`` in a reduce-scatter or all-gather.
+
+    `mpiddp.reduce_scatter` and the counts that MPI gets here divide it in the same way.
+    """
     return slice(count * rank // size, count * (rank + 1) // size)
 
 

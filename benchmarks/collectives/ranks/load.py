@@ -43,8 +43,9 @@ def find_last_cache() -> int:
 def make_sweep() -> Callable[[], object]:
     """A function after which none of the memory that was used before is in a cache.
 
-    It goes through memory of its own: buffers that take turns would have to be as many as fit into
-    the cache, thousands of small ones, and every call on another buffer costs a look-up more.
+    The function writes to separate memory, which is larger than the last cache. Rotating among the
+    buffers of a call instead would take thousands of small ones to fill a cache, and each call
+    would pay the look-up of another buffer.
     """
     memory = torch.zeros(SWEPT_CACHES * find_last_cache() // 4, dtype=torch.int32)
     return lambda: memory.add_(1)
@@ -81,7 +82,10 @@ class Kernel:
         self._count = count
 
     def compute(self) -> None:
-        """On a GPU it is started, on a stream of its own, beside what the current one does."""
+        """Multiply; on a GPU this only starts the work, on a stream separate from the current one.
+
+        ``wait`` returns when it is done.
+        """
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
             for _ in range(self._count):
                 torch.mm(self._left, self._right, out=self._out)

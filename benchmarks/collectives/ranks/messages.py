@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
-from mpi4py import MPI
 
 import mpiddp
-from benchmarks.collectives.ranks.calls import CallSpec, Prepared
+from benchmarks.collectives.ranks.calls import CallSpec, Exchange, Prepared, do_nothing
+from benchmarks.collectives.ranks.inputs import find_part
 from mpiddp.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 SHORT_BYTES = 64
 """Up to here the answer in a pair is as long as the message, and the time is half of the trip's."""
@@ -30,7 +33,8 @@ def prepare_exchange(comm: MPI.Intracomm, spec: CallSpec) -> Prepared:
     if spec.is_mutual:
         other = 1 - comm.Get_rank()
         call = partial(comm.Sendrecv, source, other, 0, target, other, 0)
-        return Prepared(call, comm.Barrier, ran="send and receive")
+        exchange = _make_exchange(source, target, other)
+        return Prepared(call, comm.Barrier, exchange=exchange, ran="send and receive")
     return make_round_trip(comm, comm.Get_rank(), 0, 1, source, target)
 
 
@@ -48,13 +52,22 @@ def make_round_trip(
         comm.Send(answer, first)
 
     calls = {first: lead, second: follow}
+    exchanges = {
+        first: _make_exchange(source, answer, second),
+        second: _make_exchange(answer, source, first),
+    }
     is_even = len(source) == len(answer)
     return Prepared(
-        calls.get(rank, lambda: None),
+        calls.get(rank, do_nothing),
         comm.Barrier,
+        exchange=exchanges.get(rank),
         ran="send, receive",
         messages=2 if is_even else 1,
     )
+
+
+def _make_exchange(sent: Array, received: Array, sender: int) -> Exchange:
+    return Exchange(torch.from_numpy(sent), torch.from_numpy(received), sender)
 
 
 def prepare_pairs(comm: MPI.Intracomm, spec: CallSpec) -> Prepared:
@@ -69,32 +82,37 @@ def prepare_pairs(comm: MPI.Intracomm, spec: CallSpec) -> Prepared:
     return make_round_trip(comm, rank, *mine, source, answer)
 
 
-def prepare_transport(spec: CallSpec, barrier: Callable[[], object]) -> Prepared:
+def prepare_transport(spec: CallSpec, rank: int, barrier: Callable[[], object]) -> Prepared:
     """Messages as mpiddp's collectives send them over a transport, on two ranks.
 
     A broadcast from one and then one from the other is a message there and one back; an all-gather
     of a buffer of twice the size is a message each way.
     """
+    tensor, other = torch.zeros(2 * spec.bytes, dtype=torch.uint8), 1 - rank
+    parts = [tensor[find_part(len(tensor), each, 2)] for each in (0, 1)]
+    exchange = Exchange(parts[rank], parts[other], other)
     over = {"transport": spec.transport}
     if spec.is_mutual:
-        tensor = torch.zeros(2 * spec.bytes, dtype=torch.uint8)
         gather = partial(mpiddp.all_gather, tensor, algorithm="ring", **over)
-        return Prepared(gather, barrier, ran="all-gather")
-    tensor = torch.zeros(spec.bytes, dtype=torch.uint8)
-    sends = [
-        partial(mpiddp.broadcast, tensor, root=root, algorithm="binomial-tree", **over)
-        for root in (0, 1)
-    ]
+        return Prepared(gather, barrier, exchange=exchange, ran="all-gather")
+    there, back = (
+        partial(mpiddp.broadcast, part, root=root, algorithm="binomial-tree", **over)
+        for root, part in enumerate(parts)
+    )
 
     def call() -> None:
-        for send in sends:
-            send()
+        there()
+        back()
 
-    return Prepared(call, barrier, ran="broadcast there and back", messages=2)
+    ran = "broadcast there and back"
+    return Prepared(call, barrier, exchange=exchange, ran=ran, messages=2)
 
 
 def prepare_addition(comm: MPI.Intracomm, spec: CallSpec) -> Prepared:
-    """Add one buffer to another one, all ranks at once, as reductions on CPUs do."""
+    """The sum of two buffers, into the first one; all ranks add at the same time.
+
+    NumPy adds, as in reductions on CPUs.
+    """
     if spec.dtype is torch.bfloat16:
         raise ConfigurationError("NumPy has no bfloat16")
     mine, other = (torch.ones(spec.count, dtype=spec.dtype).numpy() for _ in range(2))

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy
 import torch
 
 import mpiddp
 from benchmarks.baselines import mpi_collectives, plain_ring
 from benchmarks.collectives import contenders
 from benchmarks.collectives.ranks import inputs, messages, probes
-from benchmarks.collectives.ranks.calls import Buffers, CallSpec, Prepared
+from benchmarks.collectives.ranks.calls import Buffers, CallSpec, Prepared, start_with
+from benchmarks.collectives.ranks.messages import Array
 from benchmarks.launching.worker_loop import SessionMember
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.planner import Request, select
@@ -27,8 +27,6 @@ from mpiddp.schedules.schedule import Collective
 
 YIELDS = "OMPI_MCA_mpi_yield_when_idle"
 """1 if Open MPI's ranks yield while they wait."""
-
-Array = numpy.ndarray[Any, Any]
 
 
 class MpiCalls(SessionMember):
@@ -50,7 +48,8 @@ class MpiCalls(SessionMember):
         if spec.quantity == contenders.POINT_TO_POINT and spec.maker == contenders.MPI:
             return messages.prepare_exchange(self._comm, spec)
         if spec.quantity == contenders.POINT_TO_POINT:
-            return messages.prepare_transport(spec, self._choose_barrier(spec.transport))
+            barrier = self._choose_barrier(spec.transport)
+            return messages.prepare_transport(spec, self.rank, barrier)
         if spec.quantity == contenders.ALL_PAIRS:
             return messages.prepare_pairs(self._comm, spec)
         if spec.quantity == contenders.REDUCTION:
@@ -116,7 +115,7 @@ class MpiCalls(SessionMember):
         call: Callable[[], object] = partial(calls[quantity], tensor, **options)
         start: Callable[[], Callable[[], object]] | None = None
         if quantity == contenders.ALL_REDUCE:
-            start = _start_with(partial(mpiddp.all_reduce_async, tensor, **options))
+            start = start_with(partial(mpiddp.all_reduce_async, tensor, **options))
             if spec.algorithm != "auto":
                 members = parse(spec.algorithm).build(self.size).members
         request = self._find_request(spec)
@@ -169,9 +168,6 @@ class MpiCalls(SessionMember):
         place = {"node": world.node_rank, "local_rank": world.local_rank}
         return {**mpiddp.describe_collectives(), **place}
 
-    def is_first_of_node(self) -> bool:
-        return self._session.world.local_rank == 0
-
 
 def _check_adds(spec: CallSpec) -> None:
     if spec.operator != "sum":
@@ -183,12 +179,3 @@ def _describe_selection(request: Request, tensor: torch.Tensor) -> str:
     size, layout = tensor.numel() * tensor.element_size(), ensure_communicator().layout
     found = select(request, size, layout, tensor.dtype, on_gpu=tensor.is_cuda)
     return f"{found.name} over {found.transport}"
-
-
-def _start_with(
-    begin: Callable[[], torch.futures.Future[torch.Tensor]],
-) -> Callable[[], Callable[[], object]]:
-    def start() -> Callable[[], object]:
-        return begin().wait
-
-    return start

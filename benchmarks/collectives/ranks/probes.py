@@ -21,13 +21,11 @@ from benchmarks.collectives.contenders import (
     PEER_READ,
 )
 from benchmarks.collectives.ranks.calls import CallSpec, Prepared, do_nothing
-from benchmarks.collectives.ranks.messages import make_round_trip
+from benchmarks.collectives.ranks.messages import Array, make_round_trip
 from mpiddp.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mpiddp.launch.mpi.world import World
-
-Array = numpy.ndarray[Any, Any]
 
 
 def list_makers(comm: MPI.Intracomm, world: World) -> dict[str, Callable[[CallSpec], Prepared]]:

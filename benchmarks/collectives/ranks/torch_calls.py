@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import distributed
 
+import mpiddp.torch_backend  # noqa: F401 - registers the backend
 from benchmarks.baselines import framework_collectives
 from benchmarks.collectives.contenders import (
     ALL_GATHER,
     ALL_REDUCE,
+    BACKEND,
     GLOO,
+    NCCL,
     POINT_TO_POINT,
     REDUCE_SCATTER,
 )
-from benchmarks.collectives.ranks.calls import Buffers, CallSpec, Prepared
+from benchmarks.collectives.ranks.calls import Buffers, CallSpec, Exchange, Prepared, start_with
 from benchmarks.launching.worker_loop import TorchMember, describe_place
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.device import nccl
@@ -29,19 +32,22 @@ class TorchCalls(TorchMember):
     def __init__(self) -> None:
         distributed.init_process_group("gloo")
         super().__init__(torch.device("cpu"))
-        self._nccl: distributed.ProcessGroup | None = None
+        self._groups: dict[str, distributed.ProcessGroup] = {}
+        """Those of other backends than Gloo, by maker."""
         self._buffers = Buffers(self._allocate)
         local_rank = int(os.environ["LOCAL_RANK"])
         if framework_collectives.every_rank_has_a_gpu(local_rank):
             torch.cuda.set_device(local_rank)
-            self._nccl = distributed.new_group(backend="nccl")
+            self._groups[NCCL] = distributed.new_group(backend="nccl")
 
     def _allocate(self, spec: CallSpec) -> torch.Tensor:
         return torch.empty(spec.count, dtype=spec.dtype, device=_find_device(spec))
 
     def prepare(self, spec: CallSpec) -> Prepared:
         device = _find_device(spec)
-        group = None if spec.maker == GLOO else self._nccl
+        if spec.maker == BACKEND and BACKEND not in self._groups:
+            self._groups[BACKEND] = distributed.new_group(backend="mpiddp")
+        group = self._groups.get(spec.maker)
         if spec.quantity == POINT_TO_POINT:
             return prepare_exchange(spec, device, group)
         if spec.quantity in (REDUCE_SCATTER, ALL_GATHER) and spec.count % self.size:
@@ -55,35 +61,25 @@ class TorchCalls(TorchMember):
             distributed.barrier,  # The default group is Gloo's.
             tensor,
             ran="ring" if (spec.maker, spec.quantity) == (GLOO, ALL_REDUCE) else "",
-            start=_start_with(call),
+            start=start_with(partial(call, async_op=True)),
             device=device if device.type == "cuda" else None,
         )
 
     def greet(self) -> dict[str, Any]:
-        if self._nccl is None:
+        if NCCL not in self._groups:
             return {"nccl": None, "gpu": None, **describe_place()}
         version = ".".join(map(str, nccl.find_version()))
         gpu = {"nccl": version, "gpu": torch.cuda.get_device_name()}
         return {**gpu, **describe_place()}
 
     def describe(self) -> dict[str, Any]:
-        return {}
-
-    def is_first_of_node(self) -> bool:
-        return os.environ["LOCAL_RANK"] == "0"
+        return {"local_rank": int(os.environ["LOCAL_RANK"])}
 
 
 def _find_device(spec: CallSpec) -> torch.device:
-    if spec.maker == GLOO:
+    if spec.maker in (GLOO, BACKEND):
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def _start_with(call: Callable[..., Any]) -> Callable[[], Callable[[], Any]]:
-    def start() -> Callable[[], Any]:
-        return call(async_op=True).wait  # type: ignore[no-any-return]
-
-    return start
 
 
 def prepare_exchange(
@@ -115,6 +111,7 @@ def prepare_exchange(
     return Prepared(
         call,
         distributed.barrier,
+        exchange=Exchange(source, target, other),
         ran="send and receive" if spec.is_mutual else "send, receive",
         messages=1 if spec.is_mutual else 2,
         device=device if device.type == "cuda" else None,

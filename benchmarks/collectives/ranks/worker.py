@@ -56,18 +56,23 @@ def measure(calls: Calls, spec: CallSpec) -> dict[str, Any]:
 
 
 def check(prepared: Prepared, spec: CallSpec, rank: int, size: int) -> tuple[int, int]:
-    """Work on integers, and leave the buffer zero.
+    """Work on integers, or pass known bytes; the buffer of a collective is left zero.
 
     Returns how many elements are wrong, and nanoseconds of the call, a contender's first one.
     """
-    tensor = prepared.tensor
-    if tensor is None:
+    tensor, exchange, operator = prepared.tensor, prepared.exchange, spec.operator or "sum"
+    if exchange is not None:
+        inputs.fill_exchange(exchange, rank, size)
+    elif tensor is not None:
+        inputs.fill(tensor, rank, size, operator)
+    else:
         return 0, 0
-    operator = spec.operator or "sum"
-    inputs.fill(tensor, rank, size, operator)
     begin = time.perf_counter_ns()
     prepared.call()
     taken = time.perf_counter_ns() - begin
+    if exchange is not None:
+        return inputs.count_wrong_bytes(exchange, size), taken
+    assert tensor is not None
     wrong = inputs.count_wrong_after(
         spec.quantity, tensor, rank, size, operator, prepared.members, prepared.part
     )
@@ -185,7 +190,7 @@ class Worker:
             free = psutil.virtual_memory().available
             return {**self.calls.describe(), "free_bytes": free}
         if command["do"] == "be busy":
-            if self.calls.is_first_of_node():
+            if self.calls.describe()["local_rank"] == 0:
                 self.busy += start_busy(command["count"])
             return len(self.busy)
         if command["do"] == "load":

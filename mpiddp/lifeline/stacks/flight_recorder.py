@@ -62,20 +62,21 @@ def count_calls() -> dict[str, int]:
 
 
 def read_record() -> list[str]:
-    """The last collectives, one line each; empty without torch, NCCL, or the recorder.
+    """The last collectives, one line each: of mpiddp's groups, and of NCCL's.
 
-    torch keeps them if TORCH_FR_BUFFER_SIZE, or TORCH_NCCL_TRACE_BUFFER_SIZE before torch 2.9,
-    is above 0.
+    torch keeps those of NCCL if TORCH_FR_BUFFER_SIZE, or TORCH_NCCL_TRACE_BUFFER_SIZE before torch
+    2.9, is above 0.
     """
+    own = [line for group in list_groups() for line in getattr(group, "list_calls", list)()]
     dump = find_recorder("_dump_nccl_trace")
     if dump is None:
-        return []
+        return own
     try:
         # What this very process has written.
         entries = pickle.loads(dump()).get("entries", [])
-        return [_describe(entry) for entry in entries[-SHOWN:]]
+        return own + [_describe(entry) for entry in entries[-SHOWN:]]
     except Exception as error:  # Whatever it is in some release: the stacks are there without.
-        return [f"NCCL's flight recorder cannot be read: {type(error).__name__}: {error}"]
+        return [*own, f"NCCL's flight recorder cannot be read: {type(error).__name__}: {error}"]
 
 
 def _describe(entry: dict[str, Any]) -> str:

@@ -24,7 +24,10 @@ CARRIERS = frozenset(
 )
 """Functions that only pass a call on."""
 LOADER = "torch/utils/data/dataloader.py"
-COLLECTIVES = ("torch/distributed/", "mpiddp/collectives/", "mpiddp/calls.py")
+COLLECTIVES = (
+    *("torch/distributed/", "mpiddp/collectives/"),
+    *("mpiddp/torch_backend/", "mpiddp/calls.py"),
+)
 """Where calls wait for other ranks, and ..."""
 ALONE = ("torch/distributed/checkpoint/",)
 """... where they do not, though they lie there: they write files, ..."""
@@ -49,7 +52,7 @@ class StackPosition:
     finished: bool = False
     """Whether it has come to its end, and waits for the others to come to theirs."""
     record: tuple[str, ...] = ()
-    """The last collectives of NCCL, one line each."""
+    """The last collectives of mpiddp's groups and of NCCL, one line each."""
 
     @property
     def place(self) -> int | None:

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.plans.plan import Operation, Plan, Promise
-from mpiddp.schedules.plans.proof import Trees, find_order, replay_plan
+from mpiddp.schedules.plans.proof import find_order, replay_plan
 from mpiddp.schedules.proof import finish, prove, prove_half
 from mpiddp.schedules.schedule import Collective, Schedule, Step, Transfer
+from mpiddp.schedules.trees import Trees
 
 COLLECTIVES = {
     Promise.ALL_REDUCE: Collective.ALL_REDUCE,
@@ -102,9 +103,9 @@ class _Recorder:
 
     def move(self, value: _Held, source: int, target: int, operation: Operation) -> _Held:
         number = len(self.transfers)
-        ranks, chunk = self._trees.describe(value.tree)
-        is_whole = self._plan.promise is Promise.ALL_GATHER or len(ranks) == self._plan.ranks
-        reduce = not is_whole and target not in ranks
+        mask, chunk = self._trees.find_mask(value.tree), self._trees.find_home(value.tree)
+        is_whole = self._plan.promise is Promise.ALL_GATHER or mask.bit_count() == self._plan.ranks
+        reduce = not is_whole and not mask >> target & 1
         self.transfers.append(_Arrow(source, target, chunk, reduce, value.arrived))
         self._rules += ((other, number, 1) for other in value.arrived)
         self._sent[source, chunk].append(number)
@@ -116,11 +117,11 @@ class _Recorder:
         return _Held(value.tree, frozenset((number,)))
 
     def add(self, values: Sequence[_Held], operation: Operation) -> _Held:
-        tree = self._trees.add([value.tree for value in values], operation)
+        tree = self._trees.add([value.tree for value in values])
         for value in values:
             for each in value.arrived:
                 self._added.setdefault(each, self._waits[id(operation)])
-        place = operation.rank, self._trees.describe(tree)[1]
+        place = operation.rank, self._trees.find_home(tree)
         if operation.message is not None:
             self._direct.add(len(self.transfers) - 1)
         union, is_home = values[0].arrived, self._is_home(values[0], operation)
@@ -151,7 +152,7 @@ class _Recorder:
 
     def _is_home(self, value: _Held, operation: Operation) -> bool:
         """Whether the adding rank's own contribution is in it: the others came from elsewhere."""
-        return operation.rank in self._trees.describe(value.tree)[0]
+        return bool(self._trees.find_mask(value.tree) >> operation.rank & 1)
 
     def _may_share(self, new: int, other: int, operation: Operation) -> bool:
         """Whether it can be added in the same step as another, which is in the sum before it.

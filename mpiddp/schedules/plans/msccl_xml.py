@@ -106,11 +106,8 @@ def read_xml(path: Path) -> list[Plan]:
     try:
         root = ElementTree.parse(path).getroot()
     except (OSError, ElementTree.ParseError) as error:
-        raise ConfigurationError(f"{path}: expected MSCCL's XML: {error}") from None
-    try:
-        return list(read_tree(root))
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}") from None
+        raise ConfigurationError(f"expected MSCCL's XML: {error}") from None
+    return list(read_tree(root))
 
 
 def read_tree(root: ElementTree.Element) -> Iterator[Plan]:

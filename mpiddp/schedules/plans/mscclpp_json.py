@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules.plans.mscclpp_order import Key, Move, link
 from mpiddp.schedules.plans.plan import Buffer, Operation, Plan, Promise, Span
 
 PROMISES = {
@@ -77,14 +78,12 @@ def read_json(path: Path) -> list[Plan]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path}: expected MSCCL++'s JSON: {error}") from None
+        raise ConfigurationError(f"expected MSCCL++'s JSON: {error}") from None
     try:
         return [read_content(content)]
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}") from None
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"{path}: expected MSCCL++'s execution plan: {type(error).__name__}: {error}"
+            f"expected MSCCL++'s execution plan: {type(error).__name__}: {error}"
         ) from None
 
 
@@ -113,8 +112,8 @@ def read_content(content: Mapping[str, Any]) -> Plan:
         for move in _Reader(gpu, gpus, parts, rounds, bool(content.get("reuse_resources"))).read()
     ]
     return Plan(
-        content["name"], promise, ranks, chunks, bool(content["inplace"]), sizes, _link(moves),
-        parts=parts,
+        content["name"], promise, ranks, chunks, bool(content["inplace"]), sizes, link(moves),
+        parts=parts, scratches=1 + bool(content.get("use_double_scratch_buffer")),
     )  # fmt: skip
 
 
@@ -167,20 +166,6 @@ def _find_rounds(content: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) 
 
 # ---- what each operation does -------------------------------------------------------------
 
-_Key = tuple[Any, ...]
-"""What is signalled: it tells a signal from all others, and which one of several is meant."""
-
-
-@dataclass(frozen=True)
-class _Move:
-    """An operation with what it says and waits for, not yet by numbers."""
-
-    operation: Operation
-    signals: tuple[_Key, ...] = ()
-    waits: tuple[_Key, ...] = ()
-    makes_packets: tuple[Span, ...] = ()
-    takes_packets: tuple[Span, ...] = ()
-
 
 class _Sides(NamedTuple):
     sources: list[list[Span]]
@@ -197,15 +182,15 @@ class _Reader:
     parts: int
     rounds: int
     reuses_scratch: bool
-    _counts: dict[_Key, int] = field(default_factory=lambda: defaultdict(int))
+    _counts: dict[Key, int] = field(default_factory=lambda: defaultdict(int))
 
-    def read(self) -> Iterator[_Move]:
+    def read(self) -> Iterator[Move]:
         _check_fields(self.gpu, "gpu")
         for block in sorted(self.gpu["threadblocks"], key=lambda block: int(block["id"])):
             _check_fields(block, "threadblock")
             yield from self._read_block(block)
 
-    def _read_block(self, block: Mapping[str, Any]) -> Iterator[_Move]:
+    def _read_block(self, block: Mapping[str, Any]) -> Iterator[Move]:
         waited, moved = "", ""
         for step, values in enumerate(block["ops"]):
             rounds: list[tuple[Mapping[str, Any], int | None]] = [(values, None)]
@@ -228,7 +213,7 @@ class _Reader:
 
     def _read_operation(
         self, block: Mapping[str, Any], step: int, values: Mapping[str, Any], part: int | None
-    ) -> Iterator[_Move]:
+    ) -> Iterator[Move]:
         name, rank = values["name"], self.gpu["id"]
         bare = Operation(rank, block["id"], step, name)
         for sources, targets in self._list_moves(values, self._find_sides(block, values, part)):
@@ -237,7 +222,7 @@ class _Reader:
             if name in SUMS_PACKETS:
                 taken, sources = sources[1:], [*sources[1:], sources[0]]
             made = [] if first is None else targets[first:]
-            yield _Move(
+            yield Move(
                 replace(bare, reads=_flatten(sources), writes=_flatten(targets)),
                 makes_packets=_flatten(made), takes_packets=_flatten(taken),
             )  # fmt: skip
@@ -245,12 +230,12 @@ class _Reader:
         if name == "barrier":
             key = ("barrier", rank, values["barrier_id"])
             place = self._count((*key, block["id"]))
-            yield _Move(bare, signals=((*key, place, block["id"]),))
+            yield Move(bare, signals=((*key, place, block["id"]),))
             waits = ((*key, place, values["num_threadblocks"]),)
         if signals or waits:
-            yield _Move(bare, signals=signals, waits=waits)
+            yield Move(bare, signals=signals, waits=waits)
 
-    def _count(self, key: _Key) -> int:
+    def _count(self, key: Key) -> int:
         """How often it was counted before."""
         self._counts[key] += 1
         return self._counts[key] - 1
@@ -334,10 +319,10 @@ class _Reader:
 
     def _find_signals(
         self, block: Mapping[str, Any], values: Mapping[str, Any]
-    ) -> tuple[tuple[_Key, ...], tuple[_Key, ...]]:
+    ) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
         """What it signals, and what it waits for, each the first, second, … of its kind."""
         name, rank = values["name"], self.gpu["id"]
-        keys: list[_Key]
+        keys: list[Key]
         if name in ("sem_acquire", "sem_release"):
             keys = [("semaphore", rank, number) for number in values["semaphore_ids"]]
             is_signal = name == "sem_release"
@@ -370,65 +355,3 @@ class _Reader:
 
 def _flatten(spans: Sequence[Sequence[Span]]) -> tuple[Span, ...]:
     return tuple(span for each in spans for span in each)
-
-
-# ---- who waits for whom -------------------------------------------------------------------
-
-
-def _link(moves: Sequence[_Move]) -> tuple[Operation, ...]:
-    signals: dict[_Key, list[int]] = defaultdict(list)
-    packets: dict[tuple[int, Buffer, int], int] = {}
-    for number, move in enumerate(moves):
-        for key in move.signals:
-            # All that come to a barrier are waited for.
-            signals[key[:-1] if key[0] == "barrier" else key].append(number)
-        for span in move.makes_packets:
-            for chunk in range(span.lo, span.hi):
-                cell = (span.rank, span.buffer, chunk)
-                other = packets.setdefault(cell, number)
-                if other != number:
-                    raise ScheduleError(
-                        f"race: {move.operation} and {moves[other].operation} both write packets "
-                        f"to {_name(span)}, and a reader cannot tell them apart"
-                    )
-    return tuple(
-        replace(move.operation, after=tuple(sorted(_find_causes(move, signals, packets))))
-        for move in moves
-    )
-
-
-def _find_causes(
-    move: _Move,
-    signals: Mapping[_Key, list[int]],
-    packets: Mapping[tuple[int, Buffer, int], int],
-) -> set[int]:
-    found: set[int] = set()
-    for key in move.waits:
-        if key[0] == "barrier":
-            *name, count = key
-            found.update(signals[tuple(name)])
-            if len(signals[tuple(name)]) != count:
-                raise ScheduleError(
-                    f"deadlock: {move.operation} waits for {count} thread blocks, of which "
-                    f"{len(signals[tuple(name)])} come"
-                )
-        elif key in signals:
-            found.update(signals[key])
-        else:
-            raise ScheduleError(
-                f"deadlock: {move.operation} waits for a signal that is never given"
-            )
-    for span in move.takes_packets:
-        for chunk in range(span.lo, span.hi):
-            maker = packets.get((span.rank, span.buffer, chunk))
-            if maker is None:
-                raise ScheduleError(
-                    f"deadlock: {move.operation} waits for packets that nobody writes to "
-                    f"{_name(span)}"
-                )
-            found.add(maker)
-    return found
-
-
-def _name(span: Span) -> str:
-    return f"rank {span.rank}'s {span.buffer.name.lower()}"

@@ -1,7 +1,8 @@
 """Writes an all-reduce as MSCCL++'s execution plan: one thread block a rank, memory channels.
 
 In a step a rank puts what it sends into places of their own in its peers' scratch memory, signals,
-waits for its own arrivals, and adds them in the order of the ranks.
+waits for its own arrivals, and adds them in the order of the ranks. Calls take two scratch memories
+in turn, since a peer's next call may come before this rank has added.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def write_json(schedule: Schedule, name: str) -> str:
             _describe_rank(schedule, rank, rounds, places) for rank, rounds in enumerate(programs)
         ],
         "num_threads_per_block": 1024,
-        "use_double_scratch_buffer": False,
+        "use_double_scratch_buffer": True,
         "buffer_alignment": 16,
         "min_message_size": 0,
         "max_message_size": 2**64 - 1,

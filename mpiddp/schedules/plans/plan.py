@@ -8,7 +8,7 @@ ASPLOS'23) and MSCCL++ (Shah et al., 2025) describe a collective.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -87,6 +87,8 @@ class Plan:
     """Into how many of our chunks each of the file's was cut."""
     slots: int = 0
     """Messages that a connection holds before its sender must wait; 0 if there is no such limit."""
+    scratches: int = 0
+    """Scratch memories that calls take in turn; 0 if the runtime lets no other rank write there."""
 
     @property
     def share(self) -> int:
@@ -157,7 +159,3 @@ def list_connections(
             key = (sender.rank, sender.block, operation.rank, operation.block)
             found.setdefault(key, []).append((operation.message, number))
     return found
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

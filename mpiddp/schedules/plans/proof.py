@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
 
@@ -25,8 +25,8 @@ from mpiddp.schedules.plans.plan import (
     Promise,
     Span,
     list_connections,
-    name_ranks,
 )
+from mpiddp.schedules.trees import Trees, make_mask, name_ranks
 
 Value = TypeVar("Value")
 Clock = NDArray[np.int32]
@@ -55,7 +55,7 @@ def prove_plan(plan: Plan) -> Proof:
         moves += 1
         return value
 
-    state = replay_plan(plan, order, trees.add_leaf, trees.add, count)
+    state = replay_plan(plan, order, trees.add_leaf, lambda values, _: trees.add(values), count)
     return Proof(moves, _check_promise(plan, trees, state))
 
 
@@ -163,35 +163,66 @@ def _find_cycle(before: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _check_races(plan: Plan, order: Sequence[int]) -> None:
-    operations = plan.operations
+    """Raise ScheduleError if nothing orders two accesses to a chunk, of which one writes.
+
+    In one call, or in calls that follow each other: one more than there are scratch memories, so
+    that the last one has that of the first.
+    """
+    count, calls = len(plan.operations), range(plan.scratches + 1)
+    operations = [each for call in calls for each in _repeat(plan, call)]
     blocks: dict[tuple[int, int], int] = {}
     for operation in operations:
         blocks.setdefault((operation.rank, operation.block), len(blocks))
     own = [blocks[operation.rank, operation.block] for operation in operations]
-    writers: list[int | None] = [None] * plan.cells
+    writers: list[int | None] = [None] * (plan.cells * len(calls))
     readers: dict[int, list[int]] = {}
-    for number, clock in _run_clocks(operations, order, own, len(blocks)):
+    repeated = [number + call * count for call in calls for number in order]
+    for number, clock in _run_clocks(operations, repeated, own, len(blocks)):
         operation = operations[number]
         _check_overlaps(plan, operation)
+        turn = number // count % plan.scratches * plan.cells if plan.scratches else 0
 
         def is_before(other: int, clock: Clock = clock) -> bool:
             return bool(clock[own[other]] > other)
 
         for span in operation.reads:
-            for cell in plan.locate(span):
+            for cell in _list_cells(plan, span, turn):
                 writer = writers[cell]
                 if writer is not None and not is_before(writer):
-                    raise _name_race(plan, operations[writer], operation, span, "reads")
+                    raise _name_race(plan, (writer, number), span, "reads")
                 readers.setdefault(cell, []).append(number)
         for span in operation.writes:
-            for cell in plan.locate(span):
+            for cell in _list_cells(plan, span, turn):
                 writer = writers[cell]
                 if writer is not None and not is_before(writer):
-                    raise _name_race(plan, operations[writer], operation, span, "writes")
+                    raise _name_race(plan, (writer, number), span, "writes")
                 for reader in readers.pop(cell, ()):
                     if reader != number and not is_before(reader):
-                        raise _name_race(plan, operation, operations[reader], span, "reads")
+                        raise _name_race(plan, (number, reader), span, "reads")
                 writers[cell] = number
+
+
+def _repeat(plan: Plan, call: int) -> Iterator[Operation]:
+    """The operations of a call; a rank's call begins when all of its last one has ended."""
+    if not call:
+        yield from plan.operations
+        return
+    base, last = call * len(plan.operations), (call - 1) * len(plan.operations)
+    ends = {(each.rank, each.block): number for number, each in enumerate(plan.operations)}
+    begun = set[tuple[int, int]]()
+    for each in plan.operations:
+        after = [base + cause for cause in each.after]
+        if (each.rank, each.block) not in begun:
+            after += [last + end for (rank, _), end in ends.items() if rank == each.rank]
+        begun.add((each.rank, each.block))
+        message = None if each.message is None else base + each.message
+        yield replace(each, message=message, after=tuple(after))
+
+
+def _list_cells(plan: Plan, span: Span, turn: int) -> range:
+    """As ``plan.locate``; of scratch memory that of this turn."""
+    cells, shift = plan.locate(span), turn if span.buffer is Buffer.SCRATCH else 0
+    return range(cells.start + shift, cells.stop + shift)
 
 
 def _check_overlaps(plan: Plan, operation: Operation) -> None:
@@ -243,11 +274,14 @@ def _run_clocks(
             kept[number] = clock.copy()
 
 
-def _name_race(
-    plan: Plan, writer: Operation, other: Operation, span: Span, verb: str
-) -> ScheduleError:
+def _name_race(plan: Plan, numbers: tuple[int, int], span: Span, verb: str) -> ScheduleError:
+    """``numbers``: of who writes and of who reads or writes, counted over all calls."""
+    calls, places = zip(*(divmod(each, len(plan.operations)) for each in numbers), strict=True)
+    writer, other = (plan.operations[each] for each in places)
+    when = ", if one call follows another" if calls[0] != calls[1] else ""
     return ScheduleError(
-        f"race: {other} {verb} {plan.name(span)}, which {writer} writes, and nothing orders the two"
+        f"race: {other} {verb} {plan.name(span)}, which {writer} writes, and nothing orders the "
+        f"two{when}"
     )
 
 
@@ -314,84 +348,38 @@ def _take(
     return value
 
 
-class Trees:
-    """Sums, each known by a number: equal numbers, equal orders of addition.
-
-    Two that differ in the order of the operands of one addition are equal.
-    """
-
-    def __init__(self) -> None:
-        self._contributors: list[int] = []
-        self._homes: list[int] = []
-        self._known: dict[tuple[int, int], int] = {}
-
-    def add_leaf(self, rank: int, chunk: int) -> int:
-        return self._make((-1 - rank, chunk), 1 << rank, chunk)
-
-    def add(self, values: Sequence[int], operation: Operation) -> int:
-        """Raises ValueError for a contribution that is added twice, and for different chunks."""
-        left = values[0]
-        for right in values[1:]:
-            operands = (left, right) if left < right else (right, left)
-            found = self._known.get(operands)
-            if found is not None:
-                left = found
-                continue
-            if self._homes[left] != self._homes[right]:
-                raise ValueError(
-                    f"chunk {self._homes[right]} is added to chunk {self._homes[left]}"
-                )
-            if twice := self._contributors[left] & self._contributors[right]:
-                raise ValueError(f"the contribution of {name_ranks(_list(twice))} is added twice")
-            both = self._contributors[left] | self._contributors[right]
-            left = self._make(operands, both, self._homes[left])
-        return left
-
-    def _make(self, key: tuple[int, int], contributors: int, home: int) -> int:
-        self._contributors.append(contributors)
-        self._homes.append(home)
-        self._known[key] = number = len(self._homes) - 1
-        return number
-
-    def describe(self, tree: int) -> tuple[list[int], int]:
-        """The ranks whose contributions it is the sum of, and the chunk of theirs."""
-        return _list(self._contributors[tree]), self._homes[tree]
-
-
-def _list(mask: int) -> list[int]:
-    return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
-
-
 def _check_promise(plan: Plan, trees: Trees, state: Sequence[int | None]) -> bool:
     """Raise ScheduleError unless it is kept; returns whether all ranks add in the same order."""
     orders: dict[int, int] = {}
     is_equal = True
     for rank in range(plan.ranks):
-        for chunk, (ranks, home) in enumerate(list_expected(plan, rank)):
+        for chunk, (ranks, home) in enumerate(_list_expected(plan, rank)):
             (cell,) = plan.locate(Span(rank, Buffer.OUTPUT, chunk, chunk + 1))
             tree = state[cell]
             where = f"at the end rank {rank}'s output chunk {chunk}"
             if tree is None:
                 raise ScheduleError(f"{where} was never written")
-            found, found_home = trees.describe(tree)
-            if len(ranks) > 1 and found_home == home and found != ranks:
-                lacking = sorted(set(ranks) - set(found))
-                raise ScheduleError(f"{where} lacks the contribution of {name_ranks(lacking)}")
+            found, found_home = trees.find_mask(tree), trees.find_home(tree)
+            is_sum = ranks.bit_count() > 1
+            if is_sum and found_home == home and found != ranks:
+                raise ScheduleError(
+                    f"{where} lacks the contribution of {name_ranks(ranks & ~found)}"
+                )
             if (found, found_home) != (ranks, home):
                 raise ScheduleError(
                     f"{where} holds chunk {found_home} of {name_ranks(found)}, expected chunk "
                     f"{home} of {name_ranks(ranks)}"
                 )
-            is_equal &= orders.setdefault(home, tree) == tree or len(ranks) == 1
+            is_equal &= orders.setdefault(home, tree) == tree or not is_sum
     return is_equal
 
 
-def list_expected(plan: Plan, rank: int) -> list[tuple[list[int], int]]:
+def _list_expected(plan: Plan, rank: int) -> list[tuple[int, int]]:
     """For each chunk of a rank's output: whose contributions it is the sum of, and which chunk."""
-    everyone, share = list(range(plan.ranks)), plan.share
+    everyone, share = make_mask(range(plan.ranks)), plan.share
     if plan.promise is Promise.ALL_REDUCE:
         return [(everyone, chunk) for chunk in range(plan.chunks)]
     if plan.promise is Promise.REDUCE_SCATTER:
         return [(everyone, rank * share + chunk) for chunk in range(share)]
     base = rank * share if plan.promise is Promise.ALL_TO_ALL else 0
-    return [([source], base + chunk) for source in everyone for chunk in range(share)]
+    return [(1 << source, base + chunk) for source in range(plan.ranks) for chunk in range(share)]

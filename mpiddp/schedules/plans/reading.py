@@ -21,4 +21,7 @@ def read_plans(path: Path) -> list[Plan]:
     """
     if path.suffix not in READERS:
         raise ConfigurationError(f"{path}: expected a name that ends in {' or '.join(PLANS)}")
-    return READERS[path.suffix](path)
+    try:
+        return READERS[path.suffix](path)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from None

@@ -1,0 +1,149 @@
+"""The calls that Gloo does, in a backend of a group's ranks that the first of them makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import distributed
+
+from mpiddp.torch_backend.calls import DESTROYED, CallWork
+from mpiddp.torch_backend.members import Place
+from mpiddp.torch_backend.tensors import (
+    GLOO_TYPES,
+    Operators,
+    Tensors,
+    check_tensor,
+    copy_contiguous,
+    find_kind,
+    flatten,
+    has_strides,
+    is_waited_for,
+    refuse,
+)
+from mpiddp.torch_internals import add_prefix, fill, make_gloo
+
+MESSAGES = ("send", "recv", "recv_anysource")
+
+
+class Make(Protocol):
+    """Makes a call of the group; see ``CallQueue.make``."""
+
+    def __call__(
+        self, name: str, call: Callable[[], object], tensors: list[Any], *, waits: bool
+    ) -> CallWork: ...
+
+
+class GlooCalls:
+    def __init__(self, place: Place, make: Make) -> None:
+        self._place = place
+        self._make = make
+        self._gloo: Any = None
+        self._is_closed = False
+        self.used: set[str] = set()
+        """The calls so far, as Gloo names them."""
+
+    def close(self) -> None:
+        if self._gloo is not None:
+            self._gloo.shutdown()
+        self._gloo = None
+        self._is_closed = True
+
+    def find(self) -> Any:
+        """Its connections are made when a pair of ranks first talks."""
+        if self._is_closed:
+            raise distributed.DistBackendError(DESTROYED)
+        if self._gloo is None:
+            place = self._place
+            # Its own connection: while Gloo waits in the store, other threads may not use it.
+            store = add_prefix("gloo", place.store.clone())
+            self._gloo = make_gloo(store, place.rank, place.size, place.timeout)
+        return self._gloo
+
+    def ask(self, method: str, *values: Any) -> Any:
+        """``values``: the tensors of the result come first; other ones are left as they are."""
+        tensors = [tensor for value in values for tensor in flatten(value)]
+        for tensor in tensors:
+            check_tensor(tensor)
+        self.used.add(method)
+        call = getattr(self.find(), method)
+        # A message must not wait in the queue of the calls, in which a peer may make others first:
+        # Gloo refuses one with strides.
+        if method in MESSAGES or not any(map(has_strides, tensors)):
+            return call(*values)
+        # Gloo takes no notice of strides.
+        rows = [copy_contiguous(value) for value in values]
+        work = call(*rows)
+        results = [*flatten(values[0])]
+
+        def finish() -> None:
+            work.wait()
+            for target, row in zip(results, flatten(rows[0]), strict=False):
+                target.detach().copy_(row)
+
+        return self._make(method, finish, results, waits=False)
+
+    def all_reduce(self, found: Tensors, operator: Any) -> Any:
+        _check_operator(found, operator)
+        if len(found) == 1:  # It may be sparse.
+            options = fill(distributed.AllreduceOptions(), reduceOp=operator)
+            return self.ask("allreduce", found, options)
+        options = fill(distributed.AllreduceCoalescedOptions(), reduceOp=operator)
+        return self.ask("allreduce_coalesced", found, options)
+
+    def reduce(self, found: Tensors, root: int, operator: Any) -> Any:
+        _check_operator(found, operator)
+        options = fill(distributed.ReduceOptions(), reduceOp=operator, rootRank=root)
+        return self.ask("reduce", found, options)
+
+    def reduce_scatter(self, targets: Tensors, rows: list[Tensors], operator: Any) -> Any:
+        """A reduce-scatter of what mpiddp does not add: a part of Gloo's all-reduce."""
+        sums = [torch.cat([each.reshape(-1) for each in row]) for row in rows]
+        works = [self.all_reduce([each], operator) for each in sums]
+
+        def finish() -> None:
+            for work, total, row, target in zip(works, sums, rows, targets, strict=True):
+                work.wait()
+                part = total.split([each.numel() for each in row])[self._place.rank]
+                target.copy_(part.view(target.shape))
+
+        return self._make("reduce_scatter", finish, targets, waits=False)
+
+    def all_to_all_single(
+        self, output: torch.Tensor, source: torch.Tensor, target_sizes: list[int],
+        source_sizes: list[int], opts: Any = None,
+    ) -> Any:  # fmt: skip
+        if not (output.is_contiguous() and source.is_contiguous()):
+            targets, sources = (
+                list(tensor.split(sizes or tensor.shape[0] // self._place.size))
+                for tensor, sizes in ((output, target_sizes), (source, source_sizes))
+            )
+            return self.alltoall(targets, sources, opts)
+        values = () if opts is None else (opts,)
+        return self.ask("alltoall_base", output, source, target_sizes, source_sizes, *values)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+        """Through one tensor, which Gloo wants."""
+        for tensor in (*outputs, *inputs):
+            check_tensor(tensor)
+        source = torch.cat([each.reshape(-1) for each in inputs])
+        sizes = [each.numel() for each in outputs]
+        target = source.new_empty(sum(sizes))
+        self.used.add("alltoall_base")
+        work = self.find().alltoall_base(target, source, sizes, [each.numel() for each in inputs])
+
+        def finish() -> None:
+            work.wait()
+            for part, output in zip(target.split(sizes), outputs, strict=True):
+                output.copy_(part.view(output.shape))
+
+        return self._make("all_to_all", finish, outputs, waits=is_waited_for(opts))
+
+
+def _check_operator(found: Tensors, operator: Any) -> None:
+    """Raise DistBackendError for what neither mpiddp nor Gloo computes."""
+    kind = find_kind(operator)
+    for tensor in found:
+        if tensor.dtype not in GLOO_TYPES or kind in (Operators.AVG, Operators.PREMUL_SUM):
+            raise refuse(f"{kind.name} of {tensor.dtype}, which neither mpiddp nor Gloo computes")

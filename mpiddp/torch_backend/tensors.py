@@ -1,0 +1,127 @@
+"""What torch passes to a group: tensors, operators, and whether the caller waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import distributed
+
+from mpiddp.collectives.transport.operators import TYPES
+from mpiddp.torch_internals import find_scale
+
+Tensors = list[torch.Tensor]
+Operators = distributed.ReduceOp
+OPERATORS = {
+    Operators.SUM: "sum",
+    Operators.AVG: "average",
+    Operators.PRODUCT: "product",
+    Operators.MIN: "min",
+    Operators.MAX: "max",
+    Operators.PREMUL_SUM: "sum",
+}
+"""mpiddp's names of torch's operators."""
+GLOO_TYPES = (*TYPES, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128)
+"""Types that are added at all; the last ones by Gloo."""
+
+
+class Flat:
+    """A tensor's elements in one row: its own memory if it is contiguous, else a copy of them."""
+
+    def __init__(self, tensor: torch.Tensor, *, keeps: bool = True) -> None:
+        """``keeps``: the call reads what is in it."""
+        self._tensor = tensor.detach()
+        self._is_own = self._tensor.is_contiguous()
+        if self._is_own:
+            self._flat = self._tensor.view(-1)
+        elif keeps:
+            # Not reshape(): of a strided tensor that may be a view with strides.
+            self._flat = self._tensor.contiguous().view(-1)
+        else:
+            self._flat = self._tensor.new_empty(tensor.numel())
+
+    def __enter__(self) -> torch.Tensor:
+        return self._flat
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None and not self._is_own:
+            self._tensor.copy_(self._flat.view(self._tensor.shape))
+
+
+def list_tensors(tensors: Any, *, dense: bool = True) -> Tensors:
+    """torch passes a list, or one tensor; each is checked."""
+    found = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    for tensor in found:
+        check_tensor(tensor)
+        if dense and tensor.layout is not torch.strided:
+            raise refuse(f"a tensor of layout {tensor.layout}, and needs a dense one")
+    return found
+
+
+def flatten(value: Any) -> Sequence[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for each in value for tensor in flatten(each)]
+    return []
+
+
+def has_strides(tensor: torch.Tensor) -> bool:
+    """Whether its elements are not in one row; a sparse tensor's are Gloo's matter."""
+    return tensor.layout is torch.strided and not tensor.is_contiguous()
+
+
+def copy_contiguous(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().contiguous()
+    return [*map(copy_contiguous, value)] if isinstance(value, list | tuple) else value
+
+
+def check_tensor(tensor: torch.Tensor) -> None:
+    if tensor.device.type != "cpu":
+        raise refuse(
+            f"a tensor on {tensor.device}, and backend mpiddp works on CPU tensors: use "
+            'init_process_group("cpu:mpiddp,cuda:nccl")'
+        )
+
+
+def refuse(what: str) -> Exception:
+    return distributed.DistBackendError(f"mpiddp: this call has {what}")
+
+
+def read_options(opts: Any, options: dict[str, Any]) -> tuple[Any, bool]:
+    """The operator, and whether the caller waits for the call at once."""
+    if isinstance(opts, distributed.ReduceOp | distributed.ReduceOp.RedOpType):
+        return opts, False
+    operator = options.get("op", getattr(opts, "reduceOp", Operators.SUM))
+    return operator, is_waited_for(opts)
+
+
+def is_waited_for(opts: Any) -> bool:
+    """Whether the caller waits for the call at once; C++ never says so."""
+    return not getattr(opts, "asyncOp", True)
+
+
+def find_root(opts: Any, options: dict[str, Any]) -> int:
+    """The group's rank that a call goes from or to."""
+    if isinstance(opts, int):
+        return opts
+    root: int = options.get("root", getattr(opts, "rootRank", 0))
+    return root
+
+
+def find_kind(operator: Any) -> Any:
+    return getattr(operator, "op", operator)
+
+
+def can_add(tensor: torch.Tensor, operator: Any) -> bool:
+    kind = find_kind(operator)
+    if tensor.layout is not torch.strided or tensor.dtype not in TYPES or kind not in OPERATORS:
+        return False
+    return tensor.dtype.is_floating_point or kind != Operators.AVG
+
+
+def scale(flat: torch.Tensor, operator: Any) -> None:
+    if find_kind(operator) == Operators.PREMUL_SUM:
+        flat.mul_(find_scale(operator))

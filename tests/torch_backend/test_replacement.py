@@ -1,0 +1,107 @@
+"""--collectives mpiddp, and the backend's name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import distributed
+
+import launchers
+import mpiddp.torch_backend
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.options import Options
+from mpiddp.torch_backend.replacement import replace_gloo
+from mpiddp.torch_internals import find_backend_config
+
+SCRIPT = """
+    import json
+    import torch
+    from datetime import timedelta
+    from torch import distributed
+
+    distributed.init_process_group("gloo")
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    mean = torch.full((3,), float(rank))
+    distributed.all_reduce(mean, op=distributed.ReduceOp.AVG)
+    part = torch.zeros(2)
+    source = torch.arange(2.0 * size) + rank
+    distributed.reduce_scatter(part, list(source.chunk(size)))
+    odd = distributed.new_group([1])
+    alone = torch.ones(1)
+    if rank == 1:
+        distributed.all_reduce(alone, group=odd)
+    distributed.monitored_barrier(timeout=timedelta(seconds=60))
+    names = [None] * size
+    distributed.all_gather_object(names, type(distributed.group.WORLD).__module__)
+    if rank == 0:
+        print(json.dumps([mean.tolist(), part.tolist(), names, distributed.get_backend()]))
+    distributed.destroy_process_group()
+"""
+
+
+def run_script(folder, *options):
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    return subprocess.run(
+        [sys.executable, "-m", "mpiddp", "-n", "2", "--quiet", *options, str(path)],
+        env=launchers.clean_environment(), capture_output=True, text=True, timeout=150,
+    )  # fmt: skip
+
+
+@pytest.mark.mpi
+def test_an_unchanged_script_has_mpiddps_collectives(tmp_path):
+    done = run_script(tmp_path, "--collectives", "mpiddp")
+    assert done.returncode == 0, done.stderr
+    mean, part, names, backend = json.loads(done.stdout)
+    assert (mean, part) == ([0.5] * 3, [1.0, 3.0])
+    assert names == ["mpiddp.torch_backend.group"] * 2
+    assert backend == "gloo"
+
+
+def test_gloo_alone_is_replaced_and_comes_back():
+    config = find_backend_config()
+    restore = replace_gloo()
+    try:
+        assert config("gloo").device_backend_map["cpu"] == "mpiddp"
+        assert config("gloo").device_backend_map["cuda"] == "gloo"
+        assert set(config("nccl").device_backend_map.values()) == {"nccl"}
+    finally:
+        restore()
+    assert config("gloo").device_backend_map["cpu"] == "gloo"
+
+
+def test_a_group_with_nccl_beside_gloo_keeps_gloo(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    restore = replace_gloo()
+    try:
+        found = find_backend_config()("cpu:gloo,cuda:nccl").device_backend_map
+    finally:
+        restore()
+    if hasattr(distributed, "BackendBase"):
+        assert found == {"cpu": "mpiddp", "cuda": "nccl"}
+    else:
+        assert found == {"cpu": "gloo", "cuda": "nccl"}
+        assert "keeps Gloo" in capsys.readouterr().err
+
+
+def test_a_taken_name_is_refused(monkeypatch):
+    backend = distributed.Backend
+    taken = {**backend._plugins, "MPIDDP": backend._BackendPlugin(print, False)}
+    monkeypatch.setattr(backend, "_plugins", taken)
+    with pytest.raises(ConfigurationError, match="has another backend called 'mpiddp'"):
+        mpiddp.torch_backend.register()
+
+
+def test_registering_twice_is_registering_once():
+    mpiddp.torch_backend.register()
+    assert distributed.Backend("mpiddp") == "mpiddp"
+
+
+def test_an_unknown_value_is_refused():
+    with pytest.raises(ConfigurationError, match=r"collectives.*framework.*mpiddp.*'gloo'"):
+        Options(collectives="gloo")

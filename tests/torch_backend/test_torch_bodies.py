@@ -1,0 +1,64 @@
+"""torch's own tests of its backends, with backend mpiddp."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import pytest
+import torch_suite
+from torch_suite import FAILED, PASSED, Outcome
+
+import launchers
+
+QUICK = (
+    "test_DistributedDataParallelCPU_grad_is_view",
+    "test_accumulate_gradients_no_sync_allreduce_with_then_hook",
+    "test_all_gather_coalesced_with_empty",
+    "test_all_gather_object_default_pg",
+    "test_all_reduce_coalesced_product",
+    "test_all_reduce_sum_async",
+    "test_barrier_timeout_full_group",
+    "test_batch_isend_irecv_gloo",
+    "test_broadcast",
+    "test_gather_full_group",
+    "test_get_future",
+    "test_isend",
+    "test_monitored_barrier_gloo_rank_0_timeout",
+    "test_monitored_barrier_gloo_subgroup",
+    "test_reduce_full_group_max",
+    "test_scatter",
+    "test_send_recv_any_source",
+    "test_sparse_all_reduce_sum",
+)
+"""One of each kind of test."""
+DOCUMENT = launchers.ROOT / "docs" / "torch-backend-tests.md"
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest) -> dict[str, Outcome]:
+    """Of the chosen ones, in one run."""
+    chosen = [getattr(item, "callspec", None) for item in request.session.items]
+    names = {each.params.get("name") for each in chosen if each is not None}
+    return torch_suite.run("mpiddp", [name for name in QUICK if name in names])
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_test_of_torch_passes(outcomes, name):
+    assert outcomes[name] == Outcome(PASSED)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_what_gloo_passes_mpiddp_passes_as_documented():
+    gloo, own = torch_suite.run("gloo"), torch_suite.run("mpiddp")
+    assert sum(each.kind == PASSED for each in gloo.values()) >= 100
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert f"{torch_suite.SECTION}{version('torch').partition('+')[0]}\n" in text
+    for name in torch_suite.find_missed(gloo, own):
+        assert f"| `{name}` | {own[name].reason} |" in text, own[name]
+
+
+def test_a_failure_is_not_a_pass():
+    found = torch_suite.run("no-such-backend", ["test_get_rank"])
+    assert found["test_get_rank"].kind == FAILED
+    assert torch_suite.find_missed({"test_get_rank": Outcome(PASSED)}, found) == ["test_get_rank"]

@@ -1,0 +1,225 @@
+"""Runs torch's own tests of its backends (distributed_test.py) with Gloo and with mpiddp.
+
+python tests/torch_backend/torch_suite.py docs/torch-backend-tests.md
+
+torch starts new processes for each test, which import torch again. Here one process for each
+backend and world size has imported it, and forks the ranks of each test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import unittest
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+HEAD = """# torch's own tests
+
+torch tests its backends with `torch.testing._internal.distributed.distributed_test`. This is what
+those tests say of backend `mpiddp`, on CPUs. `python tests/torch_backend/torch_suite.py
+docs/torch-backend-tests.md` runs them with Gloo and with mpiddp, and writes the section of the
+release of torch that is installed.
+
+A test runs with 3 ranks, or with 4 or 8 if it asks for them. Many tests are left out by torch
+for a backend that it does not know: here mpiddp takes all that Gloo takes, also those for Gloo
+alone.
+"""
+SECTION = "\n## torch "
+SIZES = (3, 4, 8)
+"""World sizes, tried in turn while a test asks for another one."""
+BODY_SECONDS = 120
+"""For one test, after which its ranks are killed."""
+PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a test ended."""
+
+    kind: str
+    reason: str = ""
+    """As torch prints it."""
+
+
+def run(backend: str, names: Sequence[str] = ()) -> dict[str, Outcome]:
+    """The outcome of each test of ``names``, or of all. Takes at most 2 minutes for each."""
+    outcomes: dict[str, Outcome] = {}
+    for size in SIZES:
+        wanted = [name for name, found in outcomes.items() if _asks_for_ranks(found)]
+        if not outcomes or wanted:
+            outcomes |= _run_with(backend, size, wanted or names)
+    return outcomes
+
+
+def _asks_for_ranks(found: Outcome) -> bool:
+    return found.kind == SKIPPED and re.search(r"world ?size", found.reason) is not None
+
+
+def _run_with(backend: str, size: int, names: Sequence[str]) -> dict[str, Outcome]:
+    variables = {
+        **os.environ,
+        "BACKEND": backend,
+        "WORLD_SIZE": str(size),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "MPIDDP_WAIT": "sleep",
+        # Reasons show sets.
+        "PYTHONHASHSEED": "0",
+        # Tests that begin anew use the file of their ranks.
+        "INIT_METHOD": "file://",
+        "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(BODY_SECONDS),
+    }
+    server = subprocess.Popen(
+        [sys.executable, __file__, "--serve", *names],
+        env=variables, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        text, _ = server.communicate(timeout=BODY_SECONDS * (len(names) or 400))
+    finally:
+        # Its ranks as well, if it was interrupted.
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+    return {name: Outcome(*each) for name, each in json.loads(text).items()}
+
+
+def write(path: Path) -> None:
+    """Run all tests, and write the section of the release of torch into the file ``path``."""
+    _, *sections = (path.read_text() if path.exists() else HEAD).split(SECTION)
+    release = version("torch").partition("+")[0]
+    kept = [each for each in sections if not each.startswith(f"{release}\n")]
+    rows = describe(run("gloo"), run("mpiddp"))
+    added = "\n".join([release, "", *rows, ""])
+    path.write_text(SECTION.join([HEAD, *sorted([*kept, added], reverse=True)]))
+
+
+def describe(gloo: Mapping[str, Outcome], own: Mapping[str, Outcome]) -> Iterator[str]:
+    """The lines of a release's section."""
+    yield "| tests that | Gloo | mpiddp |"
+    yield "|---|---|---|"
+    counts = [Counter(each.kind for each in found.values()) for found in (gloo, own)]
+    for kind, text in ((PASSED, "pass"), (FAILED, "fail"), (SKIPPED, "torch leaves out")):
+        yield f"| {text} | {counts[0][kind]} | {counts[1][kind]} |"
+    missed = find_missed(gloo, own)
+    if missed:
+        yield from ("", "Tests that Gloo passes and mpiddp does not:", "")
+        yield from ("| test | reason |", "|---|---|")
+        yield from (f"| `{name}` | {own[name].reason} |" for name in missed)
+    else:
+        yield from ("", "mpiddp passes each test that Gloo passes.")
+    yield from ("", "Tests that Gloo does not pass on CPUs:", "")
+    yield from ("| reason | tests |", "|---|---|")
+    reasons: dict[str, list[str]] = {}
+    for name, found in gloo.items():
+        if found.kind != PASSED:
+            note = " (mpiddp passes)" if own[name].kind == PASSED else ""
+            reasons.setdefault(found.reason, []).append(f"`{name}`{note}")
+    for reason, names in sorted(reasons.items()):
+        yield f"| {reason} | {', '.join(names)} |"
+
+
+def find_missed(gloo: Mapping[str, Outcome], own: Mapping[str, Outcome]) -> list[str]:
+    """The tests that Gloo passes and mpiddp does not."""
+    return [name for name in gloo if gloo[name].kind == PASSED != own[name].kind]
+
+
+def find_reason(text: str) -> str:
+    """The last error of a traceback: its type and the first line of its message."""
+    errors = re.findall(r"^([A-Za-z_][\w.]*(?:Error|Exception): .*)$", text, re.MULTILINE)
+    return errors[-1] if errors else text.strip().splitlines()[-1]
+
+
+def serve(names: Sequence[str]) -> None:
+    """Run tests, with the backend and the world size of the environment; print the outcomes."""
+    # What ranks print goes to the standard error: the outcomes stand alone.
+    stream = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    kind = _make_test_case()
+    names = names or unittest.defaultTestLoader.getTestCaseNames(kind)
+    suite = unittest.TestSuite(map(kind, names))
+    found = unittest.TextTestRunner(verbosity=2).run(suite)
+    outcomes = dict.fromkeys(names, (PASSED, ""))
+    for test, text in found.failures + found.errors:
+        outcomes[test._testMethodName] = (FAILED, find_reason(text))
+    for test, text in found.skipped:
+        outcomes[test._testMethodName] = (SKIPPED, text)
+    json.dump(outcomes, stream)
+
+
+def _make_test_case() -> type[Any]:
+    """torch's test case, whose ranks are forked."""
+    from torch import multiprocessing
+    from torch.testing._internal import common_distributed as common
+
+    import mpiddp.torch_backend  # noqa: F401 - registers the backend
+
+    # The conditions under which torch leaves tests out are those of Gloo. They are read now.
+    backend = os.environ["BACKEND"]
+    os.environ["BACKEND"] = "gloo"
+    from torch.testing._internal.distributed import distributed_test as tests
+
+    tests.BACKEND = os.environ["BACKEND"] = backend
+    common.TIMEOUT_OVERRIDE.clear()
+
+    class ForkedTest(tests.TestDistBackend, tests.DistributedTest._DistTestBase):
+        def setUp(self) -> None:  # noqa: N802 - unittest's name
+            super().setUp()
+            tests.INIT_METHOD = os.environ["INIT_METHOD"]
+            self._start_processes(multiprocessing.get_context("fork").Process)
+
+        def tearDown(self) -> None:  # noqa: N802 - unittest's name
+            for process in self.processes:
+                process.kill()
+                process.join()
+            super().tearDown()
+
+        def _barrier(self, *arguments: Any, **options: Any) -> None:
+            # torch's 10 s are too short for a busy machine.
+            tests.Barrier.sync(*arguments, **{"timeout": BODY_SECONDS, **options})
+
+        def _test_accumulate_gradients_no_sync(self, *arguments: Any, **options: Any) -> None:
+            # Chooses the model's device by the backend's name.
+            with mock.patch.object(tests, "BACKEND", "gloo"):
+                super()._test_accumulate_gradients_no_sync(*arguments, **options)
+
+        def run_test(self, name: str, pipe: Any) -> None:
+            body = getattr(self, name)
+
+            def tell() -> None:
+                try:
+                    body()
+                except unittest.SkipTest as skip:
+                    pipe.send(str(skip))
+                    raise
+
+            setattr(self, name, tell)
+            super().run_test(name, pipe)
+
+        def _check_return_codes(self, *arguments: Any) -> None:
+            try:
+                super()._check_return_codes(*arguments)
+            except unittest.SkipTest:
+                pipe = self.pid_to_pipe[self.processes[0].pid]
+                if self.processes[0].exitcode == common.TEST_SKIPS["generic"].exit_code:
+                    raise unittest.SkipTest(pipe.recv()) from None
+                raise
+
+    return ForkedTest
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--serve":
+        serve(sys.argv[2:])
+    else:
+        write(Path(sys.argv[1]))
