@@ -15,6 +15,7 @@ from torch import distributed
 from mpiddp.errors import MpiddpError, PeerLostError
 
 Call = Callable[[], object]
+DESTROYED = "mpiddp: this process group has been destroyed"
 SHOWN = 3
 """The last calls that `CallQueue.describe` tells of."""
 
@@ -97,15 +98,15 @@ class CallQueue:
         """Calls that were given to the thread, and have not ended."""
         self._worker: ThreadPoolExecutor | None = None
         self._worker_thread = 0
-        self._last: deque[tuple[int, str, list[Any], threading.Event]] = deque(maxlen=SHOWN)
         self._is_closed = False
+        self._last: deque[tuple[int, str, list[Any], threading.Event]] = deque(maxlen=SHOWN)
         self.begun = 0
         """Calls so far, counted from 1; alike on all ranks."""
 
     def make(self, name: str, call: Call, tensors: list[Any], *, waits: bool) -> CallWork:
         """Make the call, now if ``waits``, or begin it. Raises what torch's users expect."""
         if self._is_closed:
-            raise distributed.DistBackendError("mpiddp: this process group has been destroyed")
+            raise distributed.DistBackendError(DESTROYED)
         work = CallWork(tensors)
         self.begun += 1
         shapes = [getattr(tensor, "shape", None) for tensor in tensors]
@@ -137,9 +138,9 @@ class CallQueue:
 
     def close(self) -> None:
         """Wait for the calls that were begun."""
-        self._is_closed = True
         if self._worker is not None:
             self._worker.shutdown(wait=True)
+        self._is_closed = True
 
     def _work(self, call: Call, work: CallWork) -> None:
         self._worker_thread = threading.get_ident()

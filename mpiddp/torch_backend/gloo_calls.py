@@ -8,13 +8,15 @@ from typing import Any, Protocol
 import torch
 from torch import distributed
 
-from mpiddp.torch_backend.calls import CallWork
+from mpiddp.torch_backend.calls import DESTROYED, CallWork
 from mpiddp.torch_backend.members import Place
 from mpiddp.torch_backend.tensors import (
+    GLOO_TYPES,
+    Operators,
     Tensors,
-    check_operator,
     check_tensor,
     copy_contiguous,
+    find_kind,
     flatten,
     has_strides,
     is_waited_for,
@@ -22,7 +24,7 @@ from mpiddp.torch_backend.tensors import (
 )
 from mpiddp.torch_internals import add_prefix, fill, make_gloo
 
-RECEIVES = ("recv", "recv_anysource")
+MESSAGES = ("send", "recv", "recv_anysource")
 
 
 class Make(Protocol):
@@ -51,7 +53,7 @@ class GlooCalls:
     def find(self) -> Any:
         """Its connections are made when a pair of ranks first talks."""
         if self._is_closed:
-            raise distributed.DistBackendError("mpiddp: this process group has been destroyed")
+            raise distributed.DistBackendError(DESTROYED)
         if self._gloo is None:
             place = self._place
             # Its own connection: while Gloo waits in the store, other threads may not use it.
@@ -64,20 +66,15 @@ class GlooCalls:
         tensors = [tensor for value in values for tensor in flatten(value)]
         for tensor in tensors:
             check_tensor(tensor)
-            if method in RECEIVES and has_strides(tensor):
-                # The copy back would wait among the calls, in which a peer may make others first.
-                raise refuse("a tensor with strides: receive into a contiguous one")
         self.used.add(method)
+        call = getattr(self.find(), method)
+        # A message must not wait in the queue of the calls, in which a peer may make others first:
+        # Gloo refuses one with strides.
+        if method in MESSAGES or not any(map(has_strides, tensors)):
+            return call(*values)
         # Gloo takes no notice of strides.
         rows = [copy_contiguous(value) for value in values]
-        gloo = self.find()
-        try:
-            work = getattr(gloo, method)(*rows)
-        except RuntimeError as error:
-            types = ", ".join(sorted({str(tensor.dtype) for tensor in tensors}))
-            raise refuse(f"{method} of {types}, which Gloo refuses: {error}") from error
-        if method == "send" or not any(map(has_strides, tensors)):
-            return work
+        work = call(*rows)
         results = [*flatten(values[0])]
 
         def finish() -> None:
@@ -88,7 +85,7 @@ class GlooCalls:
         return self._make(method, finish, results, waits=False)
 
     def all_reduce(self, found: Tensors, operator: Any) -> Any:
-        check_operator(found, operator)
+        _check_operator(found, operator)
         if len(found) == 1:  # It may be sparse.
             options = fill(distributed.AllreduceOptions(), reduceOp=operator)
             return self.ask("allreduce", found, options)
@@ -96,7 +93,7 @@ class GlooCalls:
         return self.ask("allreduce_coalesced", found, options)
 
     def reduce(self, found: Tensors, root: int, operator: Any) -> Any:
-        check_operator(found, operator)
+        _check_operator(found, operator)
         options = fill(distributed.ReduceOptions(), reduceOp=operator, rootRank=root)
         return self.ask("reduce", found, options)
 
@@ -142,3 +139,11 @@ class GlooCalls:
                 output.copy_(part.view(output.shape))
 
         return self._make("all_to_all", finish, outputs, waits=is_waited_for(opts))
+
+
+def _check_operator(found: Tensors, operator: Any) -> None:
+    """Raise DistBackendError for what neither mpiddp nor Gloo computes."""
+    kind = find_kind(operator)
+    for tensor in found:
+        if tensor.dtype not in GLOO_TYPES or kind in (Operators.AVG, Operators.PREMUL_SUM):
+            raise refuse(f"{kind.name} of {tensor.dtype}, which neither mpiddp nor Gloo computes")

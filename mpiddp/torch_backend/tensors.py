@@ -12,8 +12,6 @@ from mpiddp.collectives.transport.operators import TYPES
 from mpiddp.torch_internals import find_scale
 
 Tensors = list[torch.Tensor]
-GLOO_TYPES = (*TYPES, torch.int8, torch.uint8, torch.bool)
-"""Types that are added at all; the last ones by Gloo."""
 Operators = distributed.ReduceOp
 OPERATORS = {
     Operators.SUM: "sum",
@@ -24,6 +22,8 @@ OPERATORS = {
     Operators.PREMUL_SUM: "sum",
 }
 """mpiddp's names of torch's operators."""
+GLOO_TYPES = (*TYPES, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128)
+"""Types that are added at all; the last ones by Gloo."""
 
 
 class Flat:
@@ -73,9 +73,8 @@ def has_strides(tensor: torch.Tensor) -> bool:
 
 
 def copy_contiguous(value: Any) -> Any:
-    """``value``, or a copy of a tensor whose elements do not lie one after the other."""
     if isinstance(value, torch.Tensor):
-        return value.detach().contiguous() if has_strides(value) else value
+        return value.detach().contiguous()
     return [*map(copy_contiguous, value)] if isinstance(value, list | tuple) else value
 
 
@@ -85,14 +84,6 @@ def check_tensor(tensor: torch.Tensor) -> None:
             f"a tensor on {tensor.device}, and backend mpiddp works on CPU tensors: use "
             'init_process_group("cpu:mpiddp,cuda:nccl")'
         )
-
-
-def check_operator(tensors: Tensors, operator: Any) -> None:
-    """Raise DistBackendError for what neither mpiddp nor Gloo computes."""
-    kind = find_kind(operator)
-    for tensor in tensors:
-        if tensor.dtype not in GLOO_TYPES or kind in (Operators.AVG, Operators.PREMUL_SUM):
-            raise refuse(f"{kind.name} of {tensor.dtype}, which neither mpiddp nor Gloo computes")
 
 
 def refuse(what: str) -> Exception:

@@ -286,9 +286,8 @@ def _foretell(call: Callable[[Side], Tensors], side: Side) -> Tensors | BaseExce
     if side.operator in ("average", "scaled"):
         return _foretell_scaled(call, side)
     found = _take(call, side)
-    if isinstance(found, BaseException) and not side.dtype.is_complex:
-        wide = torch.float64 if side.dtype.is_floating_point else torch.int64
-        found = _take(call, replace(side, dtype=wide))
+    if isinstance(found, BaseException) and side.dtype is torch.bfloat16:
+        found = _take(call, replace(side, dtype=torch.float64))
         if not isinstance(found, BaseException):
             return [each.to(side.dtype) for each in found]
     return found

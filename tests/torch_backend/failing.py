@@ -85,6 +85,10 @@ HOW = {"lost": lose_a_rank, "forks": load_data, "restart": restart, "detail": ca
 
 
 if __name__ == "__main__":
-    dist.init_process_group("mpiddp", timeout=WAIT)
+    if len(sys.argv) > 2:
+        rank, store = 1 if os.fork() == 0 else 0, f"file://{sys.argv[2]}"
+        dist.init_process_group("mpiddp", store, WAIT, 2, rank)
+    else:
+        dist.init_process_group("mpiddp", timeout=WAIT)
     HOW[sys.argv[1]]()
     dist.destroy_process_group()

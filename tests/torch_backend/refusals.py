@@ -25,7 +25,8 @@ def list_mistakes(group: Any) -> dict[str, tuple[Callable[[], object], str]]:
         "device, reduce-scatter": (lambda: SCATTER_ONE(meta, whole, group=group), on_cpus),
         "device, broadcast": (lambda: dist.broadcast(meta, group_src=0, group=group), on_cpus),
         "int16": (
-            lambda: dist.all_reduce(one.short(), group=group), "SUM of torch.int16, " + nobody,
+            lambda: dist.all_reduce(one.short(), group=group),
+            "SUM of torch.int16, " + nobody,
         ),
         "average of integers": (
             lambda: dist.all_reduce(one.long(), dist.ReduceOp.AVG, group=group),
