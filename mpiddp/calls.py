@@ -296,17 +296,27 @@ def shared_empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
     return ensure_communicator().shared_memory.empty(lengths, dtype)
 
 
-def describe_collectives() -> dict[str, Any]:
+def describe_collectives(group: Any = None) -> dict[str, Any]:
     """How ranks wait, and which transports there are; collective where it is the first call.
 
         print(mpiddp.describe_collectives()["transports"])
 
+    ``group``: a process group of torch.distributed whose backend is mpiddp; by default the calls of
+    the session are described.
+
     Returns ``wait`` (spin, yield or sleep), ``transports`` (the preferred one first),
     ``single_copy`` (whether private memory is copied once), ``nodes`` (ranks of each), ``tuning``
     (which tuning table is used, and for what, or why it is not), ``notes`` (what is missing, and
-    why) and ``torch`` (its version).
+    why), ``gloo`` (the calls of a group that Gloo has made so far, as it names them) and ``torch``
+    (its version). Raises ConfigurationError for a group of another backend.
     """
-    communicator = ensure_communicator()
+    gloo: list[str] = []
+    if group is None:
+        communicator = ensure_communicator()
+    elif hasattr(group, "list_gloo_calls"):
+        communicator, gloo = group.find_communicator(), group.list_gloo_calls()
+    else:
+        raise ConfigurationError(f"expected a group of backend mpiddp, found {group!r}")
     node_memory = communicator.node_memory
     return {
         "wait": communicator.waiter.policy.value,
@@ -315,5 +325,6 @@ def describe_collectives() -> dict[str, Any]:
         "nodes": list(communicator.layout.sizes),
         "tuning": communicator.layout.tuning.text,
         "notes": list(communicator.notes),
+        "gloo": gloo,
         "torch": torch.__version__,
     }

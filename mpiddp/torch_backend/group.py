@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from mpiddp.collectives.communicator import Communicator
 from mpiddp.torch_backend.calls import CallQueue, CallWork
 from mpiddp.torch_backend.gloo_calls import GlooCalls
 from mpiddp.torch_backend.members import Place, make_group_communicator
@@ -245,6 +246,10 @@ class Group(BASE):  # type: ignore[misc]
         """Until all ranks have come."""
         waits = is_waited_for(opts)
         return self._calls.make("barrier", self._own.barrier, [], waits=waits)
+
+    def find_communicator(self) -> Communicator:
+        """Of mpiddp's calls; collective if none was made yet."""
+        return self._own.find_communicator()
 
     def list_gloo_calls(self) -> list[str]:
         """The calls so far that Gloo has made, as Gloo names them."""

@@ -20,6 +20,7 @@ from mpiddp.torch_internals import find_backend_config
 
 SCRIPT = """
     import json
+    import mpiddp
     import torch
     from datetime import timedelta
     from torch import distributed
@@ -38,8 +39,12 @@ SCRIPT = """
     distributed.monitored_barrier(timeout=timedelta(seconds=60))
     names = [None] * size
     distributed.all_gather_object(names, type(distributed.group.WORLD).__module__)
+    gathered = [torch.zeros(1) for _ in range(size)] if rank == 0 else None
+    distributed.gather(torch.ones(1), gathered)
+    described = mpiddp.describe_collectives(distributed.group.WORLD)
     if rank == 0:
-        print(json.dumps([mean.tolist(), part.tolist(), names, distributed.get_backend()]))
+        found = [described["transports"][0], described["gloo"], distributed.get_backend()]
+        print(json.dumps([mean.tolist(), part.tolist(), names, *found]))
     distributed.destroy_process_group()
 """
 
@@ -57,10 +62,10 @@ def run_script(folder, *options):
 def test_an_unchanged_script_has_mpiddps_collectives(tmp_path):
     done = run_script(tmp_path, "--collectives", "mpiddp")
     assert done.returncode == 0, done.stderr
-    mean, part, names, backend = json.loads(done.stdout)
+    mean, part, names, transport, gloo, backend = json.loads(done.stdout)
     assert (mean, part) == ([0.5] * 3, [1.0, 3.0])
     assert names == ["mpiddp.torch_backend.group"] * 2
-    assert backend == "gloo"
+    assert (transport, gloo, backend) == ("shared-memory", ["gather"], "gloo")
 
 
 def test_gloo_alone_is_replaced_and_comes_back():
