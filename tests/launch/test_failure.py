@@ -360,6 +360,7 @@ with FailureHandler() as failure_handler:
     assert message.endswith("a bad option")
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_a_forked_child_does_not_end_the_job(tmp_path):
     script = tmp_path / "forks.py"
