@@ -67,7 +67,7 @@ WAYS = {
     "parts": ("--accumulation-steps", "2", "--ema", "0.9", "--clip-norm", "0.5"),
     "running averages": ("--model", "resnet18"),
 }
-DEFAULTS = ("framework", "served", "fsdp", "local", "noisy-stream")
+DEFAULTS = ("framework", "served", "fsdp")
 
 
 def read_rows(run: Path) -> list[dict[str, Any]]:
