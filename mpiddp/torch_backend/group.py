@@ -22,7 +22,6 @@ from mpiddp.torch_backend.monitored_barrier import MonitoredBarrier
 from mpiddp.torch_backend.own_calls import OwnCalls
 from mpiddp.torch_backend.tensors import (
     Tensors,
-    can_add,
     find_root,
     is_waited_for,
     list_tensors,
@@ -121,10 +120,10 @@ class Group(BASE):  # type: ignore[misc]
         """All-reduce of one tensor, or of each of several."""
         # Gloo adds sparse ones.
         found = list_tensors(tensors, dense=False)
-        operator, waits = read_options(opts, options)
-        if not all(map(partial(can_add, operator=operator), found)):
-            return self._gloo.all_reduce(found, operator)
-        call = partial(self._own.all_reduce, found, operator)
+        reduction, waits = read_options(opts, options)
+        if not reduction.can_add(found):
+            return self._gloo.all_reduce(found, reduction)
+        call = partial(self._own.all_reduce, found, reduction)
         return self._calls.make("all_reduce", call, found, waits=waits)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> CallWork | Any:
@@ -144,10 +143,10 @@ class Group(BASE):  # type: ignore[misc]
         """To ``opts.rootRank``; the other ranks keep their tensors."""
         found = list_tensors(tensors)
         root = find_root(opts, options)
-        operator, waits = read_options(values[0] if values else opts, options)
-        if not all(map(partial(can_add, operator=operator), found)):
-            return self._gloo.reduce(found, root, operator)
-        call = partial(self._own.reduce, found, root, operator)
+        reduction, waits = read_options(values[0] if values else opts, options)
+        if not reduction.can_add(found):
+            return self._gloo.reduce(found, root, reduction)
+        call = partial(self._own.reduce, found, root, reduction)
         return self._calls.make("reduce", call, found, waits=waits)
 
     def allgather(
@@ -202,7 +201,7 @@ class Group(BASE):  # type: ignore[misc]
         """Of lists of tensors, one for each rank; they may differ in length."""
         rows = inputs if isinstance(inputs[0], list) else [inputs]
         targets = list_tensors(outputs)
-        operator, waits = read_options(opts, options)
+        reduction, waits = read_options(opts, options)
         for target, row in zip(targets, rows, strict=True):
             if len(row) != self._place.size:
                 raise refuse(f"{len(row)} tensors for {self._place.size} ranks")
@@ -211,9 +210,9 @@ class Group(BASE):  # type: ignore[misc]
                     f"an output of {target.numel()} elements for a part of "
                     f"{row[self._place.rank].numel()}"
                 )
-        if not all(map(partial(can_add, operator=operator), targets)):
-            return self._gloo.reduce_scatter(targets, rows, operator)
-        call = partial(self._own.scatter_lists, targets, rows, operator)
+        if not reduction.can_add(targets):
+            return self._gloo.reduce_scatter(targets, rows, reduction)
+        call = partial(self._own.scatter_lists, targets, rows, reduction)
         return self._calls.make("reduce_scatter", call, targets, waits=waits)
 
     def reduce_scatter_single(
@@ -232,11 +231,11 @@ class Group(BASE):  # type: ignore[misc]
                     f"an output of {output.numel()} {output.dtype} for {self._place.size} ranks' "
                     f"parts of {source.numel()} {source.dtype}"
                 )
-        operator, waits = read_options(opts, {})
-        if not all(map(partial(can_add, operator=operator), outputs)):
+        reduction, waits = read_options(opts, {})
+        if not reduction.can_add(outputs):
             rows = [list(source.reshape(-1).chunk(self._place.size)) for source in inputs]
-            return self._gloo.reduce_scatter(outputs, rows, operator)
-        call = partial(self._own.scatter, outputs, inputs, operator)
+            return self._gloo.reduce_scatter(outputs, rows, reduction)
+        call = partial(self._own.scatter, outputs, inputs, reduction)
         return self._calls.make("reduce_scatter_single", call, outputs, waits=waits)
 
     _reduce_scatter_base = reduce_scatter_single

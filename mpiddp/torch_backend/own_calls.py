@@ -12,7 +12,7 @@ from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import Request
 from mpiddp.schedules.schedule import Collective
 from mpiddp.torch_backend.members import Place
-from mpiddp.torch_backend.tensors import OPERATORS, Flat, Operators, Tensors, find_kind, scale
+from mpiddp.torch_backend.tensors import OPERATORS, Flat, Reduction, Tensors
 
 
 def _request(kind: Collective, operator: str = "sum", root: int = 0) -> Request:
@@ -55,12 +55,16 @@ class OwnCalls:
     def barrier(self) -> None:
         self.find_communicator().barrier()
 
-    def all_reduce(self, tensors: Tensors, operator: Any) -> None:
-        request = _request(Collective.ALL_REDUCE, OPERATORS[find_kind(operator)])
+    def all_reduce(self, tensors: Tensors, reduction: Reduction) -> None:
+        request = _request(Collective.ALL_REDUCE, reduction.name)
+        communicator = self.find_communicator()
         for tensor in tensors:
+            if reduction.factor is None and tensor.is_contiguous():
+                communicator.run(request, tensor.detach())
+                continue
             with Flat(tensor) as flat:
-                scale(flat, operator)
-                self.find_communicator().run(request, flat)
+                reduction.scale(flat)
+                communicator.run(request, flat)
 
     def broadcast(self, tensors: Tensors, root: int) -> None:
         request = _request(Collective.BROADCAST, root=root)
@@ -68,11 +72,11 @@ class OwnCalls:
             with Flat(tensor) as flat:
                 self.find_communicator().run(request, flat.view(torch.uint8))
 
-    def reduce(self, tensors: Tensors, root: int, operator: Any) -> None:
-        request = _request(Collective.REDUCE, OPERATORS[find_kind(operator)], root)
+    def reduce(self, tensors: Tensors, root: int, reduction: Reduction) -> None:
+        request = _request(Collective.REDUCE, reduction.name, root)
         for tensor in tensors:
             flat = tensor.detach().reshape(-1).clone()
-            scale(flat, operator)
+            reduction.scale(flat)
             self.find_communicator().run(request, flat)
             if self._place.rank == root:
                 tensor.detach().copy_(flat.view(tensor.shape))
@@ -101,22 +105,21 @@ class OwnCalls:
             for part, target in zip(whole.split(sizes), row, strict=True):
                 target.detach().copy_(part.view(target.shape))
 
-    def scatter(self, outputs: Tensors, inputs: Tensors, operator: Any) -> None:
+    def scatter(self, outputs: Tensors, inputs: Tensors, reduction: Reduction) -> None:
         for output, source in zip(outputs, inputs, strict=True):
-            self._scatter_one(output, source.detach().contiguous().view(-1), operator)
+            self._scatter_one(output, source.detach().contiguous().view(-1), reduction)
 
-    def _scatter_one(self, output: torch.Tensor, source: torch.Tensor, operator: Any) -> None:
+    def _scatter_one(
+        self, output: torch.Tensor, source: torch.Tensor, reduction: Reduction
+    ) -> None:
         """``source`` stays as it is; ``output`` may be this rank's part of it."""
-        communicator, name = self.find_communicator(), OPERATORS[find_kind(operator)]
+        communicator, name = self.find_communicator(), reduction.name
         count, rank = output.numel(), self._place.rank
         begin, end = count * rank, count * (rank + 1)
         target = output.detach()
-        if (
-            find_kind(operator) == Operators.PREMUL_SUM
-            or communicator.layout.transports[0] != SHARED
-        ):
+        if reduction.factor is not None or communicator.layout.transports[0] != SHARED:
             copy = source.clone()
-            scale(copy, operator)
+            reduction.scale(copy)
             communicator.run(_request(Collective.REDUCE_SCATTER, name), copy)
             target.copy_(copy[begin:end].view(output.shape))
             return
@@ -130,14 +133,14 @@ class OwnCalls:
         target.copy_(own.view(output.shape))
         own.copy_(kept)
 
-    def scatter_lists(self, targets: Tensors, rows: list[Tensors], operator: Any) -> None:
+    def scatter_lists(self, targets: Tensors, rows: list[Tensors], reduction: Reduction) -> None:
         for target, row in zip(targets, rows, strict=True):
             if len({each.numel() for each in row}) == 1:
                 whole = torch.cat([each.detach().reshape(-1) for each in row])
-                self._scatter_one(target, whole, operator)
+                self._scatter_one(target, whole, reduction)
                 continue
             for root, each in enumerate(row):
                 copy = each.detach().clone()
-                self.reduce([copy], root, operator)
+                self.reduce([copy], root, reduction)
                 if root == self._place.rank:
                     target.detach().copy_(copy.view(target.shape))
