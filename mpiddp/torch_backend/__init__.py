@@ -14,16 +14,20 @@ from typing import Any
 
 from torch import distributed
 
+from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.torch_backend.group import NAME, Group
 from mpiddp.torch_backend.members import Place
-from mpiddp.torch_internals import fill, find_plugin
+from mpiddp.torch_internals import add_prefix, fill, find_plugin
 
 
 def make_group(options: Any, backend_options: Any = None) -> Group:
     """What torch calls for a new group: its backend."""
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-    place = Place(options.store, options.group_rank, ranks, options.timeout, options.group_id)
+    # torchrun may use one store for all attempts: another one's values are still there.
+    attempt = environment.read_count(environment.TORCHELASTIC_RESTART_COUNT)
+    store = add_prefix(f"attempt {attempt}", options.store)
+    place = Place(store, options.group_rank, ranks, options.timeout, options.group_id)
     return Group(place)
 
 
