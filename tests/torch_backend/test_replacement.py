@@ -125,7 +125,7 @@ def test_an_unknown_value_is_refused():
 )
 def test_other_libraries_train_alike(tmp_path, name, module):
     if importlib.util.find_spec(module) is None:
-        pytest.skip(f"{module} is not installed: pip install '.[frameworks]'")
+        pytest.skip(f"{module} is not installed")
     found = {}
     for collectives in ("framework", "mpiddp"):
         words = [launchers.PROGRAMS / "frameworks.py", name, tmp_path]
