@@ -112,7 +112,6 @@ def test_neighbours_that_do_not_reach_each_other(cluster, hosts, tmp_path):
     assert reading.lines[-1].check == "the rest"
 
 
-@pytest.mark.long
 def test_nodes_without_a_common_address(cluster, tmp_path):
     one, two, three = cluster.nodes
     cluster.join(one, "ens1f1", "10.77.0.1")
