@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 
 from mpiddp.torch_backend.calls import DESTROYED, CallWork
-from mpiddp.torch_backend.members import Place
+from mpiddp.torch_backend.members import Place, open_gloo
 from mpiddp.torch_backend.tensors import (
     Reduction,
     Tensors,
@@ -19,7 +19,7 @@ from mpiddp.torch_backend.tensors import (
     has_strides,
     is_waited_for,
 )
-from mpiddp.torch_internals import add_prefix, fill, make_gloo
+from mpiddp.torch_internals import fill
 
 MESSAGES = ("send", "recv", "recv_anysource")
 
@@ -52,10 +52,7 @@ class GlooCalls:
         if self._is_closed:
             raise distributed.DistBackendError(DESTROYED)
         if self._gloo is None:
-            place = self._place
-            # Its own connection: while Gloo waits in the store, other threads may not use it.
-            store = add_prefix("gloo", place.store.clone())
-            self._gloo = make_gloo(store, place.rank, place.size, place.timeout)
+            self._gloo = open_gloo(self._place, "gloo")
         return self._gloo
 
     def ask(self, method: str, *values: Any) -> Any:

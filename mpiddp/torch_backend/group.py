@@ -17,7 +17,7 @@ from torch import distributed
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.torch_backend.calls import CallQueue, CallWork
 from mpiddp.torch_backend.gloo_calls import GlooCalls
-from mpiddp.torch_backend.members import Place, make_group_communicator
+from mpiddp.torch_backend.members import Place
 from mpiddp.torch_backend.monitored_barrier import MonitoredBarrier
 from mpiddp.torch_backend.own_calls import OwnCalls
 from mpiddp.torch_backend.tensors import (
@@ -52,7 +52,7 @@ class Group(BASE):  # type: ignore[misc]
         self._calls = CallQueue(place.name)
         self._monitored = MonitoredBarrier(place)
         self._gloo = GlooCalls(place, self._calls.make)
-        self._own = OwnCalls(place, partial(make_group_communicator, place, self._gloo.find))
+        self._own = OwnCalls(place)
 
     # ---- what torch asks of a group ---------------------------------------------------------
 
