@@ -17,14 +17,16 @@ from torch import distributed
 from mpiddp.errors import ConfigurationError
 from mpiddp.torch_backend.group import NAME, Group
 from mpiddp.torch_backend.members import Place
-from mpiddp.torch_internals import fill, find_plugin
+from mpiddp.torch_internals import add_prefix, fill, find_plugin
 
 
 def make_group(options: Any, backend_options: Any = None) -> Group:
     """What torch calls for a new group: its backend."""
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-    place = Place(options.store, options.group_rank, ranks, options.timeout, options.group_id)
-    return Group(place)
+    # A group that is made after another one was destroyed may have that one's name, and its keys.
+    number = options.store.add(f"mpiddp/{options.group_rank}", 1)
+    store = add_prefix(f"mpiddp/{number}", options.store)
+    return Group(Place(store, options.group_rank, ranks, options.timeout, options.group_id))
 
 
 def register() -> None:

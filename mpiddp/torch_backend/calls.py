@@ -144,7 +144,8 @@ class CallQueue:
 
     def _work(self, call: Call, work: CallWork) -> None:
         self._worker_thread = threading.get_ident()
-        with self._turn:
+        # The caller's mode, in which a result may not be written, is not this thread's.
+        with self._turn, torch.inference_mode():
             error = _find_error(call)
         with self._lock:
             self._pending -= 1

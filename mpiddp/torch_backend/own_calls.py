@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mpiddp.collectives import SHARED
-from mpiddp.collectives.communicator import Communicator
+from mpiddp.collectives.communicator import Communicator, tell_autograd
 from mpiddp.collectives.planner import Request
 from mpiddp.schedules.schedule import Collective
 from mpiddp.torch_backend.members import Place
@@ -103,10 +103,12 @@ class OwnCalls:
 
     def scatter(self, outputs: Tensors, inputs: Tensors, operator: Any) -> None:
         for output, source in zip(outputs, inputs, strict=True):
-            self._scatter_one(output, source.detach().contiguous().view(-1), operator)
+            self._scatter_one(output, source.contiguous().view(-1), operator)
 
-    def _scatter_one(self, output: torch.Tensor, source: torch.Tensor, operator: Any) -> None:
-        """``source`` stays as it is; ``output`` may be this rank's part of it."""
+    def _scatter_one(self, output: torch.Tensor, whole: torch.Tensor, operator: Any) -> None:
+        """``whole`` stays as it is; ``output`` may be this rank's part of it."""
+        # Not detach(): autograd would take what the call leaves as it is for changed.
+        source = whole.data
         communicator, name = self.find_communicator(), OPERATORS[find_kind(operator)]
         count, rank = output.numel(), self._place.rank
         begin, end = count * rank, count * (rank + 1)
@@ -124,6 +126,7 @@ class OwnCalls:
         own = source[begin:end]
         if target.data_ptr() == own.data_ptr():
             communicator.run(_IN_MEMORY[name], source)
+            tell_autograd(target)
             return
         kept = own.clone()
         communicator.run(_IN_MEMORY[name], source)
