@@ -13,6 +13,7 @@ import torch
 from torch import distributed
 
 from mpiddp.errors import MpiddpError, PeerLostError
+from mpiddp.torch_internals import keep_from_compiler
 
 Call = Callable[[], object]
 DESTROYED = "mpiddp: this process group has been destroyed"
@@ -20,6 +21,7 @@ SHOWN = 3
 """The last calls that `CallQueue.describe` tells of."""
 
 
+@keep_from_compiler
 class CallWork(distributed.Work):
     """A call that was begun; what torch's users wait for."""
 

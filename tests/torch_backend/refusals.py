@@ -114,6 +114,20 @@ def wait_in_two_groups(session: Any) -> float:
     return tensor.sum().item()
 
 
+def compile_a_model(session: Any) -> list[float]:
+    """The gradient of a compiled DDP model with a buffer, which is broadcast before each pass."""
+    sides, size = make_sides(), dist.get_world_size()
+    model = torch.nn.Linear(2, 1, bias=False)
+    model.register_buffer("unused", torch.full((3,), float(dist.get_rank())))
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, process_group=sides[1].group)
+    compiled = torch.compile(wrapped, backend="eager")
+    for _ in range(2):
+        wrapped.zero_grad()
+        compiled(torch.full((1, 2), 2.0 * dist.get_rank())).sum().backward()
+    close_sides(*sides)
+    return [*(model.weight.grad / (size - 1)).view(-1).tolist(), *model.unused.tolist()]
+
+
 def close_twice(session: Any) -> list[str]:
     """Groups that are destroyed in another order on each rank, then used; the errors' kinds."""
     pairs = [make_sides()[1] for _ in range(3)]
