@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+Kind = TypeVar("Kind", bound=type)
 
 
 def make_tcp_store(*values: Any, **options: Any) -> Any:
@@ -125,6 +127,24 @@ def find_plugin(name: str) -> Any:
 def find_scale(operator: Any) -> Any:
     """The factor of a PREMUL_SUM, a number or a tensor."""
     return operator.__getstate__()[1]
+
+
+def keep_from_compiler(kind: Kind) -> Kind:
+    """Have torch.compile run the methods of a class, and what they call, as they are.
+
+    C++ calls them in the middle of a compiled program, whose compiler would take them for its own.
+    """
+    from torch._C._dynamo.eval_frame import (
+        _FrameAction,
+        _FrameExecStrategy,
+        set_code_exec_strategy,
+    )
+
+    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    for method in vars(kind).values():
+        if code := getattr(method, "__code__", None):
+            set_code_exec_strategy(code, skip)
+    return kind
 
 
 def find_backend_config() -> Any:

@@ -26,9 +26,11 @@ def make_group(options: Any, backend_options: Any = None) -> Group:
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     # torchrun may use one store for all attempts: another one's values are still there.
     attempt = environment.read_count(environment.TORCHELASTIC_RESTART_COUNT)
-    store = add_prefix(f"attempt {attempt}", options.store)
-    place = Place(store, options.group_rank, ranks, options.timeout, options.group_id)
-    return Group(place)
+    store = add_prefix(f"mpiddp/attempt {attempt}", options.store)
+    # A group that is made after another one was destroyed may have that one's name, and its keys.
+    number = store.add(str(options.group_rank), 1)
+    store = add_prefix(str(number), store)
+    return Group(Place(store, options.group_rank, ranks, options.timeout, options.group_id))
 
 
 def register() -> None:

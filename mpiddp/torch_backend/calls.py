@@ -13,6 +13,7 @@ import torch
 from torch import distributed
 
 from mpiddp.errors import MpiddpError, PeerLostError
+from mpiddp.torch_internals import keep_from_compiler
 
 Call = Callable[[], object]
 DESTROYED = "mpiddp: this process group has been destroyed"
@@ -20,6 +21,7 @@ SHOWN = 3
 """The last calls that `CallQueue.describe` tells of."""
 
 
+@keep_from_compiler
 class CallWork(distributed.Work):
     """A call that was begun; what torch's users wait for."""
 
@@ -144,7 +146,8 @@ class CallQueue:
 
     def _work(self, call: Call, work: CallWork) -> None:
         self._worker_thread = threading.get_ident()
-        with self._turn:
+        # The caller's mode, in which a result may not be written, is not this thread's.
+        with self._turn, torch.inference_mode():
             error = _find_error(call)
         with self._lock:
             self._pending -= 1

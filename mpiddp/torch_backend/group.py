@@ -28,6 +28,7 @@ from mpiddp.torch_backend.tensors import (
     read_options,
     refuse,
 )
+from mpiddp.torch_internals import keep_from_compiler
 
 NAME = "mpiddp"
 BASE: Any = getattr(distributed, "BackendBase", distributed.ProcessGroup)
@@ -35,6 +36,7 @@ BASE: Any = getattr(distributed, "BackendBase", distributed.ProcessGroup)
 
 
 # torch's signatures are overloads: the methods here take what any release passes.
+@keep_from_compiler
 class Group(BASE):  # type: ignore[misc]
     """The ranks of a process group, as torch.distributed and DDP call them.
 

@@ -39,7 +39,7 @@ class Place:
     """One rank of a process group."""
 
     store: Any
-    """The group's own; torch gives it a prefix that no other group has."""
+    """For this group alone: its keys have a prefix that no other group has."""
     rank: int
     ranks: tuple[int, ...]
     """The ranks of the group by their numbers in the default group."""
@@ -49,6 +49,14 @@ class Place:
     @property
     def size(self) -> int:
         return len(self.ranks)
+
+    def wait_for(self, key: str, seconds: float) -> bool:
+        """Whether the key is set in the store within so many seconds.
+
+        Not store.wait(), in which the store keeps out this process's other threads: two groups that
+        two threads use would wait for each other.
+        """
+        return wait_until(partial(self.store.check, [key]), seconds, LONGEST_LOOK)
 
 
 class StoreChannel:
@@ -66,13 +74,11 @@ class StoreChannel:
         """
         place, number = self._place, next(self._numbers)
         seconds = place.timeout.total_seconds()
-        place.store.set(f"mpiddp/{number}/{place.rank}", json.dumps(_pack(value)))
+        place.store.set(f"members/{number}/{place.rank}", json.dumps(_pack(value)))
         found = []
         for rank in range(place.size):
-            key = f"mpiddp/{number}/{rank}"
-            # Not store.wait(), in which the store keeps out this process's other threads: two
-            # groups that two threads use for the first time would wait for each other.
-            if not wait_until(partial(place.store.check, [key]), seconds, LONGEST_LOOK):
+            key = f"members/{number}/{rank}"
+            if not place.wait_for(key, seconds):
                 raise PeerLostError(
                     f"rank {place.rank} of group {place.name!r} waited for rank {rank} until the "
                     f"timeout of {seconds:g} s: all ranks of the group must make its first "

@@ -34,7 +34,7 @@ class MonitoredBarrier:
         """
         place, number = self._place, next(self._numbers)
         deadline = time.monotonic() + limit.total_seconds()
-        prefix = f"mpiddp/monitored/{number}"
+        prefix = f"monitored/{number}"
         if place.rank:
             place.store.set(f"{prefix}/{place.rank}", "")
             if not self._find(f"{prefix}/0", deadline) or place.store.get(f"{prefix}/0") != PASSED:
@@ -50,7 +50,7 @@ class MonitoredBarrier:
                 raise RuntimeError(message)
         if number:
             # All ranks have come to this one, and read nothing of the one before.
-            place.store.delete_key(f"mpiddp/monitored/{number - 1}/{place.rank}")
+            place.store.delete_key(f"monitored/{number - 1}/{place.rank}")
 
     def _describe(
         self, prefix: str, deadline: float, limit: timedelta, wait_all_ranks: bool
@@ -73,10 +73,7 @@ class MonitoredBarrier:
 
     def _find(self, key: str, deadline: float) -> bool:
         """Whether the key is set before the deadline."""
-        left = timedelta(seconds=deadline - time.monotonic())
         try:
-            # A store takes zero for no limit.
-            self._place.store.wait([key], max(left, timedelta(milliseconds=1)))
+            return self._place.wait_for(key, deadline - time.monotonic())
         except RuntimeError:
             return False
-        return True

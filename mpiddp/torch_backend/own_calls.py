@@ -8,7 +8,7 @@ import torch
 from torch import distributed
 
 from mpiddp.collectives import SHARED, TORCH
-from mpiddp.collectives.communicator import Communicator
+from mpiddp.collectives.communicator import Communicator, tell_autograd
 from mpiddp.collectives.planner import Request
 from mpiddp.schedules.schedule import Collective
 from mpiddp.torch_backend.members import Place, make_group_communicator, open_gloo
@@ -140,12 +140,12 @@ class OwnCalls:
 
     def scatter(self, outputs: Tensors, inputs: Tensors, reduction: Reduction) -> None:
         for output, source in zip(outputs, inputs, strict=True):
-            self._scatter_one(output, source.detach().contiguous().view(-1), reduction)
+            self._scatter_one(output, source.contiguous().view(-1), reduction)
 
-    def _scatter_one(
-        self, output: torch.Tensor, source: torch.Tensor, reduction: Reduction
-    ) -> None:
-        """``source`` stays as it is; ``output`` may be this rank's part of it."""
+    def _scatter_one(self, output: torch.Tensor, whole: torch.Tensor, reduction: Reduction) -> None:
+        """``whole`` stays as it is; ``output`` may be this rank's part of it."""
+        # Not detach(): autograd would take what the call leaves as it is for changed.
+        source = whole.data
         communicator, name = self.find_communicator(), reduction.name
         count, rank = output.numel(), self._place.rank
         begin, end = count * rank, count * (rank + 1)
@@ -160,6 +160,7 @@ class OwnCalls:
         own = source[begin:end]
         if target.data_ptr() == own.data_ptr():
             communicator.run(_IN_MEMORY[name], source)
+            tell_autograd(target)
             return
         kept = own.clone()
         communicator.run(_IN_MEMORY[name], source)

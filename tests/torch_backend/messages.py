@@ -163,6 +163,24 @@ def many_at_once(side: Side) -> list[Any]:
     return tensors
 
 
+def beside_autograd(side: Side) -> list[Any]:
+    """Calls in inference mode, into leaves, and on what a backward pass needs afterwards."""
+    size, group = side.size, side.group
+    with torch.inference_mode():
+        rows = [side.room() for _ in range(size)]
+        dist.all_gather(rows, side.fill(), group=group, async_op=True).wait()
+    leaves = [side.room().requires_grad_() for _ in range(size)]
+    with torch.no_grad():
+        dist.all_to_all(leaves, [side.fill(seed=seed) for seed in range(size)], group=group)
+    leaf, part = side.fill(size, 3).requires_grad_(), side.room(1, 3)
+    whole = leaf * 2
+    square = whole.square().sum()
+    with torch.no_grad():
+        SCATTER_ONE(part, whole, group=group)
+    square.backward()
+    return [*rows, *(each.detach() for each in leaves), part, leaf.grad, whole._version]
+
+
 def a_work_in_words(side: Side) -> list[Any]:
     """What can be asked of a work; a wait that is too short leaves the call as it is."""
     if side.is_gloo or side.size == 1:
@@ -191,7 +209,7 @@ def a_work_in_words(side: Side) -> list[Any]:
 
 CALLS = (
     send_and_receive, objects, together, in_the_middle_of_autograd, from_a_callback,
-    forgotten_works, many_at_once, a_work_in_words,
+    forgotten_works, many_at_once, beside_autograd, a_work_in_words,
 )  # fmt: skip
 """Messages and barriers of all kinds are left to torch's own tests."""
 

@@ -1,13 +1,19 @@
-"""Wrong calls of one group, in which every rank makes the same mistake; the group stays usable."""
+"""Wrong calls of a group, which stays usable; how groups begin and end beside one another."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from comparison import GATHER_ONE, SCATTER_ONE, close_sides, make_sides
+from comparison import GATHER_ONE, SCATTER_ONE, WAIT, close_sides, make_sides
 from torch import distributed as dist
+
+from mpiddp.torch_backend import make_group
 
 
 def list_mistakes(group: Any) -> dict[str, tuple[Callable[[], object], str]]:
@@ -67,6 +73,59 @@ def make_mistakes(session: Any) -> tuple[dict[str, tuple[str, str, str]], float]
     dist.all_reduce(total, group=group)
     close_sides(*sides)
     return found, total.sum().item()
+
+
+def make_again(session: Any) -> list[float]:
+    """Groups of one name in one store, each after the one before is destroyed; their sums."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store, sums = dist.PrefixStore("again", dist.distributed_c10d._get_default_store()), []
+    for number in range(3):
+        asked = SimpleNamespace(
+            store=store, group_rank=rank, group_size=size, global_ranks_in_group=[],
+            timeout=WAIT, group_id="again",
+        )  # fmt: skip
+        group = make_group(asked)
+        for dtype in (torch.float32, torch.uint8):
+            tensor = torch.full((5000,), rank + number, dtype=dtype)
+            group.allreduce([tensor]).wait()
+            sums.append(tensor.double().mean().item())
+        for _ in range(2):
+            group.monitored_barrier()
+        group.shutdown()
+    return sums
+
+
+def wait_in_two_groups(session: Any) -> float:
+    """Rank 0 waits in one group's monitored barrier while another thread begins to use a group."""
+    (_, one), (_, other) = pairs = [make_sides() for _ in range(2)]
+    tensor = torch.ones(3)
+    wait = partial(dist.monitored_barrier, group=one.group)
+    if dist.get_rank() == 0:
+        with ThreadPoolExecutor(1) as pool:
+            passed = pool.submit(wait)
+            time.sleep(0.3)
+            dist.all_reduce(tensor, group=other.group)
+            passed.result()
+    else:
+        dist.all_reduce(tensor, group=other.group)
+        wait()
+    for pair in pairs:
+        close_sides(*pair)
+    return tensor.sum().item()
+
+
+def compile_a_model(session: Any) -> list[float]:
+    """The gradient of a compiled DDP model with a buffer, which is broadcast before each pass."""
+    sides, size = make_sides(), dist.get_world_size()
+    model = torch.nn.Linear(2, 1, bias=False)
+    model.register_buffer("unused", torch.full((3,), float(dist.get_rank())))
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, process_group=sides[1].group)
+    compiled = torch.compile(wrapped, backend="eager")
+    for _ in range(2):
+        wrapped.zero_grad()
+        compiled(torch.full((1, 2), 2.0 * dist.get_rank())).sum().backward()
+    close_sides(*sides)
+    return [*(model.weight.grad / (size - 1)).view(-1).tolist(), *model.unused.tolist()]
 
 
 def close_twice(session: Any) -> list[str]:

@@ -103,3 +103,17 @@ def test_groups_are_destroyed_in_any_order_and_refuse_calls_afterwards(pool):
         assert again == "ValueError: Invalid process group specified"
         said = "DistBackendError: mpiddp: this process group has been destroyed"
         assert (after, never_used) == (said, said)
+
+
+def test_a_group_takes_the_name_of_one_that_was_destroyed(pool):
+    called = pool("openmpi", 2).call(refusals.make_again)
+    assert called.values == [[1.0, 1.0, 3.0, 3.0, 5.0, 5.0]] * 2
+
+
+def test_a_monitored_barrier_keeps_no_other_thread_from_the_store(pool):
+    assert pool("openmpi", 2).call(refusals.wait_in_two_groups).values == [6.0, 6.0]
+
+
+def test_a_compiled_model_trains(pool):
+    called = pool("openmpi", 2).call(refusals.compile_a_model, timeout=SECONDS)
+    assert called.values == [[1.0, 1.0, 0.0, 0.0, 0.0]] * 2
