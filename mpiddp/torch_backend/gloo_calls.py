@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import distributed
 
-from mpiddp.torch_backend.calls import DESTROYED, CallWork
+from mpiddp.torch_backend.calls import DESTROYED
 from mpiddp.torch_backend.members import Place, open_gloo
 from mpiddp.torch_backend.tensors import (
     Reduction,
@@ -29,7 +29,7 @@ class Make(Protocol):
 
     def __call__(
         self, name: str, call: Callable[[], object], tensors: list[Any], *, waits: bool
-    ) -> CallWork: ...
+    ) -> Any: ...
 
 
 class GlooCalls:

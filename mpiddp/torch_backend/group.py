@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 
 from mpiddp.collectives.communicator import Communicator
-from mpiddp.torch_backend.calls import CallQueue, CallWork
+from mpiddp.torch_backend.calls import CallQueue
 from mpiddp.torch_backend.gloo_calls import GlooCalls
 from mpiddp.torch_backend.members import Place
 from mpiddp.torch_backend.monitored_barrier import MonitoredBarrier
@@ -116,9 +116,7 @@ class Group(BASE):  # type: ignore[misc]
 
     # ---- mpiddp's ---------------------------------------------------------------------------
 
-    def allreduce(
-        self, tensors: Any, opts: Any = None, timeout: Any = None, **options: Any
-    ) -> CallWork | Any:
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, **options: Any) -> Any:
         """All-reduce of one tensor, or of each of several."""
         # Gloo adds sparse ones.
         found = list_tensors(tensors, dense=False)
@@ -128,12 +126,10 @@ class Group(BASE):  # type: ignore[misc]
         call = partial(self._own.all_reduce, found, reduction)
         return self._calls.make("all_reduce", call, found, waits=waits)
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> CallWork | Any:
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         return self.allreduce(tensors, opts)
 
-    def broadcast(
-        self, tensors: Any, opts: Any = None, timeout: Any = None, **options: Any
-    ) -> CallWork:
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None, **options: Any) -> Any:
         """From ``opts.rootRank``."""
         found = list_tensors(tensors)
         root = find_root(opts, options)
@@ -153,7 +149,7 @@ class Group(BASE):  # type: ignore[misc]
 
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, *_: Any, **options: Any
-    ) -> CallWork:
+    ) -> Any:
         """Into a list of tensors, one from each rank; they may differ in length."""
         targets = outputs if isinstance(outputs[0], list) else [outputs]
         sources = list_tensors(inputs)
@@ -169,20 +165,20 @@ class Group(BASE):  # type: ignore[misc]
         call = partial(self._own.gather_lists, targets, sources)
         return self._calls.make("all_gather", call, targets, waits=waits)
 
-    def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> CallWork:
+    def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> Any:
         """Each input into a list of its own: ``outputs`` has a list for each rank."""
         rows = [[each[index] for each in outputs] for index in range(len(inputs))]
         return self.allgather(rows, inputs, opts)
 
     def all_gather_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None, **_: Any
-    ) -> CallWork:
+    ) -> Any:
         """Into one tensor, one rank's part after the other."""
         return self.all_gather_single_coalesced([output], [source], opts)
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> CallWork:
+    ) -> Any:
         """Each input into its output."""
         for output, source in zip(list_tensors(outputs), list_tensors(inputs), strict=True):
             if output.numel() != source.numel() * self._place.size or output.dtype != source.dtype:
@@ -243,7 +239,7 @@ class Group(BASE):  # type: ignore[misc]
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def barrier(self, opts: Any = None, **_: Any) -> CallWork:
+    def barrier(self, opts: Any = None, **_: Any) -> Any:
         """Until all ranks have come."""
         waits = is_waited_for(opts)
         return self._calls.make("barrier", self._own.barrier, [], waits=waits)
