@@ -17,7 +17,7 @@ from mpiddp.errors import MpiddpError, PeerLostError
 Call = Callable[[], object]
 DESTROYED = "mpiddp: this process group has been destroyed"
 SHOWN = 3
-"""The last calls that `CallQueue.describe` tells of."""
+"""Number of last calls that `CallQueue.describe` lists."""
 
 
 class CallWork(distributed.Work):
@@ -42,7 +42,7 @@ class CallWork(distributed.Work):
             future.set_result(error)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Return once the call has ended. Raises its error, or DistNetworkError after a while."""
+        """Return once the call has ended. Raises its error; DistNetworkError after ``timeout``."""
         seconds = timeout.total_seconds()
         if not self.ended.wait(seconds if seconds > 0 else None):
             raise distributed.DistNetworkError(f"the call has not ended after {seconds:g} s")
@@ -104,7 +104,10 @@ class CallQueue:
         """Calls so far, counted from 1; alike on all ranks."""
 
     def make(self, name: str, call: Call, tensors: list[Any], *, waits: bool) -> CallWork:
-        """Make the call, now if ``waits``, or begin it. Raises what torch's users expect."""
+        """Make the call if ``waits``, else begin it.
+
+        Raises DistBackendError for a destroyed group. If ``waits``, raises the call's error, too.
+        """
         if self._is_closed:
             raise distributed.DistBackendError(DESTROYED)
         work = CallWork(tensors)
@@ -152,7 +155,7 @@ class CallQueue:
 
 
 def _find_error(call: Call) -> BaseException | None:
-    """Make the call; what torch's users expect if it fails."""
+    """Make the call; its error as one of torch's, or None."""
     try:
         _translate(call)
     except BaseException as error:  # It is raised to whoever waits.

@@ -32,7 +32,7 @@ from mpiddp.torch_backend.tensors import (
 
 NAME = "mpiddp"
 BASE: Any = getattr(distributed, "BackendBase", distributed.ProcessGroup)
-"""From torch 2.15 on one backend of a group beside others; before it a whole group."""
+"""From torch 2.15 on, a group may have this backend beside others; before, it is the group."""
 
 
 # torch's signatures are overloads: the methods here take what any release passes.
@@ -52,7 +52,7 @@ class Group(BASE):  # type: ignore[misc]
         self._description = ""
         self._calls = CallQueue(place.name)
         self._monitored = MonitoredBarrier(place)
-        self._gloo = GlooCalls(place, self._calls.make)
+        self._gloo = GlooCalls(place, self._calls)
         self._own = OwnCalls(place, partial(make_group_communicator, place, self._gloo.find))
 
     # ---- what torch asks of a group ---------------------------------------------------------

@@ -23,7 +23,7 @@ OPERATORS = {
 }
 """mpiddp's names of torch's operators."""
 GLOO_TYPES = (*TYPES, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128)
-"""Types that are added at all; the last ones by Gloo."""
+"""Types with sums: mpiddp adds those of TYPES, Gloo the others."""
 
 
 class Flat:
