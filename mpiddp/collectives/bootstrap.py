@@ -85,7 +85,7 @@ class Members:
     make_messengers: Callable[[Waiter, int], Mapping[str, Callable[[], Messenger]]]
     """For a waiter and the longest message in bytes: what makes the messenger of each transport."""
     agree: Callable[[Any, str], Any]
-    """Compares a value on all ranks; used with MPIDDP_DEBUG."""
+    """Compares a value on all of these ranks."""
     device: torch.device | None = None
     """The GPU that calls may use, if it matters."""
     thread_limit: str = ""
@@ -170,7 +170,7 @@ def make_communicator(members: Members) -> Communicator:
     if len({each.is_checked for each in facts}) > 1:
         raise ConfigurationError(f"{environment.DEBUG} must be the same on all ranks")
     return Communicator(
-        Planner(layout, shared_memory, node_memory, messengers),
+        Planner(layout, shared_memory, node_memory, messengers, members.agree),
         waiter,
         notes,
         members.agree if facts[0].is_checked else None,

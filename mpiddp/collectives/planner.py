@@ -56,7 +56,6 @@ from mpiddp.collectives.transport.shared_memory import SharedMemory
 from mpiddp.collectives.transport.single_copy import LargePages
 from mpiddp.collectives.tuning import GPU, NO_TABLE, Tuning, make_key
 from mpiddp.errors import ConfigurationError, ScheduleError
-from mpiddp.launch.session import find_session
 from mpiddp.schedules.proof import is_order_fixed
 from mpiddp.schedules.registry import Choice, is_ours, names, parse
 from mpiddp.schedules.schedule import Collective, Schedule, rotate, segment
@@ -289,9 +288,11 @@ class Planner:
         shared_memory: SharedMemory,
         node_memory: NodeMemory | None,
         messengers: Mapping[str, Callable[[], Messenger]],
+        agree: Callable[[int, str], object] | None = None,
     ) -> None:
         """``messengers``: by transport, a function that makes its messenger; called once,
-        collectively, when it is first needed.
+        collectively, when it is first needed. ``agree`` compares a value on all ranks of the
+        layout; None for a rank alone.
 
         Raises ConfigurationError if the layout's tuning table names what cannot be.
         """
@@ -300,6 +301,7 @@ class Planner:
         self.shared_memory = shared_memory
         self.node_memory = node_memory
         self._makers = messengers
+        self._agree = agree
         self._messengers: dict[str, Messenger] = {}
         self._stage, self._private_stage = Stage(shared_memory), Stage(None)
         self._workspace = Workspace()
@@ -372,9 +374,9 @@ class Planner:
         Raises ConfigurationError that names the ranks whose schedule is another than rank 0's.
         """
         selection = select(request, size, self.layout, dtype, on_gpu=on_gpu)
-        key, session = (request.kind, request.root, selection.name), find_session()
-        if selection.fingerprint and key not in self._compared and session is not None:
-            session.agree(selection.fingerprint, f"the schedule of {selection.name}")
+        key = (request.kind, request.root, selection.name)
+        if selection.fingerprint and key not in self._compared and self._agree is not None:
+            self._agree(selection.fingerprint, f"the schedule of {selection.name}")
             self._compared.add(key)
         return selection
 

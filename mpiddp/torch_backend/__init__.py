@@ -22,7 +22,7 @@ from mpiddp.torch_internals import add_prefix, fill, find_plugin
 
 
 def make_group(options: Any, backend_options: Any = None) -> Group:
-    """What torch calls for a new group: its backend."""
+    """The backend of a new group; torch calls it."""
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     # torchrun may use one store for all attempts: another one's values are still there.
     attempt = environment.read_count(environment.TORCHELASTIC_RESTART_COUNT)
@@ -46,7 +46,7 @@ def register() -> None:
 def monitored_barrier(
     group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """torch.distributed's, which asks for the name "gloo", for groups of mpiddp as well."""
+    """As torch.distributed's, which accepts no group but Gloo's; this one takes mpiddp's too."""
     found = group or distributed.group.WORLD
     if isinstance(found, Group):
         found.monitored_barrier(timeout, wait_all_ranks)

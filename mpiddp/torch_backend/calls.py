@@ -19,7 +19,7 @@ from mpiddp.torch_internals import keep_from_compiler
 Call = Callable[[], object]
 DESTROYED = "mpiddp: this process group has been destroyed"
 SHOWN = 3
-"""The last calls that `CallQueue.describe` tells of."""
+"""Number of last calls that `CallQueue.describe` lists."""
 
 
 @keep_from_compiler
@@ -45,7 +45,7 @@ class CallWork(distributed.Work):
             future.set_result(error)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Return once the call has ended. Raises its error, or DistNetworkError after a while."""
+        """Return once the call has ended. Raises its error; DistNetworkError after ``timeout``."""
         seconds = timeout.total_seconds()
         if not self.ended.wait(seconds if seconds > 0 else None):
             raise distributed.DistNetworkError(f"the call has not ended after {seconds:g} s")
@@ -133,7 +133,10 @@ class CallQueue:
         """Calls so far, counted from 1; alike on all ranks."""
 
     def make(self, name: str, call: Call, tensors: list[Any], *, waits: bool) -> distributed.Work:
-        """Make the call, now if ``waits``, or begin it. Raises what torch's users expect."""
+        """Make the call if ``waits``, else begin it.
+
+        Raises DistBackendError for a destroyed group. If ``waits``, raises the call's error, too.
+        """
         if self._is_closed:
             raise distributed.DistBackendError(DESTROYED)
         self.begun += 1

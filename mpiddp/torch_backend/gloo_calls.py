@@ -1,14 +1,13 @@
-"""The calls that Gloo does, in a backend of a group's ranks that the first of them makes."""
+"""The calls that Gloo does, in a Gloo backend that the first of them makes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import distributed
 
-from mpiddp.torch_backend.calls import DESTROYED
+from mpiddp.torch_backend.calls import DESTROYED, CallQueue
 from mpiddp.torch_backend.members import Place, open_gloo
 from mpiddp.torch_backend.tensors import (
     Reduction,
@@ -24,18 +23,10 @@ from mpiddp.torch_internals import fill
 MESSAGES = ("send", "recv", "recv_anysource")
 
 
-class Make(Protocol):
-    """Makes a call of the group; see ``CallQueue.make``."""
-
-    def __call__(
-        self, name: str, call: Callable[[], object], tensors: list[Any], *, waits: bool
-    ) -> Any: ...
-
-
 class GlooCalls:
-    def __init__(self, place: Place, make: Make) -> None:
+    def __init__(self, place: Place, calls: CallQueue) -> None:
         self._place = place
-        self._make = make
+        self._calls = calls
         self._gloo: Any = None
         self._is_closed = False
         self.used: set[str] = set()
@@ -48,7 +39,7 @@ class GlooCalls:
         self._is_closed = True
 
     def find(self) -> Any:
-        """Its connections are made when a pair of ranks first talks."""
+        """The Gloo backend. Two ranks connect when they first exchange a message."""
         if self._is_closed:
             raise distributed.DistBackendError(DESTROYED)
         if self._gloo is None:
@@ -56,7 +47,11 @@ class GlooCalls:
         return self._gloo
 
     def ask(self, method: str, *values: Any) -> Any:
-        """``values``: the tensors of the result come first; other ones are left as they are."""
+        """Call ``method`` of Gloo's backend; returns its work.
+
+        ``values``: its arguments. The first holds the tensors of the result; the others are only
+        read.
+        """
         tensors = [tensor for value in values for tensor in flatten(value)]
         for tensor in tensors:
             check_tensor(tensor)
@@ -76,7 +71,7 @@ class GlooCalls:
             for target, row in zip(results, flatten(rows[0]), strict=False):
                 target.detach().copy_(row)
 
-        return self._make(method, finish, results, waits=False)
+        return self._calls.make(method, finish, results, waits=False)
 
     def all_reduce(self, found: Tensors, reduction: Reduction) -> Any:
         reduction.check_for_gloo(found)
@@ -102,7 +97,7 @@ class GlooCalls:
                 part = total.split([each.numel() for each in row])[self._place.rank]
                 target.copy_(part.view(target.shape))
 
-        return self._make("reduce_scatter", finish, targets, waits=False)
+        return self._calls.make("reduce_scatter", finish, targets, waits=False)
 
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, target_sizes: list[int],
@@ -132,4 +127,4 @@ class GlooCalls:
             for part, output in zip(target.split(sizes), outputs, strict=True):
                 output.copy_(part.view(output.shape))
 
-        return self._make("all_to_all", finish, outputs, waits=is_waited_for(opts))
+        return self._calls.make("all_to_all", finish, outputs, waits=is_waited_for(opts))

@@ -32,7 +32,7 @@ from mpiddp.torch_internals import keep_from_compiler
 
 NAME = "mpiddp"
 BASE: Any = getattr(distributed, "BackendBase", distributed.ProcessGroup)
-"""From torch 2.15 on one backend of a group beside others; before it a whole group."""
+"""From torch 2.15 on, a group may have this backend beside others; before, it is the group."""
 
 
 # torch's signatures are overloads: the methods here take what any release passes.
@@ -53,7 +53,7 @@ class Group(BASE):  # type: ignore[misc]
         self._description = ""
         self._calls = CallQueue(place.name)
         self._monitored = MonitoredBarrier(place)
-        self._gloo = GlooCalls(place, self._calls.make)
+        self._gloo = GlooCalls(place, self._calls)
         self._own = OwnCalls(place)
 
     # ---- what torch asks of a group ---------------------------------------------------------

@@ -31,7 +31,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 MOST_TAGS = 1 << 15
 """MPI promises tags up to 32767."""
 LONGEST_LOOK = 0.02
-"""Seconds between two looks into the store."""
+"""Longest time between two looks into the store, in seconds."""
 
 
 @dataclass(frozen=True)

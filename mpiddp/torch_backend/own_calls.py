@@ -29,7 +29,7 @@ _IN_MEMORY = {
     operator: Request(Collective.REDUCE_SCATTER, "direct", SHARED, operator=operator)
     for operator in set(OPERATORS.values())
 }
-"""Reduce-scatters in which a rank writes its own part alone."""
+"""Reduce-scatters in which each rank writes only its own part."""
 
 
 class OwnCalls:

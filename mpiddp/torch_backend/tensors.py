@@ -25,7 +25,7 @@ OPERATORS = {
 """mpiddp's names of torch's operators."""
 ADDED = frozenset(TYPES)
 GLOO_TYPES = (*TYPES, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128)
-"""Types that are added at all; the last ones by Gloo."""
+"""Types with sums: mpiddp adds those of TYPES, Gloo the others."""
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,12 @@ def find_all(
     return pairs
 
 
-def cover(
-    dimensions: Mapping[str, Sequence[Any]], possible: Callable[[Row], bool], seed: int = 0
-) -> list[Row]:
+def cover(dimensions: Mapping[str, Sequence[Any]], possible: Callable[[Row], bool]) -> list[Row]:
     """Rows that hold every possible pair; the same ones in every process.
 
     Raises ValueError for a pair that no possible row holds.
     """
-    choose = random.Random(seed)
+    choose = random.Random(0)
     # A dict keeps its order, which a set of strings does not between processes.
     missing = dict.fromkeys(find_all(dimensions, possible))
     rows = []

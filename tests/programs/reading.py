@@ -35,8 +35,8 @@ def sleep(features: torch.Tensor) -> torch.Tensor:
     return features
 
 
-def list_keys(epoch: int = 1, batches: int = 10, size: int = 4) -> list[Key]:
-    return [Key(epoch, list(range(size * each, size * (each + 1)))) for each in range(batches)]
+def list_keys(epoch: int = 1, batches: int = 10) -> list[Key]:
+    return [Key(epoch, list(range(4 * each, 4 * (each + 1)))) for each in range(batches)]
 
 
 def main() -> None:

@@ -62,9 +62,9 @@ def fewest_ranks(text):
 # ---- the batteries ------------------------------------------------------------------------
 
 
-def check_sums(text, ranks, segments, nodes=None):
+def check_sums(text, ranks, segments):
     """The oracle's sums are exact for all COUNTS, each in another timing."""
-    schedule = segment(registry.parse(text).make(ranks, nodes), segments)
+    schedule = segment(registry.parse(text).make(ranks), segments)
     seed = zlib.crc32(f"{text} {ranks} {segments}".encode())
     for number, count in enumerate((*COUNTS, ranks)):
         oracle.check(schedule, count, seed + number)

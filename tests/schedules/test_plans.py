@@ -286,9 +286,9 @@ SIGNAL, WAIT = (
 SUM = [PUT, NOP, SIGNAL, WAIT, NOP, ADD]
 
 
-def make_content(first, second=SUM):
+def make_content(first):
     gpus = []
-    for rank, blocks in enumerate((first, second)):
+    for rank, blocks in enumerate((first, SUM)):
         blocks = blocks if isinstance(blocks[0], list) else [blocks]
         gpus.append(
             {

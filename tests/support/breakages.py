@@ -113,7 +113,7 @@ class Copy:
             self.end()
             output.seek(0)
             text = output.read().strip()
-        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.MULTILINE)
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+\.py.*?)(?: - .*)?$", text, re.MULTILINE)
         return code, failed[1] if failed else text.rpartition("\n")[2]
 
     def end(self) -> None:

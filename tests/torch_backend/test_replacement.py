@@ -103,11 +103,6 @@ def test_a_taken_name_is_refused(monkeypatch):
         mpiddp.torch_backend.register()
 
 
-def test_registering_twice_is_registering_once():
-    mpiddp.torch_backend.register()
-    assert distributed.Backend("mpiddp") == "mpiddp"
-
-
 def test_an_unknown_value_is_refused():
     with pytest.raises(ConfigurationError, match=r"collectives.*framework.*mpiddp.*'gloo'"):
         Options(collectives="gloo")

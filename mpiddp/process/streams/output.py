@@ -133,7 +133,7 @@ class Redirection:
             with contextlib.suppress(OSError):
                 output_writer.write_all(self.console, text.encode(errors="backslashreplace"))
 
-    def drain(self, seconds: float = DRAIN_SECONDS) -> None:
+    def drain(self) -> None:
         """Return when everything is written that was printed so far, or when time is up.
 
         A launcher may end what its ranks have started as soon as they have gone.
@@ -142,7 +142,7 @@ class Redirection:
             return
         with contextlib.suppress(OSError):
             self._control.send(ASK)
-            self._control.settimeout(seconds)
+            self._control.settimeout(DRAIN_SECONDS)
             self._control.recv(len(ANSWER))
 
     def _finish(self) -> None:
