@@ -34,14 +34,21 @@ class CallWork(distributed.Work):
         self._future: torch.futures.Future[Any] | None = None
         self._lock = threading.Lock()
 
-    def end(self, error: BaseException | None = None) -> None:
-        """The call has ended, with an error or without."""
+    def end(self, error: BaseException | None, leave: Callable[[], None] | None = None) -> None:
+        """The call has ended, with an error or without.
+
+        ``leave`` is called after the future's callbacks; without a future, before a wait returns.
+        """
         with self._lock:
             self._error = error
-            self.ended.set()
             future = self._future
+            if future is None and leave is not None:
+                leave()
+            self.ended.set()
         if future is not None:
             future.set_result(error)
+            if leave is not None:
+                leave()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Return once the call has ended. Raises its error, or DistNetworkError after a while."""
@@ -149,9 +156,12 @@ class CallQueue:
         # The caller's mode, in which a result may not be written, is not this thread's.
         with self._turn, torch.inference_mode():
             error = _find_error(call)
+        # Callbacks may make calls, which come before those that the program makes meanwhile.
+        work.end(error, self._leave)
+
+    def _leave(self) -> None:
         with self._lock:
             self._pending -= 1
-        work.end(error)
 
 
 def _find_error(call: Call) -> BaseException | None:
