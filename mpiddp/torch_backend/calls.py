@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from mpiddp.torch_internals import keep_from_compiler
 
 Call = Callable[[], object]
 DESTROYED = "mpiddp: this process group has been destroyed"
+FORKED = "mpiddp: a forked child takes no part in collective calls: its parent does"
 SHOWN = 3
 """The last calls that `CallQueue.describe` tells of."""
 
@@ -100,6 +102,7 @@ class CallQueue:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._process = os.getpid()
         self._turn = threading.Lock()
         """Held during a call."""
         self._lock = threading.Lock()
@@ -116,6 +119,9 @@ class CallQueue:
         """Make the call, now if ``waits``, or begin it. Raises what torch's users expect."""
         if self._is_closed:
             raise distributed.DistBackendError(DESTROYED)
+        if os.getpid() != self._process:
+            # The thread that has the turn is its parent's.
+            raise distributed.DistBackendError(FORKED)
         work = CallWork(tensors)
         self.begun += 1
         shapes = [getattr(tensor, "shape", None) for tensor in tensors]
