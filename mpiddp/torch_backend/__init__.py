@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import distributed
 
+from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.torch_backend.group import NAME, Group
 from mpiddp.torch_backend.members import Place
@@ -23,9 +24,12 @@ from mpiddp.torch_internals import add_prefix, fill, find_plugin
 def make_group(options: Any, backend_options: Any = None) -> Group:
     """What torch calls for a new group: its backend."""
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    # torchrun may use one store for all attempts: another one's values are still there.
+    attempt = environment.read_count(environment.TORCHELASTIC_RESTART_COUNT)
+    store = add_prefix(f"mpiddp/attempt {attempt}", options.store)
     # A group that is made after another one was destroyed may have that one's name, and its keys.
-    number = options.store.add(f"mpiddp/{options.group_rank}", 1)
-    store = add_prefix(f"mpiddp/{number}", options.store)
+    number = store.add(str(options.group_rank), 1)
+    store = add_prefix(str(number), store)
     return Group(Place(store, options.group_rank, ranks, options.timeout, options.group_id))
 
 

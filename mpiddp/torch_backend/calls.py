@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -93,6 +94,32 @@ class CallWork(distributed.Work):
         return self._tensors
 
 
+class _FinishedWork(distributed.Work):
+    """Of the calls that their callers waited for."""
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+
+_FINISHED = _FinishedWork()
+
+
+@dataclass
+class _Record:
+    """One of the last calls."""
+
+    number: int
+    name: str
+    shapes: list[Any]
+    state: str = "under way"
+
+
 class CallQueue:
     """Makes the calls of a group in their order.
 
@@ -111,33 +138,35 @@ class CallQueue:
         self._worker: ThreadPoolExecutor | None = None
         self._worker_thread = 0
         self._is_closed = False
-        self._last: deque[tuple[int, str, list[Any], threading.Event]] = deque(maxlen=SHOWN)
+        self._last: deque[_Record] = deque(maxlen=SHOWN)
         self.begun = 0
         """Calls so far, counted from 1; alike on all ranks."""
 
-    def make(self, name: str, call: Call, tensors: list[Any], *, waits: bool) -> CallWork:
+    def make(self, name: str, call: Call, tensors: list[Any], *, waits: bool) -> distributed.Work:
         """Make the call, now if ``waits``, or begin it. Raises what torch's users expect."""
         if self._is_closed:
             raise distributed.DistBackendError(DESTROYED)
         if os.getpid() != self._process:
             # The thread that has the turn is its parent's.
             raise distributed.DistBackendError(FORKED)
-        work = CallWork(tensors)
         self.begun += 1
-        shapes = [getattr(tensor, "shape", None) for tensor in tensors]
-        self._last.append((self.begun, name, shapes, work.ended))
+        record = _Record(self.begun, name, [getattr(each, "shape", None) for each in tensors])
+        self._last.append(record)
         # A callback of a future makes its calls in the thread of the calls: nobody else would.
-        if threading.get_ident() == self._worker_thread or (waits and not self._pending):
+        is_own = threading.get_ident() == self._worker_thread
+        if waits and (is_own or not self._pending):
             with self._turn:
-                error = _find_error(call)
-            work.end(error)
-            work.wait()
+                _translate(call, record)
+            return _FINISHED
+        work = CallWork(tensors)
+        if is_own:
+            self._work(call, work, record)
             return work
         with self._lock:
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, f"mpiddp-{self._name}")
             self._pending += 1
-            self._worker.submit(self._work, call, work)
+            self._worker.submit(self._work_off, call, work, record)
         if waits:
             work.wait()
         return work
@@ -145,10 +174,9 @@ class CallQueue:
     def describe(self) -> list[str]:
         """The last calls, one line each."""
         return [
-            f"mpiddp:{name} {number} of group {self._name}, "
-            f"{'complete' if ended.is_set() else 'under way'}, "
-            f"sizes {[list(shape) for shape in shapes if shape is not None]}"
-            for number, name, shapes, ended in list(self._last)
+            f"mpiddp:{each.name} {each.number} of group {self._name}, {each.state}, "
+            f"sizes {[list(shape) for shape in each.shapes if shape is not None]}"
+            for each in list(self._last)
         ]
 
     def close(self) -> None:
@@ -157,32 +185,37 @@ class CallQueue:
             self._worker.shutdown(wait=True)
         self._is_closed = True
 
-    def _work(self, call: Call, work: CallWork) -> None:
+    def _work_off(self, call: Call, work: CallWork, record: _Record) -> None:
         self._worker_thread = threading.get_ident()
+        self._work(call, work, record, self._leave)
+
+    def _work(
+        self, call: Call, work: CallWork, record: _Record, leave: Callable[[], None] | None = None
+    ) -> None:
+        error: BaseException | None = None
         # The caller's mode, in which a result may not be written, is not this thread's.
         with self._turn, torch.inference_mode():
-            error = _find_error(call)
+            try:
+                _translate(call, record)
+            except BaseException as caught:  # It is raised to whoever waits.
+                error = caught
         # Callbacks may make calls, which come before those that the program makes meanwhile.
-        work.end(error, self._leave)
+        work.end(error, leave)
 
     def _leave(self) -> None:
         with self._lock:
             self._pending -= 1
 
 
-def _find_error(call: Call) -> BaseException | None:
-    """Make the call; what torch's users expect if it fails."""
-    try:
-        _translate(call)
-    except BaseException as error:  # It is raised to whoever waits.
-        return error
-    return None
-
-
-def _translate(call: Call) -> None:
+def _translate(call: Call, record: _Record) -> None:
+    """Make the call; raise what torch's users expect if it fails."""
     try:
         call()
+        record.state = "complete"
     except PeerLostError as error:
         raise distributed.DistNetworkError(f"mpiddp: {error}") from error
     except MpiddpError as error:
         raise distributed.DistBackendError(f"mpiddp: {error}") from error
+    finally:
+        if record.state != "complete":
+            record.state = "failed"

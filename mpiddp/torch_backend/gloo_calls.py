@@ -8,21 +8,18 @@ from typing import Any, Protocol
 import torch
 from torch import distributed
 
-from mpiddp.torch_backend.calls import DESTROYED, CallWork
-from mpiddp.torch_backend.members import Place
+from mpiddp.torch_backend.calls import DESTROYED
+from mpiddp.torch_backend.members import Place, open_gloo
 from mpiddp.torch_backend.tensors import (
-    GLOO_TYPES,
-    Operators,
+    Reduction,
     Tensors,
     check_tensor,
     copy_contiguous,
-    find_kind,
     flatten,
     has_strides,
     is_waited_for,
-    refuse,
 )
-from mpiddp.torch_internals import add_prefix, fill, make_gloo
+from mpiddp.torch_internals import fill
 
 MESSAGES = ("send", "recv", "recv_anysource")
 
@@ -32,7 +29,7 @@ class Make(Protocol):
 
     def __call__(
         self, name: str, call: Callable[[], object], tensors: list[Any], *, waits: bool
-    ) -> CallWork: ...
+    ) -> Any: ...
 
 
 class GlooCalls:
@@ -55,10 +52,7 @@ class GlooCalls:
         if self._is_closed:
             raise distributed.DistBackendError(DESTROYED)
         if self._gloo is None:
-            place = self._place
-            # Its own connection: while Gloo waits in the store, other threads may not use it.
-            store = add_prefix("gloo", place.store.clone())
-            self._gloo = make_gloo(store, place.rank, place.size, place.timeout)
+            self._gloo = open_gloo(self._place, "gloo")
         return self._gloo
 
     def ask(self, method: str, *values: Any) -> Any:
@@ -84,23 +78,23 @@ class GlooCalls:
 
         return self._make(method, finish, results, waits=False)
 
-    def all_reduce(self, found: Tensors, operator: Any) -> Any:
-        _check_operator(found, operator)
+    def all_reduce(self, found: Tensors, reduction: Reduction) -> Any:
+        reduction.check_for_gloo(found)
         if len(found) == 1:  # It may be sparse.
-            options = fill(distributed.AllreduceOptions(), reduceOp=operator)
+            options = fill(distributed.AllreduceOptions(), reduceOp=reduction.operator)
             return self.ask("allreduce", found, options)
-        options = fill(distributed.AllreduceCoalescedOptions(), reduceOp=operator)
+        options = fill(distributed.AllreduceCoalescedOptions(), reduceOp=reduction.operator)
         return self.ask("allreduce_coalesced", found, options)
 
-    def reduce(self, found: Tensors, root: int, operator: Any) -> Any:
-        _check_operator(found, operator)
-        options = fill(distributed.ReduceOptions(), reduceOp=operator, rootRank=root)
+    def reduce(self, found: Tensors, root: int, reduction: Reduction) -> Any:
+        reduction.check_for_gloo(found)
+        options = fill(distributed.ReduceOptions(), reduceOp=reduction.operator, rootRank=root)
         return self.ask("reduce", found, options)
 
-    def reduce_scatter(self, targets: Tensors, rows: list[Tensors], operator: Any) -> Any:
+    def reduce_scatter(self, targets: Tensors, rows: list[Tensors], reduction: Reduction) -> Any:
         """A reduce-scatter of what mpiddp does not add: a part of Gloo's all-reduce."""
         sums = [torch.cat([each.reshape(-1) for each in row]) for row in rows]
-        works = [self.all_reduce([each], operator) for each in sums]
+        works = [self.all_reduce([each], reduction) for each in sums]
 
         def finish() -> None:
             for work, total, row, target in zip(works, sums, rows, targets, strict=True):
@@ -139,11 +133,3 @@ class GlooCalls:
                 output.copy_(part.view(output.shape))
 
         return self._make("all_to_all", finish, outputs, waits=is_waited_for(opts))
-
-
-def _check_operator(found: Tensors, operator: Any) -> None:
-    """Raise DistBackendError for what neither mpiddp nor Gloo computes."""
-    kind = find_kind(operator)
-    for tensor in found:
-        if tensor.dtype not in GLOO_TYPES or kind in (Operators.AVG, Operators.PREMUL_SUM):
-            raise refuse(f"{kind.name} of {tensor.dtype}, which neither mpiddp nor Gloo computes")

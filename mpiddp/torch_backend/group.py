@@ -15,14 +15,13 @@ import torch
 from torch import distributed
 
 from mpiddp.collectives.communicator import Communicator
-from mpiddp.torch_backend.calls import CallQueue, CallWork
+from mpiddp.torch_backend.calls import CallQueue
 from mpiddp.torch_backend.gloo_calls import GlooCalls
-from mpiddp.torch_backend.members import Place, make_group_communicator
+from mpiddp.torch_backend.members import Place
 from mpiddp.torch_backend.monitored_barrier import MonitoredBarrier
 from mpiddp.torch_backend.own_calls import OwnCalls
 from mpiddp.torch_backend.tensors import (
     Tensors,
-    can_add,
     find_root,
     is_waited_for,
     list_tensors,
@@ -55,7 +54,7 @@ class Group(BASE):  # type: ignore[misc]
         self._calls = CallQueue(place.name)
         self._monitored = MonitoredBarrier(place)
         self._gloo = GlooCalls(place, self._calls.make)
-        self._own = OwnCalls(place, partial(make_group_communicator, place, self._gloo.find))
+        self._own = OwnCalls(place)
 
     # ---- what torch asks of a group ---------------------------------------------------------
 
@@ -117,24 +116,20 @@ class Group(BASE):  # type: ignore[misc]
 
     # ---- mpiddp's ---------------------------------------------------------------------------
 
-    def allreduce(
-        self, tensors: Any, opts: Any = None, timeout: Any = None, **options: Any
-    ) -> CallWork | Any:
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, **options: Any) -> Any:
         """All-reduce of one tensor, or of each of several."""
         # Gloo adds sparse ones.
         found = list_tensors(tensors, dense=False)
-        operator, waits = read_options(opts, options)
-        if not all(map(partial(can_add, operator=operator), found)):
-            return self._gloo.all_reduce(found, operator)
-        call = partial(self._own.all_reduce, found, operator)
+        reduction, waits = read_options(opts, options)
+        if not reduction.can_add(found):
+            return self._gloo.all_reduce(found, reduction)
+        call = partial(self._own.all_reduce, found, reduction)
         return self._calls.make("all_reduce", call, found, waits=waits)
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> CallWork | Any:
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         return self.allreduce(tensors, opts)
 
-    def broadcast(
-        self, tensors: Any, opts: Any = None, timeout: Any = None, **options: Any
-    ) -> CallWork:
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None, **options: Any) -> Any:
         """From ``opts.rootRank``."""
         found = list_tensors(tensors)
         root = find_root(opts, options)
@@ -146,15 +141,15 @@ class Group(BASE):  # type: ignore[misc]
         """To ``opts.rootRank``; the other ranks keep their tensors."""
         found = list_tensors(tensors)
         root = find_root(opts, options)
-        operator, waits = read_options(values[0] if values else opts, options)
-        if not all(map(partial(can_add, operator=operator), found)):
-            return self._gloo.reduce(found, root, operator)
-        call = partial(self._own.reduce, found, root, operator)
+        reduction, waits = read_options(values[0] if values else opts, options)
+        if not reduction.can_add(found):
+            return self._gloo.reduce(found, root, reduction)
+        call = partial(self._own.reduce, found, root, reduction)
         return self._calls.make("reduce", call, found, waits=waits)
 
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, *_: Any, **options: Any
-    ) -> CallWork:
+    ) -> Any:
         """Into a list of tensors, one from each rank; they may differ in length."""
         targets = outputs if isinstance(outputs[0], list) else [outputs]
         sources = list_tensors(inputs)
@@ -170,20 +165,20 @@ class Group(BASE):  # type: ignore[misc]
         call = partial(self._own.gather_lists, targets, sources)
         return self._calls.make("all_gather", call, targets, waits=waits)
 
-    def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> CallWork:
+    def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> Any:
         """Each input into a list of its own: ``outputs`` has a list for each rank."""
         rows = [[each[index] for each in outputs] for index in range(len(inputs))]
         return self.allgather(rows, inputs, opts)
 
     def all_gather_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None, **_: Any
-    ) -> CallWork:
+    ) -> Any:
         """Into one tensor, one rank's part after the other."""
         return self.all_gather_single_coalesced([output], [source], opts)
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> CallWork:
+    ) -> Any:
         """Each input into its output."""
         for output, source in zip(list_tensors(outputs), list_tensors(inputs), strict=True):
             if output.numel() != source.numel() * self._place.size or output.dtype != source.dtype:
@@ -204,7 +199,7 @@ class Group(BASE):  # type: ignore[misc]
         """Of lists of tensors, one for each rank; they may differ in length."""
         rows = inputs if isinstance(inputs[0], list) else [inputs]
         targets = list_tensors(outputs)
-        operator, waits = read_options(opts, options)
+        reduction, waits = read_options(opts, options)
         for target, row in zip(targets, rows, strict=True):
             if len(row) != self._place.size:
                 raise refuse(f"{len(row)} tensors for {self._place.size} ranks")
@@ -213,9 +208,9 @@ class Group(BASE):  # type: ignore[misc]
                     f"an output of {target.numel()} elements for a part of "
                     f"{row[self._place.rank].numel()}"
                 )
-        if not all(map(partial(can_add, operator=operator), targets)):
-            return self._gloo.reduce_scatter(targets, rows, operator)
-        call = partial(self._own.scatter_lists, targets, rows, operator)
+        if not reduction.can_add(targets):
+            return self._gloo.reduce_scatter(targets, rows, reduction)
+        call = partial(self._own.scatter_lists, targets, rows, reduction)
         return self._calls.make("reduce_scatter", call, targets, waits=waits)
 
     def reduce_scatter_single(
@@ -234,17 +229,17 @@ class Group(BASE):  # type: ignore[misc]
                     f"an output of {output.numel()} {output.dtype} for {self._place.size} ranks' "
                     f"parts of {source.numel()} {source.dtype}"
                 )
-        operator, waits = read_options(opts, {})
-        if not all(map(partial(can_add, operator=operator), outputs)):
+        reduction, waits = read_options(opts, {})
+        if not reduction.can_add(outputs):
             rows = [list(source.reshape(-1).chunk(self._place.size)) for source in inputs]
-            return self._gloo.reduce_scatter(outputs, rows, operator)
-        call = partial(self._own.scatter, outputs, inputs, operator)
+            return self._gloo.reduce_scatter(outputs, rows, reduction)
+        call = partial(self._own.scatter, outputs, inputs, reduction)
         return self._calls.make("reduce_scatter_single", call, outputs, waits=waits)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def barrier(self, opts: Any = None, **_: Any) -> CallWork:
+    def barrier(self, opts: Any = None, **_: Any) -> Any:
         """Until all ranks have come."""
         waits = is_waited_for(opts)
         return self._calls.make("barrier", self._own.barrier, [], waits=waits)

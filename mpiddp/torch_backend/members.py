@@ -25,6 +25,7 @@ from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.mpi.mpi import find_thread_limit
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.session import find_session
+from mpiddp.torch_internals import add_prefix, make_gloo
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 MOST_TAGS = 1 << 15
@@ -119,6 +120,16 @@ def _unpack(data: Any, like: Any) -> Any:
     if isinstance(like, bytes):
         return bytes.fromhex(data)
     return tuple(data) if isinstance(like, tuple) else data
+
+
+def open_gloo(place: Place, purpose: str) -> Any:
+    """A backend of Gloo over the ranks of a group; two of them connect when they first talk.
+
+    ``purpose``: its name in the store; calls of different purposes need not have one order.
+    """
+    # Its own connection: while Gloo waits in the store, other threads may not use it.
+    store = add_prefix(purpose, place.store.clone())
+    return make_gloo(store, place.rank, place.size, place.timeout)
 
 
 def make_group_communicator(place: Place, find_gloo: Callable[[], Any]) -> Communicator:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import distributed
 
-from mpiddp.collectives import SHARED
+from mpiddp.collectives import SHARED, TORCH
 from mpiddp.collectives.communicator import Communicator, tell_autograd
 from mpiddp.collectives.planner import Request
 from mpiddp.schedules.schedule import Collective
-from mpiddp.torch_backend.members import Place
-from mpiddp.torch_backend.tensors import OPERATORS, Flat, Operators, Tensors, find_kind, scale
+from mpiddp.torch_backend.members import Place, make_group_communicator, open_gloo
+from mpiddp.torch_backend.tensors import OPERATORS, Flat, Operators, Reduction, Tensors
+from mpiddp.torch_internals import fill
 
 
 def _request(kind: Collective, operator: str = "sum", root: int = 0) -> Request:
@@ -34,58 +35,94 @@ _IN_MEMORY = {
 class OwnCalls:
     """Each method is a call, which returns once its result is there; one at a time."""
 
-    def __init__(self, place: Place, make_communicator: Callable[[], Communicator]) -> None:
-        """``make_communicator``: collective; called by the first call."""
+    def __init__(self, place: Place) -> None:
         self._place = place
-        self._make_communicator = make_communicator
         self._communicator: Communicator | None = None
+        self._gloo: Any = None
 
     def find_communicator(self) -> Communicator:
         """Made by the first call, in which all ranks take part."""
         if self._communicator is None:
-            self._communicator = self._make_communicator()
+            self._communicator = make_group_communicator(self._place, self._find_gloo)
         return self._communicator
+
+    def _find_gloo(self) -> Any:
+        """For messages between nodes without MPI, and for what Gloo then does as a whole."""
+        if self._gloo is None:
+            self._gloo = open_gloo(self._place, "messages")
+        return self._gloo
+
+    def _find_whole(self, reduction: Reduction | None = None) -> Any:
+        """Gloo's backend if each message would go through it, and it has the reduction; else None.
+
+        Then Gloo's own collectives are quicker, except for its reduce-scatter.
+        """
+        is_average = reduction is not None and reduction.name == "average"
+        if is_average or self.find_communicator().layout.transports[0] != TORCH:
+            return None
+        return self._find_gloo()
 
     def close(self) -> None:
         """Give back what the calls used. Collective."""
         if self._communicator is not None:
             self._communicator.close()
         self._communicator = None
+        if self._gloo is not None:
+            self._gloo.shutdown()
+        self._gloo = None
 
     def barrier(self) -> None:
         self.find_communicator().barrier()
 
-    def all_reduce(self, tensors: Tensors, operator: Any) -> None:
-        request = _request(Collective.ALL_REDUCE, OPERATORS[find_kind(operator)])
+    def all_reduce(self, tensors: Tensors, reduction: Reduction) -> None:
+        request = _request(Collective.ALL_REDUCE, reduction.name)
+        communicator, gloo = self.find_communicator(), self._find_whole(reduction)
         for tensor in tensors:
+            if gloo is None and reduction.factor is None and tensor.is_contiguous():
+                communicator.run(request, tensor.detach())
+                continue
             with Flat(tensor) as flat:
-                scale(flat, operator)
-                self.find_communicator().run(request, flat)
+                reduction.scale(flat)
+                if gloo is not None:
+                    operator = Operators.SUM if reduction.name == "sum" else reduction.operator
+                    options = fill(distributed.AllreduceOptions(), reduceOp=operator)
+                    gloo.allreduce([flat], options).wait()
+                else:
+                    communicator.run(request, flat)
 
     def broadcast(self, tensors: Tensors, root: int) -> None:
-        request = _request(Collective.BROADCAST, root=root)
+        request, gloo = _request(Collective.BROADCAST, root=root), self._find_whole()
+        options = fill(distributed.BroadcastOptions(), rootRank=root)
         for tensor in tensors:
             with Flat(tensor) as flat:
-                self.find_communicator().run(request, flat.view(torch.uint8))
+                if gloo is not None:
+                    gloo.broadcast([flat.view(torch.uint8)], options).wait()
+                else:
+                    self.find_communicator().run(request, flat.view(torch.uint8))
 
-    def reduce(self, tensors: Tensors, root: int, operator: Any) -> None:
-        request = _request(Collective.REDUCE, OPERATORS[find_kind(operator)], root)
+    def reduce(self, tensors: Tensors, root: int, reduction: Reduction) -> None:
+        request = _request(Collective.REDUCE, reduction.name, root)
         for tensor in tensors:
             flat = tensor.detach().reshape(-1).clone()
-            scale(flat, operator)
+            reduction.scale(flat)
             self.find_communicator().run(request, flat)
             if self._place.rank == root:
                 tensor.detach().copy_(flat.view(tensor.shape))
 
     def gather(self, outputs: Tensors, inputs: Tensors) -> None:
-        request = _request(Collective.ALL_GATHER)
+        request, gloo = _request(Collective.ALL_GATHER), self._find_whole()
         for output, source in zip(outputs, inputs, strict=True):
             with Flat(output, keeps=False) as flat:
                 count, rank = source.numel(), self._place.rank
                 own = flat[count * rank : count * (rank + 1)]
                 if own.data_ptr() != source.data_ptr():
                     own.copy_(source.detach().reshape(-1))
-                self.find_communicator().run(request, flat.view(torch.uint8))
+                data = flat.view(torch.uint8)
+                if gloo is not None and data.numel():
+                    parts = list(data.chunk(self._place.size))
+                    gloo.allgather([parts], [parts[rank].clone()]).wait()
+                else:
+                    self.find_communicator().run(request, data)
 
     def gather_lists(self, rows: list[Tensors], sources: Tensors) -> None:
         for row, source in zip(rows, sources, strict=True):
@@ -101,24 +138,21 @@ class OwnCalls:
             for part, target in zip(whole.split(sizes), row, strict=True):
                 target.detach().copy_(part.view(target.shape))
 
-    def scatter(self, outputs: Tensors, inputs: Tensors, operator: Any) -> None:
+    def scatter(self, outputs: Tensors, inputs: Tensors, reduction: Reduction) -> None:
         for output, source in zip(outputs, inputs, strict=True):
-            self._scatter_one(output, source.contiguous().view(-1), operator)
+            self._scatter_one(output, source.contiguous().view(-1), reduction)
 
-    def _scatter_one(self, output: torch.Tensor, whole: torch.Tensor, operator: Any) -> None:
+    def _scatter_one(self, output: torch.Tensor, whole: torch.Tensor, reduction: Reduction) -> None:
         """``whole`` stays as it is; ``output`` may be this rank's part of it."""
         # Not detach(): autograd would take what the call leaves as it is for changed.
         source = whole.data
-        communicator, name = self.find_communicator(), OPERATORS[find_kind(operator)]
+        communicator, name = self.find_communicator(), reduction.name
         count, rank = output.numel(), self._place.rank
         begin, end = count * rank, count * (rank + 1)
         target = output.detach()
-        if (
-            find_kind(operator) == Operators.PREMUL_SUM
-            or communicator.layout.transports[0] != SHARED
-        ):
+        if reduction.factor is not None or communicator.layout.transports[0] != SHARED:
             copy = source.clone()
-            scale(copy, operator)
+            reduction.scale(copy)
             communicator.run(_request(Collective.REDUCE_SCATTER, name), copy)
             target.copy_(copy[begin:end].view(output.shape))
             return
@@ -133,14 +167,14 @@ class OwnCalls:
         target.copy_(own.view(output.shape))
         own.copy_(kept)
 
-    def scatter_lists(self, targets: Tensors, rows: list[Tensors], operator: Any) -> None:
+    def scatter_lists(self, targets: Tensors, rows: list[Tensors], reduction: Reduction) -> None:
         for target, row in zip(targets, rows, strict=True):
             if len({each.numel() for each in row}) == 1:
                 whole = torch.cat([each.detach().reshape(-1) for each in row])
-                self._scatter_one(target, whole, operator)
+                self._scatter_one(target, whole, reduction)
                 continue
             for root, each in enumerate(row):
                 copy = each.detach().clone()
-                self.reduce([copy], root, operator)
+                self.reduce([copy], root, reduction)
                 if root == self._place.rank:
                     target.detach().copy_(copy.view(target.shape))

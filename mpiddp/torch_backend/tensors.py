@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,8 +23,58 @@ OPERATORS = {
     Operators.PREMUL_SUM: "sum",
 }
 """mpiddp's names of torch's operators."""
+ADDED = frozenset(TYPES)
 GLOO_TYPES = (*TYPES, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128)
 """Types that are added at all; the last ones by Gloo."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """An operator of a call."""
+
+    operator: Any
+    """torch's."""
+    name: str
+    """mpiddp's; empty if it has none."""
+    factor: Any = None
+    """By which a PREMUL_SUM multiplies first, a number or a tensor."""
+
+    def can_add(self, tensors: Tensors) -> bool:
+        """Whether mpiddp's schedules can; Gloo is asked if not."""
+        for tensor in tensors:
+            dtype = tensor.dtype
+            if not self.name or dtype not in ADDED or tensor.layout is not torch.strided:
+                return False
+            if self.name == "average" and not dtype.is_floating_point:
+                return False
+        return True
+
+    def scale(self, flat: torch.Tensor) -> None:
+        """Multiply by the factor, in place."""
+        if self.factor is not None:
+            flat.mul_(self.factor)
+
+    def check_for_gloo(self, tensors: Tensors) -> None:
+        """Raise DistBackendError for what neither mpiddp nor Gloo computes."""
+        kind = getattr(self.operator, "op", self.operator)
+        for tensor in tensors:
+            if tensor.dtype not in GLOO_TYPES or kind in (Operators.AVG, Operators.PREMUL_SUM):
+                what = f"{kind.name} of {tensor.dtype}"
+                raise refuse(f"{what}, which neither mpiddp nor Gloo computes")
+
+
+_REDUCTIONS = {
+    kind: Reduction(kind, OPERATORS.get(kind, ""))
+    for kind in Operators.RedOpType.__members__.values()
+}
+
+
+def find_reduction(operator: Any) -> Reduction:
+    """Of a ReduceOp, or of one of its kinds."""
+    kind = getattr(operator, "op", operator)
+    if kind == Operators.PREMUL_SUM:
+        return Reduction(operator, "sum", find_scale(operator))
+    return _REDUCTIONS[kind]
 
 
 class Flat:
@@ -79,7 +130,7 @@ def copy_contiguous(value: Any) -> Any:
 
 
 def check_tensor(tensor: torch.Tensor) -> None:
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise refuse(
             f"a tensor on {tensor.device}, and backend mpiddp works on CPU tensors: use "
             'init_process_group("cpu:mpiddp,cuda:nccl")'
@@ -90,12 +141,12 @@ def refuse(what: str) -> Exception:
     return distributed.DistBackendError(f"mpiddp: this call has {what}")
 
 
-def read_options(opts: Any, options: dict[str, Any]) -> tuple[Any, bool]:
+def read_options(opts: Any, options: dict[str, Any]) -> tuple[Reduction, bool]:
     """The operator, and whether the caller waits for the call at once."""
-    if isinstance(opts, distributed.ReduceOp | distributed.ReduceOp.RedOpType):
-        return opts, False
+    if isinstance(opts, Operators | Operators.RedOpType):
+        return find_reduction(opts), False
     operator = options.get("op", getattr(opts, "reduceOp", Operators.SUM))
-    return operator, is_waited_for(opts)
+    return find_reduction(operator), is_waited_for(opts)
 
 
 def is_waited_for(opts: Any) -> bool:
@@ -109,19 +160,3 @@ def find_root(opts: Any, options: dict[str, Any]) -> int:
         return opts
     root: int = options.get("root", getattr(opts, "rootRank", 0))
     return root
-
-
-def find_kind(operator: Any) -> Any:
-    return getattr(operator, "op", operator)
-
-
-def can_add(tensor: torch.Tensor, operator: Any) -> bool:
-    kind = find_kind(operator)
-    if tensor.layout is not torch.strided or tensor.dtype not in TYPES or kind not in OPERATORS:
-        return False
-    return tensor.dtype.is_floating_point or kind != Operators.AVG
-
-
-def scale(flat: torch.Tensor, operator: Any) -> None:
-    if find_kind(operator) == Operators.PREMUL_SUM:
-        flat.mul_(find_scale(operator))

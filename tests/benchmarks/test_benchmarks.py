@@ -342,6 +342,7 @@ def is_alive(pid):
 # Real runs
 
 
+@pytest.mark.long
 @pytest.mark.by_default("mpich")
 @pytest.mark.mpi
 def test_a_launcher_runs_the_contenders(either_launcher):

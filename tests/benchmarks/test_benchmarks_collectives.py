@@ -180,6 +180,7 @@ def check_turns(jobs, ranks) -> None:
         assert count_cpu_seconds(ranks[other]) - before < 0.1 * seconds + 0.02, other
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_one_job_knows_no_mpi_each_sleeps_while_the_other_measures_and_a_lost_rank_ends_both():
     mpirun, marks = launchers.find_mpirun(None, {}), []

@@ -42,6 +42,7 @@ def test_calls_between_nodes_are_exact(
         assert {report["chosen"][length] for report in reports} == {expected}
 
 
+@pytest.mark.long
 def test_a_rank_of_another_node_that_stops_is_named(slurm_cluster, tmp_path):
     launcher = slurm_cluster.srun(*PAIR, "--distribution=plane=3")
     arguments = ["shared-memory+mpi", "is stopped", "3", "4"]

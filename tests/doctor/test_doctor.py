@@ -180,7 +180,7 @@ BROKEN = "ImportError: libtorch_cpu.so: cannot open shared object file"
 
 @pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.parametrize("has_other_code", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize("has_other_code", [False, True])
 def test_torch_that_cannot_be_imported_on_one_rank(has_other_code, tmp_path):
     folder = tmp_path / "broken"
     (folder / "torch").mkdir(parents=True)

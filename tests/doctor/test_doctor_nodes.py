@@ -133,6 +133,7 @@ def test_nodes_without_a_common_address(cluster, tmp_path):
     assert reading.line("GPUs").status == "skip" and reading.lines[-1].check == "the rest"
 
 
+@pytest.mark.long
 def test_names_that_nobody_answers_for(cluster, tmp_path):
     connect(cluster)
     resolver = tmp_path / "resolv.conf"

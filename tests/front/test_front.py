@@ -924,6 +924,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_ranks_have_time_to_save_after_sigterm(folder):
     # Open MPI's mpirun kills its ranks a second after a SIGTERM of its own.

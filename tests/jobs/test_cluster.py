@@ -60,6 +60,7 @@ def processes_in(directory) -> list[str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 @pytest.mark.timeout(120)
 def test_it_comes_up_is_repaired_and_goes(slurm_cluster):

@@ -1393,6 +1393,7 @@ def test_every_rank_sees_all_gpus_of_its_node_and_has_its_cores(slurm, tmp_path,
     assert seen == [[str(rank), str(rank // 2), "0,1", "2", "None"] for rank in range(ranks)]
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 def test_the_trainers_code_is_the_jobs_and_one_file_says_why(slurm, tmp_path):
     path = tmp_path / "my environment"
@@ -1576,11 +1577,9 @@ def test_an_environment_is_staged_on_each_node_and_taken_away(slurm, tmp_path):
         )
 
 
+@pytest.mark.long
 @pytest.mark.slurm
-@pytest.mark.parametrize(
-    "ending",
-    [["scancel"], pytest.param(["scancel", "--batch", "--signal=TERM"], marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize("ending", [["scancel"], ["scancel", "--batch", "--signal=TERM"]])
 def test_a_staged_command_is_told_once_that_its_job_ends(slurm, tmp_path, ending):
     program = tmp_path / "hear"
     program.write_text(

@@ -219,7 +219,7 @@ def test_one_process_fails(tmp_path):
 
 
 def expire(name, ranks, stage, who, how, folder):
-    """Run to a deadline of 4 s; the message of the one rank that speaks."""
+    """Run to a deadline of 4 s; the message of the first rank that speaks."""
     result, took = run(
         launchers.table()[name], ranks, stage, who, how, folder, timeout=60, LIMIT="4"
     )
@@ -227,7 +227,8 @@ def expire(name, ranks, stage, who, how, folder):
     assert result.returncode in ((4, signal.SIGKILL) if name == "mpich" else (4,)), str(result)
     assert "Traceback" not in result.stderr
     lines = [line for line in messages(result) if "within 4 s" in line]
-    assert len(lines) == 1, str(result)
+    # On a busy machine a second one may speak before the first one has ended the job.
+    assert 0 < len(lines) < ranks, str(result)
     assert took < 4 + HUNG
     return lines[0]
 
@@ -360,6 +361,7 @@ with FailureHandler() as failure_handler:
     assert message.endswith("a bad option")
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_a_forked_child_does_not_end_the_job(tmp_path):
     script = tmp_path / "forks.py"

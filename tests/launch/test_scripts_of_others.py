@@ -99,6 +99,7 @@ def test_a_script_sees_what_plain_python_shows(folder):
     assert json.loads(plain.stdout)[0] == words
 
 
+@pytest.mark.long
 def test_a_module_sees_what_plain_python_shows(folder):
     plain, _ = compare(["-m", "package.see", "--help"], folder)
     assert json.loads(plain.stdout)[1] == "__main__"
@@ -122,7 +123,10 @@ def test_a_traceback_is_plain_pythons(folder):
     assert said(ours) == plain.stderr
 
 
-@pytest.mark.parametrize(("how", "code", "text"), [("3", 3, ""), ("some text", 1, "some text\n")])
+@pytest.mark.parametrize(
+    ("how", "code", "text"),
+    [("3", 3, ""), pytest.param("some text", 1, "some text\n", marks=pytest.mark.long)],
+)
 def test_an_exit_is_plain_pythons(how, code, text, folder):
     plain, ours = compare(["ends.py", how], folder)
     assert (plain.returncode, plain.stderr) == (code, text)
@@ -523,6 +527,7 @@ def test_a_scripts_own_excepthook_shows_its_exceptions(tmp_path):
     assert "Traceback" not in ours.stderr
 
 
+@pytest.mark.long
 def test_a_session_of_the_scripts_own_is_no_hook_of_the_script(tmp_path):
     script = tmp_path / "opened.py"
     script.write_text("import mpiddp\nmpiddp.init()\nraise ValueError('by me')\n")

@@ -465,15 +465,6 @@ print("lives", session.world.size)
     assert "NameError: name 'tpyo'" in result.stderr and "KeyError: 'cell'" in result.stderr
 
 
-@pytest.mark.long
-@pytest.mark.mpi
-def test_ranks_end_with_an_interactive_one() -> None:
-    program = "import mpiddp; session = mpiddp.init(timeout=30); 1 / session.world.rank"
-    row = launchers.table()["openmpi"]
-    result = launchers.run(row, 2, ["-i", "-c", program], timeout=60).expect(1)
-    assert result.stderr.count("ZeroDivisionError: ") == 1
-
-
 HALF_STARTED = """
 import gc, os, sys, types
 ipython = types.ModuleType("IPython")

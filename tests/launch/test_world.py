@@ -186,7 +186,10 @@ PMIX_2 = {"PMI_FD": "99", "PMI_RANK": "0", "PMI_SIZE": "2"}
     ("library", "manager", "words"),
     [
         ("openmpi", PMIX_2, ["Open MPI 5.", "expected pmix, found pmi"]),
-        ("mpich", {}, ["MPICH 5.", "expected pmi, found no process manager"]),
+        pytest.param(
+            *("mpich", {}, ["MPICH 5.", "expected pmi, found no process manager"]),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 @pytest.mark.mpi

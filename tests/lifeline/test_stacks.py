@@ -896,6 +896,7 @@ def test_a_real_job_is_asked_and_then_ends_because_it_stands_still(tmp_path):
     assert list((tmp_path / "state/mpiddp/jobs").iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_job_of_one_rank_ends_because_it_stands_still(tmp_path):
     (tmp_path / "script.py").write_text("import time; time.sleep(100)")
     (tmp_path / "job").mkdir(mode=0o700)

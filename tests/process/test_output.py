@@ -325,6 +325,7 @@ def test_the_front_starts_nothing_where_logs_cannot_be_written(tmp_path):
         )
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_a_quiet_start_leaves_the_programs_output_alone(tmp_path):
     (tmp_path / "hello.py").write_text("print('hello')")

@@ -60,6 +60,7 @@ def test_a_rank_is_found_and_can_be_killed(either_launcher):
         assert job.wait().returncode != 0
 
 
+@pytest.mark.long
 def test_a_job_that_is_left_early_is_killed(either_launcher):
     with launchers.start(either_launcher, 2, ["-c", SLEEP], timeout=60) as job:
         job.rank(1)

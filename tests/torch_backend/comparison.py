@@ -1,5 +1,7 @@
 """Makes the same calls in a group of Gloo and in one of mpiddp, and compares what they leave.
 
+As a script, every rank prints the differences: torchrun --nproc-per-node 2 comparison.py
+
 The inputs are small whole numbers: every sum and product of them is exact in every type, so the
 results are compared bit by bit.
 """
@@ -7,6 +9,7 @@ results are compared bit by bit.
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +51,9 @@ OPERATORS = {
 GATHER_ONE = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 SCATTER_ONE = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 """By the names that torch gave them in 2.13; it warns of the older ones."""
+SHAPES = ((), (0,), (0, 3))
+LONG_SHAPES = ((1000,), (1_500_000,))
+"""More than fits a mailbox, and several pieces of a message."""
 REFUSALS = (RuntimeError, ValueError, TypeError)
 """What torch's users expect from a call that is refused."""
 
@@ -129,12 +135,6 @@ class Side:
 
 def all_reduce(side: Side) -> Tensors:
     tensor = side.fill()
-    side.reduces(dist.all_reduce, tensor)
-    return [tensor]
-
-
-def all_reduce_large(side: Side) -> Tensors:
-    tensor = side.fill(100_003)
     side.reduces(dist.all_reduce, tensor)
     return [tensor]
 
@@ -242,8 +242,7 @@ def all_to_all_split(side: Side) -> Tensors:
 
 
 REDUCTIONS = (
-    all_reduce, all_reduce_large, reduce, reduce_scatter, reduce_scatter_tensor,
-    reduce_scatter_stacked,
+    all_reduce, reduce, reduce_scatter, reduce_scatter_tensor, reduce_scatter_stacked,
 )  # fmt: skip
 MOVES = (
     broadcast, all_gather, all_gather_uneven, all_gather_into_tensor, all_gather_in_place, gather,
@@ -269,7 +268,8 @@ def _list_sides(side: Side, *, is_long: bool) -> Iterator[tuple[Callable[[Side],
     for how, layout in itertools.product(hows if is_long else hows[::2], LAYOUTS):
         for call in (*REDUCTIONS, *MOVES):
             yield call, replace(side, how=how, layout=layout)
-    for how, shape in itertools.product(hows, [(), (0,), (0, 3)]):
+    shapes = [*itertools.product(hows, SHAPES), *itertools.product(hows[:1], LONG_SHAPES)]
+    for how, shape in shapes:
         for call in (all_reduce, reduce, reduce_scatter, broadcast, all_gather, gather, scatter):
             yield call, replace(side, how=how, shape=shape)
 
@@ -356,3 +356,14 @@ def compare_calls(session: Any, is_long: bool) -> tuple[int, list[str]]:
     found = [find_difference(call, one, other) for (call, one), (_, other) in pairs]
     close_sides(gloo, ours)
     return len(found), [each for each in found if each]
+
+
+def main() -> None:
+    """Compare in a group of all ranks, each of which prints its differences."""
+    dist.init_process_group("gloo")
+    print(json.dumps(compare_calls(None, is_long=False)[1]))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

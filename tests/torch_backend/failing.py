@@ -83,21 +83,7 @@ def restart() -> None:
         time.sleep(60)
 
 
-def call_everything() -> None:
-    """Calls of every kind, for torch's own checks of them."""
-    sum_up()
-    size, one = dist.get_world_size(), torch.ones(4)
-    dist.broadcast(one, 0)
-    dist.all_gather([torch.empty(4) for _ in range(size)], one)
-    dist.gather(one, [torch.empty(4) for _ in range(size)] if dist.get_rank() == 0 else None)
-    group = dist.new_group([0], backend="mpiddp")
-    if dist.get_rank() == 0:
-        dist.all_reduce(one, group=group)
-    dist.barrier()
-    print("checked", flush=True)
-
-
-HOW = {"lost": lose_a_rank, "forks": load_data, "restart": restart, "detail": call_everything}
+HOW = {"lost": lose_a_rank, "forks": load_data, "restart": restart}
 
 
 if __name__ == "__main__":

@@ -43,56 +43,6 @@ def send_and_receive(side: Side) -> list[Any]:
     return [*got, who, first, second]
 
 
-def receive_from_anybody(side: Side) -> list[Any]:
-    if side.rank != 0:
-        dist.send(side.fill(), group=side.group, group_dst=0)
-        return []
-    found = {}
-    for _ in range(side.size - 1):
-        tensor = side.room()
-        who = dist.recv(tensor, group=side.group)
-        found[who] = tensor
-    return [found[who] for who in sorted(found)] + sorted(found)
-
-
-def exchange_in_the_background(side: Side) -> list[Any]:
-    after, before = _neighbours(side)
-    if side.size == 1:
-        return []
-    tensor = side.room()
-    works = [
-        dist.isend(side.fill(), group=side.group, group_dst=after),
-        dist.irecv(tensor, group=side.group, group_src=before),
-    ]
-    for work in works:
-        work.wait()
-    return [tensor]
-
-
-def exchange_in_a_batch(side: Side) -> list[Any]:
-    after, before = _neighbours(side)
-    if side.size == 1:
-        return []
-    tensors = [side.room(), side.room(5)]
-    operations = [
-        dist.P2POp(dist.isend, side.fill(), group=side.group, group_peer=after),
-        dist.P2POp(dist.irecv, tensors[0], group=side.group, group_peer=before),
-        dist.P2POp(dist.isend, side.fill(5), group=side.group, group_peer=after),
-        dist.P2POp(dist.irecv, tensors[1], group=side.group, group_peer=before),
-    ]
-    for work in dist.batch_isend_irecv(operations):
-        work.wait()
-    return tensors
-
-
-def barriers(side: Side) -> list[Any]:
-    dist.barrier(group=side.group)
-    dist.barrier(group=side.group, async_op=True).wait()
-    dist.monitored_barrier(group=side.group, timeout=WAIT)
-    dist.monitored_barrier(group=side.group, wait_all_ranks=True)
-    return []
-
-
 def objects(side: Side) -> list[Any]:
     """Pickles of different lengths."""
     own = {"rank": side.rank, "text": "x" * (10 * side.rank)}
@@ -106,18 +56,6 @@ def objects(side: Side) -> list[Any]:
     parts = [{"to": rank} for rank in range(side.size)] if side.rank == 0 else None
     dist.scatter_object_list(part, parts, group=side.group, group_src=0)
     return [every, sent, room, part]
-
-
-def objects_between_two(side: Side) -> list[Any]:
-    if side.size == 1:
-        return []
-    if side.rank == 0:
-        dist.send_object_list(["a", {"b": 1}], group=side.group, group_dst=1)
-    if side.rank != 1:
-        return []
-    found: list[Any] = [None, None]
-    who = dist.recv_object_list(found, group=side.group, group_src=0)
-    return [found, who]
 
 
 def together(side: Side) -> list[Any]:
@@ -291,10 +229,10 @@ def a_work_in_words(side: Side) -> list[Any]:
 
 
 CALLS = (
-    send_and_receive, receive_from_anybody, exchange_in_the_background, exchange_in_a_batch,
-    barriers, objects, objects_between_two, together, in_the_middle_of_autograd, from_a_callback,
+    send_and_receive, objects, together, in_the_middle_of_autograd, from_a_callback,
     beside_a_callback, forgotten_works, many_at_once, beside_autograd, a_work_in_words,
 )  # fmt: skip
+"""Messages and barriers of all kinds are left to torch's own tests."""
 
 
 def is_equal(one: Any, other: Any) -> bool:

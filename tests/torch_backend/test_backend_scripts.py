@@ -71,18 +71,21 @@ def test_a_rank_that_is_killed_under_mpiddp_ends_the_job():
 
 
 @pytest.mark.parametrize(
-    ("how", "says", "options", "env"),
+    ("how", "says", "options"),
     [
-        ("forks", "loaded", (), {}),
-        pytest.param("restart", "restarted", ("--max-restarts=1",), {}, marks=pytest.mark.long),
-        pytest.param(
-            "detail", "checked", (), {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, marks=pytest.mark.long
-        ),
+        ("forks", "loaded", ()),
+        pytest.param("restart", "restarted", ("--max-restarts=1",), marks=pytest.mark.long),
     ],
 )
-def test_scripts_go_on_beside(how, says, options, env):
-    result = torchrun(2, "failing.py", how, options=options, env=env).expect(0)
-    assert result.stdout.split().count(says) == 2, str(result)
+def test_scripts_go_on_beside(how, says, options):
+    result = torchrun(2, "failing.py", how, options=options).expect(0)
+    assert result.stdout.count(says) == 2, str(result)
+
+
+@pytest.mark.long
+def test_torch_checks_each_call(tmp_path):
+    result = torchrun(2, "comparison.py", env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}).expect(0)
+    assert result.stdout.split() == ["[]"] * 2, str(result)
 
 
 def test_mistakes_are_refused_in_one_line_and_leave_the_group_usable(pool):

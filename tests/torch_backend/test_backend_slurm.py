@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(170)]
 
 DEADLINE = 160.0
 PAIR = ("--nodelist=node[1-2]", "--nodes=2")
-SCRIPT = launchers.PROGRAMS / "two_backends.py"
+SCRIPT = Path(__file__).parent / "comparison.py"
 
 
 def check(result, ranks):

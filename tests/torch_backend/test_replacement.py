@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -49,18 +50,18 @@ SCRIPT = """
 """
 
 
-def run_script(folder, *options):
-    path = folder / "script.py"
-    path.write_text(textwrap.dedent(SCRIPT))
+def run_front(*words):
     return subprocess.run(
-        [sys.executable, "-m", "mpiddp", "-n", "2", "--quiet", *options, str(path)],
+        [sys.executable, "-m", "mpiddp", "-n", "2", "--quiet", *words],
         env=launchers.clean_environment(), capture_output=True, text=True, timeout=150,
     )  # fmt: skip
 
 
 @pytest.mark.mpi
 def test_an_unchanged_script_has_mpiddps_collectives(tmp_path):
-    done = run_script(tmp_path, "--collectives", "mpiddp")
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    done = run_front("--collectives", "mpiddp", str(script))
     assert done.returncode == 0, done.stderr
     mean, part, names, transport, gloo, backend = json.loads(done.stdout)
     assert (mean, part) == ([0.5] * 3, [1.0, 3.0])
@@ -110,3 +111,27 @@ def test_registering_twice_is_registering_once():
 def test_an_unknown_value_is_refused():
     with pytest.raises(ConfigurationError, match=r"collectives.*framework.*mpiddp.*'gloo'"):
         Options(collectives="gloo")
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("accelerate", "accelerate"),
+        ("lightning", "pytorch_lightning"),
+        ("transformers", "transformers"),
+    ],
+)
+def test_other_libraries_train_alike(tmp_path, name, module):
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    found = {}
+    for collectives in ("framework", "mpiddp"):
+        words = [launchers.PROGRAMS / "frameworks.py", name, tmp_path]
+        done = run_front("--collectives", collectives, *map(str, words))
+        assert done.returncode == 0, done.stderr
+        (line,) = [each for each in done.stdout.splitlines() if each.startswith("trained ")]
+        _, kind, found[collectives] = line.split()
+        assert ("mpiddp" in kind) == (collectives == "mpiddp")
+    assert found["framework"] == found["mpiddp"]

@@ -58,6 +58,7 @@ def test_what_gloo_passes_mpiddp_passes_as_documented():
         assert f"| `{name}` | {own[name].reason} |" in text, own[name]
 
 
+@pytest.mark.long
 def test_a_failure_is_not_a_pass():
     found = torch_suite.run("no-such-backend", ["test_get_rank"])
     assert found["test_get_rank"].kind == FAILED

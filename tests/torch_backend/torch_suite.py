@@ -26,14 +26,13 @@ from unittest import mock
 
 HEAD = """# torch's own tests
 
-torch tests its backends with `torch.testing._internal.distributed.distributed_test`. This is what
-those tests say of backend `mpiddp`, on CPUs. `python tests/torch_backend/torch_suite.py
-docs/torch-backend-tests.md` runs them with Gloo and with mpiddp, and writes the section of the
-release of torch that is installed.
+torch tests its backends with `torch.testing._internal.distributed.distributed_test`. The tables
+show the results of these tests with backend `mpiddp` on CPUs. `python
+tests/torch_backend/torch_suite.py docs/torch-backend-tests.md` runs the tests with Gloo and with
+mpiddp, and writes the section of the installed release of torch.
 
-A test runs with 3 ranks, or with 4 or 8 if it asks for them. Many tests are left out by torch
-for a backend that it does not know: here mpiddp takes all that Gloo takes, also those for Gloo
-alone.
+A test runs with 3 ranks, or with 4 or 8 if it needs them. torch chooses tests by the name of the
+backend; here mpiddp gets the tests that Gloo gets.
 """
 SECTION = "\n## torch "
 SIZES = (3, 4, 8)
@@ -120,13 +119,8 @@ def describe(gloo: Mapping[str, Outcome], own: Mapping[str, Outcome]) -> Iterato
         yield from ("", "mpiddp passes each test that Gloo passes.")
     yield from ("", "Tests that Gloo does not pass on CPUs:", "")
     yield from ("| reason | tests |", "|---|---|")
-    reasons: dict[str, list[str]] = {}
-    for name, found in gloo.items():
-        if found.kind != PASSED:
-            note = " (mpiddp passes)" if own[name].kind == PASSED else ""
-            reasons.setdefault(found.reason, []).append(f"`{name}`{note}")
-    for reason, names in sorted(reasons.items()):
-        yield f"| {reason} | {', '.join(names)} |"
+    reasons = Counter(found.reason for found in gloo.values() if found.kind != PASSED)
+    yield from (f"| {reason} | {count} |" for reason, count in reasons.most_common())
 
 
 def find_missed(gloo: Mapping[str, Outcome], own: Mapping[str, Outcome]) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -72,45 +73,32 @@ def train(
     return losses
 
 
-def make_optimizer(model: nn.Module) -> Any:
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=0.01)
 
 
-def train_with_ddp(folder: str, **options: Any) -> list[Any]:
+def train_with_ddp(
+    folder: str, hook: Any = None, accumulates: bool = False, **options: Any
+) -> list[Any]:
     model = DistributedDataParallel(Model(spare="find_unused_parameters" in options), **options)
-    return [train(model, make_optimizer(model)), *model.state_dict().values()]
-
-
-def train_with_hook(folder: str) -> list[Any]:
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-
-    model = DistributedDataParallel(Model())
-    model.register_comm_hook(None, fp16_compress_hook)
-    return [train(model, make_optimizer(model)), *model.state_dict().values()]
-
-
-def train_accumulating(folder: str) -> list[Any]:
-    model = DistributedDataParallel(Model())
-    return [train(model, make_optimizer(model), accumulates=True), *model.state_dict().values()]
+    if hook is not None:
+        model.register_comm_hook(None, hook)
+    losses = train(model, make_optimizer(model), accumulates=accumulates)
+    return [losses, *model.state_dict().values()]
 
 
 def train_unevenly(folder: str) -> list[Any]:
     """Each rank has one step more than the one before."""
     model = DistributedDataParallel(Model())
-    optimizer = make_optimizer(model)
     with model.join():
-        losses = train(model, optimizer, STEPS + dist.get_rank())
+        losses = train(model, make_optimizer(model), STEPS + dist.get_rank())
     return [losses, *model.state_dict().values()]
 
 
 def train_with_zero(folder: str) -> list[Any]:
     model = DistributedDataParallel(Model())
-    optimizer = ZeroRedundancyOptimizer(
-        model.parameters(), optimizer_class=torch.optim.Adam, lr=0.01
-    )
-    losses = train(model, optimizer)
-    optimizer.consolidate_state_dict(to=0)
-    return [losses, *model.state_dict().values()]
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+    return [train(model, optimizer), *model.state_dict().values()]
 
 
 def train_with_fsdp(folder: str, *shape: int) -> list[Any]:
@@ -140,8 +128,8 @@ WAYS: dict[str, Callable[[str], list[Any]]] = {
     "static graph": partial(train_with_ddp, static_graph=True),
     "small buckets": partial(train_with_ddp, bucket_cap_mb=1e-4),
     "unused": partial(train_with_ddp, find_unused_parameters=True),
-    "hook": train_with_hook,
-    "no_sync": train_accumulating,
+    "hook": partial(train_with_ddp, hook=fp16_compress_hook),
+    "no_sync": partial(train_with_ddp, accumulates=True),
     "join": train_unevenly,
     "zero": train_with_zero,
     "fsdp2": lambda folder: train_with_fsdp(folder, dist.get_world_size()),

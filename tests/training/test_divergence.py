@@ -166,8 +166,9 @@ def test_a_sample_that_cannot_be_read_is_left_out(pool: Pools, tmp_path: Path) -
         assert f"{line}step {step}\n" in called.stderr[rank]
 
 
+@pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.parametrize("kind", ["nan", pytest.param("unreadable", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["nan", "unreadable"])
 def test_a_bad_sample_ends_the_run_on_its_rank_and_step(kind: str, tmp_path: Path) -> None:
     program = launchers.ROOT / "tests/programs/broken_data.py"
     step, rank, samples = find_bad_steps()[0]

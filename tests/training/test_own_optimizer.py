@@ -24,7 +24,9 @@ OWN = ("--optimizer", "trainings:make_sgd", "--schedule", "trainings:fall")
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("sync", ["framework", "parameter-server"])
+@pytest.mark.parametrize(
+    "sync", [pytest.param("framework", marks=pytest.mark.long), "parameter-server"]
+)
 def test_the_trainers_own_given_as_a_users_trains_the_same(
     sync: str, pool: Any, tmp_path: Path
 ) -> None:

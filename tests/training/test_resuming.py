@@ -67,7 +67,7 @@ WAYS = {
     "parts": ("--accumulation-steps", "2", "--ema", "0.9", "--clip-norm", "0.5"),
     "running averages": ("--model", "resnet18"),
 }
-DEFAULTS = ("framework", "served", "fsdp", "local", "noisy-stream")
+DEFAULTS = ("framework", "served", "fsdp")
 
 
 def read_rows(run: Path) -> list[dict[str, Any]]:
@@ -159,6 +159,7 @@ def test_a_single_sample_in_the_rest_of_an_epoch_is_refused(pool: Pools, tmp_pat
     assert read_rows(tmp_path / "runs" / "cut")[-1]["step"] == 2
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 @pytest.mark.timeout(240)
 def test_workers_and_a_resumption_change_no_augmented_image(pool: Pools, tmp_path: Path) -> None:
