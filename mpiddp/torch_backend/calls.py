@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from mpiddp.torch_internals import keep_from_compiler
 
 Call = Callable[[], object]
 DESTROYED = "mpiddp: this process group has been destroyed"
+FORKED = "mpiddp: a forked child takes no part in collective calls: its parent does"
 SHOWN = 3
 """Number of last calls that `CallQueue.describe` lists."""
 
@@ -35,14 +37,21 @@ class CallWork(distributed.Work):
         self._future: torch.futures.Future[Any] | None = None
         self._lock = threading.Lock()
 
-    def end(self, error: BaseException | None = None) -> None:
-        """The call has ended, with an error or without."""
+    def end(self, error: BaseException | None, leave: Callable[[], None] | None = None) -> None:
+        """The call has ended, with an error or without.
+
+        ``leave`` is called after the future's callbacks; without a future, before a wait returns.
+        """
         with self._lock:
             self._error = error
-            self.ended.set()
             future = self._future
+            if future is None and leave is not None:
+                leave()
+            self.ended.set()
         if future is not None:
             future.set_result(error)
+            if leave is not None:
+                leave()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Return once the call has ended. Raises its error; DistNetworkError after ``timeout``."""
@@ -120,6 +129,7 @@ class CallQueue:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._process = os.getpid()
         self._turn = threading.Lock()
         """Held during a call."""
         self._lock = threading.Lock()
@@ -139,6 +149,9 @@ class CallQueue:
         """
         if self._is_closed:
             raise distributed.DistBackendError(DESTROYED)
+        if os.getpid() != self._process:
+            # The thread that has the turn is its parent's.
+            raise distributed.DistBackendError(FORKED)
         self.begun += 1
         record = _Record(self.begun, name, [getattr(each, "shape", None) for each in tensors])
         self._last.append(record)
@@ -177,9 +190,11 @@ class CallQueue:
 
     def _work_off(self, call: Call, work: CallWork, record: _Record) -> None:
         self._worker_thread = threading.get_ident()
-        self._work(call, work, record, pending=1)
+        self._work(call, work, record, self._leave)
 
-    def _work(self, call: Call, work: CallWork, record: _Record, pending: int = 0) -> None:
+    def _work(
+        self, call: Call, work: CallWork, record: _Record, leave: Callable[[], None] | None = None
+    ) -> None:
         error: BaseException | None = None
         # The caller's mode, in which a result may not be written, is not this thread's.
         with self._turn, torch.inference_mode():
@@ -187,9 +202,12 @@ class CallQueue:
                 _translate(call, record)
             except BaseException as caught:  # It is raised to whoever waits.
                 error = caught
+        # Callbacks may make calls, which come before those that the program makes meanwhile.
+        work.end(error, leave)
+
+    def _leave(self) -> None:
         with self._lock:
-            self._pending -= pending
-        work.end(error)
+            self._pending -= 1
 
 
 def _translate(call: Call, record: _Record) -> None:

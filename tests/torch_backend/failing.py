@@ -42,7 +42,23 @@ def lose_a_rank() -> None:
 
 
 def load_data() -> None:
-    """Forked workers of a data loader come and go while an asynchronous call is under way."""
+    """Forked workers of a data loader come and go while an asynchronous call is under way.
+
+    A child that makes a call itself is refused, also if it was forked in the middle of one.
+    """
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        time.sleep(0.2)
+        if (child := os.fork()) == 0:
+            try:
+                sum_up()
+            except dist.DistBackendError as error:
+                os._exit(7 if "forked child" in str(error) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        work.wait()
+    else:
+        time.sleep(1)
+        dist.all_reduce(torch.ones(1))
     for _ in range(2):
         data = DataLoader(TensorDataset(torch.arange(40.0)), batch_size=4, num_workers=2)
         total = torch.zeros(1)

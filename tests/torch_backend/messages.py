@@ -131,6 +131,27 @@ def from_a_callback(side: Side) -> list[Any]:
     return [result, second]
 
 
+def beside_a_callback(side: Side) -> list[Any]:
+    """Calls of callbacks, for which the program does not wait before its next call."""
+    found = []
+    for number in range(40):
+        first, second, third = (side.fill(500, seed=seed) for seed in range(3))
+        # The ranks come to the third call before the first one ends, or afterwards.
+        time.sleep(0.001 * ((number + side.rank) % 2))
+        if side.is_gloo:
+            for tensor in (first, second, third):
+                dist.all_reduce(tensor, group=side.group)
+        else:
+            work = dist.all_reduce(first, group=side.group, async_op=True)
+            follow = partial(dist.all_reduce, second, group=side.group)
+            future = work.get_future().then(lambda _, follow=follow: follow())
+            time.sleep(0.001 * ((number + side.rank) % 3 == 0))
+            dist.all_reduce(third, group=side.group)
+            future.wait()
+        found += [first, second, third]
+    return found
+
+
 def forgotten_works(side: Side) -> list[Any]:
     """Nobody waits for these; a call that comes later, and is waited for, ends after them."""
     tensors = [side.fill(1000, seed=seed) for seed in range(20)]
@@ -209,7 +230,7 @@ def a_work_in_words(side: Side) -> list[Any]:
 
 CALLS = (
     send_and_receive, objects, together, in_the_middle_of_autograd, from_a_callback,
-    forgotten_works, many_at_once, beside_autograd, a_work_in_words,
+    beside_a_callback, forgotten_works, many_at_once, beside_autograd, a_work_in_words,
 )  # fmt: skip
 """Messages and barriers of all kinds are left to torch's own tests."""
 
