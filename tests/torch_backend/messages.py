@@ -192,7 +192,8 @@ def beside_autograd(side: Side) -> list[Any]:
         dist.all_gather(rows, side.fill(), group=group, async_op=True).wait()
     leaves = [side.room().requires_grad_() for _ in range(size)]
     with torch.no_grad():
-        dist.all_to_all(leaves, [side.fill(seed=seed) for seed in range(size)], group=group)
+        sources = [side.fill(seed=seed) for seed in range(size)]
+        dist.all_to_all(leaves, sources, group=group, async_op=True).wait()
     leaf, part = side.fill(size, 3).requires_grad_(), side.room(1, 3)
     whole = leaf * 2
     square = whole.square().sum()
