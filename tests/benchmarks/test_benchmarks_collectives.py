@@ -254,9 +254,9 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
     record = read_record(path)
     assert record.benchmark == "allreduce" and record.is_complete
     cells = [cell for cell in record.cells if cell.quantity == "all-reduce"]
-    # Gloo, MPI, two plain rings; auto, ring and two parameter servers on two transports and two
-    # kinds of buffers; and two that are prepared.
-    assert len({cell.key for cell in cells}) == len(cells) == 2 * (4 + 4 * 2 * 2 + 2)
+    # Gloo, MPI, mpiddp's backend, two plain rings; auto, ring and two parameter servers on two
+    # transports and two kinds of buffers; and two that are prepared.
+    assert len({cell.key for cell in cells}) == len(cells) == 2 * (5 + 4 * 2 * 2 + 2)
     for cell in cells:
         assert (len(cell.samples), cell.summary.count) == (2, 10)
         assert [times.count for times in cell.by_rank] == [10, 10]

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from benchmarks.collectives import command
 from benchmarks.collectives.cells import describe_overlap
 from benchmarks.collectives.contenders import (
+    BACKEND,
     GLOO,
     MPI,
     OWN,
@@ -480,23 +481,27 @@ def test_what_sums_wrongly_or_cannot_is_not_timed(monkeypatch):
     with fake_jobs(monkeypatch, answer) as jobs:
         items = list(measure(2, MPIRUN, plan))
     cells = [item for item in items if isinstance(item, Cell)]
-    assert [cell.details["maker"] for cell in cells] == [GLOO, PERSISTENT, OWN, PREPARED]
+    assert [cell.details["maker"] for cell in cells] == [
+        GLOO, BACKEND, PERSISTENT, OWN, PREPARED,
+    ]  # fmt: skip
     refusals = {item.contender: item for item in items if isinstance(item, Refusal)}
     assert refusals["plain ring"].reason == "not here"
     assert refusals["MPI_Allreduce"].is_wrong
     # One look, two rounds of as many iterations as fit.
-    counts = [spec["iterations"] for spec in jobs[TORCH_JOB].asked]
-    assert counts == [LENGTH.fewest, 10, 10]
+    asked = [spec for spec in jobs[TORCH_JOB].asked if spec["maker"] == GLOO]
+    assert [spec["iterations"] for spec in asked] == [LENGTH.fewest, 10, 10]
     assert isinstance(items[0], Surroundings) and isinstance(items[-1], Surroundings)
-    assert items[-1].first_calls == dict.fromkeys([GLOO, MPI, PERSISTENT, OWN, PREPARED], 5e-9)
+    assert items[-1].first_calls == dict.fromkeys(
+        [GLOO, MPI, BACKEND, PERSISTENT, OWN, PREPARED], 5e-9
+    )
 
 
 def test_iterations_can_be_fixed(monkeypatch):
     plan = make_plan("--iterations", "7", "--repetitions", "3", "--warm-up", "1")
     with fake_jobs(monkeypatch, lambda spec: answer_with(10, 10)) as jobs:
         cell = next(item for item in measure(2, MPIRUN, plan) if isinstance(item, Cell))
-    counts = [spec["iterations"] for spec in jobs[TORCH_JOB].asked]
-    assert counts == [LENGTH.fewest, 7, 7, 7, 7]
+    asked = [spec for spec in jobs[TORCH_JOB].asked if spec["maker"] == GLOO]
+    assert [spec["iterations"] for spec in asked] == [LENGTH.fewest, 7, 7, 7, 7]
     assert len(cell.samples) == 3 and cell.details["stopped"] == "rounds"
     assert [each.count for each in cell.by_rank] == [9, 9]
 
@@ -513,7 +518,7 @@ def test_sizes_are_blocks_and_contenders_take_turns_within_one(monkeypatch):
         list(measure(2, MPIRUN, plan))
     assert [size for size, _ in order] == sorted(size for size, _ in order)
     makers = [maker for size, maker in order if size == 64]
-    looked, *rounds = (makers[start : start + 7] for start in range(0, len(makers), 7))
+    looked, *rounds = (makers[start : start + 8] for start in range(0, len(makers), 8))
     assert len(rounds) == 4 and len(set(map(tuple, rounds))) > 1
     assert all(sorted(each) == sorted(looked) for each in rounds)
 
@@ -536,7 +541,7 @@ def test_an_interruption_keeps_and_writes_what_was_measured(monkeypatch, tmp_pat
     assert not record.is_complete and "node[1-2]" not in path.read_text()
     assert [cell.details["stopped"] for cell in record.cells if cell.at["bytes"] == 8] == [
         "rounds"
-    ] * 6
+    ] * 7
     cut = [cell for cell in record.cells if cell.at["bytes"] == 64]
     assert sum(len(cell.samples) for cell in cut) == 9
     assert {cell.details["stopped"] for cell in cut} == {"interrupted"}
@@ -710,6 +715,9 @@ def test_contenders_are_the_product_of_what_is_asked_for():
     assert rows[-1] == Contender(PREPARED, MPI_JOB, "ring", "mpi")
     with_nccl = list_contenders("broadcast", ["auto"], ["auto"], ["gpu"], nccl=True)
     assert [row.name for row in with_nccl] == ["Gloo", "NCCL", "MPI_Bcast", "mpiddp auto"]
+    assert "torch.distributed over mpiddp" not in [row.name for row in with_nccl]
+    own = list_contenders("reduce", ["auto"], ["auto"], ["private"], nccl=False)
+    assert [row.maker for row in own] == [GLOO, MPI, BACKEND, OWN]
     assert [row.job for row in with_nccl] == [TORCH_JOB, TORCH_JOB, MPI_JOB, MPI_JOB]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Collection, Sequence
@@ -84,7 +85,9 @@ class Team:
                 blocks[group] = SharedMemory().allocate(block_size(len(group)))
             block = blocks[group]
             self.node_memories.append(
-                ThreadMemory(rank, dict.fromkeys(group, 0), block, waiter, SharedMemory(), True)
+                ThreadMemory(
+                    rank, dict.fromkeys(group, os.getpid()), block, waiter, SharedMemory(), True
+                )
             )
         self.spans = [make_span(buffer) for buffer in buffers]
         self.bindings: list[Binding] = []
