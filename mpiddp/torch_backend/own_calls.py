@@ -32,6 +32,10 @@ _IN_MEMORY = {
 """Reduce-scatters in which each rank writes only its own part."""
 
 
+SWAPPED = 1 << 16
+"""Elements that are exchanged at a time."""
+
+
 class OwnCalls:
     """Each method is a call, which returns once its result is there; one at a time."""
 
@@ -162,10 +166,13 @@ class OwnCalls:
             communicator.run(_IN_MEMORY[name], source)
             tell_autograd(target)
             return
-        kept = own.clone()
+        # Not in new memory, whose pages the kernel would have to clear in each call.
+        kept = target.view(-1) if target.is_contiguous() else own.clone()
+        kept.copy_(own)
         communicator.run(_IN_MEMORY[name], source)
-        target.copy_(own.view(output.shape))
-        own.copy_(kept)
+        _swap(own, kept)
+        if not target.is_contiguous():
+            target.copy_(kept.view(output.shape))
 
     def scatter_lists(self, targets: Tensors, rows: list[Tensors], reduction: Reduction) -> None:
         for target, row in zip(targets, rows, strict=True):
@@ -178,3 +185,11 @@ class OwnCalls:
                 self.reduce([copy], root, reduction)
                 if root == self._place.rank:
                     target.detach().copy_(copy.view(target.shape))
+
+
+def _swap(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Exchange the elements of two flat tensors, in pieces that stay in a core's cache."""
+    for left, right in zip(one.split(SWAPPED), other.split(SWAPPED), strict=True):
+        piece = left.clone()
+        left.copy_(right)
+        right.copy_(piece)
