@@ -166,12 +166,14 @@ class OwnCalls:
             communicator.run(_IN_MEMORY[name], source)
             tell_autograd(target)
             return
-        # Not in new memory, whose pages the kernel would have to clear in each call.
-        kept = target.view(-1) if target.is_contiguous() else own.clone()
+        # New memory costs more: the kernel clears its pages. But the others read all of ``source``.
+        is_apart = target.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
+        is_room = is_apart and target.is_contiguous()
+        kept = target.view(-1) if is_room else torch.empty_like(own)
         kept.copy_(own)
         communicator.run(_IN_MEMORY[name], source)
         _swap(own, kept)
-        if not target.is_contiguous():
+        if not is_room:
             target.copy_(kept.view(output.shape))
 
     def scatter_lists(self, targets: Tensors, rows: list[Tensors], reduction: Reduction) -> None:

@@ -132,8 +132,8 @@ def copy_contiguous(value: Any) -> Any:
 def check_tensor(tensor: torch.Tensor) -> None:
     if not tensor.is_cpu:
         raise refuse(
-            f"a tensor on {tensor.device}, and backend mpiddp works on CPU tensors: use "
-            'init_process_group("cpu:mpiddp,cuda:nccl")'
+            f"a tensor on {tensor.device}, and backend mpiddp works on CPU tensors: make a "
+            'group for GPUs, new_group(backend="nccl"); torch 2.15 has "cpu:mpiddp,cuda:nccl"'
         )
 
 

@@ -157,6 +157,13 @@ def reduce_scatter_tensor(side: Side) -> Tensors:
     return [output, source]
 
 
+def reduce_scatter_into_its_input(side: Side) -> Tensors:
+    """Into the first part, which is rank 0's own, and another's on the other ranks."""
+    source = side.fill(2 * side.size, 3)
+    side.call(SCATTER_ONE, source[:2], source)
+    return [source]
+
+
 def reduce_scatter_stacked(side: Side) -> Tensors:
     output, source = side.room(2, 3), side.fill(side.size, 2, 3)
     # Gloo has no such form, and says so on stderr.
@@ -266,7 +273,7 @@ def _list_sides(side: Side, *, is_long: bool) -> Iterator[tuple[Callable[[Side],
         yield call, replace(side, dtype=torch.int8, layout=layout)
     hows = ("at once", "wait", "future", "polled")
     for how, layout in itertools.product(hows if is_long else hows[::2], LAYOUTS):
-        for call in (*REDUCTIONS, *MOVES):
+        for call in (*REDUCTIONS, *MOVES, reduce_scatter_into_its_input):
             yield call, replace(side, how=how, layout=layout)
     shapes = [*itertools.product(hows, SHAPES), *itertools.product(hows[:1], LONG_SHAPES)]
     for how, shape in shapes:
