@@ -34,11 +34,14 @@ if TYPE_CHECKING:
         LaunchError,
         MpiddpError,
         PeerLostError,
+        RankFailedError,
+        RemoteError,
         ScheduleError,
         UnreachableError,
     )
     from mpiddp.launch.mpi.world import World
     from mpiddp.launch.session import Session
+    from mpiddp.remote.ranks import Ranks, ranks, run
     from mpiddp.sync.ddp_hook import synchronize
     from mpiddp.training.data.data import DataSet, IterableStyle, MapStyle, Split
     from mpiddp.training.data.samples import Batch
@@ -59,6 +62,9 @@ __all__ = [
     "MapStyle",
     "MpiddpError",
     "PeerLostError",
+    "RankFailedError",
+    "Ranks",
+    "RemoteError",
     "Row",
     "ScheduleError",
     "Session",
@@ -76,8 +82,10 @@ __all__ = [
     "init",
     "models",
     "prepare_all_reduce",
+    "ranks",
     "reduce",
     "reduce_scatter",
+    "run",
     "shared_empty",
     "synchronize",
 ]
@@ -95,12 +103,17 @@ _HOMES = {
     "PeerLostError": "mpiddp.errors",
     "Row": "mpiddp.training.records.metrics",
     "ScheduleError": "mpiddp.errors",
+    "RankFailedError": "mpiddp.errors",
+    "Ranks": "mpiddp.remote.ranks",
+    "RemoteError": "mpiddp.errors",
     "Session": "mpiddp.launch.session",
     "Split": "mpiddp.training.data.data",
     "Task": "mpiddp.training.task.task",
     "Trainer": "mpiddp.training.script_trainer",
     "UnreachableError": "mpiddp.errors",
     "World": "mpiddp.launch.mpi.world",
+    "ranks": "mpiddp.remote.ranks",
+    "run": "mpiddp.remote.ranks",
     "synchronize": "mpiddp.sync.ddp_hook",
     **dict.fromkeys(
         (

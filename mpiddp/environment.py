@@ -197,6 +197,9 @@ JOB_DIRECTORY = "MPIDDP_JOB_DIRECTORY"
 ATTEMPT_TOKEN = "MPIDDP_ATTEMPT_TOKEN"
 """Identifies one start of the job's ranks: it differs after each restart."""
 
+CALLER = "MPIDDP_CALLER"
+"""How ranks reach the process that calls functions on them (`remote/`)."""
+
 STANDARD_INPUT = "MPIDDP_STANDARD_INPUT"
 """Where rank 0 finds its standard input (`process/streams/standard_input.py`)."""
 

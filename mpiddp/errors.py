@@ -11,7 +11,8 @@
     │   └── PeerFailedError     6   another rank has failed, so this one gives up
     ├── ScheduleError           1   a collective algorithm does not do what it promises
     ├── PreemptedError         75   preempted with a checkpoint written
-    └── StoppedError      128 + n   signal n asked the process to end
+    ├── StoppedError      128 + n   signal n asked the process to end
+    └── RankFailedError         1   a function failed on ranks that this process calls
 
 ``128 + n`` is also the status of a process that signal n killed.
 
@@ -22,6 +23,9 @@ what was found, and what to do.
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Self
 
 SUCCESS = 0
 FAILURE = 1
@@ -175,3 +179,40 @@ class StoppedError(MpiddpError):
         super().__init__(f"stopped by {signal.Signals(number).name}")
         self.number = number
         self.exit_code = 128 + number
+
+
+class RankFailedError(MpiddpError, ExceptionGroup[Exception]):
+    """A function failed on ranks that this process calls (`mpiddp.ranks`).
+
+        try:
+            losses = ranks.run(train)
+        except mpiddp.RankFailedError as error:
+            print(error.by_rank[0])
+
+    Its exceptions are the ranks' own, each with a note that says on which ranks it was raised, and
+    where; those with equal tracebacks stand there once. A lost rank is a PeerLostError.
+
+    Attributes:
+        by_rank: the exception of each rank that failed.
+    """
+
+    by_rank: Mapping[int, Exception]
+
+    def __new__(
+        cls,
+        message: str,
+        exceptions: Sequence[Exception],
+        by_rank: Mapping[int, Exception] = MappingProxyType({}),
+    ) -> Self:
+        group = super().__new__(cls, message, exceptions)
+        group.by_rank = dict(by_rank)
+        return group
+
+    def derive(self, exceptions: Sequence[Exception]) -> RankFailedError:  # type: ignore[override]
+        """A group of some of its exceptions, as ``except*`` makes them."""
+        kept = {rank: error for rank, error in self.by_rank.items() if error in exceptions}
+        return RankFailedError(self.message, exceptions, kept)
+
+
+class RemoteError(MpiddpError):
+    """Stands for an exception of a rank that cannot be sent as it is."""

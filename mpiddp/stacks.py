@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from mpiddp.errors import ConfigurationError, UnreachableError
+from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.lifeline.requests import ask
-from mpiddp.lifeline.stacks.positions import StackPosition, describe, read_answers
+from mpiddp.lifeline.requests import gather_stacks
+from mpiddp.lifeline.stacks.positions import describe
 from mpiddp.options.fields import Argument
 from mpiddp.options.reader import read
 from mpiddp.process import job_directory
@@ -28,18 +28,6 @@ has called. It works while ranks are inside C libraries.
 
 JOB is the id of a Slurm job, or a name that this command has listed; DIR is what --log-dir named.
 Without either it is the only job that runs."""
-
-
-def gather(directory: Path) -> list[StackPosition]:
-    """Ask the job that has published its address in ``directory``.
-
-    Raises UnreachableError if it does not answer.
-    """
-    try:
-        hostnames, answers = ask(directory, "stacks")
-    except (OSError, ValueError) as error:
-        raise UnreachableError(f"the job of {directory} does not answer: {error}") from None
-    return read_answers(hostnames, answers)
 
 
 def find_directory(name: str | None) -> Path:
@@ -87,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with FailureHandler():
         options = read(StacksOptions, words, "python -m mpiddp stacks", DESCRIPTION)
         directory = find_directory(options.job)
-        positions = gather(directory)
+        positions = gather_stacks(directory)
     hosts = count_noun(len({position.hostname for position in positions}), "host")
     print(f"{directory.name}: {count_noun(len(positions), 'rank')} on {hosts}")
     print(describe(positions, is_full=options.full), end="")

@@ -58,8 +58,8 @@ class Job:
         """How many bytes an earlier start has left in the file of errors."""
         self._lost: tuple[str, ...] = ()
 
-    def run(self) -> int:
-        """Run attempts until one ends well, or no other one is due. Returns the exit code."""
+    def run(self) -> tuple[JobEnd, Exit]:
+        """Run attempts until one ends well, or no other one is due. Returns how the last ended."""
         options = self.options
         if options.job_log is not None:
             self.files = _name_logs(options.job_log)
@@ -93,7 +93,7 @@ class Job:
         self._report(end, found)
         if end.code in CONTINUABLE and not is_requeued:
             self._say_how_to_continue(found)
-        return end.code
+        return end, found
 
     def _attempt(self, launch: Launch, directory: Any, count: int) -> Exit:
         if launch.signal is not None:
@@ -354,8 +354,8 @@ def run(line: CommandLine) -> NoReturn:
             raise SystemExit(0)
         _check_output(line, job.plan.ranks)
         _check_tuning(line)
-        code = job.run()
+        end, _ = job.run()
     except ConfigurationError as error:
         say(str(error))
         raise SystemExit(error.exit_code) from None
-    raise SystemExit(code)
+    raise SystemExit(end.code)

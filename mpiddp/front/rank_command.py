@@ -13,7 +13,7 @@ from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.front.plan import is_in_allocation
 from mpiddp.launch.launcher.command import find_program
-from mpiddp.launch.script.command_line import COMMANDS, WITHOUT_RANKS, CommandLine
+from mpiddp.launch.script.command_line import COMMANDS, LAUNCHING, WITHOUT_RANKS, CommandLine
 from mpiddp.launch.script.front_options import NONE, FrontOptions, split_words
 from mpiddp.options.checks import did_you_mean
 
@@ -46,6 +46,8 @@ def make_rank_command(line: CommandLine, options: FrontOptions) -> list[str]:
     if line.command is not None:
         module = COMMANDS[line.command].removesuffix(".__main__")
         return [*start, "-m", module, *line.rest[1:]]
+    if line.module in LAUNCHING:
+        return [*start, "-m", line.module, *line.rest]
     if options.launcher == NONE:
         return [*start, *_list_program(line)]
     return [*start, "-m", "mpiddp", *line.ranks, *_list_program(line)]

@@ -12,6 +12,7 @@ from mpiddp.errors import SUCCESS, ConfigurationError
 from mpiddp.launch.failure.error_report import exit_code
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.mpi.control import ControlChannel, hand_over
+from mpiddp.launch.options import LaunchOptions
 from mpiddp.launch.rendezvous.store import Meeting
 from mpiddp.launch.resources import Resources
 from mpiddp.process.background import call_at_exit
@@ -85,6 +86,7 @@ class Session(ControlChannel):
         super().__init__(control.world, hand_over(control), control.timeout)
         self._resources = resources
         self._closed = False
+        self._kept: LaunchOptions | None = None
         self._postponed: list[Callable[[], None]] = []
         self.device = device
         self.gpus = gpus
@@ -166,6 +168,18 @@ class Session(ControlChannel):
                 self._resources.failure_handler.fail(error)
                 raise
 
+    @property
+    def kept(self) -> LaunchOptions | None:
+        """What it was started with, if functions that are called in this process share it."""
+        return self._kept
+
+    def keep(self, options: LaunchOptions | None) -> None:
+        """Let the session outlast ``close`` and the end of ``with``; None: no more.
+
+        They only do what was postponed then, and an error does not end the job.
+        """
+        self._kept = options
+
     def __enter__(self) -> Session:
         return self
 
@@ -176,6 +190,8 @@ class Session(ControlChannel):
         trace: TracebackType | None,
     ) -> None:
         if error is not None and exit_code(error) != SUCCESS:
+            if self._kept is not None:
+                return
             self._resources.failure_handler.fail(error)
         self.close()
 
@@ -188,6 +204,9 @@ class Session(ControlChannel):
         child processes out of MPI.
         """
         if self._closed or not self._resources.failure_handler.is_own_process():
+            return
+        if self._kept is not None:
+            self.do_postponed()
             return
         self._closed = True
         atexit.unregister(self.close)

@@ -12,7 +12,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ from mpiddp.launch.mpi.world import (
     solitary_world,
 )
 from mpiddp.launch.network import interfaces
-from mpiddp.launch.options import COLLECTIVES, Options
+from mpiddp.launch.options import COLLECTIVES, LaunchOptions, Options
 from mpiddp.launch.rendezvous import companions, store
 from mpiddp.launch.rendezvous.route import Route, RouteFinder
 from mpiddp.launch.resources import Resources
@@ -97,13 +97,29 @@ def start(
 def open_session(**options: Any) -> Session:
     """Start a launch in a script, with `Options`: an uncaught exception ends the job from now on.
 
-    Collective; a failure ends the job, but raises in an interactive process.
+    Collective; a failure ends the job, but raises in an interactive process. Where functions share
+    a session, this returns it. Raises ConfigurationError if it has been started with others.
     """
+    previous = find_session()
+    if previous is not None and previous.kept is not None:
+        _check_kept(previous.kept, Options(**options))
+        return previous
     failure_handler = FailureHandler()
     with failure_handler:
         session = start(Options(**options), failure_handler)
     catch_uncaught(session, failure_handler)
     return session
+
+
+def _check_kept(kept: LaunchOptions, asked: LaunchOptions) -> None:
+    """Raise ConfigurationError if a call asks for another session than the one that there is."""
+    for field in fields(LaunchOptions):
+        value, found = getattr(asked, field.name), getattr(kept, field.name)
+        if value not in (field.default, found):
+            raise ConfigurationError(
+                f"mpiddp.init({field.name}={value!r}): these ranks were started with {found!r}; "
+                "give it to mpiddp.ranks"
+            )
 
 
 def catch_uncaught(session: Session, failure_handler: FailureHandler) -> None:

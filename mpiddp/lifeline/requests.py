@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mpiddp.errors import UnreachableError
+from mpiddp.lifeline.stacks.positions import StackPosition, read_answers
 from mpiddp.process.publication import ADDRESS_FILE
 from mpiddp.process.sockets.links import connect
 
@@ -75,3 +77,15 @@ def ask(directory: Path, name: str) -> tuple[list[str], dict[int, Any]]:
         raise TimeoutError(f"no answer within {2 * ANSWER_SECONDS:g} s")
     finally:
         link.close()
+
+
+def gather_stacks(directory: Path) -> list[StackPosition]:
+    """Where each rank is of the job that has published its address in ``directory``.
+
+    Raises UnreachableError if it does not answer.
+    """
+    try:
+        hostnames, answers = ask(directory, "stacks")
+    except (OSError, ValueError) as error:
+        raise UnreachableError(f"the job of {directory} does not answer: {error}") from None
+    return read_answers(hostnames, answers)

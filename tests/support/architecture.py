@@ -20,6 +20,7 @@ ROOMS = {
     "training": 7,
     "sync": 6,
     "torch_backend": 6,
+    "remote": 6,
     "collectives": 5,
     "checkpoints": 5,
     "front": 5,
@@ -49,8 +50,10 @@ MAY_UNPICKLE = (
     "mpiddp.launch.mpi.mpi",
     "mpiddp.lifeline.stacks.flight_recorder",
     "mpiddp.checkpoints.storage.unpickling",
+    "mpiddp.remote.pickling",
 )
-"""What came over MPI; what this very process has pickled; and a list of harmless names."""
+"""What came over MPI; what this very process has pickled; a list of harmless names; and what came
+over connections whose token was checked."""
 UNPICKLERS = ("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
 FOREIGN_ATTRIBUTES = frozenset({
     "__main__.argv", "script.argv", "reader.args", "script_trainer.args", "startup.excepthook",
@@ -68,6 +71,7 @@ FOREIGN_NAMES = frozenset({
     "_get_zeros_like_grad_buckets", "_share_fd_cpu_", "_workers", "_shutdown_workers",
     "_foreach_copy_", "_foreach_lerp_", "_execution_engine", "_get_ddp_logging_data",
     "_parameters", "_C", "_get_backend", "_world", "_get_sequence_number_for_group",
+    "_untyped_storage",
 })  # fmt: skip
 """Private names of other libraries' objects that nothing public stands for."""
 LONGEST_FUNCTION = 60

@@ -68,6 +68,11 @@ def set_meanwhile(variables: Mapping[str, str]) -> Iterator[None]:
             _set(name, found)
 
 
+def take(name: str) -> str | None:
+    """The value of a variable that is for this process alone, and not for those that it starts."""
+    return os.environ.pop(name, None)
+
+
 def forget_inherited() -> None:
     """Undo what another process has set for itself, as far as it is unchanged."""
     process, entries = _read()

@@ -40,6 +40,8 @@ COMMANDS = {
 }
 """Words in place of a script, and the module whose ``main()`` each one is. A file of that name is
 ``./train``."""
+LAUNCHING = frozenset({"mpiddp.remote.rank"})
+"""Modules that start a launch themselves, as train does, and have no word."""
 OWN_MODULES = {module.removesuffix(".__main__"): word for word, module in COMMANDS.items()}
 """What ``-m MODULE`` is for each of these modules: its word."""
 WITHOUT_RANKS = frozenset(COMMANDS) - {"train", "doctor"}

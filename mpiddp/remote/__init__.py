@@ -1,0 +1,1 @@
+"""Functions on ranks, called from another process: a script, a notebook, a test."""

@@ -1,0 +1,350 @@
+"""One call of a function on all ranks, as the calling process sees it.
+
+While a function runs, this process prints what the ranks print, and collects their answers. The
+first error, a lost rank, the deadline or Ctrl-C begins the end of the call: the other ranks may
+finish, then they are interrupted, and a rank that still does not answer has the job ended.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mpiddp.errors import (
+    ConfigurationError,
+    PeerLostError,
+    RankFailedError,
+    RemoteError,
+    UnreachableError,
+)
+from mpiddp.lifeline.requests import gather_stacks
+from mpiddp.lifeline.stacks.positions import describe
+from mpiddp.remote import pickling
+from mpiddp.remote.channel import Message, Parcel
+from mpiddp.remote.job import Member, RankJob, describe_ranks
+from mpiddp.wording import fold_numbers
+
+FINISH_SECONDS = 2.0
+"""How long other ranks may go on after the first error."""
+STOP_SECONDS = 5.0
+"""How long a rank that was interrupted may take to answer."""
+LOST_SECONDS = 0.8
+"""How long the job's own word is waited for once a rank has been lost."""
+PRINT_SECONDS = 1.0
+"""How long what a rank has printed may come after its answer."""
+PERIOD = 0.2
+"""Between two looks at lines without an end."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of each rank."""
+
+    number: int
+    name: str
+    """Of the function, for messages."""
+    parcel: Parcel
+    fingerprint: str
+    sources: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Lines of files that only this process has, such as a notebook's cells, for tracebacks."""
+    seconds: float = float("inf")
+    """How long it may take."""
+
+
+class Call:
+    """One call that runs; ``run`` returns what the ranks return."""
+
+    def __init__(self, job: RankJob, request: Request, wake: int) -> None:
+        """``wake``: a descriptor that can be read when the call is to be interrupted."""
+        self._job, self._request, self._wake = job, request, wake
+        self._waiting: dict[int, Member] = {member.rank: member for member in job.members}
+        self._answers: dict[int, Message] = {}
+        self._errors: dict[int, Exception] = {}
+        self._tracebacks: dict[int, str] = {}
+        self._lost: list[int] = []
+        self._stacks = ""
+        self._is_late = self._is_stopping = self._is_interrupted = False
+        self._limit = float("inf")
+
+    def run(self) -> list[Any]:
+        """What each rank returned, by rank.
+
+        Raises RankFailedError, and KeyboardInterrupt if it was interrupted. The job has ended then
+        if not all ranks have answered, or they are no longer at the same collective.
+        """
+        with selectors.DefaultSelector() as selector:
+            for member in self._job.members:
+                self._watch(selector, member.calls, partial(self._receive, member))
+                for output in member.outputs.values():
+                    self._watch(selector, output, output.read)
+            selector.register(self._wake, selectors.EVENT_READ, self._interrupt)
+            starter = os.pidfd_open(self._job.starter.pid)
+            selector.register(starter, selectors.EVENT_READ, self._note_end)
+            try:
+                self._limit = time.monotonic() + self._request.seconds
+                self._send()
+                self._collect(selector)
+                self._await_output(selector)
+            finally:
+                os.close(starter)
+        return self._finish()
+
+    def _watch(
+        self, selector: selectors.BaseSelector, file: Any, act: Callable[[], object]
+    ) -> None:
+        if file.fileno() >= 0:
+            selector.register(file, selectors.EVENT_READ, act)
+
+    def _send(self) -> None:
+        request = self._request
+        content = {
+            "number": request.number,
+            "fingerprint": request.fingerprint,
+            "sources": {name: list(lines) for name, lines in request.sources.items()},
+        }
+        for rank, member in list(self._waiting.items()):
+            try:
+                member.calls.send("call", content, request.parcel)
+            except OSError:
+                self._lose(rank)
+
+    # While ranks work
+
+    def _collect(self, selector: selectors.BaseSelector) -> None:
+        while self._waiting:
+            try:
+                self._step(selector, min(self._limit, time.monotonic() + PERIOD))
+                if time.monotonic() >= self._limit and not self._escalate():
+                    return
+            except KeyboardInterrupt:
+                if self._is_interrupted:
+                    return
+                self._interrupt()
+
+    def _step(self, selector: selectors.BaseSelector, until: float) -> None:
+        for key, _ in selector.select(max(0.0, until - time.monotonic())):
+            key.data()
+            if getattr(key.fileobj, "is_ended", False):
+                selector.unregister(key.fileobj)
+        for member in self._job.members:
+            for output in member.outputs.values():
+                output.flush_late()
+
+    def _receive(self, member: Member) -> None:
+        rank = member.rank
+        try:
+            message = member.calls.receive()
+        except ConfigurationError as error:
+            self._add_error(rank, error)
+        except (EOFError, OSError):
+            if rank in self._waiting:
+                self._lose(rank)
+        else:
+            self._take(rank, message)
+
+    def _take(self, rank: int, message: Message) -> None:
+        self._answers[rank] = message
+        self._waiting.pop(rank, None)
+        if message.kind != "error":
+            return
+        pickled, name, text, trace = pickling.load(message.body)
+        try:
+            error = pickling.load(pickled) if pickled is not None else None
+        except Exception:  # Its class need not be here, and may ask for other arguments.
+            error = None
+        if isinstance(error, KeyboardInterrupt) and (self._is_stopping or self._is_interrupted):
+            return
+        if not isinstance(error, Exception):
+            error = RemoteError(f"{name}: {text}")
+        self._add_error(rank, error, trace)
+
+    def _add_error(self, rank: int, error: Exception, trace: str = "") -> None:
+        self._waiting.pop(rank, None)
+        self._errors[rank], self._tracebacks[rank] = error, trace
+        self._shorten(FINISH_SECONDS)
+
+    def _lose(self, rank: int) -> None:
+        del self._waiting[rank]
+        self._lost.append(rank)
+        self._is_stopping = True
+        self._shorten(LOST_SECONDS)
+
+    def _note_end(self) -> None:
+        """The job has ended: who has not answered is lost."""
+        self._job.await_end(LOST_SECONDS)
+        self._lost += self._waiting
+        self._waiting.clear()
+
+    def _shorten(self, seconds: float) -> None:
+        self._limit = min(self._limit, time.monotonic() + seconds)
+
+    def _interrupt(self) -> None:
+        """Interrupt the function on all ranks, since the user wants it."""
+        if not self._is_interrupted:
+            self._is_interrupted = True
+            self._stop()
+
+    def _escalate(self) -> bool:
+        """The time is up: go on to the next stage. False if there is none."""
+        if self._lost or self._is_stopping:
+            return False
+        if not self._errors:
+            self._is_late = True
+            self._stacks = find_stacks(self._job)
+        self._stop()
+        return True
+
+    def _stop(self) -> None:
+        self._is_stopping = True
+        self._limit = time.monotonic() + STOP_SECONDS
+        for rank, member in list(self._waiting.items()):
+            try:
+                member.calls.send("interrupt", self._request.number)
+            except OSError:
+                self._lose(rank)
+
+    def _await_output(self, selector: selectors.BaseSelector) -> None:
+        """Print what ranks that have answered have printed before."""
+        end = time.monotonic() + PRINT_SECONDS
+        outputs = [
+            output
+            for member in self._job.members
+            if member.rank in self._answers
+            for output in member.outputs.values()
+        ]
+        while time.monotonic() < end:
+            if all(output.is_ended or output.call >= self._request.number for output in outputs):
+                return
+            self._step(selector, end)
+
+    # The result
+
+    def _finish(self) -> list[Any]:
+        problem = ""
+        if self._lost:
+            self._add_lost()
+            self._job.kill()
+        elif self._waiting:
+            problem = (
+                f"{describe_ranks(list(self._waiting.values()))} did not stop within "
+                f"{STOP_SECONDS:g} s"
+            )
+        else:
+            problem = self._find_divergence()
+        if problem:
+            self._job.kill()
+        if self._is_interrupted:
+            raise KeyboardInterrupt(problem)
+        values = self._load() if not self._errors and not self._is_late and not problem else []
+        if self._is_late:
+            self._add_late()
+        elif problem and not self._errors:
+            self._errors[0] = PeerLostError(problem)
+            problem = ""
+        if self._errors:
+            raise self._make_error(problem)
+        return values
+
+    def _add_lost(self) -> None:
+        end = self._job.await_end(LOST_SECONDS)
+        named = end.lost_rank if end is not None else None
+        rank = self._lost[0] if named is None else named
+        reason = end.reason if end is not None else ""
+        host = self._job.members[rank].host
+        self._errors[rank] = PeerLostError(reason or f"rank {rank} on {host} was lost")
+
+    def _add_late(self) -> None:
+        text = f"{self._request.name} did not return within {self._request.seconds:g} s"
+        late = UnreachableError(text)
+        if self._stacks:
+            late.add_note(f"Where the ranks were:\n{self._stacks}")
+        for member in self._job.members:
+            self._errors.setdefault(member.rank, late)
+
+    def _load(self) -> list[Any]:
+        values = {}
+        for rank, answer in sorted(self._answers.items()):
+            try:
+                values[rank] = pickling.load(answer.body, answer.buffers)
+            except Exception as error:  # A class's ``__setstate__`` may raise anything.
+                self._errors[rank] = ConfigurationError(
+                    f"what it returned cannot be loaded: {type(error).__name__}: {error}"
+                )
+        return list(values.values())
+
+    def _find_divergence(self) -> str:
+        """What says that ranks have made different collective calls; empty if they have not."""
+        states = {rank: answer.content for rank, answer in self._answers.items()}
+        if not all(state["has_group"] for state in states.values()):
+            return f"{self._request.name} has destroyed torch's default group"
+        own = {rank: tuple(state["calls"]) for rank, state in states.items()}
+        if len(set(own.values())) > 1:
+            return self._describe_divergence(
+                "mpiddp's collectives", {r: c[0] for r, c in own.items()}
+            )
+        names = {name for state in states.values() for name in state["groups"]}
+        for name in sorted(names):
+            counts = {r: s["groups"][name] for r, s in states.items() if name in s["groups"]}
+            if len(set(counts.values())) > 1:
+                return self._examine(name)
+        return ""
+
+    def _examine(self, name: str) -> str:
+        """Messages between two ranks count as well: compare what torch has recorded."""
+        members = {member.rank: member for member in self._job.members}
+        found: dict[str, dict[int, int]] = defaultdict(dict)
+        for rank, member in members.items():
+            try:
+                member.calls.send("state")
+                for group, (begun, _) in member.calls.receive().content.items():
+                    found[group][rank] = begun
+            except (EOFError, OSError):
+                return f"rank {rank} on {member.host} does not answer"
+        for group, counts in found.items():
+            if len(set(counts.values())) > 1:
+                return self._describe_divergence(f"group {group}", counts)
+        return ""
+
+    def _describe_divergence(self, what: str, counts: Mapping[int, int]) -> str:
+        ranks: dict[int, list[int]] = defaultdict(list)
+        for rank, count in counts.items():
+            ranks[count].append(rank)
+        texts = [f"{count} on ranks {fold_numbers(which)}" for count, which in ranks.items()]
+        return (
+            f"{self._request.name} left the ranks at different collective calls of {what}: "
+            f"{', '.join(texts)}"
+        )
+
+    def _make_error(self, problem: str) -> RankFailedError:
+        members = self._job.members
+        merged: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+        for rank, error in sorted(self._errors.items()):
+            key = type(error).__qualname__, str(error), self._tracebacks.get(rank, "")
+            merged[key].append(rank)
+        exceptions = []
+        for (_, _, trace), ranks in merged.items():
+            error = self._errors[ranks[0]]
+            where = describe_ranks([members[rank] for rank in ranks])
+            error.add_note(f"on {where}\n{trace}".rstrip())
+            exceptions.append(error)
+        count = len(self._errors)
+        message = f"{self._request.name} failed on {count} of {len(members)} ranks"
+        if self._job.end is not None:
+            why = f"{problem}, so " if problem else ""
+            message += f"; {why}the ranks have ended, and restart() starts them again"
+        return RankFailedError(message, exceptions, self._errors)
+
+
+def find_stacks(job: RankJob, *, is_full: bool = False) -> str:
+    """Where each rank is, as the table of ``mpiddp stacks``; empty if they do not say."""
+    try:
+        return describe(gather_stacks(Path(job.members[0].directory)), is_full=is_full)
+    except UnreachableError:
+        return ""

@@ -1,0 +1,294 @@
+"""Messages between the calling process and a rank, over a connection that both have checked.
+
+A message is a line of JSON (its kind, its content, the sizes of what follows), a pickle, and the
+buffers of that. Between processes of one machine large buffers lie in memory of the kernel
+(memfd_create(2)), whose descriptor is sent: the receiver maps it, privately, and copies nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import mmap
+import os
+import re
+import select
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpiddp.errors import ConfigurationError, UnreachableError
+from mpiddp.process.sockets.links import encode_token
+from mpiddp.process.sockets.peer_user import find_user
+from mpiddp.remote.pickling import Pickled
+
+SHARED_BYTES = 1 << 16
+"""Buffers that are larger in all go by shared memory, between processes of one machine."""
+ALIGNMENT = 64
+"""Bytes, of each buffer in shared memory."""
+LONGEST_HEADER = 1 << 20
+SILENT_SECONDS = 60.0
+"""How long a message that has begun may pause."""
+CONNECT_SECONDS = 5.0
+"""How long one address may take to answer."""
+PROOF_BYTES = 32
+SPARE_BYTES = 1 << 30
+"""Below this size nobody looks whether there is memory for it."""
+
+
+MARK = re.compile(rb"\0mpiddp call (\d+)\0")
+"""What ends the output of a call, on each of a rank's streams."""
+
+
+def make_mark(number: int) -> bytes:
+    """The mark of one call."""
+    return b"\0mpiddp call %d\0" % number
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a process listens, and what both sides prove that they know."""
+
+    places: tuple[str, ...]
+    """Best first: ``@NAME`` of a local socket, ``HOST:PORT``."""
+    token: str
+    """Sent by who connects."""
+    proof: str
+    """Sent back by who listens: a process that has taken over its port does not know it."""
+
+    def pack(self) -> str:
+        return json.dumps([self.places, self.token, self.proof])
+
+    @classmethod
+    def unpack(cls, text: str) -> Address:
+        places, token, proof = json.loads(text)
+        return cls(tuple(places), token, proof)
+
+
+@dataclass(frozen=True)
+class Message:
+    """What has come."""
+
+    kind: str
+    content: Any = None
+    """Of JSON's types."""
+    body: bytes = b""
+    """A pickle."""
+    buffers: tuple[memoryview, ...] = field(default=(), repr=False)
+
+
+class Parcel:
+    """A pickle that is sent to several receivers: large buffers are copied once for all of them."""
+
+    def __init__(self, pickled: Pickled) -> None:
+        """Raises ConfigurationError if there is no memory for it."""
+        self.body = pickled.body
+        self.buffers = pickled.buffers
+        self.sizes = [buffer.nbytes for buffer in pickled.buffers]
+        check_memory(pickled.size)
+        self._descriptor: int | None = None
+
+    def share(self) -> int:
+        """A descriptor of the memory that holds all buffers. Raises OSError."""
+        if self._descriptor is None:
+            self._descriptor = os.memfd_create("mpiddp-call", os.MFD_CLOEXEC)
+            for start, buffer in zip(lay_out(self.sizes), self.buffers, strict=False):
+                _write_at(self._descriptor, buffer, start)
+        return self._descriptor
+
+    def keep(self) -> None:
+        """Copy the buffers now: their owner may change them before they are sent."""
+        if sum(self.sizes) > SHARED_BYTES:
+            self.buffers = _map(self.share(), self.sizes)
+        else:
+            self.buffers = tuple(memoryview(bytes(buffer)) for buffer in self.buffers)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def lay_out(sizes: Sequence[int]) -> list[int]:
+    """Where each buffer begins, and where the last one ends."""
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
+    return starts
+
+
+def _write_at(descriptor: int, buffer: memoryview, start: int) -> None:
+    view = buffer.cast("B") if buffer.nbytes else memoryview(b"")
+    while view:
+        count = os.pwrite(descriptor, view, start)
+        view, start = view[count:], start + count
+
+
+def check_memory(size: int) -> None:
+    """Raise ConfigurationError if this machine has no memory for so many bytes."""
+    if size < SPARE_BYTES:
+        return
+    with open("/proc/meminfo") as file:
+        rows = dict(line.split(":") for line in file)
+    free = int(rows["MemAvailable"].split()[0]) << 10
+    if size > free:
+        raise ConfigurationError(
+            f"{size / 1e9:.1f} GB to be sent, and {socket.gethostname()} has {free / 1e9:.1f} GB "
+            "of free memory: send a part, or write a file"
+        )
+
+
+class Channel:
+    """One end of a connection. Sending and receiving may be done by two threads."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        connection.settimeout(SILENT_SECONDS)
+        self._is_local = connection.family == socket.AF_UNIX
+        if not self._is_local:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def fileno(self) -> int:
+        return self.connection.fileno()
+
+    def send(self, kind: str, content: Any = None, parcel: Parcel | None = None) -> None:
+        """Send a message. Raises OSError if the other end has gone, or takes nothing for long."""
+        if parcel is None:
+            self._send(kind, content, b"", [], None)
+            return
+        is_shared = self._is_local and sum(parcel.sizes) > SHARED_BYTES
+        descriptor = parcel.share() if is_shared else None
+        self._send(kind, content, parcel.body, parcel.sizes, descriptor)
+        for buffer in () if is_shared else parcel.buffers:
+            if buffer.nbytes:
+                self.connection.sendall(buffer.cast("B"))
+
+    def _send(
+        self, kind: str, content: Any, body: bytes, sizes: list[int], descriptor: int | None
+    ) -> None:
+        row = [kind, content, len(body), sizes, descriptor is not None]
+        text = json.dumps(row).encode()
+        header = len(text).to_bytes(4, "little") + text
+        if descriptor is not None:
+            sent = socket.send_fds(self.connection, [header], [descriptor])
+            header = header[sent:]
+        self.connection.sendall(header + body if len(body) < SHARED_BYTES else header)
+        if len(body) >= SHARED_BYTES:
+            self.connection.sendall(body)
+
+    def wait(self) -> None:
+        """Return when a message comes, or the other end has gone."""
+        poller = select.poll()
+        poller.register(self.connection, select.POLLIN)
+        poller.poll()
+
+    def receive(self) -> Message:
+        """The next message.
+
+        Raises EOFError if the other end has gone, OSError, and ConfigurationError if there is no
+        memory for what came: the message is read to its end then.
+        """
+        length, descriptors = self._begin()
+        kind, content, body_size, sizes, is_shared = json.loads(self._read(length))
+        try:
+            check_memory(body_size + (0 if is_shared else sum(sizes)))
+        except ConfigurationError:
+            self._skip(body_size + sum(sizes))
+            raise
+        body = bytes(self._read(body_size))
+        if is_shared:
+            try:
+                buffers = _map(descriptors[0], sizes)
+            finally:
+                os.close(descriptors[0])
+        else:
+            buffers = tuple(memoryview(self._read(size)) for size in sizes)
+        return Message(kind, content, body, buffers)
+
+    def _begin(self) -> tuple[int, list[int]]:
+        """The length of the header, and the descriptors that came with it."""
+        if self._is_local:
+            data, descriptors, _, _ = socket.recv_fds(self.connection, 4, 1)
+        else:
+            data, descriptors = self.connection.recv(4), []
+        if not data:
+            raise EOFError("the other end has gone")
+        data += self._read(4 - len(data))
+        length = int.from_bytes(data, "little")
+        if length > LONGEST_HEADER:
+            raise OSError(f"no message: a header of {length} bytes")
+        return length, descriptors
+
+    def _read(self, count: int) -> bytearray:
+        data = bytearray(count)
+        view = memoryview(data)
+        while view:
+            got = self.connection.recv_into(view)
+            if not got:
+                raise EOFError("the other end has gone")
+            view = view[got:]
+        return data
+
+    def _skip(self, count: int) -> None:
+        while count:
+            count -= len(self._read(min(count, SHARED_BYTES)))
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def _map(descriptor: int, sizes: Sequence[int]) -> tuple[memoryview, ...]:
+    """Private memory with the buffers' contents: what is written there nobody else sees."""
+    *starts, end = lay_out(sizes)
+    view = memoryview(mmap.mmap(descriptor, max(end, 1), access=mmap.ACCESS_COPY))
+    return tuple(view[start : start + size] for start, size in zip(starts, sizes, strict=True))
+
+
+def connect(address: Address) -> socket.socket:
+    """Connect to the process that listens at ``address``. Raises UnreachableError.
+
+    Nothing but the token is sent, and nothing read, before that process has proved that it is the
+    one that made the token.
+    """
+    problems = []
+    end = time.monotonic() + CONNECT_SECONDS
+    while True:
+        for place in address.places:
+            try:
+                return _connect(place, address)
+            except (OSError, EOFError) as error:
+                problems.append(f"{place}: {error}")
+        if time.monotonic() > end:
+            raise UnreachableError(
+                f"{socket.gethostname()} does not reach the process that started these ranks "
+                f"({'; '.join(problems[-len(address.places) :])})"
+            )
+        time.sleep(0.1)
+
+
+def _connect(place: str, address: Address) -> socket.socket:
+    with contextlib.ExitStack() as unused:
+        if place.startswith("@"):
+            connection = unused.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            connection.settimeout(CONNECT_SECONDS)
+            connection.connect(b"\0" + place[1:].encode())
+            if find_user(connection) != os.geteuid():
+                raise PermissionError("the socket is another user's")
+        else:
+            host, _, port = place.rpartition(":")
+            connection = socket.create_connection((host, int(port)), CONNECT_SECONDS)
+            unused.enter_context(connection)
+        connection.sendall(encode_token(address.token))
+        proof = b""
+        while len(proof) < len(address.proof):
+            piece = connection.recv(len(address.proof) - len(proof))
+            if not piece:
+                raise EOFError("a stranger listens there")
+            proof += piece
+        if not hmac.compare_digest(proof, address.proof.encode()):
+            raise PermissionError("a stranger listens there")
+        unused.pop_all()
+    return connection

@@ -1,0 +1,311 @@
+"""The job whose ranks do calls: it is started by the front, and connects to this process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpiddp import environment
+from mpiddp.errors import (
+    ConfigurationError,
+    LaunchError,
+    MpiddpError,
+    PeerLostError,
+    UnreachableError,
+)
+from mpiddp.launch.network.interface_rule import find_rule
+from mpiddp.process.sockets import ports
+from mpiddp.process.sockets.links import describe_server, encode_token, listen_locally
+from mpiddp.process.sockets.listener import TokenListener
+from mpiddp.remote.channel import SILENT_SECONDS, Address, Channel
+from mpiddp.remote.output import OutputReader, Printer, write
+from mpiddp.remote.starter import End
+from mpiddp.wording import fold_numbers
+
+TOKEN_BYTES = 32
+ROLES = ("calls", "out", "err")
+LOOK_SECONDS = 0.05
+"""Between two looks for a starter that has ended before its ranks were there."""
+QUIET_SECONDS = 5.0
+"""How long nothing is printed of what the launcher says while the ranks start."""
+LOG_BYTES = 1000
+"""Of that, in an error that has nothing better to say."""
+REPORT_SECONDS = 5.0
+"""How long a job may take to end once a rank has been lost."""
+END_SECONDS = 10.0
+"""How long it may take to end after it was told to."""
+RAISED = {
+    error.exit_code: error
+    for error in (ConfigurationError, LaunchError, UnreachableError, PeerLostError)
+}
+"""What an exit code of a start-up is raised as."""
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What is started."""
+
+    words: tuple[str, ...]
+    """The front's command line."""
+    interface: str
+    port_range: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of the ranks."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One rank, and its connections."""
+
+    rank: int
+    host: str
+    process: int
+    device: str
+    threads: int
+    backend: str
+    directory: str
+    """The job's (`mpiddp.process.job_directory`)."""
+    calls: Channel = field(repr=False)
+    outputs: Mapping[str, OutputReader] = field(repr=False)
+    """``out`` and ``err``."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host}"
+
+
+class RankJob:
+    """A running job, made by `start`; ``close`` ends it."""
+
+    def __init__(self, request: JobRequest, printer: Printer) -> None:
+        """Start the ranks, and wait until all are there. Raises MpiddpError if they do not start.
+
+        ``printer``: takes what they print.
+        """
+        self._printer = printer
+        self.end: End | None = None
+        """How it ended, once that is known."""
+        self.members: tuple[Member, ...] = ()
+        self._log = os.memfd_create("mpiddp-starter", os.MFD_CLOEXEC)
+        self._shown = 0
+        """Bytes of the log that were printed."""
+        self._report, report = os.pipe()
+        try:
+            with contextlib.ExitStack() as stack:
+                reception = _Reception(request, stack)
+                self.starter = self._start(request, reception.address, report)
+                os.close(report)
+                report = -1
+                self.members = self._await_ranks(reception)
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            if report >= 0:
+                os.close(report)
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self.members)
+
+    def _start(self, request: JobRequest, address: Address, report: int) -> subprocess.Popen[bytes]:
+        variables = {**os.environ, **request.variables, environment.CALLER: address.pack()}
+        return subprocess.Popen(
+            [sys.executable, "-m", "mpiddp.remote.starter", str(report), *request.words],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            pass_fds=(report,),
+            env=variables,
+            # Ctrl-C is for this process, which tells the ranks.
+            start_new_session=True,
+        )
+
+    def _await_ranks(self, reception: _Reception) -> tuple[Member, ...]:
+        patient_until = time.monotonic() + QUIET_SECONDS
+        while not reception.is_complete:
+            reception.wait(LOOK_SECONDS)
+            if time.monotonic() > patient_until:
+                self._print_log()
+            if self.starter.poll() is not None:
+                self._read_report()
+                raise self._explain_start()
+        self._print_log()
+        return reception.make_members(self._printer)
+
+    def _explain_start(self) -> MpiddpError:
+        end = self.end or End(self.starter.returncode)
+        kind = RAISED.get(end.code, LaunchError)
+        reason = end.reason.removeprefix(f"{kind.__name__}: ")
+        reason = reason or self._read_log()[-LOG_BYTES:] or f"exit code {end.code}"
+        return kind(f"the ranks did not start: {reason}")
+
+    # While it runs
+
+    def _print_log(self) -> None:
+        """Print what front and launcher have said since the last time.
+
+        Once the ranks are there, an exception says what they would say of an end.
+        """
+        text = os.pread(self._log, 1 << 20, self._shown)
+        if text:
+            self._shown += len(text)
+            write("err", text.decode(errors="replace"))
+
+    def _read_log(self) -> str:
+        return os.pread(self._log, 1 << 20, 0).decode(errors="replace").strip()
+
+    def await_end(self, seconds: float) -> End | None:
+        """How the job ended, if it does so in time."""
+        if self.end is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.starter.wait(seconds)
+                self._read_report()
+        return self.end
+
+    def _read_report(self) -> None:
+        with os.fdopen(os.dup(self._report)) as file:
+            try:
+                self.end = End(**json.load(file))
+            except (ValueError, TypeError):  # It was killed.
+                self.end = End(self.starter.returncode, "the process that started them has gone")
+
+    # Its end
+
+    def close(self) -> End:
+        """Let the ranks close their session, and wait for their end; then kill what is left."""
+        for member in self.members:
+            with contextlib.suppress(OSError):
+                member.calls.connection.shutdown(socket.SHUT_WR)
+        end = time.monotonic() + END_SECONDS
+        while self.await_end(0.02) is None and time.monotonic() < end:
+            # What they print at their end must not hold them up.
+            for member in self.members:
+                for output in member.outputs.values():
+                    output.read()
+        return self.kill()
+
+    def kill(self) -> End:
+        """End all of it now."""
+        for member in self.members:
+            member.calls.close()
+        if hasattr(self, "starter"):
+            for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+                if self.await_end(0) is None:
+                    self.starter.send_signal(number)
+                    self.await_end(REPORT_SECONDS)
+        for member in self.members:
+            for output in member.outputs.values():
+                output.close()
+        for name in ("_log", "_report"):
+            descriptor = getattr(self, name)
+            if descriptor >= 0:
+                os.close(descriptor)
+                setattr(self, name, -1)
+        return self.end or End(1, "it was killed")
+
+
+class _Reception:
+    """Takes the connections of the ranks as they come."""
+
+    def __init__(self, request: JobRequest, stack: contextlib.ExitStack) -> None:
+        token, proof = secrets.token_hex(TOKEN_BYTES), secrets.token_hex(TOKEN_BYTES)
+        servers = [listen_locally(), *_listen_on_network(request)]
+        for server in servers:
+            stack.enter_context(server)
+        self.address = Address(tuple(map(describe_server, servers)), token, proof)
+        self._selector = stack.enter_context(selectors.DefaultSelector())
+        self._listener = TokenListener(servers, self._selector, {encode_token(token): self._admit})
+        stack.callback(self._listener.close)
+        self._rows: dict[int, dict[str, Any]] = {}
+        self._channels: dict[tuple[int, str], Channel] = {}
+        self._size: int | None = None
+        stack.callback(self._close_incomplete)
+        self._is_taken = False
+
+    @property
+    def is_complete(self) -> bool:
+        return self._size is not None and len(self._channels) == len(ROLES) * self._size
+
+    def wait(self, seconds: float) -> None:
+        for key, events in self._selector.select(seconds):
+            key.data(events)
+        self._listener.refresh(time.monotonic())
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Prove that this is the process that made the token, and read who calls."""
+        connection.settimeout(SILENT_SECONDS)
+        try:
+            connection.sendall(self.address.proof.encode())
+            row = Channel(connection).receive().content
+        except (OSError, EOFError):
+            connection.close()
+            return
+        self._size = row.pop("size")
+        role = row.pop("role")
+        self._channels[row["rank"], role] = Channel(connection)
+        self._rows[row["rank"]] = row
+
+    def make_members(self, printer: Printer) -> tuple[Member, ...]:
+        """All ranks, in their order. Raises LaunchError if they cannot be called."""
+        own = ".".join(map(str, sys.version_info[:2]))
+        size, members = len(self._rows), []
+        for rank, row in sorted(self._rows.items()):
+            python = row.pop("python")
+            if python != own:
+                raise LaunchError(
+                    f"rank {rank} on {row['host']} runs Python {python} and this process {own}: "
+                    "functions are sent between equal versions only"
+                )
+            outputs = {
+                role: OutputReader(self._channels[rank, role].connection, rank, role, printer, size)
+                for role in ROLES[1:]
+            }
+            members.append(Member(calls=self._channels[rank, "calls"], outputs=outputs, **row))
+        self._is_taken = True
+        return tuple(members)
+
+    def _close_incomplete(self) -> None:
+        if not self._is_taken:
+            for channel in self._channels.values():
+                channel.close()
+
+
+def _listen_on_network(request: JobRequest) -> Sequence[socket.socket]:
+    """Sockets that ranks on other nodes reach: one on each interface that may be used."""
+    if not environment.is_set((environment.SLURM_JOB_ID,)):
+        return ()
+    from mpiddp.launch.network.interfaces import list_candidates, list_interfaces
+
+    own = list_interfaces()
+    rule = find_rule(request.interface, socket.gethostname())
+    try:
+        candidates = list_candidates(own, rule, 2, socket.gethostname())
+        allowed = ports.find_range(request.port_range)
+        return [ports.listen(candidate.address, allowed) for candidate in candidates]
+    except UnreachableError:
+        return ()  # Ranks of this node connect locally.
+    except OSError as error:
+        raise LaunchError(f"cannot listen for the ranks: {error}") from None
+
+
+def describe_ranks(members: Sequence[Member]) -> str:
+    """``ranks 0-1 on node1, rank 2 on node2``."""
+    by_host: dict[str, list[int]] = {}
+    for member in members:
+        by_host.setdefault(member.host, []).append(member.rank)
+    return ", ".join(
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {fold_numbers(ranks)} on {host}"
+        for host, ranks in by_host.items()
+    )

@@ -1,0 +1,119 @@
+"""What ranks print, on its way to the standard streams of the calling process."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+from mpiddp.process.streams.output_writer import Lines
+from mpiddp.remote.channel import MARK
+
+BLOCK = 1 << 16
+LONGEST_MARK = 40
+"""Bytes."""
+
+Sink = Callable[[int, str, str], object]
+"""Takes a rank, ``out`` or ``err``, and a text that the rank has printed there."""
+
+
+class Printer:
+    """Prints to this process's standard streams, or hands on to a function."""
+
+    def __init__(self, sink: Sink | None = None) -> None:
+        """``sink``: called with what a rank prints, as it comes, in place of printing."""
+        self._sink = sink
+
+    def label(self, rank: int, size: int) -> bytes | None:
+        """What stands before each line of a rank; None if its texts are handed on as they come."""
+        return None if self._sink is not None or size == 1 else b"[%d] " % rank
+
+    def print(self, rank: int, role: str, text: str) -> None:
+        if self._sink is not None:
+            self._sink(rank, role, text)
+        else:
+            write(role, text)
+
+
+def write(role: str, text: str) -> None:
+    """Write to what is ``sys.stdout`` or ``sys.stderr`` now; what nobody reads is lost."""
+    stream = sys.stdout if role == "out" else sys.stderr
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        stream.write(text)
+        stream.flush()
+
+
+class OutputReader:
+    """One stream of one rank."""
+
+    def __init__(
+        self, connection: socket.socket, rank: int, role: str, printer: Printer, size: int
+    ) -> None:
+        """``size``: of the job."""
+        connection.setblocking(False)
+        self.connection = connection
+        self.call = 0
+        """The last call whose output is complete."""
+        self.is_ended = False
+        self._rank, self._role, self._printer = rank, role, printer
+        label = printer.label(rank, size)
+        self._lines = Lines(label) if label is not None else None
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = b""
+        """What may be the beginning of a mark."""
+
+    def fileno(self) -> int:
+        return self.connection.fileno()
+
+    def read(self) -> None:
+        """Print what has come."""
+        try:
+            data = self.connection.recv(BLOCK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.is_ended = True
+            self.flush()
+            return
+        data = self._held + data
+        begin = 0
+        for mark in MARK.finditer(data):
+            self._take(data[begin : mark.start()])
+            self.flush()
+            self.call, begin = int(mark[1]), mark.end()
+        data = data[begin:]
+        at = data.rfind(b"\0")
+        is_held = at >= 0 and len(data) - at < LONGEST_MARK
+        self._held = data[at:] if is_held else b""
+        self._take(data[:at] if is_held else data)
+
+    def flush_late(self) -> None:
+        """Print the beginning of a line that has waited for its end for long."""
+        if self._lines is not None and self._lines.is_late(time.monotonic()):
+            self._print(self._lines.flush())
+
+    def flush(self) -> None:
+        """Print all that is there."""
+        if self._lines is not None:
+            self._print(self._lines.flush())
+
+    def close(self) -> None:
+        """Print what has come, and stop."""
+        with contextlib.suppress(OSError):
+            while not self.is_ended and self.connection.recv(1, socket.MSG_PEEK):
+                self.read()
+        self.flush()
+        self.connection.close()
+
+    def _take(self, data: bytes) -> None:
+        if data:
+            self._print(data if self._lines is None else self._lines.add(data, time.monotonic()))
+
+    def _print(self, data: bytes) -> None:
+        if data:
+            self._printer.print(self._rank, self._role, self._decoder.decode(data))

@@ -1,0 +1,418 @@
+"""Ranks that this process starts once, and calls functions on: `mpiddp.ranks`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import linecache
+import os
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
+from mpiddp.launch.options import LaunchOptions
+from mpiddp.launch.script.command_line import read_front, split
+from mpiddp.launch.session import find_session
+from mpiddp.options.checks import did_you_mean
+from mpiddp.options.fields import list_fields
+from mpiddp.remote import pickling
+from mpiddp.remote.call import Call, Request, find_stacks
+from mpiddp.remote.channel import Parcel
+from mpiddp.remote.fingerprint import find_fingerprint
+from mpiddp.remote.job import JobRequest, Member, RankJob, describe_ranks
+from mpiddp.remote.output import Printer, Sink
+from mpiddp.wording import count_noun, read_message
+
+T = TypeVar("T")
+PROGRAM = "mpiddp.remote.rank"
+NEVER = float("inf")
+
+
+class Ranks:
+    """Ranks that wait for calls; made by `mpiddp.ranks`.
+
+    They keep what they have loaded from call to call: MPI, torch, the process group, modules.
+    Several threads may call: the ranks do one call after the other.
+
+    Attributes:
+        members: the ranks, with ``rank``, ``host``, ``process`` (its number), ``device``,
+            ``threads`` and ``backend`` of each.
+    """
+
+    def __init__(self, request: JobRequest, seconds: float, printer: Printer) -> None:
+        """``seconds``: how long a call may take."""
+        _refuse_ranks()
+        self._request, self._seconds, self._printer = request, seconds, printer
+        self._owner = os.getpid()
+        self._count = 0
+        self._turn = threading.Condition()
+        self._queue: deque[object] = deque()
+        """Calls that wait for their turn, and the one that runs."""
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._running = ""
+        """The function that runs."""
+        self._is_closed = False
+        self._job = self._start()
+
+    def _start(self) -> RankJob:
+        job = RankJob(self._request, self._printer)
+        folders = [os.path.abspath(folder) for folder in sys.path]
+        for member in job.members:
+            with contextlib.suppress(OSError):  # The first call finds out.
+                member.calls.send("setup", folders)
+        # Also if nobody closes them, and at the end of this process.
+        self._end = weakref.finalize(self, _close_job, job, self._owner)
+        return job
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return self._job.members
+
+    def __len__(self) -> int:
+        return self._job.size
+
+    def run(self, function: Callable[..., T], /, *arguments: Any, **keywords: Any) -> list[T]:
+        """Run ``function(*arguments, **keywords)`` on every rank; what each returned, by rank.
+
+            losses = ranks.run(train, epochs=3)
+
+        Meanwhile what the ranks print appears here. The function goes by value if it is of
+        ``__main__`` or of a notebook, else by its name. Each rank gets copies of the arguments,
+        and this process copies of the results, tensors on the CPU. ``mpiddp.init()`` in the
+        function gives the session. Ctrl-C interrupts the function on all ranks.
+
+        Raises:
+            RankFailedError: the function has raised on a rank, or a rank was lost, or the call's
+                time is up.
+            ConfigurationError: function or arguments cannot be sent, or the ranks have ended.
+        """
+        return self._call(self._seconds, function, arguments, keywords)
+
+    def submit(
+        self, function: Callable[..., T], /, *arguments: Any, **keywords: Any
+    ) -> Future[list[T]]:
+        """As ``run``, without waiting for the end: the result is the list that ``run`` returns.
+
+            future = ranks.submit(evaluate, model)
+            accuracies = future.result()
+
+        The arguments are copied now. ``interrupt()`` interrupts the function.
+        """
+        return self._submit(self._seconds, function, arguments, keywords)
+
+    def within(self, seconds: float) -> LimitedRanks:
+        """The same ranks, for calls that may take ``seconds``: ``ranks.within(60).run(…)``."""
+        _check_seconds(seconds)
+        return LimitedRanks(self, seconds)
+
+    def stacks(self, *, full: bool = False) -> str:
+        """Where each rank is, as ``python -m mpiddp stacks`` shows it; ``full``: whole stacks.
+
+        Another thread may ask while a function runs.
+        """
+        self._check_open()
+        return find_stacks(self._job, is_full=full) or "the ranks do not answer\n"
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the function that runs, if one does, on all ranks."""
+        if self._running:
+            os.eventfd_write(self._wake, 1)
+
+    def restart(self) -> None:
+        """End the ranks, and start as many again. What they have kept is lost."""
+        self._check_process()
+        if self._is_closed:
+            raise ConfigurationError("these ranks were closed: mpiddp.ranks(…) starts others")
+        with self._take_turn("restart"):
+            self._end()
+            self._job = self._start()
+
+    def close(self) -> None:
+        """End the ranks. A function that runs is interrupted. Nothing is done the second time."""
+        if self._is_closed or os.getpid() != self._owner:
+            return
+        self._is_closed = True
+        self.interrupt()
+        with self._take_turn("close"):
+            self._end()
+        os.close(self._wake)
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{count_noun(len(self), 'rank')}: {describe_ranks(self.members)}, {self.state}>"
+
+    def _repr_html_(self) -> str:
+        from mpiddp.remote.table import draw_ranks
+
+        return draw_ranks(self.members, self.state)
+
+    @property
+    def state(self) -> str:
+        """``waiting``, ``closed``, ``ended``, or which function runs."""
+        if self._is_closed:
+            return "closed"
+        if self._job.end is not None or self._job.starter.poll() is not None:
+            return "ended"
+        return f"running {self._running}" if self._running else "waiting"
+
+    # One call
+
+    def _call(
+        self,
+        seconds: float,
+        function: Callable[..., T],
+        arguments: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+    ) -> list[T]:
+        parcel = self._pack(function, arguments, keywords)
+        with contextlib.closing(parcel):
+            return self._run(seconds, function, parcel)
+
+    def _submit(
+        self,
+        seconds: float,
+        function: Callable[..., T],
+        arguments: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+    ) -> Future[list[T]]:
+        parcel = self._pack(function, arguments, keywords)
+        parcel.keep()
+        future: Future[list[T]] = Future()
+        ticket = object()
+        with self._turn:
+            self._queue.append(ticket)
+
+        def work() -> None:
+            with contextlib.closing(parcel):
+                if not future.set_running_or_notify_cancel():
+                    self._leave_turn(ticket)
+                    return
+                try:
+                    found = self._run(seconds, function, parcel, ticket)
+                except BaseException as error:  # Whoever asks for the result gets it.
+                    future.set_exception(error)
+                else:
+                    future.set_result(found)
+
+        # A thread for each: a notebook shows what it prints below the cell that has started it.
+        threading.Thread(target=work, name="mpiddp-call", daemon=True).start()
+        return future
+
+    def _pack(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+    ) -> Parcel:
+        self._check_open()
+        if not callable(function):
+            raise ConfigurationError(f"expected a function, found {type(function).__qualname__}")
+        try:
+            return Parcel(pickling.dump((function, arguments, dict(keywords))))
+        except MpiddpError:
+            raise
+        except Exception as error:  # A ``__reduce__`` may raise anything.
+            name = pickling.describe_function(function)
+            raise ConfigurationError(
+                f"{name} and its arguments cannot be sent to the ranks: "
+                f"{type(error).__name__}: {read_message(error)}"
+            ) from error
+
+    def _run(
+        self,
+        seconds: float,
+        function: Callable[..., Any],
+        parcel: Parcel,
+        ticket: object | None = None,
+    ) -> list[Any]:
+        name = pickling.describe_function(function)
+        with self._take_turn(name, ticket):
+            self._check_open()
+            if self._job.end is not None:
+                raise ConfigurationError("these ranks have ended: restart() starts them again")
+            self._count += 1
+            fingerprint = find_fingerprint(function)
+            sources = _find_sources(function)
+            request = Request(self._count, name, parcel, fingerprint, sources, seconds)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)  # It was meant for the call before.
+            self._running = name
+            try:
+                return Call(self._job, request, self._wake).run()
+            finally:
+                self._running = ""
+
+    @contextlib.contextmanager
+    def _take_turn(self, name: str, ticket: object | None = None) -> Iterator[None]:
+        """One after the other, in the order in which they came."""
+        if ticket is None:
+            ticket = object()
+            with self._turn:
+                self._queue.append(ticket)
+        try:
+            with self._turn:
+                self._turn.wait_for(lambda: self._queue[0] is ticket)
+            yield
+        finally:
+            self._leave_turn(ticket)
+
+    def _leave_turn(self, ticket: object) -> None:
+        with self._turn:
+            self._queue.remove(ticket)
+            self._turn.notify_all()
+
+    def _check_open(self) -> None:
+        self._check_process()
+        if self._is_closed:
+            raise ConfigurationError("these ranks were closed: mpiddp.ranks(…) starts others")
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._owner:
+            raise ConfigurationError(
+                "these ranks belong to another process, of which this one is a copy"
+            )
+
+
+@dataclass(frozen=True)
+class LimitedRanks:
+    """Ranks for calls with a time limit; made by `Ranks.within`."""
+
+    ranks: Ranks
+    seconds: float
+    """Of each call."""
+
+    def run(self, function: Callable[..., T], /, *arguments: Any, **keywords: Any) -> list[T]:
+        """As `Ranks.run`."""
+        return self.ranks._call(self.seconds, function, arguments, keywords)
+
+    def submit(
+        self, function: Callable[..., T], /, *arguments: Any, **keywords: Any
+    ) -> Future[list[T]]:
+        """As `Ranks.submit`. The time counts from the call's turn on."""
+        return self.ranks._submit(self.seconds, function, arguments, keywords)
+
+
+def ranks(
+    number: int | None = None,
+    *,
+    nodes: int | None = None,
+    per_node: int | None = None,
+    call_timeout: float = NEVER,
+    variables: Mapping[str, str] | None = None,
+    output: Sink | None = None,
+    launcher: str = "auto",
+    launcher_options: str = "",
+    **options: Any,
+) -> Ranks:
+    """Start ranks, as ``python -m mpiddp`` does, and keep them for calls from this process.
+
+        with mpiddp.ranks(4) as ranks:
+            losses = ranks.run(train, epochs=3)
+
+    This process loads no MPI and uses no GPU. The ranks end with ``with``, with ``close()``, or
+    with this process.
+
+    Args:
+        number: of ranks; by default one for each GPU, else for each core; in a Slurm job as many
+            as it has tasks.
+        nodes, per_node: nodes of the Slurm job, and ranks on each.
+        call_timeout: seconds that a call may take; by default as long as it wants.
+        variables: added to the environment of the ranks.
+        output: called with rank, ``out`` or ``err``, and text for what the ranks print, in place
+            of printing it with labels.
+        launcher, launcher_options: as the front's options.
+        **options: those of `mpiddp.init`, and ``stall_timeout`` and ``debug``.
+
+    Raises:
+        ConfigurationError: a bad argument; this process is a rank itself.
+        LaunchError, UnreachableError: the ranks do not start.
+    """
+    _check_seconds(call_timeout)
+    names = [field.name for field in fields(LaunchOptions)]
+    for name in options:
+        if name not in names:
+            raise ConfigurationError(
+                f"mpiddp.ranks has no argument {name}{did_you_mean(name, names)}"
+            )
+    launch = LaunchOptions(**options)
+    front = {
+        "-n": number, "--nodes": nodes, "--ranks-per-node": per_node,
+        "--launcher": launcher, "--launcher-options": launcher_options,
+    }  # fmt: skip
+    words = [f"{flag}={value}" for flag, value in front.items() if value not in (None, "")]
+    line = split([*words, "-m", PROGRAM, *_list_words(launch)])
+    read_front(line)
+    request = JobRequest(
+        words=(*words, "-m", PROGRAM, *line.rest),
+        interface=launch.interface,
+        port_range=launch.port_range,
+        variables={name: str(value) for name, value in (variables or {}).items()},
+    )
+    return Ranks(request, call_timeout, Printer(output))
+
+
+def run(
+    function: Callable[..., T], /, *arguments: Any, ranks: int | None = None, **keywords: Any
+) -> list[T]:
+    """Start ranks, run a function on each, and end them; what each returned, by rank.
+
+        losses = mpiddp.run(train, epochs=3, ranks=4)
+
+    ``ranks``: how many, as the first argument of `mpiddp.ranks`, which takes more options. What
+    else is given goes to the function. Raises what `mpiddp.ranks` and `Ranks.run` raise.
+    """
+    start = globals()["ranks"]
+    with start(ranks) as started:
+        found: list[T] = started.run(function, *arguments, **keywords)
+    return found
+
+
+def _list_words(options: LaunchOptions) -> list[str]:
+    """The options that are not as usual, as a rank's command line."""
+    words = ["--quiet"]
+    for field in list_fields(LaunchOptions):
+        value = getattr(options, field.name)
+        if value != field.default:
+            words.append(f"{field.flag}={value}" if field.takes_value else field.flag)
+    return words
+
+
+def _find_sources(function: Callable[..., Any]) -> dict[str, list[str]]:
+    """The lines of a function that no file holds, as of a notebook's cell."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or os.path.exists(code.co_filename):
+        return {}
+    lines = linecache.getlines(code.co_filename)
+    return {code.co_filename: lines} if lines else {}
+
+
+def _check_seconds(seconds: Any) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+        raise ConfigurationError(f"expected seconds above 0 for a call, found {seconds!r}")
+
+
+def _refuse_ranks() -> None:
+    """Raise ConfigurationError in a process that is a rank."""
+    if find_session() is not None or find_launcher() is not None or has_manager_hint():
+        raise ConfigurationError(
+            "this process is a rank, or was started by srun or mpirun, and ranks start no ranks: "
+            "call mpiddp.ranks in a process that was started by hand, or by the batch script itself"
+        )
+
+
+def _close_job(job: RankJob, owner: int) -> None:
+    """End a job, in the process that has started it."""
+    if os.getpid() == owner:
+        job.close()

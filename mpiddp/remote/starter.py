@@ -1,0 +1,60 @@
+"""The process that starts the ranks for another process: the front, with its end reported.
+
+    python -m mpiddp.remote.starter DESCRIPTOR -n 4 … -m mpiddp.remote.rank …
+
+What the front says goes to its standard error as ever. How the job ended is written to a
+descriptor, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mpiddp.errors import ConfigurationError
+from mpiddp.front.front import Job
+from mpiddp.launch.launcher.exported_variables import forget_inherited
+from mpiddp.launch.script.command_line import read_front, split
+
+
+@dataclass(frozen=True)
+class End:
+    """How the job of some ranks ended."""
+
+    code: int
+    """As `mpiddp.errors` has them."""
+    reason: str = ""
+    outcome: dict[str, Any] = field(default_factory=dict)
+    """What a rank, or its companion, has written of a failure (`mpiddp.process.outcome`)."""
+
+    @property
+    def lost_rank(self) -> int | None:
+        """The rank that was lost."""
+        return self.outcome.get("lost_rank")
+
+
+def _run(words: list[str]) -> End:
+    try:
+        line = split(words)
+        end, found = Job(line, read_front(line)).run()
+    except ConfigurationError as error:
+        return End(error.exit_code, str(error))
+    outcome = dict(found.outcome or {})
+    return End(end.code, str(outcome.get("reason") or end.why), outcome)
+
+
+def main() -> None:
+    """Start the ranks, wait for their end, and report it."""
+    forget_inherited()
+    report = int(sys.argv[1])
+    os.set_inheritable(report, False)
+    end = _run(sys.argv[2:])
+    with os.fdopen(report, "w") as file:
+        json.dump(asdict(end), file)
+
+
+if __name__ == "__main__":
+    main()
