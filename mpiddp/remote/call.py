@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mpiddp.errors import (
+    OWN,
     ConfigurationError,
     PeerLostError,
     RankFailedError,
@@ -258,6 +259,12 @@ class Call:
         rank = self._lost[0] if named is None else named
         reason = end.reason if end is not None else ""
         host = self._job.members[rank].host
+        # That others could not go on without it says nothing new.
+        self._errors = {
+            each: error
+            for each, error in self._errors.items()
+            if each not in self._answers or self._answers[each].content["origin"] == OWN
+        }
         self._errors[rank] = PeerLostError(reason or f"rank {rank} on {host} was lost")
 
     def _add_late(self) -> None:

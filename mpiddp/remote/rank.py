@@ -23,6 +23,7 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.launch.failure.error_report import find_origin
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.exported_variables import take
 from mpiddp.launch.options import Options
@@ -145,7 +146,7 @@ class CallServer:
             pickled = None
         content = (pickled, name.removeprefix("builtins."), read_message(error), text)
         with self._sending:
-            state = self._find_state(number)
+            state = {**self._find_state(number), "origin": find_origin(error)}
             self._calls.send("error", state, Parcel(pickling.dump(content)))
 
     def _mark(self, number: int) -> None:

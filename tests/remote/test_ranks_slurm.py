@@ -1,0 +1,43 @@
+"""Ranks on several nodes of a real Slurm cluster, called from the shell of an allocation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import launchers
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
+
+
+def test_functions_run_on_the_ranks_of_two_nodes(slurm_cluster, tmp_path):
+    around = [str(shutil.which("salloc")), "--quiet", "--nodes=2", "--ntasks-per-node=2"]
+    around += ["--nodelist=node[1-2]"]
+    done = subprocess.run(
+        [*around, sys.executable, str(launchers.PROGRAMS / "calling.py")],
+        env=launchers.clean_environment({**launchers.WAITING, **slurm_cluster.environment()}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=170,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    *printed, last = launchers.drop_gloo_lines(done.stdout).splitlines()
+    found = json.loads(last)
+    nodes = ["node1", "node1", "node2", "node2"]
+    assert found["hosts"] == nodes
+    assert found["seen"] == [[node, 6.0] for node in nodes]
+    assert found["equal"] == [True] * 4
+    assert "ranks 0-3" in found["stacks"]
+    # Of both calls of look.
+    assert sorted(printed) == sorted(2 * [f"[{rank}] here is rank {rank}" for rank in range(4)])
+    assert list(found["lost"]) == ["3"]
+    assert "rank 3 of 4 on node2 was lost: it was killed by SIGKILL" in found["lost"]["3"]
+    assert found["seconds"] < 60
+    assert found["again"] == nodes
+    assert slurm_cluster.ask("squeue", "-h") == ""
