@@ -44,3 +44,12 @@ def test_groups_that_overlap(size, pool):
 def test_groups_of_several_threads(size, dtype, pool):
     called = pool("openmpi", size).call(messages.compare_threads, 30, dtype, timeout=DEADLINE)
     assert called.values == [[]] * size
+
+
+@pytest.mark.long
+def test_a_group_that_has_another_backend_as_well(pool):
+    backend = "cpu:mpiddp,cuda:gloo"
+    called = pool("openmpi", 3).call(comparison.compare_calls, False, backend, timeout=DEADLINE)
+    assert [found for _, found in called.values] == [[]] * 3
+    called = pool("openmpi", 3).call(messages.compare_messages, backend, timeout=DEADLINE)
+    assert called.values == [[]] * 3
