@@ -28,7 +28,7 @@ from mpiddp.torch_backend.tensors import (
     read_options,
     refuse,
 )
-from mpiddp.torch_internals import find_backend_base, keep_from_compiler
+from mpiddp.torch_internals import add_prefix, find_backend_base, keep_from_compiler
 
 NAME = "mpiddp"
 PART_NAME = "mpiddp_part"
@@ -284,7 +284,8 @@ class _Calls:
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Raises RuntimeError that names a rank which does not come in time, in seconds or as
         timedelta."""
-        limit = self._timeout if timeout is None else timeout
+        # C++ passes it among options.
+        limit = self._timeout if timeout is None else getattr(timeout, "timeout", timeout)
         if not isinstance(limit, timedelta):
             limit = timedelta(seconds=limit)
         self._monitored.wait(limit, wait_all_ranks=wait_all_ranks)
@@ -303,3 +304,25 @@ class Part(_Calls, PART_BASE or object):  # type: ignore[misc]
 
     torch passes on of its works wait() and get_future() only.
     """
+
+    # What a backend in Python inherits asks itself, without end, in torch 2.14 and 2.15.
+    supports_splitting = supports_coalescing = supports_shrinking = False
+    supports_reconfigure = supports_window = False
+    supports_time_estimate = _supports_time_estimate = False
+
+    @property
+    def options(self) -> Any:
+        return PART_BASE.Options(NAME, self._timeout)
+
+    def split(self, store: Any, ranks: list[int], options: Any) -> Part:
+        """The Part of a new group of these ranks of this one, as meshes of devices ask for."""
+        place, name = self._place, options.group_name
+        if place.rank not in ranks:
+            # torch crashes (SIGSEGV) on None, which would say that.
+            raise refuse(
+                f"ranks {ranks} without rank {place.rank}: split_group must take each "
+                "rank into a group; new_group takes some"
+            )
+        members = tuple(place.ranks[rank] for rank in ranks)
+        own = add_prefix(f"split/{name}", place.store)
+        return Part(Place(own, ranks.index(place.rank), members, options._timeout, name))

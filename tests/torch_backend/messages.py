@@ -281,6 +281,20 @@ def compare_groups(session: Any) -> list[str]:
     return differences
 
 
+def split_a_group(session: Any, backend: str) -> list[float]:
+    """Sums in the groups of rank 0 and of the others, as meshes of devices make them."""
+    _, ours = sides = make_sides(backend=backend)
+    ranks = [0] if ours.rank == 0 else list(range(1, ours.size))
+    tensors = [torch.full((3,), 1.0 + ours.rank), torch.ones(3, dtype=torch.int8)]
+    if ours.is_part:
+        group = ours.group.split_group(ranks, WAIT, None, f"split {ranks}", "")
+        for tensor in tensors:
+            group.allreduce(tensor).wait()
+        group.shutdown()
+    close_sides(*sides)
+    return [tensor[0].item() for tensor in tensors]
+
+
 def compare_threads(session: Any, rounds: int, name: str) -> list[str]:
     """Several groups at once, each used by a thread of its own; calls of every length.
 
