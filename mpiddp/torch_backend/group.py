@@ -241,9 +241,12 @@ class _Calls:
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def barrier(self, opts: Any = None, **_: Any) -> Any:
-        """Until all ranks have come."""
-        waits = is_waited_for(opts)
-        return self._calls.make("barrier", self._own.barrier, [], waits=waits)
+        """Until all ranks have come; within ``opts.timeout``, which all of them must pass then."""
+        waits, limit = is_waited_for(opts), getattr(opts, "timeout", timedelta(0))
+        # Without one it is negative.
+        is_limited = limit > timedelta(0)
+        call = partial(self._monitored.pass_within, limit) if is_limited else self._own.barrier
+        return self._calls.make("barrier", call, [], waits=waits)
 
     def find_communicator(self) -> Communicator:
         """Of mpiddp's calls; collective if none was made yet."""
