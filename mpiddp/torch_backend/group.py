@@ -34,6 +34,7 @@ NAME = "mpiddp"
 PART_NAME = "mpiddp_part"
 """Of the backend that stands beside others in a group."""
 PART_BASE = find_backend_base()
+GROUP_BASE: Any = distributed.ProcessGroup
 
 
 # torch's signatures are overloads: the methods here take what any release passes.
@@ -62,23 +63,6 @@ class _Calls:
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return NAME
 
-    def name(self) -> str:
-        return NAME
-
-    @property
-    def group_name(self) -> str:
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        return self._description
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def _set_group_desc(self, description: str) -> None:
-        self._description = description
-
     def getGroupName(self) -> str:  # noqa: N802 - torch's name
         return self._name
 
@@ -90,6 +74,10 @@ class _Calls:
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802 - torch's name
         self._description = description
+
+    name = getBackendName
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
 
     def _get_sequence_number_for_group(self) -> int:
         return self._calls.begun
@@ -294,7 +282,7 @@ class _Calls:
         self._monitored.wait(limit, wait_all_ranks=wait_all_ranks)
 
 
-class Group(_Calls, distributed.ProcessGroup):
+class Group(_Calls, GROUP_BASE):  # type: ignore[misc]
     """A process group, for tensors on CPUs alone.
 
     Its calls need not go through C++, as those of a Part do: they are some 10 µs quicker, and their
