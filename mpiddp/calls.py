@@ -25,6 +25,7 @@ from mpiddp.collectives.planner import Request
 from mpiddp.collectives.transport.operators import Operator
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
+from mpiddp.torch_internals import find_part
 
 _requests: dict[tuple[Any, ...], Request] = {}
 """The requests that were made so far: plans are kept for the object, so a call is one object."""
@@ -313,8 +314,8 @@ def describe_collectives(group: Any = None) -> dict[str, Any]:
     gloo: list[str] = []
     if group is None:
         communicator = ensure_communicator()
-    elif hasattr(group, "list_gloo_calls"):
-        communicator, gloo = group.find_communicator(), group.list_gloo_calls()
+    elif found := find_part(group, "list_gloo_calls"):
+        communicator, gloo = found.find_communicator(), found.list_gloo_calls()
     else:
         raise ConfigurationError(f"expected a group of backend mpiddp, found {group!r}")
     node_memory = communicator.node_memory

@@ -65,6 +65,38 @@ def find_backend(group: Any, device: str) -> Any:
     return group._get_backend(torch.device(device))
 
 
+def find_part(group: Any, method: str) -> Any:
+    """What of a group has ``method``: the group, or else its backend for CPUs; None if neither."""
+    import torch
+
+    found = group
+    if not hasattr(group, method):
+        try:
+            found = group._get_backend(torch.device("cpu"))
+        except (AttributeError, RuntimeError):
+            return None
+        # TORCH_DISTRIBUTED_DEBUG=DETAIL puts another backend around it.
+        found = getattr(found, "wrapped_pg", found)
+    return found if hasattr(found, method) else None
+
+
+def find_backend_base() -> Any:
+    """What a backend in Python derives from to be one of several in a group.
+
+    None before torch 2.14, in which Python can derive from whole groups only.
+    """
+    from torch import distributed
+    from torch._C._distributed_c10d import Backend
+
+    # Public from 2.16 on.
+    base: Any = getattr(distributed, "BackendBase", Backend)
+    try:
+        base(0, 1)
+    except TypeError:
+        return None
+    return base
+
+
 def find_recorder(name: str) -> Callable[..., bytes] | None:
     """A function that dumps the flight recorder; None without torch, or in another release."""
     return getattr(sys.modules.get("torch._C._distributed_c10d"), name, None)

@@ -10,18 +10,21 @@ Importing this registers the backend. torch from 2.14 on finds it without the im
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from torch import distributed
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
-from mpiddp.torch_backend.group import NAME, Group
+from mpiddp.torch_backend.group import NAME, PART_BASE, PART_NAME, Group, Part
 from mpiddp.torch_backend.members import Place
-from mpiddp.torch_internals import add_prefix, fill, find_plugin
+from mpiddp.torch_internals import add_prefix, fill, find_backend_config, find_part, find_plugin
 
 
-def make_group(options: Any, backend_options: Any = None) -> Group:
+def make_group(
+    options: Any, backend_options: Any = None, kind: type[Group | Part] = Group
+) -> Group | Part:
     """The backend of a new group; torch calls it."""
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     # torchrun may use one store for all attempts: another one's values are still there.
@@ -30,7 +33,7 @@ def make_group(options: Any, backend_options: Any = None) -> Group:
     # A group that is made after another one was destroyed may have that one's name, and its keys.
     number = store.add(str(options.group_rank), 1)
     store = add_prefix(str(number), store)
-    return Group(Place(store, options.group_rank, ranks, options.timeout, options.group_id))
+    return kind(Place(store, options.group_rank, ranks, options.timeout, options.group_id))
 
 
 def register() -> None:
@@ -39,8 +42,26 @@ def register() -> None:
     if maker is None:
         distributed.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu"])
         fill(distributed, monitored_barrier=monitored_barrier)
+        if PART_BASE is not None:
+            make_part = partial(make_group, kind=Part)
+            distributed.Backend.register_backend(PART_NAME, make_part, True, ["cpu"])
+            choose_part()
     elif maker is not make_group:
         raise ConfigurationError(f"torch.distributed has another backend called {NAME!r} already")
+
+
+def choose_part() -> None:
+    """From now on a group that has other backends has this one as a Part."""
+    config = find_backend_config()
+    original = config.get_device_backend_map
+
+    def choose(self: Any) -> dict[str, str]:
+        devices: dict[str, str] = original(self)
+        is_part = devices.get("cpu") == NAME and len({*devices.values()}) > 1
+        return {**devices, "cpu": PART_NAME} if is_part else devices
+
+    # Not __init__(), in which torch finds this backend by its entry point.
+    fill(config, get_device_backend_map=choose)
 
 
 def monitored_barrier(
@@ -48,8 +69,9 @@ def monitored_barrier(
 ) -> None:
     """As torch.distributed's, which accepts no group but Gloo's; this one takes mpiddp's too."""
     found = group or distributed.group.WORLD
-    if isinstance(found, Group):
-        found.monitored_barrier(timeout, wait_all_ranks)
+    own = None if found is None else find_part(found, "list_gloo_calls")
+    if own is not None:
+        own.monitored_barrier(timeout, wait_all_ranks)
     else:
         _monitored_barrier(group, timeout, wait_all_ranks)
 

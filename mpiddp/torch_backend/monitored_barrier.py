@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 
+from torch import distributed
+
 from mpiddp.torch_backend.members import Place
 
 PASSED = b"passed"
@@ -51,6 +53,16 @@ class MonitoredBarrier:
         if number:
             # All ranks have come to this one, and read nothing of the one before.
             place.store.delete_key(f"monitored/{number - 1}/{place.rank}")
+
+    def pass_within(self, limit: timedelta) -> None:
+        """As ``wait``, for a barrier with a timeout: raises DistNetworkError, as Gloo words it."""
+        try:
+            self.wait(limit, wait_all_ranks=False)
+        except RuntimeError as error:
+            milliseconds = limit.total_seconds() * 1000
+            raise distributed.DistNetworkError(
+                f"mpiddp: Timed out waiting {milliseconds:g}ms for a barrier: {error}"
+            ) from error
 
     def _describe(
         self, prefix: str, deadline: float, limit: timedelta, wait_all_ranks: bool

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import distributed
 
 from mpiddp import torch_backend
-from mpiddp.torch_backend.group import NAME
+from mpiddp.torch_backend.group import NAME, PART_BASE
 from mpiddp.torch_internals import fill, find_backend_config
 from mpiddp.wording import print_message
 
@@ -17,7 +16,7 @@ from mpiddp.wording import print_message
 def replace_gloo() -> Callable[[], None]:
     """From now on groups whose backend is Gloo use mpiddp's for CPU tensors; returns what ends it.
 
-    ``get_backend()`` still says gloo. NCCL is left alone: before torch 2.15 a backend in Python
+    ``get_backend()`` still says gloo. NCCL is left alone: before torch 2.14 a backend in Python
     cannot stand beside another one in a group, and then a group with both keeps Gloo.
     """
     torch_backend.register()
@@ -30,13 +29,15 @@ def replace_gloo() -> Callable[[], None]:
         if devices.get("cpu") != "gloo":
             return
         others = {name for name in devices.values() if name != "gloo"}
-        if others and torch.cuda.is_available() and not hasattr(distributed, "BackendBase"):
+        if others and torch.cuda.is_available() and PART_BASE is None:
             print_message(
                 f"a group with gloo and {', '.join(sorted(others))} keeps Gloo: for --collectives "
-                "mpiddp in it, torch 2.15 or newer is needed"
+                "mpiddp in it, torch 2.14 or newer is needed"
             )
             return
-        devices["cpu"] = NAME
+        self.device_backend_map = {
+            device: NAME if name == "gloo" else name for device, name in devices.items()
+        }
 
     fill(config, __init__=choose)
 

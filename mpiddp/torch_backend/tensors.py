@@ -133,7 +133,7 @@ def check_tensor(tensor: torch.Tensor) -> None:
     if not tensor.is_cpu:
         raise refuse(
             f"a tensor on {tensor.device}, and backend mpiddp works on CPU tensors: make a "
-            'group for GPUs, new_group(backend="nccl"); torch 2.15 has "cpu:mpiddp,cuda:nccl"'
+            'group for GPUs, new_group(backend="nccl"); torch 2.14 has "cpu:mpiddp,cuda:nccl"'
         )
 
 

@@ -225,6 +225,8 @@ def a_work_in_words(side: Side) -> list[Any]:
     if side.rank != 0:
         work = dist.all_reduce(tensor, group=side.group, async_op=True)
     work.wait()
+    if side.is_part:
+        return [is_late, True, tensor]
     assert work.result()[0] is tensor
     return [is_late, work.is_completed() and work.is_success(), tensor]
 
@@ -254,9 +256,9 @@ def _compare(gloo: Side, ours: Side) -> list[str]:
     return differences
 
 
-def compare_messages(session: Any) -> list[str]:
+def compare_messages(session: Any, backend: str = "mpiddp") -> list[str]:
     """The calls of this module in a group of all ranks; the differences."""
-    gloo, ours = make_sides()
+    gloo, ours = make_sides(backend=backend)
     differences = _compare(gloo, ours)
     close_sides(gloo, ours)
     return differences
@@ -277,6 +279,20 @@ def compare_groups(session: Any) -> list[str]:
     for pair in mine:
         close_sides(*pair)
     return differences
+
+
+def split_a_group(session: Any, backend: str) -> list[float]:
+    """Sums in the groups of rank 0 and of the others, as meshes of devices make them."""
+    _, ours = sides = make_sides(backend=backend)
+    ranks = [0] if ours.rank == 0 else list(range(1, ours.size))
+    tensors = [torch.full((3,), 1.0 + ours.rank), torch.ones(3, dtype=torch.int8)]
+    if ours.is_part:
+        group = ours.group.split_group(ranks, WAIT, None, f"split {ranks}", "")
+        for tensor in tensors:
+            group.allreduce(tensor).wait()
+        group.shutdown()
+    close_sides(*sides)
+    return [tensor[0].item() for tensor in tensors]
 
 
 def compare_threads(session: Any, rounds: int, name: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -114,6 +115,24 @@ def wait_in_two_groups(session: Any) -> float:
     for pair in pairs:
         close_sides(*pair)
     return tensor.sum().item()
+
+
+def come_late(session: Any) -> tuple[str, float]:
+    """The error in a barrier to which all ranks but one come too late; a sum in the same group."""
+    _, ours = sides = make_sides()
+    options, message, tensor = dist.BarrierOptions(), "", torch.ones(3)
+    options.asyncOp, options.timeout = False, timedelta(milliseconds=100)
+    dist.barrier(group=ours.group)
+    time.sleep(0.5 * (dist.get_rank() > 0))
+    try:
+        ours.group.barrier(options).wait()
+    except dist.DistNetworkError as error:
+        message = str(error)
+    options.timeout = WAIT
+    ours.group.barrier(options).wait()
+    dist.all_reduce(tensor, group=ours.group)
+    close_sides(*sides)
+    return message, tensor.sum().item()
 
 
 def compile_a_model(session: Any) -> list[float]:

@@ -6,6 +6,8 @@ import comparison
 import messages
 import pytest
 
+from mpiddp.torch_backend.group import PART_BASE
+
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(170)]
 DEADLINE = 150.0
 SIZES = (3, *(pytest.param(size, marks=pytest.mark.long) for size in (2, 5)))
@@ -44,3 +46,14 @@ def test_groups_that_overlap(size, pool):
 def test_groups_of_several_threads(size, dtype, pool):
     called = pool("openmpi", size).call(messages.compare_threads, 30, dtype, timeout=DEADLINE)
     assert called.values == [[]] * size
+
+
+@pytest.mark.long
+def test_a_group_that_has_another_backend_as_well(pool):
+    backend = "cpu:mpiddp,cuda:gloo"
+    called = pool("openmpi", 3).call(comparison.compare_calls, False, backend, timeout=DEADLINE)
+    assert [found for _, found in called.values] == [[]] * 3
+    called = pool("openmpi", 3).call(messages.compare_messages, backend, timeout=DEADLINE)
+    assert called.values == [[]] * 3
+    split = pool("openmpi", 3).call(messages.split_a_group, backend).values
+    assert split == ([[1, 1], [2, 1], [3, 1]] if PART_BASE is None else [[1, 1], [5, 2], [5, 2]])

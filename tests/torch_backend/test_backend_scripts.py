@@ -114,6 +114,13 @@ def test_a_monitored_barrier_keeps_no_other_thread_from_the_store(pool):
     assert pool("openmpi", 2).call(refusals.wait_in_two_groups).values == [6.0, 6.0]
 
 
+def test_a_barrier_ends_after_the_time_that_it_is_given(pool):
+    called = pool("openmpi", 2).call(refusals.come_late)
+    assert [total for _, total in called.values] == [6.0, 6.0]
+    for message, _ in called.values:
+        assert message.startswith("mpiddp: Timed out waiting 100ms for a barrier: ")
+
+
 def test_a_compiled_model_trains(pool):
     called = pool("openmpi", 2).call(refusals.compile_a_model, timeout=SECONDS)
     assert called.values == [[1.0, 1.0, 0.0, 0.0, 0.0]] * 2

@@ -16,6 +16,7 @@ import launchers
 import mpiddp.torch_backend
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.options import Options
+from mpiddp.torch_backend.group import PART_BASE
 from mpiddp.torch_backend.replacement import replace_gloo
 from mpiddp.torch_internals import find_backend_config
 
@@ -74,7 +75,6 @@ def test_gloo_alone_is_replaced_and_comes_back():
     restore = replace_gloo()
     try:
         assert config("gloo").device_backend_map["cpu"] == "mpiddp"
-        assert config("gloo").device_backend_map["cuda"] == "gloo"
         assert set(config("nccl").device_backend_map.values()) == {"nccl"}
     finally:
         restore()
@@ -88,11 +88,19 @@ def test_a_group_with_nccl_beside_gloo_keeps_gloo(monkeypatch, capsys):
         found = find_backend_config()("cpu:gloo,cuda:nccl").device_backend_map
     finally:
         restore()
-    if hasattr(distributed, "BackendBase"):
+    if PART_BASE is not None:
         assert found == {"cpu": "mpiddp", "cuda": "nccl"}
     else:
         assert found == {"cpu": "gloo", "cuda": "nccl"}
         assert "keeps Gloo" in capsys.readouterr().err
+
+
+def test_a_group_with_another_backend_has_ours_as_a_part_of_it():
+    config = find_backend_config()
+    found = config("cpu:mpiddp,cuda:gloo").get_device_backend_map()
+    expected = "mpiddp" if PART_BASE is None else "mpiddp_part"
+    assert found == {"cpu": expected, "cuda": "gloo"}
+    assert config("mpiddp").get_device_backend_map() == {"cpu": "mpiddp"}
 
 
 def test_a_taken_name_is_refused(monkeypatch):

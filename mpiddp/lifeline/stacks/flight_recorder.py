@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpiddp import torch_internals
-from mpiddp.torch_internals import find_recorder, list_groups
+from mpiddp.torch_internals import find_part, find_recorder, list_groups
 
 SHOWN = 3
 """Collectives that are shown."""
@@ -67,7 +67,8 @@ def read_record() -> list[str]:
     torch keeps those of NCCL if TORCH_FR_BUFFER_SIZE, or TORCH_NCCL_TRACE_BUFFER_SIZE before torch
     2.9, is above 0.
     """
-    own = [line for group in list_groups() for line in getattr(group, "list_calls", list)()]
+    parts = [find_part(group, "list_calls") for group in list_groups()]
+    own = [line for part in parts if part is not None for line in part.list_calls()]
     dump = find_recorder("_dump_nccl_trace")
     if dump is None:
         return own
