@@ -5,9 +5,12 @@ torch is imported in the functions: processes without it import this module as w
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from mpiddp import environment
 
 Kind = TypeVar("Kind", bound=type)
 
@@ -100,12 +103,18 @@ def queue_after_backward(work: Callable[[], None]) -> None:
 
 
 def make_gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
-    """A backend of Gloo over ``size`` ranks that connects two of them when they first talk."""
+    """A backend of Gloo over ``size`` ranks that connects two of them when they first talk.
+
+    Through the interfaces that the environment names, as torch's own constructor of it.
+    """
     from torch.distributed import distributed_c10d
 
     kind: Any = distributed_c10d.ProcessGroupGloo
-    devices = [kind.create_default_device(lazy_init=True)]
+    interfaces = filter(None, os.environ.get(environment.GLOO_SOCKET_IFNAME, "").split(","))
+    devices = [kind.create_device(interface=name, lazy_init=True) for name in interfaces]
+    devices = devices or [kind.create_default_device(lazy_init=True)]
     options = fill(getattr(kind, "_Options")(), _devices=devices, _timeout=timeout)  # noqa: B009
+    options = fill(options, _threads=2 * len(devices))
     return kind(store, rank, size, options)
 
 

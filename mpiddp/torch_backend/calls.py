@@ -18,6 +18,7 @@ from mpiddp.errors import MpiddpError, PeerLostError
 from mpiddp.torch_internals import keep_from_compiler
 
 Call = Callable[[], object]
+Start = Callable[[], distributed.Work] | None
 DESTROYED = "mpiddp: this process group has been destroyed"
 FORKED = "mpiddp: a forked child takes no part in collective calls: its parent does"
 SHOWN = 3
@@ -142,8 +143,13 @@ class CallQueue:
         self.begun = 0
         """Calls so far, counted from 1; alike on all ranks."""
 
-    def make(self, name: str, call: Call, tensors: list[Any], *, waits: bool) -> distributed.Work:
+    def make(
+        self, name: str, call: Call, tensors: list[Any], *, waits: bool, start: Start = None
+    ) -> distributed.Work:
         """Make the call if ``waits``, else begin it.
+
+        ``start``: begins it in Gloo and returns Gloo's work, which is done if no other call is
+        under way.
 
         Raises DistBackendError for a destroyed group. If ``waits``, raises the call's error, too.
         """
@@ -157,6 +163,9 @@ class CallQueue:
         self._last.append(record)
         # A callback of a future makes its calls in the thread of the calls: nobody else would.
         is_own = threading.get_ident() == self._worker_thread
+        if start is not None and (is_own or not self._pending):
+            record.state = "left to Gloo"
+            return start()
         if waits and (is_own or not self._pending):
             with self._turn:
                 _translate(call, record)

@@ -19,7 +19,12 @@ from mpiddp.torch_backend.calls import CallQueue
 from mpiddp.torch_backend.gloo_calls import GlooCalls
 from mpiddp.torch_backend.members import Place
 from mpiddp.torch_backend.monitored_barrier import MonitoredBarrier
-from mpiddp.torch_backend.own_calls import OwnCalls
+from mpiddp.torch_backend.own_calls import (
+    OwnCalls,
+    start_all_reduce,
+    start_broadcast,
+    start_gather,
+)
 from mpiddp.torch_backend.tensors import (
     Tensors,
     find_root,
@@ -124,7 +129,9 @@ class Group(BASE):  # type: ignore[misc]
         if not reduction.can_add(found):
             return self._gloo.all_reduce(found, reduction)
         call = partial(self._own.all_reduce, found, reduction)
-        return self._calls.make("all_reduce", call, found, waits=waits)
+        gloo = self._own.find_direct(found, reduction) if len(found) == 1 else None
+        start = gloo and partial(start_all_reduce, gloo, found[0], reduction)
+        return self._calls.make("all_reduce", call, found, waits=waits, start=start)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         return self.allreduce(tensors, opts)
@@ -135,7 +142,9 @@ class Group(BASE):  # type: ignore[misc]
         root = find_root(opts, options)
         waits = is_waited_for(opts)
         call = partial(self._own.broadcast, found, root)
-        return self._calls.make("broadcast", call, found, waits=waits)
+        gloo = self._own.find_direct(found) if len(found) == 1 else None
+        start = gloo and partial(start_broadcast, gloo, found[0], root)
+        return self._calls.make("broadcast", call, found, waits=waits, start=start)
 
     def reduce(self, tensors: Any, opts: Any = None, *values: Any, **options: Any) -> Any:
         """To ``opts.rootRank``; the other ranks keep their tensors."""
@@ -188,7 +197,10 @@ class Group(BASE):  # type: ignore[misc]
                 )
         waits = is_waited_for(opts)
         call = partial(self._own.gather, outputs, inputs)
-        return self._calls.make("all_gather_single", call, outputs, waits=waits)
+        is_one = len(outputs) == 1 and outputs[0].numel()
+        gloo = self._own.find_direct([*outputs, *inputs]) if is_one else None
+        start = gloo and partial(start_gather, gloo, outputs[0], inputs[0])
+        return self._calls.make("all_gather_single", call, outputs, waits=waits, start=start)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -242,7 +254,10 @@ class Group(BASE):  # type: ignore[misc]
     def barrier(self, opts: Any = None, **_: Any) -> Any:
         """Until all ranks have come."""
         waits = is_waited_for(opts)
-        return self._calls.make("barrier", self._own.barrier, [], waits=waits)
+        gloo = self._own.find_direct([])
+        return self._calls.make(
+            "barrier", self._own.barrier, [], waits=waits, start=gloo and gloo.barrier
+        )
 
     def find_communicator(self) -> Communicator:
         """Of mpiddp's calls; collective if none was made yet."""
