@@ -7,15 +7,17 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed
+from torch.profiler import record_function
 
 from mpiddp.errors import MpiddpError, PeerLostError
-from mpiddp.torch_internals import keep_from_compiler
+from mpiddp.torch_internals import is_profiled, keep_from_compiler, profile_until
 
 Call = Callable[[], object]
 Start = Callable[[], distributed.Work] | None
@@ -109,6 +111,7 @@ class _FinishedWork(distributed.Work):
 
 
 _FINISHED = _FinishedWork()
+_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 @dataclass
@@ -166,11 +169,15 @@ class CallQueue:
         if start is not None and (is_own or not self._pending):
             record.state = "left to Gloo"
             return start()
+        shown = f"mpiddp:{name}" if is_profiled() else ""
         if waits and (is_own or not self._pending):
-            with self._turn:
+            with self._turn, record_function(shown) if shown else _NOTHING:
                 _translate(call, record)
             return _FINISHED
         work = CallWork(tensors)
+        if shown:
+            # Made in another thread, which the profiler does not follow.
+            profile_until(shown, work.get_future())
         if is_own:
             self._work(call, work, record)
             return work

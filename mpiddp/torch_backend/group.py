@@ -58,7 +58,7 @@ class Group(BASE):  # type: ignore[misc]
         self._description = ""
         self._calls = CallQueue(place.name)
         self._monitored = MonitoredBarrier(place)
-        self._gloo = GlooCalls(place, self._calls)
+        self._gloo = GlooCalls(place, self._calls, self.set_timeout)
         self._own = OwnCalls(place)
 
     # ---- what torch asks of a group ---------------------------------------------------------
@@ -105,11 +105,19 @@ class Group(BASE):  # type: ignore[misc]
         """The last calls, one line each, for ``python -m mpiddp stacks``."""
         return self._calls.describe()
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Those whose backend torch sets the timeout of."""
+        return [torch.device("cpu")]
+
     def _get_backend(self, device: torch.device) -> Any:
         return self._gloo.find()
 
     def set_timeout(self, timeout: timedelta) -> None:
+        """For calls that begin from now on."""
         self._timeout = timeout
+        self._own.set_timeout(timeout)
+        self._gloo.set_timeout(timeout)
 
     def shutdown(self) -> None:
         """Wait for the calls that were begun, and give back what they used."""

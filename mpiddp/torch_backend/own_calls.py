@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from mpiddp.collectives.planner import Request
 from mpiddp.schedules.schedule import Collective
 from mpiddp.torch_backend.members import Place, make_group_communicator, open_gloo
 from mpiddp.torch_backend.tensors import OPERATORS, Flat, Operators, Reduction, Tensors
-from mpiddp.torch_internals import fill
+from mpiddp.torch_internals import fill, set_gloo_timeout
 
 
 def _request(kind: Collective, operator: str = "sum", root: int = 0) -> Request:
@@ -78,6 +80,13 @@ class OwnCalls:
             return None
         is_flat = all(tensor.is_contiguous() for tensor in tensors)
         return self._find_whole(reduction) if is_flat else None
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._place = replace(self._place, timeout=timeout)
+        if self._communicator is not None:
+            self._communicator.waiter.set_seconds(timeout.total_seconds())
+        if self._gloo is not None:
+            set_gloo_timeout(self._gloo, timeout)
 
     def close(self) -> None:
         """Give back what the calls used. Collective."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -67,6 +68,31 @@ def test_an_unchanged_script_has_mpiddps_collectives(tmp_path):
     assert (mean, part) == ([0.5] * 3, [1.0, 3.0])
     assert names == ["mpiddp.torch_backend.group"] * 2
     assert (transport, gloo, backend) == ("shared-memory", ["gather"], "gloo")
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+@pytest.mark.timeout(300)
+def test_the_trainer_and_a_checkpointer_leave_what_they_leave_over_gloo(tmp_path):
+    found = {}
+    for collectives in ("framework", "mpiddp"):
+        folder = tmp_path / collectives
+        folder.mkdir()
+        script = launchers.ROOT / "tests" / "torch_backend" / "session_over.py"
+        done = run_front("--collectives", collectives, str(script), str(folder))
+        assert done.returncode == 0, done.stderr
+        (line,) = [each for each in done.stdout.splitlines() if each.startswith("found ")]
+        found[collectives] = json.loads(line.partition(" ")[2])
+    gloo, ours = found["framework"], found["mpiddp"]
+    assert (gloo.pop("group"), ours.pop("group")) == (
+        "torch.distributed.distributed_c10d",
+        "mpiddp.torch_backend.group",
+    )
+    assert "mpiddp:" not in gloo.pop("stacks")
+    shown = ours.pop("stacks")
+    assert len(re.findall(r"mpiddp:all_reduce \d+ of group 0, complete, .*\[4321\]", shown)) == 2
+    assert ours["restored"] == ours["whole"]
+    assert ours == gloo
 
 
 def test_gloo_alone_is_replaced_and_comes_back():
