@@ -131,12 +131,11 @@ def set_gloo_timeout(gloo: Any, timeout: Any) -> None:
     kind._set_default_timeout(gloo, timeout)
 
 
-def is_profiled() -> bool:
-    """Whether torch's profiler follows this thread; takes a tenth of a microsecond."""
-    import torch
+def find_is_profiled() -> Callable[[], bool]:
+    """A function that says whether torch's profiler follows this thread, in 0.1 µs."""
+    from torch._C._autograd import _profiler_enabled
 
-    found: bool = torch.autograd._profiler_enabled()
-    return found
+    return _profiler_enabled
 
 
 def profile_until(name: str, future: Any) -> None:

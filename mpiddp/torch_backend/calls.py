@@ -17,7 +17,7 @@ from torch import distributed
 from torch.profiler import record_function
 
 from mpiddp.errors import MpiddpError, PeerLostError
-from mpiddp.torch_internals import is_profiled, keep_from_compiler, profile_until
+from mpiddp.torch_internals import find_is_profiled, keep_from_compiler, profile_until
 
 Call = Callable[[], object]
 Start = Callable[[], distributed.Work] | None
@@ -112,6 +112,7 @@ class _FinishedWork(distributed.Work):
 
 _FINISHED = _FinishedWork()
 _NOTHING: AbstractContextManager[None] = nullcontext()
+_is_profiled = find_is_profiled()
 
 
 @dataclass
@@ -169,7 +170,7 @@ class CallQueue:
         if start is not None and (is_own or not self._pending):
             record.state = "left to Gloo"
             return start()
-        shown = f"mpiddp:{name}" if is_profiled() else ""
+        shown = f"mpiddp:{name}" if _is_profiled() else ""
         if waits and (is_own or not self._pending):
             with self._turn, record_function(shown) if shown else _NOTHING:
                 _translate(call, record)

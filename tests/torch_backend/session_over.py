@@ -1,5 +1,6 @@
 """A session whose torch.distributed is mpiddp's backend, or Gloo's; rank 0 prints what it leaves.
 
+    export PYTHONPATH=tests/programs:tests/support
     python -m mpiddp -n 2 --collectives WHICH tests/torch_backend/session_over.py FOLDER
 
 The trainer's weights; a script's state, saved and restored by a Checkpointer; what stacks shows.
@@ -14,13 +15,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Of the checkout's tests, where this file alone is the script.
-sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("programs", "support")]
-
-import checkpointed
 import torch
 from torch import distributed
 
+import checkpointed
 import mpiddp
 from mpiddp import environment
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -51,10 +52,15 @@ SCRIPT = """
 """
 
 
+FOLDERS = (".", "tests/programs", "tests/support")
+PATH = os.pathsep.join(str(launchers.ROOT / folder) for folder in FOLDERS)
+
+
 def run_front(*words):
     return subprocess.run(
         [sys.executable, "-m", "mpiddp", "-n", "2", "--quiet", *words],
-        env=launchers.clean_environment(), capture_output=True, text=True, timeout=150,
+        env={**launchers.clean_environment(), "PYTHONPATH": PATH},
+        capture_output=True, text=True, timeout=150,
     )  # fmt: skip
 
 
