@@ -9,6 +9,9 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
+from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -16,8 +19,11 @@ from torch import distributed
 
 import launchers
 import mpiddp.torch_backend
+from mpiddp import torch_internals
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.options import Options
+from mpiddp.torch_backend.calls import CallQueue
 from mpiddp.torch_backend.replacement import replace_gloo
 from mpiddp.torch_internals import find_backend_config
 
@@ -125,6 +131,30 @@ def test_a_group_with_nccl_beside_gloo_keeps_gloo(monkeypatch, capsys):
     else:
         assert found == {"cpu": "gloo", "cuda": "nccl"}
         assert "keeps Gloo" in capsys.readouterr().err
+
+
+def test_gloo_uses_the_interfaces_that_the_environment_names(monkeypatch, tmp_path):
+    store, seconds = distributed.FileStore(str(tmp_path / "store"), 1), timedelta(seconds=60)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    torch_internals.make_gloo(store, 0, 1, seconds).shutdown()
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,nowhere")
+    with pytest.raises(RuntimeError, match="nowhere"):
+        torch_internals.make_gloo(store, 0, 1, seconds)
+
+
+def test_gloo_begins_no_call_before_those_that_were_begun_earlier():
+    calls, may_end, done = CallQueue("group"), threading.Event(), []
+    work = calls.make("first", lambda: may_end.wait(60) and done.append("first"), [], waits=False)
+    start = partial(done.append, "by Gloo")
+    second = calls.make("second", partial(done.append, "second"), [], waits=False, start=start)
+    may_end.set()
+    work.wait()
+    second.wait()
+    # The thread may still be leaving the call.
+    assert wait_until(lambda: not calls._pending, 60)
+    calls.make("third", partial(done.append, "third"), [], waits=False, start=start)
+    calls.close()
+    assert done == ["first", "second", "by Gloo"]
 
 
 def test_a_taken_name_is_refused(monkeypatch):
