@@ -7,17 +7,20 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed
+from torch.profiler import record_function
 
 from mpiddp.errors import MpiddpError, PeerLostError
-from mpiddp.torch_internals import keep_from_compiler
+from mpiddp.torch_internals import find_is_profiled, keep_from_compiler, profile_until
 
 Call = Callable[[], object]
+Start = Callable[[], distributed.Work] | None
 DESTROYED = "mpiddp: this process group has been destroyed"
 FORKED = "mpiddp: a forked child takes no part in collective calls: its parent does"
 SHOWN = 3
@@ -108,6 +111,8 @@ class _FinishedWork(distributed.Work):
 
 
 _FINISHED = _FinishedWork()
+_NOTHING: AbstractContextManager[None] = nullcontext()
+_is_profiled = find_is_profiled()
 
 
 @dataclass
@@ -142,8 +147,13 @@ class CallQueue:
         self.begun = 0
         """Calls so far, counted from 1; alike on all ranks."""
 
-    def make(self, name: str, call: Call, tensors: list[Any], *, waits: bool) -> distributed.Work:
+    def make(
+        self, name: str, call: Call, tensors: list[Any], *, waits: bool, start: Start = None
+    ) -> distributed.Work:
         """Make the call if ``waits``, else begin it.
+
+        ``start``: begins it in Gloo and returns Gloo's work, which is done if no other call is
+        under way.
 
         Raises DistBackendError for a destroyed group. If ``waits``, raises the call's error, too.
         """
@@ -157,11 +167,18 @@ class CallQueue:
         self._last.append(record)
         # A callback of a future makes its calls in the thread of the calls: nobody else would.
         is_own = threading.get_ident() == self._worker_thread
+        if start is not None and (is_own or not self._pending):
+            record.state = "left to Gloo"
+            return start()
+        shown = f"mpiddp:{name}" if _is_profiled() else ""
         if waits and (is_own or not self._pending):
-            with self._turn:
+            with self._turn, record_function(shown) if shown else _NOTHING:
                 _translate(call, record)
             return _FINISHED
         work = CallWork(tensors)
+        if shown:
+            # Made in another thread, which the profiler does not follow.
+            profile_until(shown, work.get_future())
         if is_own:
             self._work(call, work, record)
             return work

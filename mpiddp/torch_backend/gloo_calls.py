@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,19 +21,28 @@ from mpiddp.torch_backend.tensors import (
     has_strides,
     is_waited_for,
 )
-from mpiddp.torch_internals import fill
+from mpiddp.torch_internals import fill, set_gloo_timeout
 
 MESSAGES = ("send", "recv", "recv_anysource")
 
 
 class GlooCalls:
-    def __init__(self, place: Place, calls: CallQueue) -> None:
+    def __init__(
+        self, place: Place, calls: CallQueue, note_timeout: Callable[[timedelta], None]
+    ) -> None:
+        """``note_timeout``: is called if torch.distributed sets Gloo's timeout."""
         self._place = place
         self._calls = calls
+        self._note_timeout = note_timeout
         self._gloo: Any = None
         self._is_closed = False
         self.used: set[str] = set()
         """The calls so far, as Gloo names them."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._place = replace(self._place, timeout=timeout)
+        if self._gloo is not None:
+            set_gloo_timeout(self._gloo, timeout)
 
     def close(self) -> None:
         if self._gloo is not None:
@@ -43,7 +55,7 @@ class GlooCalls:
         if self._is_closed:
             raise distributed.DistBackendError(DESTROYED)
         if self._gloo is None:
-            self._gloo = open_gloo(self._place, "gloo")
+            self._gloo = open_gloo(self._place, "gloo", self._note_timeout)
         return self._gloo
 
     def ask(self, method: str, *values: Any) -> Any:

@@ -19,7 +19,12 @@ from mpiddp.torch_backend.calls import CallQueue
 from mpiddp.torch_backend.gloo_calls import GlooCalls
 from mpiddp.torch_backend.members import Place
 from mpiddp.torch_backend.monitored_barrier import MonitoredBarrier
-from mpiddp.torch_backend.own_calls import OwnCalls
+from mpiddp.torch_backend.own_calls import (
+    OwnCalls,
+    start_all_reduce,
+    start_broadcast,
+    start_gather,
+)
 from mpiddp.torch_backend.tensors import (
     Tensors,
     find_root,
@@ -55,7 +60,7 @@ class _Calls:
         self._description = ""
         self._calls = CallQueue(place.name)
         self._monitored = MonitoredBarrier(place)
-        self._gloo = GlooCalls(place, self._calls)
+        self._gloo = GlooCalls(place, self._calls, self.set_timeout)
         self._own = OwnCalls(place)
 
     # ---- what torch asks of a group ---------------------------------------------------------
@@ -89,11 +94,19 @@ class _Calls:
         """The last calls, one line each, for ``python -m mpiddp stacks``."""
         return self._calls.describe()
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Those whose backend torch sets the timeout of."""
+        return [torch.device("cpu")]
+
     def _get_backend(self, device: torch.device) -> Any:
         return self._gloo.find()
 
     def set_timeout(self, timeout: timedelta) -> None:
+        """For calls that begin from now on."""
         self._timeout = timeout
+        self._own.set_timeout(timeout)
+        self._gloo.set_timeout(timeout)
 
     def shutdown(self) -> None:
         """Wait for the calls that were begun, and give back what they used."""
@@ -113,7 +126,9 @@ class _Calls:
         if not reduction.can_add(found):
             return self._gloo.all_reduce(found, reduction)
         call = partial(self._own.all_reduce, found, reduction)
-        return self._calls.make("all_reduce", call, found, waits=waits)
+        gloo = self._own.find_direct(found, reduction) if len(found) == 1 else None
+        start = gloo and partial(start_all_reduce, gloo, found[0], reduction)
+        return self._calls.make("all_reduce", call, found, waits=waits, start=start)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         return self.allreduce(tensors, opts)
@@ -124,7 +139,9 @@ class _Calls:
         root = find_root(opts, options)
         waits = is_waited_for(opts)
         call = partial(self._own.broadcast, found, root)
-        return self._calls.make("broadcast", call, found, waits=waits)
+        gloo = self._own.find_direct(found) if len(found) == 1 else None
+        start = gloo and partial(start_broadcast, gloo, found[0], root)
+        return self._calls.make("broadcast", call, found, waits=waits, start=start)
 
     def reduce(self, tensors: Any, opts: Any = None, *values: Any, **options: Any) -> Any:
         """To ``opts.rootRank``; the other ranks keep their tensors."""
@@ -177,7 +194,10 @@ class _Calls:
                 )
         waits = is_waited_for(opts)
         call = partial(self._own.gather, outputs, inputs)
-        return self._calls.make("all_gather_single", call, outputs, waits=waits)
+        is_one = len(outputs) == 1 and outputs[0].numel()
+        gloo = self._own.find_direct([*outputs, *inputs]) if is_one else None
+        start = gloo and partial(start_gather, gloo, outputs[0], inputs[0])
+        return self._calls.make("all_gather_single", call, outputs, waits=waits, start=start)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -232,9 +252,12 @@ class _Calls:
         """Until all ranks have come; within ``opts.timeout``, which all of them must pass then."""
         waits, limit = is_waited_for(opts), getattr(opts, "timeout", timedelta(0))
         # Without one it is negative.
-        is_limited = limit > timedelta(0)
-        call = partial(self._monitored.pass_within, limit) if is_limited else self._own.barrier
-        return self._calls.make("barrier", call, [], waits=waits)
+        if limit > timedelta(0):
+            call = partial(self._monitored.pass_within, limit)
+            return self._calls.make("barrier", call, [], waits=waits)
+        gloo = self._own.find_direct([])
+        start = gloo and gloo.barrier
+        return self._calls.make("barrier", self._own.barrier, [], waits=waits, start=start)
 
     def find_communicator(self) -> Communicator:
         """Of mpiddp's calls; collective if none was made yet."""

@@ -122,14 +122,17 @@ def _unpack(data: Any, like: Any) -> Any:
     return tuple(data) if isinstance(like, tuple) else data
 
 
-def open_gloo(place: Place, purpose: str) -> Any:
+def open_gloo(
+    place: Place, purpose: str, note_timeout: Callable[[timedelta], None] | None = None
+) -> Any:
     """A backend of Gloo over the ranks of a group; two of them connect when they first talk.
 
     ``purpose``: its name in the store; calls of different purposes need not have one order.
+    ``note_timeout``: is called instead if torch.distributed sets the backend's timeout.
     """
     # Its own connection: while Gloo waits in the store, other threads may not use it.
     store = add_prefix(purpose, place.store.clone())
-    return make_gloo(store, place.rank, place.size, place.timeout)
+    return make_gloo(store, place.rank, place.size, place.timeout, note_timeout)
 
 
 def make_group_communicator(place: Place, find_gloo: Callable[[], Any]) -> Communicator:

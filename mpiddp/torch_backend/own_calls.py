@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from mpiddp.collectives.planner import Request
 from mpiddp.schedules.schedule import Collective
 from mpiddp.torch_backend.members import Place, make_group_communicator, open_gloo
 from mpiddp.torch_backend.tensors import OPERATORS, Flat, Operators, Reduction, Tensors
-from mpiddp.torch_internals import fill
+from mpiddp.torch_internals import fill, set_gloo_timeout
 
 
 def _request(kind: Collective, operator: str = "sum", root: int = 0) -> Request:
@@ -32,6 +34,8 @@ _IN_MEMORY = {
 """Reduce-scatters in which each rank writes only its own part."""
 
 
+WHOLE = 1 << 10
+"""Bytes below which Gloo's all-reduce is quicker than a reduce-scatter over its connections."""
 SWAPPED = 1 << 16
 """Elements that are exchanged at a time."""
 
@@ -43,11 +47,14 @@ class OwnCalls:
         self._place = place
         self._communicator: Communicator | None = None
         self._gloo: Any = None
+        self._goes_through_gloo = False
+        """Whether each message would; known after the first call."""
 
     def find_communicator(self) -> Communicator:
         """Made by the first call, in which all ranks take part."""
         if self._communicator is None:
             self._communicator = make_group_communicator(self._place, self._find_gloo)
+            self._goes_through_gloo = self._communicator.layout.transports[0] == TORCH
         return self._communicator
 
     def _find_gloo(self) -> Any:
@@ -62,21 +69,42 @@ class OwnCalls:
         Then Gloo's own collectives are quicker, except for its reduce-scatter.
         """
         is_average = reduction is not None and reduction.name == "average"
-        if is_average or self.find_communicator().layout.transports[0] != TORCH:
+        self.find_communicator()
+        return None if is_average or not self._goes_through_gloo else self._find_gloo()
+
+    def find_direct(self, tensors: Tensors, reduction: Reduction | None = None) -> Any:
+        """Gloo's backend if it can begin such a call itself, on these tensors; else None.
+
+        It can from the group's second call on. What else is done in Python for a small call takes
+        as long as the call.
+        """
+        if not self._goes_through_gloo or (reduction is not None and reduction.factor is not None):
             return None
-        return self._find_gloo()
+        is_flat = all(tensor.is_contiguous() for tensor in tensors)
+        return self._find_whole(reduction) if is_flat else None
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._place = replace(self._place, timeout=timeout)
+        if self._communicator is not None:
+            self._communicator.waiter.set_seconds(timeout.total_seconds())
+        if self._gloo is not None:
+            set_gloo_timeout(self._gloo, timeout)
 
     def close(self) -> None:
         """Give back what the calls used. Collective."""
         if self._communicator is not None:
             self._communicator.close()
         self._communicator = None
+        self._goes_through_gloo = False
         if self._gloo is not None:
             self._gloo.shutdown()
         self._gloo = None
 
     def barrier(self) -> None:
-        self.find_communicator().barrier()
+        if gloo := self._find_whole():
+            gloo.barrier().wait()
+        else:
+            self.find_communicator().barrier()
 
     def all_reduce(self, tensors: Tensors, reduction: Reduction) -> None:
         request = _request(Collective.ALL_REDUCE, reduction.name)
@@ -88,19 +116,16 @@ class OwnCalls:
             with Flat(tensor) as flat:
                 reduction.scale(flat)
                 if gloo is not None:
-                    operator = Operators.SUM if reduction.name == "sum" else reduction.operator
-                    options = fill(distributed.AllreduceOptions(), reduceOp=operator)
-                    gloo.allreduce([flat], options).wait()
+                    start_all_reduce(gloo, flat, reduction).wait()
                 else:
                     communicator.run(request, flat)
 
     def broadcast(self, tensors: Tensors, root: int) -> None:
         request, gloo = _request(Collective.BROADCAST, root=root), self._find_whole()
-        options = fill(distributed.BroadcastOptions(), rootRank=root)
         for tensor in tensors:
             with Flat(tensor) as flat:
                 if gloo is not None:
-                    gloo.broadcast([flat.view(torch.uint8)], options).wait()
+                    start_broadcast(gloo, flat, root).wait()
                 else:
                     self.find_communicator().run(request, flat.view(torch.uint8))
 
@@ -121,12 +146,10 @@ class OwnCalls:
                 own = flat[count * rank : count * (rank + 1)]
                 if own.data_ptr() != source.data_ptr():
                     own.copy_(source.detach().reshape(-1))
-                data = flat.view(torch.uint8)
-                if gloo is not None and data.numel():
-                    parts = list(data.chunk(self._place.size))
-                    gloo.allgather([parts], [parts[rank].clone()]).wait()
+                if gloo is not None and count:
+                    start_gather(gloo, flat, own.clone()).wait()
                 else:
-                    self.find_communicator().run(request, data)
+                    self.find_communicator().run(request, flat.view(torch.uint8))
 
     def gather_lists(self, rows: list[Tensors], sources: Tensors) -> None:
         for row, source in zip(rows, sources, strict=True):
@@ -156,8 +179,11 @@ class OwnCalls:
         target = output.detach()
         if reduction.factor is not None or communicator.layout.transports[0] != SHARED:
             copy = source.clone()
-            reduction.scale(copy)
-            communicator.run(_request(Collective.REDUCE_SCATTER, name), copy)
+            if source.nbytes < WHOLE and self._find_whole(reduction) is not None:
+                self.all_reduce([copy], reduction)
+            else:
+                reduction.scale(copy)
+                communicator.run(_request(Collective.REDUCE_SCATTER, name), copy)
             target.copy_(copy[begin:end].view(output.shape))
             return
         # No rank but this one reads or writes its part.
@@ -187,6 +213,26 @@ class OwnCalls:
                 self.reduce([copy], root, reduction)
                 if root == self._place.rank:
                     target.detach().copy_(copy.view(target.shape))
+
+
+def start_all_reduce(gloo: Any, tensor: torch.Tensor, reduction: Reduction) -> Any:
+    operator = Operators.SUM if reduction.name == "sum" else reduction.operator
+    return gloo.allreduce([tensor], fill(distributed.AllreduceOptions(), reduceOp=operator))
+
+
+def start_broadcast(gloo: Any, tensor: torch.Tensor, root: int) -> Any:
+    options = fill(distributed.BroadcastOptions(), rootRank=root)
+    return gloo.broadcast([_as_bytes(tensor)], options)
+
+
+def start_gather(gloo: Any, output: torch.Tensor, source: torch.Tensor) -> Any:
+    parts = _as_bytes(output).chunk(output.numel() // source.numel())
+    return gloo.allgather([[*parts]], [_as_bytes(source)])
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a contiguous tensor of any type."""
+    return tensor.detach().view(-1).view(torch.uint8)
 
 
 def _swap(one: torch.Tensor, other: torch.Tensor) -> None:

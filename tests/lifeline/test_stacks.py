@@ -784,8 +784,7 @@ def test_the_last_collectives_of_nccl(monkeypatch):
     assert shown.splitlines()[1] == "      nccl:all_reduce 3"
 
 
-def test_a_record_is_asked_for_where_it_is_on_and_not_waited_for(crew, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "2000")
+def test_a_record_is_asked_for_and_not_waited_for(crew, tmp_path):
     job = crew([0, 0])
     job[0].tell("fake_record", "nccl:all_gather")
     # Its other threads cannot run.

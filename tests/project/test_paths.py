@@ -24,6 +24,9 @@ SCRIPT = """
 import torch, mpiddp
 with mpiddp.init():
     mpiddp.all_reduce(torch.ones(1_000_000))
+    import mpiddp.torch_backend
+    group = torch.distributed.new_group(backend="mpiddp")
+    torch.distributed.all_reduce(torch.ones(1_000_000), group=group)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
     with mpiddp.Checkpointer("checkpoints", model) as checkpointer:
         assert checkpointer.restore() == {"step": 1}
@@ -60,13 +63,13 @@ def find_path(heading: str, number: int = 0) -> list[str]:
 
 
 def test_a_training_goes_the_paths_of_a_launch_of_a_gradient_and_of_a_checkpoint(tmp_path):
-    assert len(read_paths()) == 6  # All of them are followed in this file.
+    assert len(read_paths()) == 7  # All of them are followed in this file.
     entered = follow("training", TRAINING, tmp_path)
     for heading in ("a launch", "a gradient", "a checkpoint"):
         check(find_path(f"The path of {heading}"), entered)
 
 
-def test_a_call_goes_its_path_and_a_checkpoint_its_path_back(tmp_path, monkeypatch):
+def test_calls_go_their_paths_and_a_checkpoint_its_path_back(tmp_path, monkeypatch):
     (tmp_path / "script.py").write_text(SCRIPT)
     # A checkpoint belongs to a script.
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "script.py", raising=False)
@@ -74,6 +77,7 @@ def test_a_call_goes_its_path_and_a_checkpoint_its_path_back(tmp_path, monkeypat
         checkpointer.save(1)
     entered = follow("script", ["script.py"], tmp_path)
     check(find_path("The path of mpiddp.all_reduce"), entered)
+    check(find_path("The path of a call of torch.distributed"), entered)
     check(find_path("The path of a checkpoint", 1), entered)
 
 

@@ -16,6 +16,8 @@ from torch import distributed as dist
 
 from mpiddp.torch_backend import make_group
 
+SHORT = timedelta(seconds=0.5)
+
 
 def list_mistakes(group: Any) -> dict[str, tuple[Callable[[], object], str]]:
     """A call, and a pattern that its message has."""
@@ -96,6 +98,41 @@ def make_again(session: Any) -> list[float]:
             group.monitored_barrier()
         group.shutdown()
     return sums
+
+
+def change_timeouts(session: Any) -> list[str]:
+    """What a rank is told that waits for one which does not come, after the timeout was changed."""
+    said = []
+    for setting in (
+        lambda group: dist.distributed_c10d._set_pg_timeout(SHORT, group),
+        lambda group: group.set_timeout(SHORT),
+    ):
+        group = make_sides()[1].group
+        for dtype in (torch.float32, torch.int8):
+            dist.all_reduce(torch.ones(3, dtype=dtype), group=group)
+        setting(group)
+        if dist.get_rank() == 0:
+            for dtype in (torch.float32, torch.int8):
+                try:
+                    dist.all_reduce(torch.ones(3, dtype=dtype), group=group)
+                except RuntimeError as error:
+                    said.append(f"{type(error).__name__}: {error}")
+    # The groups stay, until the ranks end: rank 1 has other calls to make in them.
+    dist.barrier()
+    return said
+
+
+def list_ranges(session: Any) -> list[tuple[str, bool]]:
+    """What torch's profiler shows of two calls: names, and whether they were asynchronous."""
+    sides = make_sides()
+    tensor = torch.ones(9)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        dist.all_reduce(tensor, group=sides[1].group)
+        dist.broadcast(tensor, group_src=0, group=sides[1].group, async_op=True).wait()
+    dist.all_reduce(tensor, group=sides[1].group)
+    close_sides(*sides)
+    events = profiler.events() or []
+    return [(each.name, each.is_async) for each in events if each.name.startswith("mpiddp:")]
 
 
 def wait_in_two_groups(session: Any) -> float:

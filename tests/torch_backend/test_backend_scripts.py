@@ -121,6 +121,19 @@ def test_a_barrier_ends_after_the_time_that_it_is_given(pool):
         assert message.startswith("mpiddp: Timed out waiting 100ms for a barrier: ")
 
 
+def test_a_timeout_that_is_changed_holds_for_the_next_call(pool):
+    said, nothing = pool("openmpi", 2).call(refusals.change_timeouts).values
+    assert nothing == [] and len(said) == 4
+    for own, gloo in (said[:2], said[2:]):
+        assert re.match(r"DistNetworkError: mpiddp: .*waited for rank 1.* for 0\.5 s", own), own
+        assert "imed out" in gloo and "500" in gloo, gloo
+
+
+def test_the_profiler_shows_calls(pool):
+    called = pool("openmpi", 2).call(refusals.list_ranges)
+    assert called.values == [[("mpiddp:all_reduce", False), ("mpiddp:broadcast", True)]] * 2
+
+
 def test_a_compiled_model_trains(pool):
     called = pool("openmpi", 2).call(refusals.compile_a_model, timeout=SECONDS)
     assert called.values == [[1.0, 1.0, 0.0, 0.0, 0.0]] * 2

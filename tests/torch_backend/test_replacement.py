@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import re
 import subprocess
 import sys
 import textwrap
+import threading
+from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -14,8 +19,11 @@ from torch import distributed
 
 import launchers
 import mpiddp.torch_backend
+from mpiddp import torch_internals
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.options import Options
+from mpiddp.torch_backend.calls import CallQueue
 from mpiddp.torch_backend.group import PART_BASE
 from mpiddp.torch_backend.replacement import replace_gloo
 from mpiddp.torch_internals import find_backend_config
@@ -51,10 +59,15 @@ SCRIPT = """
 """
 
 
+FOLDERS = (".", "tests/programs", "tests/support")
+PATH = os.pathsep.join(str(launchers.ROOT / folder) for folder in FOLDERS)
+
+
 def run_front(*words):
     return subprocess.run(
         [sys.executable, "-m", "mpiddp", "-n", "2", "--quiet", *words],
-        env=launchers.clean_environment(), capture_output=True, text=True, timeout=150,
+        env={**launchers.clean_environment(), "PYTHONPATH": PATH},
+        capture_output=True, text=True, timeout=150,
     )  # fmt: skip
 
 
@@ -68,6 +81,31 @@ def test_an_unchanged_script_has_mpiddps_collectives(tmp_path):
     assert (mean, part) == ([0.5] * 3, [1.0, 3.0])
     assert names == ["mpiddp.torch_backend.group"] * 2
     assert (transport, gloo, backend) == ("shared-memory", ["gather"], "gloo")
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+@pytest.mark.timeout(300)
+def test_the_trainer_and_a_checkpointer_leave_what_they_leave_over_gloo(tmp_path):
+    found = {}
+    for collectives in ("framework", "mpiddp"):
+        folder = tmp_path / collectives
+        folder.mkdir()
+        script = launchers.ROOT / "tests" / "torch_backend" / "session_over.py"
+        done = run_front("--collectives", collectives, str(script), str(folder))
+        assert done.returncode == 0, done.stderr
+        (line,) = [each for each in done.stdout.splitlines() if each.startswith("found ")]
+        found[collectives] = json.loads(line.partition(" ")[2])
+    gloo, ours = found["framework"], found["mpiddp"]
+    assert (gloo.pop("group"), ours.pop("group")) == (
+        "torch.distributed.distributed_c10d",
+        "mpiddp.torch_backend.group",
+    )
+    assert "mpiddp:" not in gloo.pop("stacks")
+    shown = ours.pop("stacks")
+    assert len(re.findall(r"mpiddp:all_reduce \d+ of group 0, complete, .*\[4321\]", shown)) == 2
+    assert ours["restored"] == ours["whole"]
+    assert ours == gloo
 
 
 def test_gloo_alone_is_replaced_and_comes_back():
@@ -101,6 +139,30 @@ def test_a_group_with_another_backend_has_ours_as_a_part_of_it():
     expected = "mpiddp" if PART_BASE is None else "mpiddp_part"
     assert found == {"cpu": expected, "cuda": "gloo"}
     assert config("mpiddp").get_device_backend_map() == {"cpu": "mpiddp"}
+
+
+def test_gloo_uses_the_interfaces_that_the_environment_names(monkeypatch, tmp_path):
+    store, seconds = distributed.FileStore(str(tmp_path / "store"), 1), timedelta(seconds=60)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    torch_internals.make_gloo(store, 0, 1, seconds).shutdown()
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,nowhere")
+    with pytest.raises(RuntimeError, match="nowhere"):
+        torch_internals.make_gloo(store, 0, 1, seconds)
+
+
+def test_gloo_begins_no_call_before_those_that_were_begun_earlier():
+    calls, may_end, done = CallQueue("group"), threading.Event(), []
+    work = calls.make("first", lambda: may_end.wait(60) and done.append("first"), [], waits=False)
+    start = partial(done.append, "by Gloo")
+    second = calls.make("second", partial(done.append, "second"), [], waits=False, start=start)
+    may_end.set()
+    work.wait()
+    second.wait()
+    # The thread may still be leaving the call.
+    assert wait_until(lambda: not calls._pending, 60)
+    calls.make("third", partial(done.append, "third"), [], waits=False, start=start)
+    calls.close()
+    assert done == ["first", "second", "by Gloo"]
 
 
 def test_a_taken_name_is_refused(monkeypatch):

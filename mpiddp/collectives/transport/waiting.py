@@ -88,13 +88,17 @@ def _do_nothing() -> None:
     pass
 
 
-@dataclass(frozen=True)
+@dataclass
 class Waiter:
     """Waits as the policy says, and not for ever."""
 
     policy: Policy
     seconds: float
     """Of one wait, before the peer is taken to be lost."""
+
+    def set_seconds(self, seconds: float) -> None:
+        """For waits that begin from now on."""
+        self.seconds = seconds
 
     @property
     def first_pauses(self) -> tuple[Callable[[], object], ...]:

@@ -1,4 +1,4 @@
-"""A companion's answer to where its rank is: the stack, and NCCL's last collectives."""
+"""A companion's answer to where its rank is: the stack, and the last collectives."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mpiddp import environment
 from mpiddp.lifeline.stacks.dump import LOOK_SECONDS, StackReader
 from mpiddp.process.sockets.event_loop import EventLoop
 
 RECORD_SECONDS = 0.5
-"""How long the rank may take to read NCCL's flight recorder: another thread may hold the lock."""
+"""How long the rank may take to read its flight record: another thread may hold the lock."""
 
 Reply = Callable[[Any], object]
 
@@ -36,10 +35,8 @@ class StackAnswers:
         if len(self._replies) > 1:
             return
         now = time.monotonic()
-        self._record, self._record_end = [], now
-        if any(map(environment.read_count, environment.NCCL_RECORDS)):
-            self._record, self._record_end = None, now + RECORD_SECONDS
-            self._ask_for_record()
+        self._record, self._record_end = None, now + RECORD_SECONDS
+        self._ask_for_record()
         self.reader.ask()
         self._loop.call_at(now + LOOK_SECONDS, self._look)
 
@@ -48,7 +45,7 @@ class StackAnswers:
         self._failed = frames
 
     def take_record(self, lines: list[str]) -> None:
-        """What the rank has read in NCCL's flight recorder."""
+        """What the rank has read in its groups' flight records."""
         self._record = lines
 
     def _look(self, now: float) -> None:
