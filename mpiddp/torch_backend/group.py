@@ -33,7 +33,12 @@ from mpiddp.torch_backend.tensors import (
     read_options,
     refuse,
 )
-from mpiddp.torch_internals import add_prefix, find_backend_base, keep_from_compiler
+from mpiddp.torch_internals import (
+    add_prefix,
+    find_backend_base,
+    keep_from_compiler,
+    list_groups,
+)
 
 NAME = "mpiddp"
 PART_NAME = "mpiddp_part"
@@ -96,8 +101,11 @@ class _Calls:
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Those whose backend torch sets the timeout of."""
-        return [torch.device("cpu")]
+        """Those whose backend torch sets the timeout of.
+
+        None before the group is known: torch 2.15 would attach a recorder to it, which fails.
+        """
+        return [torch.device("cpu")] if self in list_groups() else []
 
     def _get_backend(self, device: torch.device) -> Any:
         return self._gloo.find()

@@ -17,6 +17,8 @@ from torch import distributed as dist
 from mpiddp.torch_backend import make_group
 
 SHORT = timedelta(seconds=0.5)
+CHANGE_TIMEOUT = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+"""By the name that this torch has for it."""
 
 
 def list_mistakes(group: Any) -> dict[str, tuple[Callable[[], object], str]]:
@@ -104,7 +106,7 @@ def change_timeouts(session: Any) -> list[str]:
     """What a rank is told that waits for one which does not come, after the timeout was changed."""
     said = []
     for setting in (
-        lambda group: dist.distributed_c10d._set_pg_timeout(SHORT, group),
+        lambda group: CHANGE_TIMEOUT(SHORT, group),
         lambda group: group.set_timeout(SHORT),
     ):
         group = make_sides()[1].group
