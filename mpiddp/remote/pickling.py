@@ -121,4 +121,5 @@ def describe_function(function: Callable[..., Any]) -> str:
     """The name by which messages call a function."""
     while hasattr(function, "func"):  # functools.partial
         function = function.func
-    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+    named = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
+    return str(named or type(function).__qualname__)

@@ -228,12 +228,13 @@ def _has_group() -> bool:
 
 
 def _format(error: BaseException) -> str:
-    """The traceback, without what is this module's."""
+    """The traceback, without the calls that lead to the function."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    folder = os.path.dirname(__file__)
+    while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == folder:
         trace = trace.tb_next
     if trace is None:
-        return ""  # It was raised by this module, and its message says all.
+        return ""  # It was raised by mpiddp, and its message says all.
     with contextlib.suppress(Exception):  # A ``__str__`` may raise anything.
         return "".join(traceback.format_exception(type(error), error, trace))
     return f"{type(error).__qualname__}: {read_message(error)}\n"

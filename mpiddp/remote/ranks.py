@@ -9,6 +9,7 @@ import linecache
 import os
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -59,6 +60,7 @@ class Ranks:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._running = ""
         """The function that runs."""
+        self._began = 0.0
         self._is_closed = False
         self._job = self._start()
 
@@ -94,6 +96,7 @@ class Ranks:
                 time is up.
             ConfigurationError: function or arguments cannot be sent, or the ranks have ended.
         """
+        __tracebackhide__ = True
         return self._call(self._seconds, function, arguments, keywords)
 
     def submit(
@@ -157,16 +160,23 @@ class Ranks:
     def _repr_html_(self) -> str:
         from mpiddp.remote.table import draw_ranks
 
-        return draw_ranks(self.members, self.state)
+        state = self.state
+        end = self._job.end
+        return draw_ranks(self.members, state, end.lost_rank if end is not None else None)
 
     @property
     def state(self) -> str:
-        """``waiting``, ``closed``, ``ended``, or which function runs."""
+        """``waiting``, ``running f for 12 s``, ``closed``, or ``ended`` and why."""
         if self._is_closed:
             return "closed"
-        if self._job.end is not None or self._job.starter.poll() is not None:
-            return "ended"
-        return f"running {self._running}" if self._running else "waiting"
+        with self._turn:
+            # A call finds out by itself.
+            end = self._job.end if self._queue else self._job.await_end(0)
+        if end is not None:
+            return f"ended: {end.reason}" if end.reason else "ended"
+        if not self._running:
+            return "waiting"
+        return f"running {self._running} for {time.monotonic() - self._began:.0f} s"
 
     # One call
 
@@ -177,9 +187,13 @@ class Ranks:
         arguments: tuple[Any, ...],
         keywords: Mapping[str, Any],
     ) -> list[T]:
-        parcel = self._pack(function, arguments, keywords)
-        with contextlib.closing(parcel):
-            return self._run(seconds, function, parcel)
+        __tracebackhide__ = True
+        try:
+            with contextlib.closing(self._pack(function, arguments, keywords)) as parcel:
+                return self._run(seconds, function, parcel)
+        except (MpiddpError, KeyboardInterrupt) as error:
+            # Where in here it was raised says nothing to who reads it.
+            raise error.with_traceback(None) from None
 
     def _submit(
         self,
@@ -203,7 +217,7 @@ class Ranks:
                 try:
                     found = self._run(seconds, function, parcel, ticket)
                 except BaseException as error:  # Whoever asks for the result gets it.
-                    future.set_exception(error)
+                    future.set_exception(error.with_traceback(None))
                 else:
                     future.set_result(found)
 
@@ -239,14 +253,16 @@ class Ranks:
         with self._take_turn(name, ticket):
             self._check_open()
             if self._job.end is not None:
-                raise ConfigurationError("these ranks have ended: restart() starts them again")
+                raise ConfigurationError(
+                    f"these ranks have {self.state}; restart() starts them again"
+                )
             self._count += 1
             fingerprint = find_fingerprint(function)
             sources = _find_sources(function)
             request = Request(self._count, name, parcel, fingerprint, sources, seconds)
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)  # It was meant for the call before.
-            self._running = name
+            self._running, self._began = name, time.monotonic()
             try:
                 return Call(self._job, request, self._wake).run()
             finally:
