@@ -49,10 +49,11 @@ def _draw_host(
         _draw_row("td", [*(getattr(member, column) for column in COLUMNS), states[member.rank]])
         for member in members
     )
+    head = _draw_row("th", [*COLUMNS, "state"])
     return (
         f"<details{' open' if is_open else ''}>"
         f"<summary><strong>{escape(host)}</strong>: {', '.join(parts)}</summary>"
-        f"<table><thead>{_draw_row('th', [*COLUMNS, 'state'])}</thead>"
+        f'<table style="margin-left: 1em"><thead>{head}</thead>'
         f"<tbody>{rows}</tbody></table></details>"
     )
 
