@@ -215,4 +215,10 @@ class RankFailedError(MpiddpError, ExceptionGroup[Exception]):
 
 
 class RemoteError(MpiddpError):
-    """Stands for an exception of a rank that cannot be sent as it is."""
+    """Stands for an exception of a rank that cannot be sent as it is.
+
+    try:
+        ranks.run(train)
+    except* mpiddp.RemoteError as errors:
+        print(errors)
+    """

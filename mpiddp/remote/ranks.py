@@ -40,6 +40,10 @@ NEVER = float("inf")
 class Ranks:
     """Ranks that wait for calls; made by `mpiddp.ranks`.
 
+        losses = ranks.run(train, epochs=3)
+        for member in ranks.members:
+            member.rank, member.host, member.device
+
     They keep what they have loaded from call to call: MPI, torch, the process group, modules.
     Several threads may call: the ranks do one call after the other.
 
@@ -332,7 +336,7 @@ def ranks(
 ) -> Ranks:
     """Start ranks, as ``python -m mpiddp`` does, and keep them for calls from this process.
 
-        with mpiddp.ranks(4) as ranks:
+        with mpiddp.ranks(2) as ranks:
             losses = ranks.run(train, epochs=3)
 
     This process loads no MPI and uses no GPU. The ranks end with ``with``, with ``close()``, or
@@ -382,7 +386,7 @@ def run(
 ) -> list[T]:
     """Start ranks, run a function on each, and end them; what each returned, by rank.
 
-        losses = mpiddp.run(train, epochs=3, ranks=4)
+        losses = mpiddp.run(train, epochs=3, ranks=2)
 
     ``ranks``: how many, as the first argument of `mpiddp.ranks`, which takes more options. What
     else is given goes to the function. Raises what `mpiddp.ranks` and `Ranks.run` raise.
