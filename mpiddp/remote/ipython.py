@@ -83,7 +83,8 @@ class CellMagics:
     ) -> CellValues | None:
         """The cell's first line is a comment there, so that lines have the notebook's numbers."""
         __tracebackhide__ = True
-        name = f"In[{self._shell.execution_count}]"
+        # IPython counts on at the beginning or at the end of a cell, by its release.
+        name = f"In[{len(self._shell.history_manager.input_hist_parsed) - 1}]"
         try:
             cell = Cell.compile(f"# {first_line}\n{text}", name, chosen)
         except SyntaxError as error:
