@@ -66,12 +66,12 @@ FOREIGN_ATTRIBUTES = frozenset({
 })  # fmt: skip
 """Of Python's, torch's and other libraries' objects, by module: others may assign these."""
 FOREIGN_NAMES = frozenset({
-    "_exit", "_current_frames", "_replace", "_fields", "_make", "_run", "_NamedFuncPointer",
+    "_exit", "_current_frames", "_showtraceback", "_replace", "_fields", "_make", "_run", "_NamedFuncPointer",
     "_sizeof", "_handleof", "_has_rebuilt_buckets", "_rebuild_buckets",
     "_get_zeros_like_grad_buckets", "_share_fd_cpu_", "_workers", "_shutdown_workers",
     "_foreach_copy_", "_foreach_lerp_", "_execution_engine", "_get_ddp_logging_data",
     "_parameters", "_C", "_get_backend", "_world", "_get_sequence_number_for_group",
-    "_untyped_storage", "_showtraceback",
+    "_untyped_storage",
 })  # fmt: skip
 """Private names of other libraries' objects that nothing public stands for."""
 LONGEST_FUNCTION = 60
