@@ -66,8 +66,8 @@ FOREIGN_ATTRIBUTES = frozenset({
 })  # fmt: skip
 """Of Python's, torch's and other libraries' objects, by module: others may assign these."""
 FOREIGN_NAMES = frozenset({
-    "_exit", "_current_frames", "_showtraceback", "_replace", "_fields", "_make", "_run", "_NamedFuncPointer",
-    "_sizeof", "_handleof", "_has_rebuilt_buckets", "_rebuild_buckets",
+    "_exit", "_current_frames", "_replace", "_fields", "_make", "_run", "_NamedFuncPointer",
+    "_sizeof", "_handleof", "_has_rebuilt_buckets", "_rebuild_buckets", "_showtraceback",
     "_get_zeros_like_grad_buckets", "_share_fd_cpu_", "_workers", "_shutdown_workers",
     "_foreach_copy_", "_foreach_lerp_", "_execution_engine", "_get_ddp_logging_data",
     "_parameters", "_C", "_get_backend", "_world", "_get_sequence_number_for_group",
