@@ -177,7 +177,8 @@ class Ranks:
             # A call finds out by itself.
             end = self._job.end if self._queue else self._job.await_end(0)
         if end is not None:
-            return f"ended: {end.reason}" if end.reason else "ended"
+            reason = end.outcome.get("reason")  # None if this process has ended them.
+            return f"ended: {reason}" if reason else "ended"
         if not self._running:
             return "waiting"
         return f"running {self._running} for {time.monotonic() - self._began:.0f} s"
