@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,6 +101,8 @@ class RankJob:
         self._shown = 0
         """Bytes of the log that were printed."""
         self._report, report = os.pipe()
+        leave = weakref.WeakMethod(self._leave_to_parent)
+        os.register_at_fork(after_in_child=lambda: (method := leave()) and method())
         try:
             with contextlib.ExitStack() as stack:
                 reception = _Reception(request, stack)
@@ -183,6 +186,21 @@ class RankJob:
 
     # Its end
 
+    def _leave_to_parent(self) -> None:
+        """In a forked child, which would keep ranks from noticing the end of this process."""
+        for member in self.members:
+            member.calls.close()
+            for output in member.outputs.values():
+                output.connection.close()
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        for name in ("_log", "_report"):
+            descriptor = getattr(self, name)
+            if descriptor >= 0:
+                os.close(descriptor)
+                setattr(self, name, -1)
+
     def close(self) -> End:
         """Let the ranks close their session, and wait for their end; then kill what is left."""
         for member in self.members:
@@ -207,12 +225,9 @@ class RankJob:
                     self.await_end(REPORT_SECONDS)
         for member in self.members:
             for output in member.outputs.values():
-                output.close()
-        for name in ("_log", "_report"):
-            descriptor = getattr(self, name)
-            if descriptor >= 0:
-                os.close(descriptor)
-                setattr(self, name, -1)
+                with contextlib.suppress(Exception):  # A user's sink may raise anything.
+                    output.close()
+        self._close_descriptors()
         return self.end or End(1, "it was killed")
 
 
@@ -249,13 +264,13 @@ class _Reception:
         try:
             connection.sendall(self.address.proof.encode())
             row = Channel(connection).receive().content
-        except (OSError, EOFError):
+            size, role, rank = row.pop("size"), row.pop("role"), row["rank"]
+        except (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError):
             connection.close()
             return
-        self._size = row.pop("size")
-        role = row.pop("role")
-        self._channels[row["rank"], role] = Channel(connection)
-        self._rows[row["rank"]] = row
+        self._size = size
+        self._channels[rank, role] = Channel(connection)
+        self._rows[rank] = row
 
     def make_members(self, printer: Printer) -> tuple[Member, ...]:
         """All ranks, in their order. Raises LaunchError if they cannot be called."""

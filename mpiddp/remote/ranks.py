@@ -56,11 +56,12 @@ class Ranks:
         self._turn = threading.Condition()
         self._queue: deque[object] = deque()
         """Calls that wait for their turn, and the one that runs."""
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._running = ""
         """The function that runs."""
         self._is_closed = False
         self._job = self._start()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._close_wake = weakref.finalize(self, os.close, self._wake)
 
     def _start(self) -> RankJob:
         job = RankJob(self._request, self._printer)
@@ -143,7 +144,7 @@ class Ranks:
         self.interrupt()
         with self._take_turn("close"):
             self._end()
-        os.close(self._wake)
+        self._close_wake()
 
     def __enter__(self) -> Ranks:
         return self
