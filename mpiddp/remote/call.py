@@ -11,6 +11,7 @@ import contextlib
 import os
 import selectors
 import signal
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -31,16 +32,15 @@ from mpiddp.lifeline.requests import gather_stacks
 from mpiddp.lifeline.stacks.positions import describe
 from mpiddp.remote import pickling
 from mpiddp.remote.channel import Message, Parcel
-from mpiddp.remote.job import Member, RankJob, describe_ranks
-from mpiddp.wording import fold_numbers, read_message
+from mpiddp.remote.job import Member, RankJob, describe_ranks, name_ranks
+from mpiddp.wording import read_message
 
 FINISH_SECONDS = 2.0
 """How long other ranks may go on after the first error."""
 STOP_SECONDS = 5.0
 """How long a rank that was interrupted may take to answer."""
 LOST_SECONDS = 5.0
-"""How long the job's own word is waited for once a rank has been lost. It takes less than 1 s unless
-the machine is busy."""
+"""How long the job's own word is waited for once a rank was lost; usually it takes under 1 s."""
 PRINT_SECONDS = 1.0
 """How long what a rank has printed may come after its answer."""
 PERIOD = 0.2
@@ -139,6 +139,7 @@ class Call:
         content = {
             "number": request.number,
             "fingerprint": request.fingerprint,
+            "folders": [os.path.abspath(each) for each in sys.path if isinstance(each, str)],
             "sources": {name: list(lines) for name, lines in request.sources.items()},
         }
         for rank, member in list(self._waiting.items()):
@@ -346,7 +347,7 @@ class Call:
         ranks: dict[int, list[int]] = defaultdict(list)
         for rank, count in counts.items():
             ranks[count].append(rank)
-        texts = [f"{count} on ranks {fold_numbers(which)}" for count, which in ranks.items()]
+        texts = [f"{count} on {name_ranks(which)}" for count, which in ranks.items()]
         return (
             f"{self._request.name} left the ranks at different collective calls of {what}: "
             f"{', '.join(texts)}"

@@ -320,7 +320,9 @@ def describe_ranks(members: Sequence[Member]) -> str:
     by_host: dict[str, list[int]] = {}
     for member in members:
         by_host.setdefault(member.host, []).append(member.rank)
-    return ", ".join(
-        f"{'rank' if len(ranks) == 1 else 'ranks'} {fold_numbers(ranks)} on {host}"
-        for host, ranks in by_host.items()
-    )
+    return ", ".join(f"{name_ranks(ranks)} on {host}" for host, ranks in by_host.items())
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """``rank 2``, ``ranks 0-1``."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {fold_numbers(ranks)}"

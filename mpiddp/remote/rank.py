@@ -82,8 +82,6 @@ class CallServer:
         while (message := self._inbox.get()) is not None:
             if isinstance(message, ConfigurationError):
                 self._send_error(message, "")
-            elif message.kind == "setup":
-                _extend_path(message.content)
             else:
                 self._do(message)
 
@@ -121,6 +119,7 @@ class CallServer:
             parcel.close()
 
     def _run(self, message: Message) -> Any:
+        _extend_path(message.content["folders"])
         for name, lines in message.content["sources"].items():
             linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
         try:

@@ -7,7 +7,6 @@ import functools
 import inspect
 import linecache
 import os
-import sys
 import threading
 import weakref
 from collections import deque
@@ -65,10 +64,6 @@ class Ranks:
 
     def _start(self) -> RankJob:
         job = RankJob(self._request, self._printer)
-        folders = [os.path.abspath(folder) for folder in sys.path]
-        for member in job.members:
-            with contextlib.suppress(OSError):  # The first call finds out.
-                member.calls.send("setup", folders)
         # Also if nobody closes them, and at the end of this process.
         self._end = weakref.finalize(self, _close_job, job, self._owner)
         return job
