@@ -139,7 +139,7 @@ class Call:
         content = {
             "number": request.number,
             "fingerprint": request.fingerprint,
-            "folders": [os.path.abspath(each) for each in sys.path if isinstance(each, str)],
+            "folders": [os.path.abspath(folder) for folder in sys.path],
             "sources": {name: list(lines) for name, lines in request.sources.items()},
         }
         for rank, member in list(self._waiting.items()):

@@ -167,7 +167,9 @@ class RankJob:
             write("err", text.decode(errors="replace"))
 
     def _read_log(self) -> str:
-        return os.pread(self._log, 1 << 20, 0).decode(errors="replace").strip()
+        """In one line, without the lines that launchers draw."""
+        lines = os.pread(self._log, 1 << 20, 0).decode(errors="replace").splitlines()
+        return " ".join(line.strip() for line in lines if line.strip("- "))
 
     def await_end(self, seconds: float) -> End | None:
         """How the job ended, if it does so in time."""

@@ -200,6 +200,15 @@ def gather_on(rank: int) -> None:
         distributed.all_reduce(torch.ones(1), async_op=True)
 
 
+def reduce_again(rank: int) -> None:
+    """Collectives without an end, with all ranks."""
+    import torch
+    from torch import distributed
+
+    while rank != find_rank():
+        distributed.all_reduce(torch.ones(1000))
+
+
 def destroy_group() -> None:
     from torch import distributed
 
