@@ -6,6 +6,7 @@ name. The contents of CPU tensors and numpy arrays are not copied into the pickl
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import sys
@@ -136,6 +137,6 @@ def load(body: bytes, buffers: Sequence[memoryview] = ()) -> Any:
 
 def describe_function(function: Callable[..., Any]) -> str:
     """The name by which messages call a function."""
-    while hasattr(function, "func"):  # functools.partial
+    while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)

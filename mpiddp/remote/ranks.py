@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import linecache
 import os
 import threading
@@ -25,7 +23,7 @@ from mpiddp.options.fields import list_fields
 from mpiddp.remote import pickling
 from mpiddp.remote.call import Call, Request, find_stacks
 from mpiddp.remote.channel import Parcel
-from mpiddp.remote.fingerprint import find_fingerprint
+from mpiddp.remote.fingerprint import find_code, find_fingerprint
 from mpiddp.remote.job import JobRequest, Member, RankJob, describe_ranks
 from mpiddp.remote.output import Printer, Sink
 from mpiddp.wording import count_noun, read_message
@@ -385,9 +383,7 @@ def _list_words(options: LaunchOptions) -> list[str]:
 
 def _find_sources(function: Callable[..., Any]) -> dict[str, list[str]]:
     """The lines of a function that no file holds, as of a notebook's cell."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    code = find_code(function)
     if code is None or os.path.exists(code.co_filename):
         return {}
     lines = linecache.getlines(code.co_filename)

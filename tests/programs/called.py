@@ -141,6 +141,10 @@ def sleep_on(rank: int, folder: Path | None = None) -> int:
     return find_rank()
 
 
+def sleep_here(folder: Path) -> None:
+    sleep_on(-1, folder)
+
+
 def ignore_interrupts(folder: Path) -> None:
     (folder / f"asleep-{find_rank()}").touch()
     while True:
@@ -189,6 +193,18 @@ def train(folder: Path) -> tuple[float, float, list[str]]:
             checkpointer.save(3)
     weight = next(model.parameters())
     return float(weight.sum()), float(total[0]), sorted(os.listdir(folder))
+
+
+def fit(options: dict[str, Any]) -> tuple[str, Any, list[float]]:
+    """Train with `mpiddp.Trainer`. Returns the backend, and what came of it."""
+    import torch
+
+    trainer = mpiddp.Trainer(**options)
+    row = trainer.fit()
+    total = torch.ones(3) * find_rank()
+    torch.distributed.all_reduce(total)
+    assert trainer.session is mpiddp.init()
+    return type(torch.distributed.group.WORLD).__name__, row.parameters, total.tolist()
 
 
 def gather_on(rank: int) -> None:

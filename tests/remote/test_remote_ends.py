@@ -65,10 +65,11 @@ def is_alive(process: int) -> bool:
 @pytest.mark.parametrize(
     ("function", "moment"),
     [
-        ("ignore_interrupts", "asleep-1"),
+        ("sleep_here", "asleep-1"),
         *(
             pytest.param(*case, marks=pytest.mark.long)
             for case in (
+                ("ignore_interrupts", "asleep-1"),
                 ("hold_interpreter", "asleep-1"),
                 ("leave_children", "child-1"),
                 ("leave_children", "starts"),
@@ -254,3 +255,15 @@ def test_large_results_and_many_that_are_kept():
         with pytest.raises(RankFailedError, match="failed on 3 of 3") as caught:
             ranks.run(called.make_zeros, 1 << 45)
         assert type(caught.value.by_rank[0]) is RuntimeError  # torch's own.
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("collectives", ["framework", "mpiddp"])
+def test_a_trainer_runs_twice_on_the_same_ranks(collectives, tmp_path):
+    options = {"data": "toy", "samples": 200, "epochs": 1, "runs_dir": tmp_path}
+    with mpiddp.ranks(2, collectives=collectives, call_timeout=SECONDS) as ranks:
+        first, second = (ranks.run(called.fit, options | {"name": n}) for n in ("one", "two"))
+    assert first == second and first[0] == first[1]
+    assert first[0][2] == [1.0] * 3
+    # The last save is complete once the call has returned.
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["one", "two"]
