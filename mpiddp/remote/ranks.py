@@ -88,7 +88,7 @@ class Ranks:
                 time is up.
             ConfigurationError: function or arguments cannot be sent, or the ranks have ended.
         """
-        return self._call(self._seconds, function, arguments, keywords)
+        return self.within(self._seconds).run(function, *arguments, **keywords)
 
     def submit(
         self, function: Callable[..., T], /, *arguments: Any, **keywords: Any
@@ -98,9 +98,10 @@ class Ranks:
             future = ranks.submit(evaluate, model)
             accuracies = future.result()
 
-        The arguments are copied now. ``interrupt()`` interrupts the function.
+        The arguments are copied now. ``interrupt()`` interrupts the function; ``future.cancel()``
+        takes back a call whose turn has not come.
         """
-        return self._submit(self._seconds, function, arguments, keywords)
+        return self.within(self._seconds).submit(function, *arguments, **keywords)
 
     def within(self, seconds: float) -> LimitedRanks:
         """The same ranks, for calls that may take ``seconds``: ``ranks.within(60).run(…)``."""
@@ -125,7 +126,7 @@ class Ranks:
         self._check_process()
         if self._is_closed:
             raise ConfigurationError("these ranks were closed: mpiddp.ranks(…) starts others")
-        with self._take_turn("restart"):
+        with self._take_turn():
             self._end()
             self._job = self._start()
 
@@ -135,7 +136,7 @@ class Ranks:
             return
         self._is_closed = True
         self.interrupt()
-        with self._take_turn("close"):
+        with self._take_turn():
             self._end()
         self._close_wake()
 
@@ -164,47 +165,6 @@ class Ranks:
 
     # One call
 
-    def _call(
-        self,
-        seconds: float,
-        function: Callable[..., T],
-        arguments: tuple[Any, ...],
-        keywords: Mapping[str, Any],
-    ) -> list[T]:
-        parcel = self._pack(function, arguments, keywords)
-        with contextlib.closing(parcel):
-            return self._run(seconds, function, parcel)
-
-    def _submit(
-        self,
-        seconds: float,
-        function: Callable[..., T],
-        arguments: tuple[Any, ...],
-        keywords: Mapping[str, Any],
-    ) -> Future[list[T]]:
-        parcel = self._pack(function, arguments, keywords)
-        parcel.keep()
-        future: Future[list[T]] = Future()
-        ticket = object()
-        with self._turn:
-            self._queue.append(ticket)
-
-        def work() -> None:
-            with contextlib.closing(parcel):
-                if not future.set_running_or_notify_cancel():
-                    self._leave_turn(ticket)
-                    return
-                try:
-                    found = self._run(seconds, function, parcel, ticket)
-                except BaseException as error:  # Whoever asks for the result gets it.
-                    future.set_exception(error)
-                else:
-                    future.set_result(found)
-
-        # A thread for each: a notebook shows what it prints below the cell that has started it.
-        threading.Thread(target=work, name="mpiddp-call", daemon=True).start()
-        return future
-
     def _pack(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> Parcel:
@@ -222,48 +182,42 @@ class Ranks:
                 f"{type(error).__name__}: {read_message(error)}"
             ) from error
 
-    def _run(
-        self,
-        seconds: float,
-        function: Callable[..., Any],
-        parcel: Parcel,
-        ticket: object | None = None,
-    ) -> list[Any]:
+    def _run(self, seconds: float, function: Callable[..., Any], parcel: Parcel) -> list[Any]:
+        """One call, in its turn."""
+        self._check_open()
+        if self._job.end is not None:
+            raise ConfigurationError("these ranks have ended: restart() starts them again")
+        self._count += 1
         name = pickling.describe_function(function)
-        with self._take_turn(name, ticket):
-            self._check_open()
-            if self._job.end is not None:
-                raise ConfigurationError("these ranks have ended: restart() starts them again")
-            self._count += 1
-            fingerprint = find_fingerprint(function)
-            sources = _find_sources(function)
-            request = Request(self._count, name, parcel, fingerprint, sources, seconds)
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake)  # It was meant for the call before.
-            self._running = name
-            try:
-                return Call(self._job, request, self._wake).run()
-            finally:
-                self._running = ""
+        fingerprint = find_fingerprint(function)
+        request = Request(self._count, name, parcel, fingerprint, _find_sources(function), seconds)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)  # It was meant for the call before.
+        self._running = name
+        try:
+            return Call(self._job, request, self._wake).run()
+        finally:
+            self._running = ""
 
     @contextlib.contextmanager
-    def _take_turn(self, name: str, ticket: object | None = None) -> Iterator[None]:
+    def _take_turn(self, ticket: object | None = None) -> Iterator[None]:
         """One after the other, in the order in which they came."""
         if ticket is None:
-            ticket = object()
-            with self._turn:
-                self._queue.append(ticket)
+            ticket = self._queue_up()
         try:
             with self._turn:
                 self._turn.wait_for(lambda: self._queue[0] is ticket)
             yield
         finally:
-            self._leave_turn(ticket)
+            with self._turn:
+                self._queue.remove(ticket)
+                self._turn.notify_all()
 
-    def _leave_turn(self, ticket: object) -> None:
+    def _queue_up(self) -> object:
+        ticket = object()
         with self._turn:
-            self._queue.remove(ticket)
-            self._turn.notify_all()
+            self._queue.append(ticket)
+        return ticket
 
     def _check_open(self) -> None:
         self._check_process()
@@ -287,13 +241,33 @@ class LimitedRanks:
 
     def run(self, function: Callable[..., T], /, *arguments: Any, **keywords: Any) -> list[T]:
         """As `Ranks.run`."""
-        return self.ranks._call(self.seconds, function, arguments, keywords)
+        parcel = self.ranks._pack(function, arguments, keywords)
+        with contextlib.closing(parcel), self.ranks._take_turn():
+            return self.ranks._run(self.seconds, function, parcel)
 
     def submit(
         self, function: Callable[..., T], /, *arguments: Any, **keywords: Any
     ) -> Future[list[T]]:
         """As `Ranks.submit`. The time counts from the call's turn on."""
-        return self.ranks._submit(self.seconds, function, arguments, keywords)
+        parcel = self.ranks._pack(function, arguments, keywords)
+        parcel.keep()
+        future: Future[list[T]] = Future()
+        ticket = self.ranks._queue_up()
+
+        def work() -> None:
+            with contextlib.closing(parcel), self.ranks._take_turn(ticket):
+                if not future.set_running_or_notify_cancel():
+                    return
+                try:
+                    found = self.ranks._run(self.seconds, function, parcel)
+                except BaseException as error:  # Whoever asks for the result gets it.
+                    future.set_exception(error)
+                else:
+                    future.set_result(found)
+
+        # A thread for each: a notebook shows what it prints below the cell that has started it.
+        threading.Thread(target=work, name="mpiddp-call", daemon=True).start()
+        return future
 
 
 def ranks(

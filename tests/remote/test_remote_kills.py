@@ -105,7 +105,8 @@ def kill_in_calls(ranks: mpiddp.Ranks, dice: random.Random) -> tuple[str, float]
     assert list(lost) == [victim], (kind, victim, caught.value.by_rank)
     assert f"rank {victim} of {RANKS}" in lost[victim] and "SIGKILL" in lost[victim], (kind, lost)
     assert ranks.state == "ended"
-    return kind, raised - (began if kind == "idle" else when[0])
+    # Between two calls nobody looks.
+    return f"{kind}: {lost[victim]}", raised - max(began, when[0])
 
 
 def kill_in_start(ranks: mpiddp.Ranks, dice: random.Random, mark: str) -> tuple[str, float]:

@@ -194,8 +194,11 @@ def test_ctrl_c_interrupts_the_function_alone(ranks, tmp_path):
         file.unlink()
     future = ranks.submit(called.sleep_on, -1, tmp_path)
     await_files(tmp_path, "asleep-*")
+    later = ranks.submit(called.note, -2)
+    assert later.cancel() and not future.cancel()
     ranks.interrupt()
     assert type(future.exception(SECONDS)) is KeyboardInterrupt
+    assert -2 not in ranks.run(called.note, -3)[0]
 
 
 def test_a_module_that_was_edited_here_alone(ranks, tmp_path, monkeypatch):
