@@ -109,8 +109,13 @@ def kill_in_calls(ranks: mpiddp.Ranks, dice: random.Random) -> tuple[str, float]
     return f"{kind}: {lost[victim]}", raised - max(began, when[0])
 
 
-def kill_in_start(ranks: mpiddp.Ranks, dice: random.Random, mark: str) -> tuple[str, float]:
-    """One kill while the ranks start, which raises there, or at the first call."""
+def kill_in_start(
+    ranks: mpiddp.Ranks, dice: random.Random, mark: str, longest: float
+) -> tuple[str, float]:
+    """One kill while the ranks start, which raises there, or at the first call.
+
+    ``longest``: how long a start takes, in seconds.
+    """
     begun = threading.Event()
     before = set(list_ranks(mark))
 
@@ -118,7 +123,7 @@ def kill_in_start(ranks: mpiddp.Ranks, dice: random.Random, mark: str) -> tuple[
         assert begun.wait(LONGEST_SECONDS)
         return dice.choice([each for each in list_ranks(mark) if each not in before])
 
-    with kill_later(find, dice.uniform(0, 2)) as when:
+    with kill_later(find, dice.uniform(0, longest)) as when:
         with pytest.raises(MpiddpError) as caught:
             start_again(ranks, begun)
         raised = time.monotonic()
@@ -135,10 +140,12 @@ def test_kills_at_random_moments():
     mark = uuid.uuid4().hex
     rows = []
     variables = {"MPIDDP_WAIT": "sleep", launchers.MARK: mark}
+    began = time.monotonic()
     with mpiddp.ranks(RANKS, call_timeout=LONGEST_SECONDS, variables=variables) as ranks:
+        longest = time.monotonic() - began
         for number in range(KILLS):
             if number % 5 == 4:
-                rows.append(kill_in_start(ranks, dice, mark))
+                rows.append(kill_in_start(ranks, dice, mark, longest))
             else:
                 rows.append(kill_in_calls(ranks, dice))
             print(number, rows[-1], flush=True)
