@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from mpiddp.remote.job import Member
-from mpiddp.wording import count_noun, fold_numbers
+from mpiddp.remote.job import Member, name_ranks
+from mpiddp.wording import count_noun
 
 COLUMNS = ("rank", "device", "threads", "process")
 MOST_OPEN = 16
@@ -21,7 +21,7 @@ def draw_ranks(members: Sequence[Member], state: str, lost_rank: int | None = No
     """HTML of one table for each host, with one row for each rank.
 
     Args:
-        state: what `mpiddp.remote.ranks.Ranks.state` says.
+        state: what they do, or `ended: ` and why.
         lost_rank: the rank with which the job has ended.
     """
     usual = state.partition(":")[0]
@@ -41,10 +41,7 @@ def _draw_host(
     by_state: dict[str, list[int]] = {}
     for member in members:
         by_state.setdefault(states[member.rank], []).append(member.rank)
-    parts = [
-        f"{'rank' if len(ranks) == 1 else 'ranks'} {fold_numbers(ranks)} {escape(state)}"
-        for state, ranks in by_state.items()
-    ]
+    parts = [f"{name_ranks(ranks)} {escape(state)}" for state, ranks in by_state.items()]
     rows = "".join(
         _draw_row("td", [*(getattr(member, column) for column in COLUMNS), states[member.rank]])
         for member in members

@@ -58,7 +58,8 @@ UNPICKLERS = ("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "
 FOREIGN_ATTRIBUTES = frozenset({
     "__main__.argv", "script.argv", "reader.args", "script_trainer.args", "startup.excepthook",
     "movement.f_trace", "mpi.initialize", "mpi.finalize", "mpi.atexit", "shared_memory.atexit",
-    "single_copy.restype", "single_copy.argtypes", "shards.fs", "ddp_hook.__annotations__",
+    "single_copy.restype", "single_copy.argtypes", "channel.restype", "channel.argtypes",
+    "channel.atexit", "shards.fs", "ddp_hook.__annotations__",
     "ddp_buckets.module", "ddp_buckets._has_rebuilt_buckets", "ddp_buckets.grad",
     "flat_parameters.grad", "flat_parameters.data", "server.grad", "divergence.grad",
     "divergence.model", "models.conv1", "models.maxpool", "activations.forward",
@@ -71,7 +72,6 @@ FOREIGN_NAMES = frozenset({
     "_get_zeros_like_grad_buckets", "_share_fd_cpu_", "_workers", "_shutdown_workers",
     "_foreach_copy_", "_foreach_lerp_", "_execution_engine", "_get_ddp_logging_data",
     "_parameters", "_C", "_get_backend", "_world", "_get_sequence_number_for_group",
-    "_untyped_storage",
 })  # fmt: skip
 """Private names of other libraries' objects that nothing public stands for."""
 LONGEST_FUNCTION = 60
