@@ -112,6 +112,7 @@ _HOMES = {
     "Trainer": "mpiddp.training.script_trainer",
     "UnreachableError": "mpiddp.errors",
     "World": "mpiddp.launch.mpi.world",
+    "load_ipython_extension": "mpiddp.remote.ipython",
     "ranks": "mpiddp.remote.ranks",
     "run": "mpiddp.remote.ranks",
     "synchronize": "mpiddp.sync.ddp_hook",

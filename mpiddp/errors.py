@@ -215,4 +215,12 @@ class RankFailedError(MpiddpError, ExceptionGroup[Exception]):
 
 
 class RemoteError(MpiddpError):
-    """Stands for an exception of a rank that cannot be sent as it is."""
+    """Stands for an exception of a rank that cannot be sent as it is.
+
+        try:
+            ranks.run(train)
+        except* mpiddp.RemoteError as errors:
+            print(errors)
+
+    Its message has the class and the message of the other one.
+    """

@@ -7,11 +7,15 @@ finish, then they are interrupted, and a rank that still does not answer has the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
+import signal
+import sys
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,15 +33,15 @@ from mpiddp.lifeline.requests import gather_stacks
 from mpiddp.lifeline.stacks.positions import describe
 from mpiddp.remote import pickling
 from mpiddp.remote.channel import Message, Parcel
-from mpiddp.remote.job import Member, RankJob, describe_ranks
-from mpiddp.wording import fold_numbers
+from mpiddp.remote.job import Member, RankJob, describe_ranks, name_ranks
+from mpiddp.wording import read_message
 
 FINISH_SECONDS = 2.0
 """How long other ranks may go on after the first error."""
 STOP_SECONDS = 5.0
 """How long a rank that was interrupted may take to answer."""
-LOST_SECONDS = 0.8
-"""How long the job's own word is waited for once a rank has been lost."""
+LOST_SECONDS = 5.0
+"""How long the job's own word is waited for once a rank was lost; usually it takes under 1 s."""
 PRINT_SECONDS = 1.0
 """How long what a rank has printed may come after its answer."""
 PERIOD = 0.2
@@ -70,9 +74,12 @@ class Call:
         self._errors: dict[int, Exception] = {}
         self._tracebacks: dict[int, str] = {}
         self._lost: list[int] = []
+        self._late: list[int] = []
+        """Ranks whose function still ran when its time was up."""
         self._stacks = ""
-        self._is_late = self._is_stopping = self._is_interrupted = False
+        self._is_stopping = self._is_interrupted = False
         self._limit = float("inf")
+        self._selector = selectors.DefaultSelector()
 
     def run(self) -> list[Any]:
         """What each rank returned, by rank.
@@ -80,34 +87,60 @@ class Call:
         Raises RankFailedError, and KeyboardInterrupt if it was interrupted. The job has ended then
         if not all ranks have answered, or they are no longer at the same collective.
         """
-        with selectors.DefaultSelector() as selector:
-            for member in self._job.members:
-                self._watch(selector, member.calls, partial(self._receive, member))
-                for output in member.outputs.values():
-                    self._watch(selector, output, output.read)
-            selector.register(self._wake, selectors.EVENT_READ, self._interrupt)
-            starter = os.pidfd_open(self._job.starter.pid)
-            selector.register(starter, selectors.EVENT_READ, self._note_end)
+        with self._selector, self._note_interrupts():
             try:
-                self._limit = time.monotonic() + self._request.seconds
-                self._send()
-                self._collect(selector)
-                self._await_output(selector)
-            finally:
-                os.close(starter)
-        return self._finish()
+                self._exchange()
+            except BaseException:  # A user's sink, or a second Ctrl-C: answers are under way.
+                self._job.kill()
+                raise
+            return self._finish()
 
-    def _watch(
-        self, selector: selectors.BaseSelector, file: Any, act: Callable[[], object]
-    ) -> None:
-        if file.fileno() >= 0:
-            selector.register(file, selectors.EVENT_READ, act)
+    @contextlib.contextmanager
+    def _note_interrupts(self) -> Iterator[None]:
+        """Let Ctrl-C be noted: raised in the middle of a message it would spoil the connection."""
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or (
+            threading.current_thread() is not threading.main_thread()
+        ):
+            yield
+            return
+
+        def note(number: int, frame: Any) -> None:
+            signal.signal(number, signal.default_int_handler)
+            os.eventfd_write(self._wake, 1)
+
+        signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            is_noted = signal.getsignal(signal.SIGINT) is not note
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if is_noted and not self._is_interrupted:
+                raise KeyboardInterrupt
+
+    def _exchange(self) -> None:
+        for member in self._job.members:
+            self._watch(member.calls, partial(self._receive, member))
+            for output in member.outputs.values():
+                self._watch(output, output.read)
+        self._watch(self._wake, self._interrupt)
+        with open(os.pidfd_open(self._job.starter.pid), "rb", 0) as starter:
+            self._watch(starter, self._note_end)
+            self._limit = time.monotonic() + self._request.seconds
+            self._send()
+            self._collect()
+            self._await_output()
+            self._selector.unregister(starter)
+
+    def _watch(self, file: Any, act: Callable[[], object]) -> None:
+        if isinstance(file, int) or file.fileno() >= 0:
+            self._selector.register(file, selectors.EVENT_READ, act)
 
     def _send(self) -> None:
         request = self._request
         content = {
             "number": request.number,
             "fingerprint": request.fingerprint,
+            "folders": [os.path.abspath(folder) for folder in sys.path],
             "sources": {name: list(lines) for name, lines in request.sources.items()},
         }
         for rank, member in list(self._waiting.items()):
@@ -118,22 +151,17 @@ class Call:
 
     # While ranks work
 
-    def _collect(self, selector: selectors.BaseSelector) -> None:
+    def _collect(self) -> None:
         while self._waiting:
-            try:
-                self._step(selector, min(self._limit, time.monotonic() + PERIOD))
-                if time.monotonic() >= self._limit and not self._escalate():
-                    return
-            except KeyboardInterrupt:
-                if self._is_interrupted:
-                    return
-                self._interrupt()
+            self._step(min(self._limit, time.monotonic() + PERIOD))
+            if time.monotonic() >= self._limit and not self._escalate():
+                return
 
-    def _step(self, selector: selectors.BaseSelector, until: float) -> None:
-        for key, _ in selector.select(max(0.0, until - time.monotonic())):
+    def _step(self, until: float) -> None:
+        for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
             key.data()
             if getattr(key.fileobj, "is_ended", False):
-                selector.unregister(key.fileobj)
+                self._selector.unregister(key.fileobj)
         for member in self._job.members:
             for output in member.outputs.values():
                 output.flush_late()
@@ -145,6 +173,7 @@ class Call:
         except ConfigurationError as error:
             self._add_error(rank, error)
         except (EOFError, OSError):
+            self._selector.unregister(member.calls)
             if rank in self._waiting:
                 self._lose(rank)
         else:
@@ -157,7 +186,7 @@ class Call:
             return
         pickled, name, text, trace = pickling.load(message.body)
         try:
-            error = pickling.load(pickled) if pickled is not None else None
+            error = pickling.load(pickled, message.buffers) if pickled else None
         except Exception:  # Its class need not be here, and may ask for other arguments.
             error = None
         if isinstance(error, KeyboardInterrupt) and (self._is_stopping or self._is_interrupted):
@@ -188,6 +217,7 @@ class Call:
 
     def _interrupt(self) -> None:
         """Interrupt the function on all ranks, since the user wants it."""
+        os.eventfd_read(self._wake)
         if not self._is_interrupted:
             self._is_interrupted = True
             self._stop()
@@ -197,7 +227,7 @@ class Call:
         if self._lost or self._is_stopping:
             return False
         if not self._errors:
-            self._is_late = True
+            self._late = list(self._waiting)
             self._stacks = find_stacks(self._job)
         self._stop()
         return True
@@ -211,7 +241,7 @@ class Call:
             except OSError:
                 self._lose(rank)
 
-    def _await_output(self, selector: selectors.BaseSelector) -> None:
+    def _await_output(self) -> None:
         """Print what ranks that have answered have printed before."""
         end = time.monotonic() + PRINT_SECONDS
         outputs = [
@@ -223,7 +253,7 @@ class Call:
         while time.monotonic() < end:
             if all(output.is_ended or output.call >= self._request.number for output in outputs):
                 return
-            self._step(selector, end)
+            self._step(end)
 
     # The result
 
@@ -243,8 +273,8 @@ class Call:
             self._job.kill()
         if self._is_interrupted:
             raise KeyboardInterrupt(problem)
-        values = self._load() if not self._errors and not self._is_late and not problem else []
-        if self._is_late:
+        values = self._load() if not (self._errors or self._late or problem) else []
+        if self._late:
             self._add_late()
         elif problem and not self._errors:
             self._errors[0] = PeerLostError(problem)
@@ -272,8 +302,8 @@ class Call:
         late = UnreachableError(text)
         if self._stacks:
             late.add_note(f"Where the ranks were:\n{self._stacks}")
-        for member in self._job.members:
-            self._errors.setdefault(member.rank, late)
+        for rank in self._late:
+            self._errors.setdefault(rank, late)
 
     def _load(self) -> list[Any]:
         values = {}
@@ -282,7 +312,8 @@ class Call:
                 values[rank] = pickling.load(answer.body, answer.buffers)
             except Exception as error:  # A class's ``__setstate__`` may raise anything.
                 self._errors[rank] = ConfigurationError(
-                    f"what it returned cannot be loaded: {type(error).__name__}: {error}"
+                    f"what it returned cannot be loaded: {type(error).__name__}: "
+                    f"{read_message(error)}"
                 )
         return list(values.values())
 
@@ -323,7 +354,7 @@ class Call:
         ranks: dict[int, list[int]] = defaultdict(list)
         for rank, count in counts.items():
             ranks[count].append(rank)
-        texts = [f"{count} on ranks {fold_numbers(which)}" for count, which in ranks.items()]
+        texts = [f"{count} on {name_ranks(which)}" for count, which in ranks.items()]
         return (
             f"{self._request.name} left the ranks at different collective calls of {what}: "
             f"{', '.join(texts)}"
@@ -333,7 +364,7 @@ class Call:
         members = self._job.members
         merged: dict[tuple[str, str, str], list[int]] = defaultdict(list)
         for rank, error in sorted(self._errors.items()):
-            key = type(error).__qualname__, str(error), self._tracebacks.get(rank, "")
+            key = type(error).__qualname__, read_message(error), self._tracebacks.get(rank, "")
             merged[key].append(rank)
         exceptions = []
         for (_, _, trace), ranks in merged.items():

@@ -8,6 +8,7 @@ buffers of that. Between processes of one machine large buffers lie in memory of
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hmac
 import json
 import mmap
@@ -16,6 +17,7 @@ import re
 import select
 import socket
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -196,7 +198,9 @@ class Channel:
         try:
             check_memory(body_size + (0 if is_shared else sum(sizes)))
         except ConfigurationError:
-            self._skip(body_size + sum(sizes))
+            self._skip(body_size + (0 if is_shared else sum(sizes)))
+            for descriptor in descriptors:
+                os.close(descriptor)
             raise
         body = bytes(self._read(body_size))
         if is_shared:
@@ -241,9 +245,24 @@ class Channel:
 
 
 def _map(descriptor: int, sizes: Sequence[int]) -> tuple[memoryview, ...]:
-    """Private memory with the buffers' contents: what is written there nobody else sees."""
+    """Private memory with the buffers' contents: what is written there nobody else sees.
+
+    Python's mmap would keep a descriptor open for as long as the memory is used.
+    """
     *starts, end = lay_out(sizes)
-    view = memoryview(mmap.mmap(descriptor, max(end, 1), access=mmap.ACCESS_COPY))
+    library = ctypes.CDLL(None, use_errno=True)
+    map_memory, unmap = library.mmap, library.munmap
+    map_memory.restype = ctypes.c_void_p
+    map_memory.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    unmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    address = map_memory(None, end, access, mmap.MAP_PRIVATE, descriptor, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), f"{end} bytes cannot be mapped")
+    memory = (ctypes.c_char * end).from_address(address)
+    # At the end of the interpreter others may still use it.
+    weakref.finalize(memory, unmap, address, end).atexit = False
+    view = memoryview(memory).cast("B")
     return tuple(view[start : start + size] for start, size in zip(starts, sizes, strict=True))
 
 

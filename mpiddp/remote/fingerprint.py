@@ -6,6 +6,7 @@ process alone, the rank would run what stood there before.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable
@@ -19,11 +20,17 @@ REWRITTEN = "@py_assert"
 """Names in functions whose assertions pytest has rewritten, in its own process alone."""
 
 
+def find_code(function: Callable[..., Any]) -> CodeType | None:
+    """Of a Python function, without what wraps it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    code: CodeType | None = getattr(inspect.unwrap(function), "__code__", None)
+    return code
+
+
 def find_fingerprint(function: Callable[..., Any]) -> str:
     """A digest of what a Python function does by itself; empty for what has no code."""
-    while hasattr(function, "func"):  # functools.partial
-        function = function.func
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    code = find_code(function)
     if code is None:
         return ""
     parts = list(_list_parts(code))

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,6 +101,8 @@ class RankJob:
         self._shown = 0
         """Bytes of the log that were printed."""
         self._report, report = os.pipe()
+        leave = weakref.WeakMethod(self._leave_to_parent)
+        os.register_at_fork(after_in_child=lambda: (method := leave()) and method())
         try:
             with contextlib.ExitStack() as stack:
                 reception = _Reception(request, stack)
@@ -164,7 +167,9 @@ class RankJob:
             write("err", text.decode(errors="replace"))
 
     def _read_log(self) -> str:
-        return os.pread(self._log, 1 << 20, 0).decode(errors="replace").strip()
+        """In one line, without the lines that launchers draw."""
+        lines = os.pread(self._log, 1 << 20, 0).decode(errors="replace").splitlines()
+        return " ".join(line.strip() for line in lines if line.strip("- "))
 
     def await_end(self, seconds: float) -> End | None:
         """How the job ended, if it does so in time."""
@@ -182,6 +187,21 @@ class RankJob:
                 self.end = End(self.starter.returncode, "the process that started them has gone")
 
     # Its end
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child, which would keep ranks from noticing the end of this process."""
+        for member in self.members:
+            member.calls.close()
+            for output in member.outputs.values():
+                output.connection.close()
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        for name in ("_log", "_report"):
+            descriptor = getattr(self, name)
+            if descriptor >= 0:
+                os.close(descriptor)
+                setattr(self, name, -1)
 
     def close(self) -> End:
         """Let the ranks close their session, and wait for their end; then kill what is left."""
@@ -207,12 +227,9 @@ class RankJob:
                     self.await_end(REPORT_SECONDS)
         for member in self.members:
             for output in member.outputs.values():
-                output.close()
-        for name in ("_log", "_report"):
-            descriptor = getattr(self, name)
-            if descriptor >= 0:
-                os.close(descriptor)
-                setattr(self, name, -1)
+                with contextlib.suppress(Exception):  # A user's sink may raise anything.
+                    output.close()
+        self._close_descriptors()
         return self.end or End(1, "it was killed")
 
 
@@ -249,13 +266,13 @@ class _Reception:
         try:
             connection.sendall(self.address.proof.encode())
             row = Channel(connection).receive().content
-        except (OSError, EOFError):
+            size, role, rank = row.pop("size"), row.pop("role"), row["rank"]
+        except (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError):
             connection.close()
             return
-        self._size = row.pop("size")
-        role = row.pop("role")
-        self._channels[row["rank"], role] = Channel(connection)
-        self._rows[row["rank"]] = row
+        self._size = size
+        self._channels[rank, role] = Channel(connection)
+        self._rows[rank] = row
 
     def make_members(self, printer: Printer) -> tuple[Member, ...]:
         """All ranks, in their order. Raises LaunchError if they cannot be called."""
@@ -305,7 +322,9 @@ def describe_ranks(members: Sequence[Member]) -> str:
     by_host: dict[str, list[int]] = {}
     for member in members:
         by_host.setdefault(member.host, []).append(member.rank)
-    return ", ".join(
-        f"{'rank' if len(ranks) == 1 else 'ranks'} {fold_numbers(ranks)} on {host}"
-        for host, ranks in by_host.items()
-    )
+    return ", ".join(f"{name_ranks(ranks)} on {host}" for host, ranks in by_host.items())
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """``rank 2``, ``ranks 0-1``."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {fold_numbers(ranks)}"

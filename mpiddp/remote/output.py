@@ -78,6 +78,7 @@ class OutputReader:
             data = b""
         if not data:
             self.is_ended = True
+            self._take(self._held)
             self.flush()
             return
         data = self._held + data
@@ -99,21 +100,21 @@ class OutputReader:
 
     def flush(self) -> None:
         """Print all that is there."""
-        if self._lines is not None:
-            self._print(self._lines.flush())
+        self._print(self._lines.flush() if self._lines is not None else b"", is_final=True)
 
     def close(self) -> None:
         """Print what has come, and stop."""
-        with contextlib.suppress(OSError):
-            while not self.is_ended and self.connection.recv(1, socket.MSG_PEEK):
-                self.read()
-        self.flush()
-        self.connection.close()
+        with self.connection:
+            with contextlib.suppress(OSError):
+                while not self.is_ended and self.connection.recv(1, socket.MSG_PEEK):
+                    self.read()
+            self.flush()
 
     def _take(self, data: bytes) -> None:
         if data:
             self._print(data if self._lines is None else self._lines.add(data, time.monotonic()))
 
-    def _print(self, data: bytes) -> None:
-        if data:
-            self._printer.print(self._rank, self._role, self._decoder.decode(data))
+    def _print(self, data: bytes, *, is_final: bool = False) -> None:
+        """``is_final``: no character goes on in what comes next."""
+        if text := self._decoder.decode(data, is_final):
+            self._printer.print(self._rank, self._role, text)

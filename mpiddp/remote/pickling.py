@@ -6,6 +6,7 @@ name. The contents of CPU tensors and numpy arrays are not copied into the pickl
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import sys
@@ -18,6 +19,8 @@ from typing import Any, ClassVar
 import cloudpickle
 
 PROTOCOL = 5
+SMALL_BYTES = 1 << 12
+"""Contents up to this size are copied into the pickle: beside it each has a price."""
 
 
 @dataclass(frozen=True)
@@ -56,26 +59,39 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         torch = sys.modules.get("torch")
         if torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter):
             return _reduce_tensor(torch, value)
-        if torch is not None and isinstance(value, torch.storage.TypedStorage):
-            return _rebuild_typed_storage, (value._untyped_storage, value.dtype)
         if torch is not None and type(value) is torch.UntypedStorage and value.device.type == "cpu":
             return _rebuild_storage, (pickle.PickleBuffer(_view_storage(torch, value)),)
         return super().reducer_override(value)
 
 
 def _reduce_tensor(torch: Any, tensor: Any) -> Any:
-    """On the CPU, and without the rest of a storage of which it is a part."""
-    moved = tensor
-    if tensor.layout is torch.strided and tensor.device.type != "meta":
-        if tensor.device.type != "cpu":
-            moved = tensor.detach().cpu()
-        elif 2 * tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes():
-            moved = tensor.detach().clone()
-    if moved is tensor:
+    """On the CPU, and without the rest of a storage of which it is a part.
+
+    Tensors that share a storage share it again, unless they have less than half of it.
+    """
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return tensor.__reduce_ex__(PROTOCOL)
-    if isinstance(tensor, torch.nn.Parameter):
-        moved = torch.nn.Parameter(moved, tensor.requires_grad)
-    return moved.requires_grad_(tensor.requires_grad).__reduce_ex__(PROTOCOL)
+    if tensor.device.type == "meta":
+        return tensor.__reduce_ex__(PROTOCOL)
+    moved = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if 2 * moved.numel() * moved.element_size() <= moved.untyped_storage().nbytes():
+        moved = moved.clone()
+    place = moved.storage_offset(), tuple(moved.shape), moved.stride()
+    content = type(tensor), moved.untyped_storage(), moved.dtype, place, tensor.requires_grad
+    return _rebuild_tensor, content, tensor.__dict__ or None, None, None, _set_attributes
+
+
+def _rebuild_tensor(kind: Any, storage: Any, dtype: Any, place: Any, needs_grad: bool) -> Any:
+    import torch
+
+    tensor = torch.empty(0, dtype=dtype).set_(storage, *place)
+    if kind is torch.nn.Parameter:
+        return torch.nn.Parameter(tensor, needs_grad)
+    return tensor.requires_grad_(needs_grad)
+
+
+def _set_attributes(tensor: Any, attributes: dict[str, Any]) -> None:
+    tensor.__dict__.update(attributes)
 
 
 def _view_storage(torch: Any, storage: Any) -> Any:
@@ -94,18 +110,20 @@ def _rebuild_storage(buffer: Any) -> Any:
     return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
 
 
-def _rebuild_typed_storage(storage: Any, dtype: Any) -> Any:
-    import torch
-
-    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
-
-
 def dump(value: Any) -> Pickled:
     """Raises whatever the pickling of ``value`` raises."""
-    buffers: list[pickle.PickleBuffer] = []
+    buffers: list[memoryview] = []
+
+    def add(buffer: pickle.PickleBuffer) -> bool:
+        """Whether it is copied into the pickle."""
+        content = buffer.raw()
+        if content.nbytes > SMALL_BYTES:
+            buffers.append(content)
+        return content.nbytes <= SMALL_BYTES
+
     with io.BytesIO() as file:
-        _Pickler(file, PROTOCOL, buffer_callback=buffers.append).dump(value)
-        return Pickled(file.getvalue(), tuple(buffer.raw() for buffer in buffers))
+        _Pickler(file, PROTOCOL, buffer_callback=add).dump(value)
+        return Pickled(file.getvalue(), tuple(buffers))
 
 
 def load(body: bytes, buffers: Sequence[memoryview] = ()) -> Any:
@@ -119,6 +137,7 @@ def load(body: bytes, buffers: Sequence[memoryview] = ()) -> Any:
 
 def describe_function(function: Callable[..., Any]) -> str:
     """The name by which messages call a function."""
-    while hasattr(function, "func"):  # functools.partial
+    while isinstance(function, functools.partial):
         function = function.func
-    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+    named = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
+    return str(named or type(function).__qualname__)

@@ -82,9 +82,7 @@ class CallServer:
         """Do calls until the calling process wants no more."""
         while (message := self._inbox.get()) is not None:
             if isinstance(message, ConfigurationError):
-                self._send_error(message, "", 0)
-            elif message.kind == "setup":
-                _extend_path(message.content)
+                self._send_error(message, "")
             else:
                 self._do(message)
 
@@ -96,12 +94,14 @@ class CallServer:
         value: Any = None
         error: BaseException | None = None
         try:
-            self._running, self._is_interruptible = number, True
-            value = self._run(message)
-            self._is_interruptible = False
+            try:
+                self._running, self._is_interruptible = number, True
+                value = self._run(message)
+            finally:
+                self._is_interruptible = False
         except BaseException as caught:  # Whatever a function raises goes to who has called it.
             error = caught
-        self._running, self._is_interruptible = None, False
+        self._running = None
         parcel: Parcel | None = None
         if error is None:
             try:
@@ -113,13 +113,14 @@ class CallServer:
                 )
         self._mark(number)
         if error is not None:
-            self._send_error(error, _format(error), number)
+            self._send_error(error, _format(error))
         if parcel is not None:
             with self._sending:
-                self._calls.send("value", self._find_state(number), parcel)
+                self._calls.send("value", self._find_state(), parcel)
             parcel.close()
 
     def _run(self, message: Message) -> Any:
+        _extend_path(message.content["folders"])
         for name, lines in message.content["sources"].items():
             linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
         try:
@@ -133,21 +134,24 @@ class CallServer:
         self._session.do_postponed()
         return value
 
-    def _find_state(self, number: int) -> dict[str, Any]:
+    def _find_state(self) -> dict[str, Any]:
         """What must be the same on all ranks after a call, as far as it is cheap to find."""
         own = list(self._session.count_calls())
-        return {"number": number, "calls": own, "groups": count_calls(), "has_group": _has_group()}
+        has_group = not self._session.has_group or _has_group()
+        return {"calls": own, "groups": count_calls(), "has_group": has_group}
 
-    def _send_error(self, error: BaseException, text: str, number: int) -> None:
+    def _send_error(self, error: BaseException, text: str) -> None:
         name = f"{type(error).__module__}.{type(error).__qualname__}"
         try:
-            pickled: bytes | None = pickling.dump(error).body
+            pickled = pickling.dump(error)
         except BaseException:  # What cannot be sent is described.
-            pickled = None
-        content = (pickled, name.removeprefix("builtins."), read_message(error), text)
-        with self._sending:
-            state = {**self._find_state(number), "origin": find_origin(error)}
-            self._calls.send("error", state, Parcel(pickling.dump(content)))
+            pickled = pickling.Pickled(b"")
+        content = (pickled.body, name.removeprefix("builtins."), read_message(error), text)
+        body = pickling.dump(content).body
+        parcel = Parcel(pickling.Pickled(body, pickled.buffers))
+        with contextlib.closing(parcel), self._sending:
+            state = {**self._find_state(), "origin": find_origin(error)}
+            self._calls.send("error", state, parcel)
 
     def _mark(self, number: int) -> None:
         """End this call's output, so that the calling process knows when it has all of it."""
@@ -229,12 +233,13 @@ def _has_group() -> bool:
 
 
 def _format(error: BaseException) -> str:
-    """The traceback, without what is this module's."""
+    """The traceback, without the calls that lead to the function."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    folder = os.path.dirname(__file__)
+    while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == folder:
         trace = trace.tb_next
     if trace is None:
-        return ""  # It was raised by this module, and its message says all.
+        return ""  # It was raised by mpiddp, and its message says all.
     with contextlib.suppress(Exception):  # A ``__str__`` may raise anything.
         return "".join(traceback.format_exception(type(error), error, trace))
     return f"{type(error).__qualname__}: {read_message(error)}\n"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import linecache
 import os
-import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +24,7 @@ from mpiddp.options.fields import list_fields
 from mpiddp.remote import pickling
 from mpiddp.remote.call import Call, Request, find_stacks
 from mpiddp.remote.channel import Parcel
-from mpiddp.remote.fingerprint import find_fingerprint
+from mpiddp.remote.fingerprint import find_code, find_fingerprint
 from mpiddp.remote.job import JobRequest, Member, RankJob, describe_ranks
 from mpiddp.remote.output import Printer, Sink
 from mpiddp.wording import count_noun, read_message
@@ -38,6 +36,10 @@ NEVER = float("inf")
 
 class Ranks:
     """Ranks that wait for calls; made by `mpiddp.ranks`.
+
+        losses = ranks.run(train, epochs=3)
+        for member in ranks.members:
+            member.rank, member.host, member.device
 
     They keep what they have loaded from call to call: MPI, torch, the process group, modules.
     Several threads may call: the ranks do one call after the other.
@@ -56,18 +58,16 @@ class Ranks:
         self._turn = threading.Condition()
         self._queue: deque[object] = deque()
         """Calls that wait for their turn, and the one that runs."""
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._running = ""
         """The function that runs."""
+        self._began = 0.0
         self._is_closed = False
         self._job = self._start()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._close_wake = weakref.finalize(self, os.close, self._wake)
 
     def _start(self) -> RankJob:
         job = RankJob(self._request, self._printer)
-        folders = [os.path.abspath(folder) for folder in sys.path]
-        for member in job.members:
-            with contextlib.suppress(OSError):  # The first call finds out.
-                member.calls.send("setup", folders)
         # Also if nobody closes them, and at the end of this process.
         self._end = weakref.finalize(self, _close_job, job, self._owner)
         return job
@@ -94,7 +94,8 @@ class Ranks:
                 time is up.
             ConfigurationError: function or arguments cannot be sent, or the ranks have ended.
         """
-        return self._call(self._seconds, function, arguments, keywords)
+        __tracebackhide__ = True
+        return self.within(self._seconds).run(function, *arguments, **keywords)
 
     def submit(
         self, function: Callable[..., T], /, *arguments: Any, **keywords: Any
@@ -104,9 +105,10 @@ class Ranks:
             future = ranks.submit(evaluate, model)
             accuracies = future.result()
 
-        The arguments are copied now. ``interrupt()`` interrupts the function.
+        The arguments are copied now. ``interrupt()`` interrupts the function; ``future.cancel()``
+        takes back a call whose turn has not come.
         """
-        return self._submit(self._seconds, function, arguments, keywords)
+        return self.within(self._seconds).submit(function, *arguments, **keywords)
 
     def within(self, seconds: float) -> LimitedRanks:
         """The same ranks, for calls that may take ``seconds``: ``ranks.within(60).run(…)``."""
@@ -131,7 +133,7 @@ class Ranks:
         self._check_process()
         if self._is_closed:
             raise ConfigurationError("these ranks were closed: mpiddp.ranks(…) starts others")
-        with self._take_turn("restart"):
+        with self._take_turn():
             self._end()
             self._job = self._start()
 
@@ -141,9 +143,9 @@ class Ranks:
             return
         self._is_closed = True
         self.interrupt()
-        with self._take_turn("close"):
+        with self._take_turn():
             self._end()
-        os.close(self._wake)
+        self._close_wake()
 
     def __enter__(self) -> Ranks:
         return self
@@ -152,64 +154,38 @@ class Ranks:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<{count_noun(len(self), 'rank')}: {describe_ranks(self.members)}, {self.state}>"
+        state = self._describe_state()
+        return f"<{count_noun(len(self), 'rank')}: {describe_ranks(self.members)}, {state}>"
 
     def _repr_html_(self) -> str:
         from mpiddp.remote.table import draw_ranks
 
-        return draw_ranks(self.members, self.state)
+        state = self._describe_state()
+        end = self._job.end
+        return draw_ranks(self.members, state, end.lost_rank if end is not None else None)
 
     @property
     def state(self) -> str:
         """``waiting``, ``closed``, ``ended``, or which function runs."""
         if self._is_closed:
             return "closed"
-        if self._job.end is not None or self._job.starter.poll() is not None:
+        with self._turn:
+            # A call finds out by itself.
+            end = self._job.end if self._queue else self._job.await_end(0)
+        if end is not None:
             return "ended"
         return f"running {self._running}" if self._running else "waiting"
 
+    def _describe_state(self) -> str:
+        """Also for how long a function has run, and why the ranks have ended."""
+        state, end = self.state, self._job.end
+        if state.startswith("running"):
+            return f"{state} for {time.monotonic() - self._began:.0f} s"
+        # There is no outcome if this process has ended them.
+        reason = end.outcome.get("reason") if end is not None and state == "ended" else None
+        return f"{state}: {reason}" if reason else state
+
     # One call
-
-    def _call(
-        self,
-        seconds: float,
-        function: Callable[..., T],
-        arguments: tuple[Any, ...],
-        keywords: Mapping[str, Any],
-    ) -> list[T]:
-        parcel = self._pack(function, arguments, keywords)
-        with contextlib.closing(parcel):
-            return self._run(seconds, function, parcel)
-
-    def _submit(
-        self,
-        seconds: float,
-        function: Callable[..., T],
-        arguments: tuple[Any, ...],
-        keywords: Mapping[str, Any],
-    ) -> Future[list[T]]:
-        parcel = self._pack(function, arguments, keywords)
-        parcel.keep()
-        future: Future[list[T]] = Future()
-        ticket = object()
-        with self._turn:
-            self._queue.append(ticket)
-
-        def work() -> None:
-            with contextlib.closing(parcel):
-                if not future.set_running_or_notify_cancel():
-                    self._leave_turn(ticket)
-                    return
-                try:
-                    found = self._run(seconds, function, parcel, ticket)
-                except BaseException as error:  # Whoever asks for the result gets it.
-                    future.set_exception(error)
-                else:
-                    future.set_result(found)
-
-        # A thread for each: a notebook shows what it prints below the cell that has started it.
-        threading.Thread(target=work, name="mpiddp-call", daemon=True).start()
-        return future
 
     def _pack(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
@@ -228,48 +204,43 @@ class Ranks:
                 f"{type(error).__name__}: {read_message(error)}"
             ) from error
 
-    def _run(
-        self,
-        seconds: float,
-        function: Callable[..., Any],
-        parcel: Parcel,
-        ticket: object | None = None,
-    ) -> list[Any]:
+    def _run(self, seconds: float, function: Callable[..., Any], parcel: Parcel) -> list[Any]:
+        """One call, in its turn."""
+        self._check_open()
+        if self._job.end is not None:
+            why = self._describe_state()
+            raise ConfigurationError(f"these ranks have {why}; restart() starts them again")
+        self._count += 1
         name = pickling.describe_function(function)
-        with self._take_turn(name, ticket):
-            self._check_open()
-            if self._job.end is not None:
-                raise ConfigurationError("these ranks have ended: restart() starts them again")
-            self._count += 1
-            fingerprint = find_fingerprint(function)
-            sources = _find_sources(function)
-            request = Request(self._count, name, parcel, fingerprint, sources, seconds)
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake)  # It was meant for the call before.
-            self._running = name
-            try:
-                return Call(self._job, request, self._wake).run()
-            finally:
-                self._running = ""
+        fingerprint = find_fingerprint(function)
+        request = Request(self._count, name, parcel, fingerprint, _find_sources(function), seconds)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)  # It was meant for the call before.
+        self._running, self._began = name, time.monotonic()
+        try:
+            return Call(self._job, request, self._wake).run()
+        finally:
+            self._running = ""
 
     @contextlib.contextmanager
-    def _take_turn(self, name: str, ticket: object | None = None) -> Iterator[None]:
+    def _take_turn(self, ticket: object | None = None) -> Iterator[None]:
         """One after the other, in the order in which they came."""
         if ticket is None:
-            ticket = object()
-            with self._turn:
-                self._queue.append(ticket)
+            ticket = self._queue_up()
         try:
             with self._turn:
                 self._turn.wait_for(lambda: self._queue[0] is ticket)
             yield
         finally:
-            self._leave_turn(ticket)
+            with self._turn:
+                self._queue.remove(ticket)
+                self._turn.notify_all()
 
-    def _leave_turn(self, ticket: object) -> None:
+    def _queue_up(self) -> object:
+        ticket = object()
         with self._turn:
-            self._queue.remove(ticket)
-            self._turn.notify_all()
+            self._queue.append(ticket)
+        return ticket
 
     def _check_open(self) -> None:
         self._check_process()
@@ -293,13 +264,38 @@ class LimitedRanks:
 
     def run(self, function: Callable[..., T], /, *arguments: Any, **keywords: Any) -> list[T]:
         """As `Ranks.run`."""
-        return self.ranks._call(self.seconds, function, arguments, keywords)
+        __tracebackhide__ = True
+        try:
+            parcel = self.ranks._pack(function, arguments, keywords)
+            with contextlib.closing(parcel), self.ranks._take_turn():
+                return self.ranks._run(self.seconds, function, parcel)
+        except (MpiddpError, KeyboardInterrupt) as error:
+            # Where in here it was raised says nothing to who reads it.
+            raise error.with_traceback(None) from None
 
     def submit(
         self, function: Callable[..., T], /, *arguments: Any, **keywords: Any
     ) -> Future[list[T]]:
         """As `Ranks.submit`. The time counts from the call's turn on."""
-        return self.ranks._submit(self.seconds, function, arguments, keywords)
+        parcel = self.ranks._pack(function, arguments, keywords)
+        parcel.keep()
+        future: Future[list[T]] = Future()
+        ticket = self.ranks._queue_up()
+
+        def work() -> None:
+            with contextlib.closing(parcel), self.ranks._take_turn(ticket):
+                if not future.set_running_or_notify_cancel():
+                    return
+                try:
+                    found = self.ranks._run(self.seconds, function, parcel)
+                except BaseException as error:  # Whoever asks for the result gets it.
+                    future.set_exception(error.with_traceback(None))
+                else:
+                    future.set_result(found)
+
+        # A thread for each: a notebook shows what it prints below the cell that has started it.
+        threading.Thread(target=work, name="mpiddp-call", daemon=True).start()
+        return future
 
 
 def ranks(
@@ -316,7 +312,7 @@ def ranks(
 ) -> Ranks:
     """Start ranks, as ``python -m mpiddp`` does, and keep them for calls from this process.
 
-        with mpiddp.ranks(4) as ranks:
+        with mpiddp.ranks(2) as ranks:
             losses = ranks.run(train, epochs=3)
 
     This process loads no MPI and uses no GPU. The ranks end with ``with``, with ``close()``, or
@@ -366,7 +362,7 @@ def run(
 ) -> list[T]:
     """Start ranks, run a function on each, and end them; what each returned, by rank.
 
-        losses = mpiddp.run(train, epochs=3, ranks=4)
+        losses = mpiddp.run(train, epochs=3, ranks=2)
 
     ``ranks``: how many, as the first argument of `mpiddp.ranks`, which takes more options. What
     else is given goes to the function. Raises what `mpiddp.ranks` and `Ranks.run` raise.
@@ -389,9 +385,7 @@ def _list_words(options: LaunchOptions) -> list[str]:
 
 def _find_sources(function: Callable[..., Any]) -> dict[str, list[str]]:
     """The lines of a function that no file holds, as of a notebook's cell."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    code = find_code(function)
     if code is None or os.path.exists(code.co_filename):
         return {}
     lines = linecache.getlines(code.co_filename)

@@ -2,15 +2,20 @@
 
     python -m mpiddp.remote.starter DESCRIPTOR -n 4 … -m mpiddp.remote.rank …
 
-What the front says goes to its standard error as ever. How the job ended is written to a
-descriptor, as JSON.
+What the front says goes to its standard error as ever. How the job ended is written to a pipe, as
+JSON. Once nobody can read that any more, the ranks end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
+import signal
 import sys
+import threading
+import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,6 +23,9 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.front.front import Job
 from mpiddp.launch.launcher.exported_variables import forget_inherited
 from mpiddp.launch.script.command_line import read_front, split
+
+LEAVE_SECONDS = 6.0
+"""How long ranks may take to end by themselves, which is longer than a function may go on then."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +54,25 @@ def _run(words: list[str]) -> End:
     return End(end.code, str(outcome.get("reason") or end.why), outcome)
 
 
+def _follow_caller(report: int) -> None:
+    """On a thread: end the ranks that have not ended by themselves once the caller has gone."""
+    poller = select.poll()
+    poller.register(report, 0)  # Only what cannot be refused: that the other end is closed.
+    poller.poll()
+    # The second one ends ranks that do not react to the first.
+    for seconds in (LEAVE_SECONDS, 1.0):
+        time.sleep(seconds)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def main() -> None:
     """Start the ranks, wait for their end, and report it."""
     forget_inherited()
     report = int(sys.argv[1])
     os.set_inheritable(report, False)
+    threading.Thread(target=_follow_caller, args=(report,), daemon=True).start()
     end = _run(sys.argv[2:])
-    with os.fdopen(report, "w") as file:
+    with contextlib.suppress(BrokenPipeError), os.fdopen(report, "w") as file:
         json.dump(asdict(end), file)
 
 

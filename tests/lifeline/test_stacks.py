@@ -27,6 +27,7 @@ from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.lifeline import stall
 from mpiddp.lifeline.movement import Movement
 from mpiddp.lifeline.progress import Progress
+from mpiddp.lifeline.requests import gather_stacks
 from mpiddp.lifeline.stacks.dump import (
     LIBRARY,
     PACKAGE,
@@ -45,7 +46,7 @@ from mpiddp.lifeline.stacks.flight_recorder import read_calls, read_record
 from mpiddp.lifeline.stacks.positions import StackPosition, describe, find_blamed, find_wait
 from mpiddp.lifeline.stall import Calls, EndWatch, Finished, StallHandlers
 from mpiddp.process import job_directory
-from mpiddp.stacks import find_directory, gather
+from mpiddp.stacks import find_directory
 
 __all__ = ["crew"]
 HOST = socket.gethostname()
@@ -236,6 +237,7 @@ def test_an_errors_way_is_read_from_within():
 
 HANGS = """
 import ctypes, socket, sys
+from mpiddp.lifeline.requests import gather_stacks
 from mpiddp.lifeline.stacks.dump import StackWriter
 writer = StackWriter()
 with socket.socket(fileno=int(sys.argv[1])) as connection:
@@ -285,6 +287,7 @@ def test_a_stack_comes_from_inside_a_c_call_that_holds_the_lock():
 
 BUSY = """
 import socket, sys, threading
+from mpiddp.lifeline.requests import gather_stacks
 from mpiddp.lifeline.stacks.dump import StackWriter
 writer = StackWriter()
 with socket.socket(fileno=int(sys.argv[1])) as connection:
@@ -350,7 +353,7 @@ def test_sixteen_ranks_answer_soon(crew, tmp_path):
     job[5].tell("kill", signal.SIGSTOP)
     time.sleep(0.3)
     begin = time.monotonic()
-    found = gather(tmp_path / "job")
+    found = gather_stacks(tmp_path / "job")
     # 0.1 s on an idle machine, but for the rank that is stopped.
     assert time.monotonic() - begin < 2.5
     assert [each.rank for each in found] == list(range(16))
@@ -366,7 +369,7 @@ def test_an_error_is_where_the_work_of_its_rank_ended(crew, tmp_path):
     job = crew([0, 1])
     job[1].tell("raise")
     time.sleep(0.2)
-    found = gather(tmp_path / "job")
+    found = gather_stacks(tmp_path / "job")
     assert (found[0].failed, found[1].failed) == (False, True)
     assert found[1].line == find_line('int("x")') + " (failed)"
 
@@ -791,7 +794,7 @@ def test_a_record_is_asked_for_and_not_waited_for(crew, tmp_path):
     job[1].tell("lock")
     time.sleep(0.3)
     begin = time.monotonic()
-    found = gather(tmp_path / "job")
+    found = gather_stacks(tmp_path / "job")
     assert time.monotonic() - begin < 2.0
     assert found[0].record == ("nccl:all_gather 1 of group 0, scheduled, sizes [[2]]",)
     assert found[1].record == () and found[1].frames
@@ -839,7 +842,7 @@ def test_which_job(tmp_path, monkeypatch):
         with pytest.raises(ConfigurationError, match="no job that runs writes its logs to"):
             find_directory(str(tmp_path))
         with pytest.raises(UnreachableError, match="does not answer"):
-            gather(running[0][1])
+            gather_stacks(running[0][1])
     finally:
         for process, _ in running:
             process.communicate("")

@@ -18,8 +18,10 @@ import wrong_algorithms
 from mpiddp.launch.session import find_session
 from mpiddp.schedules.registry import register
 
-STARTS = ("LaunchError", "Session", "UnreachableError", "init")
+STARTS = ("ranks", "run", "LaunchError", "Session", "UnreachableError", "init")
 """Names whose examples start a launch."""
+CALLS = ("RankFailedError", "Ranks", "RemoteError")
+"""Names whose examples call ranks."""
 
 
 def find_examples(name: str) -> list[str]:
@@ -28,13 +30,13 @@ def find_examples(name: str) -> list[str]:
     return [textwrap.dedent(each) for each in paragraphs if each.startswith("    ")]
 
 
-def run(session: mpiddp.Session | None, *names: str) -> None:
+def run(session: mpiddp.Session | None, *names: str, ranks: mpiddp.Ranks | None = None) -> None:
     """Run the examples of these names, each with what it takes for granted."""
     with wrong_algorithms.registered():
         register("my-own")(wrong_algorithms.double)
         for name in names:
             for example in find_examples(name):
-                exec(example, make_variables(session))
+                exec(example, {**make_variables(session), "ranks": ranks})
 
 
 def make_variables(session: mpiddp.Session | None) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def make_variables(session: mpiddp.Session | None) -> dict[str, Any]:
         "steps": 500,
         "time": time,
         "torch": torch,
-        "train": lambda step: None,
+        "train": lambda *step, **options: None,
         "trainer": SimpleNamespace(
             steps=list,
             model=net,
@@ -77,6 +79,8 @@ def build(shape: tuple[int, ...], classes: int) -> torch.nn.Module:
 
 
 if __name__ == "__main__":
+    with mpiddp.ranks(2) as started:
+        run(None, *CALLS, ranks=started)
     for name in STARTS:
         run(None, name)
         if (left := find_session()) is not None:

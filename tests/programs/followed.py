@@ -1,7 +1,8 @@
 """Notes which functions of mpiddp a program enters, each once, in the order of their first calls.
 
 Arguments: a file for the names; then a script, or a module, and its arguments, of which rank 0 is
-followed; or ``lose``, to have the last rank killed and rank 0's companion followed.
+followed; or ``lose``, to have the last rank killed and rank 0's companion followed; or ``call``, to
+call a function on a rank, which is followed in a second file.
 """
 
 from __future__ import annotations
@@ -19,11 +20,16 @@ from types import CodeType, FrameType
 PACKAGE = str(Path(__file__).parents[2]) + os.sep
 
 
-def follow(file: str) -> None:
-    """From here on, in all threads, until this process ends in good order."""
+def follow(file: str, begin: str = "") -> None:
+    """From here on, in all threads, until this process ends in good order.
+
+    ``begin``: a function; what was entered before its last call is forgotten.
+    """
     seen: dict[CodeType, None] = {}
 
     def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_qualname == begin:
+            seen.clear()
         if event == "call" and frame.f_code not in seen:
             seen[frame.f_code] = None
 
@@ -53,8 +59,21 @@ def lose(file: str) -> None:
         time.sleep(100)
 
 
+def call(file: str) -> None:
+    """Start a rank, and call two functions on it: one that follows the rank, and another one."""
+    import mpiddp
+
+    follow(file)
+    with mpiddp.ranks(1) as ranks:
+        ranks.run(follow, f"{file}-rank", "CallServer._do")
+        ranks.run(time.sleep, 0)
+
+
 def main() -> None:
     file, program, *arguments = sys.argv[1:]
+    if program == "call":
+        call(file)
+        return
     if program == "lose":
         lose(file)
         return

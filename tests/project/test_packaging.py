@@ -21,6 +21,7 @@ import launchers
 import mpiddp
 
 REQUIREMENTS = {
+    "cloudpickle>=3",
     "mpi4py>=4.1",
     "torch>=2.10",
     "torchvision",

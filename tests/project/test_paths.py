@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,7 +64,7 @@ def find_path(heading: str, number: int = 0) -> list[str]:
 
 
 def test_a_training_goes_the_paths_of_a_launch_of_a_gradient_and_of_a_checkpoint(tmp_path):
-    assert len(read_paths()) == 7  # All of them are followed in this file.
+    assert len(read_paths()) == 9  # All of them are followed in this file.
     entered = follow("training", TRAINING, tmp_path)
     for heading in ("a launch", "a gradient", "a checkpoint"):
         check(find_path(f"The path of {heading}"), entered)
@@ -83,3 +84,11 @@ def test_calls_go_their_paths_and_a_checkpoint_its_path_back(tmp_path, monkeypat
 
 def test_a_companion_goes_the_path_of_a_lost_rank(tmp_path):
     check(find_path("The path of a lost rank"), follow("lost", ["lose"], tmp_path, fails=True))
+
+
+def test_a_call_on_ranks_goes_its_path_here_and_on_a_rank(tmp_path):
+    words = [sys.executable, FOLLOWED, tmp_path / "caller", "call"]
+    subprocess.run(words, env=launchers.clean_environment(), check=True, timeout=90)
+    for number, name in enumerate(("caller", "caller-rank")):
+        entered = (tmp_path / name).read_text().splitlines()
+        check(find_path("The path of a call on ranks", number), entered)

@@ -58,7 +58,8 @@ UNPICKLERS = ("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "
 FOREIGN_ATTRIBUTES = frozenset({
     "__main__.argv", "script.argv", "reader.args", "script_trainer.args", "startup.excepthook",
     "movement.f_trace", "mpi.initialize", "mpi.finalize", "mpi.atexit", "shared_memory.atexit",
-    "single_copy.restype", "single_copy.argtypes", "shards.fs", "ddp_hook.__annotations__",
+    "single_copy.restype", "single_copy.argtypes", "channel.restype", "channel.argtypes",
+    "channel.atexit", "shards.fs", "ddp_hook.__annotations__",
     "ddp_buckets.module", "ddp_buckets._has_rebuilt_buckets", "ddp_buckets.grad",
     "flat_parameters.grad", "flat_parameters.data", "server.grad", "divergence.grad",
     "divergence.model", "models.conv1", "models.maxpool", "activations.forward",
@@ -67,11 +68,10 @@ FOREIGN_ATTRIBUTES = frozenset({
 """Of Python's, torch's and other libraries' objects, by module: others may assign these."""
 FOREIGN_NAMES = frozenset({
     "_exit", "_current_frames", "_replace", "_fields", "_make", "_run", "_NamedFuncPointer",
-    "_sizeof", "_handleof", "_has_rebuilt_buckets", "_rebuild_buckets",
+    "_sizeof", "_handleof", "_has_rebuilt_buckets", "_rebuild_buckets", "_showtraceback",
     "_get_zeros_like_grad_buckets", "_share_fd_cpu_", "_workers", "_shutdown_workers",
     "_foreach_copy_", "_foreach_lerp_", "_execution_engine", "_get_ddp_logging_data",
     "_parameters", "_C", "_get_backend", "_world", "_get_sequence_number_for_group",
-    "_untyped_storage",
 })  # fmt: skip
 """Private names of other libraries' objects that nothing public stands for."""
 LONGEST_FUNCTION = 60

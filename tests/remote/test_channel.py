@@ -1,0 +1,307 @@
+"""Messages between caller and rank, and who may connect."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpiddp.errors import ConfigurationError, UnreachableError
+from mpiddp.process.sockets import ports
+from mpiddp.process.sockets.links import describe_server, listen_locally
+from mpiddp.remote import channel, pickling
+from mpiddp.remote.channel import SHARED_BYTES, Address, Channel, Parcel
+from mpiddp.remote.job import JobRequest, _Reception
+
+SOON = 20.0
+SIZES = st.integers(0, 300) | st.integers(SHARED_BYTES - 70, SHARED_BYTES + 70)
+
+
+def make_pair(kind: str) -> tuple[socket.socket, socket.socket]:
+    if kind == "local":
+        return socket.socketpair()
+    with ports.listen("127.0.0.1") as server:
+        theirs = socket.create_connection(server.getsockname(), SOON)
+        ours, _ = server.accept()
+    return ours, theirs
+
+
+@contextlib.contextmanager
+def connect(kind: str) -> Iterator[tuple[Channel, Channel]]:
+    ours, theirs = make_pair(kind)
+    with ours, theirs:
+        yield Channel(ours), Channel(theirs)
+
+
+def make_parcel(body: bytes, sizes: list[int]) -> Parcel:
+    contents = [np.arange(size, dtype=np.uint8) for size in sizes]
+    return Parcel(pickling.Pickled(body, tuple(memoryview(each) for each in contents)))
+
+
+@pytest.mark.parametrize("kind", ["local", "network"])
+@settings(deadline=None, max_examples=40)
+@given(
+    messages=st.lists(
+        st.tuples(st.text(max_size=9), SIZES, st.lists(SIZES, max_size=4), st.booleans()),
+        max_size=4,
+    )
+)
+def test_messages_of_any_size_come_in_order(kind, messages):
+    with connect(kind) as (sender, receiver), ThreadPoolExecutor(1) as pool:
+
+        def send() -> None:
+            for text, size, sizes, is_kept in messages:
+                with contextlib.closing(make_parcel(bytes(size), sizes)) as parcel:
+                    if is_kept:
+                        parcel.keep()
+                    sender.send(text, [text], parcel)
+            sender.send("end")
+
+        sending = pool.submit(send)
+        for text, size, sizes, _ in messages:
+            found = receiver.receive()
+            assert (found.kind, found.content) == (text, [text])
+            assert found.body == bytes(size)
+            assert [each.nbytes for each in found.buffers] == sizes
+            for each in found.buffers:
+                assert bytes(each) == bytes(np.arange(each.nbytes, dtype=np.uint8))
+        assert receiver.receive() == channel.Message("end")
+        sending.result()
+
+
+def test_a_message_that_comes_byte_by_byte():
+    with connect("local") as (ours, theirs), connect("local") as (sender, copied):
+        sender.send("kind", {"a": 1}, make_parcel(b"body", [3, 70_000]))
+        sender.connection.close()
+        data, (descriptor,), *_ = socket.recv_fds(copied.connection, 1 << 20, 1)
+        while piece := copied.connection.recv(1 << 20):
+            data += piece
+        with ThreadPoolExecutor(1) as pool:
+            receiving = pool.submit(theirs.receive)
+            socket.send_fds(ours.connection, [data[:1]], [descriptor])
+            for at in range(1, len(data)):
+                ours.connection.sendall(data[at : at + 1])
+            found = receiving.result(SOON)
+        os.close(descriptor)
+        assert (found.content, found.body) == ({"a": 1}, b"body")
+        assert bytes(found.buffers[1]) == bytes(np.arange(70_000, dtype=np.uint8))
+        ours.connection.close()
+        with pytest.raises(EOFError):
+            theirs.receive()
+
+
+def test_receivers_share_no_memory_and_no_descriptors():
+    before = len(os.listdir("/proc/self/fd"))
+    with connect("local") as (first, one), connect("local") as (second, other):
+        content = np.zeros(SHARED_BYTES + 1, dtype=np.uint8)
+        with contextlib.closing(Parcel(pickling.Pickled(b"", (memoryview(content),)))) as parcel:
+            found = []
+            for sender, receiver in ((first, one), (second, other)):
+                sender.send("call", None, parcel)
+                found.append(receiver.receive().buffers[0])
+            found[0][5] = 1
+            assert (found[1][5], content[5], found[0].readonly) == (0, 0, False)
+    # Results that somebody keeps must not use up what a process may open.
+    assert len(os.listdir("/proc/self/fd")) == before
+    array = np.frombuffer(found[0], dtype=np.uint8)
+    del found
+    assert array[5] == 1 and not array[6:].any()
+
+
+@pytest.mark.parametrize("kind", ["local", "network"])
+def test_what_is_larger_than_the_memory_is_refused_and_the_next_message_comes(kind, monkeypatch):
+    with connect(kind) as (sender, receiver), ThreadPoolExecutor(1) as pool:
+        before = len(os.listdir("/proc/self/fd"))
+
+        def send() -> None:
+            with contextlib.closing(make_parcel(bytes(5000), [70_000])) as parcel:
+                sender.send("call", None, parcel)
+            sender.send("next")
+
+        pool.submit(send).result(SOON)
+        monkeypatch.setattr(channel, "check_memory", _refuse)
+        with pytest.raises(ConfigurationError, match="no memory for"):
+            receiver.receive()
+        monkeypatch.undo()
+        assert receiver.receive().kind == "next"
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def _refuse(size: int) -> None:
+    if size:
+        raise ConfigurationError(f"no memory for {size} bytes")
+
+
+def test_memory_is_looked_up_for_large_parcels_only(monkeypatch):
+    class Huge:
+        nbytes = 1 << 50
+
+    with pytest.raises(ConfigurationError, match=r"1125899\.9 GB to be sent, and .* GB of free"):
+        Parcel(pickling.Pickled(b"", (Huge(),)))
+    channel.check_memory(1 << 20)
+
+
+def test_the_sender_may_change_what_is_kept():
+    for size in (100, SHARED_BYTES + 1):
+        content = np.zeros(size, dtype=np.uint8)
+        with contextlib.closing(Parcel(pickling.Pickled(b"", (memoryview(content),)))) as parcel:
+            parcel.keep()
+            content[:] = 1
+            with connect("local") as (sender, receiver):
+                sender.send("call", None, parcel)
+                assert not any(receiver.receive().buffers[0])
+
+
+# Strangers
+
+
+class Bomb:
+    """Shows that somebody has unpickled it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def make_message(path: Path, content: Any = None) -> bytes:
+    """What a channel sends, with a bomb as its pickle."""
+    with connect("local") as (sender, receiver):
+        sender.send("hello", content, Parcel(pickling.Pickled(pickle.dumps(Bomb(path)))))
+        return receiver.connection.recv(1 << 20)
+
+
+@contextlib.contextmanager
+def receive_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_Reception, Address]]:
+    """A caller that listens as in a Slurm job, and admits whoever comes."""
+    network = ports.listen("127.0.0.1")
+    monkeypatch.setattr("mpiddp.remote.job._listen_on_network", lambda request: [network])
+    with contextlib.ExitStack() as stack:
+        reception = _Reception(JobRequest((), "", ""), stack)
+        ended = threading.Event()
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        stack.callback(ended.set)
+
+        def serve() -> None:
+            while not ended.is_set():
+                reception.wait(0.02)
+
+        serving = pool.submit(serve)
+        yield reception, reception.address
+        ended.set()
+        serving.result(SOON)
+
+
+def call(place: str, *parts: bytes) -> bytes:
+    """What is answered to a stranger until the connection is closed."""
+    with contextlib.ExitStack() as stack:
+        if place.startswith("@"):
+            stranger = stack.enter_context(socket.socket(socket.AF_UNIX))
+            stranger.connect(b"\0" + place[1:].encode())
+        else:
+            host, _, port = place.rpartition(":")
+            stranger = stack.enter_context(socket.create_connection((host, int(port))))
+        stranger.settimeout(SOON)
+        answer = b""
+        with contextlib.suppress(OSError):
+            for part in parts:
+                stranger.sendall(part)
+            stranger.shutdown(socket.SHUT_WR)
+            while piece := stranger.recv(1000):
+                answer += piece
+        return answer
+
+
+def test_strangers_are_not_answered_and_nothing_of_theirs_is_unpickled(monkeypatch, tmp_path):
+    bomb = tmp_path / "unpickled"
+    row = {"rank": 0, "role": "calls", "size": 1, "python": "3"}
+    with receive_ranks(monkeypatch) as (reception, address):
+        token, proof = address.token.encode() + b"\n", address.proof.encode()
+        wrong = token[:-2] + b"!\n"
+        assert len(address.places) == 2
+        for place in address.places:
+            for said in (b"", b"GET / HTTP/1.1\r\n\r\n", wrong, token[:-1], proof, pickle.dumps(1)):
+                assert call(place, said, make_message(bomb, row)) == b""
+            # Who knows the token may still be wrong in what follows.
+            for said in (
+                b"", b"\x00", b"\xff" * 100, b"\x03\0\0\0{]}", b"\x02\0\0\0{}",
+                make_message(bomb, 3), make_message(bomb, {"rank": 0}), make_message(bomb)[:-5],
+            ):  # fmt: skip
+                assert call(place, token, said) == proof
+            assert not reception.is_complete
+        # And ranks are admitted all the same.
+        for role in ("calls", "out", "err"):
+            with channel.connect(address) as connection:
+                Channel(connection).send("hello", row | {"role": role})
+        end = time.monotonic() + SOON
+        while not reception.is_complete and time.monotonic() < end:
+            time.sleep(0.01)
+        assert reception.is_complete
+    assert not bomb.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        ("local", "a message"),
+        ("local", "half the proof"),
+        ("network", "a wrong proof"),
+        pytest.param("network", "nothing", marks=pytest.mark.long),
+    ],
+)
+def test_a_rank_tells_whoever_listens_in_its_callers_place_its_token_only(
+    kind, answer, tmp_path, monkeypatch
+):
+    bomb = tmp_path / "unpickled"
+    monkeypatch.setattr(channel, "CONNECT_SECONDS", 0.3)
+    server = listen_locally() if kind == "local" else ports.listen("127.0.0.1")
+    address = Address((describe_server(server),), "ab" * 16, "cd" * 16)
+    said = {
+        "nothing": b"",
+        "a message": make_message(bomb, {"number": 1}) * 2,
+        "half the proof": address.proof.encode()[:-1],
+        "a wrong proof": address.proof.encode()[:-1] + b"!" + make_message(bomb),
+    }[answer]
+    with server, ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(channel.connect, address)
+        heard = []
+        server.settimeout(0.2)
+        while not connecting.done():
+            with contextlib.suppress(TimeoutError):
+                connection, _ = server.accept()
+                with connection, contextlib.suppress(OSError):
+                    connection.settimeout(SOON)
+                    heard.append(connection.recv(1000))
+                    connection.sendall(said)
+                    connection.shutdown(socket.SHUT_WR)
+                    # What it has left unread resets the connection.
+                    heard.append(connection.recv(1000))
+        with pytest.raises(UnreachableError, match="does not reach the process that started"):
+            connecting.result()
+    assert set(heard) - {b""} == {b"ab" * 16 + b"\n"}
+    assert not bomb.exists()
+
+
+def test_a_rank_sends_no_token_to_another_users_socket(monkeypatch):
+    monkeypatch.setattr(channel, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(channel, "find_user", lambda connection: os.geteuid() + 1)
+    with listen_locally() as server:
+        with pytest.raises(UnreachableError, match="the socket is another user's"):
+            channel.connect(Address((describe_server(server),), "ab", "cd"))
+        server.setblocking(False)
+        connection, _ = server.accept()
+        assert connection.recv(10) == b""
+        connection.close()

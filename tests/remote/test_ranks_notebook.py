@@ -1,0 +1,163 @@
+"""The notebook about ranks, run by a real Jupyter kernel; and what goes wrong in such cells."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launchers
+
+NOTEBOOK = launchers.ROOT / "examples" / "ranks.ipynb"
+LONGEST_ERROR = 16
+"""Lines."""
+MISTAKES = {
+    "%%ranks\nx = 1\nx +": "line 3 of this cell: invalid syntax: x +",
+    "%%rank 0,2\n1": "%%rank 0,2: there are ranks 0-1",
+    "%%rank\n1": "expected ranks after %%rank, as in %%rank 0 or %%rank 0,2-3, found ''",
+    "%%ranks future\n1": "future holds no ranks: write future = mpiddp.ranks(4)",
+    "ranks.run(train, (n for n in ()))": "cannot pickle 'generator' object",
+}
+"""Cells, and what is said of them."""
+INTERRUPTED = """%%ranks
+import time
+time.sleep(60)"""
+INTERRUPT = """import os, signal, threading
+threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()"""
+VALUES = """%%ranks
+import threading
+lock, text = threading.Lock(), "two\\nlines"
+[lock, text][rank]"""
+LEFT_OUT = "%%ranks\nlock;"
+AFTER = "%%ranks\nrank + 1"
+
+
+PROGRAM = """
+import sys
+import nbclient, nbformat
+from jupyter_client.manager import AsyncKernelManager
+
+file, folder = sys.argv[1:]
+notebook = nbformat.read(file, 4)
+manager = AsyncKernelManager(transport="ipc", ip=f"{folder}/socket")
+nbclient.NotebookClient(notebook, km=manager, timeout=60).execute()
+nbformat.write(notebook, file)
+"""
+"""Runs a notebook. The kernel talks over local sockets, so that no port is chosen."""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """For the kernel's sockets, whose paths must be short, and for what else it writes."""
+    path = Path(tempfile.mkdtemp(prefix="kernel-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+def make_cell(number: int, source: str) -> dict[str, Any]:
+    return {
+        "cell_type": "code",
+        "id": f"added-{number}",
+        "metadata": {"tags": ["raises-exception"]},
+        "source": source,
+        "outputs": [],
+        "execution_count": None,
+    }
+
+
+def execute(notebook: dict[str, Any], folder: Path) -> list[Any]:
+    """The cells of code, with what is shown below them."""
+    file = folder / "notebook.ipynb"
+    file.write_text(json.dumps(notebook))
+    names = ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, file, folder],
+        env=launchers.clean_environment({name: str(folder / name.lower()) for name in names}),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return find_code(json.loads(file.read_text()))
+
+
+def find_code(notebook: dict[str, Any]) -> list[Any]:
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def read_text(cell: Any) -> str:
+    """What is shown below a cell."""
+    texts = []
+    for output in cell["outputs"]:
+        if output["output_type"] == "stream":
+            texts.append("".join(output["text"]))
+        elif output["output_type"] == "error":
+            texts.append("\n".join(output["traceback"]))
+        else:
+            texts.append("".join(output["data"].get("text/plain", "")))
+    return "".join(texts)
+
+
+def read_html(cell: Any) -> str:
+    return "".join("".join(output["data"]["text/html"]) for output in cell["outputs"])
+
+
+def check_error(cell: Any, *words: str) -> None:
+    """It is red, short, says ``words``, and shows nothing of mpiddp's own files."""
+    text = read_text(cell)
+    assert any(output["output_type"] == "error" for output in cell["outputs"]), text
+    assert len(text.splitlines()) <= LONGEST_ERROR, text
+    assert not [word for word in words if word not in text], text
+    assert ".py" not in text, text
+
+
+@pytest.mark.mpi
+def test_the_notebook_trains_fails_and_starts_again_in_a_real_kernel(folder: Path) -> None:
+    notebook = json.loads(NOTEBOOK.read_text())
+    written = find_code(notebook)
+    # What a machine has printed does not belong into the repository.
+    assert not [cell for cell in written if cell["outputs"] or cell["execution_count"]]
+    sources = [*MISTAKES, VALUES, LEFT_OUT, INTERRUPT, INTERRUPTED, AFTER]
+    # Before the cell in which a rank is lost.
+    (at,) = (n for n, cell in enumerate(notebook["cells"]) if "SIGKILL" in "".join(cell["source"]))
+    notebook["cells"][at:at] = [make_cell(number, text) for number, text in enumerate(sources)]
+    start, train, equal, ranks, total, one, wrong, stacks, *rest = execute(notebook, folder)
+    *mistakes, values, left_out, _, interrupted, after, lost, ended, again, gone, close = rest
+
+    assert "2 ranks" in read_text(start)
+    assert read_html(start).count("<tr>") == 3 and "waiting" in read_html(start)
+    assert re.search(r"\[0\] +100%.*300/300", read_text(train)), read_text(train)
+    assert {"[0]", "[1]"} <= set(re.findall(r"(\[\d\]) loss", read_text(train)))
+    said, sum_of_ones = read_text(equal).splitlines()
+    assert said == "True" and abs(float(sum_of_ones) - 8) < 1
+    assert read_text(ranks) == "[0] 0\n[1] 1"
+    assert read_text(total) == "[0-1] tensor([3.])"
+    assert read_text(one).strip() == "[0] the sum is 3.0"
+    check_error(wrong, "on 1 of 2 ranks", "rank 1", "ValueError: no samples", "read_part(rank)")
+    place = f"Cell In[{wrong['execution_count']}], line 4, in read_part"
+    assert re.search(rf"{re.escape(place)}\n.*raise ValueError", read_text(wrong)), read_text(wrong)
+    assert "evaluate" in read_text(stacks) and read_text(stacks).endswith("[0, 1]")
+
+    for cell, text in zip(mistakes, MISTAKES.values(), strict=True):
+        check_error(cell, text)
+    assert re.fullmatch(
+        r"\[0\] <unlocked _thread.lock object at \w+>\n\[1\] 'two\\nlines'", read_text(values)
+    )
+    assert read_text(left_out) == ""
+    assert "KeyboardInterrupt" in read_text(interrupted)
+    assert read_text(after) == "[0] 1\n[1] 2"
+
+    check_error(lost, "rank 1", "lost", "restart()")
+    assert re.search("rank 1.*SIGKILL", read_text(ended))
+    assert ">lost<" in read_html(ended)
+    assert "waiting" in read_text(again) and read_text(gone) == "[0-1] False"
+    assert read_text(close) == ""

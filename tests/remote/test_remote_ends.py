@@ -1,0 +1,269 @@
+"""How ranks and their caller end: nothing is left, and nothing hangs."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import called
+import launchers
+import mpiddp
+from mpiddp.errors import ConfigurationError, MpiddpError, RankFailedError, UnreachableError
+
+pytestmark = pytest.mark.mpi
+SECONDS = 60.0
+"""How long anything here may take on a busy machine."""
+CALLER = """
+import sys, time
+from pathlib import Path
+import called, mpiddp
+print("starts", flush=True)
+ranks = mpiddp.ranks(2, variables={"MPIDDP_WAIT": "sleep"})
+print("started", flush=True)
+ranks.run(getattr(called, sys.argv[1]), Path(sys.argv[2]))
+print("returned", flush=True)
+time.sleep(1000)
+"""
+
+
+def start(number: int) -> mpiddp.Ranks:
+    return mpiddp.ranks(number, call_timeout=SECONDS, variables={"MPIDDP_WAIT": "sleep"})
+
+
+def list_processes(mark: str) -> list[int]:
+    """The processes that were started with this mark in their environment."""
+    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+    return [pid for pid in pids if launchers.environ_of(pid).get(launchers.MARK) == mark]
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("function", "moment"),
+    [
+        ("sleep_here", "asleep-1"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("ignore_interrupts", "asleep-1"),
+                ("hold_interpreter", "asleep-1"),
+                ("leave_children", "child-1"),
+                ("leave_children", "starts"),
+            )
+        ),
+    ],
+)
+def test_a_killed_caller_leaves_no_process(function, moment, tmp_path):
+    mark = uuid.uuid4().hex
+    env = launchers.clean_environment({launchers.MARK: mark})
+    env["PYTHONPATH"] += os.pathsep + str(launchers.PROGRAMS)
+    command = [sys.executable, "-c", CALLER, function, str(tmp_path)]
+    caller = subprocess.Popen(command, env=env, stdout=subprocess.PIPE)
+    try:
+        if moment == "starts":
+            assert caller.stdout.readline() == b"starts\n"
+            until(lambda: len(list_processes(mark)) > 3, "the start")
+        else:
+            until((tmp_path / moment).exists, moment)
+        children = {int(each.read_text()) for each in tmp_path.glob("child-*")}
+        caller.kill()
+        caller.wait()
+        caller.stdout.close()
+        until(lambda: not set(list_processes(mark)) - children, "the end of all processes")
+    finally:
+        for process in {caller.pid, *list_processes(mark)}:
+            os.kill(process, signal.SIGKILL) if is_alive(process) else None
+
+
+@pytest.mark.long
+def test_a_function_that_never_returns(tmp_path):
+    with start(2) as ranks:
+        with pytest.raises(RankFailedError) as caught:
+            ranks.within(1).run(called.hold_interpreter, tmp_path)
+        assert "ranks 0-1 on" in str(caught.value) and "did not stop within 5 s" in str(
+            caught.value
+        )
+        assert {type(error) for error in caught.value.by_rank.values()} == {UnreachableError}
+        ranks.restart()
+        # A second Ctrl-C does not wait for a function that goes on after the first.
+        for file in tmp_path.iterdir():
+            file.unlink()
+        previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with ThreadPoolExecutor(1) as pool:
+
+                def press() -> None:
+                    until(lambda: len(list(tmp_path.iterdir())) == 2, "the function")
+                    for _ in range(2):
+                        os.kill(os.getpid(), signal.SIGINT)
+                        time.sleep(0.5)
+
+                pressing = pool.submit(press)
+                with pytest.raises(KeyboardInterrupt):
+                    ranks.run(called.ignore_interrupts, tmp_path)
+                pressing.result()
+        finally:
+            signal.signal(signal.SIGINT, previous)
+        assert ranks.state == "ended"
+        ranks.restart()
+        with pytest.raises(RankFailedError, match="failed on 1 of 2 ranks") as caught:
+            ranks.run(called.destroy_group)
+        assert "destroyed torch's default group" in str(caught.value.by_rank[0])
+
+
+@pytest.mark.long
+def test_a_sink_that_raises_ends_the_call(capsys):
+    texts = []
+
+    def take(rank: int, role: str, text: str) -> None:
+        texts.append((rank, role, text))
+        if "3" in text:
+            raise ZeroDivisionError(text)
+
+    with mpiddp.ranks(1, output=take, call_timeout=SECONDS) as ranks:
+        ranks.run(print, "é", end="")
+        assert texts == [(0, "out", "é")]
+        with pytest.raises(ZeroDivisionError):
+            ranks.run(print, 3)
+        assert ranks.state == "ended"
+        ranks.restart()
+        assert ranks.run(called.find_rank) == [0]
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.long
+def test_several_at_once_of_any_number_and_forgotten(tmp_path, monkeypatch):
+    found = {}
+
+    def make(number: int) -> None:
+        found[number] = start(number)
+
+    threads = [threading.Thread(target=make, args=(number,)) for number in (1, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # The threads that have started them are gone.
+    monkeypatch.chdir(tmp_path)
+    futures = {number: ranks.submit(called.find_rank) for number, ranks in found.items()}
+    assert futures[3].result(SECONDS) == [0, 1, 2] and futures[1].result(SECONDS) == [0]
+    folder = found[3].run(called.look_around)[0][0]
+    assert folder != str(tmp_path)
+    processes = [member.process for ranks in found.values() for member in ranks.members]
+    descriptors = len(os.listdir("/proc/self/fd"))
+    running = found[1].submit(called.sleep_on, -1, tmp_path)
+    until((tmp_path / "asleep-0").exists, "the function")
+    found.pop(1).close()
+    with pytest.raises(KeyboardInterrupt):
+        running.result(SECONDS)
+    del running, futures
+    found.clear()
+    gc.collect()
+    until(lambda: not any(map(is_alive, processes)), "the end of forgotten ranks")
+    assert len(os.listdir("/proc/self/fd")) < descriptors - 9
+
+
+def use_in_child(ranks: mpiddp.Ranks, answers: multiprocessing.SimpleQueue[str]) -> None:
+    for act in (lambda: ranks.run(called.nothing), ranks.restart, ranks.stacks, ranks.close):
+        try:
+            act()
+            answers.put("")
+        except ConfigurationError as error:
+            answers.put(str(error))
+
+
+@pytest.mark.long
+def test_a_forked_child_of_the_caller_leaves_the_ranks_alone(tmp_path):
+    with start(2) as ranks:
+        context = multiprocessing.get_context("fork")
+        answers = context.SimpleQueue()
+        child = context.Process(target=use_in_child, args=(ranks, answers))
+        child.start()
+        found = [answers.get() for _ in range(4)]
+        child.join(SECONDS)
+        assert child.exitcode == 0
+        belongs = "these ranks belong to another process, of which this one is a copy"
+        assert found == [belongs, belongs, belongs, ""]
+        assert ranks.run(called.find_rank) == [0, 1]
+        # Children of ranks keep nothing of theirs open: a lost rank is noticed at once.
+        victim = ranks.run(called.leave_children, tmp_path)[1]
+        try:
+            os.kill(victim, signal.SIGKILL)
+            with pytest.raises(RankFailedError) as caught:
+                ranks.run(called.sleep_on, -1)
+            assert list(caught.value.by_rank) == [1]
+        finally:
+            for file in tmp_path.glob("child-*"):
+                os.kill(int(file.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.long
+def test_what_cannot_start_says_so_in_one_line():
+    for arguments, text in (
+        ({"number": 0}, "-n: expected auto or an integer from 1"),
+        ({"number": 100_000}, "ranks per core"),
+        ({"number": 2, "devices": "cuda"}, "sees no GPU"),
+        ({"nodes": 2}, "--nodes counts the nodes of a Slurm job"),
+        ({"tmeout": 2}, r"no argument tmeout (did you mean timeout?)"),
+        ({"number": 2, "call_timeout": 0}, "expected seconds above 0"),
+    ):
+        with pytest.raises(MpiddpError) as caught:
+            mpiddp.ranks(**arguments)
+        assert text in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(RankFailedError) as caught:
+        mpiddp.run(called.start_ranks, ranks=2)
+    (error,) = caught.value.exceptions
+    assert type(error) is ConfigurationError and "ranks start no ranks" in str(error)
+    assert mpiddp.run(called.describe, 1, ranks=5, second=2)[4] == (4, 1, 2, [10.0] * 3)
+
+
+@pytest.mark.long
+def test_large_results_and_many_that_are_kept():
+    with start(3) as ranks:
+        kept = [ranks.run(called.make_zeros, 20_000) for _ in range(400)]
+        assert len(kept) == 400 and len(os.listdir("/proc/self/fd")) < 200
+        kept[0][0].fill_(1)
+        assert not any(row[1].any() for row in kept)
+        count = 3 << 26
+        for tensor in ranks.run(called.make_zeros, count):
+            assert tensor.numel() == count and float(tensor[-1]) == 0
+        assert ranks.run(len, [[0] for _ in range(300_000)]) == [300_000] * 3
+        with pytest.raises(RankFailedError, match="failed on 3 of 3") as caught:
+            ranks.run(called.make_zeros, 1 << 45)
+        assert type(caught.value.by_rank[0]) is RuntimeError  # torch's own.
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("collectives", ["framework", "mpiddp"])
+def test_a_trainer_runs_twice_on_the_same_ranks(collectives, tmp_path):
+    options = {"data": "toy", "samples": 200, "epochs": 1, "runs_dir": tmp_path}
+    with mpiddp.ranks(2, collectives=collectives, call_timeout=SECONDS) as ranks:
+        first, second = (ranks.run(called.fit, options | {"name": n}) for n in ("one", "two"))
+    assert first == second and first[0] == first[1]
+    assert first[0][2] == [1.0] * 3
+    # The last save is complete once the call has returned.
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["one", "two"]

@@ -1,0 +1,163 @@
+"""Ranks that are killed at random moments: which one it was is said, soon, and they start again.
+
+Says how long it took to say so: `pytest tests/remote/test_remote_kills.py --all -s`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import called
+import launchers
+import mpiddp
+from mpiddp.errors import MpiddpError, PeerLostError, RankFailedError
+
+RANKS = 3
+KILLS = int(os.environ.get("MPIDDP_TEST_KILLS", "100"))
+LONGEST_SECONDS = 30.0
+"""From a kill to its exception; it is below 1 s where nobody else uses the cores."""
+WORK = {
+    "sleep": (called.sleep_on, -1),
+    "reduce": (called.reduce_again, -1),
+    "call": (called.nothing,),
+    "send": (len, [b"x" * 10] * 20_000),
+    "return": (called.make_zeros, 1 << 20),
+    "print": (called.print_much, 50),
+}
+
+
+def list_ranks(mark: str) -> list[int]:
+    """The processes of ranks, by the mark in their environment."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            is_named = b"mpiddp.remote.rank" in Path(f"/proc/{entry}/cmdline").read_bytes()
+            environ = launchers.environ_of(entry)
+            is_rank = is_named and "OMPI_COMM_WORLD_RANK" in environ
+            if is_rank and environ.get(launchers.MARK) == mark:
+                found.append(int(entry))
+    return found
+
+
+@contextlib.contextmanager
+def kill_later(find: Callable[[], int], seconds: float) -> Iterator[list[float]]:
+    """Kill the process that ``find()`` names, after ``seconds``; holds when that was."""
+    when: list[float] = []
+
+    def kill() -> None:
+        time.sleep(seconds)
+        end = time.monotonic() + LONGEST_SECONDS
+        while time.monotonic() < end:
+            with contextlib.suppress(LookupError, ProcessLookupError):
+                os.kill(find(), signal.SIGKILL)
+                when.append(time.monotonic())
+                return
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield when
+    finally:
+        thread.join()
+
+
+def call_again(ranks: mpiddp.Ranks, function: Callable[..., object], *arguments: object) -> None:
+    end = time.monotonic() + LONGEST_SECONDS
+    while time.monotonic() < end:
+        ranks.run(function, *arguments)
+
+
+def start_again(ranks: mpiddp.Ranks, begun: threading.Event) -> None:
+    begun.set()
+    ranks.restart()
+    call_again(ranks, called.nothing)
+
+
+def kill_in_calls(ranks: mpiddp.Ranks, dice: random.Random) -> tuple[str, float]:
+    """One kill while calls are made. Returns the kind of call, and the seconds until it raised."""
+    victim = dice.randrange(RANKS)
+    kind = dice.choice([*WORK, "idle"])
+    function, *arguments = WORK.get(kind, (called.nothing,))
+    process = ranks.members[victim].process
+    with kill_later(lambda: process, dice.uniform(0, 1)) as when:
+        if kind == "idle":
+            time.sleep(1.5)
+        began = time.monotonic()
+        with pytest.raises(RankFailedError) as caught:
+            call_again(ranks, function, *arguments)
+        raised = time.monotonic()
+    lost = {
+        rank: str(error)
+        for rank, error in caught.value.by_rank.items()
+        if isinstance(error, PeerLostError)
+    }
+    assert list(lost) == [victim], (kind, victim, caught.value.by_rank)
+    assert f"rank {victim} of {RANKS}" in lost[victim] and "SIGKILL" in lost[victim], (kind, lost)
+    assert ranks.state == "ended"
+    # Between two calls nobody looks.
+    return f"{kind}: {lost[victim]}", raised - max(began, when[0])
+
+
+def kill_in_start(
+    ranks: mpiddp.Ranks, dice: random.Random, mark: str, longest: float
+) -> tuple[str, float]:
+    """One kill while the ranks start, which raises there, or at the first call.
+
+    ``longest``: how long a start takes, in seconds.
+    """
+    begun = threading.Event()
+    before = set(list_ranks(mark))
+
+    def find() -> int:
+        assert begun.wait(LONGEST_SECONDS)
+        return dice.choice([each for each in list_ranks(mark) if each not in before])
+
+    with kill_later(find, dice.uniform(0, longest)) as when:
+        with pytest.raises(MpiddpError) as caught:
+            start_again(ranks, begun)
+        raised = time.monotonic()
+    assert "\n" not in str(caught.value)
+    return f"start: {type(caught.value).__name__}: {caught.value}"[:200], raised - when[0]
+
+
+@pytest.mark.mpi
+@pytest.mark.long
+@pytest.mark.timeout(60 + 60 * KILLS)
+def test_kills_at_random_moments():
+    seed = random.randrange(1 << 30)
+    dice = random.Random(seed)
+    mark = uuid.uuid4().hex
+    rows = []
+    variables = {"MPIDDP_WAIT": "sleep", launchers.MARK: mark}
+    began = time.monotonic()
+    with mpiddp.ranks(RANKS, call_timeout=LONGEST_SECONDS, variables=variables) as ranks:
+        longest = time.monotonic() - began
+        for number in range(KILLS):
+            if number % 5 == 4:
+                rows.append(kill_in_start(ranks, dice, mark, longest))
+            else:
+                rows.append(kill_in_calls(ranks, dice))
+            print(number, rows[-1], flush=True)
+            assert rows[-1][1] < LONGEST_SECONDS, (seed, rows[-1])
+            ranks.restart()
+            assert ranks.run(called.find_rank) == list(range(RANKS))
+    seconds = sorted(each for kind, each in rows if not kind.startswith("start"))
+    print(
+        f"seed {seed}: {len(rows)} kills; from kill to exception {seconds[len(seconds) // 2]:.2f} s"
+    )
+    print(f"at the most {seconds[-1]:.2f} s, without those while ranks start")
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while list_ranks(mark):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -1,0 +1,251 @@
+"""Functions on ranks that stay: what comes back, what is printed, what is raised."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import called
+import mpiddp
+from mpiddp.errors import ConfigurationError, RankFailedError, RemoteError, UnreachableError
+
+pytestmark = pytest.mark.mpi
+RANKS = 4
+WAITING = {"MPIDDP_WAIT": "sleep"}
+SECONDS = 60.0
+"""A call's limit where none is tested: a busy machine may need it."""
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[mpiddp.Ranks]:
+    with mpiddp.ranks(RANKS, call_timeout=SECONDS, variables=WAITING) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _same_ranks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that ends the ranks ends the others' as well: it has its own."""
+    yield
+    if "ranks" in request.fixturenames:
+        assert request.getfixturevalue("ranks").state == "waiting"
+
+
+def await_files(folder: Path, pattern: str, count: int = RANKS) -> None:
+    end = time.monotonic() + SECONDS
+    while len(list(folder.glob(pattern))) < count:
+        assert time.monotonic() < end, f"no {pattern}"
+        time.sleep(0.01)
+
+
+def test_values_come_by_rank(ranks, capsys):
+    assert ranks.run(called.describe, [1], second={"a": None}) == [
+        (rank, [1], {"a": None}, [6.0] * 3) for rank in range(RANKS)
+    ]
+    factor = 3
+    assert ranks.run(lambda x: factor * x * called.find_rank(), x=2) == [0, 6, 12, 18]
+    assert ranks.run(functools.partial(called.describe, 1), second=2)[3][:3] == (3, 1, 2)
+    assert [member.rank for member in ranks.members] == [0, 1, 2, 3]
+    assert [member.process for member in ranks.members] == ranks.run(called.find_process)
+    assert len(ranks) == RANKS
+    assert re.fullmatch(r"<4 ranks: ranks 0-3 on \S+, waiting>", repr(ranks))
+    with pytest.raises(ConfigurationError, match="expected a function, found int"):
+        ranks.run(3)
+    with pytest.raises(ConfigurationError, match=r"nothing and its arguments cannot be sent.*lock"):
+        ranks.run(called.nothing, threading.Lock())
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_is_printed_is_labelled_and_complete_before_run_returns(ranks, capsys):
+    lines = 1000
+    ranks.run(called.print_much, lines)
+    out, err = capsys.readouterr()
+    for rank in range(RANKS):
+        label = f"[{rank}] "
+        own = [each.removeprefix(label) for each in out.splitlines() if each.startswith(label)]
+        assert own[:lines] == [f"line {number}" for number in range(lines)]
+        assert own[lines:] == ["from C", "from a program", "half a line"]
+    assert len(out.splitlines()) == RANKS * (lines + 3)
+    assert sorted(err.splitlines()) == sorted(
+        f"[{rank}] {text}" for rank in range(RANKS) for text in ("an error", "é" * 10)
+    )
+    ranks.run(called.show_progress)
+    bar = capsys.readouterr().err
+    assert bar.startswith("\r[0] ") and "3/3" in bar and "[1]" not in bar
+
+
+def test_exceptions_are_the_ranks_own(ranks):
+    kinds = ["awkward", "locked", "mute", "tensor"]
+    with pytest.raises(RankFailedError, match="fail failed on 4 of 4 ranks") as caught:
+        ranks.run(called.fail, kinds)
+    first, second, third, fourth = (caught.value.by_rank[rank] for rank in range(RANKS))
+    assert type(first) is RemoteError and str(first) == "called.AwkwardError: 1 and 2"
+    assert type(second) is RemoteError and str(second) == "called.LockedError: locked"
+    assert type(third) is called.MuteError
+    assert type(fourth) is ValueError and fourth.args[0].tolist() == list(range(5000))
+    note = second.__notes__[0]
+    assert re.match(r"on rank 1 on \S+\nTraceback .*called.py.* in fail\n", note, re.DOTALL)
+
+    with pytest.raises(RankFailedError) as caught:
+        ranks.run(called.fail, ["foreign", "group", "exit", "interrupt"])
+    first, second, third, fourth = (caught.value.by_rank[rank] for rank in range(RANKS))
+    assert str(first) == "only_on_ranks.ForeignError: far away"
+    assert isinstance(second, ExceptionGroup) and second.subgroup(KeyError) is not None
+    assert type(third) is RemoteError and str(third) == "SystemExit: 3"
+    assert type(fourth) is RemoteError and str(fourth) == "KeyboardInterrupt: own"
+
+
+def test_equal_exceptions_stand_once(ranks):
+    with pytest.raises(RankFailedError, match="fail failed on 3 of 4 ranks") as caught:
+        ranks.run(called.fail, ["", "same", "same", "same"])
+    (error,) = caught.value.exceptions
+    assert type(error) is RuntimeError and error.args == ("the same",)
+    assert error.__notes__[0].startswith("on ranks 1-3 on ")
+    assert sorted(caught.value.by_rank) == [1, 2, 3]
+    future = ranks.submit(called.fail, ["same"])
+    assert type(future.exception(SECONDS)) is RankFailedError
+
+
+def test_results_that_do_not_arrive(ranks):
+    with pytest.raises(RankFailedError, match="return_badly failed on 2 of 4 ranks") as caught:
+        ranks.run(called.return_badly)
+    texts = {rank: str(error) for rank, error in caught.value.by_rank.items()}
+    assert texts == {
+        1: "it returned generator, which cannot be sent: cannot pickle 'generator' object",
+        2: "it returned Unsendable, which cannot be sent: not away",
+    }
+    with pytest.raises(RankFailedError) as caught:
+        ranks.run(called.Unloadable)
+    assert str(caught.value.by_rank[0]).endswith("cannot be loaded: ZeroDivisionError: not here")
+    with pytest.raises(RankFailedError) as caught:
+        ranks.run(called.nothing, called.Unloadable())
+    assert "cannot be loaded: ZeroDivisionError: not here" in str(caught.value.by_rank[0])
+
+
+def test_calls_of_threads_and_those_submitted_keep_their_order(ranks):
+    called_before = len(ranks.run(called.note, -1)[0])
+    futures = [ranks.submit(called.note, number) for number in range(5)]
+    assert futures[-1].result(SECONDS)[0][called_before:] == [0, 1, 2, 3, 4]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda n: ranks.run(called.describe, n, second=0), range(8)))
+    assert [[row[1] for row in rows] for rows in found] == [[n] * RANKS for n in range(8)]
+    tensor = called.make_zeros(100_000)
+    future = ranks.submit(float, tensor.sum())
+    later = ranks.submit(lambda t: float(t.sum()), tensor)
+    tensor.fill_(1)
+    assert (future.result(SECONDS), later.result(SECONDS)) == ([0.0] * RANKS, [0.0] * RANKS)
+
+
+def test_sessions_checkpoints_and_collectives(ranks, tmp_path):
+    assert ranks.run(called.start_sessions) == [[True] * 3] * RANKS
+    with pytest.raises(RankFailedError) as caught:
+        ranks.run(called.start_another_session)
+    (error,) = caught.value.exceptions
+    assert re.match(r"mpiddp\.init\(backend=.*these ranks were started", str(error))
+    found = ranks.run(called.train, tmp_path / "checkpoints")
+    assert len({weight for weight, _, _ in found}) == 1
+    assert {total for _, total, _ in found} == {4.0}
+    # The save is complete by now.
+    assert (tmp_path / "checkpoints" / "step-3").is_dir()
+
+
+def test_a_deadline_says_where_the_late_ranks_were(ranks):
+    with pytest.raises(RankFailedError, match="sleep_on failed on 1 of 4 ranks") as caught:
+        ranks.within(0.5).run(called.sleep_on, 2)
+    (error,) = caught.value.exceptions
+    assert type(error) is UnreachableError and list(caught.value.by_rank) == [2]
+    assert str(error) == "sleep_on did not return within 0.5 s"
+    assert re.search(
+        r"Where the ranks were:\n(.*\n)*.*rank.* sleep_on, called\.py:", error.__notes__[0]
+    )
+
+
+def test_ctrl_c_interrupts_the_function_alone(ranks, tmp_path):
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+
+            def press() -> None:
+                await_files(tmp_path, "asleep-*")
+                assert ranks.state == "running sleep_on"
+                assert "sleep_on" in ranks.stacks()
+                os.kill(os.getpid(), signal.SIGINT)
+
+            pressing = pool.submit(press)
+            with pytest.raises(KeyboardInterrupt):
+                ranks.run(called.sleep_on, -1, tmp_path)
+            pressing.result()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    future = ranks.submit(called.sleep_on, -1, tmp_path / "none")
+    assert type(future.exception(SECONDS)) is RankFailedError
+    for file in tmp_path.glob("asleep-*"):
+        file.unlink()
+    future = ranks.submit(called.sleep_on, -1, tmp_path)
+    await_files(tmp_path, "asleep-*")
+    later = ranks.submit(called.note, -2)
+    assert later.cancel() and not future.cancel()
+    ranks.interrupt()
+    assert type(future.exception(SECONDS)) is KeyboardInterrupt
+    assert -2 not in ranks.run(called.note, -3)[0]
+
+
+def test_a_module_that_was_edited_here_alone(ranks, tmp_path, monkeypatch):
+    # A folder that is found after the ranks have started.
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    file = tmp_path / "edited_here.py"
+    file.write_text("def find():\n    return 1\n")
+    module = importlib.import_module("edited_here")
+    assert ranks.run(module.find) == [1] * RANKS
+    file.write_text("def find():\n    return 'another'\n")
+    importlib.reload(module)
+    with pytest.raises(RankFailedError) as caught:
+        ranks.run(module.find)
+    (error,) = caught.value.exceptions
+    assert type(error) is ConfigurationError
+    assert "find is another function here" in str(error) and "restart()" in str(error)
+
+
+def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys):
+    with mpiddp.ranks(2, call_timeout=SECONDS, variables=WAITING | {"OF_THE_TEST": "1"}) as own:
+        with pytest.raises(RankFailedError) as caught:
+            own.run(called.gather_on, 1)
+        assert re.match(
+            r"gather_on left the ranks at different collective calls of group \S+: "
+            r"1 on rank 0, 2 on rank 1$",
+            str(caught.value.by_rank[0]),
+        )
+        assert "failed on 1 of 2 ranks; the ranks have ended, and restart()" in str(caught.value)
+        assert own.state == "ended"
+        with pytest.raises(ConfigurationError, match=r"these ranks have ended; restart\(\)"):
+            own.run(called.nothing)
+        own.restart()
+        folder, variable, first, secret = own.run(called.look_around)[1]
+        assert (folder, variable, secret) == (os.getcwd(), "1", [])
+        assert first == os.path.abspath(sys.path[0])
+        victim = own.members[1].process
+        began = time.monotonic()
+        threading.Timer(0.3, os.kill, (victim, signal.SIGKILL)).start()
+        with pytest.raises(RankFailedError, match="failed on 1 of 2 ranks; the ranks") as caught:
+            own.run(called.sleep_on, -1)
+        assert time.monotonic() - began < 30
+        ((rank, lost),) = caught.value.by_rank.items()
+        assert rank == 1 and "rank 1 of 2 on" in str(lost) and "killed by SIGKILL" in str(lost)
+    assert own.state == "closed"
+    own.close()
+    for act in (own.restart, own.stacks, lambda: own.run(called.nothing)):
+        with pytest.raises(ConfigurationError, match="these ranks were closed"):
+            act()
+    assert capsys.readouterr() == ("", "")
