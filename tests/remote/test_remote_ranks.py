@@ -243,6 +243,16 @@ def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys):
         assert time.monotonic() - began < 30
         ((rank, lost),) = caught.value.by_rank.items()
         assert rank == 1 and "rank 1 of 2 on" in str(lost) and "killed by SIGKILL" in str(lost)
+        own.restart()
+        # Between two calls, and somebody has looked.
+        os.kill(own.members[0].process, signal.SIGKILL)
+        end = time.monotonic() + SECONDS
+        while own.state != "ended":
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        with pytest.raises(RankFailedError) as caught:
+            own.run(called.nothing)
+        assert "rank 0 of 2 on" in str(caught.value.by_rank[0])
     assert own.state == "closed"
     own.close()
     for act in (own.restart, own.stacks, lambda: own.run(called.nothing)):
