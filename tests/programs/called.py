@@ -54,6 +54,11 @@ def print_much(lines: int) -> None:
     print("é" * 10, file=sys.stderr)
 
 
+def print_block(size: int) -> None:
+    """More than is read at once, just before the end of the call."""
+    os.write(1, b"x" * size + b"\nend")
+
+
 def show_progress() -> None:
     import tqdm
 

@@ -79,6 +79,10 @@ def test_what_is_printed_is_labelled_and_complete_before_run_returns(ranks, caps
     assert sorted(err.splitlines()) == sorted(
         f"[{rank}] {text}" for rank in range(RANKS) for text in ("an error", "é" * 10)
     )
+    for _ in range(5):
+        ranks.run(called.print_block, 190_000)
+        out, _ = capsys.readouterr()
+        assert all(f"[{rank}] end\n" in out for rank in range(RANKS))
     ranks.run(called.show_progress)
     bar = capsys.readouterr().err
     assert bar.startswith("\r[0] ") and "3/3" in bar and "[1]" not in bar
