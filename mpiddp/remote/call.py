@@ -123,13 +123,11 @@ class Call:
             for output in member.outputs.values():
                 self._watch(output, output.read)
         self._watch(self._wake, self._interrupt)
-        with open(os.pidfd_open(self._job.starter.pid), "rb", 0) as starter:
-            self._watch(starter, self._note_end)
-            self._limit = time.monotonic() + self._request.seconds
-            self._send()
-            self._collect()
-            self._await_output()
-            self._selector.unregister(starter)
+        self._watch(self._job.report, self._note_end)
+        self._limit = time.monotonic() + self._request.seconds
+        self._send()
+        self._collect()
+        self._await_output()
 
     def _watch(self, file: Any, act: Callable[[], object]) -> None:
         if isinstance(file, int) or file.fileno() >= 0:
@@ -141,7 +139,7 @@ class Call:
             "number": request.number,
             "fingerprint": request.fingerprint,
             "folders": [os.path.abspath(folder) for folder in sys.path],
-            "sources": {name: list(lines) for name, lines in request.sources.items()},
+            "sources": request.sources,
         }
         for rank, member in list(self._waiting.items()):
             try:

@@ -122,8 +122,7 @@ def lay_out(sizes: Sequence[int]) -> list[int]:
     return starts
 
 
-def _write_at(descriptor: int, buffer: memoryview, start: int) -> None:
-    view = buffer.cast("B") if buffer.nbytes else memoryview(b"")
+def _write_at(descriptor: int, view: memoryview, start: int) -> None:
     while view:
         count = os.pwrite(descriptor, view, start)
         view, start = view[count:], start + count
@@ -158,28 +157,15 @@ class Channel:
 
     def send(self, kind: str, content: Any = None, parcel: Parcel | None = None) -> None:
         """Send a message. Raises OSError if the other end has gone, or takes nothing for long."""
-        if parcel is None:
-            self._send(kind, content, b"", [], None)
-            return
+        parcel = parcel or Parcel(Pickled(b""))
         is_shared = self._is_local and sum(parcel.sizes) > SHARED_BYTES
-        descriptor = parcel.share() if is_shared else None
-        self._send(kind, content, parcel.body, parcel.sizes, descriptor)
-        for buffer in () if is_shared else parcel.buffers:
-            if buffer.nbytes:
-                self.connection.sendall(buffer.cast("B"))
-
-    def _send(
-        self, kind: str, content: Any, body: bytes, sizes: list[int], descriptor: int | None
-    ) -> None:
-        row = [kind, content, len(body), sizes, descriptor is not None]
-        text = json.dumps(row).encode()
+        text = json.dumps([kind, content, len(parcel.body), parcel.sizes, is_shared]).encode()
         header = len(text).to_bytes(4, "little") + text
-        if descriptor is not None:
-            sent = socket.send_fds(self.connection, [header], [descriptor])
-            header = header[sent:]
-        self.connection.sendall(header + body if len(body) < SHARED_BYTES else header)
-        if len(body) >= SHARED_BYTES:
-            self.connection.sendall(body)
+        if is_shared:
+            header = header[socket.send_fds(self.connection, [header], [parcel.share()]) :]
+        pieces: list[bytes | memoryview] = [header, parcel.body]
+        for piece in pieces if is_shared else [*pieces, *parcel.buffers]:
+            self.connection.sendall(piece)
 
     def wait(self) -> None:
         """Return when a message comes, or the other end has gone."""

@@ -81,12 +81,9 @@ class Member:
     outputs: Mapping[str, OutputReader] = field(repr=False)
     """``out`` and ``err``."""
 
-    def __str__(self) -> str:
-        return f"rank {self.rank} on {self.host}"
-
 
 class RankJob:
-    """A running job, made by `start`; ``close`` ends it."""
+    """A running job; ``close`` ends it."""
 
     def __init__(self, request: JobRequest, printer: Printer) -> None:
         """Start the ranks, and wait until all are there. Raises MpiddpError if they do not start.
@@ -100,7 +97,8 @@ class RankJob:
         self._log = os.memfd_create("mpiddp-starter", os.MFD_CLOEXEC)
         self._shown = 0
         """Bytes of the log that were printed."""
-        self._report, report = os.pipe()
+        self.report, report = os.pipe()
+        """Can be read once the job has ended."""
         leave = weakref.WeakMethod(self._leave_to_parent)
         os.register_at_fork(after_in_child=lambda: (method := leave()) and method())
         try:
@@ -116,11 +114,6 @@ class RankJob:
         finally:
             if report >= 0:
                 os.close(report)
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are."""
-        return len(self.members)
 
     def _start(self, request: JobRequest, address: Address, report: int) -> subprocess.Popen[bytes]:
         variables = {**os.environ, **request.variables, environment.CALLER: address.pack()}
@@ -180,7 +173,7 @@ class RankJob:
         return self.end
 
     def _read_report(self) -> None:
-        with os.fdopen(os.dup(self._report)) as file:
+        with os.fdopen(os.dup(self.report)) as file:
             try:
                 self.end = End(**json.load(file))
             except (ValueError, TypeError):  # It was killed.
@@ -197,13 +190,13 @@ class RankJob:
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
-        for name in ("_log", "_report"):
+        for name in ("_log", "report"):
             descriptor = getattr(self, name)
             if descriptor >= 0:
                 os.close(descriptor)
                 setattr(self, name, -1)
 
-    def close(self) -> End:
+    def close(self) -> None:
         """Let the ranks close their session, and wait for their end; then kill what is left."""
         for member in self.members:
             with contextlib.suppress(OSError):
@@ -214,9 +207,9 @@ class RankJob:
             for member in self.members:
                 for output in member.outputs.values():
                     output.read()
-        return self.kill()
+        self.kill()
 
-    def kill(self) -> End:
+    def kill(self) -> None:
         """End all of it now."""
         for member in self.members:
             member.calls.close()
@@ -230,7 +223,6 @@ class RankJob:
                 with contextlib.suppress(Exception):  # A user's sink may raise anything.
                     output.close()
         self._close_descriptors()
-        return self.end or End(1, "it was killed")
 
 
 class _Reception:

@@ -77,7 +77,7 @@ class Ranks:
         return self._job.members
 
     def __len__(self) -> int:
-        return self._job.size
+        return len(self.members)
 
     def run(self, function: Callable[..., T], /, *arguments: Any, **keywords: Any) -> list[T]:
         """Run ``function(*arguments, **keywords)`` on every rank; what each returned, by rank.

@@ -54,6 +54,11 @@ def print_much(lines: int) -> None:
     print("é" * 10, file=sys.stderr)
 
 
+def print_block(size: int) -> None:
+    """More than is read at once, just before the end of the call."""
+    os.write(1, b"x" * size + b"\nend")
+
+
 def show_progress() -> None:
     import tqdm
 
@@ -239,6 +244,7 @@ def leave_children(folder: Path) -> int:
         time.sleep(60)
         os._exit(0)
     (folder / f"child-{find_rank()}").write_text(str(child))
+    (folder / f"asleep-{find_rank()}").touch()
     return os.getpid()
 
 

@@ -79,6 +79,10 @@ def test_what_is_printed_is_labelled_and_complete_before_run_returns(ranks, caps
     assert sorted(err.splitlines()) == sorted(
         f"[{rank}] {text}" for rank in range(RANKS) for text in ("an error", "é" * 10)
     )
+    for _ in range(5):
+        ranks.run(called.print_block, 190_000)
+        out, _ = capsys.readouterr()
+        assert all(f"[{rank}] end\n" in out for rank in range(RANKS))
     ranks.run(called.show_progress)
     bar = capsys.readouterr().err
     assert bar.startswith("\r[0] ") and "3/3" in bar and "[1]" not in bar
@@ -243,6 +247,16 @@ def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys):
         assert time.monotonic() - began < 30
         ((rank, lost),) = caught.value.by_rank.items()
         assert rank == 1 and "rank 1 of 2 on" in str(lost) and "killed by SIGKILL" in str(lost)
+        own.restart()
+        # Between two calls, and somebody has looked.
+        os.kill(own.members[0].process, signal.SIGKILL)
+        end = time.monotonic() + SECONDS
+        while own.state != "ended":
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        with pytest.raises(RankFailedError) as caught:
+            own.run(called.nothing)
+        assert "rank 0 of 2 on" in str(caught.value.by_rank[0])
     assert own.state == "closed"
     own.close()
     for act in (own.restart, own.stacks, lambda: own.run(called.nothing)):
