@@ -140,16 +140,17 @@ class RankJob:
                 self._print_log()
             if self.starter.poll() is not None:
                 self._read_report()
-                raise self._explain_start()
+                raise self.explain("the ranks did not start")
         self._print_log()
         return reception.make_members(self._printer)
 
-    def _explain_start(self) -> MpiddpError:
+    def explain(self, what: str) -> MpiddpError:
+        """An error for how the job ended; ``what``: begins its message."""
         end = self.end or End(self.starter.returncode)
         kind = RAISED.get(end.code, LaunchError)
         reason = end.reason.removeprefix(f"{kind.__name__}: ")
         reason = reason or self._read_log()[-LOG_BYTES:] or f"exit code {end.code}"
-        return kind(f"the ranks did not start: {reason}")
+        return kind(f"{what}: {reason}")
 
     # While it runs
 
@@ -164,6 +165,8 @@ class RankJob:
             write("err", text.decode(errors="replace"))
 
     def _read_log(self) -> str:
+        if self._log < 0:
+            return ""
         return os.pread(self._log, 1 << 20, 0).decode(errors="replace").strip()
 
     def await_end(self, seconds: float) -> End | None:

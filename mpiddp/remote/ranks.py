@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.errors import SUCCESS, ConfigurationError, MpiddpError
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
 from mpiddp.launch.options import LaunchOptions
 from mpiddp.launch.script.command_line import read_front, split
@@ -29,6 +29,7 @@ from mpiddp.remote.channel import Parcel
 from mpiddp.remote.fingerprint import find_fingerprint
 from mpiddp.remote.job import JobRequest, Member, RankJob, describe_ranks
 from mpiddp.remote.output import Printer, Sink
+from mpiddp.remote.starter import End
 from mpiddp.wording import count_noun, read_message
 
 T = TypeVar("T")
@@ -136,20 +137,31 @@ class Ranks:
             self._job = self._start()
 
     def close(self) -> None:
-        """End the ranks. A function that runs is interrupted. Nothing is done the second time."""
+        """End the ranks. A function that runs is interrupted. Nothing is done the second time.
+
+        Raises an MpiddpError if they do not end well, and no call has said so: a rank was lost
+        since, or failed in what it does at its end, such as to write what it has saved.
+        """
         if self._is_closed or os.getpid() != self._owner:
             return
         self._is_closed = True
         self.interrupt()
         with self._take_turn("close"):
-            self._end()
+            is_told = self._job.end is not None
+            end = self._end()
         os.close(self._wake)
+        if end.code and not is_told:
+            raise self._job.explain("the ranks did not end well")
 
     def __enter__(self) -> Ranks:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except MpiddpError:
+            if kind is None:
+                raise
 
     def __repr__(self) -> str:
         return f"<{count_noun(len(self), 'rank')}: {describe_ranks(self.members)}, {self.state}>"
@@ -412,7 +424,6 @@ def _refuse_ranks() -> None:
         )
 
 
-def _close_job(job: RankJob, owner: int) -> None:
-    """End a job, in the process that has started it."""
-    if os.getpid() == owner:
-        job.close()
+def _close_job(job: RankJob, owner: int) -> End:
+    """End a job, in the process that has started it; how it ended."""
+    return job.close() if os.getpid() == owner else End(SUCCESS)
