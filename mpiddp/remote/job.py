@@ -60,6 +60,8 @@ class JobRequest:
     """The front's command line."""
     interface: str
     port_range: str
+    may_leave: bool = False
+    """Whether ranks may be on other nodes, in a Slurm job or not."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the ranks."""
 
@@ -287,7 +289,7 @@ class _Reception:
 
 def _listen_on_network(request: JobRequest) -> Sequence[socket.socket]:
     """Sockets that ranks on other nodes reach: one on each interface that may be used."""
-    if not environment.is_set((environment.SLURM_JOB_ID,)):
+    if not request.may_leave and not environment.is_set((environment.SLURM_JOB_ID,)):
         return ()
     from mpiddp.launch.network.interfaces import list_candidates, list_interfaces
 

@@ -368,6 +368,7 @@ def ranks(
         words=(*words, "-m", PROGRAM, *line.rest),
         interface=launch.interface,
         port_range=launch.port_range,
+        may_leave=bool(launcher_options),  # They may name hosts.
         variables={name: str(value) for name, value in (variables or {}).items()},
     )
     return Ranks(request, call_timeout, Printer(output))
