@@ -150,7 +150,7 @@ class Ranks:
             is_told = self._job.end is not None
             end = self._end()
         os.close(self._wake)
-        if end.code and not is_told:
+        if end is not None and end.code and not is_told:
             raise self._job.explain("the ranks did not end well")
 
     def __enter__(self) -> Ranks:
