@@ -19,6 +19,7 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import (
+    FAILURE,
     ConfigurationError,
     LaunchError,
     MpiddpError,
@@ -26,13 +27,14 @@ from mpiddp.errors import (
     UnreachableError,
 )
 from mpiddp.launch.network.interface_rule import find_rule
+from mpiddp.process.background import LASTING_SECONDS
 from mpiddp.process.sockets import ports
 from mpiddp.process.sockets.links import describe_server, encode_token, listen_locally
 from mpiddp.process.sockets.listener import TokenListener
 from mpiddp.remote.channel import SILENT_SECONDS, Address, Channel
 from mpiddp.remote.output import OutputReader, Printer, write
 from mpiddp.remote.starter import End
-from mpiddp.wording import fold_numbers
+from mpiddp.wording import fold_numbers, print_message
 
 TOKEN_BYTES = 32
 ROLES = ("calls", "out", "err")
@@ -44,8 +46,8 @@ LOG_BYTES = 1000
 """Of that, in an error that has nothing better to say."""
 REPORT_SECONDS = 5.0
 """How long a job may take to end once a rank has been lost."""
-END_SECONDS = 10.0
-"""How long it may take to end after it was told to."""
+END_SECONDS = LASTING_SECONDS + 60.0
+"""How long it may take to end after it was told to: the session's close has limits of its own."""
 RAISED = {
     error.exit_code: error
     for error in (ConfigurationError, LaunchError, UnreachableError, PeerLostError)
@@ -61,6 +63,8 @@ class JobRequest:
     """The front's command line."""
     interface: str
     port_range: str
+    may_leave: bool = False
+    """Whether ranks may be on other nodes, in a Slurm job or not."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the ranks."""
 
@@ -136,16 +140,17 @@ class RankJob:
                 self._print_log()
             if self.starter.poll() is not None:
                 self._read_report()
-                raise self._explain_start()
+                raise self.explain("the ranks did not start")
         self._print_log()
         return reception.make_members(self._printer)
 
-    def _explain_start(self) -> MpiddpError:
+    def explain(self, what: str) -> MpiddpError:
+        """An error for how the job ended; ``what``: begins its message."""
         end = self.end or End(self.starter.returncode)
         kind = RAISED.get(end.code, LaunchError)
         reason = end.reason.removeprefix(f"{kind.__name__}: ")
         reason = reason or self._read_log()[-LOG_BYTES:] or f"exit code {end.code}"
-        return kind(f"the ranks did not start: {reason}")
+        return kind(f"{what}: {reason}")
 
     # While it runs
 
@@ -161,6 +166,8 @@ class RankJob:
 
     def _read_log(self) -> str:
         """In one line, without the lines that launchers draw."""
+        if self._log < 0:
+            return ""
         lines = os.pread(self._log, 1 << 20, 0).decode(errors="replace").splitlines()
         return " ".join(line.strip() for line in lines if line.strip("- "))
 
@@ -196,18 +203,27 @@ class RankJob:
                 os.close(descriptor)
                 setattr(self, name, -1)
 
-    def close(self) -> None:
-        """Let the ranks close their session, and wait for their end; then kill what is left."""
+    def close(self) -> End:
+        """Let the ranks close their session, and wait for their end; how it was.
+
+        That may take long: they finish what they write. Ctrl-C, or time, has them killed.
+        """
         for member in self.members:
             with contextlib.suppress(OSError):
                 member.calls.connection.shutdown(socket.SHUT_WR)
-        end = time.monotonic() + END_SECONDS
-        while self.await_end(0.02) is None and time.monotonic() < end:
-            # What they print at their end must not hold them up.
-            for member in self.members:
-                for output in member.outputs.values():
-                    output.read()
-        self.kill()
+        began, is_told = time.monotonic(), False
+        try:
+            while self.await_end(0.02) is None and time.monotonic() < began + END_SECONDS:
+                # What they print at their end must not hold them up.
+                for member in self.members:
+                    for output in member.outputs.values():
+                        output.read()
+                if not is_told and time.monotonic() > began + QUIET_SECONDS:
+                    is_told = True
+                    print_message("waiting for the ranks to end; Ctrl-C ends them now")
+        finally:
+            self.kill()
+        return self.end or End(FAILURE)
 
     def kill(self) -> None:
         """End all of it now."""
@@ -293,7 +309,7 @@ class _Reception:
 
 def _listen_on_network(request: JobRequest) -> Sequence[socket.socket]:
     """Sockets that ranks on other nodes reach: one on each interface that may be used."""
-    if not environment.is_set((environment.SLURM_JOB_ID,)):
+    if not request.may_leave and not environment.is_set((environment.SLURM_JOB_ID,)):
         return ()
     from mpiddp.launch.network.interfaces import list_candidates, list_interfaces
 

@@ -247,7 +247,7 @@ def _format(error: BaseException) -> str:
 
 def main() -> None:
     """Start, then do calls until the calling process wants no more."""
-    with FailureHandler((__file__,)) as failure_handler:
+    with FailureHandler((__file__,), outlasts_runs=True) as failure_handler:
         caller = take(environment.CALLER)
         if caller is None:
             raise ConfigurationError("this program is started by mpiddp.ranks(…), and not by hand")

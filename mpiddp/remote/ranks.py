@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.errors import SUCCESS, ConfigurationError, MpiddpError
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
 from mpiddp.launch.options import LaunchOptions
 from mpiddp.launch.script.command_line import read_front, split
@@ -27,6 +27,7 @@ from mpiddp.remote.channel import Parcel
 from mpiddp.remote.fingerprint import find_code, find_fingerprint
 from mpiddp.remote.job import JobRequest, Member, RankJob, describe_ranks
 from mpiddp.remote.output import Printer, Sink
+from mpiddp.remote.starter import End
 from mpiddp.wording import count_noun, read_message
 
 T = TypeVar("T")
@@ -138,20 +139,31 @@ class Ranks:
             self._job = self._start()
 
     def close(self) -> None:
-        """End the ranks. A function that runs is interrupted. Nothing is done the second time."""
+        """End the ranks. A function that runs is interrupted. Nothing is done the second time.
+
+        Raises an MpiddpError if they do not end well, and no call has said so: a rank was lost
+        since, or failed in what it does at its end, such as to write what it has saved.
+        """
         if self._is_closed or os.getpid() != self._owner:
             return
         self._is_closed = True
         self.interrupt()
         with self._take_turn():
-            self._end()
+            is_told = self._job.end is not None
+            end = self._end()
         self._close_wake()
+        if end is not None and end.code and not is_told:
+            raise self._job.explain("the ranks did not end well")
 
     def __enter__(self) -> Ranks:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except MpiddpError:
+            if kind is None:
+                raise
 
     def __repr__(self) -> str:
         state = self._describe_state()
@@ -352,6 +364,7 @@ def ranks(
         words=(*words, "-m", PROGRAM, *line.rest),
         interface=launch.interface,
         port_range=launch.port_range,
+        may_leave=bool(launcher_options),  # They may name hosts.
         variables={name: str(value) for name, value in (variables or {}).items()},
     )
     return Ranks(request, call_timeout, Printer(output))
@@ -406,7 +419,6 @@ def _refuse_ranks() -> None:
         )
 
 
-def _close_job(job: RankJob, owner: int) -> None:
-    """End a job, in the process that has started it."""
-    if os.getpid() == owner:
-        job.close()
+def _close_job(job: RankJob, owner: int) -> End:
+    """End a job, in the process that has started it; how it ended."""
+    return job.close() if os.getpid() == owner else End(SUCCESS)

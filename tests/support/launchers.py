@@ -220,21 +220,55 @@ def is_beside(pid: int) -> bool:
     return "lifeline.companion" in command or "output_writer.py" in command
 
 
+class Processes:
+    """Processes that have one mark in their environment, and so have what they start."""
+
+    def __init__(self) -> None:
+        self.mark = uuid.uuid4().hex
+
+    def list(self) -> list[int]:
+        """Those that are alive."""
+        pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+        return [pid for pid in pids if environ_of(pid).get(MARK) == self.mark]
+
+    def expect_gone(self) -> None:
+        """Wait until none is left. Raises JobError, and kills what is left, if one stays."""
+        end = time.monotonic() + GRACE
+        while left := self.list():
+            if time.monotonic() > end:
+                described = "\n".join(map(_describe, left))
+                self.kill()
+                raise JobError(f"the job left processes behind:\n{described}")
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """Kill all; return when they are gone."""
+        end = time.monotonic() + 10
+        while left := self.list():
+            if time.monotonic() > end:
+                raise JobError(f"processes that cannot be killed: {left}")
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+
+
 class Job:
     """A running job; made by ``start``."""
 
-    def __init__(self, process: subprocess.Popen[bytes], scratch: Path, mark: str, timeout: float):
+    def __init__(
+        self, process: subprocess.Popen[bytes], scratch: Path, marked: Processes, timeout: float
+    ):
         self.process = process
         self.deadline = time.monotonic() + timeout
         self.began = time.monotonic()
         self._timeout = timeout
         self._scratch = scratch
-        self._mark = mark
+        self._marked = marked
 
     def processes(self) -> list[int]:
         """The processes of the job that are alive, mpirun and its daemons included."""
-        pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
-        return [pid for pid in pids if environ_of(pid).get(MARK) == self._mark]
+        return self._marked.list()
 
     def ranks(self) -> dict[int, int]:
         """The process of each rank that has been started under an mpirun, by rank."""
@@ -290,19 +324,11 @@ class Job:
                 f"{self.result()}"
             ) from None
         result = self.result()
-        left = self._wait_until_gone()
-        if left:
-            self.kill()
-            raise JobError("the job left processes behind:\n" + "\n".join(left) + f"\n{result}")
+        try:
+            self._marked.expect_gone()
+        except JobError as error:
+            raise JobError(f"{error}\n{result}") from None
         return result
-
-    def _wait_until_gone(self) -> list[str]:
-        end = time.monotonic() + GRACE
-        while left := self.processes():
-            if time.monotonic() > end:
-                return [_describe(pid) for pid in left]
-            time.sleep(0.02)
-        return []
 
     def result(self) -> Result:
         """What the job has left so far."""
@@ -317,19 +343,25 @@ class Job:
 
     def kill(self) -> None:
         """Kill every process of the job; return when all are gone."""
-        end = time.monotonic() + 10
-        while time.monotonic() < end:
-            left = self.processes()
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            if self.process.poll() is None:
-                self.process.kill()
-                self.process.wait()
-            elif not left:
-                return
-            time.sleep(0.02)
-        raise JobError(f"processes that cannot be killed: {self.processes()}")
+        self.process.kill()
+        self.process.wait()
+        self._marked.kill()
+
+
+def make_environment(
+    launcher: Launcher, processes: Processes, scratch: Path, changes: Mapping[str, str | None]
+) -> dict[str, str]:
+    """What a job is started with.
+
+    ``scratch``: its own TMPDIR, since a killed mpirun leaves its session directory there. Its path
+    is short because sockets are made in it. ``changes``: a value of None removes the variable.
+    """
+    own = {MARK: processes.mark, "TMPDIR": str(scratch)}
+    if launcher.libmpi is not None:
+        own["MPI4PY_LIBMPI"] = str(launcher.libmpi)
+    found = clean_environment({**WAITING, **launcher.environment, **own})
+    found.update({name: value for name, value in changes.items() if value is not None})
+    return {name: value for name, value in found.items() if changes.get(name, value) is not None}
 
 
 @contextlib.contextmanager
@@ -351,19 +383,10 @@ def start(
     """
     if absent := launcher.missing():
         raise JobError(f"{launcher.name}: {absent[0]} is missing; `bash tests/run.sh` installs it")
-    mark = uuid.uuid4().hex
+    processes = Processes()
     program = [str(python), *map(str, arguments)]
-    # A killed mpirun leaves its session directory: it goes with the job's own TMPDIR, whose
-    # path is short because sockets are made in it.
     scratch = Path(tempfile.mkdtemp(prefix="mpiddp-"))
-    own = {MARK: mark, "TMPDIR": str(scratch)}
-    environment = clean_environment({**WAITING, **launcher.environment, **own})
-    if launcher.libmpi is not None:
-        environment["MPI4PY_LIBMPI"] = str(launcher.libmpi)
-    for name, value in (env or {}).items():
-        environment.pop(name, None)
-        if value is not None:
-            environment[name] = value
+    environment = make_environment(launcher, processes, scratch, env or {})
     try:
         with (scratch / "stdout").open("wb") as out, (scratch / "stderr").open("wb") as err:
             process = subprocess.Popen(
@@ -375,7 +398,7 @@ def start(
                 cwd=cwd,
                 start_new_session=True,
             )
-        job = Job(process, scratch, mark, max(timeout, SHORTEST_DEADLINE))
+        job = Job(process, scratch, processes, max(timeout, SHORTEST_DEADLINE))
         try:
             yield job
         finally:

@@ -84,13 +84,20 @@ class FailureHandler(FailureReports):
     Start-up tells it how to reach the other ranks, the trainer where the run stands.
     """
 
-    def __init__(self, hidden_files: tuple[str, ...] = (), *, ends_with_run: bool = False) -> None:
+    def __init__(
+        self,
+        hidden_files: tuple[str, ...] = (),
+        *,
+        ends_with_run: bool = False,
+        outlasts_runs: bool = False,
+    ) -> None:
         """``hidden_files``: source files whose frames are left out at the top of a traceback.
 
         ``ends_with_run``: a run that is done is all that this process is to do.
+        ``outlasts_runs``: a run that was preempted does not end it, either.
         """
         super().__init__(Peers(), hidden_files)
-        self._ends_with_run = ends_with_run
+        self._ends_with_run, self._outlasts_runs = ends_with_run, outlasts_runs
         self.starting = True
         """Whether the ranks still agree at the end of each phase of start-up."""
         self.seconds = 300.0
@@ -207,7 +214,7 @@ class FailureHandler(FailureReports):
         A script goes on after its run, and may fail then: the job's outcome stays open.
         """
         job_directory.check_attempt()
-        ends_job = code != SUCCESS or self._ends_with_run
+        ends_job = self._ends_with_run or (code != SUCCESS and not self._outlasts_runs)
         outcome = self.make_outcome(code, reason, self.step)
         write_outcome(self.run_directory, outcome, ends_job=ends_job)
 
