@@ -63,6 +63,8 @@ class Ranks:
         """The function that runs."""
         self._began = 0.0
         self._is_closed = False
+        self._is_told = False
+        """Whether a call has said that the ranks have ended."""
         self._job = self._start()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._close_wake = weakref.finalize(self, os.close, self._wake)
@@ -136,7 +138,7 @@ class Ranks:
             raise ConfigurationError("these ranks were closed: mpiddp.ranks(…) starts others")
         with self._take_turn():
             self._end()
-            self._job = self._start()
+            self._job, self._is_told = self._start(), False
 
     def close(self) -> None:
         """End the ranks. A function that runs is interrupted. Nothing is done the second time.
@@ -149,10 +151,9 @@ class Ranks:
         self._is_closed = True
         self.interrupt()
         with self._take_turn():
-            is_told = self._job.end is not None
             end = self._end()
         self._close_wake()
-        if end is not None and end.code and not is_told:
+        if end is not None and end.code and not self._is_told:
             raise self._job.explain("the ranks did not end well")
 
     def __enter__(self) -> Ranks:
@@ -219,7 +220,7 @@ class Ranks:
     def _run(self, seconds: float, function: Callable[..., Any], parcel: Parcel) -> list[Any]:
         """One call, in its turn."""
         self._check_open()
-        if self._job.end is not None:
+        if self._is_told:
             why = self._describe_state()
             raise ConfigurationError(f"these ranks have {why}; restart() starts them again")
         self._count += 1
@@ -233,6 +234,7 @@ class Ranks:
             return Call(self._job, request, self._wake).run()
         finally:
             self._running = ""
+            self._is_told = self._job.end is not None
 
     @contextlib.contextmanager
     def _take_turn(self, ticket: object | None = None) -> Iterator[None]:
