@@ -219,7 +219,6 @@ class Ranks:
 
     def _run(self, seconds: float, function: Callable[..., Any], parcel: Parcel) -> list[Any]:
         """One call, in its turn."""
-        self._check_open()
         if self._is_told:
             why = self._describe_state()
             raise ConfigurationError(f"these ranks have {why}; restart() starts them again")
@@ -231,6 +230,7 @@ class Ranks:
             os.eventfd_read(self._wake)  # It was meant for the call before.
         self._running, self._began = name, time.monotonic()
         try:
+            self._check_open()  # Who closes them from now on interrupts this call.
             return Call(self._job, request, self._wake).run()
         finally:
             self._running = ""

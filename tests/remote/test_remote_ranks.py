@@ -202,6 +202,12 @@ def test_ctrl_c_interrupts_the_function_alone(ranks, tmp_path):
     assert later.cancel() and not future.cancel()
     ranks.interrupt()
     assert type(future.exception(SECONDS)) is KeyboardInterrupt
+    for _ in range(5):
+        future = ranks.submit(called.sleep_on, -1)
+        while ranks.state == "waiting":
+            pass
+        ranks.interrupt()  # Perhaps before the ranks have begun.
+        assert type(future.exception(SECONDS)) is KeyboardInterrupt
     assert -2 not in ranks.run(called.note, -3)[0]
 
 
