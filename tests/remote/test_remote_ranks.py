@@ -63,6 +63,10 @@ def test_values_come_by_rank(ranks, capsys):
         ranks.run(3)
     with pytest.raises(ConfigurationError, match=r"nothing and its arguments cannot be sent.*lock"):
         ranks.run(called.nothing, threading.Lock())
+    with pytest.raises(ConfigurationError, match="ranks stay in the process that started them"):
+        ranks.run(lambda: ranks.state)
+    with pytest.raises(ConfigurationError, match="expected a function, found int"):
+        mpiddp.run(2, called.nothing)
     assert capsys.readouterr() == ("", "")
 
 
@@ -93,7 +97,8 @@ def test_exceptions_are_the_ranks_own(ranks):
     with pytest.raises(RankFailedError, match="fail failed on 4 of 4 ranks") as caught:
         ranks.run(called.fail, kinds)
     first, second, third, fourth = (caught.value.by_rank[rank] for rank in range(RANKS))
-    assert type(first) is RemoteError and str(first) == "called.AwkwardError: 1 and 2"
+    assert type(first) is called.AwkwardError
+    assert (str(first), first.second) == ("1 and 2", 2)
     assert type(second) is RemoteError and str(second) == "called.LockedError: locked"
     assert type(third) is called.MuteError
     assert type(fourth) is ValueError and fourth.args[0].tolist() == list(range(5000))
