@@ -9,6 +9,7 @@ import sys
 import warnings
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -172,7 +173,7 @@ def test_a_result_leaves_the_classes_of_this_process_as_they_are():
             return self.count
 
     find = Local.find
-    body = pickling.dump(Local()).body
+    body = cloudpickle.dumps(Local())
     Local.count = 5
     found = pickling.ResultUnpickler(body, ()).load()
     assert type(found) is Local and found.find() == 5 and Local.find is find
