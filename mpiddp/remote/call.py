@@ -24,6 +24,7 @@ from typing import Any
 from mpiddp.errors import (
     OWN,
     ConfigurationError,
+    MpiddpError,
     PeerLostError,
     RankFailedError,
     RemoteError,
@@ -184,7 +185,7 @@ class Call:
             return
         pickled, name, text, trace = pickling.load(message.body)
         try:
-            error = pickling.load(pickled, message.buffers) if pickled else None
+            error = pickling.ResultUnpickler(pickled, message.buffers).load() if pickled else None
         except Exception:  # Its class need not be here, and may ask for other arguments.
             error = None
         if isinstance(error, KeyboardInterrupt) and (self._is_stopping or self._is_interrupted):
@@ -307,7 +308,7 @@ class Call:
         values = {}
         for rank, answer in sorted(self._answers.items()):
             try:
-                values[rank] = pickling.load(answer.body, answer.buffers)
+                values[rank] = pickling.ResultUnpickler(answer.body, answer.buffers).load()
             except Exception as error:  # A class's ``__setstate__`` may raise anything.
                 self._errors[rank] = ConfigurationError(
                     f"what it returned cannot be loaded: {type(error).__name__}: "
@@ -371,7 +372,10 @@ class Call:
             error.add_note(f"on {where}\n{trace}".rstrip())
             exceptions.append(error)
         count = len(self._errors)
-        message = f"{self._request.name} failed on {count} of {len(members)} ranks"
+        first = next(iter(self._errors.values()))  # The others may follow from it.
+        kind = "" if isinstance(first, MpiddpError) else type(first).__qualname__
+        text = ": ".join(filter(None, (kind, read_message(first).partition("\n")[0])))
+        message = f"{self._request.name} failed on {count} of {len(members)} ranks: {text}"
         if self._job.end is not None:
             why = f"{problem}, so " if problem else ""
             message += f"; {why}the ranks have ended, and restart() starts them again"

@@ -61,7 +61,17 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _reduce_tensor(torch, value)
         if torch is not None and type(value) is torch.UntypedStorage and value.device.type == "cpu":
             return _rebuild_storage, (pickle.PickleBuffer(_view_storage(torch, value)),)
+        if isinstance(value, BaseException) and type(value).__reduce__ is BaseException.__reduce__:
+            return _rebuild_error, (type(value), value.args), value.__dict__ or None
         return super().reducer_override(value)
+
+
+def _rebuild_error(kind: Any, arguments: tuple[Any, ...]) -> BaseException:
+    """Without an ``__init__`` in Python: it may take other arguments, and make others of them."""
+    base = next(each for each in kind.__mro__ if each.__module__ == "builtins")
+    error: BaseException = base.__new__(kind, *arguments)
+    base.__init__(error, *arguments)
+    return error
 
 
 def _reduce_tensor(torch: Any, tensor: Any) -> Any:
@@ -124,6 +134,24 @@ def dump(value: Any) -> Pickled:
     with io.BytesIO() as file:
         _Pickler(file, PROTOCOL, buffer_callback=add).dump(value)
         return Pickled(file.getvalue(), tuple(buffers))
+
+
+class ResultUnpickler(pickle.Unpickler):
+    """Leaves classes of this process as they are, which the pickle has by value as well.
+
+    cloudpickle would set their attributes to those of the rank: methods would no longer see the
+    variables of this process.
+    """
+
+    def __init__(self, body: bytes, buffers: Sequence[memoryview]) -> None:
+        super().__init__(io.BytesIO(body), buffers=buffers)
+        self._own = set(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if found is cloudpickle.cloudpickle._class_setstate:
+            return lambda kind, state: kind if kind in self._own else found(kind, state)
+        return found
 
 
 def load(body: bytes, buffers: Sequence[memoryview] = ()) -> Any:

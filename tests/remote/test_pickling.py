@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import gc
 import re
 import sys
 import warnings
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -161,6 +163,51 @@ def test_functions_of_main_go_by_value_with_their_file(monkeypatch):
     found = pickling.load(body)
     assert found(21) == 42 and found.__code__.co_filename == "/a/notebook"
     assert pickling.describe_function(functools.partial(found, 3)) == "double"
+
+
+def test_a_result_leaves_the_classes_of_this_process_as_they_are():
+    class Local:
+        count = 0
+
+        def find(self) -> int:
+            return self.count
+
+    find = Local.find
+    body = cloudpickle.dumps(Local())
+    Local.count = 5
+    found = pickling.ResultUnpickler(body, ()).load()
+    assert type(found) is Local and found.find() == 5 and Local.find is find
+    # One that is not here, or no longer, comes whole.
+    del Local, find, found
+    gc.collect()
+    assert pickling.ResultUnpickler(body, ()).load().find() == 0
+
+
+class PrefixedError(KeyError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no {name}")
+        self.prefix = "no"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PrefixedError("such"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+        StopIteration(3),
+        FileNotFoundError(2, "none", "a.txt"),
+        SyntaxError("bad", ("a.py", 1, 2, "x = ", 1, 3)),
+        ExceptionGroup("two", [PrefixedError("a"), ValueError(1)]),
+        ImportError("none", name="a"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_exception_comes_as_it_was(error):
+    found = carry(error)
+    assert type(found) is type(error)
+    assert (repr(found), str(found)) == (repr(error), str(error))
+    for name in ("args", "reason", "value", "filename", "lineno", "exceptions", "name", "prefix"):
+        assert repr(getattr(found, name, None)) == repr(getattr(error, name, None))
 
 
 def test_what_cannot_be_pickled_is_said_by_its_own_error():
