@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpiddp.errors import ConfigurationError, UnreachableError
-from mpiddp.process.sockets.links import encode_token
+from mpiddp.process.sockets.links import encode_token, open_connection
 from mpiddp.process.sockets.peer_user import find_user
 from mpiddp.remote.pickling import Pickled
 
@@ -276,16 +276,9 @@ def connect(address: Address) -> socket.socket:
 
 def _connect(place: str, address: Address) -> socket.socket:
     with contextlib.ExitStack() as unused:
-        if place.startswith("@"):
-            connection = unused.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            connection.settimeout(CONNECT_SECONDS)
-            connection.connect(b"\0" + place[1:].encode())
-            if find_user(connection) != os.geteuid():
-                raise PermissionError("the socket is another user's")
-        else:
-            host, _, port = place.rpartition(":")
-            connection = socket.create_connection((host, int(port)), CONNECT_SECONDS)
-            unused.enter_context(connection)
+        connection = unused.enter_context(open_connection(place, CONNECT_SECONDS))
+        if connection.family == socket.AF_UNIX and find_user(connection) != os.geteuid():
+            raise PermissionError("the socket is another user's")
         connection.sendall(encode_token(address.token))
         proof = b""
         while len(proof) < len(address.proof):

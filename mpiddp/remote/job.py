@@ -107,7 +107,8 @@ class RankJob:
         os.register_at_fork(after_in_child=lambda: (method := leave()) and method())
         try:
             with contextlib.ExitStack() as stack:
-                reception = _Reception(request, stack)
+                servers = [listen_locally(), *_listen_on_network(request)]
+                reception = _Reception(servers, stack)
                 self.starter = self._start(request, reception.address, report)
                 os.close(report)
                 report = -1
@@ -244,9 +245,9 @@ class RankJob:
 class _Reception:
     """Takes the connections of the ranks as they come."""
 
-    def __init__(self, request: JobRequest, stack: contextlib.ExitStack) -> None:
+    def __init__(self, servers: Sequence[socket.socket], stack: contextlib.ExitStack) -> None:
+        """``stack``: closes the listening sockets, and connections that nobody has taken over."""
         token, proof = secrets.token_hex(TOKEN_BYTES), secrets.token_hex(TOKEN_BYTES)
-        servers = [listen_locally(), *_listen_on_network(request)]
         for server in servers:
             stack.enter_context(server)
         self.address = Address(tuple(map(describe_server, servers)), token, proof)

@@ -33,6 +33,8 @@ from mpiddp.process.sockets import links as links_of_lifelines
 from mpiddp.process.sockets import listener as listener_module
 from mpiddp.process.sockets import ports
 from mpiddp.process.sockets.listener import TokenListener
+from mpiddp.remote import channel
+from mpiddp.remote.job import ROLES, _Reception
 
 HOST = "127.0.0.2"
 SOON = 2.0
@@ -206,13 +208,40 @@ def lifeline() -> Iterator[Listener]:
             server.close()
 
 
+@contextlib.contextmanager
+def reception() -> Iterator[Listener]:
+    """That of a process which calls `mpiddp.ranks`, until its ranks are there."""
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        server, end = ports.listen(HOST), time.monotonic() + 15
+        place = server.getsockname()[1]
+        receiving = _Reception([server], stack)
+
+        def serve() -> None:
+            while not receiving.is_complete and time.monotonic() < end:
+                receiving.wait(0.01)
+
+        serving = pool.submit(serve)
+
+        def use() -> None:
+            for role in ROLES:
+                with channel.connect(receiving.address) as connection:
+                    row = {"rank": 0, "size": 1, "role": role}
+                    channel.Channel(connection).send("hello", row)
+            serving.result(SOON)
+            assert receiving.is_complete
+
+        yield Listener(place, use)
+        serving.result()
+
+
 def count_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
 def list_cases():
     """Only the benchmark's reads more than some bytes: at the others, most strangers are alike."""
-    for listener in (offers, benchmark, doctor, lifeline):
+    for listener in (offers, benchmark, doctor, lifeline, reception):
         for what in WAYS:
             is_alike = listener is not benchmark and what not in ("garbage", "slow", "idle")
             marks = [pytest.mark.long] * is_alike
