@@ -120,8 +120,8 @@ class Call:
     def _exchange(self) -> None:
         for member in self._job.members:
             self._watch(member.calls, partial(self._receive, member))
-            for output in member.outputs.values():
-                self._watch(output, output.read)
+        for output in self._job.outputs:
+            self._watch(output, output.read)
         self._watch(self._wake, self._interrupt)
         self._watch(self._job.report, self._note_end)
         self._limit = time.monotonic() + self._request.seconds
@@ -160,9 +160,8 @@ class Call:
             key.data()
             if getattr(key.fileobj, "is_ended", False):
                 self._selector.unregister(key.fileobj)
-        for member in self._job.members:
-            for output in member.outputs.values():
-                output.flush_late()
+        for output in self._job.outputs:
+            output.flush_late()
 
     def _receive(self, member: Member) -> None:
         rank = member.rank
@@ -246,7 +245,7 @@ class Call:
             output
             for member in self._job.members
             if member.rank in self._answers
-            for output in member.outputs.values()
+            for output in member.outputs
         ]
         while time.monotonic() < end:
             if all(output.is_ended or output.call >= self._request.number for output in outputs):

@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from mpiddp import environment
@@ -32,7 +33,7 @@ from mpiddp.process.sockets import ports
 from mpiddp.process.sockets.links import describe_server, encode_token, listen_locally
 from mpiddp.process.sockets.listener import TokenListener
 from mpiddp.remote.channel import SILENT_SECONDS, Address, Channel
-from mpiddp.remote.output import OutputReader, Printer, write
+from mpiddp.remote.output import OutputReader, Sink, write
 from mpiddp.remote.starter import End
 from mpiddp.wording import fold_numbers, print_message
 
@@ -67,6 +68,8 @@ class JobRequest:
     """Whether ranks may be on other nodes, in a Slurm job or not."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the ranks."""
+    output: Sink | None = None
+    """Takes what the ranks print; None for this process's standard streams, with labels."""
 
 
 @dataclass(frozen=True)
@@ -82,19 +85,16 @@ class Member:
     directory: str
     """The job's (`mpiddp.process.job_directory`)."""
     calls: Channel = field(repr=False)
-    outputs: Mapping[str, OutputReader] = field(repr=False)
-    """``out`` and ``err``."""
+    outputs: tuple[OutputReader, ...] = field(repr=False)
+    """Of its two streams."""
 
 
 class RankJob:
     """A running job; ``close`` ends it."""
 
-    def __init__(self, request: JobRequest, printer: Printer) -> None:
-        """Start the ranks, and wait until all are there. Raises MpiddpError if they do not start.
-
-        ``printer``: takes what they print.
-        """
-        self._printer = printer
+    def __init__(self, request: JobRequest) -> None:
+        """Start the ranks, and wait until all are there. Raises MpiddpError if they are not."""
+        self._output = request.output
         self.end: End | None = None
         """How it ended, once that is known."""
         self.members: tuple[Member, ...] = ()
@@ -143,7 +143,12 @@ class RankJob:
                 self._read_report()
                 raise self.explain("the ranks did not start")
         self._print_log()
-        return reception.make_members(self._printer)
+        return reception.make_members(self._output)
+
+    @property
+    def outputs(self) -> list[OutputReader]:
+        """What the ranks print."""
+        return [output for member in self.members for output in member.outputs]
 
     def explain(self, what: str) -> MpiddpError:
         """An error for how the job ended; ``what``: begins its message."""
@@ -193,8 +198,8 @@ class RankJob:
         """In a forked child, which would keep ranks from noticing the end of this process."""
         for member in self.members:
             member.calls.close()
-            for output in member.outputs.values():
-                output.connection.close()
+        for output in self.outputs:
+            output.connection.close()
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
@@ -216,9 +221,8 @@ class RankJob:
         try:
             while self.await_end(0.02) is None and time.monotonic() < began + END_SECONDS:
                 # What they print at their end must not hold them up.
-                for member in self.members:
-                    for output in member.outputs.values():
-                        output.read()
+                for output in self.outputs:
+                    output.read()
                 if not is_told and time.monotonic() > began + QUIET_SECONDS:
                     is_told = True
                     print_message("waiting for the ranks to end; Ctrl-C ends them now")
@@ -235,10 +239,9 @@ class RankJob:
                 if self.await_end(0) is None:
                     self.starter.send_signal(number)
                     self.await_end(REPORT_SECONDS)
-        for member in self.members:
-            for output in member.outputs.values():
-                with contextlib.suppress(Exception):  # A user's sink may raise anything.
-                    output.close()
+        for output in self.outputs:
+            with contextlib.suppress(Exception):  # A user's sink may raise anything.
+                output.close()
         self._close_descriptors()
 
 
@@ -283,10 +286,10 @@ class _Reception:
         self._channels[rank, role] = Channel(connection)
         self._rows[rank] = row
 
-    def make_members(self, printer: Printer) -> tuple[Member, ...]:
+    def make_members(self, sink: Sink | None) -> tuple[Member, ...]:
         """All ranks, in their order. Raises LaunchError if they cannot be called."""
         own = ".".join(map(str, sys.version_info[:2]))
-        size, members = len(self._rows), []
+        members = []
         for rank, row in sorted(self._rows.items()):
             python = row.pop("python")
             if python != own:
@@ -294,10 +297,15 @@ class _Reception:
                     f"rank {rank} on {row['host']} runs Python {python} and this process {own}: "
                     "functions are sent between equal versions only"
                 )
-            outputs = {
-                role: OutputReader(self._channels[rank, role].connection, rank, role, printer, size)
+            label = None if sink is not None or self._size == 1 else b"[%d] " % rank
+            outputs = tuple(
+                OutputReader(
+                    self._channels[rank, role].connection,
+                    label,
+                    partial(write, role) if sink is None else partial(sink, rank, role),
+                )
                 for role in ROLES[1:]
-            }
+            )
             members.append(Member(calls=self._channels[rank, "calls"], outputs=outputs, **row))
         self._is_taken = True
         return tuple(members)

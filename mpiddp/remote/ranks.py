@@ -26,7 +26,7 @@ from mpiddp.remote.call import Call, Request, find_stacks
 from mpiddp.remote.channel import Parcel
 from mpiddp.remote.fingerprint import find_code, find_fingerprint
 from mpiddp.remote.job import JobRequest, Member, RankJob, describe_ranks
-from mpiddp.remote.output import Printer, Sink
+from mpiddp.remote.output import Sink
 from mpiddp.remote.starter import End
 from mpiddp.wording import count_noun, read_message
 
@@ -50,10 +50,10 @@ class Ranks:
             ``threads`` and ``backend`` of each.
     """
 
-    def __init__(self, request: JobRequest, seconds: float, printer: Printer) -> None:
+    def __init__(self, request: JobRequest, seconds: float) -> None:
         """``seconds``: how long a call may take."""
         _refuse_ranks()
-        self._request, self._seconds, self._printer = request, seconds, printer
+        self._request, self._seconds = request, seconds
         self._owner = os.getpid()
         self._count = 0
         self._turn = threading.Condition()
@@ -70,7 +70,7 @@ class Ranks:
         self._close_wake = weakref.finalize(self, os.close, self._wake)
 
     def _start(self) -> RankJob:
-        job = RankJob(self._request, self._printer)
+        job = RankJob(self._request)
         # Also if nobody closes them, and at the end of this process.
         self._end = weakref.finalize(self, _close_job, job, self._owner)
         return job
@@ -368,8 +368,9 @@ def ranks(
         port_range=launch.port_range,
         may_leave=bool(launcher_options),  # They may name hosts.
         variables={name: str(value) for name, value in (variables or {}).items()},
+        output=output,
     )
-    return Ranks(request, call_timeout, Printer(output))
+    return Ranks(request, call_timeout)
 
 
 def run(
