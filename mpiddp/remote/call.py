@@ -33,8 +33,8 @@ from mpiddp.lifeline.requests import gather_stacks
 from mpiddp.lifeline.stacks.positions import describe
 from mpiddp.remote import pickling
 from mpiddp.remote.channel import Message, Parcel
-from mpiddp.remote.job import Member, RankJob, describe_ranks, name_ranks
-from mpiddp.wording import read_message
+from mpiddp.remote.job import Member, RankJob, describe_ranks
+from mpiddp.wording import name_ranks, read_message
 
 FINISH_SECONDS = 2.0
 """How long other ranks may go on after the first error."""

@@ -25,7 +25,6 @@ from typing import Any
 from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.process.sockets.links import encode_token, open_connection
 from mpiddp.process.sockets.peer_user import find_user
-from mpiddp.remote.pickling import Pickled
 
 SHARED_BYTES = 1 << 16
 """Buffers that are larger in all go by shared memory, between processes of one machine."""
@@ -85,12 +84,11 @@ class Message:
 class Parcel:
     """A pickle that is sent to several receivers: large buffers are copied once for all of them."""
 
-    def __init__(self, pickled: Pickled) -> None:
-        """Raises ConfigurationError if there is no memory for it."""
-        self.body = pickled.body
-        self.buffers = pickled.buffers
-        self.sizes = [buffer.nbytes for buffer in pickled.buffers]
-        check_memory(pickled.size)
+    def __init__(self, body: bytes = b"", buffers: tuple[memoryview, ...] = ()) -> None:
+        """What `pickling.dump` returns. Raises ConfigurationError if there is no memory for it."""
+        self.body, self.buffers = body, buffers
+        self.sizes = [buffer.nbytes for buffer in buffers]
+        check_memory(len(body) + sum(self.sizes))
         self._descriptor: int | None = None
 
     def share(self) -> int:
@@ -157,7 +155,7 @@ class Channel:
 
     def send(self, kind: str, content: Any = None, parcel: Parcel | None = None) -> None:
         """Send a message. Raises OSError if the other end has gone, or takes nothing for long."""
-        parcel = parcel or Parcel(Pickled(b""))
+        parcel = parcel or Parcel()
         is_shared = self._is_local and sum(parcel.sizes) > SHARED_BYTES
         text = json.dumps([kind, content, len(parcel.body), parcel.sizes, is_shared]).encode()
         header = len(text).to_bytes(4, "little") + text

@@ -35,7 +35,7 @@ from mpiddp.process.sockets.listener import TokenListener
 from mpiddp.remote.channel import SILENT_SECONDS, Address, Channel
 from mpiddp.remote.output import OutputReader, Sink, write
 from mpiddp.remote.starter import End
-from mpiddp.wording import fold_numbers, print_message
+from mpiddp.wording import name_ranks, print_message
 
 TOKEN_BYTES = 32
 ROLES = ("calls", "out", "err")
@@ -340,8 +340,3 @@ def describe_ranks(members: Sequence[Member]) -> str:
     for member in members:
         by_host.setdefault(member.host, []).append(member.rank)
     return ", ".join(f"{name_ranks(ranks)} on {host}" for host, ranks in by_host.items())
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """``rank 2``, ``ranks 0-1``."""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {fold_numbers(ranks)}"

@@ -12,7 +12,6 @@ import pickle
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, ClassVar
 
@@ -21,21 +20,6 @@ import cloudpickle
 PROTOCOL = 5
 SMALL_BYTES = 1 << 12
 """Contents up to this size are copied into the pickle: beside it each has a price."""
-
-
-@dataclass(frozen=True)
-class Pickled:
-    """An object as bytes."""
-
-    body: bytes
-    buffers: tuple[memoryview, ...] = field(default=(), repr=False)
-    """Contents of its tensors and arrays, in the order in which the body refers to them. They are
-    the objects' own memory, which must not change before they are sent."""
-
-    @property
-    def size(self) -> int:
-        """Bytes in all."""
-        return len(self.body) + sum(buffer.nbytes for buffer in self.buffers)
 
 
 def _reduce_code(code: CodeType) -> Any:
@@ -110,8 +94,12 @@ def _rebuild_storage(buffer: Any) -> Any:
     return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
 
 
-def dump(value: Any) -> Pickled:
-    """Raises whatever the pickling of ``value`` raises."""
+def dump(value: Any) -> tuple[bytes, tuple[memoryview, ...]]:
+    """A pickle, and the contents of tensors and arrays in the order in which it refers to them.
+
+    Those are the objects' own memory, which must not change before it is sent. Raises whatever the
+    pickling of ``value`` raises.
+    """
     buffers: list[memoryview] = []
 
     def add(buffer: pickle.PickleBuffer) -> bool:
@@ -123,7 +111,7 @@ def dump(value: Any) -> Pickled:
 
     with io.BytesIO() as file:
         _Pickler(file, PROTOCOL, buffer_callback=add).dump(value)
-        return Pickled(file.getvalue(), tuple(buffers))
+        return file.getvalue(), tuple(buffers)
 
 
 def load(body: bytes, buffers: Sequence[memoryview] = ()) -> Any:

@@ -105,7 +105,7 @@ class CallServer:
         parcel: Parcel | None = None
         if error is None:
             try:
-                parcel = Parcel(pickling.dump(value))
+                parcel = Parcel(*pickling.dump(value))
             except BaseException as problem:  # A ``__reduce__`` may raise anything.
                 error = ConfigurationError(
                     f"it returned {type(value).__qualname__}, which cannot be sent: "
@@ -143,12 +143,11 @@ class CallServer:
     def _send_error(self, error: BaseException, text: str) -> None:
         name = f"{type(error).__module__}.{type(error).__qualname__}"
         try:
-            pickled = pickling.dump(error)
+            pickled, buffers = pickling.dump(error)
         except BaseException:  # What cannot be sent is described.
-            pickled = pickling.Pickled(b"")
-        content = (pickled.body, name.removeprefix("builtins."), read_message(error), text)
-        body = pickling.dump(content).body
-        parcel = Parcel(pickling.Pickled(body, pickled.buffers))
+            pickled, buffers = b"", ()
+        content = (pickled, name.removeprefix("builtins."), read_message(error), text)
+        parcel = Parcel(pickling.dump(content)[0], buffers)
         with contextlib.closing(parcel), self._sending:
             state = {**self._find_state(), "origin": find_origin(error)}
             self._calls.send("error", state, parcel)

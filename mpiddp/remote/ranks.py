@@ -207,7 +207,7 @@ class Ranks:
         if not callable(function):
             raise ConfigurationError(f"expected a function, found {type(function).__qualname__}")
         try:
-            return Parcel(pickling.dump((function, arguments, dict(keywords))))
+            return Parcel(*pickling.dump((function, arguments, dict(keywords))))
         except MpiddpError:
             raise
         except Exception as error:  # A ``__reduce__`` may raise anything.

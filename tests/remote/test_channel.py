@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.process.sockets import ports
 from mpiddp.process.sockets.links import describe_server, listen_locally, open_connection
-from mpiddp.remote import channel, pickling
+from mpiddp.remote import channel
 from mpiddp.remote.channel import SHARED_BYTES, Address, Channel, Parcel
 from mpiddp.remote.job import _Reception
 
@@ -46,7 +46,7 @@ def connect(kind: str) -> Iterator[tuple[Channel, Channel]]:
 
 def make_parcel(body: bytes, sizes: list[int]) -> Parcel:
     contents = [np.arange(size, dtype=np.uint8) for size in sizes]
-    return Parcel(pickling.Pickled(body, tuple(memoryview(each) for each in contents)))
+    return Parcel(body, tuple(memoryview(each) for each in contents))
 
 
 @pytest.mark.parametrize("kind", ["local", "network"])
@@ -105,7 +105,7 @@ def test_receivers_share_no_memory_and_no_descriptors():
     before = len(os.listdir("/proc/self/fd"))
     with connect("local") as (first, one), connect("local") as (second, other):
         content = np.zeros(SHARED_BYTES + 1, dtype=np.uint8)
-        with contextlib.closing(Parcel(pickling.Pickled(b"", (memoryview(content),)))) as parcel:
+        with contextlib.closing(Parcel(b"", (memoryview(content),))) as parcel:
             found = []
             for sender, receiver in ((first, one), (second, other)):
                 sender.send("call", None, parcel)
@@ -148,14 +148,14 @@ def test_memory_is_looked_up_for_large_parcels_only(monkeypatch):
         nbytes = 1 << 50
 
     with pytest.raises(ConfigurationError, match=r"1125899\.9 GB to be sent, and .* GB of free"):
-        Parcel(pickling.Pickled(b"", (Huge(),)))
+        Parcel(b"", (Huge(),))
     channel.check_memory(1 << 20)
 
 
 def test_the_sender_may_change_what_is_kept():
     for size in (100, SHARED_BYTES + 1):
         content = np.zeros(size, dtype=np.uint8)
-        with contextlib.closing(Parcel(pickling.Pickled(b"", (memoryview(content),)))) as parcel:
+        with contextlib.closing(Parcel(b"", (memoryview(content),))) as parcel:
             parcel.keep()
             content[:] = 1
             with connect("local") as (sender, receiver):
@@ -179,7 +179,7 @@ class Bomb:
 def make_message(path: Path, content: Any = None) -> bytes:
     """What a channel sends, with a bomb as its pickle."""
     with connect("local") as (sender, receiver):
-        sender.send("hello", content, Parcel(pickling.Pickled(pickle.dumps(Bomb(path)))))
+        sender.send("hello", content, Parcel(pickle.dumps(Bomb(path))))
         return receiver.connection.recv(1 << 20)
 
 
