@@ -35,7 +35,6 @@ SILENT_SECONDS = 60.0
 """How long a message that has begun may pause."""
 CONNECT_SECONDS = 5.0
 """How long one address may take to answer."""
-PROOF_BYTES = 32
 SPARE_BYTES = 1 << 30
 """Below this size nobody looks whether there is memory for it."""
 

@@ -10,16 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 import called
 import launchers
 import mpiddp
+from launchers import until
 from mpiddp.errors import ConfigurationError, MpiddpError, RankFailedError, UnreachableError
 
 pytestmark = pytest.mark.mpi
@@ -42,26 +40,6 @@ def start(number: int) -> mpiddp.Ranks:
     return mpiddp.ranks(number, call_timeout=SECONDS, variables={"MPIDDP_WAIT": "sleep"})
 
 
-def list_processes(mark: str) -> list[int]:
-    """The processes that were started with this mark in their environment."""
-    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
-    return [pid for pid in pids if launchers.environ_of(pid).get(launchers.MARK) == mark]
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
-
-
-def is_alive(process: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize(
     ("function", "moment"),
     [
@@ -78,25 +56,24 @@ def is_alive(process: int) -> bool:
     ],
 )
 def test_a_killed_caller_leaves_no_process(function, moment, tmp_path):
-    mark = uuid.uuid4().hex
-    env = launchers.clean_environment({launchers.MARK: mark})
+    marked = launchers.Processes()
+    env = launchers.clean_environment({launchers.MARK: marked.mark})
     env["PYTHONPATH"] += os.pathsep + str(launchers.PROGRAMS)
     command = [sys.executable, "-c", CALLER, function, str(tmp_path)]
     caller = subprocess.Popen(command, env=env, stdout=subprocess.PIPE)
     try:
         if moment == "starts":
             assert caller.stdout.readline() == b"starts\n"
-            until(lambda: len(list_processes(mark)) > 3, "the start")
+            until(lambda: len(marked.list()) > 3, "the start")
         else:
             until(lambda: len(list(tmp_path.glob(moment))) == 2, moment)
         children = {int(each.read_text()) for each in tmp_path.glob("child-*")}
         caller.kill()
         caller.wait()
         caller.stdout.close()
-        until(lambda: not set(list_processes(mark)) - children, "the end of all processes")
+        until(lambda: not set(marked.list()) - children, "the end of all processes")
     finally:
-        for process in {caller.pid, *list_processes(mark)}:
-            os.kill(process, signal.SIGKILL) if is_alive(process) else None
+        marked.kill()
 
 
 @pytest.mark.long
@@ -183,7 +160,7 @@ def test_several_at_once_of_any_number_and_forgotten(tmp_path, monkeypatch):
     del running, futures
     found.clear()
     gc.collect()
-    until(lambda: not any(map(is_alive, processes)), "the end of forgotten ranks")
+    until(lambda: not any(map(launchers.is_alive, processes)), "the end of forgotten ranks")
     assert len(os.listdir("/proc/self/fd")) < descriptors - 9
 
 

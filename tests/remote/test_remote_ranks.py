@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 import called
 import mpiddp
+from launchers import until
 from mpiddp.errors import ConfigurationError, RankFailedError, RemoteError, UnreachableError
 
 pytestmark = pytest.mark.mpi
@@ -39,13 +39,6 @@ def _same_ranks(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "ranks" in request.fixturenames:
         assert request.getfixturevalue("ranks").state == "waiting"
-
-
-def await_files(folder: Path, pattern: str, count: int = RANKS) -> None:
-    end = time.monotonic() + SECONDS
-    while len(list(folder.glob(pattern))) < count:
-        assert time.monotonic() < end, f"no {pattern}"
-        time.sleep(0.01)
 
 
 def test_values_come_by_rank(ranks, capsys):
@@ -180,7 +173,7 @@ def test_ctrl_c_interrupts_the_function_alone(ranks, tmp_path):
         with ThreadPoolExecutor(1) as pool:
 
             def press() -> None:
-                await_files(tmp_path, "asleep-*")
+                until(lambda: len(list(tmp_path.glob("asleep-*"))) == RANKS, "the function")
                 assert ranks.state == "running sleep_on"
                 assert "sleep_on" in ranks.stacks()
                 os.kill(os.getpid(), signal.SIGINT)
@@ -197,7 +190,7 @@ def test_ctrl_c_interrupts_the_function_alone(ranks, tmp_path):
     for file in tmp_path.glob("asleep-*"):
         file.unlink()
     future = ranks.submit(called.sleep_on, -1, tmp_path)
-    await_files(tmp_path, "asleep-*")
+    until(lambda: len(list(tmp_path.glob("asleep-*"))) == RANKS, "the function")
     later = ranks.submit(called.note, -2)
     assert later.cancel() and not future.cancel()
     ranks.interrupt()
@@ -250,10 +243,7 @@ def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys):
         own.restart()
         # Between two calls, and somebody has looked.
         os.kill(own.members[0].process, signal.SIGKILL)
-        end = time.monotonic() + SECONDS
-        while own.state != "ended":
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until(lambda: own.state == "ended", "the end")
         with pytest.raises(RankFailedError) as caught:
             own.run(called.nothing)
         assert "rank 0 of 2 on" in str(caught.value.by_rank[0])
