@@ -16,7 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,11 @@ FINISH_SECONDS = 2.0
 STOP_SECONDS = 5.0
 """How long a rank that was interrupted may take to answer."""
 LOST_SECONDS = 5.0
-"""How long the job's own word is waited for once a rank was lost; usually it takes under 1 s."""
+"""Timeout for the job's report once a rank was lost; usually it takes under 1 s."""
 PRINT_SECONDS = 1.0
 """How long what a rank has printed may come after its answer."""
 PERIOD = 0.2
-"""Between two looks at lines without an end."""
+"""Of the checks for lines without an end, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Request:
     """Of the function, for messages."""
     parcel: Parcel
     fingerprint: str
-    sources: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    sources: Mapping[str, Sequence[str]]
     """Lines of files that only this process has, such as a notebook's cells, for tracebacks."""
-    seconds: float = float("inf")
+    seconds: float
     """How long it may take."""
 
 
@@ -204,7 +204,7 @@ class Call:
         self._shorten(LOST_SECONDS)
 
     def _note_end(self) -> None:
-        """The job has ended: who has not answered is lost."""
+        """The job has ended: ranks that have not answered are lost."""
         self._job.await_end(LOST_SECONDS)
         self._lost += self._waiting
         self._waiting.clear()
@@ -286,7 +286,7 @@ class Call:
         rank = self._lost[0] if named is None else named
         reason = end.reason if end is not None else ""
         host = self._job.members[rank].host
-        # That others could not go on without it says nothing new.
+        # Errors of other ranks that follow from the loss are left out.
         self._errors = {
             each: error
             for each, error in self._errors.items()

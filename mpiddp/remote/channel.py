@@ -27,7 +27,7 @@ from mpiddp.process.sockets.links import encode_token, open_connection
 from mpiddp.process.sockets.peer_user import find_user
 
 SHARED_BYTES = 1 << 16
-"""Buffers that are larger in all go by shared memory, between processes of one machine."""
+"""If the buffers have more bytes in all, processes of one machine use shared memory for them."""
 ALIGNMENT = 64
 """Bytes, of each buffer in shared memory."""
 LONGEST_HEADER = 1 << 20
@@ -36,8 +36,7 @@ SILENT_SECONDS = 60.0
 CONNECT_SECONDS = 5.0
 """How long one address may take to answer."""
 SPARE_BYTES = 1 << 30
-"""Below this size nobody looks whether there is memory for it."""
-
+"""For fewer bytes the free memory is not checked."""
 
 MARK = re.compile(rb"\0mpiddp call (\d+)\0")
 """What ends the output of a call, on each of a rank's streams."""
@@ -50,14 +49,14 @@ def make_mark(number: int) -> bytes:
 
 @dataclass(frozen=True)
 class Address:
-    """Where a process listens, and what both sides prove that they know."""
+    """Where a process listens, and the secrets that both sides must know."""
 
     places: tuple[str, ...]
     """Best first: ``@NAME`` of a local socket, ``HOST:PORT``."""
     token: str
-    """Sent by who connects."""
+    """Sent by the process that connects."""
     proof: str
-    """Sent back by who listens: a process that has taken over its port does not know it."""
+    """Sent back by the process that listens: another one that has its port does not know it."""
 
     def pack(self) -> str:
         return json.dumps([self.places, self.token, self.proof])
@@ -70,7 +69,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Message:
-    """What has come."""
+    """A message that was received."""
 
     kind: str
     content: Any = None

@@ -40,11 +40,11 @@ from mpiddp.wording import name_ranks, print_message
 TOKEN_BYTES = 32
 ROLES = ("calls", "out", "err")
 LOOK_SECONDS = 0.05
-"""Between two looks for a starter that has ended before its ranks were there."""
+"""Period of the checks whether the starter has ended before its ranks were there."""
 QUIET_SECONDS = 5.0
-"""How long nothing is printed of what the launcher says while the ranks start."""
+"""What the launcher says is printed if the start, or the end, takes longer."""
 LOG_BYTES = 1000
-"""Of that, in an error that has nothing better to say."""
+"""Of that, in an error if no reason is known."""
 REPORT_SECONDS = 5.0
 """How long a job may take to end once a rank has been lost."""
 END_SECONDS = LASTING_SECONDS + 60.0
@@ -53,7 +53,7 @@ RAISED = {
     error.exit_code: error
     for error in (ConfigurationError, LaunchError, UnreachableError, PeerLostError)
 }
-"""What an exit code of a start-up is raised as."""
+"""The error that is raised for each exit code of the starter."""
 
 
 @dataclass(frozen=True)
@@ -161,10 +161,7 @@ class RankJob:
     # While it runs
 
     def _print_log(self) -> None:
-        """Print what front and launcher have said since the last time.
-
-        Once the ranks are there, an exception says what they would say of an end.
-        """
+        """Print what front and launcher have said since the last time, while the ranks start."""
         text = os.pread(self._log, 1 << 20, self._shown)
         if text:
             self._shown += len(text)
@@ -210,9 +207,9 @@ class RankJob:
                 setattr(self, name, -1)
 
     def close(self) -> End:
-        """Let the ranks close their session, and wait for their end; how it was.
+        """Let the ranks close their session, wait until they have ended, and return how.
 
-        That may take long: they finish what they write. Ctrl-C, or time, has them killed.
+        Ranks finish what they write. They are killed after END_SECONDS, or by Ctrl-C.
         """
         for member in self.members:
             with contextlib.suppress(OSError):
@@ -231,7 +228,7 @@ class RankJob:
         return self.end or End(FAILURE)
 
     def kill(self) -> None:
-        """End all of it now."""
+        """End starter and ranks now."""
         for member in self.members:
             member.calls.close()
         if hasattr(self, "starter"):

@@ -19,7 +19,7 @@ import cloudpickle
 
 PROTOCOL = 5
 SMALL_BYTES = 1 << 12
-"""Contents up to this size are copied into the pickle: beside it each has a price."""
+"""Contents up to this size are copied into the pickle: a buffer of its own takes longer."""
 
 
 def _reduce_code(code: CodeType) -> Any:

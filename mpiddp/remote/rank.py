@@ -210,7 +210,7 @@ def _redirect(address: Address, describe: Callable[[str], Any]) -> Sequence[sock
     for number, role in OUTPUT.items():
         channel = Channel(connect(address))
         channel.send("hello", describe(role))
-        # Others write there by the descriptor, and know of no time-out.
+        # Programs write to the descriptor, which must block.
         channel.connection.settimeout(None)
         with contextlib.suppress(Exception):
             (sys.stdout if number == 1 else sys.stderr).flush()

@@ -127,7 +127,7 @@ class Ranks:
         return find_stacks(self._job, is_full=full) or "the ranks do not answer\n"
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the function that runs, if one does, on all ranks."""
+        """Raise KeyboardInterrupt on all ranks in the function that runs, if one does."""
         if self._running:
             os.eventfd_write(self._wake, 1)
 
@@ -141,7 +141,7 @@ class Ranks:
             self._job, self._is_told = self._start(), False
 
     def close(self) -> None:
-        """End the ranks. A function that runs is interrupted. Nothing is done the second time.
+        """End the ranks. A function that runs is interrupted. A second call does nothing.
 
         Raises an MpiddpError if they do not end well, and no call has said so: a rank was lost
         since, or failed in what it does at its end, such as to write what it has saved.
@@ -179,8 +179,8 @@ class Ranks:
 
     @property
     def state(self) -> str:
-        """``waiting``, ``closed``, ``ended``, or which function runs."""
-        if self._is_closed:
+        """``waiting``, ``running NAME``, ``ended``, or ``closed``, as in a forked child."""
+        if self._is_closed or os.getpid() != self._owner:
             return "closed"
         with self._turn:
             # A call finds out by itself.
@@ -383,7 +383,7 @@ def run(
     ``ranks``: how many, as the first argument of `mpiddp.ranks`, which takes more options. What
     else is given goes to the function. Raises what `mpiddp.ranks` and `Ranks.run` raise.
     """
-    start = globals()["ranks"]
+    start = globals()["ranks"]  # The argument has the same name.
     with start(ranks) as started:
         found: list[T] = started.run(function, *arguments, **keywords)
     return found

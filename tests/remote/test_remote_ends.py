@@ -168,7 +168,7 @@ def use_in_child(ranks: mpiddp.Ranks, answers: multiprocessing.SimpleQueue[str])
     for act in (lambda: ranks.run(called.nothing), ranks.restart, ranks.stacks, ranks.close):
         try:
             act()
-            answers.put("")
+            answers.put(ranks.state)
         except ConfigurationError as error:
             answers.put(str(error))
 
@@ -184,7 +184,7 @@ def test_a_forked_child_of_the_caller_leaves_the_ranks_alone(tmp_path):
         child.join(SECONDS)
         assert child.exitcode == 0
         belongs = "these ranks belong to another process, of which this one is a copy"
-        assert found == [belongs, belongs, belongs, ""]
+        assert found == [belongs, belongs, belongs, "closed"]
         assert ranks.run(called.find_rank) == [0, 1]
         # Children of ranks keep nothing of theirs open: a lost rank is noticed at once.
         victim = ranks.run(called.leave_children, tmp_path)[1]
