@@ -24,10 +24,6 @@ def find_rank() -> int:
     return mpiddp.init().world.rank
 
 
-def find_process() -> int:
-    return os.getpid()
-
-
 def nothing() -> None:
     pass
 
@@ -252,10 +248,6 @@ def look_around() -> tuple[str, str | None, str, list[str]]:
     """Directory, a variable, Python's path, and variables that nobody else needs to know."""
     secret = [name for name in os.environ if "CALLER" in name]
     return os.getcwd(), os.environ.get("OF_THE_TEST"), sys.path[0], secret
-
-
-def start_ranks() -> None:
-    mpiddp.ranks(2)
 
 
 def make_zeros(count: int) -> Any:

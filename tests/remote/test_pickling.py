@@ -54,21 +54,17 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
 
 
 @settings(deadline=None, max_examples=100)
-@given(tensors(), st.sampled_from(DTYPES), st.booleans(), st.booleans())
-def test_a_tensor_comes_as_it_was(tensor, dtype, needs_grad, is_parameter):
-    with warnings.catch_warnings(action="ignore"):  # torch's, of dtypes on trial.
-        if tensor.is_contiguous():
-            tensor = torch.arange(tensor.numel() // 16 * 16, dtype=torch.uint8).view(dtype)
-        needs_grad &= tensor.is_floating_point() and tensor.dtype.itemsize > 1
-        tensor.requires_grad_(needs_grad)
-        if is_parameter:
-            tensor = torch.nn.Parameter(tensor, needs_grad)
-        found = carry({"nested": [tensor]})["nested"][0]
-        assert list_bytes(found) == list_bytes(tensor)
+@given(tensors(), st.booleans(), st.booleans())
+def test_a_tensor_comes_as_it_was(tensor, needs_grad, is_parameter):
+    tensor.requires_grad_(needs_grad)
+    if is_parameter:
+        tensor = torch.nn.Parameter(tensor, needs_grad)
+    found = carry({"nested": [tensor]})["nested"][0]
+    assert torch.equal(found, tensor)
     assert (found.shape, found.dtype, type(found)) == (tensor.shape, tensor.dtype, type(tensor))
     assert found.requires_grad is needs_grad
     # No more than twice what it shows is sent.
-    assert found.untyped_storage().nbytes() <= max(2 * tensor.nbytes, 0)
+    assert found.untyped_storage().nbytes() <= 2 * tensor.nbytes
 
 
 @settings(deadline=None, max_examples=50)
@@ -93,7 +89,7 @@ def test_an_array_comes_as_it_was(shape, kind, order, is_read_only):
 
 
 def test_every_dtype_that_torch_has():
-    with warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings(action="ignore"):  # torch's, of dtypes on trial.
         for dtype in DTYPES:
             tensor = torch.arange(16, dtype=torch.uint8).view(dtype)
             found = carry(tensor)
@@ -159,8 +155,3 @@ def test_functions_of_main_go_by_value_with_their_file(monkeypatch):
     found = pickling.load(body)
     assert found(21) == 42 and found.__code__.co_filename == "/a/notebook"
     assert pickling.describe_function(functools.partial(found, 3)) == "double"
-
-
-def test_what_cannot_be_pickled_is_said_by_its_own_error():
-    with pytest.raises(TypeError, match="cannot pickle 'generator'"):
-        pickling.dump(each for each in ())

@@ -212,7 +212,7 @@ def test_what_cannot_start_says_so_in_one_line():
             mpiddp.ranks(**arguments)
         assert text in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(RankFailedError) as caught:
-        mpiddp.run(called.start_ranks, ranks=2)
+        mpiddp.run(mpiddp.ranks, ranks=2)
     (error,) = caught.value.exceptions
     assert type(error) is ConfigurationError and "ranks start no ranks" in str(error)
     assert mpiddp.run(called.describe, 1, ranks=5, second=2)[4] == (4, 1, 2, [10.0] * 3)

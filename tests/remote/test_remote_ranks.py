@@ -49,7 +49,7 @@ def test_values_come_by_rank(ranks, capsys):
     assert ranks.run(lambda x: factor * x * called.find_rank(), x=2) == [0, 6, 12, 18]
     assert ranks.run(functools.partial(called.describe, 1), second=2)[3][:3] == (3, 1, 2)
     assert [member.rank for member in ranks.members] == [0, 1, 2, 3]
-    assert [member.process for member in ranks.members] == ranks.run(called.find_process)
+    assert [member.process for member in ranks.members] == ranks.run(os.getpid)
     assert len(ranks) == RANKS
     assert re.fullmatch(r"<4 ranks: ranks 0-3 on \S+, waiting>", repr(ranks))
     with pytest.raises(ConfigurationError, match="expected a function, found int"):
