@@ -324,24 +324,24 @@ class Call:
             return self._describe_divergence(
                 "mpiddp's collectives", {r: c[0] for r, c in own.items()}
             )
-        names = {name for state in states.values() for name in state["groups"]}
-        for name in sorted(names):
-            counts = {r: s["groups"][name] for r, s in states.items() if name in s["groups"]}
-            if len(set(counts.values())) > 1:
-                return self._examine(name)
+        counts: dict[str, set[int]] = defaultdict(set)
+        for state in states.values():
+            for group, count in state["groups"].items():
+                counts[group].add(count)
+        if any(len(each) > 1 for each in counts.values()):
+            return self._examine()
         return ""
 
-    def _examine(self, name: str) -> str:
-        """Messages between two ranks count as well: compare what torch has recorded."""
-        members = {member.rank: member for member in self._job.members}
+    def _examine(self) -> str:
+        """Messages between two ranks count as well: compare how many collectives each has begun."""
         found: dict[str, dict[int, int]] = defaultdict(dict)
-        for rank, member in members.items():
+        for member in self._job.members:
             try:
                 member.calls.send("state")
-                for group, (begun, _) in member.calls.receive().content.items():
-                    found[group][rank] = begun
+                for group, count in member.calls.receive().content.items():
+                    found[group][member.rank] = count
             except (EOFError, OSError):
-                return f"rank {rank} on {member.host} does not answer"
+                return f"{describe_ranks([member])} does not answer"
         for group, counts in found.items():
             if len(set(counts.values())) > 1:
                 return self._describe_divergence(f"group {group}", counts)

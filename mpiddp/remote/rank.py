@@ -174,8 +174,9 @@ class CallServer:
                 if message.kind == "interrupt":
                     self._interrupt_main(message.content)
                 elif message.kind == "state":
+                    counts = {name: begun for name, (begun, _) in read_calls().items()}
                     with self._sending:
-                        self._calls.send("state", read_calls())
+                        self._calls.send("state", counts | count_calls(is_own=True))
                 else:
                     self._inbox.put(message)
         except (EOFError, OSError):

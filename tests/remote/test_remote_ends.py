@@ -240,6 +240,9 @@ def test_a_trainer_runs_twice_on_the_same_ranks(collectives, tmp_path):
     options = {"data": "toy", "samples": 200, "epochs": 1, "runs_dir": tmp_path}
     with mpiddp.ranks(2, collectives=collectives, call_timeout=SECONDS) as ranks:
         first, second = (ranks.run(called.fit, options | {"name": n}) for n in ("one", "two"))
+        with pytest.raises(RankFailedError, match="the ranks have ended") as caught:
+            ranks.run(called.gather_on, 1)
+        assert "at different collective calls of group" in str(caught.value.by_rank[0])
     assert first == second and first[0] == first[1]
     assert first[0][2] == [1.0] * 3
     # The last save is complete once the call has returned.
