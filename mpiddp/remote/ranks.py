@@ -127,7 +127,7 @@ class Ranks:
         return find_stacks(self._job, is_full=full) or "the ranks do not answer\n"
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt on all ranks in the function that runs, if one does."""
+        """Raise KeyboardInterrupt in the function that runs, if one does, on all ranks."""
         if self._running:
             os.eventfd_write(self._wake, 1)
 
@@ -179,7 +179,7 @@ class Ranks:
 
     @property
     def state(self) -> str:
-        """``waiting``, ``running NAME``, ``ended``, or ``closed``, as in a forked child."""
+        """``waiting``, ``closed``, ``ended``, or which function runs."""
         if self._is_closed or os.getpid() != self._owner:
             return "closed"
         with self._turn:
@@ -383,7 +383,7 @@ def run(
     ``ranks``: how many, as the first argument of `mpiddp.ranks`, which takes more options. What
     else is given goes to the function. Raises what `mpiddp.ranks` and `Ranks.run` raise.
     """
-    start = globals()["ranks"]  # The argument has the same name.
+    start = globals()["ranks"]
     with start(ranks) as started:
         found: list[T] = started.run(function, *arguments, **keywords)
     return found
