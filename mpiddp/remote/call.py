@@ -24,6 +24,7 @@ from typing import Any
 from mpiddp.errors import (
     OWN,
     ConfigurationError,
+    MpiddpError,
     PeerLostError,
     RankFailedError,
     RemoteError,
@@ -370,7 +371,10 @@ class Call:
             error.add_note(f"on {where}\n{trace}".rstrip())
             exceptions.append(error)
         count = len(self._errors)
-        message = f"{self._request.name} failed on {count} of {len(members)} ranks"
+        first = next(iter(self._errors.values()))  # The others may follow from it.
+        kind = "" if isinstance(first, MpiddpError) else type(first).__qualname__
+        text = ": ".join(filter(None, (kind, read_message(first).partition("\n")[0])))
+        message = f"{self._request.name} failed on {count} of {len(members)} ranks: {text}"
         if self._job.end is not None:
             why = f"{problem}, so " if problem else ""
             message += f"; {why}the ranks have ended, and restart() starts them again"

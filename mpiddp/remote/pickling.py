@@ -45,7 +45,17 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _reduce_tensor(torch, value)
         if torch is not None and type(value) is torch.UntypedStorage and value.device.type == "cpu":
             return _rebuild_storage, (pickle.PickleBuffer(_view_storage(torch, value)),)
+        if isinstance(value, BaseException) and type(value).__reduce__ is BaseException.__reduce__:
+            return _rebuild_error, (type(value), value.args), value.__dict__ or None
         return super().reducer_override(value)
+
+
+def _rebuild_error(kind: Any, arguments: tuple[Any, ...]) -> BaseException:
+    """Without an ``__init__`` in Python: it may take other arguments, and make others of them."""
+    base = next(each for each in kind.__mro__ if each.__module__ == "builtins")
+    error: BaseException = base.__new__(kind, *arguments)
+    base.__init__(error, *arguments)
+    return error
 
 
 def _reduce_tensor(torch: Any, tensor: Any) -> Any:

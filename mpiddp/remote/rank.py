@@ -39,6 +39,9 @@ from mpiddp.wording import read_message
 
 OUTPUT = {1: "out", 2: "err"}
 """Descriptors, and the connection that each one is."""
+SIGNALS, SIGNAL_SECONDS = 10, 0.1
+"""A function gets so many signals, unless it is interrupted before: one that comes just before a
+system call does not end it."""
 LEAVE_SECONDS = 5.0
 """How long a function may go on after the calling process has gone."""
 
@@ -55,6 +58,8 @@ class CallServer:
         self._inbox: queue.SimpleQueue[Message | ConfigurationError | None] = queue.SimpleQueue()
         self._running: int | None = None
         """The number of the call whose function runs."""
+        self._interrupted = 0
+        """The last call that was to be interrupted: perhaps before its function runs."""
         self._is_interruptible = False
         self._marks = _redirect(address, self._describe)
         main = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -96,6 +101,8 @@ class CallServer:
         try:
             try:
                 self._running, self._is_interruptible = number, True
+                if self._interrupted == number:
+                    raise KeyboardInterrupt
                 value = self._run(message)
             finally:
                 self._is_interruptible = False
@@ -189,8 +196,12 @@ class CallServer:
             find_failure_handler(self._session).fail(lost)
 
     def _interrupt_main(self, number: int) -> None:
-        if self._running == number:
+        self._interrupted = number
+        for _ in range(SIGNALS):
+            if self._running != number or not self._is_interruptible:
+                return
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(SIGNAL_SECONDS)
 
     def _interrupt(self, *_: object) -> None:
         """Once for a call: what follows its function must not be interrupted."""

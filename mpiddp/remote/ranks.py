@@ -166,6 +166,9 @@ class Ranks:
             if kind is None:
                 raise
 
+    def __reduce__(self) -> str:
+        raise TypeError("ranks stay in the process that started them, and this refers to them")
+
     def __repr__(self) -> str:
         state = self._describe_state()
         return f"<{count_noun(len(self), 'rank')}: {describe_ranks(self.members)}, {state}>"
@@ -204,8 +207,7 @@ class Ranks:
         self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> Parcel:
         self._check_open()
-        if not callable(function):
-            raise ConfigurationError(f"expected a function, found {type(function).__qualname__}")
+        _check_function(function)
         try:
             return Parcel(*pickling.dump((function, arguments, dict(keywords))))
         except MpiddpError:
@@ -219,7 +221,6 @@ class Ranks:
 
     def _run(self, seconds: float, function: Callable[..., Any], parcel: Parcel) -> list[Any]:
         """One call, in its turn."""
-        self._check_open()
         if self._is_told:
             why = self._describe_state()
             raise ConfigurationError(f"these ranks have {why}; restart() starts them again")
@@ -231,6 +232,7 @@ class Ranks:
             os.eventfd_read(self._wake)  # It was meant for the call before.
         self._running, self._began = name, time.monotonic()
         try:
+            self._check_open()  # Who closes them from now on interrupts this call.
             return Call(self._job, request, self._wake).run()
         finally:
             self._running = ""
@@ -383,6 +385,7 @@ def run(
     ``ranks``: how many, as the first argument of `mpiddp.ranks`, which takes more options. What
     else is given goes to the function. Raises what `mpiddp.ranks` and `Ranks.run` raise.
     """
+    _check_function(function)
     start = globals()["ranks"]
     with start(ranks) as started:
         found: list[T] = started.run(function, *arguments, **keywords)
@@ -406,6 +409,11 @@ def _find_sources(function: Callable[..., Any]) -> dict[str, list[str]]:
         return {}
     lines = linecache.getlines(code.co_filename)
     return {code.co_filename: lines} if lines else {}
+
+
+def _check_function(function: Any) -> None:
+    if not callable(function):
+        raise ConfigurationError(f"expected a function, found {type(function).__qualname__}")
 
 
 def _check_seconds(seconds: Any) -> None:

@@ -66,6 +66,7 @@ def show_progress() -> None:
 class AwkwardError(Exception):
     def __init__(self, first: int, second: int) -> None:
         super().__init__(f"{first} and {second}")
+        self.second = second
 
 
 class LockedError(Exception):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 import time
 import traceback
 from pathlib import Path
@@ -122,17 +121,11 @@ def test_a_damaged_pool_is_replaced():
     assert not any(launchers.environ_of(process) for process in processes)
 
 
-def end_soon(session):
-    """Rank 1 ends after it has answered."""
-    if session.world.rank == 1:
-        threading.Timer(0.3, os._exit, (1,)).start()
-
-
 @pytest.mark.parametrize("how", ["asked for again", "closed"])
 def test_a_rank_that_ends_between_two_calls_is_reported(how):
     pools = Pools()
     ranks = pools("openmpi", 2)
-    ranks.call(end_soon)
+    os.kill(ranks.call(see, 1).values[1][3], signal.SIGKILL)
     launchers.until(lambda: not ranks.is_running, "the end")
     said = "the ranks did not end well: rank 1 of 2"
     with pytest.raises((AssertionError, mpiddp.MpiddpError), match=said):

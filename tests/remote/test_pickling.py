@@ -155,3 +155,30 @@ def test_functions_of_main_go_by_value_with_their_file(monkeypatch):
     found = pickling.load(body)
     assert found(21) == 42 and found.__code__.co_filename == "/a/notebook"
     assert pickling.describe_function(functools.partial(found, 3)) == "double"
+
+
+class PrefixedError(KeyError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no {name}")
+        self.prefix = "no"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PrefixedError("such"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+        StopIteration(3),
+        FileNotFoundError(2, "none", "a.txt"),
+        SyntaxError("bad", ("a.py", 1, 2, "x = ", 1, 3)),
+        ExceptionGroup("two", [PrefixedError("a"), ValueError(1)]),
+        ImportError("none", name="a"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_exception_comes_as_it_was(error):
+    found = carry(error)
+    assert type(found) is type(error)
+    assert (repr(found), str(found)) == (repr(error), str(error))
+    for name in ("args", "reason", "value", "filename", "lineno", "exceptions", "name", "prefix"):
+        assert repr(getattr(found, name, None)) == repr(getattr(error, name, None))

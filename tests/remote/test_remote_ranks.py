@@ -56,6 +56,10 @@ def test_values_come_by_rank(ranks, capsys):
         ranks.run(3)
     with pytest.raises(ConfigurationError, match=r"nothing and its arguments cannot be sent.*lock"):
         ranks.run(called.nothing, threading.Lock())
+    with pytest.raises(ConfigurationError, match="ranks stay in the process that started them"):
+        ranks.run(lambda: ranks.state)
+    with pytest.raises(ConfigurationError, match="expected a function, found int"):
+        mpiddp.run(2, called.nothing)
     assert capsys.readouterr() == ("", "")
 
 
@@ -86,7 +90,8 @@ def test_exceptions_are_the_ranks_own(ranks):
     with pytest.raises(RankFailedError, match="fail failed on 4 of 4 ranks") as caught:
         ranks.run(called.fail, kinds)
     first, second, third, fourth = (caught.value.by_rank[rank] for rank in range(RANKS))
-    assert type(first) is RemoteError and str(first) == "called.AwkwardError: 1 and 2"
+    assert type(first) is called.AwkwardError
+    assert (str(first), first.second) == ("1 and 2", 2)
     assert type(second) is RemoteError and str(second) == "called.LockedError: locked"
     assert type(third) is called.MuteError
     assert type(fourth) is ValueError and fourth.args[0].tolist() == list(range(5000))
@@ -103,7 +108,7 @@ def test_exceptions_are_the_ranks_own(ranks):
 
 
 def test_equal_exceptions_stand_once(ranks):
-    with pytest.raises(RankFailedError, match="fail failed on 3 of 4 ranks") as caught:
+    with pytest.raises(RankFailedError, match="on 3 of 4 ranks: RuntimeError: the") as caught:
         ranks.run(called.fail, ["", "same", "same", "same"])
     (error,) = caught.value.exceptions
     assert type(error) is RuntimeError and error.args == ("the same",)
@@ -195,6 +200,12 @@ def test_ctrl_c_interrupts_the_function_alone(ranks, tmp_path):
     assert later.cancel() and not future.cancel()
     ranks.interrupt()
     assert type(future.exception(SECONDS)) is KeyboardInterrupt
+    for _ in range(5):
+        future = ranks.submit(called.sleep_on, -1)
+        while ranks.state == "waiting":
+            pass
+        ranks.interrupt()  # Perhaps before the ranks have begun.
+        assert type(future.exception(SECONDS)) is KeyboardInterrupt
     assert -2 not in ranks.run(called.note, -3)[0]
 
 
@@ -224,7 +235,7 @@ def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys):
             r"1 on rank 0, 2 on rank 1$",
             str(caught.value.by_rank[0]),
         )
-        assert "failed on 1 of 2 ranks; the ranks have ended, and restart()" in str(caught.value)
+        assert "on rank 1; the ranks have ended, and restart()" in str(caught.value)
         assert own.state == "ended"
         with pytest.raises(ConfigurationError, match=r"these ranks have ended; restart\(\)"):
             own.run(called.nothing)
@@ -235,7 +246,9 @@ def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys):
         victim = own.members[1].process
         began = time.monotonic()
         threading.Timer(0.3, os.kill, (victim, signal.SIGKILL)).start()
-        with pytest.raises(RankFailedError, match="failed on 1 of 2 ranks; the ranks") as caught:
+        with pytest.raises(
+            RankFailedError, match="failed on 1 of 2 ranks: rank 1 of 2 on"
+        ) as caught:
             own.run(called.sleep_on, -1)
         assert time.monotonic() - began < 30
         ((rank, lost),) = caught.value.by_rank.items()
