@@ -20,7 +20,13 @@ import pytest
 import called
 import launchers
 import mpiddp
-from mpiddp.errors import ConfigurationError, MpiddpError, RankFailedError, UnreachableError
+from mpiddp.errors import (
+    ConfigurationError,
+    LaunchError,
+    MpiddpError,
+    RankFailedError,
+    UnreachableError,
+)
 
 pytestmark = pytest.mark.mpi
 SECONDS = 60.0
@@ -135,6 +141,28 @@ def test_a_function_that_never_returns(tmp_path):
         assert "destroyed torch's default group" in str(caught.value.by_rank[0])
 
 
+def refuse_to_start(*_: object) -> None:
+    raise LaunchError("no")
+
+
+def test_ranks_that_were_interrupted_in_a_collective_end(monkeypatch):
+    options = {"variables": {"MPIDDP_WAIT": "sleep"}, "call_timeout": SECONDS}
+    with mpiddp.ranks(2, collectives="mpiddp", **options) as ranks:
+        # The next calls would be refused, or meet a call that the other rank has not finished.
+        with pytest.raises(RankFailedError, match=r"reduce_again left rank.* in the middle of a"):
+            ranks.within(0.5).run(called.reduce_again, -1)
+        assert ranks.state == "ended"
+        with monkeypatch.context() as patch:
+            patch.setattr("mpiddp.remote.ranks.RankJob", refuse_to_start)
+            with pytest.raises(LaunchError, match="no"):
+                ranks.restart()
+        with pytest.raises(ConfigurationError, match=r"ended; restart\(\) starts them again"):
+            ranks.run(called.nothing)
+        ranks.restart()
+        with pytest.raises(RankFailedError, match="ask_alone left rank 1 in the middle of a"):
+            ranks.within(0.3).run(called.ask_alone, 1)
+
+
 @pytest.mark.long
 def test_a_sink_that_raises_ends_the_call(capsys):
     texts = []
@@ -143,6 +171,8 @@ def test_a_sink_that_raises_ends_the_call(capsys):
         texts.append((rank, role, text))
         if "3" in text:
             raise ZeroDivisionError(text)
+        if "4" in text:
+            ranks.run(called.nothing)
 
     with mpiddp.ranks(1, output=take, call_timeout=SECONDS) as ranks:
         ranks.run(print, "é", end="")
@@ -152,6 +182,8 @@ def test_a_sink_that_raises_ends_the_call(capsys):
         assert ranks.state == "ended"
         ranks.restart()
         assert ranks.run(called.find_rank) == [0]
+        with pytest.raises(ConfigurationError, match="a signal handler or output= cannot call"):
+            ranks.run(print, 4)
     assert capsys.readouterr() == ("", "")
 
 
@@ -194,6 +226,7 @@ def use_in_child(ranks: mpiddp.Ranks, answers: multiprocessing.SimpleQueue[str])
             answers.put("")
         except ConfigurationError as error:
             answers.put(str(error))
+    answers.put(repr(ranks))
 
 
 @pytest.mark.long
@@ -204,6 +237,7 @@ def test_a_forked_child_of_the_caller_leaves_the_ranks_alone(tmp_path):
         child = context.Process(target=use_in_child, args=(ranks, answers))
         child.start()
         found = [answers.get() for _ in range(4)]
+        assert answers.get().endswith("closed>")
         child.join(SECONDS)
         assert child.exitcode == 0
         belongs = "these ranks belong to another process, of which this one is a copy"
