@@ -316,20 +316,22 @@ class Call:
         return list(values.values())
 
     def _find_divergence(self) -> str:
-        """What says that ranks have made different collective calls; empty if they have not."""
+        """What says why ranks' next collective calls would not match; empty if they would."""
         states = {rank: answer.content for rank, answer in self._answers.items()}
         if not all(state["has_group"] for state in states.values()):
             return f"{self._request.name} has destroyed torch's default group"
-        own = {rank: tuple(state["calls"]) for rank, state in states.items()}
-        if len(set(own.values())) > 1:
-            return self._describe_divergence(
-                "mpiddp's collectives", {r: c[0] for r, c in own.items()}
-            )
-        counts: dict[str, set[int]] = defaultdict(set)
+        broken = [rank for rank, state in states.items() if state.get("is_broken")]
+        if broken:
+            return f"{self._request.name} left {name_ranks(broken)} in the middle of a collective"
+        for what, kind in (("mpiddp's collectives", "calls"), ("the session", "exchanges")):
+            counts = {rank: state[kind] for rank, state in states.items()}
+            if len(set(counts.values())) > 1:
+                return self._describe_divergence(what, counts)
+        by_group: dict[str, set[int]] = defaultdict(set)
         for state in states.values():
             for group, count in state["groups"].items():
-                counts[group].add(count)
-        if any(len(each) > 1 for each in counts.values()):
+                by_group[group].add(count)
+        if any(len(each) > 1 for each in by_group.values()):
             return self._examine()
         return ""
 

@@ -30,7 +30,8 @@ SHARED_BYTES = 1 << 16
 """If the buffers have more bytes in all, processes of one machine use shared memory for them."""
 ALIGNMENT = 64
 """Bytes, of each buffer in shared memory."""
-LONGEST_HEADER = 1 << 20
+LONGEST_PIECE = 1 << 20
+"""Bytes that are sent at a time."""
 SILENT_SECONDS = 60.0
 """How long a message that has begun may pause."""
 CONNECT_SECONDS = 5.0
@@ -161,7 +162,14 @@ class Channel:
             header = header[socket.send_fds(self.connection, [header], [parcel.share()]) :]
         pieces: list[bytes | memoryview] = [header, parcel.body]
         for piece in pieces if is_shared else [*pieces, *parcel.buffers]:
-            self.connection.sendall(piece)
+            self._send_all(piece)
+
+    def _send_all(self, piece: bytes | memoryview) -> None:
+        """Not sendall(), whose limit is one for the whole: what is large may take longer."""
+        with memoryview(piece).cast("B") as view:
+            start = 0
+            while start < view.nbytes:
+                start += self.connection.send(view[start : start + LONGEST_PIECE])
 
     def wait(self) -> None:
         """Return when a message comes, or the other end has gone."""
@@ -203,10 +211,7 @@ class Channel:
         if not data:
             raise EOFError("the other end has gone")
         data += self._read(4 - len(data))
-        length = int.from_bytes(data, "little")
-        if length > LONGEST_HEADER:
-            raise OSError(f"no message: a header of {length} bytes")
-        return length, descriptors
+        return int.from_bytes(data, "little"), descriptors
 
     def _read(self, count: int) -> bytearray:
         data = bytearray(count)

@@ -78,7 +78,7 @@ def _reduce_tensor(torch: Any, tensor: Any) -> Any:
 def _rebuild_tensor(kind: Any, storage: Any, dtype: Any, place: Any, needs_grad: bool) -> Any:
     import torch
 
-    tensor = torch.empty(0, dtype=dtype).set_(storage, *place)
+    tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storage, *place)
     if kind is torch.nn.Parameter:
         return torch.nn.Parameter(tensor, needs_grad)
     return tensor.requires_grad_(needs_grad)
@@ -90,7 +90,7 @@ def _set_attributes(tensor: Any, attributes: dict[str, Any]) -> None:
 
 def _view_storage(torch: Any, storage: Any) -> Any:
     """Its bytes, as a numpy array that shares its memory."""
-    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
 
 
 def _rebuild_storage(buffer: Any) -> Any:

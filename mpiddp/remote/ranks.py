@@ -59,6 +59,8 @@ class Ranks:
         self._turn = threading.Condition()
         self._queue: deque[object] = deque()
         """Calls that wait for their turn, and the one that runs."""
+        self._turn_thread = 0
+        """The thread whose turn it is."""
         self._running = ""
         """The function that runs."""
         self._began = 0.0
@@ -128,7 +130,7 @@ class Ranks:
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the function that runs, if one does, on all ranks."""
-        if self._running:
+        if self._running and os.getpid() == self._owner:
             os.eventfd_write(self._wake, 1)
 
     def restart(self) -> None:
@@ -137,6 +139,7 @@ class Ranks:
         if self._is_closed:
             raise ConfigurationError("these ranks were closed: mpiddp.ranks(…) starts others")
         with self._take_turn():
+            self._is_told = True  # If no others start, calls say so.
             self._end()
             self._job, self._is_told = self._start(), False
 
@@ -240,14 +243,25 @@ class Ranks:
 
     @contextlib.contextmanager
     def _take_turn(self, ticket: object | None = None) -> Iterator[None]:
-        """One after the other, in the order in which they came."""
+        """One after the other, in the order in which they came.
+
+        Raises ConfigurationError in a thread that has the turn: it would wait for itself.
+        """
+        if self._turn_thread == threading.get_ident():
+            raise ConfigurationError(
+                "a signal handler or output= cannot call these ranks, or end them, while its own "
+                "thread calls them: raise an exception there, or use another thread"
+            )
         if ticket is None:
             ticket = self._queue_up()
         try:
             with self._turn:
                 self._turn.wait_for(lambda: self._queue[0] is ticket)
+            self._turn_thread = threading.get_ident()
             yield
         finally:
+            if self._turn_thread == threading.get_ident():
+                self._turn_thread = 0
             with self._turn:
                 self._queue.remove(ticket)
                 self._turn.notify_all()

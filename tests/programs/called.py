@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -154,6 +155,10 @@ def ignore_interrupts(folder: Path) -> None:
             time.sleep(NAPS)
 
 
+def refuse_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def hold_interpreter(folder: Path) -> None:
     """A call into C that lets go of the interpreter's lock for no signal: it locks itself out."""
     (folder / f"asleep-{find_rank()}").touch()
@@ -225,6 +230,22 @@ def reduce_again(rank: int) -> None:
 
     while rank != find_rank():
         distributed.all_reduce(torch.ones(1000))
+
+
+def leave_calls() -> None:
+    """Collectives that no rank waits for, and some ranks begin late."""
+    import torch
+
+    mpiddp.all_reduce(torch.ones(1))
+    time.sleep(0.1 * find_rank())
+    for _ in range(20):
+        mpiddp.all_reduce_async(torch.ones(1 << 18))
+
+
+def ask_alone(rank: int) -> None:
+    """A collective of the session that one rank alone calls."""
+    if find_rank() == rank:
+        mpiddp.init().any(True)
 
 
 def destroy_group() -> None:

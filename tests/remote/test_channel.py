@@ -101,6 +101,30 @@ def test_a_message_that_comes_byte_by_byte():
             theirs.receive()
 
 
+def test_a_long_header():
+    """Cells of a notebook, or the sizes of many buffers."""
+    with connect("local") as (sender, receiver), ThreadPoolExecutor(1) as pool:
+        content = "x" * (2 << 20)
+        sending = pool.submit(sender.send, "call", content)
+        assert receiver.receive().content == content
+        sending.result(SOON)
+
+
+@pytest.mark.long
+def test_what_is_large_may_take_longer_than_a_message_may_pause(monkeypatch):
+    monkeypatch.setattr(channel, "SILENT_SECONDS", 2.0)
+    with connect("network") as (sender, receiver), ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(sender.send, "call", None, make_parcel(bytes(60 << 20), []))
+        began, count = time.monotonic(), 0
+        while time.monotonic() - began < 4:
+            count += len(receiver.connection.recv(1 << 20))
+            time.sleep(0.1)
+        assert count < 60 << 20
+        while count < 60 << 20:
+            count += len(receiver.connection.recv(1 << 20))
+        sending.result(SOON)
+
+
 def test_receivers_share_no_memory_and_no_descriptors():
     before = len(os.listdir("/proc/self/fd"))
     with connect("local") as (first, one), connect("local") as (second, other):

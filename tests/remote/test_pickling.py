@@ -111,6 +111,12 @@ def test_tensors_that_share_a_storage_share_it_again():
     assert torch.equal(model[0].weight, tied[0].weight)
 
 
+def test_another_default_device():
+    with torch.device("meta"):
+        found = carry(torch.arange(5000, device="cpu"))
+    assert found.device.type == "cpu" and torch.equal(found, torch.arange(5000))
+
+
 def test_attributes_of_a_small_view_and_of_itself():
     parameter = torch.nn.Parameter(torch.arange(100.0)[:10])
     parameter.group, parameter.me = "head", parameter

@@ -18,7 +18,13 @@ import called
 import launchers
 import mpiddp
 from launchers import until
-from mpiddp.errors import ConfigurationError, MpiddpError, RankFailedError, UnreachableError
+from mpiddp.errors import (
+    ConfigurationError,
+    LaunchError,
+    MpiddpError,
+    RankFailedError,
+    UnreachableError,
+)
 
 pytestmark = pytest.mark.mpi
 SECONDS = 60.0
@@ -112,6 +118,28 @@ def test_a_function_that_never_returns(tmp_path):
         assert "destroyed torch's default group" in str(caught.value.by_rank[0])
 
 
+def refuse_to_start(*_: object) -> None:
+    raise LaunchError("no")
+
+
+def test_ranks_that_were_interrupted_in_a_collective_end(monkeypatch):
+    options = {"variables": {"MPIDDP_WAIT": "sleep"}, "call_timeout": SECONDS}
+    with mpiddp.ranks(2, collectives="mpiddp", **options) as ranks:
+        # The next calls would be refused, or meet a call that the other rank has not finished.
+        with pytest.raises(RankFailedError, match=r"reduce_again left rank.* in the middle of a"):
+            ranks.within(0.5).run(called.reduce_again, -1)
+        assert ranks.state == "ended"
+        with monkeypatch.context() as patch:
+            patch.setattr("mpiddp.remote.ranks.RankJob", refuse_to_start)
+            with pytest.raises(LaunchError, match="no"):
+                ranks.restart()
+        with pytest.raises(ConfigurationError, match=r"ended; restart\(\) starts them again"):
+            ranks.run(called.nothing)
+        ranks.restart()
+        with pytest.raises(RankFailedError, match="ask_alone left rank 1 in the middle of a"):
+            ranks.within(0.3).run(called.ask_alone, 1)
+
+
 @pytest.mark.long
 def test_a_sink_that_raises_ends_the_call(capsys):
     texts = []
@@ -120,6 +148,8 @@ def test_a_sink_that_raises_ends_the_call(capsys):
         texts.append((rank, role, text))
         if "3" in text:
             raise ZeroDivisionError(text)
+        if "4" in text:
+            ranks.run(called.nothing)
 
     with mpiddp.ranks(1, output=take, call_timeout=SECONDS) as ranks:
         ranks.run(print, "é", end="")
@@ -129,6 +159,8 @@ def test_a_sink_that_raises_ends_the_call(capsys):
         assert ranks.state == "ended"
         ranks.restart()
         assert ranks.run(called.find_rank) == [0]
+        with pytest.raises(ConfigurationError, match="a signal handler or output= cannot call"):
+            ranks.run(print, 4)
     assert capsys.readouterr() == ("", "")
 
 
@@ -168,9 +200,10 @@ def use_in_child(ranks: mpiddp.Ranks, answers: multiprocessing.SimpleQueue[str])
     for act in (lambda: ranks.run(called.nothing), ranks.restart, ranks.stacks, ranks.close):
         try:
             act()
-            answers.put(ranks.state)
+            answers.put("")
         except ConfigurationError as error:
             answers.put(str(error))
+    answers.put(repr(ranks))
 
 
 @pytest.mark.long
@@ -181,10 +214,11 @@ def test_a_forked_child_of_the_caller_leaves_the_ranks_alone(tmp_path):
         child = context.Process(target=use_in_child, args=(ranks, answers))
         child.start()
         found = [answers.get() for _ in range(4)]
+        assert answers.get().endswith("closed>")
         child.join(SECONDS)
         assert child.exitcode == 0
         belongs = "these ranks belong to another process, of which this one is a copy"
-        assert found == [belongs, belongs, belongs, "closed"]
+        assert found == [belongs, belongs, belongs, ""]
         assert ranks.run(called.find_rank) == [0, 1]
         # Children of ranks keep nothing of theirs open: a lost rank is noticed at once.
         victim = ranks.run(called.leave_children, tmp_path)[1]

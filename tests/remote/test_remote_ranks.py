@@ -172,6 +172,14 @@ def test_a_deadline_says_where_the_late_ranks_were(ranks):
     )
 
 
+def test_what_a_function_leaves_behind_harms_no_later_call(ranks):
+    assert ranks.run(called.leave_calls) == [None] * RANKS
+    ranks.run(called.refuse_interrupts)
+    with pytest.raises(RankFailedError, match="sleep_on failed on 4 of 4 ranks"):
+        ranks.within(0.3).run(called.sleep_on, -1)
+    assert ranks.state == "waiting"
+
+
 def test_ctrl_c_interrupts_the_function_alone(ranks, tmp_path):
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

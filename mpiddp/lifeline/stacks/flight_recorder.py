@@ -64,6 +64,12 @@ def count_calls(*, is_own: bool = False) -> dict[str, int]:
     return found
 
 
+def has_broken_group() -> bool:
+    """Whether a call of one of mpiddp's groups failed or was interrupted on this rank."""
+    parts = [find_part(group, "is_broken") for group in list_groups()]
+    return any(part.is_broken() for part in parts if part is not None)
+
+
 def read_record() -> list[str]:
     """The last collectives, one line each: of mpiddp's groups, and of NCCL's.
 
