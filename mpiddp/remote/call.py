@@ -184,7 +184,7 @@ class Call:
             return
         pickled, name, text, trace = pickling.load(message.body)
         try:
-            error = pickling.load(pickled, message.buffers) if pickled else None
+            error = pickling.ResultUnpickler(pickled, message.buffers).load() if pickled else None
         except Exception:  # Its class need not be here, and may ask for other arguments.
             error = None
         if isinstance(error, KeyboardInterrupt) and (self._is_stopping or self._is_interrupted):
@@ -307,7 +307,7 @@ class Call:
         values = {}
         for rank, answer in sorted(self._answers.items()):
             try:
-                values[rank] = pickling.load(answer.body, answer.buffers)
+                values[rank] = pickling.ResultUnpickler(answer.body, answer.buffers).load()
             except Exception as error:  # A class's ``__setstate__`` may raise anything.
                 self._errors[rank] = ConfigurationError(
                     f"what it returned cannot be loaded: {type(error).__name__}: "

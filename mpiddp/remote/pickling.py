@@ -124,6 +124,24 @@ def dump(value: Any) -> tuple[bytes, tuple[memoryview, ...]]:
         return file.getvalue(), tuple(buffers)
 
 
+class ResultUnpickler(pickle.Unpickler):
+    """Leaves classes of this process as they are, which the pickle has by value as well.
+
+    cloudpickle would set their attributes to those of the rank: methods would no longer see the
+    variables of this process.
+    """
+
+    def __init__(self, body: bytes, buffers: Sequence[memoryview]) -> None:
+        super().__init__(io.BytesIO(body), buffers=buffers)
+        self._own = set(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if found is cloudpickle.cloudpickle._class_setstate:
+            return lambda kind, state: kind if kind in self._own else found(kind, state)
+        return found
+
+
 def load(body: bytes, buffers: Sequence[memoryview] = ()) -> Any:
     """The object. Its tensors and arrays use the memory of ``buffers``.
 

@@ -55,6 +55,8 @@ class CallServer:
         self._session = session
         self._calls = Channel(connect(address))
         self._calls.send("hello", self._describe("calls"))
+        # It may be stopped (Ctrl-Z) for as long as its user wants; these ranks end with it.
+        self._calls.connection.settimeout(None)
         self._sending = threading.Lock()
         self._inbox: queue.SimpleQueue[Message | ConfigurationError | None] = queue.SimpleQueue()
         self._running: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -157,6 +158,14 @@ def ignore_interrupts(folder: Path) -> None:
 
 def refuse_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def list_limits() -> list[float | None]:
+    """How long each connection to the caller waits for it, in seconds."""
+    from mpiddp.remote.channel import Channel
+
+    channels = [each for each in gc.get_objects() if type(each) is Channel]
+    return [each.connection.gettimeout() for each in channels if each.fileno() >= 0]
 
 
 def hold_interpreter(folder: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import gc
 import re
 import sys
 import warnings
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -161,6 +163,24 @@ def test_functions_of_main_go_by_value_with_their_file(monkeypatch):
     found = pickling.load(body)
     assert found(21) == 42 and found.__code__.co_filename == "/a/notebook"
     assert pickling.describe_function(functools.partial(found, 3)) == "double"
+
+
+def test_a_result_leaves_the_classes_of_this_process_as_they_are():
+    class Local:
+        count = 0
+
+        def find(self) -> int:
+            return self.count
+
+    find = Local.find
+    body = cloudpickle.dumps(Local())
+    Local.count = 5
+    found = pickling.ResultUnpickler(body, ()).load()
+    assert type(found) is Local and found.find() == 5 and Local.find is find
+    # One that is not here, or no longer, comes whole.
+    del Local, find, found
+    gc.collect()
+    assert pickling.ResultUnpickler(body, ()).load().find() == 0
 
 
 class PrefixedError(KeyError):

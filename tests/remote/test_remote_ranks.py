@@ -180,6 +180,10 @@ def test_what_a_function_leaves_behind_harms_no_later_call(ranks):
     assert ranks.state == "waiting"
 
 
+def test_a_caller_that_is_stopped_for_long_keeps_its_ranks(ranks):
+    assert {limit for limits in ranks.run(called.list_limits) for limit in limits} == {None}
+
+
 def test_ctrl_c_interrupts_the_function_alone(ranks, tmp_path):
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
