@@ -32,6 +32,12 @@ def count_noun(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
+def name_ranks(ranks: Iterable[int]) -> str:
+    """``rank 2``, ``ranks 0-1``."""
+    numbers = sorted(ranks)
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {fold_numbers(numbers)}"
+
+
 def fold(lines: Sequence[str]) -> str:
     """``the first line, and 2 more``; of no lines, nothing."""
     more = f", and {len(lines) - 1} more" if len(lines) > 1 else ""

@@ -88,6 +88,8 @@ class Communicator:
         self.shortcuts: dict[Hashable, Shortcut] = {}
         """Earlier calls by all their arguments and the buffer's address. Empty while calls are
         compared, or asynchronous ones are running."""
+        self.has_failed = False
+        """Whether a call has failed, so that the ranks' next ones do not match."""
         self._refusal = ""
         """Why calls are refused from now on; empty while they are not."""
         self._make_barrier: Callable[[], object] | None = None
@@ -104,8 +106,7 @@ class Communicator:
                 # After the asynchronous calls that were started before.
                 if tensor.is_cpu:
                     return self.start(request, tensor).wait()
-                assert self._worker is not None
-                self._worker.submit(int).result()
+                self.finish()
             plan = self._prepare(key, request, tensor)
         self.make(plan.run, tensor)
         return tensor
@@ -268,10 +269,16 @@ class Communicator:
         _kept.append(tensor)
         if self._refusal:
             return
+        self.has_failed = True
         self._refusal = f"an earlier collective call failed ({error}): start the program again"
         self.shortcuts = {}
         if self.node_memory is not None:
             self.node_memory.give_up(error)
+
+    def finish(self) -> None:
+        """Return once the asynchronous calls that were started have ended."""
+        if self._worker is not None:
+            self._worker.submit(int).result()
 
     def disown(self) -> None:
         """Refuse all calls in a forked child."""

@@ -26,7 +26,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.schedules.registry import parse
 from mpiddp.schedules.schedule import Collective
-from mpiddp.wording import count_noun, fold_numbers
+from mpiddp.wording import count_noun, name_ranks
 
 SCHEMA = 1
 """Version of the file's form."""
@@ -245,23 +245,19 @@ def check_readings(readings: Sequence[Reading]) -> None:
     """Raise ConfigurationError, on all ranks alike, unless all have the same table, or none."""
     refused = [rank for rank, each in enumerate(readings) if each.problem]
     if refused:
-        where = "" if len(refused) == len(readings) else f" (on {_name_ranks(refused)})"
+        where = "" if len(refused) == len(readings) else f" (on {name_ranks(refused)})"
         raise ConfigurationError(f"{readings[refused[0]].problem}{where}")
     first = readings[0].digest
     others = [rank for rank, each in enumerate(readings) if each.digest != first]
     if others:
         raise ConfigurationError(
             f"{environment.TUNING} must name the same table on all ranks: rank 0 has "
-            f"{_name(first)}, but not {_name_ranks(others)}: {_name(readings[others[0]].digest)}"
+            f"{_name(first)}, but not {name_ranks(others)}: {_name(readings[others[0]].digest)}"
         )
 
 
 def _name(digest: str) -> str:
     return f"one with SHA-256 {digest[:12]}" if digest else "none"
-
-
-def _name_ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {fold_numbers(ranks)}"
 
 
 def fit_table(table: Table | None, nodes: Sequence[int], transports: Sequence[str]) -> Tuning:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mpiddp.errors import SUCCESS, ConfigurationError
 from mpiddp.launch.failure.error_report import exit_code
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.mpi.control import ControlChannel, hand_over
+from mpiddp.launch.mpi.control import ControlChannel, count_exchanges, hand_over
 from mpiddp.launch.options import LaunchOptions
 from mpiddp.launch.rendezvous.store import Meeting
 from mpiddp.launch.resources import Resources
@@ -40,6 +40,13 @@ def make_current(session: Session) -> None:
 def find_failure_handler(session: Session) -> FailureHandler:
     """What ends the job if this process fails."""
     return session._resources.failure_handler
+
+
+def is_broken(session: Session) -> bool:
+    """Whether a collective call of this rank failed or was interrupted: later ones do not match."""
+    begun, ended = count_exchanges(session)
+    own = session.collectives
+    return begun != ended or (own is not None and own.has_failed)
 
 
 def current_session() -> Session:

@@ -11,7 +11,7 @@ from typing import Any
 from mpiddp.lifeline.decision import Loss
 from mpiddp.lifeline.requests import Client
 from mpiddp.lifeline.stacks.dump import Frame
-from mpiddp.lifeline.stacks.positions import StackPosition, describe, name_ranks, read_answers
+from mpiddp.lifeline.stacks.positions import StackPosition, describe, name_positions, read_answers
 
 CHECK_SECONDS = 2.0
 """How long a job that stands still has to move after all: longer than `movement.LONGEST_PERIOD`."""
@@ -86,7 +86,7 @@ class StallWatch:
         reason = f"no rank has made progress for {self._seconds:g} s"
         if late:
             verb = "has" if len(late) == 1 else "have"
-            reason = f"{name_ranks(late)} {verb} been in one collective for {self._seconds:g} s"
+            reason = f"{name_positions(late)} {verb} been in one collective for {self._seconds:g} s"
         self._handlers.end_job(reason, describe(read_answers(hostnames, answers)), None)
 
 
@@ -148,7 +148,7 @@ class Finished:
 
     def describe(self, how: str, waiting: StackPosition, what: str) -> Loss:
         """Its early end. ``how``: a clause; ``what``: the collective that a rank waits in."""
-        name = name_ranks([waiting])
+        name = name_positions([waiting])
         text = (
             f"it has closed its session, at the end of its program, {how}. "
             f"R{name[1:]} waits in {what}: {waiting.line}"

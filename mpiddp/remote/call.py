@@ -16,7 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,19 +34,19 @@ from mpiddp.lifeline.requests import gather_stacks
 from mpiddp.lifeline.stacks.positions import describe
 from mpiddp.remote import pickling
 from mpiddp.remote.channel import Message, Parcel
-from mpiddp.remote.job import Member, RankJob, describe_ranks, name_ranks
-from mpiddp.wording import read_message
+from mpiddp.remote.job import Member, RankJob, describe_ranks
+from mpiddp.wording import name_ranks, read_message
 
 FINISH_SECONDS = 2.0
 """How long other ranks may go on after the first error."""
 STOP_SECONDS = 5.0
 """How long a rank that was interrupted may take to answer."""
 LOST_SECONDS = 5.0
-"""How long the job's own word is waited for once a rank was lost; usually it takes under 1 s."""
+"""Timeout for the job's report once a rank was lost; usually it takes under 1 s."""
 PRINT_SECONDS = 1.0
 """How long what a rank has printed may come after its answer."""
 PERIOD = 0.2
-"""Between two looks at lines without an end."""
+"""Of the checks for lines without an end, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Request:
     """Of the function, for messages."""
     parcel: Parcel
     fingerprint: str
-    sources: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    sources: Mapping[str, Sequence[str]]
     """Lines of files that only this process has, such as a notebook's cells, for tracebacks."""
-    seconds: float = float("inf")
+    seconds: float
     """How long it may take."""
 
 
@@ -121,8 +121,8 @@ class Call:
     def _exchange(self) -> None:
         for member in self._job.members:
             self._watch(member.calls, partial(self._receive, member))
-            for output in member.outputs.values():
-                self._watch(output, output.read)
+        for output in self._job.outputs:
+            self._watch(output, output.read)
         self._watch(self._wake, self._interrupt)
         self._watch(self._job.report, self._note_end)
         self._limit = time.monotonic() + self._request.seconds
@@ -161,9 +161,8 @@ class Call:
             key.data()
             if getattr(key.fileobj, "is_ended", False):
                 self._selector.unregister(key.fileobj)
-        for member in self._job.members:
-            for output in member.outputs.values():
-                output.flush_late()
+        for output in self._job.outputs:
+            output.flush_late()
 
     def _receive(self, member: Member) -> None:
         rank = member.rank
@@ -206,7 +205,7 @@ class Call:
         self._shorten(LOST_SECONDS)
 
     def _note_end(self) -> None:
-        """The job has ended: who has not answered is lost."""
+        """The job has ended: ranks that have not answered are lost."""
         self._job.await_end(LOST_SECONDS)
         self._lost += self._waiting
         self._waiting.clear()
@@ -247,7 +246,7 @@ class Call:
             output
             for member in self._job.members
             if member.rank in self._answers
-            for output in member.outputs.values()
+            for output in member.outputs
         ]
         while time.monotonic() < end:
             if all(output.is_ended or output.call >= self._request.number for output in outputs):
@@ -288,7 +287,7 @@ class Call:
         rank = self._lost[0] if named is None else named
         reason = end.reason if end is not None else ""
         host = self._job.members[rank].host
-        # That others could not go on without it says nothing new.
+        # Errors of other ranks that follow from the loss are left out.
         self._errors = {
             each: error
             for each, error in self._errors.items()
@@ -317,33 +316,35 @@ class Call:
         return list(values.values())
 
     def _find_divergence(self) -> str:
-        """What says that ranks have made different collective calls; empty if they have not."""
+        """What says why ranks' next collective calls would not match; empty if they would."""
         states = {rank: answer.content for rank, answer in self._answers.items()}
         if not all(state["has_group"] for state in states.values()):
             return f"{self._request.name} has destroyed torch's default group"
-        own = {rank: tuple(state["calls"]) for rank, state in states.items()}
-        if len(set(own.values())) > 1:
-            return self._describe_divergence(
-                "mpiddp's collectives", {r: c[0] for r, c in own.items()}
-            )
-        names = {name for state in states.values() for name in state["groups"]}
-        for name in sorted(names):
-            counts = {r: s["groups"][name] for r, s in states.items() if name in s["groups"]}
+        broken = [rank for rank, state in states.items() if state.get("is_broken")]
+        if broken:
+            return f"{self._request.name} left {name_ranks(broken)} in the middle of a collective"
+        for what, kind in (("mpiddp's collectives", "calls"), ("the session", "exchanges")):
+            counts = {rank: state[kind] for rank, state in states.items()}
             if len(set(counts.values())) > 1:
-                return self._examine(name)
+                return self._describe_divergence(what, counts)
+        by_group: dict[str, set[int]] = defaultdict(set)
+        for state in states.values():
+            for group, count in state["groups"].items():
+                by_group[group].add(count)
+        if any(len(each) > 1 for each in by_group.values()):
+            return self._examine()
         return ""
 
-    def _examine(self, name: str) -> str:
-        """Messages between two ranks count as well: compare what torch has recorded."""
-        members = {member.rank: member for member in self._job.members}
+    def _examine(self) -> str:
+        """Messages between two ranks count as well: compare how many collectives each has begun."""
         found: dict[str, dict[int, int]] = defaultdict(dict)
-        for rank, member in members.items():
+        for member in self._job.members:
             try:
                 member.calls.send("state")
-                for group, (begun, _) in member.calls.receive().content.items():
-                    found[group][rank] = begun
+                for group, count in member.calls.receive().content.items():
+                    found[group][member.rank] = count
             except (EOFError, OSError):
-                return f"rank {rank} on {member.host} does not answer"
+                return f"{describe_ranks([member])} does not answer"
         for group, counts in found.items():
             if len(set(counts.values())) > 1:
                 return self._describe_divergence(f"group {group}", counts)

@@ -23,23 +23,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpiddp.errors import ConfigurationError, UnreachableError
-from mpiddp.process.sockets.links import encode_token
+from mpiddp.process.sockets.links import encode_token, open_connection
 from mpiddp.process.sockets.peer_user import find_user
-from mpiddp.remote.pickling import Pickled
 
 SHARED_BYTES = 1 << 16
-"""Buffers that are larger in all go by shared memory, between processes of one machine."""
+"""If the buffers have more bytes in all, processes of one machine use shared memory for them."""
 ALIGNMENT = 64
 """Bytes, of each buffer in shared memory."""
-LONGEST_HEADER = 1 << 20
+LONGEST_PIECE = 1 << 20
+"""Bytes that are sent at a time."""
 SILENT_SECONDS = 60.0
 """How long a message that has begun may pause."""
 CONNECT_SECONDS = 5.0
 """How long one address may take to answer."""
-PROOF_BYTES = 32
 SPARE_BYTES = 1 << 30
-"""Below this size nobody looks whether there is memory for it."""
-
+"""For fewer bytes the free memory is not checked."""
 
 MARK = re.compile(rb"\0mpiddp call (\d+)\0")
 """What ends the output of a call, on each of a rank's streams."""
@@ -52,14 +50,14 @@ def make_mark(number: int) -> bytes:
 
 @dataclass(frozen=True)
 class Address:
-    """Where a process listens, and what both sides prove that they know."""
+    """Where a process listens, and the secrets that both sides must know."""
 
     places: tuple[str, ...]
     """Best first: ``@NAME`` of a local socket, ``HOST:PORT``."""
     token: str
-    """Sent by who connects."""
+    """Sent by the process that connects."""
     proof: str
-    """Sent back by who listens: a process that has taken over its port does not know it."""
+    """Sent back by the process that listens: another one that has its port does not know it."""
 
     def pack(self) -> str:
         return json.dumps([self.places, self.token, self.proof])
@@ -72,7 +70,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Message:
-    """What has come."""
+    """A message that was received."""
 
     kind: str
     content: Any = None
@@ -85,12 +83,11 @@ class Message:
 class Parcel:
     """A pickle that is sent to several receivers: large buffers are copied once for all of them."""
 
-    def __init__(self, pickled: Pickled) -> None:
-        """Raises ConfigurationError if there is no memory for it."""
-        self.body = pickled.body
-        self.buffers = pickled.buffers
-        self.sizes = [buffer.nbytes for buffer in pickled.buffers]
-        check_memory(pickled.size)
+    def __init__(self, body: bytes = b"", buffers: tuple[memoryview, ...] = ()) -> None:
+        """What `pickling.dump` returns. Raises ConfigurationError if there is no memory for it."""
+        self.body, self.buffers = body, buffers
+        self.sizes = [buffer.nbytes for buffer in buffers]
+        check_memory(len(body) + sum(self.sizes))
         self._descriptor: int | None = None
 
     def share(self) -> int:
@@ -157,7 +154,7 @@ class Channel:
 
     def send(self, kind: str, content: Any = None, parcel: Parcel | None = None) -> None:
         """Send a message. Raises OSError if the other end has gone, or takes nothing for long."""
-        parcel = parcel or Parcel(Pickled(b""))
+        parcel = parcel or Parcel()
         is_shared = self._is_local and sum(parcel.sizes) > SHARED_BYTES
         text = json.dumps([kind, content, len(parcel.body), parcel.sizes, is_shared]).encode()
         header = len(text).to_bytes(4, "little") + text
@@ -165,7 +162,14 @@ class Channel:
             header = header[socket.send_fds(self.connection, [header], [parcel.share()]) :]
         pieces: list[bytes | memoryview] = [header, parcel.body]
         for piece in pieces if is_shared else [*pieces, *parcel.buffers]:
-            self.connection.sendall(piece)
+            self._send_all(piece)
+
+    def _send_all(self, piece: bytes | memoryview) -> None:
+        """Not sendall(), whose limit is one for the whole: what is large may take longer."""
+        with memoryview(piece).cast("B") as view:
+            start = 0
+            while start < view.nbytes:
+                start += self.connection.send(view[start : start + LONGEST_PIECE])
 
     def wait(self) -> None:
         """Return when a message comes, or the other end has gone."""
@@ -207,10 +211,7 @@ class Channel:
         if not data:
             raise EOFError("the other end has gone")
         data += self._read(4 - len(data))
-        length = int.from_bytes(data, "little")
-        if length > LONGEST_HEADER:
-            raise OSError(f"no message: a header of {length} bytes")
-        return length, descriptors
+        return int.from_bytes(data, "little"), descriptors
 
     def _read(self, count: int) -> bytearray:
         data = bytearray(count)
@@ -276,16 +277,9 @@ def connect(address: Address) -> socket.socket:
 
 def _connect(place: str, address: Address) -> socket.socket:
     with contextlib.ExitStack() as unused:
-        if place.startswith("@"):
-            connection = unused.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            connection.settimeout(CONNECT_SECONDS)
-            connection.connect(b"\0" + place[1:].encode())
-            if find_user(connection) != os.geteuid():
-                raise PermissionError("the socket is another user's")
-        else:
-            host, _, port = place.rpartition(":")
-            connection = socket.create_connection((host, int(port)), CONNECT_SECONDS)
-            unused.enter_context(connection)
+        connection = unused.enter_context(open_connection(place, CONNECT_SECONDS))
+        if connection.family == socket.AF_UNIX and find_user(connection) != os.geteuid():
+            raise PermissionError("the socket is another user's")
         connection.sendall(encode_token(address.token))
         proof = b""
         while len(proof) < len(address.proof):

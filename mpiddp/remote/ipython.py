@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.process.streams.output import ALL, parse_ranks
 from mpiddp.remote.cell import Cell
 from mpiddp.remote.ranks import Ranks
 from mpiddp.wording import fold_numbers
@@ -28,7 +29,6 @@ OWN_FOLDER = os.path.dirname(os.path.dirname(__file__))
 FOREIGN = f"{os.sep}IPython{os.sep}core{os.sep}"
 """In the path of IPython's own files."""
 MAGIC_CALL = "get_ipython().run_cell_magic("
-RANK_NUMBERS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -71,10 +71,6 @@ class CellMagics:
         """
         __tracebackhide__ = True
         numbers, _, name = line.strip().partition(" ")
-        if RANK_NUMBERS.fullmatch(numbers) is None:
-            raise ConfigurationError(
-                f"expected ranks after %%rank, as in %%rank 0 or %%rank 0,2-3, found {numbers!r}"
-            )
         ranks = find_ranks(self._shell.user_ns, name.strip())
         return self._run(ranks, read_numbers(numbers, len(ranks)), f"%%rank {line}", cell)
 
@@ -140,14 +136,10 @@ def find_ranks(namespace: Mapping[str, Any], name: str) -> Ranks:
 
 def read_numbers(text: str, size: int) -> frozenset[int]:
     """The ranks that ``0,2-3`` means. Raises ConfigurationError if there are no such ranks."""
-    found: set[int] = set()
-    for part in text.split(","):
-        low, _, high = part.partition("-")
-        last = min(int(high or low), size)
-        found.update(range(int(low), last + 1) or [size])
-    if size in found:
+    parts = parse_ranks(text, "%%rank")
+    if text != ALL and any(part.stop > size for part in parts):
         raise ConfigurationError(f"%%rank {text}: there are ranks {fold_numbers(range(size))}")
-    return frozenset(found)
+    return frozenset(rank for rank in range(size) if any(rank in part for part in parts))
 
 
 def show_error(

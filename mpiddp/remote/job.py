@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from mpiddp import environment
@@ -32,18 +33,18 @@ from mpiddp.process.sockets import ports
 from mpiddp.process.sockets.links import describe_server, encode_token, listen_locally
 from mpiddp.process.sockets.listener import TokenListener
 from mpiddp.remote.channel import SILENT_SECONDS, Address, Channel
-from mpiddp.remote.output import OutputReader, Printer, write
+from mpiddp.remote.output import OutputReader, Sink, write
 from mpiddp.remote.starter import End
-from mpiddp.wording import fold_numbers, print_message
+from mpiddp.wording import name_ranks, print_message
 
 TOKEN_BYTES = 32
 ROLES = ("calls", "out", "err")
 LOOK_SECONDS = 0.05
-"""Between two looks for a starter that has ended before its ranks were there."""
+"""Period of the checks whether the starter has ended before its ranks were there."""
 QUIET_SECONDS = 5.0
-"""How long nothing is printed of what the launcher says while the ranks start."""
+"""What the launcher says is printed if the start, or the end, takes longer."""
 LOG_BYTES = 1000
-"""Of that, in an error that has nothing better to say."""
+"""Of that, in an error if no reason is known."""
 REPORT_SECONDS = 5.0
 """How long a job may take to end once a rank has been lost."""
 END_SECONDS = LASTING_SECONDS + 60.0
@@ -52,7 +53,7 @@ RAISED = {
     error.exit_code: error
     for error in (ConfigurationError, LaunchError, UnreachableError, PeerLostError)
 }
-"""What an exit code of a start-up is raised as."""
+"""The error that is raised for each exit code of the starter."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class JobRequest:
     """Whether ranks may be on other nodes, in a Slurm job or not."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the ranks."""
+    output: Sink | None = None
+    """Takes what the ranks print; None for this process's standard streams, with labels."""
 
 
 @dataclass(frozen=True)
@@ -82,19 +85,16 @@ class Member:
     directory: str
     """The job's (`mpiddp.process.job_directory`)."""
     calls: Channel = field(repr=False)
-    outputs: Mapping[str, OutputReader] = field(repr=False)
-    """``out`` and ``err``."""
+    outputs: tuple[OutputReader, ...] = field(repr=False)
+    """Of its two streams."""
 
 
 class RankJob:
     """A running job; ``close`` ends it."""
 
-    def __init__(self, request: JobRequest, printer: Printer) -> None:
-        """Start the ranks, and wait until all are there. Raises MpiddpError if they do not start.
-
-        ``printer``: takes what they print.
-        """
-        self._printer = printer
+    def __init__(self, request: JobRequest) -> None:
+        """Start the ranks, and wait until all are there. Raises MpiddpError if they are not."""
+        self._output = request.output
         self.end: End | None = None
         """How it ended, once that is known."""
         self.members: tuple[Member, ...] = ()
@@ -107,7 +107,8 @@ class RankJob:
         os.register_at_fork(after_in_child=lambda: (method := leave()) and method())
         try:
             with contextlib.ExitStack() as stack:
-                reception = _Reception(request, stack)
+                servers = [listen_locally(), *_listen_on_network(request)]
+                reception = _Reception(servers, stack)
                 self.starter = self._start(request, reception.address, report)
                 os.close(report)
                 report = -1
@@ -142,7 +143,12 @@ class RankJob:
                 self._read_report()
                 raise self.explain("the ranks did not start")
         self._print_log()
-        return reception.make_members(self._printer)
+        return reception.make_members(self._output)
+
+    @property
+    def outputs(self) -> list[OutputReader]:
+        """What the ranks print."""
+        return [output for member in self.members for output in member.outputs]
 
     def explain(self, what: str) -> MpiddpError:
         """An error for how the job ended; ``what``: begins its message."""
@@ -155,10 +161,7 @@ class RankJob:
     # While it runs
 
     def _print_log(self) -> None:
-        """Print what front and launcher have said since the last time.
-
-        Once the ranks are there, an exception says what they would say of an end.
-        """
+        """Print what front and launcher have said since the last time, while the ranks start."""
         text = os.pread(self._log, 1 << 20, self._shown)
         if text:
             self._shown += len(text)
@@ -192,8 +195,8 @@ class RankJob:
         """In a forked child, which would keep ranks from noticing the end of this process."""
         for member in self.members:
             member.calls.close()
-            for output in member.outputs.values():
-                output.connection.close()
+        for output in self.outputs:
+            output.connection.close()
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
@@ -204,9 +207,9 @@ class RankJob:
                 setattr(self, name, -1)
 
     def close(self) -> End:
-        """Let the ranks close their session, and wait for their end; how it was.
+        """Let the ranks close their session, wait until they have ended, and return how.
 
-        That may take long: they finish what they write. Ctrl-C, or time, has them killed.
+        Ranks finish what they write. They are killed after END_SECONDS, or by Ctrl-C.
         """
         for member in self.members:
             with contextlib.suppress(OSError):
@@ -215,9 +218,8 @@ class RankJob:
         try:
             while self.await_end(0.02) is None and time.monotonic() < began + END_SECONDS:
                 # What they print at their end must not hold them up.
-                for member in self.members:
-                    for output in member.outputs.values():
-                        output.read()
+                for output in self.outputs:
+                    output.read()
                 if not is_told and time.monotonic() > began + QUIET_SECONDS:
                     is_told = True
                     print_message("waiting for the ranks to end; Ctrl-C ends them now")
@@ -226,7 +228,7 @@ class RankJob:
         return self.end or End(FAILURE)
 
     def kill(self) -> None:
-        """End all of it now."""
+        """End starter and ranks now."""
         for member in self.members:
             member.calls.close()
         if hasattr(self, "starter"):
@@ -234,19 +236,18 @@ class RankJob:
                 if self.await_end(0) is None:
                     self.starter.send_signal(number)
                     self.await_end(REPORT_SECONDS)
-        for member in self.members:
-            for output in member.outputs.values():
-                with contextlib.suppress(Exception):  # A user's sink may raise anything.
-                    output.close()
+        for output in self.outputs:
+            with contextlib.suppress(Exception):  # A user's sink may raise anything.
+                output.close()
         self._close_descriptors()
 
 
 class _Reception:
     """Takes the connections of the ranks as they come."""
 
-    def __init__(self, request: JobRequest, stack: contextlib.ExitStack) -> None:
+    def __init__(self, servers: Sequence[socket.socket], stack: contextlib.ExitStack) -> None:
+        """``stack``: closes the listening sockets, and connections that nobody has taken over."""
         token, proof = secrets.token_hex(TOKEN_BYTES), secrets.token_hex(TOKEN_BYTES)
-        servers = [listen_locally(), *_listen_on_network(request)]
         for server in servers:
             stack.enter_context(server)
         self.address = Address(tuple(map(describe_server, servers)), token, proof)
@@ -282,10 +283,10 @@ class _Reception:
         self._channels[rank, role] = Channel(connection)
         self._rows[rank] = row
 
-    def make_members(self, printer: Printer) -> tuple[Member, ...]:
+    def make_members(self, sink: Sink | None) -> tuple[Member, ...]:
         """All ranks, in their order. Raises LaunchError if they cannot be called."""
         own = ".".join(map(str, sys.version_info[:2]))
-        size, members = len(self._rows), []
+        members = []
         for rank, row in sorted(self._rows.items()):
             python = row.pop("python")
             if python != own:
@@ -293,10 +294,15 @@ class _Reception:
                     f"rank {rank} on {row['host']} runs Python {python} and this process {own}: "
                     "functions are sent between equal versions only"
                 )
-            outputs = {
-                role: OutputReader(self._channels[rank, role].connection, rank, role, printer, size)
+            label = None if sink is not None or self._size == 1 else b"[%d] " % rank
+            outputs = tuple(
+                OutputReader(
+                    self._channels[rank, role].connection,
+                    label,
+                    partial(write, role) if sink is None else partial(sink, rank, role),
+                )
                 for role in ROLES[1:]
-            }
+            )
             members.append(Member(calls=self._channels[rank, "calls"], outputs=outputs, **row))
         self._is_taken = True
         return tuple(members)
@@ -331,8 +337,3 @@ def describe_ranks(members: Sequence[Member]) -> str:
     for member in members:
         by_host.setdefault(member.host, []).append(member.rank)
     return ", ".join(f"{name_ranks(ranks)} on {host}" for host, ranks in by_host.items())
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """``rank 2``, ``ranks 0-1``."""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {fold_numbers(ranks)}"

@@ -20,24 +20,6 @@ Sink = Callable[[int, str, str], object]
 """Takes a rank, ``out`` or ``err``, and a text that the rank has printed there."""
 
 
-class Printer:
-    """Prints to this process's standard streams, or hands on to a function."""
-
-    def __init__(self, sink: Sink | None = None) -> None:
-        """``sink``: called with what a rank prints, as it comes, in place of printing."""
-        self._sink = sink
-
-    def label(self, rank: int, size: int) -> bytes | None:
-        """What stands before each line of a rank; None if its texts are handed on as they come."""
-        return None if self._sink is not None or size == 1 else b"[%d] " % rank
-
-    def print(self, rank: int, role: str, text: str) -> None:
-        if self._sink is not None:
-            self._sink(rank, role, text)
-        else:
-            write(role, text)
-
-
 def write(role: str, text: str) -> None:
     """Write to what is ``sys.stdout`` or ``sys.stderr`` now; what nobody reads is lost."""
     stream = sys.stdout if role == "out" else sys.stderr
@@ -50,16 +32,18 @@ class OutputReader:
     """One stream of one rank."""
 
     def __init__(
-        self, connection: socket.socket, rank: int, role: str, printer: Printer, size: int
+        self, connection: socket.socket, label: bytes | None, take: Callable[[str], object]
     ) -> None:
-        """``size``: of the job."""
+        """``label``: stands before each line; None if texts are taken as they come.
+
+        ``take``: prints a text.
+        """
         connection.setblocking(False)
         self.connection = connection
         self.call = 0
         """The last call whose output is complete."""
         self.is_ended = False
-        self._rank, self._role, self._printer = rank, role, printer
-        label = printer.label(rank, size)
+        self._take_text = take
         self._lines = Lines(label) if label is not None else None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = b""
@@ -117,4 +101,4 @@ class OutputReader:
     def _print(self, data: bytes, *, is_final: bool = False) -> None:
         """``is_final``: no character goes on in what comes next."""
         if text := self._decoder.decode(data, is_final):
-            self._printer.print(self._rank, self._role, text)
+            self._take_text(text)

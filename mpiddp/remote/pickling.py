@@ -12,7 +12,6 @@ import pickle
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, ClassVar
 
@@ -20,22 +19,7 @@ import cloudpickle
 
 PROTOCOL = 5
 SMALL_BYTES = 1 << 12
-"""Contents up to this size are copied into the pickle: beside it each has a price."""
-
-
-@dataclass(frozen=True)
-class Pickled:
-    """An object as bytes."""
-
-    body: bytes
-    buffers: tuple[memoryview, ...] = field(default=(), repr=False)
-    """Contents of its tensors and arrays, in the order in which the body refers to them. They are
-    the objects' own memory, which must not change before they are sent."""
-
-    @property
-    def size(self) -> int:
-        """Bytes in all."""
-        return len(self.body) + sum(buffer.nbytes for buffer in self.buffers)
+"""Contents up to this size are copied into the pickle: a buffer of its own takes longer."""
 
 
 def _reduce_code(code: CodeType) -> Any:
@@ -94,7 +78,7 @@ def _reduce_tensor(torch: Any, tensor: Any) -> Any:
 def _rebuild_tensor(kind: Any, storage: Any, dtype: Any, place: Any, needs_grad: bool) -> Any:
     import torch
 
-    tensor = torch.empty(0, dtype=dtype).set_(storage, *place)
+    tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storage, *place)
     if kind is torch.nn.Parameter:
         return torch.nn.Parameter(tensor, needs_grad)
     return tensor.requires_grad_(needs_grad)
@@ -106,7 +90,7 @@ def _set_attributes(tensor: Any, attributes: dict[str, Any]) -> None:
 
 def _view_storage(torch: Any, storage: Any) -> Any:
     """Its bytes, as a numpy array that shares its memory."""
-    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
 
 
 def _rebuild_storage(buffer: Any) -> Any:
@@ -120,8 +104,12 @@ def _rebuild_storage(buffer: Any) -> Any:
     return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
 
 
-def dump(value: Any) -> Pickled:
-    """Raises whatever the pickling of ``value`` raises."""
+def dump(value: Any) -> tuple[bytes, tuple[memoryview, ...]]:
+    """A pickle, and the contents of tensors and arrays in the order in which it refers to them.
+
+    Those are the objects' own memory, which must not change before it is sent. Raises whatever the
+    pickling of ``value`` raises.
+    """
     buffers: list[memoryview] = []
 
     def add(buffer: pickle.PickleBuffer) -> bool:
@@ -133,7 +121,7 @@ def dump(value: Any) -> Pickled:
 
     with io.BytesIO() as file:
         _Pickler(file, PROTOCOL, buffer_callback=add).dump(value)
-        return Pickled(file.getvalue(), tuple(buffers))
+        return file.getvalue(), tuple(buffers)
 
 
 class ResultUnpickler(pickle.Unpickler):

@@ -26,10 +26,11 @@ from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.failure.error_report import find_origin
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.exported_variables import take
+from mpiddp.launch.mpi.control import count_exchanges
 from mpiddp.launch.options import Options
-from mpiddp.launch.session import Session, find_failure_handler
+from mpiddp.launch.session import Session, find_failure_handler, is_broken
 from mpiddp.launch.startup import start
-from mpiddp.lifeline.stacks.flight_recorder import count_calls, read_calls
+from mpiddp.lifeline.stacks.flight_recorder import count_calls, has_broken_group, read_calls
 from mpiddp.options.reader import read
 from mpiddp.process.streams.output import buffer_lines
 from mpiddp.remote import pickling
@@ -54,6 +55,8 @@ class CallServer:
         self._session = session
         self._calls = Channel(connect(address))
         self._calls.send("hello", self._describe("calls"))
+        # It may be stopped (Ctrl-Z) for as long as its user wants; these ranks end with it.
+        self._calls.connection.settimeout(None)
         self._sending = threading.Lock()
         self._inbox: queue.SimpleQueue[Message | ConfigurationError | None] = queue.SimpleQueue()
         self._running: int | None = None
@@ -64,7 +67,6 @@ class CallServer:
         self._marks = _redirect(address, self._describe)
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         main.__dict__["__builtins__"] = __builtins__
-        signal.signal(signal.SIGINT, self._interrupt)
         os.register_at_fork(after_in_child=self._leave_to_parent)
         threading.Thread(target=self._listen, name="mpiddp-calls", daemon=True).start()
 
@@ -100,6 +102,8 @@ class CallServer:
         error: BaseException | None = None
         try:
             try:
+                # The function before may have set another handler.
+                signal.signal(signal.SIGINT, self._interrupt)
                 self._running, self._is_interruptible = number, True
                 if self._interrupted == number:
                     raise KeyboardInterrupt
@@ -112,7 +116,7 @@ class CallServer:
         parcel: Parcel | None = None
         if error is None:
             try:
-                parcel = Parcel(pickling.dump(value))
+                parcel = Parcel(*pickling.dump(value))
             except BaseException as problem:  # A ``__reduce__`` may raise anything.
                 error = ConfigurationError(
                     f"it returned {type(value).__qualname__}, which cannot be sent: "
@@ -139,25 +143,34 @@ class CallServer:
         check_function(function, message.content["fingerprint"])
         value = function(*arguments, **keywords)
         self._session.do_postponed()
+        if self._session.collectives is not None:
+            self._session.collectives.finish()
         return value
 
     def _find_state(self) -> dict[str, Any]:
         """What must be the same on all ranks after a call, as far as it is cheap to find."""
-        own = list(self._session.count_calls())
-        has_group = not self._session.has_group or _has_group()
-        return {"calls": own, "groups": count_calls(), "has_group": has_group}
+        session = self._session
+        return {
+            "calls": session.count_calls()[0],
+            "exchanges": count_exchanges(session)[0],
+            "groups": count_calls(),
+            "has_group": not session.has_group or _has_group(),
+        }
 
     def _send_error(self, error: BaseException, text: str) -> None:
         name = f"{type(error).__module__}.{type(error).__qualname__}"
         try:
-            pickled = pickling.dump(error)
+            pickled, buffers = pickling.dump(error)
         except BaseException:  # What cannot be sent is described.
-            pickled = pickling.Pickled(b"")
-        content = (pickled.body, name.removeprefix("builtins."), read_message(error), text)
-        body = pickling.dump(content).body
-        parcel = Parcel(pickling.Pickled(body, pickled.buffers))
+            pickled, buffers = b"", ()
+        content = (pickled, name.removeprefix("builtins."), read_message(error), text)
+        parcel = Parcel(pickling.dump(content)[0], buffers)
         with contextlib.closing(parcel), self._sending:
-            state = {**self._find_state(), "origin": find_origin(error)}
+            state = {
+                **self._find_state(),
+                "origin": find_origin(error),
+                "is_broken": is_broken(self._session) or has_broken_group(),
+            }
             self._calls.send("error", state, parcel)
 
     def _mark(self, number: int) -> None:
@@ -182,8 +195,9 @@ class CallServer:
                 if message.kind == "interrupt":
                     self._interrupt_main(message.content)
                 elif message.kind == "state":
+                    counts = {name: begun for name, (begun, _) in read_calls().items()}
                     with self._sending:
-                        self._calls.send("state", read_calls())
+                        self._calls.send("state", counts | count_calls(is_own=True))
                 else:
                     self._inbox.put(message)
         except (EOFError, OSError):
@@ -222,7 +236,7 @@ def _redirect(address: Address, describe: Callable[[str], Any]) -> Sequence[sock
     for number, role in OUTPUT.items():
         channel = Channel(connect(address))
         channel.send("hello", describe(role))
-        # Others write there by the descriptor, and know of no time-out.
+        # Programs write to the descriptor, which must block.
         channel.connection.settimeout(None)
         with contextlib.suppress(Exception):
             (sys.stdout if number == 1 else sys.stderr).flush()

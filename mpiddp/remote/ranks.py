@@ -26,7 +26,7 @@ from mpiddp.remote.call import Call, Request, find_stacks
 from mpiddp.remote.channel import Parcel
 from mpiddp.remote.fingerprint import find_code, find_fingerprint
 from mpiddp.remote.job import JobRequest, Member, RankJob, describe_ranks
-from mpiddp.remote.output import Printer, Sink
+from mpiddp.remote.output import Sink
 from mpiddp.remote.starter import End
 from mpiddp.wording import count_noun, read_message
 
@@ -50,15 +50,17 @@ class Ranks:
             ``threads`` and ``backend`` of each.
     """
 
-    def __init__(self, request: JobRequest, seconds: float, printer: Printer) -> None:
+    def __init__(self, request: JobRequest, seconds: float) -> None:
         """``seconds``: how long a call may take."""
         _refuse_ranks()
-        self._request, self._seconds, self._printer = request, seconds, printer
+        self._request, self._seconds = request, seconds
         self._owner = os.getpid()
         self._count = 0
         self._turn = threading.Condition()
         self._queue: deque[object] = deque()
         """Calls that wait for their turn, and the one that runs."""
+        self._turn_thread = 0
+        """The thread whose turn it is."""
         self._running = ""
         """The function that runs."""
         self._began = 0.0
@@ -70,7 +72,7 @@ class Ranks:
         self._close_wake = weakref.finalize(self, os.close, self._wake)
 
     def _start(self) -> RankJob:
-        job = RankJob(self._request, self._printer)
+        job = RankJob(self._request)
         # Also if nobody closes them, and at the end of this process.
         self._end = weakref.finalize(self, _close_job, job, self._owner)
         return job
@@ -128,7 +130,7 @@ class Ranks:
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the function that runs, if one does, on all ranks."""
-        if self._running:
+        if self._running and os.getpid() == self._owner:
             os.eventfd_write(self._wake, 1)
 
     def restart(self) -> None:
@@ -137,11 +139,12 @@ class Ranks:
         if self._is_closed:
             raise ConfigurationError("these ranks were closed: mpiddp.ranks(…) starts others")
         with self._take_turn():
+            self._is_told = True  # If no others start, calls say so.
             self._end()
             self._job, self._is_told = self._start(), False
 
     def close(self) -> None:
-        """End the ranks. A function that runs is interrupted. Nothing is done the second time.
+        """End the ranks. A function that runs is interrupted. A second call does nothing.
 
         Raises an MpiddpError if they do not end well, and no call has said so: a rank was lost
         since, or failed in what it does at its end, such as to write what it has saved.
@@ -183,7 +186,7 @@ class Ranks:
     @property
     def state(self) -> str:
         """``waiting``, ``closed``, ``ended``, or which function runs."""
-        if self._is_closed:
+        if self._is_closed or os.getpid() != self._owner:
             return "closed"
         with self._turn:
             # A call finds out by itself.
@@ -209,7 +212,7 @@ class Ranks:
         self._check_open()
         _check_function(function)
         try:
-            return Parcel(pickling.dump((function, arguments, dict(keywords))))
+            return Parcel(*pickling.dump((function, arguments, dict(keywords))))
         except MpiddpError:
             raise
         except Exception as error:  # A ``__reduce__`` may raise anything.
@@ -240,14 +243,25 @@ class Ranks:
 
     @contextlib.contextmanager
     def _take_turn(self, ticket: object | None = None) -> Iterator[None]:
-        """One after the other, in the order in which they came."""
+        """One after the other, in the order in which they came.
+
+        Raises ConfigurationError in a thread that has the turn: it would wait for itself.
+        """
+        if self._turn_thread == threading.get_ident():
+            raise ConfigurationError(
+                "a signal handler or output= cannot call these ranks, or end them, while its own "
+                "thread calls them: raise an exception there, or use another thread"
+            )
         if ticket is None:
             ticket = self._queue_up()
         try:
             with self._turn:
                 self._turn.wait_for(lambda: self._queue[0] is ticket)
+            self._turn_thread = threading.get_ident()
             yield
         finally:
+            if self._turn_thread == threading.get_ident():
+                self._turn_thread = 0
             with self._turn:
                 self._queue.remove(ticket)
                 self._turn.notify_all()
@@ -370,8 +384,9 @@ def ranks(
         port_range=launch.port_range,
         may_leave=bool(launcher_options),  # They may name hosts.
         variables={name: str(value) for name, value in (variables or {}).items()},
+        output=output,
     )
-    return Ranks(request, call_timeout, Printer(output))
+    return Ranks(request, call_timeout)
 
 
 def run(

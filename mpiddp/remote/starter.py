@@ -36,7 +36,7 @@ class End:
     """As `mpiddp.errors` has them."""
     reason: str = ""
     outcome: dict[str, Any] = field(default_factory=dict)
-    """What a rank, or its companion, has written of a failure (`mpiddp.process.outcome`)."""
+    """The failure that a rank, or its companion, has recorded (`mpiddp.process.outcome`)."""
 
     @property
     def lost_rank(self) -> int | None:
@@ -57,7 +57,7 @@ def _run(words: list[str]) -> End:
 def _follow_caller(report: int) -> None:
     """On a thread: end the ranks that have not ended by themselves once the caller has gone."""
     poller = select.poll()
-    poller.register(report, 0)  # Only what cannot be refused: that the other end is closed.
+    poller.register(report, 0)  # POLLERR alone, once the other end is closed.
     poller.poll()
     # The second one ends ranks that do not react to the first.
     for seconds in (LEAVE_SECONDS, 1.0):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from mpiddp.remote.job import Member, name_ranks
-from mpiddp.wording import count_noun
+from mpiddp.remote.job import Member
+from mpiddp.wording import count_noun, name_ranks
 
 COLUMNS = ("rank", "device", "threads", "process")
 MOST_OPEN = 16

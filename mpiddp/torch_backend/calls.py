@@ -152,8 +152,8 @@ class CallQueue:
     ) -> distributed.Work:
         """Make the call if ``waits``, else begin it.
 
-        ``start``: begins it in Gloo and returns Gloo's work, which is done if no other call is
-        under way.
+        ``start``: begins it in Gloo and returns Gloo's work, which is done if the caller waits and
+        no other call is under way.
 
         Raises DistBackendError for a destroyed group. If ``waits``, raises the call's error, too.
         """
@@ -167,7 +167,8 @@ class CallQueue:
         self._last.append(record)
         # A callback of a future makes its calls in the thread of the calls: nobody else would.
         is_own = threading.get_ident() == self._worker_thread
-        if start is not None and (is_own or not self._pending):
+        # Not if the caller has a work: Gloo would make the calls of its callbacks at any time.
+        if start is not None and waits and (is_own or not self._pending):
             record.state = "left to Gloo"
             return start()
         shown = f"mpiddp:{name}" if _is_profiled() else ""

@@ -99,6 +99,10 @@ class _Calls:
         """The last calls, one line each, for ``python -m mpiddp stacks``."""
         return self._calls.describe()
 
+    def is_broken(self) -> bool:
+        """Whether a call failed or was interrupted, so that the ranks' next ones do not match."""
+        return self._own.has_failed
+
     @property
     def _device_types(self) -> list[torch.device]:
         """Those whose backend torch sets the timeout of.

@@ -46,6 +46,8 @@ class OwnCalls:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._communicator: Communicator | None = None
+        self._is_made = True
+        """False while the communicator is being made, and if that has failed."""
         self._gloo: Any = None
         self._goes_through_gloo = False
         """Whether each message would; known after the first call."""
@@ -53,9 +55,17 @@ class OwnCalls:
     def find_communicator(self) -> Communicator:
         """Made by the first call, in which all ranks take part."""
         if self._communicator is None:
+            self._is_made = False
             self._communicator = make_group_communicator(self._place, self._find_gloo)
+            self._is_made = True
             self._goes_through_gloo = self._communicator.layout.transports[0] == TORCH
         return self._communicator
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a call failed or was interrupted, so that the ranks' next ones do not match."""
+        own = self._communicator
+        return not self._is_made or (own is not None and own.has_failed)
 
     def _find_gloo(self) -> Any:
         """For messages between nodes without MPI, and for what Gloo then does as a whole."""

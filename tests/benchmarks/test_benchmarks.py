@@ -36,6 +36,7 @@ from benchmarks.startup.contenders import (
 )
 from benchmarks.startup.plot import draw
 from benchmarks.startup.targets import judge
+from launchers import is_alive
 from mpiddp.errors import ConfigurationError, LaunchError
 
 # Launchers
@@ -330,13 +331,6 @@ def test_a_terminated_benchmark_ends_its_runs(tmp_path):
     while is_alive(pid) and time.monotonic() < end:
         time.sleep(0.05)
     assert not is_alive(pid)
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 # Real runs

@@ -200,7 +200,7 @@ def watch_end(job: launchers.Job, since: float, survivors: Sequence[int] = ()) -
     while True:
         has_ended = job.process.poll() is not None
         if detected is None and (
-            has_ended or LOST.search(job.stderr()) or not all(map(is_alive, survivors))
+            has_ended or LOST.search(job.stderr()) or not all(map(launchers.is_alive, survivors))
         ):
             detected = time.time() - since
         if has_ended and not job.processes():
@@ -210,12 +210,6 @@ def watch_end(job: launchers.Job, since: float, survivors: Sequence[int] = ()) -
         if time.monotonic() > job.deadline:
             job.wait()  # Says what is still running.
         time.sleep(0.01)
-
-
-def is_alive(process: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False
 
 
 class Laboratory:

@@ -33,6 +33,8 @@ from mpiddp.process.sockets import links as links_of_lifelines
 from mpiddp.process.sockets import listener as listener_module
 from mpiddp.process.sockets import ports
 from mpiddp.process.sockets.listener import TokenListener
+from mpiddp.remote import channel
+from mpiddp.remote.job import ROLES, _Reception
 
 HOST = "127.0.0.2"
 SOON = 2.0
@@ -171,11 +173,28 @@ def doctor() -> Iterator[Listener]:
 
 
 @contextlib.contextmanager
+def repeated(step: Callable[[], object]) -> Iterator[None]:
+    """Meanwhile a thread does ``step`` again and again."""
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            step()
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        try:
+            yield
+        finally:
+            ended.set()
+            working.result()
+
+
+@contextlib.contextmanager
 def lifeline() -> Iterator[Listener]:
     """A companion process's."""
     token = "ab" * 16
-    with selectors.DefaultSelector() as selector, ThreadPoolExecutor(1) as pool:
-        server, ended = ports.listen(HOST), threading.Event()
+    with selectors.DefaultSelector() as selector, ports.listen(HOST) as server:
 
         def welcome(caller: socket.socket) -> None:
             links_of_lifelines.Link(caller).send("welcome")
@@ -185,10 +204,9 @@ def lifeline() -> Iterator[Listener]:
         listener = TokenListener([server], selector, admit)
 
         def serve() -> None:
-            while not ended.is_set():
-                for key, events in selector.select(0.01):
-                    key.data(events)
-                listener.refresh(time.monotonic())
+            for key, events in selector.select(0.01):
+                key.data(events)
+            listener.refresh(time.monotonic())
 
         def use() -> None:
             place = links_of_lifelines.describe_server(server)
@@ -196,14 +214,26 @@ def lifeline() -> Iterator[Listener]:
             assert link.wait(SOON) and link.receive() == [("welcome", None)]
             link.close()
 
-        serving = pool.submit(serve)
-        try:
+        with repeated(serve), contextlib.closing(listener):
             yield Listener(server.getsockname()[1], use)
-        finally:
-            ended.set()
-            serving.result()
-            listener.close()
-            server.close()
+
+
+@contextlib.contextmanager
+def reception() -> Iterator[Listener]:
+    """That of a process which calls `mpiddp.ranks`, until its ranks are there."""
+    with contextlib.ExitStack() as stack:
+        server = ports.listen(HOST)
+        receiving = _Reception([server], stack)
+
+        def use() -> None:
+            for role in ROLES:
+                with channel.connect(receiving.address) as connection:
+                    row = {"rank": 0, "size": 1, "role": role}
+                    channel.Channel(connection).send("hello", row)
+            launchers.until(lambda: receiving.is_complete, "the rank", SOON)
+
+        stack.enter_context(repeated(lambda: receiving.wait(0.01)))
+        yield Listener(server.getsockname()[1], use)
 
 
 def count_descriptors() -> int:
@@ -212,7 +242,7 @@ def count_descriptors() -> int:
 
 def list_cases():
     """Only the benchmark's reads more than some bytes: at the others, most strangers are alike."""
-    for listener in (offers, benchmark, doctor, lifeline):
+    for listener in (offers, benchmark, doctor, lifeline, reception):
         for what in WAYS:
             is_alike = listener is not benchmark and what not in ("garbage", "slow", "idle")
             marks = [pytest.mark.long] * is_alike

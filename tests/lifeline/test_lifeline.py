@@ -142,7 +142,7 @@ class Crew:
         return "".join(rank.errors() for rank in self.ranks)
 
     def find_companions(self) -> list[int]:
-        return [each for each in self.companions.values() if is_alive(each)]
+        return [each for each in self.companions.values() if launchers.is_alive(each)]
 
     def stop_companion(self, node: int) -> None:
         os.kill(self.companions[node], signal.SIGSTOP)
@@ -157,12 +157,6 @@ def find_listening(address: str) -> int:
             if f"socket:[{inode}]" in map(os.readlink, (process / "fd").iterdir()):
                 return int(process.name)
     raise AssertionError("no companion")
-
-
-def is_alive(process: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 @pytest.fixture

@@ -237,7 +237,6 @@ def test_an_errors_way_is_read_from_within():
 
 HANGS = """
 import ctypes, socket, sys
-from mpiddp.lifeline.requests import gather_stacks
 from mpiddp.lifeline.stacks.dump import StackWriter
 writer = StackWriter()
 with socket.socket(fileno=int(sys.argv[1])) as connection:
@@ -287,7 +286,6 @@ def test_a_stack_comes_from_inside_a_c_call_that_holds_the_lock():
 
 BUSY = """
 import socket, sys, threading
-from mpiddp.lifeline.requests import gather_stacks
 from mpiddp.lifeline.stacks.dump import StackWriter
 writer = StackWriter()
 with socket.socket(fileno=int(sys.argv[1])) as connection:

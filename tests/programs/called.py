@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,10 +24,6 @@ heard: list[int] = []
 
 def find_rank() -> int:
     return mpiddp.init().world.rank
-
-
-def find_process() -> int:
-    return os.getpid()
 
 
 def nothing() -> None:
@@ -158,6 +156,18 @@ def ignore_interrupts(folder: Path) -> None:
             time.sleep(NAPS)
 
 
+def refuse_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def list_limits() -> list[float | None]:
+    """How long each connection to the caller waits for it, in seconds."""
+    from mpiddp.remote.channel import Channel
+
+    channels = [each for each in gc.get_objects() if type(each) is Channel]
+    return [each.connection.gettimeout() for each in channels if each.fileno() >= 0]
+
+
 def hold_interpreter(folder: Path) -> None:
     """A call into C that lets go of the interpreter's lock for no signal: it locks itself out."""
     (folder / f"asleep-{find_rank()}").touch()
@@ -231,6 +241,22 @@ def reduce_again(rank: int) -> None:
         distributed.all_reduce(torch.ones(1000))
 
 
+def leave_calls() -> None:
+    """Collectives that no rank waits for, and some ranks begin late."""
+    import torch
+
+    mpiddp.all_reduce(torch.ones(1))
+    time.sleep(0.1 * find_rank())
+    for _ in range(20):
+        mpiddp.all_reduce_async(torch.ones(1 << 18))
+
+
+def ask_alone(rank: int) -> None:
+    """A collective of the session that one rank alone calls."""
+    if find_rank() == rank:
+        mpiddp.init().any(True)
+
+
 def destroy_group() -> None:
     from torch import distributed
 
@@ -253,10 +279,6 @@ def look_around() -> tuple[str, str | None, str, list[str]]:
     """Directory, a variable, Python's path, and variables that nobody else needs to know."""
     secret = [name for name in os.environ if "CALLER" in name]
     return os.getcwd(), os.environ.get("OF_THE_TEST"), sys.path[0], secret
-
-
-def start_ranks() -> None:
-    mpiddp.ranks(2)
 
 
 def make_zeros(count: int) -> Any:

@@ -126,10 +126,7 @@ def test_a_rank_that_ends_between_two_calls_is_reported(how):
     pools = Pools()
     ranks = pools("openmpi", 2)
     os.kill(ranks.call(see, 1).values[1][3], signal.SIGKILL)
-    end = time.monotonic() + 20
-    while ranks.is_running:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    launchers.until(lambda: not ranks.is_running, "the end")
     said = "the ranks did not end well: rank 1 of 2"
     with pytest.raises((AssertionError, mpiddp.MpiddpError), match=said):
         pools("openmpi", 2) if how == "asked for again" else pools.close()

@@ -6,7 +6,6 @@ import contextlib
 import os
 import pickle
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +19,10 @@ from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.process.sockets import ports
-from mpiddp.process.sockets.links import describe_server, listen_locally
-from mpiddp.remote import channel, pickling
+from mpiddp.process.sockets.links import describe_server, listen_locally, open_connection
+from mpiddp.remote import channel
 from mpiddp.remote.channel import SHARED_BYTES, Address, Channel, Parcel
-from mpiddp.remote.job import JobRequest, _Reception
+from mpiddp.remote.job import _Reception
 
 SOON = 20.0
 SIZES = st.integers(0, 300) | st.integers(SHARED_BYTES - 70, SHARED_BYTES + 70)
@@ -47,7 +46,7 @@ def connect(kind: str) -> Iterator[tuple[Channel, Channel]]:
 
 def make_parcel(body: bytes, sizes: list[int]) -> Parcel:
     contents = [np.arange(size, dtype=np.uint8) for size in sizes]
-    return Parcel(pickling.Pickled(body, tuple(memoryview(each) for each in contents)))
+    return Parcel(body, tuple(memoryview(each) for each in contents))
 
 
 @pytest.mark.parametrize("kind", ["local", "network"])
@@ -102,11 +101,35 @@ def test_a_message_that_comes_byte_by_byte():
             theirs.receive()
 
 
+def test_a_long_header():
+    """Cells of a notebook, or the sizes of many buffers."""
+    with connect("local") as (sender, receiver), ThreadPoolExecutor(1) as pool:
+        content = "x" * (2 << 20)
+        sending = pool.submit(sender.send, "call", content)
+        assert receiver.receive().content == content
+        sending.result(SOON)
+
+
+@pytest.mark.long
+def test_what_is_large_may_take_longer_than_a_message_may_pause(monkeypatch):
+    monkeypatch.setattr(channel, "SILENT_SECONDS", 2.0)
+    with connect("network") as (sender, receiver), ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(sender.send, "call", None, make_parcel(bytes(60 << 20), []))
+        began, count = time.monotonic(), 0
+        while time.monotonic() - began < 4:
+            count += len(receiver.connection.recv(1 << 20))
+            time.sleep(0.1)
+        assert count < 60 << 20
+        while count < 60 << 20:
+            count += len(receiver.connection.recv(1 << 20))
+        sending.result(SOON)
+
+
 def test_receivers_share_no_memory_and_no_descriptors():
     before = len(os.listdir("/proc/self/fd"))
     with connect("local") as (first, one), connect("local") as (second, other):
         content = np.zeros(SHARED_BYTES + 1, dtype=np.uint8)
-        with contextlib.closing(Parcel(pickling.Pickled(b"", (memoryview(content),)))) as parcel:
+        with contextlib.closing(Parcel(b"", (memoryview(content),))) as parcel:
             found = []
             for sender, receiver in ((first, one), (second, other)):
                 sender.send("call", None, parcel)
@@ -149,14 +172,14 @@ def test_memory_is_looked_up_for_large_parcels_only(monkeypatch):
         nbytes = 1 << 50
 
     with pytest.raises(ConfigurationError, match=r"1125899\.9 GB to be sent, and .* GB of free"):
-        Parcel(pickling.Pickled(b"", (Huge(),)))
+        Parcel(b"", (Huge(),))
     channel.check_memory(1 << 20)
 
 
 def test_the_sender_may_change_what_is_kept():
     for size in (100, SHARED_BYTES + 1):
         content = np.zeros(size, dtype=np.uint8)
-        with contextlib.closing(Parcel(pickling.Pickled(b"", (memoryview(content),)))) as parcel:
+        with contextlib.closing(Parcel(b"", (memoryview(content),))) as parcel:
             parcel.keep()
             content[:] = 1
             with connect("local") as (sender, receiver):
@@ -180,76 +203,43 @@ class Bomb:
 def make_message(path: Path, content: Any = None) -> bytes:
     """What a channel sends, with a bomb as its pickle."""
     with connect("local") as (sender, receiver):
-        sender.send("hello", content, Parcel(pickling.Pickled(pickle.dumps(Bomb(path)))))
+        sender.send("hello", content, Parcel(pickle.dumps(Bomb(path))))
         return receiver.connection.recv(1 << 20)
 
 
-@contextlib.contextmanager
-def receive_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_Reception, Address]]:
-    """A caller that listens as in a Slurm job, and admits whoever comes."""
-    network = ports.listen("127.0.0.1")
-    monkeypatch.setattr("mpiddp.remote.job._listen_on_network", lambda request: [network])
-    with contextlib.ExitStack() as stack:
-        reception = _Reception(JobRequest((), "", ""), stack)
-        ended = threading.Event()
-        pool = stack.enter_context(ThreadPoolExecutor(1))
-        stack.callback(ended.set)
-
-        def serve() -> None:
-            while not ended.is_set():
-                reception.wait(0.02)
-
-        serving = pool.submit(serve)
-        yield reception, reception.address
-        ended.set()
-        serving.result(SOON)
-
-
-def call(place: str, *parts: bytes) -> bytes:
-    """What is answered to a stranger until the connection is closed."""
-    with contextlib.ExitStack() as stack:
-        if place.startswith("@"):
-            stranger = stack.enter_context(socket.socket(socket.AF_UNIX))
-            stranger.connect(b"\0" + place[1:].encode())
-        else:
-            host, _, port = place.rpartition(":")
-            stranger = stack.enter_context(socket.create_connection((host, int(port))))
-        stranger.settimeout(SOON)
-        answer = b""
-        with contextlib.suppress(OSError):
-            for part in parts:
-                stranger.sendall(part)
-            stranger.shutdown(socket.SHUT_WR)
-            while piece := stranger.recv(1000):
-                answer += piece
-        return answer
-
-
-def test_strangers_are_not_answered_and_nothing_of_theirs_is_unpickled(monkeypatch, tmp_path):
+def test_nothing_of_who_does_not_know_the_token_or_sends_no_greeting_is_unpickled(tmp_path):
     bomb = tmp_path / "unpickled"
     row = {"rank": 0, "role": "calls", "size": 1, "python": "3"}
-    with receive_ranks(monkeypatch) as (reception, address):
-        token, proof = address.token.encode() + b"\n", address.proof.encode()
-        wrong = token[:-2] + b"!\n"
-        assert len(address.places) == 2
-        for place in address.places:
-            for said in (b"", b"GET / HTTP/1.1\r\n\r\n", wrong, token[:-1], proof, pickle.dumps(1)):
-                assert call(place, said, make_message(bomb, row)) == b""
-            # Who knows the token may still be wrong in what follows.
-            for said in (
-                b"", b"\x00", b"\xff" * 100, b"\x03\0\0\0{]}", b"\x02\0\0\0{}",
-                make_message(bomb, 3), make_message(bomb, {"rank": 0}), make_message(bomb)[:-5],
-            ):  # fmt: skip
-                assert call(place, token, said) == proof
-            assert not reception.is_complete
-        # And ranks are admitted all the same.
-        for role in ("calls", "out", "err"):
-            with channel.connect(address) as connection:
-                Channel(connection).send("hello", row | {"role": role})
-        end = time.monotonic() + SOON
-        while not reception.is_complete and time.monotonic() < end:
-            time.sleep(0.01)
-        assert reception.is_complete
+    with contextlib.ExitStack() as stack:
+        reception = _Reception([listen_locally()], stack)
+        token, proof = (
+            each.encode() for each in (reception.address.token, reception.address.proof)
+        )
+
+        def call(said: bytes) -> bytes:
+            """What is answered until the connection is closed."""
+            with open_connection(reception.address.places[0], SOON) as stranger:
+                stranger.sendall(said)
+                stranger.shutdown(socket.SHUT_WR)
+                stranger.setblocking(False)
+                answer, end = b"", time.monotonic() + SOON
+                with contextlib.suppress(ConnectionError):  # What was not read resets it.
+                    while time.monotonic() < end:
+                        reception.wait(0.02)
+                        with contextlib.suppress(BlockingIOError):
+                            if not (piece := stranger.recv(1000)):
+                                break
+                            answer += piece
+                assert time.monotonic() < end
+                return answer
+
+        for said in (token[:-1] + b"!\n", proof + b"\n", b""):
+            assert call(said + make_message(bomb, row)) == b""
+        for said in (
+            b"", b"\x00", b"\xff" * 100, b"\x03\0\0\0{]}", b"\x02\0\0\0{}",
+            make_message(bomb, 3), make_message(bomb, {"rank": 0}), make_message(bomb)[:-5],
+        ):  # fmt: skip
+            assert call(token + b"\n" + said) == proof
     assert not bomb.exists()
 
 

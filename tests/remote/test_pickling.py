@@ -31,10 +31,8 @@ DTYPES = sorted(
 
 def carry(value: Any) -> Any:
     """As over a connection: the contents beside the pickle come back in other memory."""
-    pickled = pickling.dump(value)
-    return pickling.load(
-        pickled.body, tuple(memoryview(bytearray(each)) for each in pickled.buffers)
-    )
+    body, buffers = pickling.dump(value)
+    return pickling.load(body, tuple(memoryview(bytearray(each)) for each in buffers))
 
 
 def list_bytes(tensor: torch.Tensor) -> bytes:
@@ -58,21 +56,17 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
 
 
 @settings(deadline=None, max_examples=100)
-@given(tensors(), st.sampled_from(DTYPES), st.booleans(), st.booleans())
-def test_a_tensor_comes_as_it_was(tensor, dtype, needs_grad, is_parameter):
-    with warnings.catch_warnings(action="ignore"):  # torch's, of dtypes on trial.
-        if tensor.is_contiguous():
-            tensor = torch.arange(tensor.numel() // 16 * 16, dtype=torch.uint8).view(dtype)
-        needs_grad &= tensor.is_floating_point() and tensor.dtype.itemsize > 1
-        tensor.requires_grad_(needs_grad)
-        if is_parameter:
-            tensor = torch.nn.Parameter(tensor, needs_grad)
-        found = carry({"nested": [tensor]})["nested"][0]
-        assert list_bytes(found) == list_bytes(tensor)
+@given(tensors(), st.booleans(), st.booleans())
+def test_a_tensor_comes_as_it_was(tensor, needs_grad, is_parameter):
+    tensor.requires_grad_(needs_grad)
+    if is_parameter:
+        tensor = torch.nn.Parameter(tensor, needs_grad)
+    found = carry({"nested": [tensor]})["nested"][0]
+    assert torch.equal(found, tensor)
     assert (found.shape, found.dtype, type(found)) == (tensor.shape, tensor.dtype, type(tensor))
     assert found.requires_grad is needs_grad
     # No more than twice what it shows is sent.
-    assert found.untyped_storage().nbytes() <= max(2 * tensor.nbytes, 0)
+    assert found.untyped_storage().nbytes() <= 2 * tensor.nbytes
 
 
 @settings(deadline=None, max_examples=50)
@@ -97,7 +91,7 @@ def test_an_array_comes_as_it_was(shape, kind, order, is_read_only):
 
 
 def test_every_dtype_that_torch_has():
-    with warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings(action="ignore"):  # torch's, of dtypes on trial.
         for dtype in DTYPES:
             tensor = torch.arange(16, dtype=torch.uint8).view(dtype)
             found = carry(tensor)
@@ -117,6 +111,12 @@ def test_tensors_that_share_a_storage_share_it_again():
     assert model[0].weight is model[1].weight
     assert optimizer.param_groups[0]["params"][0] is model[0].weight
     assert torch.equal(model[0].weight, tied[0].weight)
+
+
+def test_another_default_device():
+    with torch.device("meta"):
+        found = carry(torch.arange(5000, device="cpu"))
+    assert found.device.type == "cpu" and torch.equal(found, torch.arange(5000))
 
 
 def test_attributes_of_a_small_view_and_of_itself():
@@ -144,13 +144,13 @@ def test_other_layouts():
 
 def test_large_contents_are_not_copied_and_small_ones_have_no_price():
     large, array = torch.zeros(5000), np.zeros(5000)
-    pickled = pickling.dump((large, array))
-    assert len(pickled.body) < 2000
-    assert [each.nbytes for each in pickled.buffers] == [20_000, 40_000]
+    body, buffers = pickling.dump((large, array))
+    assert len(body) < 2000
+    assert [each.nbytes for each in buffers] == [20_000, 40_000]
     array[7] = 1
-    assert any(pickled.buffers[1])
+    assert any(buffers[1])
     # 8 bytes each would be a header of megabytes.
-    assert pickling.dump([torch.zeros(2) for _ in range(1000)]).buffers == ()
+    assert pickling.dump([torch.zeros(2) for _ in range(1000)])[1] == ()
 
 
 def test_functions_of_main_go_by_value_with_their_file(monkeypatch):
@@ -158,7 +158,7 @@ def test_functions_of_main_go_by_value_with_their_file(monkeypatch):
     main = sys.modules["__main__"]
     space = {"__name__": "__main__", "factor": 2}
     exec(code, space)
-    body = pickling.dump(space["double"]).body
+    body, _ = pickling.dump(space["double"])
     monkeypatch.delattr(main, "double", raising=False)
     found = pickling.load(body)
     assert found(21) == 42 and found.__code__.co_filename == "/a/notebook"
@@ -208,8 +208,3 @@ def test_an_exception_comes_as_it_was(error):
     assert (repr(found), str(found)) == (repr(error), str(error))
     for name in ("args", "reason", "value", "filename", "lineno", "exceptions", "name", "prefix"):
         assert repr(getattr(found, name, None)) == repr(getattr(error, name, None))
-
-
-def test_what_cannot_be_pickled_is_said_by_its_own_error():
-    with pytest.raises(TypeError, match="cannot pickle 'generator'"):
-        pickling.dump(each for each in ())

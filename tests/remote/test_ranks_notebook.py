@@ -22,7 +22,7 @@ LONGEST_ERROR = 16
 MISTAKES = {
     "%%ranks\nx = 1\nx +": "line 3 of this cell: invalid syntax: x +",
     "%%rank 0,2\n1": "%%rank 0,2: there are ranks 0-1",
-    "%%rank\n1": "expected ranks after %%rank, as in %%rank 0 or %%rank 0,2-3, found ''",
+    "%%rank\n1": "%%rank: expected all, none, or ranks as 0 or 0,3-5, found ''",
     "%%ranks future\n1": "future holds no ranks: write future = mpiddp.ranks(4)",
     "ranks.run(train, (n for n in ()))": "cannot pickle 'generator' object",
 }

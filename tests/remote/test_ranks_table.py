@@ -52,7 +52,7 @@ def make_members(channel: Channel, hosts: Sequence[str], per_host: int) -> list[
         Member(
             rank=rank, host=hosts[rank // per_host], process=1000 + rank,
             device=f"cuda:{rank % per_host}", threads=4, backend="nccl", directory="",
-            calls=channel, outputs={},
+            calls=channel, outputs=(),
         )
         for rank in range(len(hosts) * per_host)
     ]  # fmt: skip

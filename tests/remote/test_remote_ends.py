@@ -10,17 +10,21 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 import called
 import launchers
 import mpiddp
-from mpiddp.errors import ConfigurationError, MpiddpError, RankFailedError, UnreachableError
+from launchers import until
+from mpiddp.errors import (
+    ConfigurationError,
+    LaunchError,
+    MpiddpError,
+    RankFailedError,
+    UnreachableError,
+)
 
 pytestmark = pytest.mark.mpi
 SECONDS = 60.0
@@ -42,26 +46,6 @@ def start(number: int) -> mpiddp.Ranks:
     return mpiddp.ranks(number, call_timeout=SECONDS, variables={"MPIDDP_WAIT": "sleep"})
 
 
-def list_processes(mark: str) -> list[int]:
-    """The processes that were started with this mark in their environment."""
-    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
-    return [pid for pid in pids if launchers.environ_of(pid).get(launchers.MARK) == mark]
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
-
-
-def is_alive(process: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize(
     ("function", "moment"),
     [
@@ -78,25 +62,24 @@ def is_alive(process: int) -> bool:
     ],
 )
 def test_a_killed_caller_leaves_no_process(function, moment, tmp_path):
-    mark = uuid.uuid4().hex
-    env = launchers.clean_environment({launchers.MARK: mark})
+    marked = launchers.Processes()
+    env = launchers.clean_environment({launchers.MARK: marked.mark})
     env["PYTHONPATH"] += os.pathsep + str(launchers.PROGRAMS)
     command = [sys.executable, "-c", CALLER, function, str(tmp_path)]
     caller = subprocess.Popen(command, env=env, stdout=subprocess.PIPE)
     try:
         if moment == "starts":
             assert caller.stdout.readline() == b"starts\n"
-            until(lambda: len(list_processes(mark)) > 3, "the start")
+            until(lambda: len(marked.list()) > 3, "the start")
         else:
             until(lambda: len(list(tmp_path.glob(moment))) == 2, moment)
         children = {int(each.read_text()) for each in tmp_path.glob("child-*")}
         caller.kill()
         caller.wait()
         caller.stdout.close()
-        until(lambda: not set(list_processes(mark)) - children, "the end of all processes")
+        until(lambda: not set(marked.list()) - children, "the end of all processes")
     finally:
-        for process in {caller.pid, *list_processes(mark)}:
-            os.kill(process, signal.SIGKILL) if is_alive(process) else None
+        marked.kill()
 
 
 @pytest.mark.long
@@ -135,6 +118,28 @@ def test_a_function_that_never_returns(tmp_path):
         assert "destroyed torch's default group" in str(caught.value.by_rank[0])
 
 
+def refuse_to_start(*_: object) -> None:
+    raise LaunchError("no")
+
+
+def test_ranks_that_were_interrupted_in_a_collective_end(monkeypatch):
+    options = {"variables": {"MPIDDP_WAIT": "sleep"}, "call_timeout": SECONDS}
+    with mpiddp.ranks(2, collectives="mpiddp", **options) as ranks:
+        # The next calls would be refused, or meet a call that the other rank has not finished.
+        with pytest.raises(RankFailedError, match=r"reduce_again left rank.* in the middle of a"):
+            ranks.within(0.5).run(called.reduce_again, -1)
+        assert ranks.state == "ended"
+        with monkeypatch.context() as patch:
+            patch.setattr("mpiddp.remote.ranks.RankJob", refuse_to_start)
+            with pytest.raises(LaunchError, match="no"):
+                ranks.restart()
+        with pytest.raises(ConfigurationError, match=r"ended; restart\(\) starts them again"):
+            ranks.run(called.nothing)
+        ranks.restart()
+        with pytest.raises(RankFailedError, match="ask_alone left rank 1 in the middle of a"):
+            ranks.within(0.3).run(called.ask_alone, 1)
+
+
 @pytest.mark.long
 def test_a_sink_that_raises_ends_the_call(capsys):
     texts = []
@@ -143,6 +148,8 @@ def test_a_sink_that_raises_ends_the_call(capsys):
         texts.append((rank, role, text))
         if "3" in text:
             raise ZeroDivisionError(text)
+        if "4" in text:
+            ranks.run(called.nothing)
 
     with mpiddp.ranks(1, output=take, call_timeout=SECONDS) as ranks:
         ranks.run(print, "é", end="")
@@ -152,6 +159,8 @@ def test_a_sink_that_raises_ends_the_call(capsys):
         assert ranks.state == "ended"
         ranks.restart()
         assert ranks.run(called.find_rank) == [0]
+        with pytest.raises(ConfigurationError, match="a signal handler or output= cannot call"):
+            ranks.run(print, 4)
     assert capsys.readouterr() == ("", "")
 
 
@@ -183,7 +192,7 @@ def test_several_at_once_of_any_number_and_forgotten(tmp_path, monkeypatch):
     del running, futures
     found.clear()
     gc.collect()
-    until(lambda: not any(map(is_alive, processes)), "the end of forgotten ranks")
+    until(lambda: not any(map(launchers.is_alive, processes)), "the end of forgotten ranks")
     assert len(os.listdir("/proc/self/fd")) < descriptors - 9
 
 
@@ -194,6 +203,7 @@ def use_in_child(ranks: mpiddp.Ranks, answers: multiprocessing.SimpleQueue[str])
             answers.put("")
         except ConfigurationError as error:
             answers.put(str(error))
+    answers.put(repr(ranks))
 
 
 @pytest.mark.long
@@ -204,6 +214,7 @@ def test_a_forked_child_of_the_caller_leaves_the_ranks_alone(tmp_path):
         child = context.Process(target=use_in_child, args=(ranks, answers))
         child.start()
         found = [answers.get() for _ in range(4)]
+        assert answers.get().endswith("closed>")
         child.join(SECONDS)
         assert child.exitcode == 0
         belongs = "these ranks belong to another process, of which this one is a copy"
@@ -235,7 +246,7 @@ def test_what_cannot_start_says_so_in_one_line():
             mpiddp.ranks(**arguments)
         assert text in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(RankFailedError) as caught:
-        mpiddp.run(called.start_ranks, ranks=2)
+        mpiddp.run(mpiddp.ranks, ranks=2)
     (error,) = caught.value.exceptions
     assert type(error) is ConfigurationError and "ranks start no ranks" in str(error)
     assert mpiddp.run(called.describe, 1, ranks=5, second=2)[4] == (4, 1, 2, [10.0] * 3)
@@ -263,6 +274,9 @@ def test_a_trainer_runs_twice_on_the_same_ranks(collectives, tmp_path):
     options = {"data": "toy", "samples": 200, "epochs": 1, "runs_dir": tmp_path}
     with mpiddp.ranks(2, collectives=collectives, call_timeout=SECONDS) as ranks:
         first, second = (ranks.run(called.fit, options | {"name": n}) for n in ("one", "two"))
+        with pytest.raises(RankFailedError, match="the ranks have ended") as caught:
+            ranks.run(called.gather_on, 1)
+        assert "at different collective calls of group" in str(caught.value.by_rank[0])
     assert first == second and first[0] == first[1]
     assert first[0][2] == [1.0] * 3
     # The last save is complete once the call has returned.

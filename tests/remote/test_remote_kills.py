@@ -11,9 +11,7 @@ import random
 import signal
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -34,19 +32,6 @@ WORK = {
     "return": (called.make_zeros, 1 << 20),
     "print": (called.print_much, 50),
 }
-
-
-def list_ranks(mark: str) -> list[int]:
-    """The processes of ranks, by the mark in their environment."""
-    found = []
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            is_named = b"mpiddp.remote.rank" in Path(f"/proc/{entry}/cmdline").read_bytes()
-            environ = launchers.environ_of(entry)
-            is_rank = is_named and "OMPI_COMM_WORLD_RANK" in environ
-            if is_rank and environ.get(launchers.MARK) == mark:
-                found.append(int(entry))
-    return found
 
 
 @contextlib.contextmanager
@@ -110,18 +95,18 @@ def kill_in_calls(ranks: mpiddp.Ranks, dice: random.Random) -> tuple[str, float]
 
 
 def kill_in_start(
-    ranks: mpiddp.Ranks, dice: random.Random, mark: str, longest: float
+    ranks: mpiddp.Ranks, dice: random.Random, marked: launchers.Processes, longest: float
 ) -> tuple[str, float]:
     """One kill while the ranks start, which raises there, or at the first call.
 
     ``longest``: how long a start takes, in seconds.
     """
     begun = threading.Event()
-    before = set(list_ranks(mark))
+    before = set(marked.ranks().values())
 
     def find() -> int:
         assert begun.wait(LONGEST_SECONDS)
-        return dice.choice([each for each in list_ranks(mark) if each not in before])
+        return dice.choice([*({*marked.ranks().values()} - before)])
 
     with kill_later(find, dice.uniform(0, longest)) as when:
         with pytest.raises(MpiddpError) as caught:
@@ -137,15 +122,15 @@ def kill_in_start(
 def test_kills_at_random_moments():
     seed = random.randrange(1 << 30)
     dice = random.Random(seed)
-    mark = uuid.uuid4().hex
+    marked = launchers.Processes()
     rows = []
-    variables = {"MPIDDP_WAIT": "sleep", launchers.MARK: mark}
+    variables = {"MPIDDP_WAIT": "sleep", launchers.MARK: marked.mark}
     began = time.monotonic()
     with mpiddp.ranks(RANKS, call_timeout=LONGEST_SECONDS, variables=variables) as ranks:
         longest = time.monotonic() - began
         for number in range(KILLS):
             if number % 5 == 4:
-                rows.append(kill_in_start(ranks, dice, mark, longest))
+                rows.append(kill_in_start(ranks, dice, marked, longest))
             else:
                 rows.append(kill_in_calls(ranks, dice))
             print(number, rows[-1], flush=True)
@@ -157,7 +142,4 @@ def test_kills_at_random_moments():
         f"seed {seed}: {len(rows)} kills; from kill to exception {seconds[len(seconds) // 2]:.2f} s"
     )
     print(f"at the most {seconds[-1]:.2f} s, without those while ranks start")
-    deadline = time.monotonic() + LONGEST_SECONDS
-    while list_ranks(mark):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    marked.expect_gone()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import itertools
 import re
@@ -14,31 +13,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiddp.remote.channel import MARK, make_mark
-from mpiddp.remote.output import OutputReader, Printer, write
+from mpiddp.remote.output import OutputReader, write
 
+LABEL = b"[3] "
 PIECES = st.sampled_from(
     [b"a", b"line\n", b"\r", b"\r\n", "né".encode(), "né".encode()[1:], b"\xc3", b"\xff", b"\0",
      b"\0mpiddp call ", b"\0mpiddp call 12", b"12\0", b"\0mpiddp\0", b" 50%\r", b"\n\n", b"x" * 50]
 )  # fmt: skip
 
 
-def read_all(writes: list[bytes], size: int) -> tuple[str, int]:
+def read_all(writes: list[bytes], label: bytes | None) -> tuple[str, int]:
     """What is printed of one rank's stream that comes in these parts, and its last call."""
     texts: list[str] = []
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        printer = Printer(lambda rank, role, text: texts.append(text)) if size == 0 else Printer()
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            reader = OutputReader(ours, 3, "out", printer, size)
-            for each in writes:
-                theirs.sendall(each)
-                reader.read()
-            theirs.close()
+        reader = OutputReader(ours, label, texts.append)
+        for each in writes:
+            theirs.sendall(each)
             reader.read()
-            assert reader.is_ended
-            reader.close()
-        return "".join(texts) + out.getvalue(), reader.call
+        theirs.close()
+        reader.read()
+        assert reader.is_ended
+        reader.close()
+        return "".join(texts), reader.call
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -52,7 +49,7 @@ def test_a_sink_gets_what_was_printed_however_it_is_cut(before, after, places):
     data = [b"".join(part) for part in (before, after)]
     if any(MARK.search(part) for part in (*data, data[0] + b"\0", b"\0" + data[1])):
         return  # A rank that prints marks spoils its own output alone.
-    text, call = read_all(cut(data[0] + make_mark(7) + data[1], places), 0)
+    text, call = read_all(cut(data[0] + make_mark(7) + data[1], places), None)
     assert text == "".join(part.decode(errors="replace") for part in data)
     assert call == 7
 
@@ -63,7 +60,7 @@ def test_every_line_has_its_label_however_it_is_cut(pieces, places):
     data = b"".join(pieces)
     if MARK.search(data + b"\0"):
         return
-    text, call = read_all(cut(data + make_mark(1), places), 2)
+    text, call = read_all(cut(data + make_mark(1), places), LABEL)
     assert call == 1
     for line in re.split(r"\r\n|\n|\r", text):
         assert line == "" or line.startswith("[3] ")
@@ -73,13 +70,13 @@ def test_every_line_has_its_label_however_it_is_cut(pieces, places):
 
 
 def test_marks_of_several_calls_in_one_read():
-    text, call = read_all([b"one\n" + make_mark(1) + b"two" + make_mark(2) + b"three"], 2)
+    text, call = read_all([b"one\n" + make_mark(1) + b"two" + make_mark(2) + b"three"], LABEL)
     assert (text, call) == ("[3] one\n[3] two\n[3] three\n", 2)
 
 
 def test_what_looks_like_the_beginning_of_a_mark_is_not_lost():
-    assert read_all([b"\0mpiddp call 5"], 1) == ("\0mpiddp call 5", 0)
-    assert read_all([b"a\0"], 2) == ("[3] a\0\n", 0)
+    assert read_all([b"\0mpiddp call 5"], None) == ("\0mpiddp call 5", 0)
+    assert read_all([b"a\0"], LABEL) == ("[3] a\0\n", 0)
 
 
 def test_a_console_that_has_gone_stops_nothing(monkeypatch):
@@ -91,11 +88,11 @@ def test_a_console_that_has_gone_stops_nothing(monkeypatch):
 
 
 def test_a_sink_that_raises_leaves_no_connection_open():
-    def refuse(rank: int, role: str, text: str) -> None:
+    def refuse(text: str) -> None:
         raise ValueError(text)
 
     ours, theirs = socket.socketpair()
-    reader = OutputReader(ours, 0, "out", Printer(refuse), 2)
+    reader = OutputReader(ours, LABEL, refuse)
     with theirs:
         theirs.sendall(b"hello")
         with pytest.raises(ValueError, match="hello"):

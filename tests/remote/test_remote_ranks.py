@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 import called
 import mpiddp
+from launchers import until
 from mpiddp.errors import ConfigurationError, RankFailedError, RemoteError, UnreachableError
 
 pytestmark = pytest.mark.mpi
@@ -41,13 +41,6 @@ def _same_ranks(request: pytest.FixtureRequest) -> Iterator[None]:
         assert request.getfixturevalue("ranks").state == "waiting"
 
 
-def await_files(folder: Path, pattern: str, count: int = RANKS) -> None:
-    end = time.monotonic() + SECONDS
-    while len(list(folder.glob(pattern))) < count:
-        assert time.monotonic() < end, f"no {pattern}"
-        time.sleep(0.01)
-
-
 def test_values_come_by_rank(ranks, capsys):
     assert ranks.run(called.describe, [1], second={"a": None}) == [
         (rank, [1], {"a": None}, [6.0] * 3) for rank in range(RANKS)
@@ -56,7 +49,7 @@ def test_values_come_by_rank(ranks, capsys):
     assert ranks.run(lambda x: factor * x * called.find_rank(), x=2) == [0, 6, 12, 18]
     assert ranks.run(functools.partial(called.describe, 1), second=2)[3][:3] == (3, 1, 2)
     assert [member.rank for member in ranks.members] == [0, 1, 2, 3]
-    assert [member.process for member in ranks.members] == ranks.run(called.find_process)
+    assert [member.process for member in ranks.members] == ranks.run(os.getpid)
     assert len(ranks) == RANKS
     assert re.fullmatch(r"<4 ranks: ranks 0-3 on \S+, waiting>", repr(ranks))
     with pytest.raises(ConfigurationError, match="expected a function, found int"):
@@ -179,13 +172,25 @@ def test_a_deadline_says_where_the_late_ranks_were(ranks):
     )
 
 
+def test_what_a_function_leaves_behind_harms_no_later_call(ranks):
+    assert ranks.run(called.leave_calls) == [None] * RANKS
+    ranks.run(called.refuse_interrupts)
+    with pytest.raises(RankFailedError, match="sleep_on failed on 4 of 4 ranks"):
+        ranks.within(0.3).run(called.sleep_on, -1)
+    assert ranks.state == "waiting"
+
+
+def test_a_caller_that_is_stopped_for_long_keeps_its_ranks(ranks):
+    assert {limit for limits in ranks.run(called.list_limits) for limit in limits} == {None}
+
+
 def test_ctrl_c_interrupts_the_function_alone(ranks, tmp_path):
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with ThreadPoolExecutor(1) as pool:
 
             def press() -> None:
-                await_files(tmp_path, "asleep-*")
+                until(lambda: len(list(tmp_path.glob("asleep-*"))) == RANKS, "the function")
                 assert ranks.state == "running sleep_on"
                 assert "sleep_on" in ranks.stacks()
                 os.kill(os.getpid(), signal.SIGINT)
@@ -202,7 +207,7 @@ def test_ctrl_c_interrupts_the_function_alone(ranks, tmp_path):
     for file in tmp_path.glob("asleep-*"):
         file.unlink()
     future = ranks.submit(called.sleep_on, -1, tmp_path)
-    await_files(tmp_path, "asleep-*")
+    until(lambda: len(list(tmp_path.glob("asleep-*"))) == RANKS, "the function")
     later = ranks.submit(called.note, -2)
     assert later.cancel() and not future.cancel()
     ranks.interrupt()
@@ -263,10 +268,7 @@ def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys):
         own.restart()
         # Between two calls, and somebody has looked.
         os.kill(own.members[0].process, signal.SIGKILL)
-        end = time.monotonic() + SECONDS
-        while own.state != "ended":
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until(lambda: own.state == "ended", "the end")
         with pytest.raises(RankFailedError) as caught:
             own.run(called.nothing)
         assert "rank 0 of 2 on" in str(caught.value.by_rank[0])

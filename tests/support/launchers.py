@@ -220,6 +220,28 @@ def is_beside(pid: int) -> bool:
     return "lifeline.companion" in command or "output_writer.py" in command
 
 
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+    """Wait for ``condition``; JobError if it does not come true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise JobError(f"{seconds:g} s were up, waiting for {what}")
+        time.sleep(0.01)
+
+
+def _rank_of(pid: int) -> int | None:
+    environ = environ_of(pid)
+    value = next((environ[name] for name in RANK_VARIABLES if name in environ), None)
+    return None if value is None else int(value)
+
+
 class Processes:
     """Processes that have one mark in their environment, and so have what they start."""
 
@@ -230,6 +252,18 @@ class Processes:
         """Those that are alive."""
         pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
         return [pid for pid in pids if environ_of(pid).get(MARK) == self.mark]
+
+    def ranks(self) -> dict[int, int]:
+        """The process of each rank that has been started under an mpirun, by rank."""
+        found: dict[int, int] = {}
+        members = {pid: _rank_of(pid) for pid in self.list()}
+        for pid, rank in members.items():
+            # A rank's own children inherit its variables; the rank is their eldest. What mpiddp
+            # starts beside it is nobody's child.
+            is_eldest = rank is not None and members.get(_parent_of(pid)) != rank
+            if rank is not None and is_eldest and not is_beside(pid):
+                found[rank] = pid
+        return found
 
     def expect_gone(self) -> None:
         """Wait until none is left. Raises JobError, and kills what is left, if one stays."""
@@ -272,20 +306,7 @@ class Job:
 
     def ranks(self) -> dict[int, int]:
         """The process of each rank that has been started under an mpirun, by rank."""
-        found: dict[int, int] = {}
-        members = {pid: self._rank_of(pid) for pid in self.processes()}
-        for pid, rank in members.items():
-            # A rank's own children inherit its variables; the rank is their eldest. What mpiddp
-            # starts beside it is nobody's child.
-            is_eldest = rank is not None and members.get(_parent_of(pid)) != rank
-            if rank is not None and is_eldest and not is_beside(pid):
-                found[rank] = pid
-        return found
-
-    def _rank_of(self, pid: int) -> int | None:
-        environ = environ_of(pid)
-        value = next((environ[name] for name in RANK_VARIABLES if name in environ), None)
-        return None if value is None else int(value)
+        return self._marked.ranks()
 
     def rank(self, number: int) -> int:
         """The process of rank ``number``, waited for until it has been started."""

@@ -6,6 +6,7 @@ Each function returns what must be equal in a group of Gloo and in one of mpiddp
 from __future__ import annotations
 
 import gc
+import socket
 import threading
 import time
 import warnings
@@ -13,11 +14,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from comparison import GATHER_ONE, SCATTER_ONE, WAIT, Side, close_sides, make_sides
 from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
+
+from mpiddp.torch_backend import members
 
 
 def _neighbours(side: Side) -> tuple[int, int]:
@@ -262,6 +266,15 @@ def compare_messages(session: Any, backend: str = "mpiddp") -> list[str]:
     differences = _compare(gloo, ours)
     close_sides(gloo, ours)
     return differences
+
+
+def compare_messages_through_gloo(session: Any) -> list[str]:
+    """The same of ranks that have no MPI, and each of which takes itself for a node."""
+    with (
+        mock.patch.object(members, "find_session", return_value=None),
+        mock.patch.object(socket, "gethostname", return_value=f"node{dist.get_rank()}"),
+    ):
+        return compare_messages(session)
 
 
 def list_groups(size: int) -> list[tuple[int, ...]]:

@@ -34,6 +34,11 @@ def test_messages_objects_and_works(size, pool):
     assert called.values == [[]] * size
 
 
+def test_messages_objects_and_works_through_gloo(pool):
+    called = pool("openmpi", 3).call(messages.compare_messages_through_gloo, timeout=DEADLINE)
+    assert called.values == [[]] * 3
+
+
 @pytest.mark.parametrize("size", SIZES[::2])
 def test_groups_that_overlap(size, pool):
     assert (

@@ -154,15 +154,15 @@ def test_gloo_begins_no_call_before_those_that_were_begun_earlier():
     calls, may_end, done = CallQueue("group"), threading.Event(), []
     work = calls.make("first", lambda: may_end.wait(60) and done.append("first"), [], waits=False)
     start = partial(done.append, "by Gloo")
-    second = calls.make("second", partial(done.append, "second"), [], waits=False, start=start)
-    may_end.set()
+    threading.Timer(0.1, may_end.set).start()
+    calls.make("second", partial(done.append, "second"), [], waits=True, start=start)
     work.wait()
-    second.wait()
     # The thread may still be leaving the call.
     assert wait_until(lambda: not calls._pending, 60)
-    calls.make("third", partial(done.append, "third"), [], waits=False, start=start)
+    calls.make("third", partial(done.append, "third"), [], waits=True, start=start)
+    calls.make("fourth", partial(done.append, "fourth"), [], waits=False, start=start)
     calls.close()
-    assert done == ["first", "second", "by Gloo"]
+    assert done == ["first", "second", "by Gloo", "fourth"]
 
 
 def test_a_taken_name_is_refused(monkeypatch):

@@ -26,6 +26,7 @@ class ControlChannel:
         self.world = world
         self._own = communicator
         self._timeout = timeout
+        self._begun = self._ended = 0
 
     @property
     def timeout(self) -> float:
@@ -118,6 +119,7 @@ class ControlChannel:
             raise _mismatch("the end of this rank's session") from error
 
     def _wait(self, request: MPI.Request, what: str) -> None:
+        self._begun += 1
         try:
             came = mpi.wait(request, self._timeout)
         except RuntimeError as error:
@@ -127,6 +129,7 @@ class ControlChannel:
                 f"session.{what}() waited {self._timeout:g} s for the other ranks: every rank "
                 "must call it; to wait longer, increase --timeout SECONDS"
             )
+        self._ended += 1
 
 
 # Not methods, since a session has all methods of a channel.
@@ -145,6 +148,14 @@ def find_first(channel: ControlChannel, flags: Sequence[bool]) -> list[int | Non
         channel._own.Iallreduce([mine, MPI.INT64_T], [first, MPI.INT64_T], op=MPI.MIN), "any"
     )
     return [rank if rank < none else None for rank in first]
+
+
+def count_exchanges(channel: ControlChannel) -> tuple[int, int]:
+    """How many exchanges this rank has begun, and how many have come to their end.
+
+    Alike on all ranks. After one that was interrupted, or came to no end, later ones do not match.
+    """
+    return channel._begun, channel._ended
 
 
 def hand_over(channel: ControlChannel) -> MPI.Intracomm | None:

@@ -49,16 +49,25 @@ def _find_calls(entries: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
     return found
 
 
-def count_calls() -> dict[str, int]:
+def count_calls(*, is_own: bool = False) -> dict[str, int]:
     """How many calls this rank has made in each open group, by the group's name.
 
-    Messages between two ranks count as well, so ranks may have different numbers.
+    Messages between two ranks count as well, so ranks may have different numbers; but not in
+    groups of mpiddp's backend. ``is_own``: of those groups only.
     """
     found = {}
     with contextlib.suppress(Exception):  # Whatever it is in some release.
         for group in list_groups():
+            if is_own and find_part(group, "list_calls") is None:
+                continue
             found[group.group_name] = torch_internals.count_calls(group)
     return found
+
+
+def has_broken_group() -> bool:
+    """Whether a call of one of mpiddp's groups failed or was interrupted on this rank."""
+    parts = [find_part(group, "is_broken") for group in list_groups()]
+    return any(part.is_broken() for part in parts if part is not None)
 
 
 def read_record() -> list[str]:

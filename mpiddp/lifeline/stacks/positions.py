@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mpiddp.lifeline.stacks.dump import LIBRARY, TRAINER, USER, Frame
-from mpiddp.wording import fold_numbers
+from mpiddp.wording import name_ranks
 
 STATES = {
     "T": "stopped (SIGSTOP)",
@@ -129,7 +129,7 @@ def describe(positions: Sequence[StackPosition], *, is_full: bool = False) -> st
     for position in positions:
         key = (position.line, position.frames if is_full else None, position.record)
         rows.setdefault(key, []).append(position)
-    named = [(name_ranks(found), found[0]) for found in rows.values()]
+    named = [(name_positions(found), found[0]) for found in rows.values()]
     width = max((len(name) for name, _ in named), default=0)
     lines = []
     for name, first in named:
@@ -140,18 +140,16 @@ def describe(positions: Sequence[StackPosition], *, is_full: bool = False) -> st
     missed = find_missed(positions)
     blamed = find_blamed(positions)
     if missed:
-        lines.append(f"  in collectives the others wait in vain for {name_ranks(missed)}")
+        lines.append(f"  in collectives the others wait in vain for {name_positions(missed)}")
     elif blamed:
-        lines.append(f"  the others wait for {name_ranks(blamed)}")
+        lines.append(f"  the others wait for {name_positions(blamed)}")
     return "".join(f"{line}\n" for line in lines)
 
 
-def name_ranks(positions: Sequence[StackPosition]) -> str:
+def name_positions(positions: Sequence[StackPosition]) -> str:
     """``rank 7 on node2``, ``ranks 0-6``."""
-    numbers = fold_numbers(position.rank for position in positions)
-    if len(positions) == 1:
-        return f"rank {numbers} on {positions[0].hostname}"
-    return f"ranks {numbers}"
+    where = f" on {positions[0].hostname}" if len(positions) == 1 else ""
+    return name_ranks(position.rank for position in positions) + where
 
 
 def find_blamed(positions: Sequence[StackPosition]) -> list[StackPosition]:

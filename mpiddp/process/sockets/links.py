@@ -91,7 +91,7 @@ def listen_locally() -> socket.socket:
 
 
 def describe_server(server: socket.socket) -> str:
-    """What ``connect`` is given to reach ``server``."""
+    """What ``open_connection`` is given to reach ``server``."""
     found = server.getsockname()
     if server.family == socket.AF_UNIX:
         name: bytes = found[1:]
@@ -104,17 +104,21 @@ def encode_token(token: str) -> bytes:
     return token.encode() + b"\n"
 
 
+def open_connection(place: str, seconds: float) -> socket.socket:
+    """A connection to the server that ``describe_server`` calls ``place``. Raises OSError."""
+    if not place.startswith("@"):
+        host, _, port = place.rpartition(":")
+        return socket.create_connection((host, int(port)), seconds)
+    with contextlib.ExitStack() as unused:
+        connection = unused.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        connection.settimeout(seconds)
+        connection.connect(b"\0" + place[1:].encode())
+        unused.pop_all()
+    return connection
+
+
 def connect(place: str, token: str, seconds: float) -> Link:
     """Connect to a server that knows ``token``. Raises OSError."""
-    if place.startswith("@"):
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with contextlib.ExitStack() as unused:
-            unused.callback(connection.close)
-            connection.settimeout(seconds)
-            connection.connect(b"\0" + place[1:].encode())
-            unused.pop_all()
-    else:
-        host, _, port = place.rpartition(":")
-        connection = socket.create_connection((host, int(port)), seconds)
+    connection = open_connection(place, seconds)
     connection.sendall(encode_token(token))
     return Link(connection)
