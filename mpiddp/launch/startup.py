@@ -499,7 +499,7 @@ class Starter:
             world=world,
             roster=roster,
             address=f"{self.route.meeting.address}:{self.route.meeting.port}",
-            backend=summary.describe_backend(self.backend),
+            backend=summary.describe_backend(self.backend, self.options.collectives),
             has_group=self._has_group,
             library=module.Get_library_version() if module is not None else None,
             reports=reports,

@@ -48,8 +48,13 @@ def describe_device(device: torch.device, threads: int) -> str:
     return f"{name}, {count_noun(threads, 'thread')} per rank (OMP_NUM_THREADS)"
 
 
-def describe_backend(backend: str) -> str:
-    """``nccl 2.30.7``, with the version of the library that is loaded, or ``gloo``."""
+def describe_backend(backend: str, collectives: str) -> str:
+    """``nccl 2.30.7``, with the version of the library that is loaded, or ``gloo``.
+
+    ``collectives``: whose are made where ``gloo`` is asked for.
+    """
+    if backend == "gloo" and collectives == "mpiddp":
+        return "gloo, with mpiddp's collectives"
     version = nccl.find_version() if backend == "nccl" else ()
     return " ".join([backend, *[".".join(map(str, version))] * bool(version)])
 

@@ -63,8 +63,9 @@ def load(monkeypatch):
 def test_the_library_that_is_loaded_is_asked(load, name, version):
     load(name, 23_007)
     assert nccl.find_version() == version
-    assert describe_backend("nccl") == f"nccl {'.'.join(map(str, version))}"
-    assert describe_backend("gloo") == "gloo"
+    assert describe_backend("nccl", "mpiddp") == f"nccl {'.'.join(map(str, version))}"
+    assert describe_backend("gloo", "framework") == "gloo"
+    assert describe_backend("gloo", "mpiddp") == "gloo, with mpiddp's collectives"
 
 
 def test_a_torch_without_nccl_has_no_version(monkeypatch):
