@@ -104,12 +104,13 @@ def make_again(session: Any) -> list[float]:
 
 def change_timeouts(session: Any) -> list[str]:
     """What a rank is told that waits for one which does not come, after the timeout was changed."""
-    said = []
+    said, groups = [], []
     for setting in (
         lambda group: CHANGE_TIMEOUT(SHORT, group),
         lambda group: group.set_timeout(SHORT),
     ):
         group = make_sides()[1].group
+        groups.append(group)
         for dtype in (torch.float32, torch.int8):
             dist.all_reduce(torch.ones(3, dtype=dtype), group=group)
         setting(group)
@@ -119,8 +120,10 @@ def change_timeouts(session: Any) -> list[str]:
                     dist.all_reduce(torch.ones(3, dtype=dtype), group=group)
                 except RuntimeError as error:
                     said.append(f"{type(error).__name__}: {error}")
-    # The groups stay, until the ranks end: rank 1 has other calls to make in them.
+    # The ranks are at different calls of these groups.
     dist.barrier()
+    for group in groups:
+        dist.destroy_process_group(group)
     return said
 
 
