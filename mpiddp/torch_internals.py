@@ -170,14 +170,6 @@ def find_is_profiled() -> Callable[[], bool]:
     return _profiler_enabled
 
 
-def profile_until(name: str, future: Any) -> None:
-    """Show torch's profiler a range from now until the future is complete."""
-    from torch.profiler import record_function
-
-    with record_function(name) as shown:
-        getattr(shown, "_call_end_callbacks_on_future")(future)  # noqa: B009
-
-
 def fill(options: Any, **values: Any) -> Any:
     """Set attributes of an object of torch's, which has no other way, and return it."""
     for name, value in values.items():

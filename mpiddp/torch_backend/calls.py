@@ -17,7 +17,7 @@ from torch import distributed
 from torch.profiler import record_function
 
 from mpiddp.errors import MpiddpError, PeerLostError
-from mpiddp.torch_internals import find_is_profiled, keep_from_compiler, profile_until
+from mpiddp.torch_internals import find_is_profiled, keep_from_compiler
 
 Call = Callable[[], object]
 Start = Callable[[], distributed.Work] | None
@@ -178,8 +178,8 @@ class CallQueue:
             return _FINISHED
         work = CallWork(tensors)
         if shown:
-            # Made in another thread, which the profiler does not follow.
-            profile_until(shown, work.get_future())
+            # Its beginning alone: torch crashes (SIGSEGV) if a range ends in another thread.
+            record_function(shown).__enter__().__exit__(None, None, None)
         if is_own:
             self._work(call, work, record)
             return work
