@@ -209,7 +209,7 @@ class RankFailedError(MpiddpError, ExceptionGroup[Exception]):
         return group
 
     def derive(self, exceptions: Sequence[Exception]) -> RankFailedError:  # type: ignore[override]
-        """A group of some of its exceptions, as ``except*`` makes them."""
+        """The group that ``except*`` makes of some of the exceptions."""
         kept = {rank: error for rank, error in self.by_rank.items() if error in exceptions}
         return RankFailedError(self.message, exceptions, kept)
 

@@ -1,8 +1,9 @@
 """Messages between the calling process and a rank, over a connection that both have checked.
 
-A message is a line of JSON (its kind, its content, the sizes of what follows), a pickle, and the
-buffers of that. Between processes of one machine large buffers lie in memory of the kernel
-(memfd_create(2)), whose descriptor is sent: the receiver maps it, privately, and copies nothing.
+A message is a header in JSON (kind, content, sizes of what follows) behind its length in four
+bytes, a pickle, and the buffers of the pickle. Between processes of one machine, large buffers lie
+in memory of the kernel (memfd_create(2)), whose descriptor is sent: the receiver maps it privately,
+and copies nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Address:
     token: str
     """Sent by the process that connects."""
     proof: str
-    """Sent back by the process that listens: another one that has its port does not know it."""
+    """Sent back by the process that listens: a stranger on its port does not know it."""
 
     def pack(self) -> str:
         return json.dumps([self.places, self.token, self.proof])

@@ -1,7 +1,7 @@
 """Whether two processes mean the same function by one name.
 
-A rank keeps the modules that it has imported. If a file was edited and loaded anew in the calling
-process alone, the rank would run what stood there before.
+A rank keeps the modules that it has imported. If a file was edited, and reloaded in the calling
+process only, the rank would run the old code.
 """
 
 from __future__ import annotations
@@ -58,6 +58,6 @@ def check_function(function: Callable[..., Any], expected: str) -> None:
         module = getattr(function, "__module__", "its module")
         raise ConfigurationError(
             f"{describe_function(function)} is another function here than in the process that "
-            f"calls it: {module} was edited and loaded anew there; restart() of the ranks loads it "
-            "here"
+            f"calls it: {module} was edited and reloaded there; restart() reloads it on the "
+            "ranks"
         )

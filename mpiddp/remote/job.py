@@ -48,7 +48,7 @@ LOG_BYTES = 1000
 REPORT_SECONDS = 5.0
 """How long a job may take to end once a rank has been lost."""
 END_SECONDS = LASTING_SECONDS + 60.0
-"""How long it may take to end after it was told to: the session's close has limits of its own."""
+"""How long a job may take to end once it was told to; closing the session has its own timeouts."""
 RAISED = {
     error.exit_code: error
     for error in (ConfigurationError, LaunchError, UnreachableError, PeerLostError)

@@ -28,7 +28,7 @@ from mpiddp.remote.fingerprint import find_code, find_fingerprint
 from mpiddp.remote.job import JobRequest, Member, RankJob, describe_ranks
 from mpiddp.remote.output import Sink
 from mpiddp.remote.starter import End
-from mpiddp.wording import count_noun, read_message
+from mpiddp.wording import count_noun, print_message, read_message
 
 T = TypeVar("T")
 PROGRAM = "mpiddp.remote.rank"
@@ -134,13 +134,18 @@ class Ranks:
             os.eventfd_write(self._wake, 1)
 
     def restart(self) -> None:
-        """End the ranks, and start as many again. What they have kept is lost."""
+        """End the ranks, and start as many again. What they have kept is lost.
+
+        A message on standard error tells what `close` would raise.
+        """
         self._check_process()
         if self._is_closed:
             raise ConfigurationError("these ranks were closed: mpiddp.ranks(…) starts others")
         with self._take_turn():
-            self._is_told = True  # If no others start, calls say so.
-            self._end()
+            was_told, self._is_told = self._is_told, True  # If no others start, calls say so.
+            end = self._end()
+            if end is not None and end.code and not was_told:
+                print_message(str(self._job.explain("the ranks did not end well")))
             self._job, self._is_told = self._start(), False
 
     def close(self) -> None:

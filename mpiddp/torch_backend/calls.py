@@ -178,8 +178,8 @@ class CallQueue:
             return _FINISHED
         work = CallWork(tensors)
         if shown:
-            # Its beginning alone: torch crashes (SIGSEGV) if a range ends in another thread.
-            record_function(shown).__enter__().__exit__(None, None, None)
+            with record_function(shown):
+                pass  # Its beginning: torch crashes (SIGSEGV) if a range ends in another thread.
         if is_own:
             self._work(call, work, record)
             return work

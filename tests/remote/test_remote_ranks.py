@@ -272,6 +272,12 @@ def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys):
         with pytest.raises(RankFailedError) as caught:
             own.run(called.nothing)
         assert "rank 0 of 2 on" in str(caught.value.by_rank[0])
+        own.restart()
+        assert capsys.readouterr() == ("", "")
+        os.kill(own.members[1].process, signal.SIGKILL)
+        own.restart()
+        said = capsys.readouterr().err
+        assert re.match(r"mpiddp: the ranks did not end well: rank 1 of 2 on \S+ was lost", said)
     assert own.state == "closed"
     own.close()
     for act in (own.restart, own.stacks, lambda: own.run(called.nothing)):
