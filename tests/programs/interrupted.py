@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,10 @@ import torch
 
 from mpiddp.checkpoints.storage.manifest import list_checkpoints
 from mpiddp.checkpoints.storage.shards import read_shards
+from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.session import Session, find_failure_handler
+from mpiddp.sync.parameter_server.roles import Serving
+from mpiddp.sync.parameter_server.staleness import Clock
 from mpiddp.training import trainer
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.config import Configuration, parse
@@ -41,9 +46,10 @@ class CutSaver(Saver):
         super().restore()
         records.append(digest_parameters(self._training.engine.module))
 
-    def after_step(self, position: Position) -> None:
-        super().after_step(position)
+    def after_step(self, position: Position) -> bool:
+        is_begun = super().after_step(position)
         self._cut(position)
+        return is_begun
 
     def after_epoch(self, position: Position) -> None:
         super().after_epoch(position)
@@ -70,6 +76,29 @@ def take_batch(training: Training, batch: Batch, *rest: Any) -> None:
     for sample in batch[0]:
         records.append(hashlib.sha256(sample.numpy().tobytes()).digest())
     original_take_batch(training, batch, *rest)
+
+
+def run_late(session: Session, words: Sequence[str], cuts: Sequence[int]) -> list[str | bytes]:
+    """As `run`; a rank that only serves is late wherever it looks how far its workers are."""
+    slowest, begin_at = Clock.slowest, Serving.begin_at
+
+    def look_late(clock: Clock) -> int:
+        found = slowest.__get__(clock)
+        # Workers wait for the server's thread.
+        if threading.current_thread() is threading.main_thread():
+            time.sleep(0.05)
+        return found
+
+    def begin_late(serving: Serving, step: int) -> None:
+        if (server := serving._server) is not None:
+            assert wait_until(lambda: slowest.__get__(server.clock) > step, 30, 0.01)
+        begin_at(serving, step)
+
+    with (
+        mock.patch.object(Clock, "slowest", property(look_late)),
+        mock.patch.object(Serving, "begin_at", begin_late),
+    ):
+        return run(session, words, cuts)
 
 
 def run(

@@ -176,11 +176,14 @@ class Serving:
         assert self._server is not None
         for _ in range(count):
             self._followed += 1
+            # Asked first: a worker pushes a step before it leaves, for a checkpoint or for good.
             # If a worker is lost, the server's thread ends the process.
+            is_over = self._server.epochs > self._epochs
             while self._server.clock.slowest < self._followed:
-                if self._server.epochs > self._epochs:
+                if is_over:
                     return  # All workers have left the epoch before its end.
                 time.sleep(FOLLOW_SECONDS)
+                is_over = self._server.epochs > self._epochs
             yield
 
     def exchange_weights(self, *, is_due: bool = False) -> None:
@@ -233,7 +236,8 @@ class Serving:
     def begin_at(self, step: int) -> None:
         """Go on from a state that was loaded, before the first gradient."""
         if self._server is not None:
-            self._followed = self._server.clock.slowest
+            # Workers may have pushed since.
+            self._followed = self._server.clock.begun
 
     def close(self) -> None:
         """End the service, once all workers have come here. Collective."""

@@ -19,6 +19,8 @@ class Clock:
         """``bound``: S, in steps; None for none."""
         self._steps = [0] * workers
         """Gradients that each worker has pushed."""
+        self.begun = 0
+        """Those that each had pushed at least when the clock began, or went on from a state."""
         self.bound = bound
         self.updates = 0
         """So far."""
@@ -69,6 +71,7 @@ class Clock:
         else:
             self._steps = [step] * len(self._steps)
             self.updates = step if self.bound == 0 else step * len(self._steps)
+        self.begun = self.slowest
         self.staleness = Counter(state["staleness"])
         self.renew()
 
