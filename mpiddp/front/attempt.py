@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any
 
 from mpiddp import environment
@@ -83,7 +84,7 @@ class Launch:
         """
         is_srun = self.kind is SRUN
         with contextlib.ExitStack() as stack:
-            offered = offer(stack, _prepare_copy) if offers_input else ""
+            offered = offer(stack, partial(_prepare_copy, os.getpid())) if offers_input else ""
             output, error = None, None
             if files is not None and not is_srun:
                 output = stack.enter_context(open(files.output, "ab"))
@@ -98,7 +99,7 @@ class Launch:
                     stderr=subprocess.PIPE if self._is_filtered() else error,
                     process_group=None if self._shares_terminal() else 0,
                     # It must not outlive this process, however that ends.
-                    preexec_fn=_follow_parent,
+                    preexec_fn=partial(_follow_parent, os.getpid()),
                 )
             except OSError as problem:
                 raise ConfigurationError(
@@ -150,17 +151,25 @@ class Launch:
                 return None
         except OSError:
             return None
-        return copy_input(stack, _prepare_copy)
+        return copy_input(stack, partial(_prepare_copy, os.getpid()))
 
     def _take(self, number: int, _: object) -> None:
         if number in ENDING:
             self.signal = number
-        if self._process is not None and self._process.returncode is None:
+        if self._is_running():
             self._pass_on(number)
         elif number in PREEMPTING:
             self.preemption = number
         if number == signal.SIGTSTP:
             os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _is_running(self) -> bool:
+        """Whether there is a launcher that has not ended, perhaps without being waited for yet."""
+        if self._process is not None and self._process.returncode is None:
+            look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            with contextlib.suppress(ChildProcessError):
+                return os.waitid(os.P_PID, self._process.pid, look) is None
+        return False
 
     def _pass_on(self, number: int) -> None:
         assert self._process is not None
@@ -223,13 +232,16 @@ def _is_in_foreground() -> bool:
         os.close(terminal)
 
 
-def _prepare_copy() -> None:
+def _prepare_copy(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _follow_parent()
+    _follow_parent(parent)
 
 
-def _follow_parent() -> None:
+def _follow_parent(parent: int) -> None:
+    """Have this process, before it runs its program, end with the process ``parent``."""
     SYSTEM.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGTERM)  # It has gone already.
 
 
 def write(stream: Any, text: bytes) -> None:

@@ -195,8 +195,9 @@ def copy_messages(
     """Show what a launcher writes, until it has ended or closed ``stream``."""
     messages = MessageFilter()
     while True:
+        # Asked first: it writes its last words before it ends.
+        has_ended = process.poll() is not None
         if not select.select([stream], [], [], PATIENCE_SECONDS)[0]:
-            has_ended = process.poll() is not None
             show(messages.release(at_end=has_ended))
             if has_ended:
                 return  # What it has started may keep the stream open.

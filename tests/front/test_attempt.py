@@ -86,6 +86,42 @@ def test_a_signal_between_two_launchers_goes_to_the_second_alone(launch, monkeyp
     assert time.monotonic() - began < SECONDS
 
 
+def test_a_preemption_behind_the_end_of_a_launcher_is_for_the_next(launch, monkeypatch):
+    def be_preempted(_, process, show):
+        # The front has not noticed yet that it has ended.
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        signal.raise_signal(signal.SIGUSR1)
+
+    monkeypatch.setattr(attempt, "copy_messages", be_preempted)
+    assert launch.run(["true"], os.environ, None).status == 0
+    assert launch.preemption == signal.SIGUSR1
+
+
+KILLED = """
+import os, signal, time
+from types import SimpleNamespace
+from mpiddp.front import attempt
+from mpiddp.launch.launcher.command import OPEN_MPI
+
+front = os.getpid()
+
+def follow(*given, prctl=attempt.SYSTEM.prctl):
+    os.kill(front, signal.SIGKILL)
+    while os.getppid() == front:
+        time.sleep(0.01)
+    prctl(*given)
+
+attempt.SYSTEM = SimpleNamespace(prctl=follow)
+attempt.Launch(OPEN_MPI, starts_ranks=True).run(["echo", "started"], os.environ, None)
+"""
+
+
+def test_no_launcher_is_started_for_a_front_that_was_killed_meanwhile():
+    command = [sys.executable, "-c", KILLED]
+    done = subprocess.run(command, cwd=launchers.ROOT, stdout=subprocess.PIPE, timeout=SECONDS)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
+
+
 @pytest.mark.parametrize("step", ["", "StepId=7.0 SrunHost:Pid={host}:{process}"])
 def test_srun_without_a_step_ends_itself(monkeypatch, step):
     asked, sent = [], []
@@ -106,6 +142,7 @@ def test_srun_without_a_step_ends_itself(monkeypatch, step):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     launch = Launch(SRUN, starts_ranks=True)
     launch._process = Process()  # type: ignore[assignment]
+    monkeypatch.setattr(launch, "_is_running", lambda: True)
     for number in (signal.SIGUSR1, signal.SIGTERM):
         launch._take(number, None)
     through_slurm = [command[2] for command in asked if command[0] == "scancel"]
