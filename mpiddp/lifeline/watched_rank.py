@@ -219,8 +219,9 @@ class WatchedRank:
     def _describe_idleness(self) -> list[Any]:
         """How long the rank has not moved, and whether it is in a collective.
 
-        0 seconds if it is stopped, or not watched.
+        0 seconds if it is stopped, or not watched. While it was stopped it could not move.
         """
         is_stopped = self._stacks.reader.find_state() in ("T", "t")
-        idle = 0.0 if is_stopped else self._progress.find_idle_seconds()
+        running = 0.0 if is_stopped else time.monotonic() - self._stop.last
+        idle = min(self._progress.find_idle_seconds(), running)
         return [idle, self._progress.is_in_collective()]

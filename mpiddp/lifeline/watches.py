@@ -38,6 +38,8 @@ class SuspensionWatch:
         self._limit = 0.0
         self._since: float | None = None
         """When it was first seen to be stopped."""
+        self.last = float("-inf")
+        """When it was last seen to be stopped, or was likely so, as this process was."""
 
     @property
     def is_stopped(self) -> bool:
@@ -54,6 +56,7 @@ class SuspensionWatch:
 
     def add_pause(self, seconds: float) -> None:
         """This process was stopped as well: that time does not count."""
+        self.last = time.monotonic()
         if self._since is not None:
             self._since += seconds
 
@@ -63,13 +66,12 @@ class SuspensionWatch:
         due = now + min(self._limit / LOOKS, LONGEST_PERIOD)
         if not self.is_stopped:
             self._since = None
-        elif self._since is None:
-            self._since = now
-            due = min(due, now + self._limit)
-        elif now - self._since >= self._limit:
-            self._tell(self._limit)
         else:
-            due = min(due, self._since + self._limit)
+            self.last, self._since = now, self._since or now
+            if now - self._since >= self._limit:
+                self._tell(self._limit)
+            else:
+                due = min(due, self._since + self._limit)
         self._loop.call_at(due, self._look)
 
 

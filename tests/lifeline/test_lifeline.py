@@ -327,27 +327,29 @@ def test_a_rank_that_stays_stopped_is_lost(victim, crew):
     assert job.errors() == f"mpiddp: rank {victim} of 3 on node{victim // 2} {how}"
 
 
-def test_a_job_whose_ranks_are_all_stopped_is_suspended(crew):
-    job = crew([0, 0, 1], seconds=0.5)
+@pytest.mark.parametrize(
+    ("nodes", "seconds", "companions"), [([0, 0, 1], 0.5, False), ([0, 0, 1, 1], 1.0, True)]
+)
+def test_time_in_which_all_stood_still_does_not_count(nodes, seconds, companions, crew, tmp_path):
+    """A job that is suspended, with its companions or without."""
+    job = crew(nodes, seconds)
     for rank in job.ranks:
-        rank.process.send_signal(signal.SIGSTOP)
-    time.sleep(2)
-    for rank in job.ranks:
-        rank.process.send_signal(signal.SIGCONT)
-    for rank in job.ranks:
-        assert rank.ask("close") == ["closed"]
-    assert job.errors() == ""
-
-
-def test_time_in_which_all_stood_still_does_not_count(crew):
-    job = crew([0, 0, 1, 1], seconds=1.0)
-    everyone = [*job.companions.values(), *(rank.process.pid for rank in job.ranks)]
+        rank.tell("progress.note_move")
+        assert rank.ask("settle") == ["settled"]
+    everyone = [rank.process.pid for rank in job.ranks]
+    everyone += job.companions.values() if companions else []
     for process in everyone:
         os.kill(process, signal.SIGSTOP)
     time.sleep(2.5)
+    continued = time.monotonic()
     for process in everyone:
         os.kill(process, signal.SIGCONT)
-    time.sleep(0.5)
+    for rank in job.ranks:
+        assert rank.ask("settle") == ["settled"]
+    # Nor as time in which no rank has moved.
+    _, answers = ask(tmp_path / "job", "idle")
+    longest = time.monotonic() - continued + 2
+    assert len(answers) == len(nodes) and all(idle < longest for idle, _ in answers.values())
     for rank in job.ranks:
         assert rank.ask("close") == ["closed"]
     assert job.errors() == ""

@@ -36,7 +36,6 @@ from mpiddp.lifeline.stacks.dump import (
     USER,
     Frame,
     StackReader,
-    StackWriter,
     find_owner,
     parse_dump,
     read_thread,
@@ -325,14 +324,14 @@ def test_a_process_that_heeds_no_signal_is_not_sent_one():
     assert reader.find_state() == ""
 
 
-def test_a_writer_gives_the_signal_back():
-    from mpiddp.lifeline.stacks import dump
-
-    writer = StackWriter()
-    reader = StackReader(os.getpid(), writer.descriptor)
-    assert read_soon(reader)[-1].function in ("<module>", "_run_module_as_main")
-    writer.close()
-    assert signal.getsignal(dump.SIGNAL) is signal.SIG_DFL
+def test_a_signal_after_the_end_is_ignored():
+    """A companion that is stopped between two lines sends it late."""
+    code = (
+        "import signal; from mpiddp.lifeline.stacks import dump; dump.StackWriter().close(); "
+        "signal.raise_signal(dump.SIGNAL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=launchers.ROOT, timeout=HUNG)
+    assert done.returncode == 0
 
 
 # A crew of ranks without MPI and torch
@@ -366,10 +365,10 @@ def test_sixteen_ranks_answer_soon(crew, tmp_path):
 def test_an_error_is_where_the_work_of_its_rank_ended(crew, tmp_path):
     job = crew([0, 1])
     job[1].tell("raise")
-    time.sleep(0.2)
+    assert job[1].ask("settle") == ["settled"]
     found = gather_stacks(tmp_path / "job")
     assert (found[0].failed, found[1].failed) == (False, True)
-    assert found[1].line == find_line('int("x")') + " (failed)"
+    assert found[1].line == find_line("recurse(depth + 1)").replace("main", "recurse") + " (failed)"
 
 
 def test_a_job_in_which_nobody_moves_ends(crew):

@@ -32,6 +32,10 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
+def recurse(depth: int = 0) -> None:
+    recurse(depth + 1)
+
+
 def open_lifeline(rank: int, entrance: Entrance) -> Lifeline:
     return Lifeline(entrance, rank, leave, lambda: leave(99))
 
@@ -75,6 +79,10 @@ def main() -> None:
             # Holds the interpreter's lock; a signal ends a sleep.
             while True:
                 libc.sleep(1000)
+        elif name == "settle":
+            # What was said before has reached the companion.
+            lifeline._ask("ask", "position", lifelines.ANSWER_SECONDS)
+            say("settled")
         elif name == "kill":
             os.kill(os.getpid(), arguments[0])
         elif name == "exit":
@@ -86,9 +94,10 @@ def main() -> None:
         elif name == "note_run":
             lifeline.note_run(Path(arguments[0]), arguments[1])
         elif name == "raise":
+            sys.setrecursionlimit(20000)
             try:
-                int("x")
-            except ValueError as error:
+                recurse()
+            except RecursionError as error:
                 lifeline.note_failure(error)
         elif name == "fake_record":
             sys.modules["torch._C._distributed_c10d"] = fake_nccl(arguments[0])

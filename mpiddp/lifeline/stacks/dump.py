@@ -29,6 +29,8 @@ QUIET_SECONDS = 0.1
 LONGEST_SECONDS = 1.2
 """How long a rank may take; the question itself has two seconds."""
 MOST_BYTES = 1 << 20
+MOST_FRAMES = 100
+"""Of a stack, the innermost ones; faulthandler writes as many."""
 
 USER, TRAINER, LIBRARY = "user", "trainer", "library"
 """Whose code a frame runs."""
@@ -71,19 +73,19 @@ def make_frame(file: str, line: int, function: str) -> Frame:
 
 
 def read_traceback(trace: TracebackType | None) -> list[Frame]:
-    """Where an exception came from, the innermost frame first."""
+    """Where an exception came from, the innermost frame first, and MOST_FRAMES at most."""
     found = []
     while trace is not None:
         code = trace.tb_frame.f_code
         found.append(make_frame(code.co_filename, trace.tb_lineno or 0, code.co_name))
         trace = trace.tb_next
-    return found[::-1]
+    return found[: -MOST_FRAMES - 1 : -1]
 
 
 def read_thread(identifier: int) -> list[Frame]:
     """The stack of a thread of this process, the innermost frame first; empty once it has ended."""
     frame, found = sys._current_frames().get(identifier), []
-    while frame is not None:
+    while frame is not None and len(found) < MOST_FRAMES:
         found.append(
             make_frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
         )
@@ -107,10 +109,13 @@ class StackWriter:
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("mpiddp-stacks")
         """For the companion."""
+        # What `close` restores: the signal of a companion that is late must not end this process.
+        with contextlib.suppress(ValueError):  # In another thread than the main one.
+            signal.signal(SIGNAL, signal.SIG_IGN)
         faulthandler.register(SIGNAL, self.descriptor, all_threads=False, chain=False)
 
     def close(self) -> None:
-        """Call it when the companion has gone: afterwards the signal would end this process."""
+        """From now on the signal has no effect."""
         faulthandler.unregister(SIGNAL)
         os.close(self.descriptor)
 
