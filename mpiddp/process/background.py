@@ -135,9 +135,10 @@ class LastingCall(BackgroundCall[T]):
             while seconds is None and time.monotonic() < end and not self.is_done:
                 self._done.wait(PAUSE_SECONDS)
             return super().finish(seconds)
-        finally:
-            if self.is_done:
+        except BaseException as error:
+            if error is self._error:
                 self._unseen.clear()
+            raise
 
 
 def call_at_exit(work: Callable[[], object]) -> None:

@@ -201,11 +201,16 @@ def _take(path: Path) -> bool:
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        # Who had it may have ended just now, and removed the directory.
+        is_there = os.path.samestat(os.fstat(lock), os.stat(path / LOCK))
+    except (*HELD, FileNotFoundError):
+        is_there = False
+    except OSError:
         os.close(lock)
-        if isinstance(error, HELD):
-            return False
         raise
+    if not is_there:
+        os.close(lock)
+        return False
     for each in path.iterdir():
         if each.name != LOCK:
             _remove_entry(each)

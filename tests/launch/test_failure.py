@@ -389,7 +389,12 @@ class Slow:
         sys.__stderr__.write(text)
     def flush(self):
         sys.__stderr__.flush()
-with FailureHandler():
+class Interrupted:
+    def acquire(self, blocking):
+        os.kill(os.getpid(), signal.SIGINT)
+        return True
+with FailureHandler() as failure_handler:
+    failure_handler._ends = Interrupted()
     sys.stderr = Slow()
     raise KeyboardInterrupt
 """

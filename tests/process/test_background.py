@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 
 import pytest
 
-from mpiddp.process.background import BackgroundCall, LateError
+from mpiddp.process.background import BackgroundCall, LastingCall, LateError
 
 
 def test_what_is_done_in_time_is_handed_over():
@@ -27,9 +28,27 @@ def test_what_hangs_is_left_to_itself():
     assert call.finish(60) is True
 
 
-def test_what_fails_fails_for_who_asked():
+def test_what_fails_fails_for_who_asked(monkeypatch, capsys):
+    release, waits = threading.Event(), BackgroundCall.finish
+
     def fail():
+        assert release.wait(60)
         raise OSError("gone")
 
+    def be_late(call, seconds):
+        try:
+            return waits(call, seconds)
+        finally:
+            release.set()
+            call._done.wait()
+
+    monkeypatch.setattr(BackgroundCall, "finish", be_late)
+    # It fails behind the last look: nobody has heard of that when it is forgotten.
+    with pytest.raises(LateError):
+        LastingCall(fail, "the work").finish(0)
+    gc.collect()
+    assert "the work failed: gone" in capsys.readouterr().err
     with pytest.raises(OSError, match="gone"):
-        BackgroundCall(fail).finish(5)
+        LastingCall(fail, "the work").finish(5)
+    gc.collect()
+    assert capsys.readouterr().err == ""

@@ -61,6 +61,19 @@ def test_two_processes_never_share_one(state):
     assert not first.made.exists()
 
 
+def test_a_directory_that_was_removed_just_now_is_nobodys(state, monkeypatch):
+    path, lock = state / "7", fcntl.lockf
+
+    def be_late(*given):
+        monkeypatch.undo()
+        monkeypatch.setenv("XDG_STATE_HOME", str(state.parents[1]))
+        job_directory.remove(path)
+        lock(*given)
+
+    monkeypatch.setattr(fcntl, "lockf", be_late)
+    assert (made := job_directory.make("7")) == state / "7-2" and made.exists()
+
+
 def test_where_the_home_cannot_be_used_it_is_temporary(state, tmp_path, monkeypatch):
     # Not even root can make a folder in a file.
     (tmp_path / "file").touch()

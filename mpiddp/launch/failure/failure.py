@@ -232,19 +232,19 @@ class FailureHandler(FailureReports):
 
         One thread goes it, once; others stop here.
         """
+        if threading.current_thread() is threading.main_thread():
+            # A second Ctrl-C must not stop the first one's report, before or half-way.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            try:
+                BackgroundCall.check_threads()
+            except RuntimeError:
+                end_soon(2 * PATIENCE_SECONDS)
         try:
             if not self._ends.acquire(blocking=False):
                 while self._ender != threading.get_ident():
                     time.sleep(3600)
                 self._end()
             self._ender, self._code = threading.get_ident(), code
-            if threading.current_thread() is threading.main_thread():
-                # A second Ctrl-C must not stop the first one's report half-way.
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
-                try:
-                    BackgroundCall.check_threads()
-                except RuntimeError:
-                    end_soon(2 * PATIENCE_SECONDS)
             tell()
         finally:
             self._end()
@@ -289,8 +289,9 @@ class FailureHandler(FailureReports):
 
     def _announce(self, code: int) -> None:
         """Tell the other ranks that this one is not lost."""
-        if self.peers.lifeline is not None:
-            self.peers.lifeline.announce(code)
+        lifeline = self.peers.lifeline  # The main thread may close it meanwhile.
+        if lifeline is not None:
+            lifeline.announce(code)
 
     def _tell_expiry(self, phase: str, kind: type[PeerLostError | UnreachableError]) -> None:
         self._announce(kind.exit_code)
