@@ -76,6 +76,7 @@ def main() -> None:
             code, origin = arguments
             say("decision", lifeline.ask(code, "its error", origin))
         elif name == "lock":
+            say("locking")
             # Holds the interpreter's lock; a signal ends a sleep.
             while True:
                 libc.sleep(1000)
