@@ -105,13 +105,16 @@ def stop(error):
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 heed_signals(stop)
+receiver, sender = os.pipe()
 child = os.fork()
 if child == 0:
+    os.write(sender, b"x")
     time.sleep(100)
     os._exit(0)
-program = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(100)"])
-time.sleep(0.2)
+code = f"import os, time; os.write({sender}, b'x'); time.sleep(100)"
+program = subprocess.Popen([sys.executable, "-S", "-c", code], pass_fds=[sender])
 for process in (child, program.pid):
+    os.read(receiver, 1)
     os.kill(process, signal.SIGTERM)
     print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
 os.kill(os.getpid(), signal.SIGINT)

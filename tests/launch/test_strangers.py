@@ -37,8 +37,8 @@ from mpiddp.remote import channel
 from mpiddp.remote.job import ROLES, _Reception
 
 HOST = "127.0.0.2"
-SOON = 2.0
-"""Seconds for what takes milliseconds: the machine may be busy."""
+SOON = 4.0
+"""Seconds for what takes milliseconds: strangers may stay for longer, and the machine be busy."""
 FLOODED_SECONDS = 15.0
 """For a start-up that takes 3 s without a flood."""
 PORTS = ports.PortRange(21000, 21999)
@@ -294,17 +294,17 @@ def test_only_a_lifeline_of_the_same_user_with_the_token_is_admitted(monkeypatch
 def test_a_line_has_one_deadline_and_a_limit(monkeypatch):
     ours, theirs = map(json_lines.Line, socket.socketpair())
     with ThreadPoolExecutor(1) as pool:
+        ended, end = threading.Event(), time.monotonic() + 30
 
         def drip() -> None:
-            for _ in range(10):
-                time.sleep(0.05)
+            while not ended.wait(0.05) and time.monotonic() < end:
                 theirs._connection.sendall(b"1")
 
         dripping = pool.submit(drip)
-        began = time.monotonic()
         with pytest.raises(TimeoutError):
             ours.receive(0.2)
-        assert time.monotonic() - began < 0.4
+        assert time.monotonic() < end
+        ended.set()
         dripping.result()
     monkeypatch.setattr(json_lines, "LONGEST_LINE", 100)
     theirs._connection.sendall(b"1" * 200)

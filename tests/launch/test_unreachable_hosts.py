@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
-import time
+import threading
 
 import pytest
 
@@ -25,10 +25,11 @@ def test_a_name_that_nobody_knows_is_no_proof():
 @pytest.fixture
 def network(monkeypatch):
     """Hosts that behave as their names say."""
+    ended = threading.Event()
 
     def resolve(name, port, *_):
         if name == "slow-to-look-up":
-            time.sleep(5)
+            ended.wait()
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (name, port))]
 
     def connect(address, timeout):
@@ -36,19 +37,19 @@ def network(monkeypatch):
         if name.startswith("cut"):
             raise OSError(errno.EHOSTUNREACH, "No route to host")
         if name == "filtered":
-            time.sleep(timeout)
             raise TimeoutError("timed out")
         raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     monkeypatch.setattr(socket, "create_connection", connect)
+    yield
+    ended.set()
 
 
 def test_what_is_cut_off_is_named(network):
-    began = time.monotonic()
+    # It returns, though one is not looked up.
     found = find_silent_hosts(["up", "filtered", "cut", "slow-to-look-up", "up", "cut"], 1.0)
     assert found == {"filtered": "no answer", "cut": "No route to host"}
-    assert time.monotonic() - began < 4
 
 
 def describe(hosts):

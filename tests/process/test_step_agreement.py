@@ -15,6 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.process import step_agreement as agreement
 from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals
 from mpiddp.process.step_agreement import Due, Members, StepAgreement
@@ -94,7 +95,7 @@ def test_a_rank_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(agreement, "PERIOD", 0.01)
     signals = MadeUpSignals(signal.SIGTERM)
     rank = StepAgreement(Members(0, 2, dist.HashStore(), timeout=0.2), signals=signals)
-    time.sleep(0.3)
+    assert wait_until(lambda: rank._round.is_called, 60)
     with pytest.raises(PeerLostError, match=r"SIGTERM reached rank 0, and within 0.2 s not all"):
         rank.is_preempted()
     rank.close()
@@ -225,27 +226,30 @@ from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals
 numbers, when = sys.argv[1:]
 if when == "late":
     # A thread that was there before does not block them.
-    threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
+    threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
 signals = PreemptionSignals()
 if when == "early":
     os.kill(os.getpid(), signal.SIGUSR2)
 signals.listen(parse_signals(numbers))
 os.kill(os.getpid(), signal.SIGUSR2)
 def wait():
-    for _ in range(500):
+    for _ in range(5000):
         if signals.received is not None:
             return signals.received.name
         time.sleep(0.01)
 print(wait(), flush=True)
 os.kill(os.getpid(), signal.SIGUSR2)
+receiver, sender = os.pipe()
 child = os.fork()
 if child == 0:
+    os.write(sender, b"x")
     time.sleep(100)
-program = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(100)"])
-time.sleep(0.3)
+code = f"import os, time; os.write({sender}, b'x'); time.sleep(100)"
+program = subprocess.Popen([sys.executable, "-S", "-c", code], pass_fds=[sender])
 for process in (child, program.pid):
+    os.read(receiver, 1)
+    # The kernel delivers the lower number first.
     os.kill(process, signal.SIGUSR2)
-    time.sleep(0.3)
     os.kill(process, signal.SIGTERM)
     print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
 os.kill(os.getpid(), signal.SIGUSR1)
