@@ -211,10 +211,7 @@ def test_a_module_that_only_a_hook_of_the_import_finds(folder, monkeypatch):
     with pytest.raises(ConfigurationError, match="no module named 'editable'"):
         make_rank_command(line, FrontOptions())
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
-    assert make_rank_command(line, FrontOptions())[-2:] == [
-        "-m",
-        "editable.part",
-    ]
+    assert make_rank_command(line, FrontOptions())[-2:] == ["-m", "editable.part"]
 
 
 def test_the_launchers_options_stand_before_the_number_of_ranks(folder):
@@ -418,7 +415,8 @@ def allocation(folder, monkeypatch) -> Path:
     bin_folder = folder / "bin"
     bin_folder.mkdir()
     for name, text in {
-        "scontrol": 'cat "$RECORD"',
+        "scontrol": 'case "$1" in requeue) echo "$*" >>asked;; --oneliner) cat state;; '
+        '*) cat "$RECORD";; esac',
         "srun": 'printf "%s\\n" "$@" >srun.words; env >srun.environment; exit "${STATUS:-0}"',
     }.items():
         (bin_folder / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -426,6 +424,7 @@ def allocation(folder, monkeypatch) -> Path:
     (folder / "record").write_text(
         "JobId=7 JobName=run\n   NodeList=n[1-2]\n   NumNodes=2 NumCPUs=8 NumTasks=2 CPUs/Task=1 \n"
     )
+    (folder / "state").write_text("JobId=7 JobName=x JobState=RUNNING Reason=None\n")
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
     monkeypatch.setenv("RECORD", str(folder / "record"))
     for name, value in {
@@ -645,18 +644,13 @@ def test_an_attempt_that_cannot_begin_leaves_the_code_of_the_one_before(
 
 
 def test_what_cannot_be_said_changes_no_code(allocation, monkeypatch):
-    asked = allocation / "asked"
-    (allocation / "bin" / "scontrol").write_text(
-        f'#!/bin/sh\n[ "$1" = requeue ] && echo "$*" >>{asked}\n'
-        'if [ "$1" = --oneliner ]; then echo "JobId=7 JobState=RUNNING x"; else cat "$RECORD"; fi\n'
-    )
     words = ("-n", "2", "--requeue", "--job-log", "logs")
     with open("/dev/full", "w") as full:
         for stream in (None, full):
             monkeypatch.setattr(sys, "stderr", stream)
             monkeypatch.setattr(sys, "stdout", stream)
             assert Attempts(monkeypatch, Exit(75)).start(*words) == 75
-    assert asked.read_text() == "requeue 7\n" * 2
+    assert (allocation / "asked").read_text() == "requeue 7\n" * 2
 
 
 @pytest.mark.parametrize("end", ["out", "err"])
@@ -755,21 +749,14 @@ def test_a_run_that_begins_anew_is_promised_nothing(
     assert text.endswith("the same command with --name first begins this run anew\n")
 
 
-def test_restarts_are_counted(folder, monkeypatch):
-    attempts = Attempts(monkeypatch, Exit(1), Exit(4), Exit(0))
-    assert attempts.start("-n", "2", "--restarts", "1") == 4
-    assert attempts.counts == ["0", "1"]
-    attempts = Attempts(monkeypatch, Exit(1), Exit(0))
-    assert attempts.start("-n", "2") == 1
-
-
 def test_after_an_attempt_that_was_long_enough_restarts_are_counted_anew(folder, monkeypatch):
     ends = [Exit(1)] * 3 + [Exit(0)]
     attempts = Attempts(monkeypatch, *ends, seconds=0.05)
     assert attempts.start("-n", "2", "--restarts", "1", "--restart-window", "0.02") == 0
     assert attempts.counts == ["0", "1", "2", "3"]
-    attempts = Attempts(monkeypatch, *ends)
-    assert attempts.start("-n", "2", "--restarts", "1", "--restart-window", "60") == 1
+    attempts = Attempts(monkeypatch, Exit(1), Exit(4), Exit(0))
+    assert attempts.start("-n", "2", "--restarts", "1", "--restart-window", "60") == 4
+    assert attempts.counts == ["0", "1"]
 
 
 def test_a_node_that_was_named_is_left_out(allocation, monkeypatch, capsys):
@@ -812,12 +799,6 @@ def test_with_too_few_nodes_left_there_is_no_restart(allocation, monkeypatch, ca
 
 def test_a_job_that_was_preempted_is_requeued_where_asked(allocation, monkeypatch):
     asked = allocation / "asked"
-    (allocation / "bin" / "scontrol").write_text(
-        f'#!/bin/sh\n[ "$1" = requeue ] && echo "$*" >>{asked}\n'
-        f'if [ "$1" = --oneliner ]; then cat {allocation}/state; else cat "$RECORD"; fi\n'
-    )
-    state = allocation / "state"
-    state.write_text("JobId=7 JobName=x JobState=RUNNING Reason=None\n")
     assert Attempts(monkeypatch, Exit(75)).start("-n", "2") == 75
     assert not asked.exists()
     assert Attempts(monkeypatch, Exit(75)).start("-n", "2", "--requeue") == 75
@@ -826,20 +807,16 @@ def test_a_job_that_was_preempted_is_requeued_where_asked(allocation, monkeypatc
     assert Attempts(monkeypatch, Exit(75)).start("-n", "2", "--requeue") == 75
     assert Attempts(monkeypatch, Exit(6)).start("-n", "2", "--requeue") == 6
     # Cancelled, or requeued by Slurm itself.
-    state.write_text("JobId=7 JobName=x JobState=COMPLETING Reason=None\n")
+    (allocation / "state").write_text("JobId=7 JobName=x JobState=COMPLETING Reason=None\n")
     assert Attempts(monkeypatch, Exit(75)).start("-n", "2", "--requeue") == 75
     assert asked.read_text() == "requeue 7\nrequeue 5_3\n"
 
 
 @pytest.mark.parametrize("after", ["PENDING", "RUNNING"])
 def test_a_requeue_that_ends_scontrol_is_one(after, allocation, monkeypatch, capfd):
-    state = allocation / "state"
-    state.write_text("JobId=7 JobState=RUNNING Reason=None\n")
-    (allocation / "bin" / "scontrol").write_text(
-        f'#!/bin/sh\n[ "$1" != requeue ] || {{ echo "JobId=7 JobState={after} x" >{state}; '
-        f"kill -TERM $$; }}\n"
-        f'if [ "$1" = --oneliner ]; then cat {state}; else cat "$RECORD"; fi\n'
-    )
+    scontrol = allocation / "bin" / "scontrol"
+    ended = f'echo "JobId=7 JobState={after} x" >state; kill -TERM $$'
+    scontrol.write_text(scontrol.read_text().replace('echo "$*" >>asked', ended))
     assert Attempts(monkeypatch, Exit(75)).start("-n", "2", "--requeue") == 75
     assert ("the job was not requeued" in capfd.readouterr().err) is (after == "RUNNING")
 

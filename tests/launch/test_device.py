@@ -289,7 +289,7 @@ import torch, mpiddp
 from mpiddp.launch.device import device
 torch.cuda.device_count = lambda: 1
 device.find_identity = lambda index: "GPU-A"
-with mpiddp.init(timeout=30) as session:
+with mpiddp.init(timeout=90) as session:
     pass
 """
 
@@ -312,7 +312,7 @@ torch.cuda.get_device_properties = tell
 if sys.argv[2:]:
     os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[2 + rank]
 torch.distributed.is_nccl_available = lambda: True
-with mpiddp.init(timeout=30) as session:
+with mpiddp.init(timeout=90) as session:
     print(session.backend, session.device)
 """
 

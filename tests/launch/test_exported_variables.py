@@ -110,7 +110,7 @@ print(os.environ["MPIDDP_PORT_RANGE"], *(name for name in names if name in os.en
 """
 RANK = """
 import mpiddp, os
-session = mpiddp.init(timeout=30)
+session = mpiddp.init(timeout=90)
 print(os.environ["MPIDDP_PORT_RANGE"])
 """
 

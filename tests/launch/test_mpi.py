@@ -191,7 +191,7 @@ def test_objects_longer_than_mpi_counts_travel_in_parts(name, pool):
 
 HELLO = textwrap.dedent("""
     import mpiddp
-    with mpiddp.init(timeout=30) as session:
+    with mpiddp.init(timeout=90) as session:
         print("size", session.world.size, session.comm, session.agree((1, 2)), session.any(True))
 """)
 

@@ -88,7 +88,7 @@ def test_the_option_names_an_interface_per_node(cluster, tmp_path):
     assert variable(found, "GLOO_SOCKET_IFNAME") == ["ens2", "eth9"]
 
 
-INIT = ("-c", "import mpiddp; mpiddp.init(timeout=30)")
+INIT = ("-c", "import mpiddp; mpiddp.init(timeout=90)")
 
 
 # Three nodes without a common network: tests/doctor/test_doctor_nodes.py.

@@ -237,7 +237,7 @@ def find_timeout(backend):
     os.abort()
 store.make_group = make_group
 store.first_all_reduce = lambda *_: None
-with mpiddp.init(timeout=30) as session:
+with mpiddp.init(timeout=90) as session:
     session._resources.failure_handler.run_directory = Path(sys.argv[2])
     session._resources.failure_handler.step = 7
     time.sleep(30)

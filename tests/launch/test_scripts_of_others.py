@@ -406,7 +406,7 @@ def test_one_rank_of_a_script_ends_the_job(name, who, how, code, text, tmp_path)
 def test_a_script_that_calls_init_is_described_once(tmp_path):
     script = tmp_path / "calls.py"
     script.write_text(
-        "import os, mpiddp\nwith mpiddp.init(timeout=30) as session:\n"
+        "import os, mpiddp\nwith mpiddp.init(timeout=90) as session:\n"
         "    print(session.backend, os.environ['MASTER_PORT'])\n"
     )
     arguments = [*PREFIX, "--port-range", "23000-23999", script]

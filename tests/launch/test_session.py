@@ -244,7 +244,7 @@ def test_a_launch_starts_without_a_standard_error():
 
 DIFFER = """
 import mpiddp
-with mpiddp.init(timeout=30) as session:
+with mpiddp.init(timeout=90) as session:
     rank = session.world.rank
     session.agree(7, "seven")
     session.agree({"bytes": b"x" * 1000} if rank != 2 else "other", "the configuration")
@@ -281,7 +281,7 @@ def test_a_value_that_cannot_be_is_refused(name, value, expected):
 TWICE = """
 import os, sys, mpiddp, torch.distributed as distributed
 for time in (1, 2):
-    with mpiddp.init(timeout=30) as session:
+    with mpiddp.init(timeout=90) as session:
         session.any(True)
     session.close()
     assert not distributed.is_initialized() and "MASTER_PORT" not in os.environ
@@ -309,7 +309,7 @@ def test_with_mpi_a_second_session_is_refused(either_launcher):
 
 BARE = """
 import sys, mpiddp, torch
-session = mpiddp.init(timeout=30)
+session = mpiddp.init(timeout=90)
 print("rank", session.world.rank, flush=True)
 if "raise" in sys.argv and session.world.rank == 1:
     raise ValueError("bare")
@@ -338,7 +338,7 @@ def test_a_session_without_with_ends_the_job_when_a_rank_raises(either_launcher)
 
 LEAVES_EARLY = """
 import mpiddp, torch
-with mpiddp.init(timeout=30) as session:
+with mpiddp.init(timeout=90) as session:
     if session.world.rank == 1:
         mpiddp.all_reduce(torch.ones(4))
         raise SystemExit("not reached")
@@ -363,7 +363,7 @@ def test_a_rank_that_leaves_while_another_one_makes_its_first_call_ends_the_job(
 MPI_IS_UP = """
 from mpi4py import MPI
 import mpiddp
-with mpiddp.init(timeout=30) as session:
+with mpiddp.init(timeout=90) as session:
     assert session.world.size == MPI.COMM_WORLD.size == 2
     assert session.comm is not MPI.COMM_WORLD
 assert MPI.COMM_WORLD.allreduce(1) == 2
@@ -380,7 +380,7 @@ GROUP_IS_UP = """
 import torch.distributed as distributed
 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
 import mpiddp
-mpiddp.init(timeout=30)
+mpiddp.init(timeout=90)
 """
 
 
@@ -407,17 +407,17 @@ try:
     mpiddp.init(timeout=-1)
 except mpiddp.ConfigurationError as error:
     print("raised:", error)
-session = mpiddp.init(timeout=30)
+session = mpiddp.init(timeout=90)
 assert sys.excepthook.__module__.startswith("torch.")
 try:
     with session:
         raise KeyError("cell")
 except KeyError:
     print("the cell failed, the kernel lives")
-with mpiddp.init(timeout=30) as session:
+with mpiddp.init(timeout=90) as session:
     print("again", session.world.size)
     try:
-        mpiddp.init(timeout=30)
+        mpiddp.init(timeout=90)
     except mpiddp.ConfigurationError as error:
         print("raised:", error)
 """
@@ -437,7 +437,7 @@ def test_in_a_notebook_errors_raise_and_the_kernel_lives():
 
 CONSOLE = """
 import code, mpiddp
-session = mpiddp.init(timeout=30)
+session = mpiddp.init(timeout=90)
 code.interact(local=globals())
 """
 
@@ -446,7 +446,7 @@ code.interact(local=globals())
 def test_a_typing_error_does_not_end_an_interactive_python(words: list[str]) -> None:
     typed = """
 import mpiddp
-session = session if "session" in globals() else mpiddp.init(timeout=30)
+session = session if "session" in globals() else mpiddp.init(timeout=90)
 tpyo
 with session: raise KeyError("cell")
 
@@ -457,7 +457,7 @@ print("lives", session.world.size)
         input=typed,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=launchers.SHORTEST_DEADLINE,
         env=launchers.clean_environment(),
     )
     assert result.returncode == 0, result
@@ -477,13 +477,13 @@ def fail(*_):
     raise RuntimeError("on purpose")
 store.first_all_reduce = fail
 try:
-    mpiddp.init(timeout=30)
+    mpiddp.init(timeout=90)
 except RuntimeError as error:
     print("raised:", error)
 assert gc.isenabled()
 assert dict(os.environ) == before
 store.first_all_reduce = all_reduce
-with mpiddp.init(timeout=30) as session:
+with mpiddp.init(timeout=90) as session:
     print("again", session.world.size)
 """
 

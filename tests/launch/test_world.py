@@ -135,7 +135,7 @@ def test_uneven_nodes():
 
 # Every rank is 0 of 1
 
-INIT = "import mpiddp; mpiddp.init(timeout=30)"
+INIT = "import mpiddp; mpiddp.init(timeout=90)"
 
 
 def expect_refusal(result: launchers.Result, *words: str) -> None:
