@@ -20,10 +20,10 @@ from mpiddp.doctor.node.stage import examine_nodes
 from mpiddp.errors import LaunchError
 from mpiddp.launch.failure.deadline import CLOSING
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.failure.reports import FORWARD_SECONDS
 from mpiddp.launch.launcher.hostnames import is_host
 from mpiddp.launch.mpi.world import find_oddities
 from mpiddp.launch.summary import find_slowest
+from mpiddp.process.streams.console import FORWARD_SECONDS
 from mpiddp.wording import count_noun
 
 ALL_REDUCE = "all-reduce"

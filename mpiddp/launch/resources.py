@@ -45,10 +45,6 @@ class Resources:
     deadlines: PhaseDeadlines | None
     """Of the close, once all ranks have come."""
 
-    def _unbind(self) -> None:
-        if self.unbound:
-            bind_threads(self.unbound)
-
     def close(self, control: ControlChannel) -> None:
         """Close group, store and MPI, in this order; rank 0's store outlives everyone's.
 
@@ -92,9 +88,7 @@ class Resources:
             self._close_mpi(control)
         if deadlines is not None:
             deadlines.close()
-        self._forget_lifeline()
-        self.variables.restore()
-        self._unbind()
+        self._restore_process()
 
     def _close_group(self) -> None:
         """Close the group, a script's own too: a rank that left must not look alive to its peers.
@@ -107,13 +101,16 @@ class Resources:
         if self.has_group or not torch.cuda.is_initialized():
             torch.distributed.destroy_process_group()
 
-    def _forget_lifeline(self) -> None:
-        """Its process ends; if start-up failed, nothing has been joined."""
+    def _restore_process(self) -> None:
+        """As it was before; the companion ends. If start-up failed, nothing has been joined."""
         if self.lifeline is not None:
             lifeline, self.lifeline = self.lifeline, None
             self.failure_handler.peers.join_lifeline(None)
             lifeline.close()
             lifeline.wait()
+        self.variables.restore()
+        if self.unbound:
+            bind_threads(self.unbound)
 
     def _close_mpi(self, control: ControlChannel) -> None:
         if self.comm is not None:
@@ -133,6 +130,4 @@ class Resources:
         if self.has_group and distributed is not None and distributed.is_initialized():
             distributed.destroy_process_group()
         self.store = None
-        self._forget_lifeline()
-        self.variables.restore()
-        self._unbind()
+        self._restore_process()

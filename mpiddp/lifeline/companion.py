@@ -74,7 +74,7 @@ class Companion:
         self._membership: Membership | None = None
         self._decider: Decider | None = None
         """Of rank 0's companion."""
-        self._requests = Requests(())
+        self._requests = Requests((), self._loop)
         self._end_watch = EndWatch(self._make_handlers())
         """Of rank 0's companion."""
         self._attempt = AttemptWatch()
@@ -104,7 +104,6 @@ class Companion:
                 self._spread("leave", PeerLostError.exit_code)
             self._entrance.refresh(now)
             self._links.refresh(now)
-            self._requests.finish_late(now)
             if self._decider is not None and not self._is_over:
                 decision = self._decider.decide(now)
                 if decision is not None:
@@ -114,7 +113,7 @@ class Companion:
 
     def _find_time(self) -> float:
         """When something is due, whatever comes."""
-        parts = (self._loop, self._entrance, self._links, self._requests)
+        parts = (self._loop, self._entrance, self._links)
         due = [self._end, *(part.find_time() for part in parts)]
         if self._decider is not None and not self._is_over:
             due.append(self._decider.find_time())
@@ -235,7 +234,7 @@ class Companion:
             self._attempt.begin(own)
             if not own.address:
                 self._decider = Decider(own.size)
-                self._requests = Requests(own.hostnames)
+                self._requests = Requests(own.hostnames, self._loop)
                 if self._publication is not None:
                     log = self._ranks[own.rank].log
                     self._publication.publish(log[0].parent if log is not None else None)
@@ -373,7 +372,7 @@ class Companion:
     def _ask(self, client: Client, name: str) -> None:
         """Give ``client`` the answers of all ranks."""
         if self._decider is not None:
-            number = self._requests.begin(client, time.monotonic())
+            number = self._requests.begin(client)
             self._spread("request", [number, name])
         elif self._links.has_parent:
             self._askers.append(client)

@@ -11,10 +11,8 @@ from mpiddp.lifeline.membership import Membership
 from mpiddp.lifeline.watched_rank import WatchedRank
 from mpiddp.process.background import BackgroundCall, LateError
 from mpiddp.process.outcome import Outcome, find_log, write_report
-from mpiddp.process.streams.console import print_report
+from mpiddp.process.streams.console import FORWARD_SECONDS, print_report
 
-FORWARD_SECONDS = 0.2
-"""How long a launcher may take to read a report."""
 REPORT_SECONDS = 1.0
 """How long the others' end waits for a report."""
 
@@ -47,7 +45,6 @@ def report(
     def tell() -> None:
         print_report(text)
         write_report(log, text, directory, outcome)
-        # Some launchers forget what they have not read when ranks abort.
         time.sleep(FORWARD_SECONDS)
 
     with contextlib.suppress(LateError):

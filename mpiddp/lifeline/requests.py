@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from mpiddp.errors import UnreachableError
 from mpiddp.lifeline.stacks.positions import StackPosition, read_answers
 from mpiddp.process.publication import ADDRESS_FILE
+from mpiddp.process.sockets.event_loop import EventLoop
 from mpiddp.process.sockets.links import connect
 
 ANSWER_SECONDS = 2.0
@@ -23,38 +25,32 @@ Client = Callable[[Sequence[str], Mapping[int, Any]], object]
 class Requests:
     """Those that have not been answered yet."""
 
-    def __init__(self, hostnames: Sequence[str]) -> None:
+    def __init__(self, hostnames: Sequence[str], loop: EventLoop) -> None:
         """``hostnames``: of all ranks."""
         self._hostnames = hostnames
+        self._loop = loop
         self._count = 0
-        self._open: dict[int, tuple[Client, float, dict[int, Any]]] = {}
+        self._open: dict[int, tuple[Client, dict[int, Any]]] = {}
 
-    def begin(self, client: Client, now: float) -> int:
-        """The number of a new request of ``client``."""
-        self._count += 1
-        self._open[self._count] = (client, now + ANSWER_SECONDS, {})
-        return self._count
+    def begin(self, client: Client) -> int:
+        """The number of a new request of ``client``, which gets what has come in ANSWER_SECONDS."""
+        self._count = number = self._count + 1
+        self._open[number] = (client, {})
+        self._loop.call_at(time.monotonic() + ANSWER_SECONDS, lambda _: self._finish(number))
+        return number
 
     def add(self, number: int, rank: int, answer: Any) -> None:
         """The answer of one rank; the last one completes the request's."""
         if number in self._open:
-            *_, answers = self._open[number]
+            _, answers = self._open[number]
             answers[rank] = answer
             if len(answers) == len(self._hostnames):
                 self._finish(number)
 
-    def find_time(self) -> float:
-        """When the first deadline is."""
-        return min((end for _, end, _ in self._open.values()), default=float("inf"))
-
-    def finish_late(self, now: float) -> None:
-        """Answer with what has come if a deadline is over."""
-        for number in [each for each, (_, end, _) in self._open.items() if end <= now]:
-            self._finish(number)
-
     def _finish(self, number: int) -> None:
-        client, _, answers = self._open.pop(number)
-        client(self._hostnames, dict(sorted(answers.items())))
+        if number in self._open:
+            client, answers = self._open.pop(number)
+            client(self._hostnames, dict(sorted(answers.items())))
 
 
 def ask(directory: Path, name: str) -> tuple[list[str], dict[int, Any]]:

@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
+from mpiddp.process.rank_process import find_start
 from mpiddp.wording import print_message
 
 LONGEST_WAIT = 120.0
@@ -62,7 +63,7 @@ class Holder:
             job=environment.job_name(),
             host=socket.gethostname(),
             process=os.getpid(),
-            started=_find_start(),
+            started=find_start("self"),
             requeues=environment.read_count(environment.SLURM_RESTART_COUNT),
             directory=os.environ.get(environment.JOB_DIRECTORY) or None,
             restarts=environment.read_count(environment.TORCHELASTIC_RESTART_COUNT),
@@ -223,13 +224,3 @@ def _write(descriptor: int, holder: Holder) -> None:
     # In this order, a full disk leaves what stood there before, and thus the number of attempts.
     os.pwrite(descriptor, text, 0)
     os.ftruncate(descriptor, len(text))
-
-
-def _find_start() -> int | None:
-    """When this process started, in clock ticks since the machine did; None without /proc."""
-    try:
-        text = Path("/proc/self/stat").read_text(errors="replace")
-        # The second field, the program's name in brackets, may hold anything.
-        return int(text.rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None

@@ -19,28 +19,34 @@ POLL_SECONDS = 0.1
 """How often a process is looked for if the kernel does not tell of its end."""
 
 
+def _read_stat(process: int | str) -> list[str]:
+    """Of proc(5), from the third field on: the state, the parent, … Raises OSError."""
+    # The second one, the program's name in brackets, may hold anything.
+    with open(f"/proc/{process}/stat", errors="replace") as stat:
+        return stat.read().rpartition(")")[2].split()
+
+
+def find_start(process: int | str) -> int | None:
+    """When a process was started, in clock ticks since its machine was; None once it has ended.
+
+    ``process``: its number, or ``self``. None too without /proc.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = _read_stat(process)
+        return int(fields[19]) if fields[0] not in "ZX" else None
+    return None
+
+
 class PeerProcess:
     """Another process of this machine, by its number."""
 
     def __init__(self, process: int) -> None:
         self._process = process
-        self._start = self._find_start()
+        self._start = find_start(process)
 
     def has_ended(self) -> bool:
         """Whether it has. Its number may be another process's then."""
-        return self._start is None or self._find_start() != self._start
-
-    def _find_start(self) -> str | None:
-        """When it was started, in ticks; None once it has ended."""
-        with contextlib.suppress(OSError):
-            fields = self._read_stat()
-            return fields[19] if fields[0] not in "ZX" else None
-        return None
-
-    def _read_stat(self) -> list[str]:
-        """Of proc(5), from the third field on: the state, the parent, …"""
-        with open(f"/proc/{self._process}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()
+        return self._start is None or find_start(self._process) != self._start
 
 
 class RankProcess(PeerProcess):
@@ -53,7 +59,7 @@ class RankProcess(PeerProcess):
         self.launcher: int | None = None
         """Readable once the process that started the rank has ended; None if nobody knows."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            self.launcher = os.pidfd_open(int(self._read_stat()[1]))
+            self.launcher = os.pidfd_open(int(_read_stat(process)[1]))
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):
@@ -66,7 +72,7 @@ class RankProcess(PeerProcess):
         """How it ended, as waitpid() tells it; None if that cannot be known any more."""
         # Until its parent has waited for it, and then.
         with contextlib.suppress(OSError):
-            fields = self._read_stat()
+            fields = _read_stat(self._process)
             if fields[0] == "Z":
                 return int(fields[49])
         with contextlib.suppress(OSError):

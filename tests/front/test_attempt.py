@@ -117,9 +117,8 @@ attempt.Launch(OPEN_MPI, starts_ranks=True).run(["echo", "started"], os.environ,
 
 
 def test_no_launcher_is_started_for_a_front_that_was_killed_meanwhile():
-    command = [sys.executable, "-c", KILLED]
-    done = subprocess.run(command, cwd=launchers.ROOT, stdout=subprocess.PIPE, timeout=SECONDS)
-    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
+    done = launchers.run_python("-c", KILLED)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
 
 
 @pytest.mark.parametrize("step", ["", "StepId=7.0 SrunHost:Pid={host}:{process}"])

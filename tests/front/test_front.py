@@ -65,13 +65,8 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """``python -m mpiddp WORDS``, as a person types it."""
-    return subprocess.run(
-        [*MPIDDP, *words],
-        env=launchers.clean_environment({**launchers.WAITING, **variables}),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    environment = launchers.clean_environment({**launchers.WAITING, **variables})
+    return launchers.run_python(*MPIDDP[1:], *words, env=environment, cwd=None)
 
 
 def read_dry(*words: str, **variables: str) -> list[str]:
@@ -163,13 +158,9 @@ def test_what_each_rank_runs(folder, words, program):
 
 
 def test_pythons_own_options_and_a_prefix_reach_the_ranks(folder):
-    done = subprocess.run(
-        [sys.executable, "-u", "-X", "dev", *MPIDDP[1:], "-n", "1", "--dry-run", "hello.py"],
-        env=launchers.clean_environment({"MPIDDP_WRAP": "nice -n '1'"}),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    words = ("-u", "-X", "dev", *MPIDDP[1:], "-n", "1", "--dry-run", "hello.py")
+    environment = launchers.clean_environment({"MPIDDP_WRAP": "nice -n '1'"})
+    done = launchers.run_python(*words, env=environment, cwd=folder)
     start = ["nice", "-n", "1", sys.executable, "-u", "-X", "dev", "-m", "mpiddp", "hello.py"]
     assert shlex.split(done.stdout)[-len(start) :] == start
     # Where the ranks are in a container, their Python and script may be as well.
@@ -268,10 +259,7 @@ def test_the_installed_command_is_the_same(folder):
     # As pip writes it.
     command.write_text("import sys\nfrom mpiddp.__main__ import main\nsys.exit(main())\n")
     for program in (["hello.py"], ["-m", "this", "-m"]):
-        done = subprocess.run(
-            [sys.executable, str(command), "-n", "2", "--dry-run", *program],
-            env=launchers.clean_environment(), capture_output=True, text=True, timeout=SECONDS,
-        )  # fmt: skip
+        done = launchers.run_python(command, "-n", "2", "--dry-run", *program, cwd=folder)
         assert shlex.split(done.stdout) == read_dry("-n", "2", *program)
 
 
@@ -925,6 +913,6 @@ def await_words(folder: Path, text: str) -> None:
 
 def test_the_front_imports_nothing_heavy():
     code = "import sys, mpiddp.__main__, mpiddp.front.front; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = launchers.run_python("-c", code, check=True)
     heavy = {"torch", "numpy", "mpi4py", "psutil", "asyncio", "tempfile"}
     assert not heavy & set(done.stdout.split())

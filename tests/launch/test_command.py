@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -123,12 +122,3 @@ def test_the_library_that_belongs_to_a_program(tmp_path, version, there, found):
     assert mpirun.variables(2).get("MPI4PY_LIBMPI") == (str(library) if found else None)
     named = command.find_mpirun(str(program), {"MPI4PY_LIBMPI": "/named/libmpi.so"})
     assert named.variables(2)["MPI4PY_LIBMPI"] == "/named/libmpi.so"
-
-
-def test_nothing_heavy_is_imported():
-    code = "import sys, mpiddp.launch.launcher.command; print(*sys.modules)"
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    heavy = {"torch", "numpy", "mpi4py", "psutil", "asyncio"}
-    assert not heavy & set(result.stdout.split())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -98,7 +96,7 @@ import mpiddp
 def run(*words):
     print(subprocess.run([sys.executable, *words], stdout=-1, check=True).stdout.decode().strip())
 
-session = mpiddp.init(timeout=30, port_range="20000-40000")
+session = mpiddp.init(timeout=90, port_range="20000-40000")
 run("-m", "mpiddp", "--launcher", "none", "show.py")
 run("rank.py")
 run("show.py")
@@ -118,14 +116,8 @@ print(os.environ["MPIDDP_PORT_RANGE"])
 def test_a_launch_inherits_nothing_from_the_session_that_starts_it(tmp_path: Path) -> None:
     (tmp_path / "show.py").write_text(SHOW)
     (tmp_path / "rank.py").write_text(RANK)
-    result = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK],
-        env=launchers.clean_environment({environment.PORT_RANGE: "10000-50000"}),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
+    variables = launchers.clean_environment({environment.PORT_RANGE: "10000-50000"})
+    result = launchers.run_python("-c", NOTEBOOK, env=variables, cwd=tmp_path)
     assert result.returncode == 0, result
     front, rank, child = result.stdout.splitlines()
     assert front == rank == "10000-50000"

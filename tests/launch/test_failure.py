@@ -334,6 +334,16 @@ def test_success_passes():
         assert isinstance(failure_handler, FailureHandler)
 
 
+def test_a_process_that_is_alone_waits_for_nobody():
+    failure_handler = FailureHandler()
+    failure_handler.begin_start(9.0)
+    said = failure_handler._explain_expiry("import torch")
+    assert said == (
+        "start-up did not get past 'import torch' within 9 s; to wait longer, increase --timeout "
+        "SECONDS"
+    )
+
+
 # Corners: what only one rank knows, children, second signals
 
 HELLO = "import mpiddp\nwith mpiddp.init(timeout=90) as session:\n    session.any(True)\n"

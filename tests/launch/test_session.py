@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from fractions import Fraction
 
@@ -437,7 +436,7 @@ def test_in_a_notebook_errors_raise_and_the_kernel_lives():
 
 CONSOLE = """
 import code, mpiddp
-session = mpiddp.init(timeout=90)
+session = mpiddp.init()
 code.interact(local=globals())
 """
 
@@ -446,20 +445,13 @@ code.interact(local=globals())
 def test_a_typing_error_does_not_end_an_interactive_python(words: list[str]) -> None:
     typed = """
 import mpiddp
-session = session if "session" in globals() else mpiddp.init(timeout=90)
+session = session if "session" in globals() else mpiddp.init()
 tpyo
 with session: raise KeyError("cell")
 
 print("lives", session.world.size)
 """
-    result = subprocess.run(
-        [sys.executable, *words],
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=launchers.SHORTEST_DEADLINE,
-        env=launchers.clean_environment(),
-    )
+    result = launchers.run_python(*words, input=typed)
     assert result.returncode == 0, result
     assert "lives 1\n" in result.stdout
     assert "NameError: name 'tpyo'" in result.stderr and "KeyError: 'cell'" in result.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -126,14 +125,7 @@ time.sleep(100)
 
 
 def test_children_are_ended_for_themselves_and_what_was_ignored_stays_so():
-    answer = subprocess.run(
-        # From Python 3.12 on, forking a program with threads warns.
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", CHILD],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-        env=launchers.clean_environment(),
-    )
+    # From Python 3.12 on, forking a program with threads warns.
+    answer = launchers.run_python("-W", "ignore::DeprecationWarning", "-c", CHILD)
     assert answer.stdout.splitlines() == ["-15", "-15", "ignored", "stopped by SIGTERM 143"]
     assert (answer.stderr, answer.returncode) == ("", 143)

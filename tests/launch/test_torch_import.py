@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 import launchers
@@ -40,12 +37,5 @@ print(sorted({(is_main, name.decode()) for is_main, name, *_ in changed}))
 def test_only_the_main_thread_changes_a_variable(variables, changed):
     environment = launchers.clean_environment(variables)
     environment.pop("OPENBLAS_MAIN_FREE", None)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=launchers.ROOT,
-        env={**environment, **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = launchers.run_python("-c", PROGRAM, env={**environment, **variables})
     assert (done.returncode, done.stdout) == (0, f"{changed}\n"), done.stderr

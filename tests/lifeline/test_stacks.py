@@ -332,8 +332,7 @@ def test_a_signal_after_the_end_is_ignored():
         "import signal; from mpiddp.lifeline.stacks import dump; dump.StackWriter().close(); "
         "signal.raise_signal(dump.SIGNAL)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=launchers.ROOT, timeout=HUNG)
-    assert done.returncode == 0
+    assert launchers.run_python("-c", code).returncode == 0
 
 
 # A crew of ranks without MPI and torch
@@ -926,10 +925,8 @@ def test_a_job_of_one_rank_ends_because_it_stands_still(tmp_path):
     (tmp_path / "job").mkdir(mode=0o700)
     # As the front starts a rank that needs no launcher.
     environment = {**launchers.clean_environment(), "MPIDDP_JOB_DIRECTORY": str(tmp_path / "job")}
-    result = subprocess.run(
-        [sys.executable, "-m", "mpiddp", "--stall-timeout", "2", "script.py"],
-        capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60,
-    )  # fmt: skip
+    options = ("-m", "mpiddp", "--stall-timeout", "2")
+    result = launchers.run_python(*options, "script.py", env=environment, cwd=tmp_path)
     assert result.returncode == 6, result.stderr
     assert "no rank has made progress for 2 s" in result.stderr
     assert "<module>, script.py:1" in result.stderr

@@ -130,8 +130,7 @@ SAID = "from python\nfrom C\nfrom a child\nno end, "
 
 
 def run(*words: str, **options) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PROGRAM, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+    return launchers.run_python("-c", PROGRAM, *words, **options)
 
 
 @pytest.mark.parametrize("console", ["0", "all"])
@@ -311,14 +310,8 @@ def test_the_front_starts_nothing_where_logs_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "script.py").write_text("print('started')")
     for words in (["--log-dir", "file"], ["--log-dir=file"]):
-        result = subprocess.run(
-            [sys.executable, "-m", "mpiddp", "-n", "2", *words, "script.py"],
-            cwd=tmp_path,
-            env=launchers.clean_environment(),
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        front = ("-m", "mpiddp", "-n", 2)
+        result = launchers.run_python(*front, *words, "script.py", cwd=tmp_path)
         assert result.returncode == 2 and result.stdout == ""
         assert re.fullmatch(
             "mpiddp: cannot write to /.*; --log-dir names another place\n", result.stderr

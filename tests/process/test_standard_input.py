@@ -82,11 +82,8 @@ def test_each_attempt_reads_a_file_from_its_beginning(either_launcher, tmp_path)
 
 def launch(stdin, rank: int = 0) -> tuple[str, str]:
     """What a rank gets in two attempts, and what it reports."""
-    done = subprocess.run(
-        [sys.executable, "-c", LAUNCH, str(rank)], cwd=launchers.ROOT, stdin=stdin,
-        capture_output=True, timeout=SECONDS, check=True,
-    )  # fmt: skip
-    return done.stdout.decode(), done.stderr.decode()
+    done = launchers.run_python("-c", LAUNCH, rank, stdin=stdin, check=True)
+    return done.stdout, done.stderr
 
 
 def test_what_each_kind_of_input_becomes(tmp_path):
@@ -139,8 +136,5 @@ def test_an_input_that_is_not_here_is_empty(offered, problem):
     code = "import sys; from mpiddp.process.streams.standard_input import take; "
     code += "print(take(sys.argv[1], 0), [sys.stdin.read()])"
     offered = offered.format(process=os.getpid())
-    done = subprocess.run(
-        [sys.executable, "-c", code, offered], cwd=launchers.ROOT, input="text",
-        capture_output=True, text=True, timeout=SECONDS, check=True,
-    )  # fmt: skip
+    done = launchers.run_python("-c", code, offered, input="text", check=True)
     assert done.stdout == f"{offered.split()[0]} cannot be opened: {problem} ['']\n"

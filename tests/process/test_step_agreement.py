@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+import launchers
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.process import step_agreement as agreement
@@ -213,8 +214,7 @@ print("done", flush=True)
 
 def test_an_agreement_that_is_not_closed_does_not_abort_the_program() -> None:
     # Its threads are inside torch nearly all the time, and Python ends without them.
-    command = [sys.executable, "-W", "ignore", "-c", FORGOTTEN]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    answer = launchers.run_python("-W", "ignore", "-c", FORGOTTEN)
     assert (answer.returncode, answer.stdout, answer.stderr) == (0, "done\n", "")
 
 
@@ -259,12 +259,7 @@ print(signals.received.name, flush=True)
 
 
 def run_program(numbers: str, when: str = "early") -> tuple[list[str], int]:
-    answer = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, numbers, when],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    answer = launchers.run_python("-W", "ignore", "-c", PROGRAM, numbers, when)
     return answer.stdout.splitlines(), answer.returncode
 
 

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from benchmarks.launching import launchers as left
 from mpiddp.launch.launcher.command import MPICH, OPEN_MPI, OPEN_MPI_4, Kind
@@ -175,6 +175,13 @@ def clean_environment(changes: Mapping[str, str] | None = None) -> dict[str, str
     kept = {name: value for name, value in os.environ.items() if not INHERITED.fullmatch(name)}
     kept["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**kept, **(changes or {})}
+
+
+def run_python(*words: object, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run this Python to its end, in the checkout. ``more``: arguments of subprocess.run."""
+    usual: dict[str, Any] = {"env": clean_environment(), "cwd": ROOT, "timeout": SHORTEST_DEADLINE}
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, **{**usual, **more})
 
 
 def drop_gloo_lines(stdout: str) -> str:

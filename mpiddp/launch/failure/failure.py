@@ -308,6 +308,8 @@ class FailureHandler(FailureReports):
         try:
             if peers.communicator is not None:
                 return explain_expiry(phase, self.seconds, peers, waits=self._waiting)
+            if not peers.is_shared:
+                return describe_missing(phase, self.seconds, {}, peers.describe_rank)
             # In MPI_Init and MPI_Finalize no rank can say who is missing. Rank 0 reports at once.
             # If it is the one that is stuck, the next one steps in, and so on.
             await_turn(peers.rank)

@@ -26,7 +26,7 @@ from mpiddp.launch.failure.peers import Peers
 from mpiddp.launch.failure.termination import flush_output
 from mpiddp.process.background import BackgroundCall, LateError
 from mpiddp.process.outcome import Outcome, find_log, write_report
-from mpiddp.process.streams.console import print_report
+from mpiddp.process.streams.console import FORWARD_SECONDS, print_report
 from mpiddp.process.streams.output import Redirection
 from mpiddp.wording import read_message
 
@@ -35,8 +35,6 @@ READ_SECONDS = 5.0
 of a traceback a file system."""
 HOOK_SECONDS = 5.0
 """How long a script's own hook may take to show an error, while other ranks wait."""
-FORWARD_SECONDS = 0.2
-"""How long a launcher may take to read a report: MPICH's forgets the rest when a rank aborts."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import hashlib
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from mpiddp.errors import ConfigurationError, PeerLostError
@@ -71,14 +71,7 @@ class ControlChannel:
         Raises:
             PeerLostError: rank 0 did not come within the session's timeout.
         """
-        if self._own is None:
-            return value
-        try:
-            return mpi.SleepingCommunicator(
-                self._own, lambda request: self._wait(request, "broadcast")
-            ).bcast(value)
-        except (EOFError, pickle.UnpicklingError) as error:
-            raise _mismatch("session.broadcast()") from error
+        return self._exchange("broadcast", lambda own: own.bcast(value), value)
 
     def gather(self, value: T) -> list[T]:
         """Every rank's ``value``, by rank; any objects that pickle takes. Collective.
@@ -86,14 +79,7 @@ class ControlChannel:
         Raises:
             PeerLostError: not all ranks came within the session's timeout.
         """
-        if self._own is None:
-            return [value]
-        try:
-            return mpi.SleepingCommunicator(
-                self._own, lambda request: self._wait(request, "gather")
-            ).allgather(value)
-        except (EOFError, pickle.UnpicklingError) as error:
-            raise _mismatch("session.gather()") from error
+        return self._exchange("gather", lambda own: own.allgather(value), [value])
 
     def duplicate(self) -> MPI.Intracomm | None:
         """A communicator over all ranks for the caller alone, who frees it; None without MPI.
@@ -117,6 +103,16 @@ class ControlChannel:
             mpi.wait(self._own.Ibarrier())
         except RuntimeError as error:
             raise _mismatch("the end of this rank's session") from error
+
+    def _exchange(self, what: str, call: Callable[[mpi.SleepingCommunicator], T], alone: T) -> T:
+        """What ``call`` returns; ``alone`` without MPI."""
+        if self._own is None:
+            return alone
+        own = mpi.SleepingCommunicator(self._own, lambda request: self._wait(request, what))
+        try:
+            return call(own)
+        except (EOFError, pickle.UnpicklingError) as error:
+            raise _mismatch(f"session.{what}()") from error
 
     def _wait(self, request: MPI.Request, what: str) -> None:
         self._begun += 1

@@ -74,7 +74,7 @@ def make_frame(file: str, line: int, function: str) -> Frame:
 
 def read_traceback(trace: TracebackType | None) -> list[Frame]:
     """Where an exception came from, the innermost frame first, and MOST_FRAMES at most."""
-    found = []
+    found: list[Frame] = []
     while trace is not None:
         code = trace.tb_frame.f_code
         found.append(make_frame(code.co_filename, trace.tb_lineno or 0, code.co_name))

@@ -10,6 +10,8 @@ from mpiddp.process.background import BackgroundCall
 
 CONSOLE_SECONDS = 3.0
 """How long the console may take to accept a report."""
+FORWARD_SECONDS = 0.2
+"""How long a launcher may take to read it: MPICH's forgets the rest when a rank aborts."""
 
 
 def write_console(text: str) -> None:
