@@ -300,21 +300,6 @@ def test_a_rank_that_holds_the_lock_is_ended_all_the_same(victim, crew):
     assert f"rank {victim} of 2 on node0 was lost" in job.errors()
 
 
-@pytest.mark.parametrize("stopped", [[1], pytest.param([0, 1], marks=LONG)])
-def test_a_rank_that_is_stopped_for_a_moment_is_not_lost(stopped, crew):
-    job = crew([0, 1, 1], seconds=30 if len(stopped) == 1 else 2.5)
-    for rank in stopped:
-        job[rank].process.send_signal(signal.SIGSTOP)
-    time.sleep(1.5)
-    for rank in stopped:
-        job[rank].process.send_signal(signal.SIGCONT)
-    time.sleep(1)
-    assert len(job.find_companions()) == 2
-    for rank in job.ranks:
-        assert rank.ask("close") == ["closed"]
-    assert job.errors() == ""
-
-
 @pytest.mark.parametrize("victim", [0, pytest.param(2, marks=LONG)])
 def test_a_rank_that_stays_stopped_is_lost(victim, crew):
     job = crew([0, 0, 1], seconds=2.0)

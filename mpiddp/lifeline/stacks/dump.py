@@ -84,7 +84,8 @@ def read_traceback(trace: TracebackType | None) -> list[Frame]:
 
 def read_thread(identifier: int) -> list[Frame]:
     """The stack of a thread of this process, the innermost frame first; empty once it has ended."""
-    frame, found = sys._current_frames().get(identifier), []
+    found: list[Frame] = []
+    frame = sys._current_frames().get(identifier)
     while frame is not None and len(found) < MOST_FRAMES:
         found.append(
             make_frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
