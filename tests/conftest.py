@@ -97,33 +97,29 @@ def _check(row: launchers.Launcher) -> launchers.Launcher:
     return row
 
 
-@pytest.fixture(
-    params=[pytest.param(row, marks=pytest.mark.mpi) for row in launchers.available()],
-    ids=lambda row: row.name,
-)
+def _list_launchers(*long: str) -> list[Any]:
+    """Parameters of a fixture; those of the names ``long`` are marked so."""
+    return [
+        pytest.param(
+            row, marks=[pytest.mark.mpi, *[pytest.mark.long] * (row.name in long)], id=row.name
+        )
+        for row in launchers.available()
+    ]
+
+
+@pytest.fixture(params=_list_launchers())
 def launcher(request: pytest.FixtureRequest) -> launchers.Launcher:
     """Each launcher that starts several ranks; a test that uses it is marked ``mpi``."""
     return _check(request.param)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(
-            row, marks=[pytest.mark.mpi, *[pytest.mark.long] * (row.name in launchers.OPTIONAL)]
-        )
-        for row in launchers.available()
-    ],
-    ids=lambda row: row.name,
-)
+@pytest.fixture(params=_list_launchers(*launchers.OPTIONAL))
 def recent_launcher(request: pytest.FixtureRequest) -> launchers.Launcher:
     """As ``launcher``; Open MPI 4, of 2019 to 2024, only with ``--all``."""
     return _check(request.param)
 
 
-@pytest.fixture(
-    params=[pytest.param(row, marks=pytest.mark.mpi) for row in launchers.available()],
-    ids=lambda row: row.name,
-)
+@pytest.fixture(params=_list_launchers())
 def either_launcher(request: pytest.FixtureRequest) -> launchers.Launcher:
     """The launcher that the test's marker ``by_default`` names; the others, too, with ``--all``."""
     return _check(request.param)

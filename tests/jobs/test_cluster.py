@@ -243,13 +243,8 @@ def test_a_start_that_broke_off_is_taken_up(slurm_cluster, tmp_path):
         cluster.must("up", "--nodes=1", "--gpus=1")
         # The shape is written last; the machines were running already.
         (cluster.directory / "shape.json").unlink()
-        done = subprocess.run(
-            ["bash", "-c", 'umask 077 && exec "$0" --nodes=1 --gpus=1', slurm.COMMANDS / "up"],
-            env=launchers.clean_environment({"MPIDDP_CLUSTER_DIR": str(cluster.directory)}),
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
+        line = 'umask 077 && exec "$0" --nodes=1 --gpus=1'
+        cluster.must("/bin/bash", "-c", line, str(slurm.COMMANDS / "up"))
         assert (cluster.directory / "slurm.conf").stat().st_mode & 0o444 == 0o444
         (cluster.directory / "shape.json").write_text("{")
         damaged = cluster.control("status")
@@ -282,17 +277,12 @@ def test_nodes_share_out_the_gpus_of_this_machine(slurm_cluster):
     folder = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
     folder.chmod(0o755)
     try:
-        done = subprocess.run(
-            ["unshare", "--mount", "bash", "-c", REAL_GPUS, "bash", folder, slurm.COMMANDS],
-            env=launchers.clean_environment({"MPIDDP_CLUSTER_DIR": str(folder / "cluster")}),
-            capture_output=True,
-            text=True,
-        )
+        words = ("--mount", "bash", "-c", REAL_GPUS, "bash", str(folder), str(slurm.COMMANDS))
+        printed = slurm.Cluster(folder / "cluster").must("/usr/bin/unshare", *words)
     finally:
         shutil.rmtree(folder)
-    assert done.returncode == 0, done.stderr
-    assert "3 nodes, 4 CPUs each, 2 real GPUs each" in done.stdout
-    assert {"node1: 0,1", "node2: 2,3", "node3: 4,10"} <= set(done.stdout.splitlines())
+    assert "3 nodes, 4 CPUs each, 2 real GPUs each" in printed
+    assert {"node1: 0,1", "node2: 2,3", "node3: 4,10"} <= set(printed.splitlines())
 
 
 @pytest.mark.slurm
@@ -332,7 +322,7 @@ def test_a_user_who_is_not_root(slurm_cluster):
 
     def run(*command):
         line = ["runuser", "-u", "nobody", "--", "env", *exports, *map(str, command)]
-        return subprocess.run(line, capture_output=True, text=True, cwd="/", timeout=60)
+        return launchers.execute(*line, cwd="/", timeout=60)
 
     done = run(slurm.find_program("srun"), "--mpi=none", "-N2", "id", "-un")
     assert done.stdout.split() == ["nobody", "nobody"], done.stderr
@@ -409,11 +399,8 @@ except ClusterError as error:
 )
 def test_what_is_lacking_is_one_line(patch, install, says, slurm_cluster):
     program = REQUIREMENTS.format(commands=str(slurm.COMMANDS), patch=patch, install=install)
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", program], capture_output=True, text=True, timeout=30
-    )
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    assert says in done.stdout
+    done = launchers.execute(sys.executable, "-B", "-c", program, timeout=60).expect(0)
+    assert done.stderr == "" and says in done.stdout
     assert len(done.stdout.splitlines()) == (2 if install else 1)
 
 
@@ -421,8 +408,8 @@ def test_every_command_explains_itself():
     for name in COMMANDS:
         program = slurm.COMMANDS / name
         assert os.access(program, os.X_OK), f"{name} is not executable"
-        done = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=20)
-        assert done.returncode == 0 and f"jobs/cluster/{name}" in done.stdout
+        shown = launchers.execute(program, "--help", timeout=60).expect(0).stdout
+        assert f"jobs/cluster/{name}" in shown
 
 
 @pytest.mark.parametrize(
@@ -442,13 +429,7 @@ def test_every_command_explains_itself():
 )
 def test_mistakes_are_one_line(command, code, says):
     directory = "/tmp/mpiddp no cluster" if "full path" in says else "/tmp/mpiddp-no-cluster"
-    done = subprocess.run(
-        [slurm.COMMANDS / command[0], *command[1:]],
-        env=launchers.clean_environment({"MPIDDP_CLUSTER_DIR": directory}),
-        capture_output=True,
-        text=True,
-        timeout=20,
-    )
+    done = slurm.Cluster(Path(directory)).control(*command)
     assert (done.returncode, done.stdout) == (code, "")
     assert says in done.stderr and "Traceback" not in done.stderr
     assert not Path(directory).exists()

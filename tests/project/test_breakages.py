@@ -39,9 +39,8 @@ def test_the_tests_that_must_notice_are_default_tests(request):
     if not lost:
         return
     # This run has not collected all tests.
-    command = [sys.executable, *breakages.PYTEST, "--collect-only", *sorted(lost)]
-    done = subprocess.run(command, cwd=launchers.ROOT, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = (sys.executable, *breakages.PYTEST, "--collect-only", *sorted(lost))
+    done = launchers.execute(*command, cwd=launchers.ROOT, timeout=280).expect(0)
     assert find_lost(lost, done.stdout.splitlines()) == []
 
 

@@ -69,37 +69,26 @@ class Reader:
         launcher = launchers.table()["openmpi"]
         path = [launcher.mpirun.parent, Path(sys.executable).parent, os.environ["PATH"]]
         root_flags = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        return launchers.clean_environment(
-            {
-                **launcher.environment,
-                **(root_flags if os.geteuid() == 0 else {}),
-                "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-                "PATH": os.pathsep.join(map(str, path)),
-                "MPI4PY_LIBMPI": str(launcher.libmpi),
-                "PYTHONPATH": str(self.root),
-                # Nothing is installed.
-                "MPIDDP_PYTHON": sys.executable,
-                "MPIDDP_CLUSTER_DIR": str(self.state),
-                **self.slurm(),
-            }
-        )
+        return {
+            **launcher.environment,
+            **(root_flags if os.geteuid() == 0 else {}),
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+            "PATH": os.pathsep.join(map(str, path)),
+            "MPI4PY_LIBMPI": str(launcher.libmpi),
+            "PYTHONPATH": str(self.root),
+            # Nothing is installed.
+            "MPIDDP_PYTHON": sys.executable,
+            "MPIDDP_CLUSTER_DIR": str(self.state),
+            **self.slurm(),
+        }
 
     def run(self, block: documents.Block) -> str:
         """What the block prints; AssertionError if it fails."""
         command = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
         waiting = UNTIL_JOBS_END if re.search(r"^sbatch ", block.text, re.MULTILINE) else ""
-        done = subprocess.run(
-            [*command[block.language], block.text + waiting],
-            cwd=self.root,
-            env=self.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=DEADLINE,
-        )
-        assert done.returncode == 0, f"{block.text}exit code {done.returncode}\n{done.stdout}"
-        return done.stdout
+        words = (*command[block.language], block.text + waiting)
+        options = {"cwd": self.root, "env": self.environment(), "stderr": subprocess.STDOUT}
+        return launchers.execute(*words, timeout=DEADLINE, **options).expect(0).stdout
 
 
 class Desk:

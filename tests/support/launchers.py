@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from benchmarks.launching import launchers as left
 from mpiddp.launch.launcher.command import MPICH, OPEN_MPI, OPEN_MPI_4, Kind
@@ -227,13 +227,15 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+def until(
+    condition: Callable[[], object], what: str, seconds: float = 60.0, pause: float = 0.01
+) -> None:
     """Wait for ``condition``; JobError if it does not come true in time."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
             raise JobError(f"{seconds:g} s were up, waiting for {what}")
-        time.sleep(0.01)
+        time.sleep(pause)
 
 
 def _rank_of(pid: int) -> int | None:
@@ -428,16 +430,29 @@ def start(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def run(
-    launcher: Launcher,
-    ranks: int,
-    arguments: Sequence[str | Path],
-    *,
-    timeout: float,
-    env: Mapping[str, str | None] | None = None,
-    cwd: Path | None = None,
-    python: str | Path = sys.executable,
-) -> Result:
+def run(launcher: Launcher, ranks: int, arguments: Sequence[str | Path], **options: Any) -> Result:
     """Run ``python arguments…`` on ``ranks`` ranks to its end; see ``start`` and ``Job.wait``."""
-    with start(launcher, ranks, arguments, timeout=timeout, env=env, cwd=cwd, python=python) as job:
+    with start(launcher, ranks, arguments, **options) as job:
         return job.wait()
+
+
+def execute(
+    *words: str | Path, timeout: float, env: Mapping[str, str] | None = None, **options: Any
+) -> Result:
+    """Run any command to its end, without inherited launcher variables, and with those in ``env``.
+
+    ``options`` are those of subprocess.run; by default the command reads nothing.
+    """
+    given = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, **options}
+    began = time.monotonic()
+    done = subprocess.run(
+        words,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=timeout,
+        env=clean_environment(env),
+        **given,
+    )
+    seconds = time.monotonic() - began
+    command = tuple(map(str, words))
+    return Result(command, done.returncode, done.stdout, done.stderr or "", seconds)
