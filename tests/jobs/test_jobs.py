@@ -1011,7 +1011,7 @@ def test_the_steps_of_a_benchmark_have_the_cores_that_were_asked_for(made_up):
 
 HEAR = """trap 'echo heard >>heard' {0}
 kill -{0} {2}
-{1}for _ in {{1..50}}; do [ -e heard ] || sleep 0.1; done
+{1}for _ in {{1..600}}; do [ -e heard ] || sleep 0.1; done
 exit 9
 """
 """A program that has the script above it told, and writes down what it hears itself."""

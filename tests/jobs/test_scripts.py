@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,11 +206,15 @@ def test_a_failed_repetition_does_not_count_as_installed(checkout):
     assert len(installs(checkout)) == 1
 
 
+def start_to_install(checkout: Checkout, until: str | Path) -> subprocess.Popen[str]:
+    """Run a script, whose pip has been started, and waits for a file."""
+    process = checkout.start("jobs/local.sh", FAKE_PIP_WAITS_FOR=str(until))
+    launchers.until(lambda: checkout.log_path.exists() and installs(checkout), "pip")
+    return process
+
+
 def test_an_installation_that_was_killed_is_repeated(checkout):
-    process = checkout.start("jobs/local.sh", FAKE_PIP_SECONDS="20")
-    while not (checkout.log_path.exists() and installs(checkout)):
-        assert process.poll() is None
-        time.sleep(0.01)
+    process = start_to_install(checkout, "/no/such/file")
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     site = checkout.root / ".venv" / "lib" / "python3.12" / "site-packages"
@@ -226,12 +229,18 @@ def test_an_installation_that_was_killed_is_repeated(checkout):
 
 
 def test_two_runs_at_once_install_once(checkout):
-    processes = [checkout.start("jobs/local.sh", FAKE_PIP_SECONDS="1") for _ in range(2)]
-    errors = [process.communicate(timeout=60)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
+    go = checkout.root / "go"
+    with start_to_install(checkout, go) as first, checkout.start("jobs/local.sh") as second:
+        try:
+            said = second.stderr.readline()
+        finally:
+            go.touch()
+        for process in (first, second):
+            process.communicate(timeout=120)
+    assert "waiting for another installation" in said
+    assert (first.returncode, second.returncode) == (0, 0)
     assert len(installs(checkout)) == 1
     assert len(checkout.logged("mpirun ")) == 2
-    assert sum("waiting for another installation" in error for error in errors) == 1
 
 
 def test_the_table_of_launchers_says_how_ranks_are_started(checkout):
@@ -601,7 +610,7 @@ with open(sys.argv[1], "w+b") as file:
     file.truncate(4096)
     held = mmap.mmap(file.fileno(), 4096)
 print("held", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -627,7 +636,7 @@ def test_files_of_another_job_are_left_alone(checkout, tmp_path):
     holding = [sys.executable, "-c", HOLD, used]
     try:
         with (
-            subprocess.Popen([proxy, "60"]) as starting,
+            subprocess.Popen([proxy, "600"]) as starting,
             subprocess.Popen(holding, stdout=subprocess.PIPE) as running,
         ):
             try:

@@ -38,7 +38,7 @@ def test_the_deadline_kills_every_rank(either_launcher):
         with pytest.raises(launchers.JobError, match=r"still running after 120 s(.|\n)* of 2 "):
             job.wait()
     assert job.processes() == []
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 50
 
 
 @pytest.mark.long

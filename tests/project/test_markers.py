@@ -131,7 +131,7 @@ def test_a_terminated_run_takes_down_what_it_has_brought_up(pytester, monkeypatc
     monkeypatch.setenv("PYTHONPATH", str(Path(markers.__file__).parent))
     pytester.makeconftest("from markers import *")
     pytester.makepyfile(TERMINATED)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=20)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=120)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert (pytester.path / "down").exists()
 

@@ -113,7 +113,7 @@ def test_a_damaged_pool_is_replaced():
                 ranks.call(fail, how, timeout=seconds)
             shown = "".join(traceback.format_exception(caught.value))
             assert re.search(said, shown), shown
-            assert time.monotonic() - began < 15
+            assert time.monotonic() - began < 50
             assert ranks.is_ended
         processes += [value[3] for value in pools("openmpi", 2).call(see, 1).values]
     finally:
