@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -245,11 +244,7 @@ def test_a_node_dies_and_lives_again(slurm_cluster):
 @pytest.mark.slurm
 @pytest.mark.timeout(120)
 def test_a_start_that_broke_off_is_taken_up(slurm_cluster, tmp_path):
-    folder = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
-    folder.chmod(0o755)
-    cluster = slurm.Cluster(folder / "cluster")
-    try:
-        cluster.must("up", "--nodes=1", "--gpus=1")
+    with slurm.bring_up("--nodes=1", "--gpus=1") as cluster:
         # The shape is written last; the machines were running already.
         (cluster.directory / "shape.json").unlink()
         line = 'umask 077 && exec "$0" --nodes=1 --gpus=1'
@@ -258,9 +253,6 @@ def test_a_start_that_broke_off_is_taken_up(slurm_cluster, tmp_path):
         (cluster.directory / "shape.json").write_text("{")
         damaged = cluster.control("status")
         assert damaged.returncode == 1 and "jobs/cluster/down" in damaged.stderr
-    finally:
-        cluster.must("down")
-        shutil.rmtree(folder)
     assert processes_in(cluster.directory) == []
 
 
@@ -283,13 +275,10 @@ srun --mpi=none --nodes=3 --gpus-per-node=2 sh -c 'echo "$(hostname): $CUDA_VISI
 @pytest.mark.slurm
 @pytest.mark.timeout(120)
 def test_nodes_share_out_the_gpus_of_this_machine(slurm_cluster):
-    folder = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
-    folder.chmod(0o755)
-    try:
-        words = ("--mount", "bash", "-c", REAL_GPUS, "bash", str(folder), str(slurm.COMMANDS))
-        printed = slurm.Cluster(folder / "cluster").must("/usr/bin/unshare", *words)
-    finally:
-        shutil.rmtree(folder)
+    with slurm.make_room() as cluster:
+        folder, commands = str(cluster.directory.parent), str(slurm.COMMANDS)
+        words = ("--mount", "bash", "-c", REAL_GPUS, "bash", folder, commands)
+        printed = cluster.must("/usr/bin/unshare", *words)
     assert "3 nodes, 4 CPUs each, 2 real GPUs each" in printed
     assert {"node1: 0,1", "node2: 2,3", "node3: 4,10"} <= set(printed.splitlines())
 
@@ -308,14 +297,11 @@ def test_a_drained_node_is_named(slurm_cluster):
 @pytest.mark.slurm
 @pytest.mark.parametrize("command", ["up", "down"])
 def test_a_directory_of_somebody_else_is_left_alone(command, slurm_cluster):
-    victim = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
-    try:
-        (victim / "precious").write_text("x")
-        done = slurm.Cluster(victim).control(command)
-        assert done.returncode == 1 and "no cluster's" in done.stderr, done
-        assert [path.name for path in victim.iterdir()] == ["precious"]
-    finally:
-        shutil.rmtree(victim)
+    with slurm.make_room() as cluster:
+        cluster.directory.mkdir()
+        (cluster.directory / "precious").write_text("x")
+        assert "no cluster's" in cluster.control(command).expect(1).stderr
+        assert [path.name for path in cluster.directory.iterdir()] == ["precious"]
 
 
 @pytest.mark.long

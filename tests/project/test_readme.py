@@ -3,12 +3,11 @@ and what they name of the code is there."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,49 +90,34 @@ class Reader:
         return launchers.execute(*words, timeout=DEADLINE, **options).expect(0).stdout
 
 
-class Desk:
-    """Gives each document a reader of its own; the one before has left by then."""
-
-    def __init__(self, make_folder: Callable[[str], Path]) -> None:
-        self._make_folder = make_folder
-        self._path: Path | None = None
-        self._reader: Reader | None = None
-
-    def find_reader(self, path: Path) -> Reader:
-        if path != self._path:
-            self.close()
-            self._path, self._reader = path, self._make_reader(path.stem)
-        assert self._reader is not None
-        return self._reader
-
-    def _make_reader(self, name: str) -> Reader:
-        root = self._make_folder(name) / "mpiddp"
-        copies.copy(
-            launchers.ROOT,
-            root,
-            ignore=lambda _, found: LEFT_OUT.intersection(found),
-            symlinks=True,
-        )
-        for prefix in (launchers.MPICH_PREFIX, launchers.OPEN_MPI_PREFIX):
-            if prefix.exists():
-                (root / prefix.name).symlink_to(prefix)
-        # Not below root: its path must be short, and other users of the cluster look into it.
-        state = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
-        state.chmod(0o755)
-        return Reader(root, state / "cluster")
-
-    def close(self) -> None:
-        if self._reader is not None:
-            slurm.Cluster(self._reader.state).control("down")
-            shutil.rmtree(self._reader.state.parent, ignore_errors=True)
-        self._path = self._reader = None
+@contextlib.contextmanager
+def make_reader(root: Path) -> Iterator[Reader]:
+    """A reader with a new copy of the checkout, whose cluster is taken down at the end."""
+    copies.copy(
+        launchers.ROOT, root, ignore=lambda _, found: LEFT_OUT.intersection(found), symlinks=True
+    )
+    for prefix in filter(Path.exists, (launchers.MPICH_PREFIX, launchers.OPEN_MPI_PREFIX)):
+        (root / prefix.name).symlink_to(prefix)
+    with slurm.make_room() as cluster:
+        yield Reader(root, cluster.directory)
+        cluster.control("down")
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory) -> Iterator[Desk]:
-    desk = Desk(tmp_path_factory.mktemp)
-    yield desk
-    desk.close()
+def find_reader(tmp_path_factory) -> Iterator[Callable[[Path], Reader]]:
+    """Gives each document a reader of its own; the one before has left by then."""
+    readers: dict[Path, Reader] = {}
+    with contextlib.ExitStack() as stack:
+
+        def find(path: Path) -> Reader:
+            if path not in readers:
+                stack.close()
+                readers.clear()
+                made = make_reader(tmp_path_factory.mktemp(path.stem) / "mpiddp")
+                readers[path] = stack.enter_context(made)
+            return readers[path]
+
+        yield find
 
 
 @pytest.mark.parametrize("path", documents.DOCUMENTS, ids=lambda path: path.stem)
@@ -176,11 +160,11 @@ def as_parameter(path: Path, block: documents.Block):
         for block in filter(is_run, blocks)
     ],
 )
-def test_a_block_runs_and_prints_what_follows_it(path, block, desk):
+def test_a_block_runs_and_prints_what_follows_it(path, block, find_reader):
     obstacle = slurm.find_obstacle() if uses_slurm(block) else None
     if obstacle is not None:
         pytest.skip(obstacle)
-    output = desk.find_reader(path).run(block)
+    output = find_reader(path).run(block)
     blocks = BLOCKS[path]
     for excerpt in blocks[blocks.index(block) + 1 :][:1]:
         if excerpt.language == "text" and excerpt.follows and excerpt.excuse is None:
@@ -254,8 +238,8 @@ def is_there(file: str, name: str) -> bool:
 
 @pytest.mark.long
 @pytest.mark.slurm
-def test_a_job_that_fails_fails_its_block(desk):
-    reader = desk.find_reader(Path("none"))
+def test_a_job_that_fails_fails_its_block(find_reader):
+    reader = find_reader(Path("none"))
     text = 'jobs/cluster/up --nodes 1\neval "$(jobs/cluster/env)"\nsbatch --wrap=exit\\ {}\n'
     blocks = [documents.Block(1, "bash", text.format(code), None, False) for code in (0, 3)]
     try:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -408,9 +407,9 @@ def start(
         raise JobError(f"{launcher.name}: {absent[0]} is missing; `bash tests/run.sh` installs it")
     processes = Processes()
     program = [str(python), *map(str, arguments)]
-    scratch = Path(tempfile.mkdtemp(prefix="mpiddp-"))
-    environment = make_environment(launcher, processes, scratch, env or {})
-    try:
+    with tempfile.TemporaryDirectory(prefix="mpiddp-", ignore_cleanup_errors=True) as folder:
+        scratch = Path(folder)
+        environment = make_environment(launcher, processes, scratch, env or {})
         with (scratch / "stdout").open("wb") as out, (scratch / "stderr").open("wb") as err:
             process = subprocess.Popen(
                 launcher.command(ranks, program),
@@ -426,8 +425,6 @@ def start(
             yield job
         finally:
             job.kill()
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def run(launcher: Launcher, ranks: int, arguments: Sequence[str | Path], **options: Any) -> Result:

@@ -21,7 +21,7 @@ import launchers
 
 COMMANDS = launchers.ROOT / "jobs" / "cluster"
 NODES, CPUS, GPUS = 4, 4, 2
-COMMAND_SECONDS = 60
+COMMAND_SECONDS = 150
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,22 @@ def find_obstacle() -> str | None:
 
 
 @contextlib.contextmanager
+def make_room() -> Iterator[Cluster]:
+    """A cluster that is not up, and whose directory goes at the end."""
+    # Its path is short, since sockets are made in it; jobs of other users look into it.
+    with tempfile.TemporaryDirectory(
+        prefix="mpiddp-", dir="/tmp", ignore_cleanup_errors=True
+    ) as folder:
+        Path(folder).chmod(0o755)
+        yield Cluster(Path(folder) / "cluster")
+
+
+@contextlib.contextmanager
 def bring_up(*options: str) -> Iterator[Cluster]:
     """A new cluster, taken down at the end. AssertionError if it does not come up."""
-    # Short, since sockets are made in it; and open, since jobs of other users look into it.
-    parent = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
-    parent.chmod(0o755)
-    cluster = Cluster(parent / "cluster")
-    try:
-        cluster.must("up", *options)
-        yield cluster
-    finally:
-        done = cluster.control("down")
-        shutil.rmtree(parent, ignore_errors=True)
-        assert done.returncode == 0, done.stderr
+    with make_room() as cluster:
+        try:
+            cluster.must("up", *options)
+            yield cluster
+        finally:
+            cluster.must("down")
