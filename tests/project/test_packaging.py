@@ -154,7 +154,7 @@ def installation(wheel, tmp_path_factory):
     path = os.pathsep.join([f"{prefix}/bin", f"{sys.prefix}/bin", os.environ["PATH"]])
     unset = dict.fromkeys(("PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX"), "")
     clean = {"PATH": path, **launchers.WAITING, **unset}
-    return functools.partial(launchers.execute, cwd=here, env=clean, timeout=120)
+    return functools.partial(launchers.execute, cwd=here, env=clean, timeout=300)
 
 
 def test_an_installation_brings_benchmarks_and_job_scripts(installation):
@@ -170,7 +170,7 @@ def test_an_installation_brings_benchmarks_and_job_scripts(installation):
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_job_scripts_are_written_where_there_is_no_checkout(installation):
     installation("mpiddp", "jobs", "my jobs").expect(0)
     trained = installation("bash", "my jobs/local.sh", "1", "--data", "toy", "--epochs", "1")
