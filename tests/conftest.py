@@ -12,31 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 import browser
 import launchers
 import slurm
-from markers import (
-    pytest_addoption,
-    pytest_collection_finish,
-    pytest_collection_modifyitems,
-    pytest_configure,
-    pytest_make_collect_report,
-    pytest_runtest_makereport,
-    pytest_terminal_summary,
-)
 from own_algorithm import STAR
 from pool import Pools
 
-__all__ = [
-    "pytest_addoption",
-    "pytest_collection_finish",
-    "pytest_collection_modifyitems",
-    "pytest_configure",
-    "pytest_make_collect_report",
-    "pytest_runtest_makereport",
-    "pytest_terminal_summary",
-]
+pytest_plugins = ["markers"]
+
+# A busy machine may take any time for an example.
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
 
 # With it, print writes each of its arguments by itself, and the launcher forwards lines that are
 # mixed of several ranks'. Many containers set it; what a test wants at once, it flushes.

@@ -70,7 +70,6 @@ def processes_in(directory) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.slurm
-@pytest.mark.timeout(120)
 def test_it_comes_up_is_repaired_and_goes(slurm_cluster):
     with slurm.bring_up("--nodes=2", "--cpus=2") as cluster:
         state = json.loads((cluster.directory / "shape.json").read_text())
@@ -117,7 +116,6 @@ def test_it_comes_up_is_repaired_and_goes(slurm_cluster):
 
 @pytest.mark.long
 @pytest.mark.slurm
-@pytest.mark.timeout(120)
 def test_down_ends_what_runs_from_any_checkout(slurm_cluster, tmp_path):
     elsewhere = copies.copy(slurm.COMMANDS, tmp_path / "cluster") / "down"
     with slurm.bring_up("--nodes=4") as cluster:
@@ -159,7 +157,6 @@ def test_every_node_has_reno_whatever_the_machine_prefers(slurm_cluster):
 
 
 @pytest.mark.slurm
-@pytest.mark.timeout(120)
 def test_links_are_shaped_cut_and_healed(slurm_cluster):
     address = {name: row[0] for name, row in table(slurm_cluster).items()}
     reaches = [sys.executable, "-c", REACH, address["node2"]]
@@ -224,7 +221,6 @@ def _measure_once(cluster, address) -> float:
 
 
 @pytest.mark.slurm
-@pytest.mark.timeout(120)
 def test_a_node_dies_and_lives_again(slurm_cluster):
     shell = ("exec", "node4", "sh", "-c", "cat /sys/class/net/*/address")
     hardware = slurm_cluster.must(*shell)
@@ -242,7 +238,6 @@ def test_a_node_dies_and_lives_again(slurm_cluster):
 
 @pytest.mark.long
 @pytest.mark.slurm
-@pytest.mark.timeout(120)
 def test_a_start_that_broke_off_is_taken_up(slurm_cluster, tmp_path):
     with slurm.bring_up("--nodes=1", "--gpus=1") as cluster:
         # The shape is written last; the machines were running already.
@@ -273,7 +268,6 @@ srun --mpi=none --nodes=3 --gpus-per-node=2 sh -c 'echo "$(hostname): $CUDA_VISI
 
 @pytest.mark.long
 @pytest.mark.slurm
-@pytest.mark.timeout(120)
 def test_nodes_share_out_the_gpus_of_this_machine(slurm_cluster):
     with slurm.make_room() as cluster:
         folder, commands = str(cluster.directory.parent), str(slurm.COMMANDS)
@@ -284,7 +278,6 @@ def test_nodes_share_out_the_gpus_of_this_machine(slurm_cluster):
 
 
 @pytest.mark.slurm
-@pytest.mark.timeout(120)
 def test_a_drained_node_is_named(slurm_cluster):
     name = "NodeName=node4"
     slurm_cluster.ask("scontrol", "update", name, "State=DRAIN", "Reason=test")

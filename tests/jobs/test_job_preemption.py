@@ -12,7 +12,7 @@ from test_jobs import JOBS, Submitter
 
 import launchers
 
-pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
 SECONDS = 300.0
 # Long enough for a job to be in the middle of it, at about 0.2 s an epoch.

@@ -38,7 +38,7 @@ TRAIN = shlex.quote(f"{JOBS}/train.sbatch")
 SCRIPTS = ("train", "sweep", "benchmark", "run")
 TOY = ("--data", "toy", "--samples", "200", "--epochs", "1")
 FINISHED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
-JOB_SECONDS = 60
+JOB_SECONDS = 150
 
 PYTHON = sys.executable
 """Runs the front; no rank is started by these fakes."""
@@ -451,7 +451,7 @@ CONTINUED = st.sampled_from((" ", "\t", "\n", " \\\n ", "  "))
 PIECES = st.lists(st.tuples(STYLES, st.text("ax-é\"'\\$`!*~;&#{}\n ", max_size=5)), min_size=1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(PIECES.filter(lambda p: p[0][0] is not write_bare or p[0][1]), CONTINUED),
                 max_size=4))  # fmt: skip
 def test_words_are_split_as_the_shell_itself_does(written):
@@ -726,9 +726,7 @@ NAMES = st.from_regex(r"[a-z][a-z-]{0,5}[a-z]", fullmatch=True)
 VALUES = st.lists(st.from_regex(r"[A-Za-z0-9.=:/*]{1,6}", fullmatch=True), min_size=1, max_size=4)
 
 
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(NAMES, VALUES, min_size=1, max_size=3), st.data())
 def test_the_grid_is_the_product_of_the_axes(made_up, axes, data):
     points = list(itertools.product(*axes.values()))
@@ -1377,7 +1375,7 @@ def await_files(folder: Path, pattern: str, count: int) -> None:
     [
         pytest.param(["scancel"], 0, marks=pytest.mark.long),
         (["scancel", "--batch", "--signal=TERM"], 0),
-        pytest.param(["--time=1"], 100, marks=[pytest.mark.long, pytest.mark.timeout(200)]),
+        pytest.param(["--time=1"], 100, marks=pytest.mark.long),
     ],
     ids=["scancel", "for the script alone", "time limit"],
 )
@@ -1494,7 +1492,6 @@ def test_the_chain_knows_which_of_sbatchs_options_take_the_next_word(slurm, made
 
 @pytest.mark.slurm
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_restart_takes_the_node_out_that_was_lost(slurm, tmp_path):
     text = "uname -n\ntouch up-$SLURM_PROCID\n"
     text += '[ "$TORCHELASTIC_RESTART_COUNT" = 1 ] || exec sleep 300\n'

@@ -27,7 +27,7 @@ BY_DEFAULT = "README"
 what their commands do is tested by the tests of each folder; they are run with ``--all``."""
 LANGUAGES = {"bash", "python", "text", "toml", "mermaid", "json", "diff"}
 RUN = ("bash", "python")
-DEADLINE = 150
+DEADLINE = 500
 UNTIL_JOBS_END = """
 while jobs=$(squeue --noheader) || exit; [ -n "$jobs" ]; do sleep 0.1; done
 jobs=$(scontrol --oneliner show job)
@@ -151,7 +151,6 @@ def as_parameter(path: Path, block: documents.Block):
     return pytest.param(path, block, marks=marks, id=f"{path.stem}-{name}")
 
 
-@pytest.mark.timeout(DEADLINE + 30)
 @pytest.mark.parametrize(
     ("path", "block"),
     [

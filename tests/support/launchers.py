@@ -227,7 +227,7 @@ def is_alive(pid: int) -> bool:
 
 
 def until(
-    condition: Callable[[], object], what: str, seconds: float = 60.0, pause: float = 0.01
+    condition: Callable[[], object], what: str, seconds: float = 150.0, pause: float = 0.01
 ) -> None:
     """Wait for ``condition``; JobError if it does not come true in time."""
     end = time.monotonic() + seconds
