@@ -154,7 +154,8 @@ def main() -> None:
     if how in ("funneled", "serialized"):
         mpi4py.rc.thread_level = how
         importlib.import_module("mpi4py.MPI")
-    with mpiddp.init(timeout=30) as session:
+    # On a busy machine some ranks import much later than others.
+    with mpiddp.init(timeout=100) as session:
         rank, size = session.world.rank, session.world.size
         import_all()
         # Opened as long as this user may.
