@@ -12,31 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 import browser
 import launchers
 import slurm
-from markers import (
-    pytest_addoption,
-    pytest_collection_finish,
-    pytest_collection_modifyitems,
-    pytest_configure,
-    pytest_make_collect_report,
-    pytest_runtest_makereport,
-    pytest_terminal_summary,
-)
 from own_algorithm import STAR
 from pool import Pools
 
-__all__ = [
-    "pytest_addoption",
-    "pytest_collection_finish",
-    "pytest_collection_modifyitems",
-    "pytest_configure",
-    "pytest_make_collect_report",
-    "pytest_runtest_makereport",
-    "pytest_terminal_summary",
-]
+pytest_plugins = ["markers"]
+
+# A busy machine may take any time for an example.
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
 
 # With it, print writes each of its arguments by itself, and the launcher forwards lines that are
 # mixed of several ranks'. Many containers set it; what a test wants at once, it flushes.
@@ -97,33 +85,29 @@ def _check(row: launchers.Launcher) -> launchers.Launcher:
     return row
 
 
-@pytest.fixture(
-    params=[pytest.param(row, marks=pytest.mark.mpi) for row in launchers.available()],
-    ids=lambda row: row.name,
-)
+def _list_launchers(*long: str) -> list[Any]:
+    """Parameters of a fixture; those of the names ``long`` are marked so."""
+    return [
+        pytest.param(
+            row, marks=[pytest.mark.mpi, *[pytest.mark.long] * (row.name in long)], id=row.name
+        )
+        for row in launchers.available()
+    ]
+
+
+@pytest.fixture(params=_list_launchers())
 def launcher(request: pytest.FixtureRequest) -> launchers.Launcher:
     """Each launcher that starts several ranks; a test that uses it is marked ``mpi``."""
     return _check(request.param)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(
-            row, marks=[pytest.mark.mpi, *[pytest.mark.long] * (row.name in launchers.OPTIONAL)]
-        )
-        for row in launchers.available()
-    ],
-    ids=lambda row: row.name,
-)
+@pytest.fixture(params=_list_launchers(*launchers.OPTIONAL))
 def recent_launcher(request: pytest.FixtureRequest) -> launchers.Launcher:
     """As ``launcher``; Open MPI 4, of 2019 to 2024, only with ``--all``."""
     return _check(request.param)
 
 
-@pytest.fixture(
-    params=[pytest.param(row, marks=pytest.mark.mpi) for row in launchers.available()],
-    ids=lambda row: row.name,
-)
+@pytest.fixture(params=_list_launchers())
 def either_launcher(request: pytest.FixtureRequest) -> launchers.Launcher:
     """The launcher that the test's marker ``by_default`` names; the others, too, with ``--all``."""
     return _check(request.param)

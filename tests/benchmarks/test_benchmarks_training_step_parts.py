@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -58,7 +58,6 @@ def make_spec(contender: Contender = BASE, workload: Workload = SMALL) -> LoopSp
 
 
 @given(st.integers(2, 9), counts)
-@settings(deadline=None)
 def test_a_ring_sends_what_its_formula_says(ranks, count):
     traffic = add_up(list_transfers(ring(ranks), count, 4), [0] * ranks)
     # Each chunk is passed on n - 1 times to be added, and n - 1 times to be copied.
@@ -69,7 +68,6 @@ def test_a_ring_sends_what_its_formula_says(ranks, count):
 
 
 @given(st.integers(2, 9), counts)
-@settings(deadline=None)
 def test_the_root_of_a_gather_broadcast_is_busiest(ranks, count):
     traffic = add_up(list_transfers(gather_broadcast(ranks), count, 2), [0] * ranks)
     assert traffic.busiest == 2 * (ranks - 1) * count
@@ -103,7 +101,6 @@ def test_servers_answer_what_workers_push(servers, workers, sent):
 
 
 @given(st.integers(2, 6), counts)
-@settings(deadline=None)
 def test_a_sharded_server_sends_what_direct_does(ranks, count):
     everyone, nodes = range(ranks), [0] * ranks
     pushed = add_up(list_pushes(count, 4, everyone, everyone), nodes)

@@ -54,7 +54,7 @@ def test_the_bits_are_the_oracle_s_whatever_carries_the_call_and_however_it_is_c
             schedule, before, places, cell=cell, message=cell * data.draw(st.integers(1, 4)),
             flows=data.draw(st.booleans(), "flows"),
         )  # fmt: skip
-        for rank, part, _ in promises.promised(schedule, before):
+        for rank, part, _ in oracle.promised(schedule, before):
             assert after[rank][part].numpy().tobytes() == expected[rank][part].tobytes()
 
 

@@ -50,7 +50,6 @@ def teams(draw: st.DrawFn):
 # ---- cells --------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.integers(1, 9), st.data())
 def test_cells_cover_each_chunk_in_parts_of_equal_length(lengths, cell, data):
     bounds = [0, *itertools.accumulate(lengths)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiddp.doctor.node import cores
@@ -23,7 +23,6 @@ def can_all_have_one(masks):
     return any(len(set(choice)) == len(masks) for choice in product(*masks))
 
 
-@settings(deadline=None)
 @given(MASKS)
 def test_a_crowd_is_found_exactly_where_there_is_one(masks):
     crowd = cores.find_crowd(dict(enumerate(masks)))

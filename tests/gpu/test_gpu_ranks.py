@@ -5,7 +5,6 @@ Where it is cheap, the same ranks do the same on CPUs over Gloo, so that what st
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -151,10 +150,6 @@ def test_the_doctors_transport(several, tmp_path):
 def test_benchmarks(several, command, tmp_path):
     row = several.launcher
     variables = {**row.environment, **several.variables, "MPI4PY_LIBMPI": str(row.libmpi)}
-    answer = subprocess.run(
-        [sys.executable, "-m", "benchmarks", *command, "--launcher", str(row.mpirun)],
-        cwd=tmp_path, env=launchers.clean_environment(variables), timeout=DEADLINE,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert answer.returncode == 0, answer.stderr
-    assert "rank" in answer.stdout
+    words = (sys.executable, "-m", "benchmarks", *command, "--launcher", row.mpirun)
+    answer = launchers.execute(*words, cwd=tmp_path, env=variables, timeout=DEADLINE)
+    assert "rank" in answer.expect(0).stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -12,17 +11,14 @@ import launchers
 NAMES = ("device", "programs", "ranks", "training")
 
 
-def run_script(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", launchers.ROOT / "tests" / "gpu.sh", *arguments],
-        env=launchers.clean_environment({"MPIDDP_PYTHON": sys.executable, **variables}),
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+def run_script(*arguments: str, **variables: str) -> launchers.Result:
+    words = ("bash", launchers.ROOT / "tests" / "gpu.sh", *arguments)
+    variables = {"MPIDDP_PYTHON": sys.executable, **variables}
+    return launchers.execute(*words, env=variables, timeout=150)
 
 
 def test_without_a_gpu_there_is_one_line():
-    answer = run_script(CUDA_VISIBLE_DEVICES="")
-    assert answer.returncode == 0, answer
+    answer = run_script(CUDA_VISIBLE_DEVICES="").expect(0)
     assert (answer.stdout, answer.stderr) == ("", "mpiddp: no GPU: nothing was run\n")
 
 

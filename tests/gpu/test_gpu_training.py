@@ -18,7 +18,7 @@ from pool import Pool, Pools
 DEADLINE = 170.0
 SMALL = ("--data", "synthetic", "--samples", "400", "--epochs", "2", "--save-every", "1epoch")
 SHARDED = ("--parallel", "fsdp", "--wrap-parameters", "1000")
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.gpu
 
 
 def train_each(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -93,7 +92,7 @@ def test_the_paths_of_packages_end_with_their_versions(constraints):
 
 def test_the_tested_versions_are_valid_constraints():
     tested = launchers.ROOT / "constraints.txt"
-    command = [sys.executable, str(SCRIPT), "venv", str(SETUP_CFG), str(tested)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    command = (sys.executable, SCRIPT, "venv", SETUP_CFG, tested)
+    done = launchers.execute(*command, timeout=60).expect(0)
     wanted = [line for line in tested.read_text().splitlines() if not line.startswith("#")]
     assert len(done.stdout.splitlines()) == len(wanted)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_jobs import JOBS, Submitter
 
-pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(400)]
+import launchers
+
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
 SECONDS = 300.0
 # Long enough for a job to be in the middle of it, at about 0.2 s an epoch.
@@ -24,9 +25,7 @@ ON_TWO_NODES = ("--nodes=2", "--ntasks=2")
 
 @pytest.fixture
 def slurm(slurm_cluster: Any, tmp_path: Path) -> Submitter:
-    directory = tmp_path / "here"
-    directory.mkdir()
-    return Submitter(slurm_cluster, directory)
+    return Submitter(slurm_cluster, tmp_path)
 
 
 def read_rows(directory: Path) -> list[dict[str, Any]]:
@@ -62,10 +61,8 @@ def read_output(slurm: Submitter, identity: str) -> str:
 
 
 def await_rows(slurm: Submitter, identity: str, count: int) -> None:
-    deadline = time.monotonic() + SECONDS
-    while len(read_rows(slurm.directory)) < count:
-        assert time.monotonic() < deadline, slurm.records(identity)
-        time.sleep(0.1)
+    what = f"{count} epochs of job {identity}"
+    launchers.until(lambda: len(read_rows(slurm.directory)) >= count, what, SECONDS, pause=0.1)
 
 
 def test_a_job_of_higher_priority_takes_the_nodes(slurm: Submitter, tmp_path: Path) -> None:

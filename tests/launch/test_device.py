@@ -10,7 +10,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import launchers
@@ -176,7 +176,6 @@ def test_share_cores(masks, shares):
 MASKS = st.lists(st.frozensets(st.integers(0, 15), min_size=1, max_size=16), min_size=1, max_size=6)
 
 
-@settings(deadline=None)
 @given(MASKS)
 def test_cores_are_shared_fairly(masks):
     shares = [device.share_cores(masks, rank) for rank in range(len(masks))]
@@ -192,7 +191,6 @@ def test_cores_are_shared_fairly(masks):
         assert shares[rank] >= max(1, len(mask - others))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 64), st.integers(1, 16))
 def test_unbound_ranks_split_the_node(cores, ranks):
     masks = [frozenset(range(cores))] * ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiddp.launch.launcher.hostnames import expand_hostnames, fold_hostnames, is_host
@@ -89,7 +89,6 @@ HOSTNAMES = st.from_regex(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(HOSTNAMES, max_size=12))
 def test_a_folded_list_unfolds_to_the_same_hosts(names):
     written_out = unfold(fold_hostnames(names))
@@ -99,7 +98,6 @@ def test_a_folded_list_unfolds_to_the_same_hosts(names):
         assert list(expand_hostnames(fold_hostnames(names))) == written_out
 
 
-@settings(deadline=None)
 @given(st.integers(1, 500), st.integers(1, 500))
 def test_a_thousand_hosts_stay_short(low, count):
     text = fold_hostnames([f"node{number:04d}" for number in range(low, low + count)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError
@@ -43,14 +43,12 @@ def admitted_by_nccl(value: str, name: str) -> bool:
     return found if not excludes else not found
 
 
-@settings(deadline=None)
 @given(RULES, NAMES)
 def test_a_rule_admits_what_nccl_would(value, name):
     rule = InterfaceRule.from_nccl(value, "test")
     assert rule.admits(name) == admitted_by_nccl(value, name)
 
 
-@settings(deadline=None)
 @given(RULES)
 def test_a_rule_is_printed_as_it_was_read(value):
     rule = InterfaceRule.from_nccl(value, "test")
@@ -120,7 +118,6 @@ def test_an_option_that_names_nothing(text):
         parse_interface_option(text, "node1")
 
 
-@settings(deadline=None)
 @given(st.text("eth0ibnode1,=^*[] .", max_size=12))
 def test_any_text_is_a_rule_or_a_configuration_error(text):
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_interface_rule import RULES, admitted_by_nccl
 
@@ -129,7 +129,6 @@ def test_nothing_left_says_what_there_is(present, rule, nodes, words):
         assert word in str(caught.value)
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(HOST), unique=True), RULES, st.integers(1, 3))
 def test_candidates_are_admitted_addresses_each_once(present, value, nodes):
     rule = InterfaceRule.from_nccl(value, "--interface")
@@ -222,7 +221,6 @@ def test_nccls_syntax_is_translated_for_gloo():
     assert none_used == {"GLOO_SOCKET_IFNAME": "ib0"}
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.sampled_from([i.name for i in HOST]), unique=True),
     st.one_of(st.none(), RULES),

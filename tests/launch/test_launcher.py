@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiddp import environment
@@ -278,7 +278,6 @@ VALUES = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(TABLE), VALUES))
 def test_any_mixture_is_a_launcher_or_a_launch_error(variables):
     try:
@@ -295,7 +294,6 @@ def test_any_mixture_is_a_launcher_or_a_launch_error(variables):
     assert is_first(variables) == (launcher.rank == 0)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(RECORDED)), st.dictionaries(st.sampled_from(TABLE), VALUES))
 def test_leftovers_of_a_later_row_do_not_change_who_started_it(name, leftovers):
     variables, key, *_ = RECORDED[name]
@@ -339,7 +337,6 @@ def test_job_name(variables, name):
     assert environment.job_name(variables) == name
 
 
-@settings(deadline=None)
 @given(st.text("a1./\\ -_~é\n"))
 def test_a_job_name_is_one_component_of_a_path(name):
     found = environment.job_name({**JOB, "SLURM_JOB_NAME": name})

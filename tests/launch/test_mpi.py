@@ -10,7 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import launchers
@@ -50,7 +50,6 @@ class Clock:
         self.now += seconds
 
 
-@settings(deadline=None)
 @given(st.floats(min_value=0, max_value=60))
 def test_what_is_ready_is_seen_soon(ready):
     clock = Clock()

@@ -18,10 +18,10 @@ import wrong_algorithms
 from mpiddp.launch.session import find_session
 from mpiddp.schedules.registry import register
 
-STARTS = ("ranks", "run", "LaunchError", "Session", "UnreachableError", "init")
+STARTS = ("run", "LaunchError", "Session", "UnreachableError", "init")
 """Names whose examples start a launch."""
-CALLS = ("RankFailedError", "Ranks", "RemoteError")
-"""Names whose examples call ranks."""
+CALLS = ("ranks", "RankFailedError", "Ranks", "RemoteError")
+"""Names whose examples call ranks, which may be those of a pool."""
 
 
 def find_examples(name: str) -> list[str]:
@@ -79,8 +79,6 @@ def build(shape: tuple[int, ...], classes: int) -> torch.nn.Module:
 
 
 if __name__ == "__main__":
-    with mpiddp.ranks(2) as started:
-        run(None, *CALLS, ranks=started)
     for name in STARTS:
         run(None, name)
         if (left := find_session()) is not None:

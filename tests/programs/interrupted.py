@@ -37,8 +37,24 @@ class CutError(Exception):
     pass
 
 
-class CutSaver(Saver):
-    """Ends the training once a step has been made, and what was due after it."""
+class WatchedSaver(Saver):
+    """Sees where the training is after each step, and what was due after it."""
+
+    def after_step(self, position: Position) -> bool:
+        is_begun = super().after_step(position)
+        self.see(position)
+        return is_begun
+
+    def after_epoch(self, position: Position) -> None:
+        super().after_epoch(position)
+        self.see(position)
+
+    def see(self, position: Position) -> None:
+        raise NotImplementedError
+
+
+class CutSaver(WatchedSaver):
+    """Ends the training once a step has been made."""
 
     cut = 0
 
@@ -46,20 +62,11 @@ class CutSaver(Saver):
         super().restore()
         records.append(digest_parameters(self._training.engine.module))
 
-    def after_step(self, position: Position) -> bool:
-        is_begun = super().after_step(position)
-        self._cut(position)
-        return is_begun
-
-    def after_epoch(self, position: Position) -> None:
-        super().after_epoch(position)
-        self._cut(position)
-
     def save_end(self, position: Position) -> None:
         super().save_end(position)
-        self._cut(position)
+        self.see(position)
 
-    def _cut(self, position: Position) -> None:
+    def see(self, position: Position) -> None:
         if position.step == self.cut:
             records.append(digest_parameters(self._training.engine.module))
             self._training.engine.update.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,6 +18,7 @@ from mpiddp.training.data.vision import import_torchvision
 from mpiddp.training.options.config import parse
 from mpiddp.training.task.loading import choose_samples, load_on_all
 from mpiddp.training.task.task import find_task
+from observed import nodes_of
 
 
 def refuse_apart(session: Session, folder: Path, *words: str) -> str:
@@ -56,13 +56,7 @@ def fetch_mnist(
     import_torchvision()
     from torchvision.datasets import MNIST
 
-    world = session.world
-    session.world = replace(
-        world, node_rank=world.rank, local_rank=0, local_size=1, node_count=world.size
-    )
     task, configuration = find_task(parse(list(words)), None)
-    try:
-        with mock.patch.multiple(MNIST, mirrors=[mirror], resources=resources):
-            return load_on_all(configuration, task, session).digest()
-    finally:
-        session.world = world
+    patch = mock.patch.multiple(MNIST, mirrors=[mirror], resources=resources)
+    with nodes_of(session, 1), patch:
+        return load_on_all(configuration, task, session).digest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
@@ -117,10 +117,9 @@ class Observation:
         return count_and_call
 
 
-def observe_on_nodes(
-    session: Session, size: int, *command_lines: Sequence[str]
-) -> list[Observation]:
-    """As ``observe``, where ``size`` ranks each are said to be a node."""
+@contextmanager
+def nodes_of(session: Session, size: int) -> Iterator[None]:
+    """Within it ``size`` ranks each are said to be a node."""
     world = session.world
     session.world = replace(
         world,
@@ -130,9 +129,17 @@ def observe_on_nodes(
         node_count=-(-world.size // size),
     )
     try:
-        return observe(session, *command_lines)
+        yield
     finally:
         session.world = world
+
+
+def observe_on_nodes(
+    session: Session, size: int, *command_lines: Sequence[str]
+) -> list[Observation]:
+    """As ``observe``, where ``size`` ranks each are said to be a node."""
+    with nodes_of(session, size):
+        return observe(session, *command_lines)
 
 
 def observe_compiled(session: Session, *command_lines: Sequence[str]) -> list[Observation]:

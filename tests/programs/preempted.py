@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 
+from interrupted import WatchedSaver
 from mpiddp.errors import PreemptedError
 from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.process import step_agreement as agreement
@@ -51,21 +52,13 @@ class WatchedAgreement(agreement.StepAgreement):
         WatchedAgreement.last = self
 
 
-class SignalledSaver(Saver):
+class SignalledSaver(WatchedSaver):
     """Receives the signal after a step, and lets it be seen before the next one."""
 
     signals: MadeUpSignals
     step = 0
 
-    def after_step(self, position: Position) -> None:
-        super().after_step(position)
-        self._receive(position)
-
-    def after_epoch(self, position: Position) -> None:
-        super().after_epoch(position)
-        self._receive(position)
-
-    def _receive(self, position: Position) -> None:
+    def see(self, position: Position) -> None:
         if position.step == self.step:
             self.signals.received = signal.SIGUSR2
             deadline = time.monotonic() + SECONDS

@@ -15,9 +15,10 @@ from torch import nn
 
 import mpiddp
 import wrong_algorithms
+from mistakes import hear
 from mpiddp.checkpoints.storage.directory import Staging
 from mpiddp.checkpoints.storage.shards import _Writer
-from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.errors import MpiddpError
 from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.training.evaluation import evaluate_only
 from mpiddp.training.options.config import parse
@@ -76,7 +77,7 @@ def build_limited(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def run_limited(session: Session, limits: Sequence[int], words: Sequence[str]) -> str:
-    """As ``run``; while a batch size is looked for, each rank has its limit. Returns an error."""
+    """As ``run``; while a batch size is looked for, each rank has its limit. What is said."""
     settle = batch_size.settle
 
     def settle_limited(*arguments: Any) -> Any:
@@ -84,11 +85,7 @@ def run_limited(session: Session, limits: Sequence[int], words: Sequence[str]) -
             return settle(*arguments)
 
     with mock.patch.object(batch_size, "settle", settle_limited):
-        try:
-            run(session, words)
-        except ConfigurationError as error:
-            return str(error)
-    return ""
+        return hear(lambda: run(session, words))
 
 
 def run(session: Session, *command_lines: Sequence[str]) -> None:
@@ -126,10 +123,7 @@ def predict_within(session: Session) -> dict[str, Any]:
     session.do_postponed()
     found["left"] = trainer.predict(samples).numpy()
     found["model"] = trainer.model.eval()(samples).detach().numpy()
-    try:
-        trainer.predict(samples + session.world.rank)
-    except ConfigurationError as error:
-        found["said"] = str(error)
+    found["said"] = hear(lambda: trainer.predict(samples + session.world.rank))
     return found
 
 
@@ -141,17 +135,14 @@ def predict_beside_servers(session: Session) -> tuple[str, int]:
     trainer, said = mpiddp.Trainer(**options, **servers), ""
     for step in trainer.steps():
         step.take()
-        try:
-            trainer.predict(torch.eye(10))
-        except ConfigurationError as error:
-            said = str(error)
+        said = hear(lambda: trainer.predict(torch.eye(10)))
     return said, len(trainer.predict(torch.eye(10)))
 
 
 def run_with_bad_saves(session: Session, words: Sequence[str]) -> str:
     """As ``run``; the writer fails in rank 1's second save, and memory in its third one.
 
-    Returns the error that ends the training, if any.
+    Returns what the error says that ends the training, if any.
     """
     torch.set_num_threads(1)
     saves = 0
@@ -173,11 +164,7 @@ def run_with_bad_saves(session: Session, words: Sequence[str]) -> str:
         mock.patch.object(Staging, "copy", copy_or_fail),
         mock.patch.object(_Writer, "write", write_or_fail),
     ):
-        try:
-            run(session, words)
-        except MpiddpError as error:
-            return str(error)
-    return ""
+        return hear(lambda: run(session, words))
 
 
 def evaluate(session: Session, words: Sequence[str]) -> None:

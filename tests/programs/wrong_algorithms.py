@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from unittest import mock
 
 from mpiddp.launch.session import current_session
 from mpiddp.schedules import registry
@@ -35,11 +36,7 @@ def drawn(n: int) -> Schedule:
 @contextlib.contextmanager
 def registered() -> Iterator[None]:
     """They can be named."""
-    before = dict(registry._algorithms)
-    for make in (double, lopsided, drawn):
-        registry.register(make.__name__)(make)
-    try:
+    with mock.patch.object(registry, "_algorithms", dict(registry._algorithms)):
+        for make in (double, lopsided, drawn):
+            registry.register(make.__name__)(make)
         yield
-    finally:
-        registry._algorithms.clear()
-        registry._algorithms.update(before)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import pydoc
 import subprocess
 import sys
@@ -44,6 +46,14 @@ def test_the_examples_run(pool, tmp_path):
     expected = ("my-own is wrong: ", "1 nodes", "shared-memory")
     assert [words for words in expected if words not in printed[0]] == []
     assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-500"]
+
+
+@pytest.mark.mpi
+def test_the_examples_that_call_ranks_run(pool, monkeypatch):
+    ranks = pool("openmpi", 2)._ranks
+    found = functools.wraps(mpiddp.ranks)(lambda size: contextlib.nullcontext(ranks))
+    monkeypatch.setattr(mpiddp, "ranks", found)
+    examples.run(None, *examples.CALLS, ranks=ranks)
 
 
 def test_the_examples_that_start_a_launch_run():

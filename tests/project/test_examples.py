@@ -6,7 +6,6 @@ import ast
 import json
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,12 +20,11 @@ from pool import Pools
 FOLDER = launchers.ROOT / "examples"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py"))
 LONGEST = 40
-LAUNCHED = {
+PRINTED = {
     "digits": r"Epoch 5 - Avg Loss: [\d.]+, Accuracy: [\d.]+%, Test Accuracy: 9\d\.\d+%",
     "synchronize": r"Step 200: loss [01]\.\d+",
 }
-"""Those that are started by their own command, and what they print; the others run on the ranks of
-a pool, which saves a launch."""
+"""What some print. All but the first run on the ranks of a pool, which saves a launch."""
 MEASURED = {
     "cifar_fsdp": ("test_accuracy", 0.5, 1.0),
     "own_data": ("test_accuracy", 0.9, 1.0),
@@ -52,16 +50,8 @@ def execute(words: Sequence[str], folder: Path) -> str:
     """Run a command of a docstring in ``folder``, with this Python; returns what it prints."""
     changed = [str(FOLDER / Path(word).name) if word.startswith("examples/") else word
                for word in words[1:]]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, *changed],
-        cwd=folder,
-        env=launchers.clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    done = launchers.execute(sys.executable, *changed, cwd=folder, timeout=150)
+    return done.expect(0).stdout
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -69,14 +59,21 @@ def test_an_example_is_short_and_says_how_it_is_started(name: str) -> None:
     text = (FOLDER / f"{name}.py").read_text()
     assert text.count("\n") <= LONGEST
     assert ["python", "-m", "mpiddp", "-n", "2", f"examples/{name}.py"] in read_commands(name)
-    assert name in {*LAUNCHED, *MEASURED, "sweep"}
+    assert name in {*PRINTED, *MEASURED, "sweep"}
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+def test_an_example_runs_by_its_command(tmp_path: Path) -> None:
+    printed = "".join(execute(words, tmp_path) for words in read_commands("digits"))
+    assert re.search(PRINTED["digits"], printed), printed
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", [pytest.param("digits", marks=pytest.mark.long), "synchronize"])
-def test_an_example_runs_by_its_command(name: str, tmp_path: Path) -> None:
-    printed = "".join(execute(words, tmp_path) for words in read_commands(name))
-    assert re.search(LAUNCHED[name], printed), printed
+def test_an_example_of_a_loop_with_ddp_prints_its_loss(pool: Pools, tmp_path: Path) -> None:
+    path = str(FOLDER / "synchronize.py")
+    printed = pool("openmpi", 2).call(scripts.run, path, cwd=tmp_path).printed
+    assert re.search(PRINTED["synchronize"], printed), printed
 
 
 @pytest.mark.mpi

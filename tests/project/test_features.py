@@ -6,7 +6,6 @@ import dataclasses
 import importlib.util
 import re
 
-import documents
 import launchers
 import mpiddp
 from benchmarks.__main__ import COMMANDS as BENCHMARKS
@@ -54,7 +53,3 @@ def test_options_commands_and_names_are_there() -> None:
 def test_data_sets_are_there() -> None:
     names = {name for _, how, _ in ROWS for name in re.findall(r"`--data ([\w-]+)`", how)}
     assert names and names <= DATASETS.keys()
-
-
-def test_the_chapter_is_followed_with_the_others() -> None:
-    assert "features.md" in [path.name for path in documents.CHAPTERS]

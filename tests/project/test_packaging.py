@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import email
+import functools
 import os
 import re
 import shutil
@@ -49,9 +50,7 @@ def wheel(tmp_path_factory) -> Path:
         if path.is_file():
             copies.copy(path, source)
     program = "import setuptools.build_meta as b; print(b.build_wheel('wheels'))"
-    subprocess.run(
-        [sys.executable, "-c", program], cwd=source, check=True, capture_output=True, timeout=120
-    )
+    launchers.execute(sys.executable, "-c", program, cwd=source, timeout=120).expect(0)
     [path] = (source / "wheels").iterdir()
     return path
 
@@ -154,14 +153,8 @@ def installation(wheel, tmp_path_factory):
     subprocess.run([sys.executable, "-m", "pip", "--python", python, *options], check=True)
     path = os.pathsep.join([f"{prefix}/bin", f"{sys.prefix}/bin", os.environ["PATH"]])
     unset = dict.fromkeys(("PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX"), "")
-    clean = launchers.clean_environment({"PATH": path, **launchers.WAITING, **unset})
-
-    def run(*words: str):
-        return subprocess.run(
-            words, cwd=here, env=clean, capture_output=True, text=True, timeout=120
-        )
-
-    return run
+    clean = {"PATH": path, **launchers.WAITING, **unset}
+    return functools.partial(launchers.execute, cwd=here, env=clean, timeout=300)
 
 
 def test_an_installation_brings_benchmarks_and_job_scripts(installation):
@@ -169,10 +162,8 @@ def test_an_installation_brings_benchmarks_and_job_scripts(installation):
     assert shown.stdout.startswith("usage: mpiddp bench COMMAND"), shown.stderr
     priced = installation("mpiddp", "bench", "simulate", "ring", "--ranks", "3")
     assert "3 ranks" in priced.stdout, priced.stderr
-    drawn = installation("mpiddp", "bench", "explain", "ring", "--html", "ring.html")
-    assert drawn.returncode == 0, drawn.stderr
-    refused = installation("mpiddp", "jobs", ".")
-    assert refused.returncode == 2 and "is not empty" in refused.stderr
+    installation("mpiddp", "bench", "explain", "ring", "--html", "ring.html").expect(0)
+    assert "is not empty" in installation("mpiddp", "jobs", ".").expect(2).stderr
     # And no other package is on the path.
     program = "import importlib.util as u; print(u.find_spec('benchmarks'), u.find_spec('jobs'))"
     assert installation("python", "-c", program).stdout == "None None\n"
@@ -180,14 +171,11 @@ def test_an_installation_brings_benchmarks_and_job_scripts(installation):
 
 @pytest.mark.mpi
 def test_job_scripts_are_written_where_there_is_no_checkout(installation):
-    written = installation("mpiddp", "jobs", "my jobs")
-    assert written.returncode == 0, written.stderr
-    trained = installation("bash", "my jobs/local.sh", "2", "--data", "toy", "--epochs", "1")
-    assert trained.returncode == 0, trained.stderr
-    assert "Training done" in trained.stdout
-    assert installation("mpiddp", "jobs", "my jobs").returncode == 0
-    examined = installation("mpiddp", "doctor")
-    assert examined.returncode == 0, examined.stdout + examined.stderr
+    installation("mpiddp", "jobs", "my jobs").expect(0)
+    trained = installation("bash", "my jobs/local.sh", "1", "--data", "toy", "--epochs", "1")
+    assert "Training done" in trained.expect(0).stdout
+    installation("mpiddp", "jobs", "my jobs").expect(0)
+    installation("mpiddp", "doctor").expect(0)
 
 
 def _name_of(requirement: str) -> str:
@@ -210,13 +198,7 @@ def test_an_editable_install_is_not_hidden_by_a_folder_of_its_name(wheel, tmp_pa
     """As in the directory that a checkout lies in."""
     source = wheel.parents[1]
     program = "import sys, setuptools.build_meta as b; b.build_editable(sys.argv[1])"
-    subprocess.run(
-        [sys.executable, "-c", program, tmp_path],
-        cwd=source,
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
+    launchers.execute(sys.executable, "-c", program, tmp_path, cwd=source, timeout=120).expect(0)
     [path] = tmp_path.glob("*.whl")
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path / "site")

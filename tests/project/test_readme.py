@@ -3,12 +3,11 @@ and what they name of the code is there."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ BY_DEFAULT = "README"
 what their commands do is tested by the tests of each folder; they are run with ``--all``."""
 LANGUAGES = {"bash", "python", "text", "toml", "mermaid", "json", "diff"}
 RUN = ("bash", "python")
-DEADLINE = 150
+DEADLINE = 500
 UNTIL_JOBS_END = """
 while jobs=$(squeue --noheader) || exit; [ -n "$jobs" ]; do sleep 0.1; done
 jobs=$(scontrol --oneliner show job)
@@ -69,82 +68,56 @@ class Reader:
         launcher = launchers.table()["openmpi"]
         path = [launcher.mpirun.parent, Path(sys.executable).parent, os.environ["PATH"]]
         root_flags = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        return launchers.clean_environment(
-            {
-                **launcher.environment,
-                **(root_flags if os.geteuid() == 0 else {}),
-                "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-                "PATH": os.pathsep.join(map(str, path)),
-                "MPI4PY_LIBMPI": str(launcher.libmpi),
-                "PYTHONPATH": str(self.root),
-                # Nothing is installed.
-                "MPIDDP_PYTHON": sys.executable,
-                "MPIDDP_CLUSTER_DIR": str(self.state),
-                **self.slurm(),
-            }
-        )
+        return {
+            **launcher.environment,
+            **(root_flags if os.geteuid() == 0 else {}),
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+            "PATH": os.pathsep.join(map(str, path)),
+            "MPI4PY_LIBMPI": str(launcher.libmpi),
+            "PYTHONPATH": str(self.root),
+            # Nothing is installed.
+            "MPIDDP_PYTHON": sys.executable,
+            "MPIDDP_CLUSTER_DIR": str(self.state),
+            **self.slurm(),
+        }
 
     def run(self, block: documents.Block) -> str:
         """What the block prints; AssertionError if it fails."""
         command = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
         waiting = UNTIL_JOBS_END if re.search(r"^sbatch ", block.text, re.MULTILINE) else ""
-        done = subprocess.run(
-            [*command[block.language], block.text + waiting],
-            cwd=self.root,
-            env=self.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=DEADLINE,
-        )
-        assert done.returncode == 0, f"{block.text}exit code {done.returncode}\n{done.stdout}"
-        return done.stdout
+        words = (*command[block.language], block.text + waiting)
+        options = {"cwd": self.root, "env": self.environment(), "stderr": subprocess.STDOUT}
+        return launchers.execute(*words, timeout=DEADLINE, **options).expect(0).stdout
 
 
-class Desk:
-    """Gives each document a reader of its own; the one before has left by then."""
-
-    def __init__(self, make_folder: Callable[[str], Path]) -> None:
-        self._make_folder = make_folder
-        self._path: Path | None = None
-        self._reader: Reader | None = None
-
-    def find_reader(self, path: Path) -> Reader:
-        if path != self._path:
-            self.close()
-            self._path, self._reader = path, self._make_reader(path.stem)
-        assert self._reader is not None
-        return self._reader
-
-    def _make_reader(self, name: str) -> Reader:
-        root = self._make_folder(name) / "mpiddp"
-        copies.copy(
-            launchers.ROOT,
-            root,
-            ignore=lambda _, found: LEFT_OUT.intersection(found),
-            symlinks=True,
-        )
-        for prefix in (launchers.MPICH_PREFIX, launchers.OPEN_MPI_PREFIX):
-            if prefix.exists():
-                (root / prefix.name).symlink_to(prefix)
-        # Not below root: its path must be short, and other users of the cluster look into it.
-        state = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
-        state.chmod(0o755)
-        return Reader(root, state / "cluster")
-
-    def close(self) -> None:
-        if self._reader is not None:
-            slurm.Cluster(self._reader.state).control("down")
-            shutil.rmtree(self._reader.state.parent, ignore_errors=True)
-        self._path = self._reader = None
+@contextlib.contextmanager
+def make_reader(root: Path) -> Iterator[Reader]:
+    """A reader with a new copy of the checkout, whose cluster is taken down at the end."""
+    copies.copy(
+        launchers.ROOT, root, ignore=lambda _, found: LEFT_OUT.intersection(found), symlinks=True
+    )
+    for prefix in filter(Path.exists, (launchers.MPICH_PREFIX, launchers.OPEN_MPI_PREFIX)):
+        (root / prefix.name).symlink_to(prefix)
+    with slurm.make_room() as cluster:
+        yield Reader(root, cluster.directory)
+        cluster.control("down")
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory) -> Iterator[Desk]:
-    desk = Desk(tmp_path_factory.mktemp)
-    yield desk
-    desk.close()
+def find_reader(tmp_path_factory) -> Iterator[Callable[[Path], Reader]]:
+    """Gives each document a reader of its own; the one before has left by then."""
+    readers: dict[Path, Reader] = {}
+    with contextlib.ExitStack() as stack:
+
+        def find(path: Path) -> Reader:
+            if path not in readers:
+                stack.close()
+                readers.clear()
+                made = make_reader(tmp_path_factory.mktemp(path.stem) / "mpiddp")
+                readers[path] = stack.enter_context(made)
+            return readers[path]
+
+        yield find
 
 
 @pytest.mark.parametrize("path", documents.DOCUMENTS, ids=lambda path: path.stem)
@@ -178,7 +151,6 @@ def as_parameter(path: Path, block: documents.Block):
     return pytest.param(path, block, marks=marks, id=f"{path.stem}-{name}")
 
 
-@pytest.mark.timeout(DEADLINE + 30)
 @pytest.mark.parametrize(
     ("path", "block"),
     [
@@ -187,11 +159,11 @@ def as_parameter(path: Path, block: documents.Block):
         for block in filter(is_run, blocks)
     ],
 )
-def test_a_block_runs_and_prints_what_follows_it(path, block, desk):
+def test_a_block_runs_and_prints_what_follows_it(path, block, find_reader):
     obstacle = slurm.find_obstacle() if uses_slurm(block) else None
     if obstacle is not None:
         pytest.skip(obstacle)
-    output = desk.find_reader(path).run(block)
+    output = find_reader(path).run(block)
     blocks = BLOCKS[path]
     for excerpt in blocks[blocks.index(block) + 1 :][:1]:
         if excerpt.language == "text" and excerpt.follows and excerpt.excuse is None:
@@ -265,8 +237,8 @@ def is_there(file: str, name: str) -> bool:
 
 @pytest.mark.long
 @pytest.mark.slurm
-def test_a_job_that_fails_fails_its_block(desk):
-    reader = desk.find_reader(Path("none"))
+def test_a_job_that_fails_fails_its_block(find_reader):
+    reader = find_reader(Path("none"))
     text = 'jobs/cluster/up --nodes 1\neval "$(jobs/cluster/env)"\nsbatch --wrap=exit\\ {}\n'
     blocks = [documents.Block(1, "bash", text.format(code), None, False) for code in (0, 3)]
     try:

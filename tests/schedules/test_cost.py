@@ -321,7 +321,6 @@ def test_a_shared_link_cannot_be_slower_than_one_rank():
     assert Machine(MessageCost(1, 1), MessageCost(1, 2), 0, 0).uplink == 0
 
 
-@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_ranks_are_split_over_nodes_as_evenly_as_they_go(ranks, nodes):
     if nodes > ranks:

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import launchers
 
 
-def run_benchmark(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+def run_benchmark(*arguments: str, **changes: str) -> launchers.Result:
     """Its result, with ``changes`` of the environment. Warnings are errors."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "benchmarks", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=170,
-        cwd=launchers.ROOT,
-        env=launchers.clean_environment(changes),
-        check=False,
-    )
+    words = (sys.executable, "-W", "error", "-m", "benchmarks", *arguments)
+    return launchers.execute(*words, timeout=170, cwd=launchers.ROOT, env=changes)

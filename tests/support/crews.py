@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from in_process import InProcessMessenger, Office
+from in_process import InProcessMessenger, Office, run_threads
 from mpiddp.collectives import BOTH, MPI, SHARED
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import Layout, Planner
@@ -71,16 +69,7 @@ class Crew:
             except BaseException as error:
                 results[rank] = error
 
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(1e-5)
-        try:
-            threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(results))]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        finally:
-            sys.setswitchinterval(interval)
+        run_threads(work, range(len(results)))
         return results
 
     def run(self, part: Callable[[int, Communicator], Any]) -> list[Any]:

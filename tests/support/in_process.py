@@ -6,8 +6,9 @@ receiver has not sent, and whoever changes its buffer meanwhile changes what arr
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,6 +17,20 @@ from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.transport.operators import Action, View, copy
 from mpiddp.collectives.transport.waiting import Waiter
+
+
+def run_threads(work: Callable[[int], None], ranks: Iterable[int]) -> None:
+    """Let each of these ranks work in a thread, to the end of all; they change all the time."""
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in ranks]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 class _Address(NamedTuple):

@@ -31,7 +31,7 @@ from mpiddp.collectives.compiler.instructions import (
     Start,
     Wait,
 )
-from oracle import DeadlockError, MisfitError
+from oracle import DeadlockError, MisfitError, take_turns
 
 
 class RaceError(AssertionError):
@@ -261,8 +261,6 @@ def check(programs: Sequence[RankProgram]) -> None:
 
 # ---- one order ----------------------------------------------------------------------------
 
-Test = Callable[[], bool]
-
 
 class _Run:
     """The memory, and one generator per rank that yields what it waits for."""
@@ -312,7 +310,7 @@ class _Run:
             yield
             target[half] = total
 
-    def play(self, rank: int, program: RankProgram) -> Iterator[Test]:
+    def play(self, rank: int, program: RankProgram) -> Iterator[Callable[[], bool]]:
         """One rank."""
         self._progress[rank] = ENTERED
         yield lambda: all(self._progress[each] >= ENTERED for each in program.partners)
@@ -369,23 +367,14 @@ def play(
     state = _Run(programs, buffers)
     players = {rank: state.play(rank, program) for rank, program in enumerate(programs)}
     eagerness = dice.random()
-    order = list(players)
-    dice.shuffle(order)
-    waits: dict[int, Test] = dict.fromkeys(order, _at_once)
-    while order:
-        if seed % 2 == 0:
-            dice.shuffle(order)
-        mover = next((rank for rank in order if waits[rank]()), None)
-        if state.travelling and (mover is None or dice.random() < eagerness):
+
+    def travel(is_stuck: bool) -> bool:
+        moves = bool(state.travelling) and (is_stuck or dice.random() < eagerness)
+        if moves:
             message = dice.choice(state.travelling)
             if next(message, "arrived") == "arrived":
                 state.travelling.remove(message)
-            continue
-        if mover is None:
-            raise DeadlockError(f"ranks {sorted(order)} wait for ever")
-        try:
-            waits[mover] = next(players[mover])
-        except StopIteration:
-            order.remove(mover)
-            state.returns(mover)
+        return moves
+
+    take_turns(players, dice, draws_anew=seed % 2 == 0, travel=travel, end=state.returns)
     return state.results

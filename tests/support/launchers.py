@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -234,13 +233,15 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+def until(
+    condition: Callable[[], object], what: str, seconds: float = 150.0, pause: float = 0.01
+) -> None:
     """Wait for ``condition``; JobError if it does not come true in time."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
             raise JobError(f"{seconds:g} s were up, waiting for {what}")
-        time.sleep(0.01)
+        time.sleep(pause)
 
 
 def _rank_of(pid: int) -> int | None:
@@ -413,9 +414,9 @@ def start(
         raise JobError(f"{launcher.name}: {absent[0]} is missing; `bash tests/run.sh` installs it")
     processes = Processes()
     program = [str(python), *map(str, arguments)]
-    scratch = Path(tempfile.mkdtemp(prefix="mpiddp-"))
-    environment = make_environment(launcher, processes, scratch, env or {})
-    try:
+    with tempfile.TemporaryDirectory(prefix="mpiddp-", ignore_cleanup_errors=True) as folder:
+        scratch = Path(folder)
+        environment = make_environment(launcher, processes, scratch, env or {})
         with (scratch / "stdout").open("wb") as out, (scratch / "stderr").open("wb") as err:
             process = subprocess.Popen(
                 launcher.command(ranks, program),
@@ -431,20 +432,31 @@ def start(
             yield job
         finally:
             job.kill()
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
-def run(
-    launcher: Launcher,
-    ranks: int,
-    arguments: Sequence[str | Path],
-    *,
-    timeout: float,
-    env: Mapping[str, str | None] | None = None,
-    cwd: Path | None = None,
-    python: str | Path = sys.executable,
-) -> Result:
+def run(launcher: Launcher, ranks: int, arguments: Sequence[str | Path], **options: Any) -> Result:
     """Run ``python arguments…`` on ``ranks`` ranks to its end; see ``start`` and ``Job.wait``."""
-    with start(launcher, ranks, arguments, timeout=timeout, env=env, cwd=cwd, python=python) as job:
+    with start(launcher, ranks, arguments, **options) as job:
         return job.wait()
+
+
+def execute(
+    *words: str | Path, timeout: float, env: Mapping[str, str] | None = None, **options: Any
+) -> Result:
+    """Run any command to its end, without inherited launcher variables, and with those in ``env``.
+
+    ``options`` are those of subprocess.run; by default the command reads nothing.
+    """
+    given = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, **options}
+    began = time.monotonic()
+    done = subprocess.run(
+        words,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=timeout,
+        env=clean_environment(env),
+        **given,
+    )
+    seconds = time.monotonic() - began
+    command = tuple(map(str, words))
+    return Result(command, done.returncode, done.stdout, done.stderr or "", seconds)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -121,26 +122,45 @@ def run(
     an order drawn once, so that some ranks run ahead as far as they can while others starve.
     Raises DeadlockError if nobody can move, MisfitError if a message meets the wrong receive.
     """
-    dice = random.Random(seed)
     state = _Run(schedule, buffers)
     players = {
         rank: state.play(rank, program)
         for rank, program in enumerate(project(schedule) if programs is None else programs)
     }
+    take_turns(players, random.Random(seed), draws_anew=seed % 2 == 0)
+    return state.buffers
+
+
+def take_turns(
+    players: Mapping[int, Iterator[Wait]],
+    dice: random.Random,
+    *,
+    draws_anew: bool,
+    travel: Callable[[bool], bool] = lambda is_stuck: False,
+    end: Callable[[int], None] = lambda rank: None,
+) -> None:
+    """Let the ranks move, each a generator of what it waits for, until all have come to their end.
+
+    ``draws_anew``: the next one each time; else the first that can move, in an order drawn once.
+    ``travel``: asked whether something else moves, and told whether no rank can. ``end``: told of
+    each rank at its end. Raises DeadlockError if nobody can move.
+    """
     order = list(players)
     dice.shuffle(order)
     waits: dict[int, Wait] = dict.fromkeys(order, lambda: True)
     while order:
-        if seed % 2 == 0:
+        if draws_anew:
             dice.shuffle(order)
         mover = next((rank for rank in order if waits[rank]()), None)
+        if travel(mover is None):
+            continue
         if mover is None:
             raise DeadlockError(f"ranks {sorted(order)} wait for ever")
         try:
             waits[mover] = next(players[mover])
         except StopIteration:
             order.remove(mover)
-    return state.buffers
+            end(mover)
 
 
 # ---- what each collective promises --------------------------------------------------------
@@ -153,22 +173,33 @@ def begins_with(schedule: Schedule, rank: int, chunk: int) -> bool:
     return schedule.owners[chunk] == rank
 
 
-def _promised(
-    schedule: Schedule, before: Sequence[np.ndarray]
-) -> list[tuple[int, slice, np.ndarray]]:
+def promised(
+    schedule: Schedule, before: Sequence[Any], combine: Callable[[list[Any]], Any] = sum
+) -> Iterator[tuple[int, slice, Any]]:
     """For each rank and slice that the schedule makes a promise of, what must be there."""
     bounds = schedule.bounds(len(before[0]))
-    promises = []
     for chunk in range(schedule.chunks):
         part = slice(bounds[chunk], bounds[chunk + 1])
         if schedule.collective in SUMS:
-            value = sum(before[rank][part] for rank in schedule.members)
+            value = combine([before[rank][part] for rank in schedule.members])
         else:
             value = before[schedule.owners[chunk]][part]
         scatters = schedule.collective in SCATTERS
         for rank in (schedule.owners[chunk],) if scatters else schedule.members:
-            promises.append((rank, part, value))
-    return promises
+            yield rank, part, value
+
+
+def check_promises(
+    schedule: Schedule,
+    before: Sequence[Any],
+    after: Sequence[Any],
+    combine: Callable[[list[Any]], Any] = sum,
+) -> None:
+    """AssertionError unless every promise is kept exactly. Of arrays, or of tensors."""
+    for rank, part, value in promised(schedule, before, combine):
+        assert bool((after[rank][part] == value).all()), (
+            f"rank {rank}, elements {part.start} to {part.stop}: {after[rank][part]} for {value}"
+        )
 
 
 def check(schedule: Schedule, count: int, seed: int) -> None:
@@ -179,11 +210,7 @@ def check(schedule: Schedule, count: int, seed: int) -> None:
     """
     numbers = np.random.default_rng(seed)
     before = [numbers.integers(-(2**40), 2**40, count) for _ in range(schedule.ranks)]
-    after = run(schedule, before, seed)
-    for rank, part, value in _promised(schedule, before):
-        assert (after[rank][part] == value).all(), (
-            f"rank {rank}, elements {part.start} to {part.stop}: {after[rank][part]} for {value}"
-        )
+    check_promises(schedule, before, run(schedule, before, seed))
 
 
 def check_bits(schedule: Schedule, count: int, seeds: Sequence[int]) -> None:
@@ -197,7 +224,7 @@ def check_bits(schedule: Schedule, count: int, seeds: Sequence[int]) -> None:
     first: dict[tuple[int, int], bytes] = {}
     for seed in seeds:
         after = run(schedule, before, seed)
-        for rank, part, _ in _promised(schedule, before):
+        for rank, part, _ in promised(schedule, before):
             found = after[rank][part].tobytes()
             assert first.setdefault((part.start, part.stop), found) == found, (
                 f"rank {rank} ends with other bits in elements {part.start} to {part.stop}"

@@ -8,6 +8,7 @@ from operator import add
 
 from hypothesis import strategies as st
 
+import promises
 from mpiddp.schedules import registry
 from mpiddp.schedules.machine import Machine, MessageCost, Piece
 
@@ -63,6 +64,4 @@ def pieced_machines(draw, *, is_ordered=False):
     return Machine(inside, between, 0.0, shared, draw_cost())
 
 
-@functools.cache
-def build(text, ranks, nodes=None):
-    return registry.parse(text).build(ranks, nodes)
+build = functools.cache(promises.build)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from functools import reduce
+from collections.abc import Collection, Sequence
+from functools import partial, reduce
 
 import torch
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ from mpiddp.schedules.schedule import (
     rotate,
     segment,
 )
-from oracle import SCATTERS, SUMS
+from oracle import check_promises
 
 FUNCTIONS = {
     Operator.SUM: torch.add,
@@ -34,27 +34,8 @@ FUNCTIONS = {
 }
 
 
-def promised(
-    schedule: Schedule, before: Sequence[torch.Tensor], operator: Operator = Operator.SUM
-) -> Iterator[tuple[int, slice, torch.Tensor]]:
-    """For each rank and slice of which the schedule makes a promise, what must be there.
-
-    Narrow types are added as float32 and rounded once.
-    """
-    bounds = schedule.bounds(len(before[0]))
-    for chunk in range(schedule.chunks):
-        part = slice(bounds[chunk], bounds[chunk + 1])
-        if schedule.collective in SUMS:
-            value = combine([before[rank][part] for rank in schedule.members], operator)
-        else:
-            value = before[schedule.owners[chunk]][part]
-        scatters = schedule.collective in SCATTERS
-        for rank in (schedule.owners[chunk],) if scatters else schedule.members:
-            yield rank, part, value
-
-
 def combine(values: Sequence[torch.Tensor], operator: Operator) -> torch.Tensor:
-    """The result for these contributions."""
+    """The result for these contributions. Narrow types are added as float32 and rounded once."""
     dtype = values[0].dtype
     if dtype in (torch.float16, torch.bfloat16):
         values = [value.float() for value in values]
@@ -71,10 +52,7 @@ def check(
     operator: Operator = Operator.SUM,
 ) -> None:
     """AssertionError unless every promise is kept exactly."""
-    for rank, part, value in promised(schedule, before, operator):
-        assert torch.equal(after[rank][part], value), (
-            f"rank {rank}, elements {part.start} to {part.stop}: {after[rank][part]} for {value}"
-        )
+    check_promises(schedule, before, after, partial(combine, operator=operator))
 
 
 # ---- schedules ----------------------------------------------------------------------------

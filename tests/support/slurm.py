@@ -12,7 +12,6 @@ import contextlib
 import os
 import shlex
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ import launchers
 
 COMMANDS = launchers.ROOT / "jobs" / "cluster"
 NODES, CPUS, GPUS = 4, 4, 2
-COMMAND_SECONDS = 60
+COMMAND_SECONDS = 150
 
 
 @dataclass(frozen=True)
@@ -31,22 +30,14 @@ class Cluster:
 
     directory: Path
 
-    def control(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def control(self, name: str, *arguments: str) -> launchers.Result:
         """Run ``jobs/cluster/NAME``; its exit code is the caller's to look at."""
-        return subprocess.run(
-            [str(COMMANDS / name), *arguments],
-            env=launchers.clean_environment({"MPIDDP_CLUSTER_DIR": str(self.directory)}),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_SECONDS,
-        )
+        where = {"MPIDDP_CLUSTER_DIR": str(self.directory)}
+        return launchers.execute(COMMANDS / name, *arguments, env=where, timeout=COMMAND_SECONDS)
 
     def must(self, name: str, *arguments: str) -> str:
         """Run ``jobs/cluster/NAME``, which must succeed; returns what it prints."""
-        done = self.control(name, *arguments)
-        assert done.returncode == 0, f"{name} {arguments}: {done.stdout}{done.stderr}"
-        return done.stdout
+        return self.control(name, *arguments).expect(0).stdout
 
     def environment(self) -> dict[str, str]:
         """What ``jobs/cluster/env`` exports."""
@@ -71,16 +62,8 @@ class Cluster:
 
     def ask(self, *command: str) -> str:
         """What one of Slurm's client programs prints; it must succeed."""
-        done = subprocess.run(
-            command,
-            env=launchers.clean_environment(self.environment()),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_SECONDS,
-        )
-        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-        return done.stdout
+        done = launchers.execute(*command, env=self.environment(), timeout=COMMAND_SECONDS)
+        return done.expect(0).stdout
 
 
 def find_program(name: str) -> Path:
@@ -94,16 +77,22 @@ def find_obstacle() -> str | None:
 
 
 @contextlib.contextmanager
+def make_room() -> Iterator[Cluster]:
+    """A cluster that is not up, and whose directory goes at the end."""
+    # Its path is short, since sockets are made in it; jobs of other users look into it.
+    with tempfile.TemporaryDirectory(
+        prefix="mpiddp-", dir="/tmp", ignore_cleanup_errors=True
+    ) as folder:
+        Path(folder).chmod(0o755)
+        yield Cluster(Path(folder) / "cluster")
+
+
+@contextlib.contextmanager
 def bring_up(*options: str) -> Iterator[Cluster]:
     """A new cluster, taken down at the end. AssertionError if it does not come up."""
-    # Short, since sockets are made in it; and open, since jobs of other users look into it.
-    parent = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
-    parent.chmod(0o755)
-    cluster = Cluster(parent / "cluster")
-    try:
-        cluster.must("up", *options)
-        yield cluster
-    finally:
-        done = cluster.control("down")
-        shutil.rmtree(parent, ignore_errors=True)
-        assert done.returncode == 0, done.stderr
+    with make_room() as cluster:
+        try:
+            cluster.must("up", *options)
+            yield cluster
+        finally:
+            cluster.must("down")

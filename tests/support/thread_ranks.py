@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
-import threading
 from collections.abc import Collection, Sequence
 from functools import partial
 
 import torch
 
-from in_process import InProcessMessenger, Office
+from in_process import InProcessMessenger, Office, run_threads
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.collectives.executor import Binding, Description, Execution, Workspace, bind
 from mpiddp.collectives.transport.node_memory import (
@@ -124,19 +122,6 @@ class Team:
             except BaseException as error:
                 self.errors.append(error)
 
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(1e-5)
-        try:
-            threads = [
-                threading.Thread(target=work, args=(rank,))
-                for rank in range(self.schedule.ranks)
-                if rank not in absent
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        finally:
-            sys.setswitchinterval(interval)
+        run_threads(work, [rank for rank in range(self.schedule.ranks) if rank not in absent])
         if self.errors:
             raise self.errors[0]

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError
@@ -38,7 +38,6 @@ def numbered(samples: int) -> Split:
     return Split(labels.astype(np.float32)[:, None], labels)
 
 
-@settings(deadline=None)
 @given(samples=sizes, ranks=st.integers(1, 12), batch_size=sizes)
 def test_evaluation_counts_every_sample_exactly_once(
     samples: int, ranks: int, batch_size: int
@@ -63,7 +62,6 @@ def test_the_smallest_batch_is_known(samples: int, ranks: int, size: int, drops:
     assert cuts[0].find_smallest(samples) == min(found, default=size)
 
 
-@settings(deadline=None)
 @given(
     samples=sizes,
     ranks=st.integers(1, 6),
@@ -94,7 +92,6 @@ def test_a_step_is_the_mean_over_its_samples(samples, ranks, batch_size, passes,
     assert len(seen) == (samples // whole * whole if drops else samples)
 
 
-@settings(deadline=None)
 @given(
     samples=sizes,
     batch_size=st.integers(1, 5),
@@ -189,7 +186,6 @@ def gather_beside(others: int) -> Callable[[int], list[int]]:
     return lambda mine: [mine, others]
 
 
-@settings(deadline=None)
 @given(
     samples=st.integers(1, 60),
     worlds=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4) | st.none()), max_size=4),

@@ -250,7 +250,6 @@ configurations = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(configuration=configurations)
 def test_toml_reads_back_as_the_same_configuration(
     configuration: Configuration, tmp_path_factory: pytest.TempPathFactory

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -65,7 +65,6 @@ def find_difference(one: nn.Module, other: nn.Module) -> float:
     return max(float((a - b).detach().abs().max()) for a, b in pairs)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 12))
 def test_the_parts_of_a_batch_are_all_of_it_and_as_many_as_asked_for(samples, passes):
     batch = draw(samples)
