@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,11 @@ import torch
 
 import checkpointed
 import mpiddp
+from mpiddp.checkpoints.storage import directory as directories
 from mpiddp.checkpoints.storage.manifest import list_checkpoints
+from mpiddp.process.background import LastingCall
 from pool import Pools
+from saves import list_names
 
 KINDS = [pytest.param("ddp", marks=pytest.mark.long), "fsdp"]
 
@@ -150,6 +155,59 @@ def test_a_save_that_is_waited_for_needs_no_copies(
             model.weight += 1
         state = checkpointer.restore()
         assert state is not None and state["step"] == 7
+
+
+def test_a_save_goes_on_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in a notebook, while the disk is slow."""
+    may_write, write_shards, finish = (
+        threading.Event(),
+        directories.write_shards,
+        LastingCall.finish,
+    )
+
+    def write_late(*arguments: Any) -> Any:
+        assert may_write.wait(100)
+        return write_shards(*arguments)
+
+    def wait_for_disk(call: LastingCall[None], seconds: float | None = None) -> None:
+        may_write.set()
+        finish(call, seconds)
+
+    def interrupt(call: Callable[[], object]) -> None:
+        may_write.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(LastingCall, "finish", raise_interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                call()
+
+    monkeypatch.setattr(directories, "write_shards", write_late)
+    monkeypatch.setattr(LastingCall, "finish", wait_for_disk)
+    weight = torch.nn.Parameter(torch.ones(2))
+    model = torch.nn.ParameterList([weight])
+    checkpointer = mpiddp.Checkpointer(tmp_path, model, keep=9)
+    checkpointer.save(1)
+    interrupt(checkpointer.wait)
+    weight.data.fill_(2)
+    # Not before the first one is written, whose copies it overwrites.
+    checkpointer.save(2)
+    for step in (1, 2):
+        checkpointer.restore(tmp_path / f"step-{step}")
+        assert weight.tolist() == [step, step]
+    # The tensors themselves, which may change now.
+    interrupt(lambda: checkpointer.save(3, wait=True))
+    with pytest.raises(OSError, match="rank 0: interrupted before its tensors were written"):
+        checkpointer.wait()
+    assert list_names(tmp_path) == ["step-1", "step-2"]
+    checkpointer.save(4)
+    interrupt(checkpointer.close)
+    with pytest.raises(mpiddp.ConfigurationError, match="is in use by"):
+        mpiddp.Checkpointer(tmp_path, model).restore()
+    checkpointer.close()
+    assert mpiddp.Checkpointer(tmp_path, model).restore() == {"step": 4}
+
+
+def raise_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -395,6 +396,18 @@ def test_tensors_that_cannot_be_read_are_tried_again(
             read_together(found, Ranks(), read)
     with pytest.raises(CheckpointError, match="step-2 does not fit: 'no'"):
         read_together(found, Ranks(), lambda: {}["no"])
+
+
+def test_what_fails_now_and_then_is_read_however_long_that_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_patience: None
+) -> None:
+    patience, folder = manifests.Patience(), tmp_path / "folder"
+    folder.mkdir()
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            fail(patch, os, "listdir", 1)
+            assert patience.read(os.listdir, folder) == []
+        time.sleep(manifests.PATIENCE_SECONDS)  # A large file is read.
 
 
 @pytest.mark.mpi

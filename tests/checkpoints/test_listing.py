@@ -71,6 +71,22 @@ def test_what_is_damaged_or_unfinished_says_so(
     assert sorted(folder.rglob("*")) == before
 
 
+def test_what_a_job_does_meanwhile_is_no_damage(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    list_checkpoints = manifests.list_checkpoints
+
+    def list_and_change(path: Path) -> list[Path]:
+        found = list_checkpoints(path)
+        shutil.copytree(path / "step-2", path / "step-3")
+        shutil.rmtree(path / "step-1")
+        return found
+
+    monkeypatch.setattr(manifests, "list_checkpoints", list_and_change)
+    valid, gone = read(folder, capsys)
+    assert valid.endswith(" valid") and gone == "step-1 ? ? has gone meanwhile"
+
+
 def test_other_owners_and_formats(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

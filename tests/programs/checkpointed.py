@@ -238,4 +238,7 @@ def exchange(session: mpiddp.Session, folder: Path) -> dict[str, Any]:
         else:
             found["refused"].append(None)
     ranks.close()
+    with contextlib.suppress(AttributeError):
+        # Who has left is not alone, for example in a save that an interrupt has not ended.
+        found["late"] = ranks.gather(own)
     return found

@@ -17,6 +17,7 @@ import re
 import secrets
 import shutil
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -298,7 +299,7 @@ class CheckpointDirectory:
         Waits for the one before. Older ones that need not be kept are removed at the end.
         ``score``: of the test samples, higher if it is better. ``tell`` is called on rank 0, in
         a thread, once the checkpoint is on the disk. ``is_copied``: False saves the copies' time
-        and memory; the tensors must not be changed until ``wait`` returns.
+        and memory, and returns when it is on the disk; an interrupt may be its end.
 
         Raises OSError, or WriteError for whatever else failed, on all ranks alike, if the one
         before could not be written.
@@ -312,39 +313,63 @@ class CheckpointDirectory:
             # Too little memory, for example. The other ranks learn of it when they write.
             problem = describe_failure(error)
         staging = time.monotonic() - begin
+        interrupted = threading.Event()
+
+        def check() -> None:
+            if interrupted.is_set():
+                raise OSError(errno.EINTR, "interrupted before its tensors were written")
 
         def write() -> None:
             found = self._ranks.gather((step, problem))
             raise_first([each for _, each in found])
             if len(steps := {each for each, _ in found}) > 1:
                 raise WriteError(f"expected one step on all ranks, found {sorted(steps)}")
-            path = self._write(step, join_equal(staged, self._ranks), score)
+            path = self._write(step, join_equal(staged, self._ranks), score, check)
             if self._ranks.rank == 0:
                 tell(Written(path, step, time.monotonic() - begin, staging))
 
-        self._save = LastingCall(write, f"the checkpoint of step {step}")
+        try:
+            self._save = LastingCall(write, f"the checkpoint of step {step}")
+            if not is_copied:
+                self.wait()
+        except BaseException:
+            # Who interrupts it may change the tensors.
+            interrupted.set()
+            raise
 
     @property
     def is_busy(self) -> bool:
         """Whether this rank is still writing."""
-        return self._save is not None and not self._save.is_done
+        save = self._save
+        return save is not None and not save.is_done
 
     def wait(self) -> None:
         """Wait until what was begun is on the disk. Collective.
 
         Raises OSError, or WriteError for whatever else fails, on all ranks alike, if it could
         not be written: the older checkpoints are whole then, and nothing is left of this one. Only
-        if the directory itself could not be flushed, this one is whole, too.
+        if the directory itself could not be flushed, this one is whole, too. After an interrupt,
+        what was begun goes on, and is waited for again.
         """
-        save, self._save = self._save, None
-        if save is not None:
-            save.finish()
+        save = self._save
+        try:
+            if save is not None:
+                save.finish()
+        finally:
+            if not self.is_busy:
+                self._save = None
 
-    def _write(self, step: int, tensors: Mapping[str, torch.Tensor], score: float | None) -> Path:
+    def _write(
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        score: float | None,
+        check: Callable[[], None],
+    ) -> Path:
         target = self.path / manifests.make_name(step)
         partial = self.path / manifests.make_partial_name(step, self._attempt)
         try:
-            parts = write_shards(partial, tensors, self._ranks, self._frames)
+            parts = write_shards(partial, tensors, self._ranks, self._frames, check)
         except (OSError, WriteError):
             # On all ranks.
             self._discard(partial)

@@ -241,10 +241,12 @@ def write_shards(
     tensors: Mapping[str, torch.Tensor],
     ranks: Ranks,
     frames: Frames | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> list[dict[str, File]]:
     """Write each tensor once, whichever ranks hold it; returns every rank's files, on rank 0.
 
     ``directory`` is made. ``frames``: to be given again the next time, which saves their making.
+    ``check``: raises OSError if what this rank has written must not be used.
     Collective. Raises, on all ranks if on any, OSError, or WriteError for whatever else fails.
     """
     writer, planner = _Writer(directory, sync_files=False), DefaultSavePlanner()
@@ -255,6 +257,7 @@ def write_shards(
     def write() -> None:
         known = {} if frames is None else frames
         results.extend(writer.write(planner.finish_plan(plan), planner, known))
+        check()
 
     def finish() -> None:
         writer.finish(metadata, [written for _, written, _ in found])

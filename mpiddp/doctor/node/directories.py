@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,8 +59,12 @@ class Token:
         above = (folder, *folder.parents)
         self._made = list(itertools.takewhile(lambda path: not path.exists(), above))
         """The innermost first."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(content)
+        self._content = content
+
+    def put(self) -> None:
+        """Raises OSError."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(self._content)
 
     def remove(self) -> None:
         """Take away what was made, except what others have filled meanwhile."""
@@ -76,8 +81,23 @@ def token_path(folder: Path, content: str) -> Path:
 
 def put_token(folder: Path, content: str) -> tuple[Token | None, str]:
     """Rank 0's part: the token, or what is wrong. Returns within PATIENCE_SECONDS."""
-    make = functools.partial(Token, folder, content)
-    return _try(make, PATIENCE_SECONDS, "cannot be written by rank 0: ")
+    made, is_over = list[Token](), threading.Event()
+
+    def make() -> Token:
+        token = Token(folder, content)
+        made.append(token)
+        token.put()
+        if is_over.is_set():
+            token.remove()
+        return token
+
+    found, problem = _try(make, PATIENCE_SECONDS, "cannot be written by rank 0: ")
+    if found is None:
+        # It may be made later, or just now.
+        is_over.set()
+        for token in made:
+            token.remove()
+    return found, problem
 
 
 def look_at_runs(folder: Path, content: str) -> DirectoryFacts:
