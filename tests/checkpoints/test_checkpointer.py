@@ -103,11 +103,10 @@ def test_one_process_needs_no_launch(tmp_path: Path) -> None:
 
 def test_who_restores_and_counts_anew_does_not_replace_later_checkpoints(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
+    with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
         for step in (30, 40):
             checkpointer.save(step)
-    with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
+    with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
         checkpointer.restore()
         with pytest.raises(mpiddp.ConfigurationError, match=r"40 or more, .* found 10: c"):
             checkpointer.save(10)
@@ -115,12 +114,12 @@ def test_who_restores_and_counts_anew_does_not_replace_later_checkpoints(tmp_pat
         for step in (40, 50):
             checkpointer.save(step)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-50", "step-40"]
-    with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
+    with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
         # Who goes back on purpose says so.
         checkpointer.restore()
         checkpointer.restore(tmp_path / "step-40")
         checkpointer.save(41)
-    with mpiddp.Checkpointer(tmp_path / "new", model, optimizer) as checkpointer:
+    with mpiddp.Checkpointer(tmp_path / "new", model) as checkpointer:
         # Of another training: its steps are not this one's.
         checkpointer.restore(tmp_path)
         checkpointer.save(10)
@@ -146,9 +145,8 @@ def test_a_save_that_is_waited_for_needs_no_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     monkeypatch.delattr("mpiddp.checkpoints.storage.directory.Staging.copy")
-    with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
+    with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
         checkpointer.save(7, wait=True)
         assert [path.name for path in list_checkpoints(tmp_path)] == ["step-7"]
         with torch.no_grad():
@@ -223,22 +221,20 @@ def test_ranks_without_a_process_group_are_refused(
     sizes: dict[str, str], started_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for name, value in sizes.items():
         monkeypatch.setenv(name, "1" if value == "2" else "0")
-    mpiddp.Checkpointer(tmp_path / "alone", model, optimizer).close()
+    mpiddp.Checkpointer(tmp_path / "alone", model).close()
     for name, value in sizes.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(mpiddp.ConfigurationError, match=r"the 2 ranks .*, found none") as caught:
-        mpiddp.Checkpointer(tmp_path / "checkpoints", model, optimizer)
+        mpiddp.Checkpointer(tmp_path / "checkpoints", model)
     assert started_by in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "checkpoints").exists()
 
 
 def test_a_closed_one_refuses_every_call(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    checkpointer = mpiddp.Checkpointer(tmp_path, model, optimizer)
+    checkpointer = mpiddp.Checkpointer(tmp_path, model)
     checkpointer.save(1)
     checkpointer.close()
     checkpointer.close()
@@ -274,9 +270,8 @@ def test_a_name_that_each_checkpoint_uses_is_refused(name: str, tmp_path: Path) 
 
 def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with (
-        mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer,
+        mpiddp.Checkpointer(tmp_path, model) as checkpointer,
         pytest.raises(mpiddp.ConfigurationError, match=r"state given.note: .* found set"),
     ):
         checkpointer.save(1, note={1, 2})

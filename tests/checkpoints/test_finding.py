@@ -32,7 +32,18 @@ from mpiddp.checkpoints.storage.shards import read_metadata, read_shards
 from mpiddp.errors import CheckpointError, ConfigurationError, StorageError
 from mpiddp.front.job_end import FINAL
 from pool import Pools
-from saves import METADATA, SHARD, list_names, make_directory, open_directory, write
+from saves import (
+    METADATA,
+    SHARD,
+    delete,
+    flip,
+    list_names,
+    make_directory,
+    make_hostile,
+    open_directory,
+    truncate,
+    write,
+)
 
 ran: list[str] = []
 """What a hostile pickle would leave."""
@@ -41,22 +52,8 @@ ran: list[str] = []
 # Damage
 
 
-def flip(path: Path, place: float) -> None:
-    content = bytearray(path.read_bytes())
-    content[int(place * (len(content) - 1))] ^= 1
-    path.write_bytes(content)
-
-
-def truncate(path: Path, place: float) -> None:
-    os.truncate(path, int(place * (path.stat().st_size - 1)))
-
-
 def lengthen(path: Path, _: float) -> None:
     path.write_bytes(path.read_bytes() + b"\0")
-
-
-def delete(path: Path, _: float) -> None:
-    path.unlink()
 
 
 def exchange(path: Path, _: float) -> None:
@@ -233,15 +230,6 @@ class Hostile:
 def test_a_hostile_pickle_would_be_noticed() -> None:
     pickle.loads(pickle.dumps(Hostile()))
     assert ran.pop() == "hostile"
-
-
-def make_hostile(path: Path, name: str, content: bytes) -> None:
-    """As somebody would who can write there: the manifest fits."""
-    (path / name).write_bytes(content)
-    manifest = manifests.read_manifest(path)
-    digest = xxhash.xxh3_128_hexdigest(content)
-    files = {**manifest.files, name: File(len(content), digest)}
-    manifests.write_manifest(path, replace(manifest, files=files))
 
 
 HOSTILE = {

@@ -36,7 +36,7 @@ def test_the_last_checkpoint_of_one_process_is_finished(way: str, tmp_path: Path
 
 
 def test_what_is_waited_for_is_said_and_a_failure_too(tmp_path: Path) -> None:
-    words = [sys.executable, str(PROGRAM), str(tmp_path / "c"), "full", "2.5"]
+    words = [sys.executable, str(PROGRAM), str(tmp_path / "c"), "late"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100)
     assert (
         "mpiddp: the program ends: waiting up to 300 s for the checkpoint of step 7" in done.stderr

@@ -13,7 +13,7 @@ import pytest
 from mpiddp.checkpoints.__main__ import show
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.errors import CheckpointError, ConfigurationError
-from saves import METADATA, SHARD, write
+from saves import METADATA, SHARD, flip, write
 
 
 def read(path: Path, capsys: pytest.CaptureFixture[str], *, is_quick: bool = False) -> list[str]:
@@ -49,9 +49,7 @@ def test_what_is_damaged_or_unfinished_says_so(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(folder, 3, 4, 5)
-    content = bytearray((folder / "step-5" / SHARD).read_bytes())
-    content[100] ^= 1
-    (folder / "step-5" / SHARD).write_bytes(content)
+    flip(folder / "step-5" / SHARD, 0.5)
     (folder / "step-4" / "more").touch()
     (folder / "step-4" / METADATA).unlink()
     (folder / "step-3" / manifests.MANIFEST).unlink()

@@ -16,6 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.process import step_agreement as agreement
 from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals
 from mpiddp.process.step_agreement import Due, Members, StepAgreement
@@ -95,7 +96,7 @@ def test_a_rank_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(agreement, "PERIOD", 0.01)
     signals = MadeUpSignals(signal.SIGTERM)
     rank = StepAgreement(Members(0, 2, dist.HashStore(), timeout=0.2), signals=signals)
-    time.sleep(0.3)
+    assert wait_until(lambda: rank._round.is_called, 60, 0.01)
     with pytest.raises(PeerLostError, match=r"SIGTERM reached rank 0, and within 0.2 s not all"):
         rank.is_preempted()
     rank.close()

@@ -263,7 +263,6 @@ class CheckpointDirectory:
     def _check_shared(self, probe: str) -> None:
         """Refuse a directory that not all hosts see. Collective. ``probe``: a new file there."""
         patience, path = Patience(self._ranks.rank), self.path / probe
-        sees = False
         # Nobody has looked for this name, so that no host remembers that it was not there.
         while not (sees := os.path.exists(path)) and patience.wait(f"{path} is not there yet"):
             pass
@@ -315,16 +314,12 @@ class CheckpointDirectory:
         staging = time.monotonic() - begin
         interrupted = threading.Event()
 
-        def check() -> None:
-            if interrupted.is_set():
-                raise OSError(errno.EINTR, "interrupted before its tensors were written")
-
         def write() -> None:
             found = self._ranks.gather((step, problem))
             raise_first([each for _, each in found])
             if len(steps := {each for each, _ in found}) > 1:
                 raise WriteError(f"expected one step on all ranks, found {sorted(steps)}")
-            path = self._write(step, join_equal(staged, self._ranks), score, check)
+            path = self._write(step, join_equal(staged, self._ranks), score, interrupted)
             if self._ranks.rank == 0:
                 tell(Written(path, step, time.monotonic() - begin, staging))
 
@@ -364,17 +359,10 @@ class CheckpointDirectory:
         step: int,
         tensors: Mapping[str, torch.Tensor],
         score: float | None,
-        check: Callable[[], None],
+        interrupted: threading.Event,
     ) -> Path:
         target = self.path / manifests.make_name(step)
         partial = self.path / manifests.make_partial_name(step, self._attempt)
-        try:
-            parts = write_shards(partial, tensors, self._ranks, self._frames, check)
-        except (OSError, WriteError):
-            # On all ranks.
-            self._discard(partial)
-            raise
-
         lock = self._lock
 
         def complete() -> None:
@@ -388,10 +376,15 @@ class CheckpointDirectory:
             manifests.publish(partial, target, manifest.owner)
             self._tidy(lambda: manifests.prune(self.path, manifest.owner, self._keep))
 
-        problem = self._ranks.broadcast(attempt(complete) if self._ranks.rank == 0 else None)
-        if problem:
-            self._discard(partial)
-        raise_first([problem])
+        try:
+            parts = write_shards(partial, tensors, self._ranks, self._frames, interrupted)
+            problem = attempt(complete) if self._ranks.rank == 0 else None
+            raise_first([self._ranks.broadcast(problem)])
+        except (OSError, WriteError):
+            # On all ranks.
+            if self._ranks.rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
         return target
 
     def _tidy(self, work: Callable[[], None]) -> None:
@@ -405,10 +398,6 @@ class CheckpointDirectory:
                     f"in {self.path} not all that is not needed any more can be removed: "
                     f"{describe_error(error)}: it stays there, and saves go on"
                 )
-
-    def _discard(self, partial: Path) -> None:
-        if self._ranks.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
 
     def _describe(self, step: int, parts: list[dict[str, File]], score: float | None) -> Manifest:
         return Manifest(

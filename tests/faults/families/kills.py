@@ -19,8 +19,8 @@ from laboratory import (
     Laboratory,
     Times,
     Training,
-    find_resumed,
     kill,
+    make_signal,
     watch_end,
 )
 
@@ -74,22 +74,14 @@ def find_launcher(name: str, laboratory: Laboratory) -> Iterator[launchers.Launc
 
 
 def make_rule(choice: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    victim, count = choice["victim"], choice["count"]
-    rule = {
-        "rank": victim,
-        "action": "send_signals",
-        "targets": [victim],
-        "signal": int(signal.SIGKILL),
-    }
-    return (
-        rule
-        | {
-            "step": {"event": "step", "count": 1 + int(choice["share"] * (steps - 1))},
-            "last step": {"event": "step", "count": steps},
-            "save": {"event": "open", "path": PARTIAL, "count": min(count, 4)},
-            "evaluation": {"event": "evaluation", "count": count},
-        }[choice["moment"]]
-    )
+    count = choice["count"]
+    event = {
+        "step": {"event": "step", "count": 1 + int(choice["share"] * (steps - 1))},
+        "last step": {"event": "step", "count": steps},
+        "save": {"event": "open", "path": PARTIAL, "count": min(count, 4)},
+        "evaluation": {"event": "evaluation", "count": count},
+    }[choice["moment"]]
+    return make_signal(choice["victim"], signal.SIGKILL, **event)
 
 
 def break_off(
@@ -130,11 +122,7 @@ def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> 
             return Finding(f"{EARLY_ENDS[result.returncode]} in the start-up, bitwise equal")
         assert result.returncode in CODES, result
         assert training.read_outcome().get("code", 6) == 6, result
-        output = training.finish()
-    laboratory.check_end(training)
-    fired = training.read_fired()
-    made = fired["step"] if fired is not None else 0
-    lost = made - find_resumed(output) if fired is not None else 0
+        _, lost = laboratory.go_on(training)
     return Finding("resumed, bitwise equal", times.detected, times.gone, lost)
 
 
