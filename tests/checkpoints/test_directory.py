@@ -61,14 +61,6 @@ def test_what_was_written_is_read(folder: Path) -> None:
         assert file.size == (folder / "step-2" / name).stat().st_size
 
 
-def test_a_save_that_was_cut_short_is_a_fresh_start(tmp_path: Path) -> None:
-    (tmp_path / "step-3.attempt-1.partial").mkdir()
-    assert find_newest(tmp_path, Ranks()).newest is None
-    open_directory(tmp_path).thing.close()
-    assert list_names(tmp_path) == []
-    assert find_newest(tmp_path / "none", Ranks()).newest is None
-
-
 # Which are kept
 
 

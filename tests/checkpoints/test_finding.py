@@ -448,34 +448,27 @@ def test_another_format_is_no_damage(folder: Path) -> None:
     assert list_names(folder) == ["step-1", "step-2"]
 
 
-def test_what_is_removed_meanwhile_is_no_damage(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda folder: shutil.rmtree(folder / "step-2"), "step-1"),
+        (lambda folder: write(folder, 3, keep=1), "step-3"),
+    ],
+)
+def test_what_another_job_changes_meanwhile_is_no_damage(
+    change: Callable[[Path], None], found: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compare = manifests.compare
 
-    def remove(path: Path, file: File, **options: bool) -> str:
-        shutil.rmtree(folder / "step-2", ignore_errors=True)
-        return compare(path, file, **options)
-
-    monkeypatch.setattr(manifests, "compare", remove)
-    survey = find_newest(folder, Ranks())
-    assert survey.newest is not None and survey.newest.path.name == "step-1"
-    assert survey.damaged == {}
-
-
-def test_another_job_s_newer_one_is_found_in_place_of_those_that_it_removes(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compare = manifests.compare
-
-    def replace_all(path: Path, file: File, **options: bool) -> str:
+    def change_and_compare(path: Path, file: File, **options: bool) -> str:
         if (folder / "step-2").exists():
-            write(folder, 3, keep=1)
+            change(folder)
         return compare(path, file, **options)
 
-    monkeypatch.setattr(manifests, "compare", replace_all)
+    monkeypatch.setattr(manifests, "compare", change_and_compare)
     survey = find_newest(folder, Ranks())
-    assert survey.newest is not None and survey.newest.path.name == "step-3"
+    assert survey.newest is not None and survey.newest.path.name == found
+    assert survey.damaged == {}
 
 
 @pytest.mark.parametrize("gone", ["step-1", "step-2"])

@@ -122,12 +122,12 @@ def test_the_command_needs_no_torch_and_leaves_with_5(folder: Path) -> None:
         "try: main()\nfinally: print('torch' in sys.modules)"
     )
     words = [sys.executable, "-c", program, "checkpoints", str(folder)]
-    found = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    found = subprocess.run(words, capture_output=True, text=True, timeout=160)
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout.splitlines()[-1] == "False"
     for path in folder.glob("step-*"):
         (path / METADATA).unlink()
     command = [sys.executable, "-m", "mpiddp", "checkpoints", str(folder)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=160)
     assert found.returncode == 5
     assert found.stderr == f"mpiddp: expected a valid checkpoint in {folder}, found none\n"

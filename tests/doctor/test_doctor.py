@@ -84,7 +84,9 @@ def test_help_comes_once_and_needs_nothing(either_launcher, tmp_path):
         "finally:\n"
         "    assert not {'torch', 'mpi4py.MPI'} & sys.modules.keys()\n"
     )
-    result = launchers.run(either_launcher, 2, ["-c", program], timeout=60, cwd=tmp_path).expect(0)
+    result = launchers.run(
+        either_launcher, 2, ["-c", program], timeout=DEADLINE, cwd=tmp_path
+    ).expect(0)
     assert result.stdout.count("usage: python -m mpiddp.doctor") == 1
     assert "--json FILE" in result.stdout and "Traceback" not in result.stderr
 
@@ -92,7 +94,7 @@ def test_help_comes_once_and_needs_nothing(either_launcher, tmp_path):
 @pytest.mark.mpi
 def test_a_mistake_in_options(tmp_path):
     words = ["-m", "mpiddp.doctor", "--jsn", "x"]
-    result = launchers.run(launchers.table()["mpich"], 2, words, timeout=60, cwd=tmp_path)
+    result = launchers.run(launchers.table()["mpich"], 2, words, timeout=DEADLINE, cwd=tmp_path)
     (line,) = messages(result.expect(2))
     assert "--jsn" in line and "did you mean --json?" in line and result.stdout == ""
 

@@ -179,7 +179,6 @@ class CheckpointDirectory:
         Raises, on all ranks, ConfigurationError as ``look``, or if not all hosts share the
         directory, and StorageError if it cannot be written.
         """
-
         if self._is_open:
             return
         if source is not None:
@@ -229,8 +228,7 @@ class CheckpointDirectory:
             if lock is not None:
                 self._release = weakref.finalize(self, lock.close)
                 return
-        refuse = owners.refuse_stranger
-        Patience(0).read(lambda: refuse(self.path, self._owner, advice))
+        Patience(0).read(owners.refuse_stranger, self.path, self._owner, advice)
         if problem is not None and not is_read:
             # Another user's lock, for example: its holder may be writing.
             raise problem
@@ -248,8 +246,7 @@ class CheckpointDirectory:
     def _put_in_order(self, survey: Survey) -> None:
         """On rank 0."""
         patience = Patience(0)
-        advice = self._source.advice
-        found = patience.read(owners.refuse_stranger, self.path, self._owner, advice)
+        found = patience.read(owners.refuse_stranger, self.path, self._owner, self._source.advice)
         if found is None:
             owners.write_owner(self.path, self._owner)
         else:

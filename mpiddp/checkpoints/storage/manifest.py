@@ -110,9 +110,8 @@ class Patience:
 
     def __init__(self, rank: int | None = None) -> None:
         """``rank``: this process's, for that line."""
-        self._who = f"on {socket.gethostname()}"
-        if rank is not None:
-            self._who = f"rank {rank} {self._who}"
+        name = "" if rank is None else f"rank {rank} "
+        self._who = f"{name}on {socket.gethostname()}"
         self._end: float | None = None
         """Of the time, once it has begun."""
 

@@ -83,10 +83,7 @@ class Ranks:
         return value if self.rank == 0 else _unpack(content, len(content))
 
     def close(self) -> None:
-        """Not collective; other ranks may still be in the last call, which they can finish.
-
-        Calls of several ranks fail from now on.
-        """
+        """Not collective: others can finish the last call. Any call of several ranks fails now."""
         self.group = None
 
     def _send_first(self, tensor: torch.Tensor) -> None:

@@ -146,7 +146,7 @@ class Counter:
 
 def ping(address: str, port: int, token: bytes) -> Ping:
     """Exchange messages with a Counter. Raises OSError if it is not reached."""
-    best: Ping | None = None
+    found: list[Ping] = []
     with _connect(address, port, token + ECHO) as connection, connection.makefile("rb") as answers:
         end = time.monotonic() + PING_SECONDS
         for _ in range(ROUNDS):
@@ -156,12 +156,10 @@ def ping(address: str, port: int, token: bytes) -> Ping:
             if len(stamp) < STAMP.size:
                 raise ConnectionResetError("closed by the other side")
             seconds = time.monotonic() - begin
-            if best is None or seconds < best.seconds:
-                best = Ping(seconds, STAMP.unpack(stamp)[0] - (clock + seconds / 2))
+            found.append(Ping(seconds, STAMP.unpack(stamp)[0] - (clock + seconds / 2)))
             if time.monotonic() > end:
                 break
-    assert best is not None
-    return best
+    return min(found, key=lambda each: each.seconds)
 
 
 def stream(address: str, port: int, token: bytes) -> None:
