@@ -291,9 +291,3 @@ class Laboratory:
                 options = [f"--nodes={slurm.NODES}", f"--cpus={slurm.CPUS}"]
                 self._cluster = self._stack.enter_context(slurm.bring_up(*options))
             yield self._cluster
-
-
-def kill(process: int, number: int) -> float:
-    """Send a signal; when, by time.time()."""
-    os.kill(process, number)
-    return time.time()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import time
@@ -13,16 +14,7 @@ from typing import Any
 
 import launchers
 from attempts import Family, Finding
-from laboratory import (
-    PARTIAL,
-    SAVING,
-    Laboratory,
-    Times,
-    Training,
-    kill,
-    make_signal,
-    watch_end,
-)
+from laboratory import PARTIAL, SAVING, Laboratory, Times, Training, make_signal, watch_end
 
 EARLY_ENDS = {
     4: "ended by --timeout",
@@ -94,7 +86,8 @@ def break_off(
         if is_start:
             victim = job.rank(choice["victim"])
             time.sleep(choice["seconds"])
-            since = kill(victim, signal.SIGKILL)
+            os.kill(victim, signal.SIGKILL)
+            since = time.time()
         else:
             since = training.await_fired(job)["time"]
         survivors = [process for rank, process in job.ranks().items() if rank != choice["victim"]]

@@ -101,19 +101,17 @@ def find_ports(job: launchers.Job) -> list[tuple[str, int]]:
     return [
         (socket.inet_ntoa(bytes.fromhex(row[1][:8])[::-1]), int(row[1][9:], 16))
         for row in rows
-        if row[3] == LISTENING and row[9] in ours - others
+        if row[3] == LISTENING and f"socket:[{row[9]}]" in ours - others
     ]
 
 
 def find_sockets(process: int) -> set[str]:
-    """The numbers of a process's sockets."""
+    """The names of a process's sockets, and of what else it has open."""
     found = set()
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{process}/fd"):
             with contextlib.suppress(OSError):
-                target = os.readlink(entry.path)
-                if target.startswith("socket:["):
-                    found.add(target[8:-1])
+                found.add(os.readlink(entry.path))
     return found
 
 
