@@ -38,7 +38,7 @@ PARTIAL = r"/step-\d+\.[\w-]+\.partial"
 SAVING = ("--save-every", f"{INTERVAL}steps")
 PAUSE = 0.004
 """Seconds after each step: so small a training would be over before anything could happen to it."""
-SECONDS = 120.0
+SECONDS = 400.0
 """For a job, however busy the machine is."""
 COMPARED = (
     "epoch", "step", "loss", "accuracy", "learning_rate", "test_loss", "test_accuracy",

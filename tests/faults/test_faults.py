@@ -275,7 +275,7 @@ def check(fault: str, number: int, laboratory: Laboratory) -> Record:
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("fault", "wanted"),
     [
@@ -312,7 +312,7 @@ def test_an_attempt_passes(fault: str, wanted: dict[str, Any], laboratory: Labor
 
 @pytest.mark.slurm
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("fault", "wanted"),
     [
@@ -330,7 +330,7 @@ def test_an_attempt_on_the_cluster_passes(
 
 @pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_checkpoints_rot(laboratory: Laboratory) -> None:
     for kind in damage.KINDS:
         check("damage", find_first("damage", {"kind": kind, "trains": False}), laboratory)
