@@ -90,6 +90,8 @@ def show(path: Path, *, is_quick: bool) -> None:
     valid = 0
     for each, row in zip(entries, rows, strict=True):
         problems = each.problems or _compare(each, is_quick=is_quick)
+        if problems and not each.path.is_dir():
+            problems = ["has gone meanwhile"]
         valid += not problems
         good = f"{VALID} by its files' sizes" if is_quick else VALID
         _print((*row, _shorten(problems) or good), widths)
@@ -99,12 +101,12 @@ def show(path: Path, *, is_quick: bool) -> None:
 
 def _list(directory: Path) -> Iterator[Entry]:
     """The newest first, then what is no checkpoint: partial ones, and damaged ones set aside."""
-    found = manifests.list_checkpoints(directory)
-    yield from (_read(path) for path in found)
+    yield from (_read(path) for path in manifests.list_checkpoints(directory))
+    set_aside = manifests.list_damaged(directory)
     for path in sorted(directory.glob("step-*/")):
         if manifests.is_partial(path.name):
             yield Entry(path, problems=["partial: being written or removed, or left over"])
-        elif path not in found:
+        elif path in set_aside:
             reason = path / manifests.REASON
             lines = reason.read_text("utf-8", "replace").splitlines() if reason.exists() else []
             yield Entry(path, problems=[f"set aside: {_shorten(lines)}" if lines else "set aside"])

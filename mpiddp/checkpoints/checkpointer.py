@@ -169,7 +169,8 @@ class Checkpointer:
         Waits if the one before is not on the disk yet. ``values``: what ``restore`` is to
         return, as numbers, strings, tensors, and lists and dicts of them; rank 0's are kept.
         ``score``: how good the model is now; the best one is kept.
-        ``wait``: whether to return when it is on the disk. That takes no memory for copies.
+        ``wait``: whether to return when it is on the disk. That takes no memory for copies. If
+        it is interrupted before the state is written, there is no such checkpoint.
 
         Raises OSError, or MpiddpError for whatever else fails, on all ranks, if the one before, or
         with ``wait`` this one, could not be written. Raises ConfigurationError for a directory that
@@ -190,8 +191,6 @@ class Checkpointer:
         held = {"given": {**values, "step": step}, "buckets": read_bucket_order(self._model)}
         tensors = capture(self._parts, held, self._ranks.rank)
         self._directory.start(step, tensors, score, self._tell, is_copied=not wait)
-        if wait:
-            self._directory.wait()
 
     @property
     def is_busy(self) -> bool:
@@ -253,17 +252,20 @@ class Checkpointer:
         return given
 
     def close(self) -> None:
-        """Wait for the last checkpoint; there are no more. A second call does nothing."""
-        if self._is_closed:
-            return
+        """Wait for the last checkpoint; there are no more.
+
+        A second call does nothing, unless the first was interrupted.
+        """
         self._is_closed = True
         try:
             if self._agreement is not None:
                 self._agreement.close()
             self._directory.wait()
         finally:
-            self._directory.close()
-            self._ranks.close()
+            # After an interrupt the thread still writes, under the lock and with the other ranks.
+            if not self._directory.is_busy:
+                self._directory.close()
+                self._ranks.close()
 
     def _check_open(self) -> None:
         if self._is_closed:

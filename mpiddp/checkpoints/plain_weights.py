@@ -230,18 +230,16 @@ def _check_fit(
         for name in needed
         if name in chosen and not is_lazy(expected[name])
     }
-    others = [name for name, (here, there) in sizes.items() if here != there]
+    others = {
+        name: f"{name} (expected {here}, found {there})"
+        for name, (here, there) in sizes.items()
+        if here != there
+    }
     if not (missing or unexpected or others) and offered:
         return
-    parts = [
-        f"missing {_list(missing)}" if missing else "",
-        f"unexpected {_list(unexpected)}" if unexpected else "",
-        "other shapes: "
-        + _list([f"{name} (expected {sizes[name][0]}, found {sizes[name][1]})" for name in others])
-        if others
-        else "",
-    ]
-    said = "; ".join(part for part in parts if part) or "no tensor is left to take"
+    parts = {"missing": missing, "unexpected": unexpected, "other shapes:": list(others.values())}
+    said = "; ".join(f"{what} {_list(names)}" for what, names in parts.items() if names)
+    said = said or "no tensor is left to take"
     advice = _advise([*missing, *unexpected, *others], chosen, needed)
     raise ConfigurationError(f"weights: {path} is of another model than {model}: {said}{advice}")
 

@@ -12,6 +12,7 @@ begins.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import threading
@@ -171,7 +172,8 @@ class StepAgreement:
         self._closed.set()
         thread.join()
         if not self._round.is_called:
-            self._publish(math.inf)
+            with contextlib.suppress(Exception):  # Who had the store may have left already.
+                self._publish(math.inf)
 
     def _ask(self) -> Due:
         return {name: why for name, wish in self._wishes.items() if (why := wish())}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,11 @@ import torch
 
 import checkpointed
 import mpiddp
+from mpiddp.checkpoints.storage import directory as directories
 from mpiddp.checkpoints.storage.manifest import list_checkpoints
+from mpiddp.process.background import LastingCall
 from pool import Pools
+from saves import list_names
 
 KINDS = [pytest.param("ddp", marks=pytest.mark.long), "fsdp"]
 
@@ -98,11 +103,10 @@ def test_one_process_needs_no_launch(tmp_path: Path) -> None:
 
 def test_who_restores_and_counts_anew_does_not_replace_later_checkpoints(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
+    with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
         for step in (30, 40):
             checkpointer.save(step)
-    with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
+    with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
         checkpointer.restore()
         with pytest.raises(mpiddp.ConfigurationError, match=r"40 or more, .* found 10: c"):
             checkpointer.save(10)
@@ -110,12 +114,12 @@ def test_who_restores_and_counts_anew_does_not_replace_later_checkpoints(tmp_pat
         for step in (40, 50):
             checkpointer.save(step)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-50", "step-40"]
-    with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
+    with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
         # Who goes back on purpose says so.
         checkpointer.restore()
         checkpointer.restore(tmp_path / "step-40")
         checkpointer.save(41)
-    with mpiddp.Checkpointer(tmp_path / "new", model, optimizer) as checkpointer:
+    with mpiddp.Checkpointer(tmp_path / "new", model) as checkpointer:
         # Of another training: its steps are not this one's.
         checkpointer.restore(tmp_path)
         checkpointer.save(10)
@@ -141,15 +145,67 @@ def test_a_save_that_is_waited_for_needs_no_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     monkeypatch.delattr("mpiddp.checkpoints.storage.directory.Staging.copy")
-    with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
+    with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
         checkpointer.save(7, wait=True)
         assert [path.name for path in list_checkpoints(tmp_path)] == ["step-7"]
         with torch.no_grad():
             model.weight += 1
         state = checkpointer.restore()
         assert state is not None and state["step"] == 7
+
+
+def test_a_save_goes_on_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in a notebook, while the disk is slow."""
+    may_write, write_shards, finish = (
+        threading.Event(),
+        directories.write_shards,
+        LastingCall.finish,
+    )
+
+    def write_late(*arguments: Any) -> Any:
+        assert may_write.wait(100)
+        return write_shards(*arguments)
+
+    def wait_for_disk(call: LastingCall[None], seconds: float | None = None) -> None:
+        may_write.set()
+        finish(call, seconds)
+
+    def interrupt(call: Callable[[], object]) -> None:
+        may_write.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(LastingCall, "finish", raise_interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                call()
+
+    monkeypatch.setattr(directories, "write_shards", write_late)
+    monkeypatch.setattr(LastingCall, "finish", wait_for_disk)
+    weight = torch.nn.Parameter(torch.ones(2))
+    model = torch.nn.ParameterList([weight])
+    checkpointer = mpiddp.Checkpointer(tmp_path, model, keep=9)
+    checkpointer.save(1)
+    interrupt(checkpointer.wait)
+    weight.data.fill_(2)
+    # Not before the first one is written, whose copies it overwrites.
+    checkpointer.save(2)
+    for step in (1, 2):
+        checkpointer.restore(tmp_path / f"step-{step}")
+        assert weight.tolist() == [step, step]
+    # The tensors themselves, which may change now.
+    interrupt(lambda: checkpointer.save(3, wait=True))
+    with pytest.raises(OSError, match="rank 0: interrupted before its tensors were written"):
+        checkpointer.wait()
+    assert list_names(tmp_path) == ["step-1", "step-2"]
+    checkpointer.save(4)
+    interrupt(checkpointer.close)
+    with pytest.raises(mpiddp.ConfigurationError, match="is in use by"):
+        mpiddp.Checkpointer(tmp_path, model).restore()
+    checkpointer.close()
+    assert mpiddp.Checkpointer(tmp_path, model).restore() == {"step": 4}
+
+
+def raise_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(
@@ -165,22 +221,20 @@ def test_ranks_without_a_process_group_are_refused(
     sizes: dict[str, str], started_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for name, value in sizes.items():
         monkeypatch.setenv(name, "1" if value == "2" else "0")
-    mpiddp.Checkpointer(tmp_path / "alone", model, optimizer).close()
+    mpiddp.Checkpointer(tmp_path / "alone", model).close()
     for name, value in sizes.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(mpiddp.ConfigurationError, match=r"the 2 ranks .*, found none") as caught:
-        mpiddp.Checkpointer(tmp_path / "checkpoints", model, optimizer)
+        mpiddp.Checkpointer(tmp_path / "checkpoints", model)
     assert started_by in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "checkpoints").exists()
 
 
 def test_a_closed_one_refuses_every_call(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    checkpointer = mpiddp.Checkpointer(tmp_path, model, optimizer)
+    checkpointer = mpiddp.Checkpointer(tmp_path, model)
     checkpointer.save(1)
     checkpointer.close()
     checkpointer.close()
@@ -216,9 +270,8 @@ def test_a_name_that_each_checkpoint_uses_is_refused(name: str, tmp_path: Path) 
 
 def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with (
-        mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer,
+        mpiddp.Checkpointer(tmp_path, model) as checkpointer,
         pytest.raises(mpiddp.ConfigurationError, match=r"state given.note: .* found set"),
     ):
         checkpointer.save(1, note={1, 2})

@@ -8,8 +8,8 @@ import os
 import re
 import shutil
 import socket
+import threading
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +53,12 @@ def test_what_was_written_is_read(folder: Path) -> None:
     manifest = survey.newest.manifest
     assert (manifest.format, manifest.algorithm, manifest.step) == (2, "xxh3-128", 2)
     assert (manifest.world, manifest.attempt) == (1, "attempt-1")
+    assert (manifest.score, manifest.configuration) == (None, {"seed": 0})
     assert manifest.owner == json.loads((folder / OWNER).read_text())["token"]
     assert manifest.versions["torch"] == torch.__version__
     assert sorted(manifest.files) == sorted([METADATA, SHARD])
     for name, file in manifest.files.items():
         assert file.size == (folder / "step-2" / name).stat().st_size
-
-
-def test_a_save_that_was_cut_short_is_a_fresh_start(tmp_path: Path) -> None:
-    (tmp_path / "step-3.attempt-1.partial").mkdir()
-    assert find_newest(tmp_path, Ranks()).newest is None
-    open_directory(tmp_path).thing.close()
-    assert list_names(tmp_path) == []
-    assert find_newest(tmp_path / "none", Ranks()).newest is None
 
 
 # Which are kept
@@ -252,7 +245,7 @@ def test_files_are_those_of_torch_and_their_digests_are_of_all_bytes(tmp_path: P
         **{f"number-{each}": torch.tensor(each) for each in range(5)},
     }
     path = tmp_path / "step-1"
-    (files,) = shards.write_shards(path, tensors, Ranks())
+    (files,) = shards.write_shards(path, tensors, Ranks(), {}, threading.Event())
     for name, file in files.items():
         content = (path / name).read_bytes()
         assert (file.size, file.digest) == (len(content), xxhash.xxh3_128_hexdigest(content))
@@ -305,14 +298,6 @@ def test_intervals(text: str, interval: Interval | None) -> None:
 def test_what_is_no_interval_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="save_every: expected, for example, 500steps"):
         parse_interval(text)
-
-
-def test_a_manifest_says_what_it_was_given(tmp_path: Path) -> None:
-    write(tmp_path, 4, score=0.25)
-    manifest = manifests.read_manifest(tmp_path / "step-4")
-    assert manifest.score == 0.25
-    assert manifest.configuration == {"seed": 0}
-    assert set(asdict(manifest)["files"]) == {SHARD, METADATA}
 
 
 # Hosts

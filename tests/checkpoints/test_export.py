@@ -86,10 +86,10 @@ def test_a_damaged_checkpoint_is_told_of_and_never_exported(
     saved: tuple[Path, nn.Module, MovingAverage], tmp_path: Path
 ) -> None:
     path = tmp_path / "checkpoints"
-    subprocess.run(["cp", "-r", saved[0], path], check=True, timeout=60)
+    subprocess.run(["cp", "-r", saved[0], path], check=True, timeout=160)
     (path / "step-4" / MANIFEST).write_text("{}")
     command = [sys.executable, "-m", "mpiddp", "export", "."]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=160, cwd=tmp_path)
     assert found.returncode == 0
     assert found.stdout.startswith("Weights written: weights-3.pt (step 3 of checkpoints/step-3: ")
     assert found.stderr == (

@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,18 @@ from mpiddp.checkpoints.storage.shards import read_metadata, read_shards
 from mpiddp.errors import CheckpointError, ConfigurationError, StorageError
 from mpiddp.front.job_end import FINAL
 from pool import Pools
-from saves import METADATA, SHARD, list_names, make_directory, open_directory, write
+from saves import (
+    METADATA,
+    SHARD,
+    delete,
+    flip,
+    list_names,
+    make_directory,
+    make_hostile,
+    open_directory,
+    truncate,
+    write,
+)
 
 ran: list[str] = []
 """What a hostile pickle would leave."""
@@ -40,22 +52,8 @@ ran: list[str] = []
 # Damage
 
 
-def flip(path: Path, place: float) -> None:
-    content = bytearray(path.read_bytes())
-    content[int(place * (len(content) - 1))] ^= 1
-    path.write_bytes(content)
-
-
-def truncate(path: Path, place: float) -> None:
-    os.truncate(path, int(place * (path.stat().st_size - 1)))
-
-
 def lengthen(path: Path, _: float) -> None:
     path.write_bytes(path.read_bytes() + b"\0")
-
-
-def delete(path: Path, _: float) -> None:
-    path.unlink()
 
 
 def exchange(path: Path, _: float) -> None:
@@ -234,15 +232,6 @@ def test_a_hostile_pickle_would_be_noticed() -> None:
     assert ran.pop() == "hostile"
 
 
-def make_hostile(path: Path, name: str, content: bytes) -> None:
-    """As somebody would who can write there: the manifest fits."""
-    (path / name).write_bytes(content)
-    manifest = manifests.read_manifest(path)
-    digest = xxhash.xxh3_128_hexdigest(content)
-    files = {**manifest.files, name: File(len(content), digest)}
-    manifests.write_manifest(path, replace(manifest, files=files))
-
-
 HOSTILE = {
     "function": pickle.dumps(Hostile()),
     "module": b"cos\nsystem\n(S'touch /tmp/hostile'\ntR.",
@@ -397,6 +386,18 @@ def test_tensors_that_cannot_be_read_are_tried_again(
         read_together(found, Ranks(), lambda: {}["no"])
 
 
+def test_what_fails_now_and_then_is_read_however_long_that_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_patience: None
+) -> None:
+    patience, folder = manifests.Patience(), tmp_path / "folder"
+    folder.mkdir()
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            fail(patch, os, "listdir", 1)
+            assert patience.read(os.listdir, folder) == []
+        time.sleep(manifests.PATIENCE_SECONDS)  # A large file is read.
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("stale_rank", [0, 1])
 def test_all_ranks_must_find_what_one_finds(
@@ -447,34 +448,27 @@ def test_another_format_is_no_damage(folder: Path) -> None:
     assert list_names(folder) == ["step-1", "step-2"]
 
 
-def test_what_is_removed_meanwhile_is_no_damage(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda folder: shutil.rmtree(folder / "step-2"), "step-1"),
+        (lambda folder: write(folder, 3, keep=1), "step-3"),
+    ],
+)
+def test_what_another_job_changes_meanwhile_is_no_damage(
+    change: Callable[[Path], None], found: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compare = manifests.compare
 
-    def remove(path: Path, file: File, **options: bool) -> str:
-        shutil.rmtree(folder / "step-2", ignore_errors=True)
-        return compare(path, file, **options)
-
-    monkeypatch.setattr(manifests, "compare", remove)
-    survey = find_newest(folder, Ranks())
-    assert survey.newest is not None and survey.newest.path.name == "step-1"
-    assert survey.damaged == {}
-
-
-def test_another_job_s_newer_one_is_found_in_place_of_those_that_it_removes(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compare = manifests.compare
-
-    def replace_all(path: Path, file: File, **options: bool) -> str:
+    def change_and_compare(path: Path, file: File, **options: bool) -> str:
         if (folder / "step-2").exists():
-            write(folder, 3, keep=1)
+            change(folder)
         return compare(path, file, **options)
 
-    monkeypatch.setattr(manifests, "compare", replace_all)
+    monkeypatch.setattr(manifests, "compare", change_and_compare)
     survey = find_newest(folder, Ranks())
-    assert survey.newest is not None and survey.newest.path.name == "step-3"
+    assert survey.newest is not None and survey.newest.path.name == found
+    assert survey.damaged == {}
 
 
 @pytest.mark.parametrize("gone", ["step-1", "step-2"])

@@ -13,7 +13,7 @@ import pytest
 from mpiddp.checkpoints.__main__ import show
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.errors import CheckpointError, ConfigurationError
-from saves import METADATA, SHARD, write
+from saves import METADATA, SHARD, flip, write
 
 
 def read(path: Path, capsys: pytest.CaptureFixture[str], *, is_quick: bool = False) -> list[str]:
@@ -49,9 +49,7 @@ def test_what_is_damaged_or_unfinished_says_so(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(folder, 3, 4, 5)
-    content = bytearray((folder / "step-5" / SHARD).read_bytes())
-    content[100] ^= 1
-    (folder / "step-5" / SHARD).write_bytes(content)
+    flip(folder / "step-5" / SHARD, 0.5)
     (folder / "step-4" / "more").touch()
     (folder / "step-4" / METADATA).unlink()
     (folder / "step-3" / manifests.MANIFEST).unlink()
@@ -69,6 +67,22 @@ def test_what_is_damaged_or_unfinished_says_so(
     ]
     assert "valid by its files' sizes" in read(folder, capsys, is_quick=True)[0]
     assert sorted(folder.rglob("*")) == before
+
+
+def test_what_a_job_does_meanwhile_is_no_damage(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    list_checkpoints = manifests.list_checkpoints
+
+    def list_and_change(path: Path) -> list[Path]:
+        found = list_checkpoints(path)
+        shutil.copytree(path / "step-2", path / "step-3")
+        shutil.rmtree(path / "step-1")
+        return found
+
+    monkeypatch.setattr(manifests, "list_checkpoints", list_and_change)
+    valid, gone = read(folder, capsys)
+    assert valid.endswith(" valid") and gone == "step-1 ? ? has gone meanwhile"
 
 
 def test_other_owners_and_formats(
@@ -108,12 +122,12 @@ def test_the_command_needs_no_torch_and_leaves_with_5(folder: Path) -> None:
         "try: main()\nfinally: print('torch' in sys.modules)"
     )
     words = [sys.executable, "-c", program, "checkpoints", str(folder)]
-    found = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    found = subprocess.run(words, capture_output=True, text=True, timeout=160)
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout.splitlines()[-1] == "False"
     for path in folder.glob("step-*"):
         (path / METADATA).unlink()
     command = [sys.executable, "-m", "mpiddp", "checkpoints", str(folder)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=160)
     assert found.returncode == 5
     assert found.stderr == f"mpiddp: expected a valid checkpoint in {folder}, found none\n"

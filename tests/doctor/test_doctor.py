@@ -12,7 +12,7 @@ import pytest
 
 import copies
 import launchers
-from doctors import CHECKS, PATCHED, examine
+from doctors import CHECKS, DEADLINE, PATCHED, examine
 from facts import messages
 
 SECRETS = {
@@ -34,34 +34,22 @@ def write_wrapper(folder: Path, *lines: str) -> Path:
 
 
 @pytest.mark.by_default("openmpi")
-@pytest.mark.parametrize("ranks", [3, pytest.param(1, marks=pytest.mark.long)])
-def test_a_good_launch(either_launcher, ranks, tmp_path):
-    reading = examine(
-        either_launcher,
-        ranks,
-        "--json",
-        "report.json",
-        cwd=tmp_path,
-        env={**SECRETS, "NCCL_DEBUG": "WARN"},
-    )
+def test_a_good_launch(either_launcher, tmp_path):
+    env = {**SECRETS, "NCCL_DEBUG": "WARN"}
+    reading = examine(either_launcher, 3, "--json", "report.json", cwd=tmp_path, env=env)
     assert tuple(line.check for line in reading.lines) == CHECKS
-    cores = len(os.sched_getaffinity(0))
-    slow = {"import torch": "warn"}  # On a busy machine.
-    assert {**reading.bad(), **slow} == {**({"cores": "warn"} if ranks > cores else {}), **slow}
+    assert reading.bad() == ({"cores": "warn"} if len(os.sched_getaffinity(0)) < 3 else {})
     for check in ("links", "clocks"):
         assert reading.line(check).text == "one node" and reading.line(check).status == "skip"
-    assert f"{ranks} rank{'s' if ranks > 1 else ''} on 1 node" in reading.line("ranks").text
-    assert (
-        f"right on {ranks} rank{'s' if ranks > 1 else ''} with gloo"
-        in reading.line("all-reduce").text
-    )
+    assert "3 ranks on 1 node" in reading.line("ranks").text
+    assert "right on 3 ranks with gloo" in reading.line("all-reduce").text
     # Only what the launcher itself says may be on stderr.
     assert messages(reading.result) == [] and "Traceback" not in reading.result.stderr
     # The directory of runs was made, and taken away again.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json"]
 
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["complete"] is True and report["exit_code"] == 0 and report["ranks"] == ranks
+    assert report["complete"] is True and report["exit_code"] == 0 and report["ranks"] == 3
     assert len(report["nodes"]) == 1
     for row, line in zip(report["findings"], reading.lines, strict=True):
         assert (row["check"], row["status"], row["code"]) == (line.check, line.status, 0)
@@ -95,29 +83,19 @@ def test_help_comes_once_and_needs_nothing(either_launcher, tmp_path):
         "finally:\n"
         "    assert not {'torch', 'mpi4py.MPI'} & sys.modules.keys()\n"
     )
-    result = launchers.run(either_launcher, 2, ["-c", program], timeout=60, cwd=tmp_path).expect(0)
+    result = launchers.run(
+        either_launcher, 2, ["-c", program], timeout=DEADLINE, cwd=tmp_path
+    ).expect(0)
     assert result.stdout.count("usage: python -m mpiddp.doctor") == 1
     assert "--json FILE" in result.stdout and "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--jsn", "x"], ["--jsn", "did you mean --json?"]),
-        pytest.param(
-            ["--json", "nowhere/x.json"],
-            ["--json nowhere/x.json", "cannot be written"],
-            marks=pytest.mark.long,
-        ),
-        pytest.param(["--timeout", "0"], ["timeout", "above 0"], marks=pytest.mark.long),
-    ],
-)
 @pytest.mark.mpi
-def test_mistakes_in_options(options, words, tmp_path):
-    row = launchers.table()["mpich"]
-    result = launchers.run(row, 2, ["-m", "mpiddp.doctor", *options], timeout=60, cwd=tmp_path)
+def test_a_mistake_in_options(tmp_path):
+    words = ["-m", "mpiddp.doctor", "--jsn", "x"]
+    result = launchers.run(launchers.table()["mpich"], 2, words, timeout=DEADLINE, cwd=tmp_path)
     (line,) = messages(result.expect(2))
-    assert all(word in line for word in words) and result.stdout == ""
+    assert "--jsn" in line and "did you mean --json?" in line and result.stdout == ""
 
 
 @pytest.mark.mpi
@@ -230,23 +208,6 @@ def test_limits_cores_and_threads(tmp_path):
     assert "limited to 200" in files and "ulimit -n" in files
 
 
-@pytest.mark.long
-@pytest.mark.mpi
-def test_directories_that_cannot_be(tmp_path):
-    (tmp_path / "file").touch()
-    reading = examine(
-        launchers.table()["mpich"],
-        2,
-        *("--runs-dir", "file/runs", "--data-dir", "nowhere"),
-        cwd=tmp_path,
-        exit_code=2,
-    )
-    assert reading.bad() == {"run directory": "fail", "data directory": "fail"}
-    assert "cannot be written by rank 0: Not a directory" in reading.line("run directory").text
-    assert "nowhere: No such file or directory" in reading.line("data directory").text
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
 SHARED_GPU = """
 import torch
 from mpiddp.launch.device import device
@@ -334,7 +295,7 @@ import time
 import torch
 from mpiddp.doctor.node import software
 if rank == 1:
-    software.find_versions = lambda: time.sleep(60)
+    software.find_versions = lambda: time.sleep(1000)
 """
 
 
@@ -344,12 +305,12 @@ def test_a_stage_that_takes_too_long(tmp_path):
     result = launchers.run(
         launchers.table()["openmpi"],
         3,
-        ["-c", program, "--timeout", "5", "--json", "report.json"],
-        timeout=40,
+        ["-c", program, "--timeout", "10", "--json", "report.json"],
+        timeout=DEADLINE,
         cwd=tmp_path,
     ).expect(4)
     (line,) = messages(result)
-    assert "'code' within 5 s; waited for rank 1 on " in line
+    assert "'code' within 10 s; waited for rank 1 on " in line
     assert "MPI library" in result.stdout and "Traceback" not in result.output
     # What was known until then has been written.
     report = json.loads((tmp_path / "report.json").read_text())
@@ -369,7 +330,7 @@ cores.judge_cores = fail
 def test_a_failure_of_the_doctor_itself(tmp_path):
     row = launchers.table()["mpich"]
     program = PATCHED.format(patch=RAISING)
-    result = launchers.run(row, 2, ["-c", program], timeout=40, cwd=tmp_path).expect(1)
+    result = launchers.run(row, 2, ["-c", program], timeout=DEADLINE, cwd=tmp_path).expect(1)
     assert result.stderr.count("ZeroDivisionError: in the doctor itself") == 1
     # Rank 0's own file is not left behind.
     assert list(tmp_path.iterdir()) == []

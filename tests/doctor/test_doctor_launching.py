@@ -81,7 +81,7 @@ def test_kill_on_bad_exit(launcher, setting, variables, status, words):
     [
         ("echo 'KillWait                = 30 sec'; echo 'KillOnBadExit           = 1'", "1"),
         ("echo 'slurm_load_ctl_conf error' >&2; exit 1", None),
-        ("exec sleep 30", None),
+        ("exec sleep 1000", None),
         (None, None),
     ],
 )
@@ -90,6 +90,7 @@ def test_slurm_is_asked_and_may_keep_silent(program, setting, tmp_path, monkeypa
         script = tmp_path / "scontrol"
         script.write_text(f"#!/bin/sh\n{program}\n")
         script.chmod(0o755)
+        monkeypatch.setattr(launching, "SLURM_SECONDS", 0.2 if "sleep" in program else 60)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     else:
         monkeypatch.setenv("PATH", str(tmp_path))

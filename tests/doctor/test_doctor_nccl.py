@@ -51,10 +51,6 @@ ABLE = f"""\
 {HEAD}NET/IB : GPU Direct RDMA Enabled for HCA 1 'mlx5_1'
 """
 UNABLE = ABLE.replace("Enabled", "Disabled")
-PLUGIN = f"""\
-{HEAD}Using network IBext_v8
-{HEAD}Channel 03/0 : 47[7] -> 39[7] [receive] via NET/IBext_v8/2
-"""
 HOST_MEMORY = f"{HEAD}Channel 00 : 0[1a000] -> 1[1b000] via SHM/direct/direct\n"
 OLD = f"{HEAD}Ring 01 : 0[160] -> 1[160] [send] via NET/Socket/0\n"
 
@@ -66,7 +62,6 @@ OLD = f"{HEAD}Ring 01 : 0[160] -> 1[160] [send] via NET/Socket/0\n"
         (SOCKETS, "2.21.5+cuda12.4", "Socket", {"NET/Socket"}, False),
         (LIBFABRIC, "2.12.7+cuda11.4", "AWS Libfabric", {"NET/AWS Libfabric"}, True),
         (SLINGSHOT, "2.19.4+cuda12.2", "AWS Libfabric", {"NET/AWS Libfabric"}, False),
-        (PLUGIN, "", "IBext_v8", {"NET/IBext_v8"}, False),
         (HOST_MEMORY, "", "", {"SHM"}, False),
         (OLD, "", "", {"NET/Socket"}, False),
         (POINTER, "", "", {"P2P"}, False),
@@ -84,7 +79,6 @@ def test_logs_are_read(text, version, network, kinds, direct):
     [
         (INFINIBAND, ("mlx5_0",), 2, True, "pass", "network IB with GPUDirect RDMA"),
         (WITHOUT, ("mlx5_0",), 2, True, "warn", "mlx5_0 without GPUDirect RDMA"),
-        (PLUGIN, ("mlx5_0",), 2, True, "warn", "without GPUDirect RDMA"),
         (UNABLE, ("mlx5_0", "mlx5_1"), 1, True, "warn", "mlx5_0, mlx5_1 without GPUDirect RDMA"),
         (ABLE, ("mlx5_0", "mlx5_1"), 1, True, "pass", "channels by P2P"),
         # Of a card of this GPU's that is far away; it has others.

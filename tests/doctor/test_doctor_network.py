@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from mpiddp.doctor.network import links, routes
 from mpiddp.doctor.network.links import Counter, Link, Ping
+from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.network.interfaces import Interface
 
 TOKEN = b"0123456789abcdef"
@@ -27,9 +28,9 @@ def counter():
     made.close()
 
 
-def test_a_ping_tells_time_and_clock(counter, monkeypatch):
+def test_a_ping_tells_time_and_clock(counter):
     found = links.ping("127.0.0.1", counter.port, TOKEN)
-    assert 0 < found.seconds < links.PING_SECONDS
+    assert found.seconds > 0
     assert abs(found.offset) <= found.seconds / 2
 
 
@@ -45,19 +46,16 @@ def test_a_clock_that_is_behind(counter, monkeypatch):
 def test_a_stream_is_counted_and_takes_its_time(counter):
     begin = time.monotonic()
     links.stream("127.0.0.1", counter.port, TOKEN)
-    assert links.STREAM_SECONDS <= time.monotonic() - begin < 10 * links.STREAM_SECONDS + 5
-    end = time.monotonic() + 10
-    while counter.rate() is None and time.monotonic() < end:
-        time.sleep(0.01)
+    assert time.monotonic() - begin >= links.STREAM_SECONDS
+    assert wait_until(lambda: counter.rate() is not None, 60, 0.01)
     assert counter.rate() > 1e6
 
 
 def test_who_is_not_of_this_job_gets_no_answer(counter):
     with pytest.raises(ConnectionError):
         links.ping("127.0.0.1", counter.port, b"another job's 16")
-    with socket.create_connection(("127.0.0.1", counter.port), 5) as connection:
+    with socket.create_connection(("127.0.0.1", counter.port), 60) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        connection.settimeout(5)
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(1) == b""
     assert counter.rate() is None
@@ -103,10 +101,6 @@ def way(speed=0, *, name="eth0", is_virtual=False):
 def judge(links, *ways):
     """``ways``: of each node; without any, of interfaces that claim nothing."""
     return routes.judge_links(links, ways or [way()] * len(links))
-
-
-def test_one_node_has_no_links():
-    assert judge([]).status == routes.judge_clocks([]).status == "skip"
 
 
 def test_good_links_name_the_slowest():

@@ -31,20 +31,6 @@ def test_all_options():
     assert parse(words.split()) == expected
 
 
-@pytest.mark.parametrize("words", [["--wrong"], ["extra"], ["--timeout", "x"], ["--timeout", "-1"]])
-def test_mistakes(words):
-    with pytest.raises(ConfigurationError):
-        parse(words)
-
-
-def test_help_is_said_by_one_rank_alone(capsys):
-    for show in (True, False):
-        with pytest.raises(SystemExit) as caught:
-            parse(["--help"], show_help=show)
-        assert caught.value.code == 0
-        assert ("--runs-dir DIR" in capsys.readouterr().out) is show
-
-
 def test_a_file_that_can_be_written(tmp_path):
     check_json(tmp_path / "new.json")
     for wrong in (tmp_path, tmp_path / "nowhere" / "new.json"):

@@ -56,14 +56,6 @@ def test_faults_of_single_nodes_are_all_found(slurm_cluster, tmp_path):
 
 
 @pytest.mark.long
-def test_a_library_that_does_not_fit(slurm_cluster, tmp_path):
-    launcher = slurm_cluster.srun(*flags(2), mpi="none", library="openmpi")
-    reading = examine(launcher, 2, cwd=tmp_path, exit_code=3)
-    assert reading.bad() == {"MPI library": "fail"}
-    assert "srun --mpi=" in reading.line("MPI library").text
-
-
-@pytest.mark.long
 def test_a_node_that_is_cut_off_is_named(slurm_cluster, tmp_path):
     launcher = slurm_cluster.srun(*flags(2))
     waiting = f"""

@@ -22,6 +22,7 @@ from random import Random
 from typing import Any
 
 import launchers
+from benchmarks.common.results import find_processor
 from campaign import Campaign, Fault
 from laboratory import Laboratory
 
@@ -187,11 +188,5 @@ def find_commit(root: Path = launchers.ROOT) -> str:
 
 def describe_machine() -> str:
     """This machine, in a few words."""
-    names = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    processor = names[0] if names else platform.machine()
     release = ".".join(platform.release().split(".")[:2])
-    return f"{len(os.sched_getaffinity(0))} cores of {processor}, Linux {release}"
+    return f"{len(os.sched_getaffinity(0))} cores of {find_processor()}, Linux {release}"

@@ -38,7 +38,7 @@ PARTIAL = r"/step-\d+\.[\w-]+\.partial"
 SAVING = ("--save-every", f"{INTERVAL}steps")
 PAUSE = 0.004
 """Seconds after each step: so small a training would be over before anything could happen to it."""
-SECONDS = 120.0
+SECONDS = 400.0
 """For a job, however busy the machine is."""
 COMPARED = (
     "epoch", "step", "loss", "accuracy", "learning_rate", "test_loss", "test_accuracy",
@@ -142,6 +142,11 @@ class Training:
         with self.start(None) as job:
             return job.wait().expect(0).output
 
+    def break_off(self, rule: Mapping[str, Any], **settings: Any) -> tuple[Times, launchers.Result]:
+        """Start it with a rule that is its end; how long that took, and what is left."""
+        with self.start([rule], **settings) as job:
+            return watch_end(job, self.await_fired(job)["time"]), job.wait()
+
     def read_fired(self) -> dict[str, Any] | None:
         """When and where the saboteur acted."""
         path = self.folder / "fired.json"
@@ -174,6 +179,14 @@ class Training:
     def read_outcome(self) -> dict[str, Any]:
         """What ``outcome.json`` says; empty where there is none."""
         return read_outcome(self.run) or {}
+
+
+def make_signal(
+    rank: int, number: int, targets: Sequence[int] = (), **event: Any
+) -> dict[str, Any]:
+    """A rule by which a rank sends a signal at an event: to itself, if there are no targets."""
+    others = {"targets": list(targets) or [rank], "signal": int(number)}
+    return {"rank": rank, "action": "send_signals", **others, **event}
 
 
 def find_resumed(output: str) -> int:
@@ -257,6 +270,17 @@ class Laboratory:
         names = {path.name for path in (training.run / "checkpoints").iterdir()}
         assert all(re.fullmatch(r"step-\d+|owner\.json|lock", name) for name in names), names
 
+    def go_on(self, training: Training) -> tuple[int, int]:
+        """Start it again, to the end that it must have.
+
+        Returns the step that it went on from, and how many steps were made again.
+        """
+        resumed = find_resumed(training.finish())
+        self.check_end(training)
+        fired = training.read_fired()
+        # A step may come after the last one that a rank has noted.
+        return resumed, 0 if fired is None else max(0, fired["step"] - resumed)
+
     @contextlib.contextmanager
     def cluster(self) -> Iterator[slurm.Cluster]:
         """The cluster of four nodes; one attempt at a time has it, and mends what it breaks."""
@@ -267,9 +291,3 @@ class Laboratory:
                 options = [f"--nodes={slurm.NODES}", f"--cpus={slurm.CPUS}"]
                 self._cluster = self._stack.enter_context(slurm.bring_up(*options))
             yield self._cluster
-
-
-def kill(process: int, number: int) -> float:
-    """Send a signal; when, by time.time()."""
-    os.kill(process, number)
-    return time.time()

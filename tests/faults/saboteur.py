@@ -1,8 +1,9 @@
 """The trainer, with something that happens to it in a certain place.
 
 python saboteur.py PLAN OPTION…   PLAN is a JSON file: a folder, rules of `Rule`, the seconds of
-a pause after each step, what is the matter with the data (`broken_data.broken`), and whether ranks
-note when they hear of a save that failed
+a pause after each step, a file and the step after which no rank goes on before it has gone, what is
+the matter with the data (`broken_data.broken`), and whether ranks note when they hear of a save
+that failed
 
 Places are events of Python and of torch, and no functions of the trainer's. A rule acts once, also
 over several starts: then ``fired.json`` is in the folder, with the time and the step.
@@ -156,14 +157,18 @@ def watch_files(rules: list[Rule], place: Place) -> None:
         sys.addaudithook(audit)
 
 
-def watch_steps(rules: list[Rule], place: Place, pause: float) -> None:
+def watch_steps(rules: list[Rule], place: Place, plan: dict[str, Any]) -> None:
+    hold, last = plan.get("hold", ("", 0))
+
     def before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
         place.before = digest_parameters(optimizer, place)
 
     def after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
         place.steps += 1
         write_samples(optimizer, place)
-        time.sleep(pause)
+        time.sleep(plan["pause"])
+        while place.steps == last and os.path.exists(hold):
+            time.sleep(0.01)
         for rule in rules:
             if rule.event == "step":
                 note(rule, place)
@@ -250,7 +255,7 @@ def main() -> None:
     (place.folder / f"process-{rank}").write_text(str(os.getpid()))
     torch.set_num_threads(1)
     watch_files(mine, place)
-    watch_steps(mine, place, plan.get("pause", 0.0))
+    watch_steps(mine, place, plan)
     watch_calls(mine, place)
     if plan.get("hears"):
         watch_news(place)

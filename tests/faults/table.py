@@ -112,9 +112,5 @@ def put_into(path: Path, commit: str, machine: str, rows: Sequence[Row]) -> None
 
 
 def to_values(commit: str, machine: str, rows: Iterable[Row]) -> dict[str, Any]:
-    """The table as values that JSON can hold; `from_values` reads them."""
+    """The table as values that JSON can hold."""
     return {"commit": commit, "machine": machine, "rows": [asdict(row) for row in rows]}
-
-
-def from_values(values: dict[str, Any]) -> list[Row]:
-    return [Row(**row) for row in values["rows"]]

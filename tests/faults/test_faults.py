@@ -218,7 +218,7 @@ def test_the_table_sums_up() -> None:
     (line,) = text.splitlines()[2:]
     assert line == ("| something (`made-up`) | 4 | 3 | 0.70 / 1.50 s | 7 | good (2); other (1) |")
     values = table.to_values("commit", "machine", rows)
-    assert table.from_values(json.loads(json.dumps(values))) == rows
+    assert json.loads(json.dumps(values))["rows"] == [asdict(row) for row in rows]
     (few,) = table.make_rows(replace(MADE_UP, faults={"made-up": FAULT}), records[:1])
     assert "| 1 of 4 | 1 | 0.50 / 0.50 s | 3 | good |" in table.describe([few])
 
@@ -275,7 +275,7 @@ def check(fault: str, number: int, laboratory: Laboratory) -> Record:
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("fault", "wanted"),
     [
@@ -312,7 +312,7 @@ def test_an_attempt_passes(fault: str, wanted: dict[str, Any], laboratory: Labor
 
 @pytest.mark.slurm
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("fault", "wanted"),
     [
@@ -330,7 +330,7 @@ def test_an_attempt_on_the_cluster_passes(
 
 @pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_checkpoints_rot(laboratory: Laboratory) -> None:
     for kind in damage.KINDS:
         check("damage", find_first("damage", {"kind": kind, "trains": False}), laboratory)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -216,6 +217,14 @@ def test_an_agreement_that_is_not_closed_does_not_abort_the_program() -> None:
     # Its threads are inside torch nearly all the time, and Python ends without them.
     answer = launchers.run_python("-W", "ignore", "-c", FORGOTTEN)
     assert (answer.returncode, answer.stdout, answer.stderr) == (0, "done\n", "")
+
+
+def test_who_leaves_after_the_rank_that_has_the_store_does_not_fail() -> None:
+    def fail(*_: object) -> None:
+        raise dist.DistNetworkError("Broken pipe")
+
+    store = SimpleNamespace(add=lambda *_: 1, check=lambda _: False, set=fail)
+    StepAgreement(Members(1, 2, store)).close()
 
 
 # Signals of one process

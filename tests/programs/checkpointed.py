@@ -22,8 +22,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import mpiddp
+import stale
 from mpiddp.checkpoints.storage import unpickling
-from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source
 from mpiddp.checkpoints.storage.ranks import Ranks
 from mpiddp.checkpoints.storage.shards import list_stored
 
@@ -134,18 +134,6 @@ def local(tensor: Any) -> torch.Tensor:
     return found
 
 
-def save_apart(session: mpiddp.Session, folder: Path) -> str:
-    """What a save says on disks that the ranks do not share."""
-    model = make_model("ddp")
-    checkpointer = mpiddp.Checkpointer(folder / f"disk-{session.world.rank}", model)
-    try:
-        checkpointer.save(1)
-        checkpointer.close()
-    except mpiddp.MpiddpError as error:
-        return str(error)
-    return "nothing"
-
-
 def make_mistakes(session: mpiddp.Session, folder: Path) -> list[str]:
     """What is said of ranks that save different steps, and of an optimizer in parts."""
     with warnings.catch_warnings():
@@ -172,20 +160,17 @@ def fail_to_plan(session: mpiddp.Session, folder: Path, step: str, rank: int) ->
     def fail(*_: object) -> None:
         raise ValueError("no such plan")
 
-    ranks = Ranks()
-    directory = CheckpointDirectory(folder, ranks, Source(), 2)
-    directory.open()
+    own = session.world.rank
     with contextlib.ExitStack() as stack:
-        if ranks.rank == rank:
+        directory = stack.enter_context(stale.make_directory(folder))
+        directory.open()
+        if own == rank:
             stack.enter_context(mock.patch.object(DefaultSavePlanner, step, fail))
-        directory.start(1, {f"rank-{ranks.rank}.x": torch.ones(3)})
+        directory.start(1, {f"rank-{own}.x": torch.ones(3)})
         try:
             directory.wait()
         except mpiddp.MpiddpError as error:
             return str(error)
-        finally:
-            directory.close()
-            ranks.close()
     raise AssertionError("the save has not failed")
 
 
@@ -203,7 +188,7 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return found.hexdigest()
 
 
-class _Hostile:
+class Hostile:
     """To unpickle it makes a directory."""
 
     def __init__(self, path: Path) -> None:
@@ -224,7 +209,7 @@ def exchange(session: mpiddp.Session, folder: Path) -> dict[str, Any]:
         "broadcast": ranks.broadcast(own)["rank"],
         "refused": [],
     }
-    hostile = _Hostile(folder / f"made-by-{ranks.rank}")
+    hostile = Hostile(folder / f"made-by-{ranks.rank}")
     for call in (
         lambda: ranks.gather(hostile if ranks.rank == 1 else None),
         lambda: ranks.collect(hostile if ranks.rank == 1 else None),
@@ -238,4 +223,7 @@ def exchange(session: mpiddp.Session, folder: Path) -> dict[str, Any]:
         else:
             found["refused"].append(None)
     ranks.close()
+    with contextlib.suppress(AttributeError):
+        # Who has left is not alone, for example in a save that an interrupt has not ended.
+        found["late"] = ranks.gather(own)
     return found

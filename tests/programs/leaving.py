@@ -2,12 +2,14 @@
 
     python tests/programs/leaving.py FOLDER WAY [SLOW]
 
-It prints a line when it leaves. ``SLOW``: what writing takes longer, in seconds.
+It prints a line when it leaves. ``SLOW``: what writing takes longer, in seconds; a ``late`` one
+fails once somebody was told that it is waited for.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import Any
 
@@ -17,20 +19,30 @@ import torch.distributed as dist
 import mpiddp
 from mpiddp.checkpoints.storage import directory
 from mpiddp.launch.session import find_session
+from mpiddp.process import background
 
 folder, way = sys.argv[1:3]
 slow = float(sys.argv[3]) if len(sys.argv) > 3 else 1.0
-write_shards = directory.write_shards
+write_shards, print_message = directory.write_shards, background.print_message
+told = threading.Event()
 
 
 def write_slowly(*arguments: Any) -> Any:
-    time.sleep(slow)
-    if way == "full":
+    if way == "late":
+        told.wait()
+    else:
+        time.sleep(slow)
+    if way in ("full", "late"):
         raise OSError(28, "No space left on device")
     return write_shards(*arguments)
 
 
-directory.write_shards = write_slowly
+def tell(line: str) -> None:
+    print_message(line)
+    told.set()
+
+
+directory.write_shards, background.print_message = write_slowly, tell
 
 
 class StopEarlyError(Exception):
@@ -52,7 +64,7 @@ def leave_function() -> None:
 
 
 def leave() -> None:
-    if way in ("end", "full"):
+    if way in ("end", "full", "late"):
         kept.append(save())
     elif way == "forgotten":
         leave_function()

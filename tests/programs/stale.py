@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -65,45 +67,49 @@ def _find(folder: Path) -> Any:
     return survey.newest.path.name, problems
 
 
+@contextlib.contextmanager
+def make_directory(folder: Path) -> Iterator[CheckpointDirectory]:
+    """Of the attempt "a"; closed at the end."""
+    ranks = Ranks()
+    directory = CheckpointDirectory(folder, ranks, Source(attempt="a"), 2)
+    try:
+        yield directory
+    finally:
+        directory.close()
+        ranks.close()
+
+
 def open_apart(session: mpiddp.Session, folder: Path) -> str:
     """What ``open`` says where each rank has another directory."""
-    ranks = Ranks()
-    own = folder / f"node-{ranks.rank}"
+    own = folder / f"node-{session.world.rank}"
     own.mkdir()
-    directory = CheckpointDirectory(own, ranks, Source(), 2)
-    with mock.patch.multiple(manifests, **PATIENCE):
+    with make_directory(own) as directory, mock.patch.multiple(manifests, **PATIENCE):
         try:
             directory.open()
         except mpiddp.ConfigurationError as error:
             return str(error)
-        finally:
-            directory.close()
-            ranks.close()
     raise AssertionError("it was opened")
 
 
 def save_apart(session: mpiddp.Session, folder: Path) -> str:
     """What a save says where rank 0 does not see the file of rank 1."""
-    ranks, write_shards = Ranks(), directories.write_shards
-    directory = CheckpointDirectory(folder, ranks, Source(attempt="a"), 2)
+    rank, write_shards = session.world.rank, directories.write_shards
 
     def write_elsewhere(*arguments: Any) -> Any:
         files = write_shards(*arguments)
-        if ranks.rank == 0:
+        if rank == 0:
             (folder / "step-1.a.partial" / "__1_0.distcp").unlink()
         return files
 
     with (
+        make_directory(folder) as directory,
         mock.patch.object(directories, "write_shards", write_elsewhere),
         mock.patch.multiple(manifests, **PATIENCE),
     ):
         directory.open()
-        directory.start(1, {f"rank-{ranks.rank}.x": torch.ones(3)})
+        directory.start(1, {f"rank-{rank}.x": torch.ones(3)})
         try:
             directory.wait()
         except OSError as error:
             return str(error)
-        finally:
-            directory.close()
-            ranks.close()
     raise AssertionError(f"it was published: {list(folder.iterdir())}")

@@ -20,7 +20,7 @@ import pytest
 
 import launchers
 
-DEADLINE = 40.0
+DEADLINE = 120.0
 TOOLS = ("ip", "unshare", "nsenter")
 ENVIRONMENT = {
     # Every rank is a node of its own, which still finds the others in /dev/shm.

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 
 from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source
 from mpiddp.checkpoints.storage.finding import Survey
+from mpiddp.checkpoints.storage.manifest import File, read_manifest, write_manifest
 from mpiddp.checkpoints.storage.owner import LOCK, OWNER
 from mpiddp.checkpoints.storage.ranks import Ranks
 
@@ -37,6 +41,32 @@ def write(path: Path, *steps: int, score: float | None = None, **values: Any) ->
             state = {**STATE, "step": torch.tensor(step)}
             directory.start(step, state, score)
         directory.wait()
+
+
+# What happens to them
+
+
+def flip(path: Path, place: float) -> None:
+    """A bit; ``place``: from 0 to 1."""
+    content = bytearray(path.read_bytes())
+    content[int(place * (len(content) - 1))] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path, place: float) -> None:
+    os.truncate(path, int(place * (path.stat().st_size - 1)))
+
+
+def delete(path: Path, _: float) -> None:
+    path.unlink()
+
+
+def make_hostile(path: Path, name: str, content: bytes) -> None:
+    """As somebody would who can write there: the manifest fits."""
+    (path / name).write_bytes(content)
+    manifest = read_manifest(path)
+    file = File(len(content), xxhash.xxh3_128_hexdigest(content))
+    write_manifest(path, replace(manifest, files={**manifest.files, name: file}))
 
 
 def list_names(path: Path) -> list[str]:

@@ -17,6 +17,7 @@ import re
 import secrets
 import shutil
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -178,7 +179,6 @@ class CheckpointDirectory:
         Raises, on all ranks, ConfigurationError as ``look``, or if not all hosts share the
         directory, and StorageError if it cannot be written.
         """
-
         if self._is_open:
             return
         if source is not None:
@@ -228,8 +228,7 @@ class CheckpointDirectory:
             if lock is not None:
                 self._release = weakref.finalize(self, lock.close)
                 return
-        refuse = owners.refuse_stranger
-        Patience(0).read(lambda: refuse(self.path, self._owner, advice))
+        Patience(0).read(owners.refuse_stranger, self.path, self._owner, advice)
         if problem is not None and not is_read:
             # Another user's lock, for example: its holder may be writing.
             raise problem
@@ -247,8 +246,7 @@ class CheckpointDirectory:
     def _put_in_order(self, survey: Survey) -> None:
         """On rank 0."""
         patience = Patience(0)
-        advice = self._source.advice
-        found = patience.read(owners.refuse_stranger, self.path, self._owner, advice)
+        found = patience.read(owners.refuse_stranger, self.path, self._owner, self._source.advice)
         if found is None:
             owners.write_owner(self.path, self._owner)
         else:
@@ -262,7 +260,6 @@ class CheckpointDirectory:
     def _check_shared(self, probe: str) -> None:
         """Refuse a directory that not all hosts see. Collective. ``probe``: a new file there."""
         patience, path = Patience(self._ranks.rank), self.path / probe
-        sees = False
         # Nobody has looked for this name, so that no host remembers that it was not there.
         while not (sees := os.path.exists(path)) and patience.wait(f"{path} is not there yet"):
             pass
@@ -298,7 +295,7 @@ class CheckpointDirectory:
         Waits for the one before. Older ones that need not be kept are removed at the end.
         ``score``: of the test samples, higher if it is better. ``tell`` is called on rank 0, in
         a thread, once the checkpoint is on the disk. ``is_copied``: False saves the copies' time
-        and memory; the tensors must not be changed until ``wait`` returns.
+        and memory, and returns when it is on the disk; an interrupt may be its end.
 
         Raises OSError, or WriteError for whatever else failed, on all ranks alike, if the one
         before could not be written.
@@ -312,44 +309,57 @@ class CheckpointDirectory:
             # Too little memory, for example. The other ranks learn of it when they write.
             problem = describe_failure(error)
         staging = time.monotonic() - begin
+        interrupted = threading.Event()
 
         def write() -> None:
             found = self._ranks.gather((step, problem))
             raise_first([each for _, each in found])
             if len(steps := {each for each, _ in found}) > 1:
                 raise WriteError(f"expected one step on all ranks, found {sorted(steps)}")
-            path = self._write(step, join_equal(staged, self._ranks), score)
+            path = self._write(step, join_equal(staged, self._ranks), score, interrupted)
             if self._ranks.rank == 0:
                 tell(Written(path, step, time.monotonic() - begin, staging))
 
-        self._save = LastingCall(write, f"the checkpoint of step {step}")
+        try:
+            self._save = LastingCall(write, f"the checkpoint of step {step}")
+            if not is_copied:
+                self.wait()
+        except BaseException:
+            # Who interrupts it may change the tensors.
+            interrupted.set()
+            raise
 
     @property
     def is_busy(self) -> bool:
         """Whether this rank is still writing."""
-        return self._save is not None and not self._save.is_done
+        save = self._save
+        return save is not None and not save.is_done
 
     def wait(self) -> None:
         """Wait until what was begun is on the disk. Collective.
 
         Raises OSError, or WriteError for whatever else fails, on all ranks alike, if it could
         not be written: the older checkpoints are whole then, and nothing is left of this one. Only
-        if the directory itself could not be flushed, this one is whole, too.
+        if the directory itself could not be flushed, this one is whole, too. After an interrupt,
+        what was begun goes on, and is waited for again.
         """
-        save, self._save = self._save, None
-        if save is not None:
-            save.finish()
+        save = self._save
+        try:
+            if save is not None:
+                save.finish()
+        finally:
+            if not self.is_busy:
+                self._save = None
 
-    def _write(self, step: int, tensors: Mapping[str, torch.Tensor], score: float | None) -> Path:
+    def _write(
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        score: float | None,
+        interrupted: threading.Event,
+    ) -> Path:
         target = self.path / manifests.make_name(step)
         partial = self.path / manifests.make_partial_name(step, self._attempt)
-        try:
-            parts = write_shards(partial, tensors, self._ranks, self._frames)
-        except (OSError, WriteError):
-            # On all ranks.
-            self._discard(partial)
-            raise
-
         lock = self._lock
 
         def complete() -> None:
@@ -363,10 +373,15 @@ class CheckpointDirectory:
             manifests.publish(partial, target, manifest.owner)
             self._tidy(lambda: manifests.prune(self.path, manifest.owner, self._keep))
 
-        problem = self._ranks.broadcast(attempt(complete) if self._ranks.rank == 0 else None)
-        if problem:
-            self._discard(partial)
-        raise_first([problem])
+        try:
+            parts = write_shards(partial, tensors, self._ranks, self._frames, interrupted)
+            problem = attempt(complete) if self._ranks.rank == 0 else None
+            raise_first([self._ranks.broadcast(problem)])
+        except (OSError, WriteError):
+            # On all ranks.
+            if self._ranks.rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
         return target
 
     def _tidy(self, work: Callable[[], None]) -> None:
@@ -380,10 +395,6 @@ class CheckpointDirectory:
                     f"in {self.path} not all that is not needed any more can be removed: "
                     f"{describe_error(error)}: it stays there, and saves go on"
                 )
-
-    def _discard(self, partial: Path) -> None:
-        if self._ranks.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
 
     def _describe(self, step: int, parts: list[dict[str, File]], score: float | None) -> Manifest:
         return Manifest(

@@ -56,13 +56,12 @@ def verify(path: Path, ranks: Ranks) -> Found:
     Raises, on all ranks alike, DamageError with all problems, FormatError, or StorageError if a
     file cannot be read, or is damaged for some ranks only.
     """
-    patience = Patience(ranks.rank)
-    text = _agree(path, ranks, patience, _read_manifest, path)
+    text = _agree(path, ranks, _read_manifest, path)
     manifest = manifests.interpret(path, ranks.broadcast(text))
-    suspects = _find_suspects(path, manifest, ranks, patience)
-    _agree(path, ranks, patience, _check_files, path, manifest, suspects)
+    suspects = _find_suspects(path, manifest, ranks)
+    _agree(path, ranks, _check_files, path, manifest, suspects)
     # Nothing is interpreted before the bytes are known to be those that were written.
-    _agree(path, ranks, patience, _check_list, path, manifest)
+    _agree(path, ranks, _check_list, path, manifest)
     return Found(path, manifest)
 
 
@@ -74,13 +73,13 @@ def _read_manifest(path: Path) -> str:
     return text
 
 
-def _find_suspects(path: Path, manifest: Manifest, ranks: Ranks, patience: Patience) -> list[str]:
+def _find_suspects(path: Path, manifest: Manifest, ranks: Ranks) -> list[str]:
     """Names of files that the rank that looked found missing or changed. Collective.
 
     Raises StorageError.
     """
     names = sorted(manifest.files)[ranks.rank :: ranks.size]
-    mine, failure = list[str](), None
+    patience, mine, failure = Patience(ranks.rank), list[str](), None
     try:
         for name in names:
             if patience.read(manifests.compare, path / name, manifest.files[name]):
@@ -120,14 +119,13 @@ def _check_list(path: Path, manifest: Manifest) -> None:
         raise DamageError([f"its list of tensors cannot be read: {error}"]) from None
 
 
-def _agree(
-    path: Path, ranks: Ranks, patience: Patience, work: Callable[..., T], *arguments: Any
-) -> T:
+def _agree(path: Path, ranks: Ranks, work: Callable[..., T], *arguments: Any) -> T:
     """What ``work`` returns on this rank, once no rank finds damage. Collective.
 
     Raises, on all ranks alike, DamageError if all find damage, and StorageError for an OSError, or
-    if only some find damage for as long as ``patience`` lasts.
+    if only some find damage for PATIENCE_SECONDS.
     """
+    patience, doubts = Patience(ranks.rank), Patience(ranks.rank)
     while True:
         values, problems, failure = list[T](), list[str](), None
         try:
@@ -148,7 +146,7 @@ def _agree(
             f"rank {finders[0]} on {host}: {found[0]}, but not for rank {other} on "
             f"{answers[other][0]} (do all hosts share it?)"
         )
-        if not ranks.broadcast(ranks.rank == 0 and patience.wait(f"{path}: {doubt}")):
+        if not ranks.broadcast(ranks.rank == 0 and doubts.wait(f"{path}: {doubt}")):
             raise _make_error(path, doubt)
 
 

@@ -103,33 +103,35 @@ class DamageError(Exception):
 
 
 class Patience:
-    """Tries again for PATIENCE_SECONDS, all in all, what an error of reading has kept from working.
+    """Tries again for PATIENCE_SECONDS what an error of reading has kept from working.
 
-    One line on stderr says so.
+    A line on stderr says so. The time begins anew once something could be read.
     """
 
     def __init__(self, rank: int | None = None) -> None:
         """``rank``: this process's, for that line."""
-        self._who = f"on {socket.gethostname()}"
-        if rank is not None:
-            self._who = f"rank {rank} {self._who}"
+        name = "" if rank is None else f"rank {rank} "
+        self._who = f"{name}on {socket.gethostname()}"
         self._end: float | None = None
-        self._pause = FIRST_PAUSE
+        """Of the time, once it has begun."""
 
     def read(self, work: Callable[..., T], *arguments: Any) -> T:
         """What ``work(*arguments)`` returns. Raises the last OSError once the time is over."""
         while True:
             try:
-                return work(*arguments)
+                found = work(*arguments)
             except OSError as error:
                 if not self.wait(describe_error(error)):
                     raise
+            else:
+                self._end = None
+                return found
 
     def wait(self, reason: str) -> bool:
         """Sleep a while; False if the time is over."""
         now = time.monotonic()
         if self._end is None:
-            self._end = now + PATIENCE_SECONDS
+            self._end, self._pause = now + PATIENCE_SECONDS, FIRST_PAUSE
             waited = f"trying again for up to {PATIENCE_SECONDS:g} s"
             print_message(f"{self._who}: {reason}: {waited}")
         if now >= self._end:

@@ -42,7 +42,7 @@ class Ranks:
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank. Collective."""
-        if self.group is None:
+        if self.size == 1:
             return [value]
         own, lengths = self._prepare(value)
         found = self._gather_all(own)
@@ -50,7 +50,7 @@ class Ranks:
 
     def collect(self, value: Any) -> list[Any]:
         """Every rank's value, on rank 0; an empty list on others. Collective."""
-        if self.group is None:
+        if self.size == 1:
             return [value]
         own, lengths = self._prepare(value)
         found = [torch.empty_like(own) for _ in lengths] if self.rank == 0 else []
@@ -59,7 +59,7 @@ class Ranks:
 
     def scatter(self, values: list[Any]) -> Any:
         """This rank's one of rank 0's values. Collective."""
-        if self.group is None:
+        if self.size == 1:
             return values[0]
         contents = [_pack(each) for each in values] if self.rank == 0 else []
         lengths = torch.tensor([len(each) for each in contents] or [0] * self.size)
@@ -72,7 +72,7 @@ class Ranks:
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's value. Collective."""
-        if self.group is None:
+        if self.size == 1:
             return value
         content = _pack(value) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
         length = torch.tensor([len(content)])
@@ -83,7 +83,7 @@ class Ranks:
         return value if self.rank == 0 else _unpack(content, len(content))
 
     def close(self) -> None:
-        """Not collective; other ranks may still be in the last call, which they can finish."""
+        """Not collective: others can finish the last call. Any call of several ranks fails now."""
         self.group = None
 
     def _send_first(self, tensor: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -240,11 +241,13 @@ def write_shards(
     directory: Path,
     tensors: Mapping[str, torch.Tensor],
     ranks: Ranks,
-    frames: Frames | None = None,
+    frames: Frames,
+    interrupted: threading.Event,
 ) -> list[dict[str, File]]:
     """Write each tensor once, whichever ranks hold it; returns every rank's files, on rank 0.
 
     ``directory`` is made. ``frames``: to be given again the next time, which saves their making.
+    ``interrupted``: set if the tensors may have changed meanwhile.
     Collective. Raises, on all ranks if on any, OSError, or WriteError for whatever else fails.
     """
     writer, planner = _Writer(directory, sync_files=False), DefaultSavePlanner()
@@ -253,8 +256,9 @@ def write_shards(
     results = list[Any]()
 
     def write() -> None:
-        known = {} if frames is None else frames
-        results.extend(writer.write(planner.finish_plan(plan), planner, known))
+        results.extend(writer.write(planner.finish_plan(plan), planner, frames))
+        if interrupted.is_set():
+            raise OSError(errno.EINTR, "interrupted before its tensors were written")
 
     def finish() -> None:
         writer.finish(metadata, [written for _, written, _ in found])
@@ -271,10 +275,7 @@ def write_shards(
 
 
 def _make_plan(
-    writer: _Writer,
-    planner: DefaultSavePlanner,
-    tensors: Mapping[str, torch.Tensor],
-    ranks: Ranks,
+    writer: _Writer, planner: DefaultSavePlanner, tensors: Mapping[str, torch.Tensor], ranks: Ranks
 ) -> tuple[Any, Any]:
     """What this rank is to write; and on rank 0 the list of all tensors. Collective."""
     local, made = list[Any](), list[Any]()

@@ -218,11 +218,11 @@ def judge_place(gpus: Sequence[Gpu], cores: Mapping[int, frozenset[int]]) -> Fin
     parts = [
         f"rank {gpu.rank} runs on {fold_numbers(cores[gpu.rank], most=SHOWN)}, its GPU is near "
         f"{fold_numbers(gpu.near, most=SHOWN)}"
-        for gpu in far[:SHOWN]
+        for gpu in far
     ]
     return warned(
         GPU_PLACE,
-        "; ".join(parts),
+        join_some(parts),
         "--gpu-bind=closest, or --cpu-bind=none and more cores per rank",
     )
 
@@ -244,7 +244,7 @@ def judge_speed(gpus: Sequence[Gpu], hosts: Mapping[int, str]) -> Finding:
         return passed(GPU_SPEED, found)
     return warned(
         GPU_SPEED,
-        f"{found}, but {'; '.join(slow[:SHOWN])}" + ("; …" if len(slow) > SHOWN else ""),
+        f"{found}, but {join_some(slow)}",
         "Look at them with nvidia-smi -q -d PERFORMANCE,ECC and -d CLOCK: heat, power limit, "
         "another process? Leave the node out with --exclude until then",
     )

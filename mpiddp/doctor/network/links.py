@@ -146,20 +146,20 @@ class Counter:
 
 def ping(address: str, port: int, token: bytes) -> Ping:
     """Exchange messages with a Counter. Raises OSError if it is not reached."""
-    best: Ping | None = None
-    with _connect(address, port, token + ECHO) as connection:
+    found: list[Ping] = []
+    with _connect(address, port, token + ECHO) as connection, connection.makefile("rb") as answers:
         end = time.monotonic() + PING_SECONDS
         for _ in range(ROUNDS):
             begin, clock = time.monotonic(), time.time()
             connection.sendall(b"\0" * STAMP.size)
-            stamp = _receive(connection, STAMP.size)
+            stamp = answers.read(STAMP.size)
+            if len(stamp) < STAMP.size:
+                raise ConnectionResetError("closed by the other side")
             seconds = time.monotonic() - begin
-            if best is None or seconds < best.seconds:
-                best = Ping(seconds, STAMP.unpack(stamp)[0] - (clock + seconds / 2))
+            found.append(Ping(seconds, STAMP.unpack(stamp)[0] - (clock + seconds / 2)))
             if time.monotonic() > end:
                 break
-    assert best is not None
-    return best
+    return min(found, key=lambda each: each.seconds)
 
 
 def stream(address: str, port: int, token: bytes) -> None:
@@ -180,16 +180,6 @@ def _connect(address: str, port: int, hello: bytes) -> socket.socket:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(hello)
     return connection
-
-
-def _receive(connection: socket.socket, length: int) -> bytes:
-    received = b""
-    while len(received) < length:
-        piece = connection.recv(length - len(received))
-        if not piece:
-            raise ConnectionResetError("closed by the other side")
-        received += piece
-    return received
 
 
 def find_neighbours(leaders: MPI.Intracomm, mine: Any) -> Any:

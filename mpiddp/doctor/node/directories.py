@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,12 +55,17 @@ class Token:
     """A small file of rank 0's in the run directory, and the directory where there was none."""
 
     def __init__(self, folder: Path, content: str) -> None:
-        self.path = token_path(folder, content)
-        above = (folder, *folder.parents)
-        self._made = list(itertools.takewhile(lambda path: not path.exists(), above))
+        self.path, self._content = token_path(folder, content), content
+        self._made: list[Path] = []
         """The innermost first."""
+
+    def put(self) -> None:
+        """Raises OSError."""
+        folder = self.path.parent
+        above = (folder, *folder.parents)
+        self._made += itertools.takewhile(lambda path: not path.exists(), above)
         folder.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(content)
+        self.path.write_text(self._content)
 
     def remove(self) -> None:
         """Take away what was made, except what others have filled meanwhile."""
@@ -76,8 +82,21 @@ def token_path(folder: Path, content: str) -> Path:
 
 def put_token(folder: Path, content: str) -> tuple[Token | None, str]:
     """Rank 0's part: the token, or what is wrong. Returns within PATIENCE_SECONDS."""
-    make = functools.partial(Token, folder, content)
-    return _try(make, PATIENCE_SECONDS, "cannot be written by rank 0: ")
+    token, is_put, is_over = Token(folder, content), threading.Event(), threading.Event()
+
+    def put() -> None:
+        token.put()
+        is_put.set()
+        if is_over.is_set():
+            token.remove()
+
+    _, problem = _try(put, PATIENCE_SECONDS, "cannot be written by rank 0: ")
+    if problem:
+        # What hangs removes it itself, should it come to its end.
+        is_over.set()
+        if is_put.is_set():
+            token.remove()
+    return None if problem else token, problem
 
 
 def look_at_runs(folder: Path, content: str) -> DirectoryFacts:

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import mpiddp
-from mpiddp.doctor.common.findings import Finding, failed, passed, warned
+from mpiddp.doctor.common.findings import Finding, failed, join_some, passed, warned
 from mpiddp.errors import LaunchError
 
 CODE = "code"
@@ -19,7 +19,6 @@ IMPORT_TORCH = "import torch"
 
 PATIENCE_SECONDS = 20.0
 """How long an import of torch may take before it is worth doing something about."""
-SHOWN = 8
 ADVICE = (
     "Give all nodes the same environment: one on a shared file system, or a new copy on each node"
 )
@@ -65,14 +64,12 @@ def judge_versions(
     if not odd:
         return passed(check, ", ".join(usual))
     parts = []
-    for rank in odd[:SHOWN]:
+    for rank in odd:
         has = [own for own, others in zip(rows[rank], usual, strict=True) if own != others]
         parts.append(f"{name(rank)} has {', '.join(has)}")
-    if len(odd) > SHOWN:
-        parts.append(f"and {len(odd) - SHOWN} more ranks differ")
     return failed(
         check,
-        f"{'; '.join(parts)}; the others have {', '.join(usual)}",
+        f"{join_some(parts)}; the others have {', '.join(usual)}",
         ADVICE,
         LaunchError.exit_code,
     )

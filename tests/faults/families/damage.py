@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import shutil
 import threading
@@ -19,25 +18,10 @@ from laboratory import Laboratory, Training, find_resumed
 from mpiddp.checkpoints.storage import finding
 from mpiddp.checkpoints.storage.manifest import MANIFEST, list_checkpoints
 from mpiddp.checkpoints.storage.ranks import Ranks
+from saves import METADATA, delete, flip, truncate
 
 RANKS = 2
 SHARDS = ("__0_0.distcp", "__1_0.distcp")
-METADATA = ".metadata"
-
-
-def flip_byte(path: Path, place: float) -> None:
-    content = bytearray(path.read_bytes())
-    at = int(place * len(content))
-    content[at] ^= 1 << int(place * 1e6) % 8
-    path.write_bytes(content)
-
-
-def truncate(path: Path, place: float) -> None:
-    os.truncate(path, int(place * path.stat().st_size))
-
-
-def delete(path: Path, _: float) -> None:
-    path.unlink()
 
 
 def swap(path: Path, _: float) -> None:
@@ -50,7 +34,7 @@ def swap(path: Path, _: float) -> None:
 
 
 KINDS: dict[str, tuple[Callable[[Path, float], None], tuple[str, ...]]] = {
-    "byte flipped": (flip_byte, (*SHARDS, METADATA, MANIFEST)),
+    "byte flipped": (flip, (*SHARDS, METADATA, MANIFEST)),
     "file truncated": (truncate, (*SHARDS, METADATA, MANIFEST)),
     "file deleted": (delete, (*SHARDS, METADATA)),
     "shards swapped": (swap, SHARDS[:1]),

@@ -13,7 +13,7 @@ from typing import Any
 
 import launchers
 from attempts import Family, Finding
-from laboratory import INTERVAL, Laboratory, Training, find_resumed
+from laboratory import INTERVAL, Laboratory, Training
 from mpiddp.checkpoints.storage.manifest import find_problems, list_checkpoints, read_manifest
 
 RANKS = 2
@@ -21,8 +21,6 @@ KINDS = ("full", "quota")
 POLICIES = ("stop", "continue")
 FAILED = re.compile(r"No space left on device|Disk quota exceeded")
 REPORT = re.compile(r"a checkpoint in \S+ could not be written: .*the older ones are as they were")
-PAUSE = 0.03
-"""Seconds after a step, so that there is time to make room before the last checkpoint."""
 
 
 def choose(dice: Random, number: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,7 +60,9 @@ def break_off(
     training: Training, choice: Mapping[str, Any], ballast: Path
 ) -> tuple[launchers.Result, float]:
     """What the job has left, and the seconds until the last rank heard that the save had failed."""
-    with training.start([make_rule(choice, ballast)], pause=PAUSE, hears=True) as job:
+    # There is room again before the last checkpoint.
+    hold = (str(ballast), 7 * INTERVAL + 1)
+    with training.start([make_rule(choice, ballast)], hold=hold, hears=True) as job:
         fired = training.await_fired(job)
         job.until(lambda: FAILED.search(job.stdout() + job.stderr()), "the report of the failure")
         if choice["policy"] == "continue":
@@ -85,14 +85,12 @@ def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> 
             assert len(REPORT.findall(result.output)) == 1, result
             check_older(training, (choice["save"] - 1) * INTERVAL)
             ballast.unlink(missing_ok=True)
-            resumed = find_resumed(training.finish())
+            resumed, lost = laboratory.go_on(training)
             assert resumed == (choice["save"] - 1) * INTERVAL
-            fired = training.read_fired()
-            lost = fired["step"] - resumed if fired else 0
         else:
             assert result.returncode == 0, result
             assert "training goes on" in result.output, result
-        laboratory.check_end(training)
+            laboratory.check_end(training)
     ends = {"stop": "stopped, resumed, bitwise equal", "continue": "went on, bitwise equal"}
     return Finding(ends[choice["policy"]], detected=seconds, lost_steps=lost)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import time
@@ -13,16 +14,7 @@ from typing import Any
 
 import launchers
 from attempts import Family, Finding
-from laboratory import (
-    PARTIAL,
-    SAVING,
-    Laboratory,
-    Times,
-    Training,
-    find_resumed,
-    kill,
-    watch_end,
-)
+from laboratory import PARTIAL, SAVING, Laboratory, Times, Training, make_signal, watch_end
 
 EARLY_ENDS = {
     4: "ended by --timeout",
@@ -74,22 +66,14 @@ def find_launcher(name: str, laboratory: Laboratory) -> Iterator[launchers.Launc
 
 
 def make_rule(choice: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    victim, count = choice["victim"], choice["count"]
-    rule = {
-        "rank": victim,
-        "action": "send_signals",
-        "targets": [victim],
-        "signal": int(signal.SIGKILL),
-    }
-    return (
-        rule
-        | {
-            "step": {"event": "step", "count": 1 + int(choice["share"] * (steps - 1))},
-            "last step": {"event": "step", "count": steps},
-            "save": {"event": "open", "path": PARTIAL, "count": min(count, 4)},
-            "evaluation": {"event": "evaluation", "count": count},
-        }[choice["moment"]]
-    )
+    count = choice["count"]
+    event = {
+        "step": {"event": "step", "count": 1 + int(choice["share"] * (steps - 1))},
+        "last step": {"event": "step", "count": steps},
+        "save": {"event": "open", "path": PARTIAL, "count": min(count, 4)},
+        "evaluation": {"event": "evaluation", "count": count},
+    }[choice["moment"]]
+    return make_signal(choice["victim"], signal.SIGKILL, **event)
 
 
 def break_off(
@@ -102,7 +86,8 @@ def break_off(
         if is_start:
             victim = job.rank(choice["victim"])
             time.sleep(choice["seconds"])
-            since = kill(victim, signal.SIGKILL)
+            os.kill(victim, signal.SIGKILL)
+            since = time.time()
         else:
             since = training.await_fired(job)["time"]
         survivors = [process for rank, process in job.ranks().items() if rank != choice["victim"]]
@@ -130,11 +115,7 @@ def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> 
             return Finding(f"{EARLY_ENDS[result.returncode]} in the start-up, bitwise equal")
         assert result.returncode in CODES, result
         assert training.read_outcome().get("code", 6) == 6, result
-        output = training.finish()
-    laboratory.check_end(training)
-    fired = training.read_fired()
-    made = fired["step"] if fired is not None else 0
-    lost = made - find_resumed(output) if fired is not None else 0
+        _, lost = laboratory.go_on(training)
     return Finding("resumed, bitwise equal", times.detected, times.gone, lost)
 
 

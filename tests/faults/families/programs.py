@@ -11,7 +11,7 @@ from typing import Any
 
 import launchers
 from attempts import Family, Finding
-from laboratory import SAVING, Laboratory, Times, Training, find_resumed, watch_end
+from laboratory import SAVING, Laboratory, Times, Training
 
 KINDS = ("raise", "crash", "nan", "nan, skip", "sample", "sample, skip")
 CRASHED = (6, 128 + signal.SIGSEGV, signal.SIGSEGV)
@@ -34,35 +34,30 @@ def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> 
     kind, _, policy = choice["kind"].partition(", ")
     options = (*SAVING, *(["--on-nan", policy, "--on-bad-sample", policy] if policy else []))
     training = Training(folder, choice["ranks"], options)
-    result, times = break_off(training, choice, kind)
+    times, result = break_off(training, choice, kind)
     if policy:
         check_skipped(result, training, choice, kind)
         return Finding("the same step left out on all ranks")
     check_report(result, training, choice, kind)
-    output = training.finish()
-    laboratory.check_end(training)
-    fired = training.read_fired()
-    lost = None if fired is None else max(0, fired["step"] - find_resumed(output))
+    _, lost = laboratory.go_on(training)
+    outcome = "one report, resumed, bitwise equal"
     # When a sample is read that cannot be is not known.
-    seconds = (times.detected, times.gone) if times is not None else (None, None)
-    return Finding("one report, resumed, bitwise equal", *seconds, lost)
+    return Finding(outcome, times.detected, times.gone, lost) if times else Finding(outcome)
 
 
 def break_off(
     training: Training, choice: Mapping[str, Any], kind: str
-) -> tuple[launchers.Result, Times | None]:
+) -> tuple[Times | None, launchers.Result]:
     rule = {"rank": choice["victim"], "count": choice["step"]} | {
         "raise": {"event": "step", "action": "raise_error"},
         "crash": {"event": "step", "action": "read_address_zero"},
         "nan": {"event": "batch", "action": "spoil"},
         "sample": {"event": "open", "path": "no such path", "action": "note_only"},
     }[kind]
-    wrapped = ["unreadable", str(choice["sample"])] if kind == "sample" else []
-    with training.start([rule], data=wrapped) as job:
-        if kind == "sample":
-            return job.wait(), None
-        times = watch_end(job, training.await_fired(job)["time"])
-        return job.wait(), times
+    if kind != "sample":
+        return training.break_off(rule)
+    with training.start([rule], data=["unreadable", str(choice["sample"])]) as job:
+        return None, job.wait()
 
 
 def check_report(

@@ -10,7 +10,7 @@ from typing import Any
 
 from attempts import Family, Finding
 from families.kills import CODES
-from laboratory import INTERVAL, Laboratory, Training, find_resumed, watch_end
+from laboratory import INTERVAL, Laboratory, Training, make_signal
 
 POINTS = {
     "begun": ("os.mkdir", r"\.partial$"),
@@ -40,32 +40,20 @@ def make_rule(choice: Mapping[str, Any]) -> dict[str, Any]:
     # The third save removes the first one's.
     removed = 2 * (choice["point"] == "older ones are removed")
     folder = rf"/step-{(save - removed) * INTERVAL}"
-    return {
-        # Each rank writes its shard; the rest is rank 0's work.
-        "rank": victim if choice["point"] == "shards" else 0,
-        "event": event,
-        "path": folder + (path if removed else rf"\.[\w-]+{path}"),
-        "action": "send_signals",
-        "targets": [victim],
-        "signal": int(signal.SIGKILL),
-    }
+    # Each rank writes its shard; the rest is rank 0's work.
+    rank = victim if choice["point"] == "shards" else 0
+    path = folder + (path if removed else rf"\.[\w-]+{path}")
+    return make_signal(rank, signal.SIGKILL, [victim], event=event, path=path)
 
 
 def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> Finding:
     training = Training(folder, RANKS)
-    with training.start([make_rule(choice)]) as job:
-        fired = training.await_fired(job)
-        times = watch_end(job, fired["time"])
-        result = job.wait()
+    times, result = training.break_off(make_rule(choice))
     assert result.returncode in CODES, result
-    output = training.finish()
-    resumed = find_resumed(output)
+    resumed, lost = laboratory.go_on(training)
     # Training went on while it was written.
     begun = choice["save"] * INTERVAL
     assert begun - resumed <= INTERVAL, f"step {resumed} is left of a save of step {begun}"
-    laboratory.check_end(training)
-    # A step that comes after the last one that a rank has noted.
-    lost = max(0, fired["step"] - resumed)
     return Finding("resumed, bitwise equal", times.detected, times.gone, lost)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import launchers
 from attempts import Family, Finding
-from laboratory import PARTIAL, Laboratory, Training, find_resumed
+from laboratory import PARTIAL, Laboratory, Training, find_resumed, make_signal
 
 WAYS = ("one rank", "all ranks", "spread", "twice", "save", "evaluation", "start-up")
 PREEMPTED = 75
@@ -45,7 +45,7 @@ def choose(dice: Random, number: int, parameters: Mapping[str, Any]) -> dict[str
 def make_rules(choice: Mapping[str, Any]) -> list[dict[str, Any]]:
     first = choice["order"][0]
     number = int(signal.Signals[f"SIG{choice['signal']}"])
-    rule = {"rank": first, "action": "send_signals", "targets": [first], "signal": number}
+    rule = make_signal(first, number)
     step = {"event": "step", "count": choice["step"]}
     return {
         "one rank": [rule | step],

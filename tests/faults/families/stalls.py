@@ -14,7 +14,7 @@ import launchers
 import slurm
 from attempts import Family, Finding
 from families.kills import CODES
-from laboratory import SAVING, Laboratory, Times, Training, find_resumed, watch_end
+from laboratory import SAVING, Laboratory, Times, Training, make_signal
 
 
 def choose_still(dice: Random, number: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,14 +35,14 @@ def attempt_still(choice: Mapping[str, Any], laboratory: Laboratory, folder: Pat
     if choice["way"] == "stopped":
         training = Training(folder, choice["ranks"], options)
         times, output = stop_rank(training, choice)
-        lost = go_on(laboratory, training)
+        _, lost = laboratory.go_on(training)
     else:
         with laboratory.cluster() as cluster:
             flags = ("--nodelist=node[1-2]", "--nodes=2", "--ntasks-per-node=2")
             launcher = cluster.srun(*flags, "--kill-on-bad-exit=0")
             training = Training(folder, choice["ranks"], options, launcher)
             times, output = cut_link(training, choice, cluster)
-            lost = go_on(laboratory, training)
+            _, lost = laboratory.go_on(training)
     named = [choice["victim"]] if choice["way"] == "stopped" else [0, 2]
     for rank in named:
         assert re.search(rf"mpiddp: rank {rank} of \d on \S+ was lost", output), output
@@ -50,14 +50,8 @@ def attempt_still(choice: Mapping[str, Any], laboratory: Laboratory, folder: Pat
 
 
 def stop_rank(training: Training, choice: Mapping[str, Any]) -> tuple[Times, str]:
-    victim = choice["victim"]
-    rule = {
-        "rank": victim, "event": "step", "count": choice["step"], "action": "send_signals",
-        "targets": [victim], "signal": int(signal.SIGSTOP),
-    }  # fmt: skip
-    with training.start([rule]) as job:
-        times = watch_end(job, training.await_fired(job)["time"])
-        result = job.wait()
+    rule = make_signal(choice["victim"], signal.SIGSTOP, event="step", count=choice["step"])
+    times, result = training.break_off(rule)
     assert result.returncode in CODES, result
     return times, result.output
 
@@ -87,15 +81,6 @@ def find_on_nodes(job: launchers.Job) -> list[int]:
     return [pid for pid in job.processes() if launchers.environ_of(pid).get("SLURMD_NODENAME")]
 
 
-def go_on(laboratory: Laboratory, training: Training) -> int:
-    """Start it again, to its end; the steps that were made again."""
-    fired = training.read_fired()
-    assert fired is not None
-    resumed = find_resumed(training.finish())
-    laboratory.check_end(training)
-    return max(0, fired["step"] - resumed)
-
-
 STILL = Family(choose_still, attempt_still)
 
 
@@ -117,15 +102,13 @@ def attempt_endless(choice: Mapping[str, Any], laboratory: Laboratory, folder: P
         "rank": choice["victim"], "event": "step", "count": choice["step"],
         "action": choice["action"],
     }  # fmt: skip
-    with training.start([rule]) as job:
-        times = watch_end(job, training.await_fired(job)["time"])
-        result = job.wait()
+    times, result = training.break_off(rule)
     assert result.returncode in CODES, result
     assert training.read_outcome()["code"] == 6
     # The table of positions names the rank that the others wait for.
     named = rf"rank {choice['victim']} on \S+ +{choice['action']}, saboteur\.py"
     assert re.search(named, result.output), result
-    lost = go_on(laboratory, training)
+    _, lost = laboratory.go_on(training)
     return Finding("named, resumed, bitwise equal", times.detected, times.gone, lost)
 
 

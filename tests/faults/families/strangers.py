@@ -10,22 +10,16 @@ import shutil
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import launchers
 from attempts import Family, Finding
+from checkpointed import Hostile
 from laboratory import Laboratory, Training, find_resumed
-from mpiddp.checkpoints.storage.manifest import (
-    MANIFEST,
-    File,
-    list_checkpoints,
-    make_digest,
-    read_manifest,
-    write_manifest,
-)
+from mpiddp.checkpoints.storage.manifest import list_checkpoints
+from saves import METADATA, SHARD, make_hostile
 
 RANKS = 2
 WAYS = ("idle", "hostile list", "garbage", "hostile shard")
@@ -107,33 +101,21 @@ def find_ports(job: launchers.Job) -> list[tuple[str, int]]:
     return [
         (socket.inet_ntoa(bytes.fromhex(row[1][:8])[::-1]), int(row[1][9:], 16))
         for row in rows
-        if row[3] == LISTENING and row[9] in ours - others
+        if row[3] == LISTENING and f"socket:[{row[9]}]" in ours - others
     ]
 
 
 def find_sockets(process: int) -> set[str]:
-    """The numbers of a process's sockets."""
+    """The names of a process's sockets, and of what else it has open."""
     found = set()
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{process}/fd"):
             with contextlib.suppress(OSError):
-                target = os.readlink(entry.path)
-                if target.startswith("socket:["):
-                    found.add(target[8:-1])
+                found.add(os.readlink(entry.path))
     return found
 
 
 # Pickles
-
-
-class Hostile:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self._path),)
 
 
 def load_hostile(training: Training, laboratory: Laboratory, choice: Mapping[str, Any]) -> Finding:
@@ -148,14 +130,8 @@ def load_hostile(training: Training, laboratory: Laboratory, choice: Mapping[str
     pickle.loads(content)
     trace.rmdir()
     is_list = choice["way"] == "hostile list"
-    name = ".metadata" if is_list else "__0_0.distcp"
-    (newest / name).write_bytes(content.ljust((newest / name).stat().st_size))
-    manifest = read_manifest(newest)
-    digest = make_digest()
-    digest.update((newest / name).read_bytes())
-    files = {**manifest.files, name: File((newest / name).stat().st_size, digest.hexdigest())}
-    (newest / MANIFEST).unlink()
-    write_manifest(newest, replace(manifest, files=files))
+    name = METADATA if is_list else SHARD
+    make_hostile(newest, name, content.ljust((newest / name).stat().st_size))
     if is_list:
         output = training.finish()
         assert find_resumed(output) == int(older.name.partition("-")[2]), output

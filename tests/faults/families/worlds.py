@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from attempts import Family, Finding
-from laboratory import Laboratory, Training
+from laboratory import Laboratory, Training, make_signal
 
 SAMPLES = 640
 OPTIONS = ("--save-every", "1000epochs", "--epochs", "1")
@@ -39,10 +39,7 @@ def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> 
 
 def train_part(training: Training, step: int | None) -> list[dict[str, Any]]:
     """Train until all ranks stop after a signal, or to the end; each rank's steps."""
-    rule = {
-        "rank": 0, "event": "step", "count": step or 1, "action": "send_signals", "targets": [0],
-        "signal": int(signal.SIGUSR2),
-    }  # fmt: skip
+    rule = make_signal(0, signal.SIGUSR2, event="step", count=step or 1)
     with training.start([rule] if step else [], pause=0.05) as job:
         job.wait().expect(75 if step else 0)
     (training.folder / "fired.json").unlink(missing_ok=True)
