@@ -44,7 +44,7 @@ STOP_SECONDS = 5.0
 LOST_SECONDS = 5.0
 """Timeout for the job's report once a rank was lost; usually it takes under 1 s."""
 PRINT_SECONDS = 1.0
-"""How long what a rank has printed may come after its answer."""
+"""Pause after which no more is expected of what ranks have printed before their answers."""
 PERIOD = 0.2
 """Of the checks for lines without an end, in seconds."""
 
@@ -152,17 +152,22 @@ class Call:
 
     def _collect(self) -> None:
         while self._waiting:
+            # This process may have been stopped: what came meanwhile is in time.
+            limit = self._limit if time.monotonic() >= self._limit else None
             self._step(min(self._limit, time.monotonic() + PERIOD))
-            if time.monotonic() >= self._limit and not self._escalate():
+            if self._waiting and limit == self._limit and not self._escalate():
                 return
 
-    def _step(self, until: float) -> None:
-        for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
+    def _step(self, until: float) -> bool:
+        """Take what comes; False if nothing does."""
+        found = self._selector.select(max(0.0, until - time.monotonic()))
+        for key, _ in found:
             key.data()
             if getattr(key.fileobj, "is_ended", False):
                 self._selector.unregister(key.fileobj)
         for output in self._job.outputs:
             output.flush_late()
+        return bool(found)
 
     def _receive(self, member: Member) -> None:
         rank = member.rank
@@ -206,6 +211,7 @@ class Call:
 
     def _note_end(self) -> None:
         """The job has ended: ranks that have not answered are lost."""
+        self._selector.unregister(self._job.report)
         self._job.await_end(LOST_SECONDS)
         self._lost += self._waiting
         self._waiting.clear()
@@ -241,17 +247,16 @@ class Call:
 
     def _await_output(self) -> None:
         """Print what ranks that have answered have printed before."""
-        end = time.monotonic() + PRINT_SECONDS
         outputs = [
             output
             for member in self._job.members
             if member.rank in self._answers
             for output in member.outputs
         ]
-        while time.monotonic() < end:
-            if all(output.is_ended or output.call >= self._request.number for output in outputs):
-                return
-            self._step(end)
+        number, comes = self._request.number, True
+        while comes and not all(each.is_ended or each.call >= number for each in outputs):
+            # Looked at once more: this process may have been stopped.
+            comes = self._step(time.monotonic() + PRINT_SECONDS) or self._step(0.0)
 
     # The result
 

@@ -31,6 +31,8 @@ SHARED_BYTES = 1 << 16
 """If the buffers have more bytes in all, processes of one machine use shared memory for them."""
 ALIGNMENT = 64
 """Bytes, of each buffer in shared memory."""
+LONGEST_HEADER = 1 << 28
+"""Bytes."""
 LONGEST_PIECE = 1 << 20
 """Bytes that are sent at a time."""
 SILENT_SECONDS = 60.0
@@ -185,6 +187,8 @@ class Channel:
         memory for what came: the message is read to its end then.
         """
         length, descriptors = self._begin()
+        if length > LONGEST_HEADER:
+            raise OSError(f"a header of {length} bytes, which is none of a message")
         kind, content, body_size, sizes, is_shared = json.loads(self._read(length))
         try:
             check_memory(body_size + (0 if is_shared else sum(sizes)))
@@ -260,7 +264,7 @@ def connect(address: Address) -> socket.socket:
     Nothing but the token is sent, and nothing read, before that process has proved that it is the
     one that made the token.
     """
-    problems = []
+    problems, is_last = [], False
     end = time.monotonic() + CONNECT_SECONDS
     while True:
         for place in address.places:
@@ -268,19 +272,24 @@ def connect(address: Address) -> socket.socket:
                 return _connect(place, address)
             except (OSError, EOFError) as error:
                 problems.append(f"{place}: {error}")
-        if time.monotonic() > end:
+        if is_last:
             raise UnreachableError(
                 f"{socket.gethostname()} does not reach the process that started these ranks "
                 f"({'; '.join(problems[-len(address.places) :])})"
             )
+        # Once more after that: a process that was stopped has missed the answers.
+        is_last = time.monotonic() > end
         time.sleep(0.1)
 
 
 def _connect(place: str, address: Address) -> socket.socket:
     with contextlib.ExitStack() as unused:
         connection = unused.enter_context(open_connection(place, CONNECT_SECONDS))
-        if connection.family == socket.AF_UNIX and find_user(connection) != os.geteuid():
-            raise PermissionError("the socket is another user's")
+        if connection.family == socket.AF_UNIX:
+            if find_user(connection) != os.geteuid():
+                raise PermissionError("the socket is another user's")
+            # The kernel tells of that process's end; it may be stopped (Ctrl-Z).
+            connection.settimeout(None)
         connection.sendall(encode_token(address.token))
         proof = b""
         while len(proof) < len(address.proof):

@@ -6,6 +6,7 @@ import functools
 import importlib
 import os
 import re
+import select
 import signal
 import sys
 import threading
@@ -19,6 +20,7 @@ import called
 import mpiddp
 from launchers import until
 from mpiddp.errors import ConfigurationError, RankFailedError, RemoteError, UnreachableError
+from mpiddp.remote import call
 
 pytestmark = pytest.mark.mpi
 RANKS = 4
@@ -170,6 +172,36 @@ def test_a_deadline_says_where_the_late_ranks_were(ranks):
     assert re.search(
         r"Where the ranks were:\n(.*\n)*.*rank.* sleep_on, called\.py:", error.__notes__[0]
     )
+
+
+def test_a_caller_that_is_stopped_for_a_moment_misses_nothing(ranks, capsys, monkeypatch):
+    step = call.Call._step
+
+    def look_late(self, end):
+        """What was to come by ``end`` has come, and nobody has looked."""
+        monkeypatch.setattr(call.Call, "_step", step)
+        calls = [member.calls for member in ranks.members]
+        until(lambda: len(select.select(calls, [], [], 0)[0]) == RANKS, "the answers")
+        time.sleep(max(0.0, end - time.monotonic()))
+        return False
+
+    monkeypatch.setattr(call.Call, "_step", look_late)
+    monkeypatch.setattr(call, "PRINT_SECONDS", 0.0)
+    ranks.within(0.1).run(called.print_block, 10_000)
+    out = capsys.readouterr().out
+    assert all(f"[{rank}] end\n" in out for rank in range(RANKS))
+
+
+def test_a_call_that_gets_no_thread_holds_up_no_other(ranks, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Thread", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            ranks.submit(called.nothing)
+    assert ranks.submit(called.find_rank).result(SECONDS) == list(range(RANKS))
+
+
+def refuse(**_: object) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_what_a_function_leaves_behind_harms_no_later_call(ranks):
