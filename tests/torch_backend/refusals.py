@@ -9,12 +9,13 @@ from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from comparison import GATHER_ONE, SCATTER_ONE, WAIT, close_sides, make_sides
 from torch import distributed as dist
 
-from mpiddp.torch_backend import make_group
+from mpiddp.torch_backend import gloo_calls, make_group
 
 SHORT = timedelta(seconds=0.5)
 CHANGE_TIMEOUT = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
@@ -157,6 +158,29 @@ def wait_in_two_groups(session: Any) -> float:
     for pair in pairs:
         close_sides(*pair)
     return tensor.sum().item()
+
+
+def talk_in_two_threads(session: Any) -> list[float]:
+    """The first messages of a group, one in each thread."""
+    _, ours = sides = make_sides()
+    open_gloo = gloo_calls.open_gloo
+
+    def open_slowly(*values: Any) -> Any:
+        time.sleep(0.3)
+        return open_gloo(*values)
+
+    def talk(tag: int) -> float:
+        tensor = torch.full((1,), 1.0 + tag + 2 * ours.rank)
+        if (ours.rank + tag) % 2:
+            dist.send(tensor, group=ours.group, group_dst=1 - ours.rank, tag=tag)
+        else:
+            dist.recv(tensor, group=ours.group, group_src=1 - ours.rank, tag=tag)
+        return tensor.item()
+
+    with mock.patch.object(gloo_calls, "open_gloo", open_slowly), ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(talk, range(2)))
+    close_sides(*sides)
+    return found
 
 
 def come_late(session: Any) -> tuple[str, float]:

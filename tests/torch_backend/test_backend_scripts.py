@@ -114,6 +114,10 @@ def test_a_monitored_barrier_keeps_no_other_thread_from_the_store(pool):
     assert pool("openmpi", 2).call(refusals.wait_in_two_groups).values == [6.0, 6.0]
 
 
+def test_two_threads_may_send_a_groups_first_messages(pool):
+    assert pool("openmpi", 2).call(refusals.talk_in_two_threads).values == [[3.0, 2.0], [3.0, 2.0]]
+
+
 def test_a_barrier_ends_after_the_time_that_it_is_given(pool):
     called = pool("openmpi", 2).call(refusals.come_late)
     assert [total for _, total in called.values] == [6.0, 6.0]
