@@ -15,7 +15,7 @@ import called
 from mpiddp.remote import pickling, rank
 from mpiddp.remote.channel import Channel, Parcel
 
-SOON = 20.0
+SOON = 60.0
 WORLD = SimpleNamespace(rank=0, size=1)
 
 

@@ -18,11 +18,12 @@ import pytest
 
 import called
 import mpiddp
+from called import expire_when
 from launchers import until
 from mpiddp.errors import ConfigurationError, RankFailedError, RemoteError, UnreachableError
 from mpiddp.remote import call
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600)]
 RANKS = 4
 WAITING = {"MPIDDP_WAIT": "sleep"}
 SECONDS = 60.0
@@ -163,12 +164,13 @@ def test_sessions_checkpoints_and_collectives(ranks, tmp_path):
     assert (tmp_path / "checkpoints" / "step-3").is_dir()
 
 
-def test_a_deadline_says_where_the_late_ranks_were(ranks):
+def test_a_deadline_says_where_the_late_ranks_were(ranks, monkeypatch):
+    expire_when(monkeypatch, lambda own: len(own._waiting) == 1)
     with pytest.raises(RankFailedError, match="sleep_on failed on 1 of 4 ranks") as caught:
-        ranks.within(0.5).run(called.sleep_on, 2)
+        ranks.run(called.sleep_on, 2)
     (error,) = caught.value.exceptions
     assert type(error) is UnreachableError and list(caught.value.by_rank) == [2]
-    assert str(error) == "sleep_on did not return within 0.5 s"
+    assert str(error) == "sleep_on did not return within 60 s"
     assert re.search(
         r"Where the ranks were:\n(.*\n)*.*rank.* sleep_on, called\.py:", error.__notes__[0]
     )
@@ -288,13 +290,11 @@ def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys):
         assert (folder, variable, secret) == (os.getcwd(), "1", [])
         assert first == os.path.abspath(sys.path[0])
         victim = own.members[1].process
-        began = time.monotonic()
         threading.Timer(0.3, os.kill, (victim, signal.SIGKILL)).start()
         with pytest.raises(
             RankFailedError, match="failed on 1 of 2 ranks: rank 1 of 2 on"
         ) as caught:
             own.run(called.sleep_on, -1)
-        assert time.monotonic() - began < 30
         ((rank, lost),) = caught.value.by_rank.items()
         assert rank == 1 and "rank 1 of 2 on" in str(lost) and "killed by SIGKILL" in str(lost)
         own.restart()
