@@ -142,9 +142,13 @@ class Call:
             "folders": [os.path.abspath(folder) for folder in sys.path],
             "sources": request.sources,
         }
+        self._tell("call", content, request.parcel)
+
+    def _tell(self, kind: str, content: Any, parcel: Parcel | None = None) -> None:
+        """Send a message to the ranks that have not answered."""
         for rank, member in list(self._waiting.items()):
             try:
-                member.calls.send("call", content, request.parcel)
+                member.calls.send(kind, content, parcel)
             except OSError:
                 self._lose(rank)
 
@@ -239,11 +243,7 @@ class Call:
     def _stop(self) -> None:
         self._is_stopping = True
         self._limit = time.monotonic() + STOP_SECONDS
-        for rank, member in list(self._waiting.items()):
-            try:
-                member.calls.send("interrupt", self._request.number)
-            except OSError:
-                self._lose(rank)
+        self._tell("interrupt", self._request.number)
 
     def _await_output(self) -> None:
         """Print what ranks that have answered have printed before."""
@@ -328,10 +328,12 @@ class Call:
         broken = [rank for rank, state in states.items() if state.get("is_broken")]
         if broken:
             return f"{self._request.name} left {name_ranks(broken)} in the middle of a collective"
-        for what, kind in (("mpiddp's collectives", "calls"), ("the session", "exchanges")):
-            counts = {rank: state[kind] for rank, state in states.items()}
-            if len(set(counts.values())) > 1:
-                return self._describe_divergence(what, counts)
+        found = {
+            what: {rank: state[kind] for rank, state in states.items()}
+            for what, kind in (("mpiddp's collectives", "calls"), ("the session", "exchanges"))
+        }
+        if problem := self._compare(found):
+            return problem
         by_group: dict[str, set[int]] = defaultdict(set)
         for state in states.values():
             for group, count in state["groups"].items():
@@ -347,23 +349,24 @@ class Call:
             try:
                 member.calls.send("state")
                 for group, count in member.calls.receive().content.items():
-                    found[group][member.rank] = count
+                    found[f"group {group}"][member.rank] = count
             except (EOFError, OSError):
                 return f"{describe_ranks([member])} does not answer"
-        for group, counts in found.items():
-            if len(set(counts.values())) > 1:
-                return self._describe_divergence(f"group {group}", counts)
-        return ""
+        return self._compare(found)
 
-    def _describe_divergence(self, what: str, counts: Mapping[int, int]) -> str:
-        ranks: dict[int, list[int]] = defaultdict(list)
-        for rank, count in counts.items():
-            ranks[count].append(rank)
-        texts = [f"{count} on {name_ranks(which)}" for count, which in ranks.items()]
-        return (
-            f"{self._request.name} left the ranks at different collective calls of {what}: "
-            f"{', '.join(texts)}"
-        )
+    def _compare(self, found: Mapping[str, Mapping[int, int]]) -> str:
+        """The first of ``found`` whose counts, by rank, differ, as a text; empty if none do."""
+        for what, counts in found.items():
+            ranks: dict[int, list[int]] = defaultdict(list)
+            for rank, count in counts.items():
+                ranks[count].append(rank)
+            if len(ranks) > 1:
+                texts = [f"{count} on {name_ranks(which)}" for count, which in ranks.items()]
+                return (
+                    f"{self._request.name} left the ranks at different collective calls of {what}: "
+                    f"{', '.join(texts)}"
+                )
+        return ""
 
     def _make_error(self, problem: str) -> RankFailedError:
         members = self._job.members

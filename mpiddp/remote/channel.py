@@ -189,22 +189,24 @@ class Channel:
         length, descriptors = self._begin()
         if length > LONGEST_HEADER:
             raise OSError(f"a header of {length} bytes, which is none of a message")
-        kind, content, body_size, sizes, is_shared = json.loads(self._read(length))
+        kind, content, body_size, sizes, is_shared = json.loads(_read(self.connection, length))
+        left = body_size + (0 if is_shared else sum(sizes))
         try:
-            check_memory(body_size + (0 if is_shared else sum(sizes)))
+            check_memory(left)
         except ConfigurationError:
-            self._skip(body_size + (0 if is_shared else sum(sizes)))
+            while left:
+                left -= len(_read(self.connection, min(left, SHARED_BYTES)))
             for descriptor in descriptors:
                 os.close(descriptor)
             raise
-        body = bytes(self._read(body_size))
+        body = bytes(_read(self.connection, body_size))
         if is_shared:
             try:
                 buffers = _map(descriptors[0], sizes)
             finally:
                 os.close(descriptors[0])
         else:
-            buffers = tuple(memoryview(self._read(size)) for size in sizes)
+            buffers = tuple(memoryview(_read(self.connection, size)) for size in sizes)
         return Message(kind, content, body, buffers)
 
     def _begin(self) -> tuple[int, list[int]]:
@@ -215,25 +217,22 @@ class Channel:
             data, descriptors = self.connection.recv(4), []
         if not data:
             raise EOFError("the other end has gone")
-        data += self._read(4 - len(data))
+        data += _read(self.connection, 4 - len(data))
         return int.from_bytes(data, "little"), descriptors
-
-    def _read(self, count: int) -> bytearray:
-        data = bytearray(count)
-        view = memoryview(data)
-        while view:
-            got = self.connection.recv_into(view)
-            if not got:
-                raise EOFError("the other end has gone")
-            view = view[got:]
-        return data
-
-    def _skip(self, count: int) -> None:
-        while count:
-            count -= len(self._read(min(count, SHARED_BYTES)))
 
     def close(self) -> None:
         self.connection.close()
+
+
+def _read(connection: socket.socket, count: int) -> bytearray:
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        got = connection.recv_into(view)
+        if not got:
+            raise EOFError("the other end has gone")
+        view = view[got:]
+    return data
 
 
 def _map(descriptor: int, sizes: Sequence[int]) -> tuple[memoryview, ...]:
@@ -291,12 +290,7 @@ def _connect(place: str, address: Address) -> socket.socket:
             # The kernel tells of that process's end; it may be stopped (Ctrl-Z).
             connection.settimeout(None)
         connection.sendall(encode_token(address.token))
-        proof = b""
-        while len(proof) < len(address.proof):
-            piece = connection.recv(len(address.proof) - len(proof))
-            if not piece:
-                raise EOFError("a stranger listens there")
-            proof += piece
+        proof = _read(connection, len(address.proof))
         if not hmac.compare_digest(proof, address.proof.encode()):
             raise PermissionError("a stranger listens there")
         unused.pop_all()

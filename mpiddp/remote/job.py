@@ -254,11 +254,10 @@ class _Reception:
         stack.callback(self._listener.close)
         self._rows: dict[int, dict[str, Any]] = {}
         self._channels: dict[tuple[int, str], Channel] = {}
-        self._unknown: set[Channel] = set()
-        """Those over which nobody has said yet who calls."""
+        self._own: set[Channel] = set()
+        """Connections that nobody has taken over."""
         self._size: int | None = None
-        stack.callback(self._close_incomplete)
-        self._is_taken = False
+        stack.callback(self._close)
 
     @property
     def is_complete(self) -> bool:
@@ -275,7 +274,7 @@ class _Reception:
         Nobody waits for it: that rank may be stopped, and others come.
         """
         channel = Channel(connection)
-        self._unknown.add(channel)
+        self._own.add(channel)
         self._selector.register(channel, selectors.EVENT_READ, lambda _: self._meet(channel))
         with contextlib.suppress(OSError):  # It has gone, as reading tells.
             connection.sendall(self.address.proof.encode())
@@ -283,7 +282,6 @@ class _Reception:
     def _meet(self, channel: Channel) -> None:
         """Read who calls."""
         self._selector.unregister(channel)
-        self._unknown.remove(channel)
         try:
             row = channel.receive().content
             size, role, rank = row.pop("size"), row.pop("role"), row["rank"]
@@ -315,11 +313,11 @@ class _Reception:
                 for role in ROLES[1:]
             )
             members.append(Member(calls=self._channels[rank, "calls"], outputs=outputs, **row))
-        self._is_taken = True
+        self._own -= set(self._channels.values())
         return tuple(members)
 
-    def _close_incomplete(self) -> None:
-        for channel in (*self._unknown, *(() if self._is_taken else self._channels.values())):
+    def _close(self) -> None:
+        for channel in self._own:
             channel.close()
 
 
@@ -343,7 +341,12 @@ def _listen_on_network(request: JobRequest) -> Sequence[socket.socket]:
 
 def describe_ranks(members: Sequence[Member]) -> str:
     """``ranks 0-1 on node1, rank 2 on node2``."""
-    by_host: dict[str, list[int]] = {}
+    by_host = group_by_host(members).items()
+    return ", ".join(f"{name_ranks([m.rank for m in found])} on {host}" for host, found in by_host)
+
+
+def group_by_host(members: Sequence[Member]) -> dict[str, list[Member]]:
+    found: dict[str, list[Member]] = {}
     for member in members:
-        by_host.setdefault(member.host, []).append(member.rank)
-    return ", ".join(f"{name_ranks(ranks)} on {host}" for host, ranks in by_host.items())
+        found.setdefault(member.host, []).append(member)
+    return found

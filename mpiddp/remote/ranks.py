@@ -139,9 +139,7 @@ class Ranks:
 
         A message on standard error tells what `close` would raise.
         """
-        self._check_process()
-        if self._is_closed:
-            raise ConfigurationError("these ranks were closed: mpiddp.ranks(…) starts others")
+        self._check_open()
         with self._take_turn():
             was_told, self._is_told = self._is_told, True  # If no others start, calls say so.
             end = self._end()
@@ -282,15 +280,12 @@ class Ranks:
             self._turn.notify_all()
 
     def _check_open(self) -> None:
-        self._check_process()
-        if self._is_closed:
-            raise ConfigurationError("these ranks were closed: mpiddp.ranks(…) starts others")
-
-    def _check_process(self) -> None:
         if os.getpid() != self._owner:
             raise ConfigurationError(
                 "these ranks belong to another process, of which this one is a copy"
             )
+        if self._is_closed:
+            raise ConfigurationError("these ranks were closed: mpiddp.ranks(…) starts others")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 
@@ -120,10 +121,6 @@ def test_a_function_that_never_returns(tmp_path, monkeypatch):
         assert "destroyed torch's default group" in str(caught.value.by_rank[0])
 
 
-def refuse_to_start(*_: object) -> None:
-    raise LaunchError("no")
-
-
 def test_ranks_that_were_interrupted_in_a_collective_end(monkeypatch, tmp_path):
     called.expire_when(monkeypatch, lambda _: len(list(tmp_path.iterdir())) >= 2)
     options = {"variables": {"MPIDDP_WAIT": "sleep"}, "call_timeout": SECONDS}
@@ -133,7 +130,7 @@ def test_ranks_that_were_interrupted_in_a_collective_end(monkeypatch, tmp_path):
             ranks.run(called.reduce_again, -1, tmp_path)
         assert ranks.state == "ended"
         with monkeypatch.context() as patch:
-            patch.setattr("mpiddp.remote.ranks.RankJob", refuse_to_start)
+            patch.setattr("mpiddp.remote.ranks.RankJob", mock.Mock(side_effect=LaunchError("no")))
             with pytest.raises(LaunchError, match="no"):
                 ranks.restart()
         with pytest.raises(ConfigurationError, match=r"ended; restart\(\) starts them again"):

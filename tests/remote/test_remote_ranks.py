@@ -13,12 +13,12 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 
 import called
 import mpiddp
-from called import expire_when
 from launchers import until
 from mpiddp.errors import ConfigurationError, RankFailedError, RemoteError, UnreachableError
 from mpiddp.remote import call
@@ -165,7 +165,7 @@ def test_sessions_checkpoints_and_collectives(ranks, tmp_path):
 
 
 def test_a_deadline_says_where_the_late_ranks_were(ranks, monkeypatch):
-    expire_when(monkeypatch, lambda own: len(own._waiting) == 1)
+    called.expire_when(monkeypatch, lambda own: len(own._waiting) == 1)
     with pytest.raises(RankFailedError, match="sleep_on failed on 1 of 4 ranks") as caught:
         ranks.run(called.sleep_on, 2)
     (error,) = caught.value.exceptions
@@ -196,14 +196,11 @@ def test_a_caller_that_is_stopped_for_a_moment_misses_nothing(ranks, capsys, mon
 
 def test_a_call_that_gets_no_thread_holds_up_no_other(ranks, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(threading, "Thread", refuse)
+        refused = RuntimeError("can't start new thread")
+        patch.setattr(threading, "Thread", mock.Mock(side_effect=refused))
         with pytest.raises(RuntimeError, match="can't start new thread"):
             ranks.submit(called.nothing)
     assert ranks.submit(called.find_rank).result(SECONDS) == list(range(RANKS))
-
-
-def refuse(**_: object) -> None:
-    raise RuntimeError("can't start new thread")
 
 
 def test_what_a_function_leaves_behind_harms_no_later_call(ranks):

@@ -50,16 +50,16 @@ def list_mistakes(group: Any) -> dict[str, tuple[Callable[[], object], str]]:
         ),
         "sizes": (
             lambda: GATHER_ONE(torch.ones(1), one, group=group),
-            rf"an output of 1 torch.float32 for {size} × 4",
+            rf"a tensor of 1 torch.float32 for {size} × 4",
         ),
-        "parts": (lambda: SCATTER_ONE(torch.ones(99), one, group=group), "an output of 99"),
+        "parts": (lambda: SCATTER_ONE(torch.ones(99), one, group=group), rf"for {size} × 99"),
         "length of a list": (
             lambda: dist.all_gather([one], one, group=group),
             f"1 tensors for {size} ranks",
         ),
         "room in a list": (
             lambda: dist.all_gather([torch.ones(3)] * size, one, group=group),
-            "4 elements, and room for 3",
+            "4 elements, and 3 in this rank's list",
         ),
         "root": (lambda: dist.broadcast(one, group_src=size, group=group), "root|[Gg]roup rank"),
     }  # fmt: skip
