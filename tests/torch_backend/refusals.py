@@ -65,16 +65,21 @@ def list_mistakes(group: Any) -> dict[str, tuple[Callable[[], object], str]]:
     }  # fmt: skip
 
 
-def make_mistakes(session: Any) -> tuple[dict[str, tuple[str, str, str]], float]:
-    """By mistake the error's kind, its message and the pattern; a sum that is made afterwards."""
+def find_error(call: Callable[[], object]) -> str:
+    """Kind and message of what a call raises."""
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def make_mistakes(session: Any) -> tuple[dict[str, tuple[str, str]], float]:
+    """By mistake the error and its pattern; a sum that is made afterwards."""
     sides = make_sides()
-    group, found = sides[1].group, {}
-    for name, (call, pattern) in list_mistakes(group).items():
-        try:
-            call()
-            found[name] = ("nothing", "", pattern)
-        except (RuntimeError, ValueError) as error:
-            found[name] = (type(error).__name__, str(error), pattern)
+    group = sides[1].group
+    mistakes = list_mistakes(group).items()
+    found = {name: (find_error(call), pattern) for name, (call, pattern) in mistakes}
     total = torch.ones(3)
     dist.all_reduce(total, group=group)
     close_sides(*sides)
@@ -117,10 +122,8 @@ def change_timeouts(session: Any) -> list[str]:
         setting(group)
         if dist.get_rank() == 0:
             for dtype in (torch.float32, torch.int8):
-                try:
-                    dist.all_reduce(torch.ones(3, dtype=dtype), group=group)
-                except RuntimeError as error:
-                    said.append(f"{type(error).__name__}: {error}")
+                tensor = torch.ones(3, dtype=dtype)
+                said.append(find_error(partial(dist.all_reduce, tensor, group=group)))
     # The ranks are at different calls of these groups.
     dist.barrier()
     for group in groups:
@@ -186,15 +189,12 @@ def talk_in_two_threads(session: Any) -> list[float]:
 def come_late(session: Any) -> tuple[str, float]:
     """The error in a barrier to which all ranks but one come too late; a sum in the same group."""
     _, ours = sides = make_sides()
-    options, message, tensor = dist.BarrierOptions(), "", torch.ones(3)
+    options, tensor = dist.BarrierOptions(), torch.ones(3)
     options.asyncOp, options.timeout = False, timedelta(milliseconds=100)
     dist.barrier(group=ours.group)
     if dist.get_rank() > 0:
         dist.barrier()
-    try:
-        ours.group.barrier(options).wait()
-    except dist.DistNetworkError as error:
-        message = str(error)
+    message = find_error(lambda: ours.group.barrier(options).wait())
     if dist.get_rank() == 0:
         dist.barrier()
     options.timeout = WAIT
@@ -228,15 +228,8 @@ def close_twice(session: Any) -> list[str]:
     for side in order:
         dist.destroy_process_group(side.group)
     works[0].wait()
-    kinds = []
-    for call in (
-        lambda: dist.destroy_process_group(pairs[0].group),
-        lambda: pairs[0].group.allreduce([torch.ones(3)]).wait(),
-        lambda: pairs[2].group.allreduce([torch.ones(3, dtype=torch.int8)]).wait(),
-    ):
-        try:
-            call()
-            kinds.append("nothing")
-        except (RuntimeError, ValueError) as error:
-            kinds.append(f"{type(error).__name__}: {error}")
-    return kinds
+    return [
+        find_error(lambda: dist.destroy_process_group(pairs[0].group)),
+        find_error(lambda: pairs[0].group.allreduce([torch.ones(3)]).wait()),
+        find_error(lambda: pairs[2].group.allreduce([torch.ones(3, dtype=torch.int8)]).wait()),
+    ]

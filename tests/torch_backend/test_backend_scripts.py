@@ -58,15 +58,6 @@ def test_a_rank_that_is_killed_is_noticed_long_before_the_timeout(tmp_path):
     assert re.search(said, result.output, re.MULTILINE), str(result)
 
 
-@pytest.mark.long
-def test_a_rank_that_is_killed_under_mpiddp_ends_the_job():
-    result = under_mpiddp(3, "failing.py", "lost")
-    assert result.returncode != 0, str(result)
-    assert re.search(
-        r"mpiddp: rank 1 of 3 on \S+ was lost: it was killed by SIGKILL", result.output
-    )
-
-
 @pytest.mark.parametrize(
     ("how", "says", "options"),
     [
@@ -88,8 +79,8 @@ def test_torch_checks_each_call(tmp_path):
 def test_mistakes_are_refused_in_one_line_and_leave_the_group_usable(pool):
     for found, total in pool("openmpi", 2).call(refusals.make_mistakes).values:
         assert len(found) == 13
-        for name, (kind, message, pattern) in found.items():
-            assert kind in ("DistBackendError", "ValueError"), (name, kind, message)
+        for name, (message, pattern) in found.items():
+            assert message.startswith(("DistBackendError: ", "ValueError: ")), (name, message)
             assert re.search(pattern, message), (name, message)
             assert len(message.splitlines()) == 1, message
         assert total == 6
@@ -119,7 +110,8 @@ def test_a_barrier_ends_after_the_time_that_it_is_given(pool):
     called = pool("openmpi", 2).call(refusals.come_late)
     assert [total for _, total in called.values] == [6.0, 6.0]
     for message, _ in called.values:
-        assert message.startswith("mpiddp: Timed out waiting 100ms for a barrier: ")
+        said = "DistNetworkError: mpiddp: Timed out waiting 100ms for a barrier: "
+        assert message.startswith(said), message
 
 
 def test_a_timeout_that_is_changed_holds_for_the_next_call(pool):
