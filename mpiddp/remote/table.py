@@ -26,8 +26,9 @@ def draw_ranks(members: Sequence[Member], state: str, lost_rank: int | None = No
     """
     usual = state.partition(":")[0]
     states = {m.rank: "lost" if m.rank == lost_rank else usual for m in members}
-    by_host, is_open = group_by_host(members), len(members) <= MOST_OPEN
-    tables = (_draw_host(host, found, states, is_open) for host, found in by_host.items())
+    is_open = len(members) <= MOST_OPEN
+    hosts = group_by_host(members).items()
+    tables = (_draw_host(host, found, states, is_open) for host, found in hosts)
     head = f"<strong>{count_noun(len(members), 'rank')}</strong>, {escape(state)}"
     return f"<div>{head}{''.join(tables)}</div>"
 
