@@ -44,7 +44,7 @@ STOP_SECONDS = 5.0
 LOST_SECONDS = 5.0
 """Timeout for the job's report once a rank was lost; usually it takes under 1 s."""
 PRINT_SECONDS = 1.0
-"""How long what a rank has printed may come after its answer."""
+"""Pause after which no more is expected of what ranks have printed before their answers."""
 PERIOD = 0.2
 """Of the checks for lines without an end, in seconds."""
 
@@ -142,9 +142,13 @@ class Call:
             "folders": [os.path.abspath(folder) for folder in sys.path],
             "sources": request.sources,
         }
+        self._tell("call", content, request.parcel)
+
+    def _tell(self, kind: str, content: Any, parcel: Parcel | None = None) -> None:
+        """Send a message to the ranks that have not answered."""
         for rank, member in list(self._waiting.items()):
             try:
-                member.calls.send("call", content, request.parcel)
+                member.calls.send(kind, content, parcel)
             except OSError:
                 self._lose(rank)
 
@@ -152,17 +156,22 @@ class Call:
 
     def _collect(self) -> None:
         while self._waiting:
+            # This process may have been stopped: what came meanwhile is in time.
+            limit = self._limit if time.monotonic() >= self._limit else None
             self._step(min(self._limit, time.monotonic() + PERIOD))
-            if time.monotonic() >= self._limit and not self._escalate():
+            if self._waiting and limit == self._limit and not self._escalate():
                 return
 
-    def _step(self, until: float) -> None:
-        for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
+    def _step(self, until: float) -> bool:
+        """Take what comes; False if nothing does."""
+        found = self._selector.select(max(0.0, until - time.monotonic()))
+        for key, _ in found:
             key.data()
             if getattr(key.fileobj, "is_ended", False):
                 self._selector.unregister(key.fileobj)
         for output in self._job.outputs:
             output.flush_late()
+        return bool(found)
 
     def _receive(self, member: Member) -> None:
         rank = member.rank
@@ -206,6 +215,7 @@ class Call:
 
     def _note_end(self) -> None:
         """The job has ended: ranks that have not answered are lost."""
+        self._selector.unregister(self._job.report)
         self._job.await_end(LOST_SECONDS)
         self._lost += self._waiting
         self._waiting.clear()
@@ -233,25 +243,20 @@ class Call:
     def _stop(self) -> None:
         self._is_stopping = True
         self._limit = time.monotonic() + STOP_SECONDS
-        for rank, member in list(self._waiting.items()):
-            try:
-                member.calls.send("interrupt", self._request.number)
-            except OSError:
-                self._lose(rank)
+        self._tell("interrupt", self._request.number)
 
     def _await_output(self) -> None:
         """Print what ranks that have answered have printed before."""
-        end = time.monotonic() + PRINT_SECONDS
         outputs = [
             output
             for member in self._job.members
             if member.rank in self._answers
             for output in member.outputs
         ]
-        while time.monotonic() < end:
-            if all(output.is_ended or output.call >= self._request.number for output in outputs):
-                return
-            self._step(end)
+        number, comes = self._request.number, True
+        while comes and not all(each.is_ended or each.call >= number for each in outputs):
+            # Looked at once more: this process may have been stopped.
+            comes = self._step(time.monotonic() + PRINT_SECONDS) or self._step(0.0)
 
     # The result
 
@@ -323,10 +328,12 @@ class Call:
         broken = [rank for rank, state in states.items() if state.get("is_broken")]
         if broken:
             return f"{self._request.name} left {name_ranks(broken)} in the middle of a collective"
-        for what, kind in (("mpiddp's collectives", "calls"), ("the session", "exchanges")):
-            counts = {rank: state[kind] for rank, state in states.items()}
-            if len(set(counts.values())) > 1:
-                return self._describe_divergence(what, counts)
+        found = {
+            what: {rank: state[kind] for rank, state in states.items()}
+            for what, kind in (("mpiddp's collectives", "calls"), ("the session", "exchanges"))
+        }
+        if problem := self._compare(found):
+            return problem
         by_group: dict[str, set[int]] = defaultdict(set)
         for state in states.values():
             for group, count in state["groups"].items():
@@ -342,23 +349,24 @@ class Call:
             try:
                 member.calls.send("state")
                 for group, count in member.calls.receive().content.items():
-                    found[group][member.rank] = count
+                    found[f"group {group}"][member.rank] = count
             except (EOFError, OSError):
                 return f"{describe_ranks([member])} does not answer"
-        for group, counts in found.items():
-            if len(set(counts.values())) > 1:
-                return self._describe_divergence(f"group {group}", counts)
-        return ""
+        return self._compare(found)
 
-    def _describe_divergence(self, what: str, counts: Mapping[int, int]) -> str:
-        ranks: dict[int, list[int]] = defaultdict(list)
-        for rank, count in counts.items():
-            ranks[count].append(rank)
-        texts = [f"{count} on {name_ranks(which)}" for count, which in ranks.items()]
-        return (
-            f"{self._request.name} left the ranks at different collective calls of {what}: "
-            f"{', '.join(texts)}"
-        )
+    def _compare(self, found: Mapping[str, Mapping[int, int]]) -> str:
+        """The first of ``found`` whose counts, by rank, differ, as a text; empty if none do."""
+        for what, counts in found.items():
+            ranks: dict[int, list[int]] = defaultdict(list)
+            for rank, count in counts.items():
+                ranks[count].append(rank)
+            if len(ranks) > 1:
+                texts = [f"{count} on {name_ranks(which)}" for count, which in ranks.items()]
+                return (
+                    f"{self._request.name} left the ranks at different collective calls of {what}: "
+                    f"{', '.join(texts)}"
+                )
+        return ""
 
     def _make_error(self, problem: str) -> RankFailedError:
         members = self._job.members

@@ -31,6 +31,8 @@ SHARED_BYTES = 1 << 16
 """If the buffers have more bytes in all, processes of one machine use shared memory for them."""
 ALIGNMENT = 64
 """Bytes, of each buffer in shared memory."""
+LONGEST_HEADER = 1 << 28
+"""Bytes."""
 LONGEST_PIECE = 1 << 20
 """Bytes that are sent at a time."""
 SILENT_SECONDS = 60.0
@@ -185,22 +187,26 @@ class Channel:
         memory for what came: the message is read to its end then.
         """
         length, descriptors = self._begin()
-        kind, content, body_size, sizes, is_shared = json.loads(self._read(length))
+        if length > LONGEST_HEADER:
+            raise OSError(f"a header of {length} bytes, which is none of a message")
+        kind, content, body_size, sizes, is_shared = json.loads(_read(self.connection, length))
+        left = body_size + (0 if is_shared else sum(sizes))
         try:
-            check_memory(body_size + (0 if is_shared else sum(sizes)))
+            check_memory(left)
         except ConfigurationError:
-            self._skip(body_size + (0 if is_shared else sum(sizes)))
+            while left:
+                left -= len(_read(self.connection, min(left, SHARED_BYTES)))
             for descriptor in descriptors:
                 os.close(descriptor)
             raise
-        body = bytes(self._read(body_size))
+        body = bytes(_read(self.connection, body_size))
         if is_shared:
             try:
                 buffers = _map(descriptors[0], sizes)
             finally:
                 os.close(descriptors[0])
         else:
-            buffers = tuple(memoryview(self._read(size)) for size in sizes)
+            buffers = tuple(memoryview(_read(self.connection, size)) for size in sizes)
         return Message(kind, content, body, buffers)
 
     def _begin(self) -> tuple[int, list[int]]:
@@ -211,25 +217,22 @@ class Channel:
             data, descriptors = self.connection.recv(4), []
         if not data:
             raise EOFError("the other end has gone")
-        data += self._read(4 - len(data))
+        data += _read(self.connection, 4 - len(data))
         return int.from_bytes(data, "little"), descriptors
-
-    def _read(self, count: int) -> bytearray:
-        data = bytearray(count)
-        view = memoryview(data)
-        while view:
-            got = self.connection.recv_into(view)
-            if not got:
-                raise EOFError("the other end has gone")
-            view = view[got:]
-        return data
-
-    def _skip(self, count: int) -> None:
-        while count:
-            count -= len(self._read(min(count, SHARED_BYTES)))
 
     def close(self) -> None:
         self.connection.close()
+
+
+def _read(connection: socket.socket, count: int) -> bytearray:
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        got = connection.recv_into(view)
+        if not got:
+            raise EOFError("the other end has gone")
+        view = view[got:]
+    return data
 
 
 def _map(descriptor: int, sizes: Sequence[int]) -> tuple[memoryview, ...]:
@@ -260,7 +263,7 @@ def connect(address: Address) -> socket.socket:
     Nothing but the token is sent, and nothing read, before that process has proved that it is the
     one that made the token.
     """
-    problems = []
+    problems, is_last = [], False
     end = time.monotonic() + CONNECT_SECONDS
     while True:
         for place in address.places:
@@ -268,26 +271,26 @@ def connect(address: Address) -> socket.socket:
                 return _connect(place, address)
             except (OSError, EOFError) as error:
                 problems.append(f"{place}: {error}")
-        if time.monotonic() > end:
+        if is_last:
             raise UnreachableError(
                 f"{socket.gethostname()} does not reach the process that started these ranks "
                 f"({'; '.join(problems[-len(address.places) :])})"
             )
+        # Once more after that: a process that was stopped has missed the answers.
+        is_last = time.monotonic() > end
         time.sleep(0.1)
 
 
 def _connect(place: str, address: Address) -> socket.socket:
     with contextlib.ExitStack() as unused:
         connection = unused.enter_context(open_connection(place, CONNECT_SECONDS))
-        if connection.family == socket.AF_UNIX and find_user(connection) != os.geteuid():
-            raise PermissionError("the socket is another user's")
+        if connection.family == socket.AF_UNIX:
+            if find_user(connection) != os.geteuid():
+                raise PermissionError("the socket is another user's")
+            # The kernel tells of that process's end; it may be stopped (Ctrl-Z).
+            connection.settimeout(None)
         connection.sendall(encode_token(address.token))
-        proof = b""
-        while len(proof) < len(address.proof):
-            piece = connection.recv(len(address.proof) - len(proof))
-            if not piece:
-                raise EOFError("a stranger listens there")
-            proof += piece
+        proof = _read(connection, len(address.proof))
         if not hmac.compare_digest(proof, address.proof.encode()):
             raise PermissionError("a stranger listens there")
         unused.pop_all()

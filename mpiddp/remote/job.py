@@ -32,7 +32,7 @@ from mpiddp.process.background import LASTING_SECONDS
 from mpiddp.process.sockets import ports
 from mpiddp.process.sockets.links import describe_server, encode_token, listen_locally
 from mpiddp.process.sockets.listener import TokenListener
-from mpiddp.remote.channel import SILENT_SECONDS, Address, Channel
+from mpiddp.remote.channel import Address, Channel
 from mpiddp.remote.output import OutputReader, Sink, write
 from mpiddp.remote.starter import End
 from mpiddp.wording import name_ranks, print_message
@@ -101,33 +101,30 @@ class RankJob:
         self._log = os.memfd_create("mpiddp-starter", os.MFD_CLOEXEC)
         self._shown = 0
         """Bytes of the log that were printed."""
-        self.report, report = os.pipe()
-        """Can be read once the job has ended."""
+        self.report, self._report_end = os.pipe()
+        """The first can be read once the job has ended."""
         leave = weakref.WeakMethod(self._leave_to_parent)
         os.register_at_fork(after_in_child=lambda: (method := leave()) and method())
         try:
             with contextlib.ExitStack() as stack:
                 servers = [listen_locally(), *_listen_on_network(request)]
                 reception = _Reception(servers, stack)
-                self.starter = self._start(request, reception.address, report)
-                os.close(report)
-                report = -1
+                self.starter = self._start(request, reception.address)
+                self._close_descriptors("_report_end")
                 self.members = self._await_ranks(reception)
         except BaseException:
             self.kill()
             raise
-        finally:
-            if report >= 0:
-                os.close(report)
 
-    def _start(self, request: JobRequest, address: Address, report: int) -> subprocess.Popen[bytes]:
+    def _start(self, request: JobRequest, address: Address) -> subprocess.Popen[bytes]:
         variables = {**os.environ, **request.variables, environment.CALLER: address.pack()}
+        end = self._report_end
         return subprocess.Popen(
-            [sys.executable, "-m", "mpiddp.remote.starter", str(report), *request.words],
+            [sys.executable, "-m", "mpiddp.remote.starter", str(end), *request.words],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            pass_fds=(report,),
+            pass_fds=(end,),
             env=variables,
             # Ctrl-C is for this process, which tells the ranks.
             start_new_session=True,
@@ -199,8 +196,9 @@ class RankJob:
             output.connection.close()
         self._close_descriptors()
 
-    def _close_descriptors(self) -> None:
-        for name in ("_log", "report"):
+    def _close_descriptors(self, *names: str) -> None:
+        """By default all of them."""
+        for name in names or ("_log", "report", "_report_end"):
             descriptor = getattr(self, name)
             if descriptor >= 0:
                 os.close(descriptor)
@@ -256,9 +254,10 @@ class _Reception:
         stack.callback(self._listener.close)
         self._rows: dict[int, dict[str, Any]] = {}
         self._channels: dict[tuple[int, str], Channel] = {}
+        self._own: set[Channel] = set()
+        """Connections that nobody has taken over."""
         self._size: int | None = None
-        stack.callback(self._close_incomplete)
-        self._is_taken = False
+        stack.callback(self._close)
 
     @property
     def is_complete(self) -> bool:
@@ -270,17 +269,27 @@ class _Reception:
         self._listener.refresh(time.monotonic())
 
     def _admit(self, connection: socket.socket) -> None:
-        """Prove that this is the process that made the token, and read who calls."""
-        connection.settimeout(SILENT_SECONDS)
-        try:
+        """Prove that this is the process that made the token; who calls comes next.
+
+        Nobody waits for it: that rank may be stopped, and others come.
+        """
+        channel = Channel(connection)
+        self._own.add(channel)
+        self._selector.register(channel, selectors.EVENT_READ, lambda _: self._meet(channel))
+        with contextlib.suppress(OSError):  # It has gone, as reading tells.
             connection.sendall(self.address.proof.encode())
-            row = Channel(connection).receive().content
+
+    def _meet(self, channel: Channel) -> None:
+        """Read who calls."""
+        self._selector.unregister(channel)
+        try:
+            row = channel.receive().content
             size, role, rank = row.pop("size"), row.pop("role"), row["rank"]
         except (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError):
-            connection.close()
+            channel.close()
             return
         self._size = size
-        self._channels[rank, role] = Channel(connection)
+        self._channels[rank, role] = channel
         self._rows[rank] = row
 
     def make_members(self, sink: Sink | None) -> tuple[Member, ...]:
@@ -304,13 +313,12 @@ class _Reception:
                 for role in ROLES[1:]
             )
             members.append(Member(calls=self._channels[rank, "calls"], outputs=outputs, **row))
-        self._is_taken = True
+        self._own -= set(self._channels.values())
         return tuple(members)
 
-    def _close_incomplete(self) -> None:
-        if not self._is_taken:
-            for channel in self._channels.values():
-                channel.close()
+    def _close(self) -> None:
+        for channel in self._own:
+            channel.close()
 
 
 def _listen_on_network(request: JobRequest) -> Sequence[socket.socket]:
@@ -333,7 +341,12 @@ def _listen_on_network(request: JobRequest) -> Sequence[socket.socket]:
 
 def describe_ranks(members: Sequence[Member]) -> str:
     """``ranks 0-1 on node1, rank 2 on node2``."""
-    by_host: dict[str, list[int]] = {}
+    by_host = group_by_host(members).items()
+    return ", ".join(f"{name_ranks([m.rank for m in found])} on {host}" for host, found in by_host)
+
+
+def group_by_host(members: Sequence[Member]) -> dict[str, list[Member]]:
+    found: dict[str, list[Member]] = {}
     for member in members:
-        by_host.setdefault(member.host, []).append(member.rank)
-    return ", ".join(f"{name_ranks(ranks)} on {host}" for host, ranks in by_host.items())
+        found.setdefault(member.host, []).append(member)
+    return found

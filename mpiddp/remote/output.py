@@ -90,6 +90,8 @@ class OutputReader:
         """Print what has come, and stop."""
         with self.connection:
             with contextlib.suppress(OSError):
+                # What a rank has left behind may print without end.
+                self.connection.shutdown(socket.SHUT_RD)
                 while not self.is_ended and self.connection.recv(1, socket.MSG_PEEK):
                     self.read()
             self.flush()

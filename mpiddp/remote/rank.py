@@ -43,6 +43,7 @@ OUTPUT = {1: "out", 2: "err"}
 SIGNALS, SIGNAL_SECONDS = 10, 0.1
 """A function gets so many signals, unless it is interrupted before: one that comes just before a
 system call does not end it."""
+NO_MORE = float("inf")
 LEAVE_SECONDS = 5.0
 """How long a function may go on after the calling process has gone."""
 
@@ -61,13 +62,15 @@ class CallServer:
         self._inbox: queue.SimpleQueue[Message | ConfigurationError | None] = queue.SimpleQueue()
         self._running: int | None = None
         """The number of the call whose function runs."""
-        self._interrupted = 0
-        """The last call that was to be interrupted: perhaps before its function runs."""
+        self._interrupted = 0.0
+        """The last call that was to be interrupted: perhaps before its function runs. NO_MORE once
+        the calling process wants none."""
         self._is_interruptible = False
         self._marks = _redirect(address, self._describe)
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         main.__dict__["__builtins__"] = __builtins__
         os.register_at_fork(after_in_child=self._leave_to_parent)
+        signal.signal(signal.SIGINT, self._interrupt)
         threading.Thread(target=self._listen, name="mpiddp-calls", daemon=True).start()
 
     def _describe(self, role: str) -> dict[str, Any]:
@@ -102,14 +105,14 @@ class CallServer:
         error: BaseException | None = None
         try:
             try:
-                # The function before may have set another handler.
-                signal.signal(signal.SIGINT, self._interrupt)
                 self._running, self._is_interruptible = number, True
-                if self._interrupted == number:
+                if self._interrupted >= number:
                     raise KeyboardInterrupt
                 value = self._run(message)
             finally:
                 self._is_interruptible = False
+                # The function may have set another handler, and a late signal may come.
+                signal.signal(signal.SIGINT, self._interrupt)
         except BaseException as caught:  # Whatever a function raises goes to who has called it.
             error = caught
         self._running = None
@@ -193,6 +196,7 @@ class CallServer:
                     self._inbox.put(error)
                     continue
                 if message.kind == "interrupt":
+                    self._interrupted = message.content
                     self._interrupt_main(message.content)
                 elif message.kind == "state":
                     counts = {name: begun for name, (begun, _) in read_calls().items()}
@@ -202,6 +206,7 @@ class CallServer:
                     self._inbox.put(message)
         except (EOFError, OSError):
             self._inbox.put(None)
+            self._interrupted = NO_MORE
         if (number := self._running) is not None:
             self._interrupt_main(number)
             time.sleep(LEAVE_SECONDS)
@@ -210,7 +215,6 @@ class CallServer:
             find_failure_handler(self._session).fail(lost)
 
     def _interrupt_main(self, number: int) -> None:
-        self._interrupted = number
         for _ in range(SIGNALS):
             if self._running != number or not self._is_interruptible:
                 return

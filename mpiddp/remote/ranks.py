@@ -130,17 +130,16 @@ class Ranks:
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the function that runs, if one does, on all ranks."""
-        if self._running and os.getpid() == self._owner:
-            os.eventfd_write(self._wake, 1)
+        with self._turn:  # The descriptor stays open meanwhile.
+            if self._running and os.getpid() == self._owner:
+                os.eventfd_write(self._wake, 1)
 
     def restart(self) -> None:
         """End the ranks, and start as many again. What they have kept is lost.
 
         A message on standard error tells what `close` would raise.
         """
-        self._check_process()
-        if self._is_closed:
-            raise ConfigurationError("these ranks were closed: mpiddp.ranks(…) starts others")
+        self._check_open()
         with self._take_turn():
             was_told, self._is_told = self._is_told, True  # If no others start, calls say so.
             end = self._end()
@@ -257,9 +256,9 @@ class Ranks:
                 "a signal handler or output= cannot call these ranks, or end them, while its own "
                 "thread calls them: raise an exception there, or use another thread"
             )
-        if ticket is None:
-            ticket = self._queue_up()
+        ticket = ticket or object()
         try:
+            self._queue_up(ticket)
             with self._turn:
                 self._turn.wait_for(lambda: self._queue[0] is ticket)
             self._turn_thread = threading.get_ident()
@@ -267,26 +266,26 @@ class Ranks:
         finally:
             if self._turn_thread == threading.get_ident():
                 self._turn_thread = 0
-            with self._turn:
-                self._queue.remove(ticket)
-                self._turn.notify_all()
+            self._leave_queue(ticket)
 
-    def _queue_up(self) -> object:
-        ticket = object()
+    def _queue_up(self, ticket: object) -> None:
         with self._turn:
-            self._queue.append(ticket)
-        return ticket
+            if ticket not in self._queue:
+                self._queue.append(ticket)
+
+    def _leave_queue(self, ticket: object) -> None:
+        with self._turn:
+            if ticket in self._queue:  # Ctrl-C may come at any moment.
+                self._queue.remove(ticket)
+            self._turn.notify_all()
 
     def _check_open(self) -> None:
-        self._check_process()
-        if self._is_closed:
-            raise ConfigurationError("these ranks were closed: mpiddp.ranks(…) starts others")
-
-    def _check_process(self) -> None:
         if os.getpid() != self._owner:
             raise ConfigurationError(
                 "these ranks belong to another process, of which this one is a copy"
             )
+        if self._is_closed:
+            raise ConfigurationError("these ranks were closed: mpiddp.ranks(…) starts others")
 
 
 @dataclass(frozen=True)
@@ -315,7 +314,8 @@ class LimitedRanks:
         parcel = self.ranks._pack(function, arguments, keywords)
         parcel.keep()
         future: Future[list[T]] = Future()
-        ticket = self.ranks._queue_up()
+        ticket = object()
+        self.ranks._queue_up(ticket)
 
         def work() -> None:
             with contextlib.closing(parcel), self.ranks._take_turn(ticket):
@@ -329,7 +329,12 @@ class LimitedRanks:
                     future.set_result(found)
 
         # A thread for each: a notebook shows what it prints below the cell that has started it.
-        threading.Thread(target=work, name="mpiddp-call", daemon=True).start()
+        try:
+            threading.Thread(target=work, name="mpiddp-call", daemon=True).start()
+        except RuntimeError:  # There are too many.
+            self.ranks._leave_queue(ticket)
+            parcel.close()
+            raise
         return future
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from mpiddp.remote.job import Member
+from mpiddp.remote.job import Member, group_by_host
 from mpiddp.wording import count_noun, name_ranks
 
 COLUMNS = ("rank", "device", "threads", "process")
@@ -26,11 +26,9 @@ def draw_ranks(members: Sequence[Member], state: str, lost_rank: int | None = No
     """
     usual = state.partition(":")[0]
     states = {m.rank: "lost" if m.rank == lost_rank else usual for m in members}
-    by_host: dict[str, list[Member]] = {}
-    for member in members:
-        by_host.setdefault(member.host, []).append(member)
     is_open = len(members) <= MOST_OPEN
-    tables = (_draw_host(host, found, states, is_open) for host, found in by_host.items())
+    hosts = group_by_host(members).items()
+    tables = (_draw_host(host, found, states, is_open) for host, found in hosts)
     head = f"<strong>{count_noun(len(members), 'rank')}</strong>, {escape(state)}"
     return f"<div>{head}{''.join(tables)}</div>"
 

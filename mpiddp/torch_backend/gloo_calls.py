@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -35,6 +36,7 @@ class GlooCalls:
         self._calls = calls
         self._note_timeout = note_timeout
         self._gloo: Any = None
+        self._making = threading.Lock()
         self._is_closed = False
         self.used: set[str] = set()
         """The calls so far, as Gloo names them."""
@@ -54,8 +56,9 @@ class GlooCalls:
         """The Gloo backend. Two ranks connect when they first exchange a message."""
         if self._is_closed:
             raise distributed.DistBackendError(DESTROYED)
-        if self._gloo is None:
-            self._gloo = open_gloo(self._place, "gloo", self._note_timeout)
+        with self._making:  # Several threads may send messages.
+            if self._gloo is None:
+                self._gloo = open_gloo(self._place, "gloo", self._note_timeout)
         return self._gloo
 
     def ask(self, method: str, *values: Any) -> Any:

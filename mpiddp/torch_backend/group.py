@@ -172,14 +172,7 @@ class _Calls:
         targets = outputs if isinstance(outputs[0], list) else [outputs]
         sources = list_tensors(inputs)
         waits = is_waited_for(opts)
-        for row, source in zip(targets, sources, strict=True):
-            if len(row) != self._place.size:
-                raise refuse(f"{len(row)} tensors for {self._place.size} ranks")
-            if row[self._place.rank].numel() != source.numel():
-                raise refuse(
-                    f"a tensor of {source.numel()} elements, and room for "
-                    f"{row[self._place.rank].numel()} from this rank"
-                )
+        self._check_rows(targets, sources)
         call = partial(self._own.gather_lists, targets, sources)
         return self._calls.make("all_gather", call, targets, waits=waits)
 
@@ -198,12 +191,7 @@ class _Calls:
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Any:
         """Each input into its output."""
-        for output, source in zip(list_tensors(outputs), list_tensors(inputs), strict=True):
-            if output.numel() != source.numel() * self._place.size or output.dtype != source.dtype:
-                raise refuse(
-                    f"an output of {output.numel()} {output.dtype} for {self._place.size} × "
-                    f"{source.numel()} {source.dtype}"
-                )
+        self._check_parts(list_tensors(outputs), list_tensors(inputs))
         waits = is_waited_for(opts)
         call = partial(self._own.gather, outputs, inputs)
         is_one = len(outputs) == 1 and outputs[0].numel()
@@ -221,14 +209,7 @@ class _Calls:
         rows = inputs if isinstance(inputs[0], list) else [inputs]
         targets = list_tensors(outputs)
         reduction, waits = read_options(opts, options)
-        for target, row in zip(targets, rows, strict=True):
-            if len(row) != self._place.size:
-                raise refuse(f"{len(row)} tensors for {self._place.size} ranks")
-            if row[self._place.rank].numel() != target.numel():
-                raise refuse(
-                    f"an output of {target.numel()} elements for a part of "
-                    f"{row[self._place.rank].numel()}"
-                )
+        self._check_rows(rows, targets)
         if not reduction.can_add(targets):
             return self._gloo.reduce_scatter(targets, rows, reduction)
         call = partial(self._own.scatter_lists, targets, rows, reduction)
@@ -244,12 +225,7 @@ class _Calls:
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Any:
         """Each input into its output."""
-        for output, source in zip(list_tensors(outputs), list_tensors(inputs), strict=True):
-            if source.numel() != output.numel() * self._place.size or output.dtype != source.dtype:
-                raise refuse(
-                    f"an output of {output.numel()} {output.dtype} for {self._place.size} ranks' "
-                    f"parts of {source.numel()} {source.dtype}"
-                )
+        self._check_parts(list_tensors(inputs), list_tensors(outputs))
         reduction, waits = read_options(opts, {})
         if not reduction.can_add(outputs):
             rows = [list(source.reshape(-1).chunk(self._place.size)) for source in inputs]
@@ -270,6 +246,23 @@ class _Calls:
         gloo = self._own.find_direct([])
         start = gloo and gloo.barrier
         return self._calls.make("barrier", self._own.barrier, [], waits=waits, start=start)
+
+    def _check_rows(self, rows: list[Tensors], tensors: Tensors) -> None:
+        """Each row has a tensor for each rank, that for this one as long as its own."""
+        for row, own in zip(rows, tensors, strict=True):
+            if len(row) != self._place.size:
+                raise refuse(f"{len(row)} tensors for {self._place.size} ranks")
+            if (found := row[self._place.rank].numel()) != own.numel():
+                raise refuse(f"a tensor of {own.numel()} elements, and {found} in this rank's list")
+
+    def _check_parts(self, wholes: Tensors, parts: Tensors) -> None:
+        """Each whole has room for the part of each rank."""
+        for whole, part in zip(wholes, parts, strict=True):
+            if whole.numel() != part.numel() * self._place.size or whole.dtype != part.dtype:
+                raise refuse(
+                    f"a tensor of {whole.numel()} {whole.dtype} for {self._place.size} × "
+                    f"{part.numel()} {part.dtype}"
+                )
 
     def find_communicator(self) -> Communicator:
         """Of mpiddp's calls; collective if none was made yet."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 
 from torch import distributed
@@ -71,17 +70,13 @@ class MonitoredBarrier:
         milliseconds = limit.total_seconds() * 1000
         if self._place.size > 1 and milliseconds <= 0:
             return "[Rank 0]: Rank 0 timed out in monitoredBarrier after 0 ms."
-        late = self._list_late(prefix, deadline)
+        others = range(1, self._place.size)
+        late = (rank for rank in others if not self._find(f"{prefix}/{rank}", deadline))
         ranks = list(late) if wait_all_ranks else list(itertools.islice(late, 1))
         if not ranks:
             return ""
         names = ("Ranks " if wait_all_ranks else "Rank ") + ", ".join(map(str, ranks))
         return f"[Rank 0]: {names} failed to pass monitoredBarrier in {milliseconds:g} ms"
-
-    def _list_late(self, prefix: str, deadline: float) -> Iterator[int]:
-        for rank in range(1, self._place.size):
-            if not self._find(f"{prefix}/{rank}", deadline):
-                yield rank
 
     def _find(self, key: str, deadline: float) -> bool:
         """Whether the key is set before the deadline."""

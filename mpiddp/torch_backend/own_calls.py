@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,15 +19,12 @@ from mpiddp.torch_backend.tensors import OPERATORS, Flat, Operators, Reduction, 
 from mpiddp.torch_internals import fill, set_gloo_timeout
 
 
+@cache
 def _request(kind: Collective, operator: str = "sum", root: int = 0) -> Request:
     """One object for equal calls, since plans are kept for the object."""
-    key = (kind, operator, root)
-    if key not in _requests:
-        _requests[key] = Request(kind, root=root, operator=operator)
-    return _requests[key]
+    return Request(kind, root=root, operator=operator)
 
 
-_requests: dict[Any, Request] = {}
 _IN_MEMORY = {
     operator: Request(Collective.REDUCE_SCATTER, "direct", SHARED, operator=operator)
     for operator in set(OPERATORS.values())

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,21 @@ import mpiddp
 
 NAPS = 0.01
 heard: list[int] = []
+
+
+def expire_when(patch: Any, is_due: Callable[[Any], object]) -> None:
+    """In the caller: the time of a call is up once ``is_due(call)``, however long that takes."""
+    from mpiddp.remote.call import Call
+
+    step = Call._step
+
+    def expire(call: Call, until: float) -> bool:
+        found = step(call, until)
+        if not call._is_stopping and is_due(call):
+            call._shorten(0.0)
+        return found
+
+    patch.setattr(Call, "_step", expire)
 
 
 def find_rank() -> int:
@@ -232,13 +247,15 @@ def gather_on(rank: int) -> None:
         distributed.all_reduce(torch.ones(1), async_op=True)
 
 
-def reduce_again(rank: int) -> None:
+def reduce_again(rank: int, folder: Path | None = None) -> None:
     """Collectives without an end, with all ranks."""
     import torch
     from torch import distributed
 
     while rank != find_rank():
         distributed.all_reduce(torch.ones(1000))
+        if folder is not None:
+            (folder / f"reduced-{find_rank()}").touch()
 
 
 def leave_calls() -> None:
@@ -251,10 +268,20 @@ def leave_calls() -> None:
         mpiddp.all_reduce_async(torch.ones(1 << 18))
 
 
-def ask_alone(rank: int) -> None:
+def ask_alone(rank: int, folder: Path) -> None:
     """A collective of the session that one rank alone calls."""
-    if find_rank() == rank:
-        mpiddp.init().any(True)
+    from mpiddp.launch.mpi.control import count_exchanges
+
+    session = mpiddp.init()
+
+    def tell() -> None:
+        while len({*count_exchanges(session)}) == 1:
+            time.sleep(NAPS)
+        (folder / "asked").touch()
+
+    if session.world.rank == rank:
+        threading.Thread(target=tell, daemon=True).start()
+        session.any(True)
 
 
 def destroy_group() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 
 import torch
 from torch import distributed
@@ -38,12 +37,10 @@ def main() -> None:
         found["seen"] = [(host, total) for host, total, _ in rows]
         found["equal"] = [torch.equal(row[2], weights * rank) for rank, row in enumerate(rows)]
         found["stacks"] = ranks.stacks()
-        begin = time.monotonic()
         try:
             ranks.run(end_rank, 3)
         except mpiddp.RankFailedError as error:
             found["lost"] = {rank: str(each) for rank, each in error.by_rank.items()}
-        found["seconds"] = time.monotonic() - begin
         ranks.restart()
         found["again"] = [host for host, *_ in ranks.run(look, weights)]
     print(json.dumps(found))

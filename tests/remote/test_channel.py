@@ -22,9 +22,9 @@ from mpiddp.process.sockets import ports
 from mpiddp.process.sockets.links import describe_server, listen_locally, open_connection
 from mpiddp.remote import channel
 from mpiddp.remote.channel import SHARED_BYTES, Address, Channel, Parcel
-from mpiddp.remote.job import _Reception
+from mpiddp.remote.job import ROLES, _Reception
 
-SOON = 20.0
+SOON = 60.0
 SIZES = st.integers(0, 300) | st.integers(SHARED_BYTES - 70, SHARED_BYTES + 70)
 
 
@@ -269,7 +269,7 @@ def test_a_rank_tells_whoever_listens_in_its_callers_place_its_token_only(
         connecting = pool.submit(channel.connect, address)
         heard = []
         server.settimeout(0.2)
-        while not connecting.done():
+        while not (connecting.done() and heard):
             with contextlib.suppress(TimeoutError):
                 connection, _ = server.accept()
                 with connection, contextlib.suppress(OSError):
@@ -283,6 +283,41 @@ def test_a_rank_tells_whoever_listens_in_its_callers_place_its_token_only(
             connecting.result()
     assert set(heard) - {b""} == {b"ab" * 16 + b"\n"}
     assert not bomb.exists()
+
+
+def test_a_rank_that_is_stopped_on_its_way_keeps_no_other_waiting(monkeypatch):
+    monkeypatch.setattr(channel, "SILENT_SECONDS", 0.5)
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+        reception = _Reception([listen_locally()], stack)
+
+        def enter() -> list[Channel]:
+            silent, *others = (Channel(channel.connect(reception.address)) for _ in range(4))
+            for role, each in zip(ROLES, others, strict=True):
+                each.send("hello", {"rank": 0, "role": role, "size": 1})
+            return [silent, *others]
+
+        entering, end = pool.submit(enter), time.monotonic() + SOON
+        while not reception.is_complete and time.monotonic() < end:
+            reception.wait(0.02)
+        for each in entering.result(SOON):
+            stack.callback(each.close)
+        assert reception.is_complete
+
+
+def test_a_rank_that_was_stopped_while_it_connects_tries_again(monkeypatch):
+    monkeypatch.setattr(channel, "CONNECT_SECONDS", 0.0)
+    ours, theirs = socket.socketpair()
+
+    def open_late(place: str, seconds: float) -> socket.socket:
+        monkeypatch.setattr(channel, "open_connection", lambda *_: theirs)
+        time.sleep(0.01)
+        raise ConnectionResetError(place)
+
+    monkeypatch.setattr(channel, "open_connection", open_late)
+    with ours:
+        ours.sendall(b"cd")
+        with channel.connect(Address(("@gone",), "ab", "cd")) as found:
+            assert found is theirs
 
 
 def test_a_rank_sends_no_token_to_another_users_socket(monkeypatch):

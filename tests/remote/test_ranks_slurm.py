@@ -38,6 +38,5 @@ def test_functions_run_on_the_ranks_of_two_nodes(slurm_cluster, tmp_path):
     assert sorted(printed) == sorted(2 * [f"[{rank}] here is rank {rank}" for rank in range(4)])
     assert list(found["lost"]) == ["3"]
     assert "rank 3 of 4 on node2 was lost: it was killed by SIGKILL" in found["lost"]["3"]
-    assert found["seconds"] < 60
     assert found["again"] == nodes
     assert slurm_cluster.ask("squeue", "-h") == ""

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 
@@ -26,9 +27,9 @@ from mpiddp.errors import (
     UnreachableError,
 )
 
-pytestmark = pytest.mark.mpi
-SECONDS = 60.0
-"""How long anything here may take on a busy machine."""
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600)]
+SECONDS, LONGEST_SECONDS = 60.0, 180.0
+"""How long a call may take on a busy machine, and a start."""
 CALLER = """
 import sys, time
 from pathlib import Path
@@ -70,23 +71,25 @@ def test_a_killed_caller_leaves_no_process(function, moment, tmp_path):
     try:
         if moment == "starts":
             assert caller.stdout.readline() == b"starts\n"
-            until(lambda: len(marked.list()) > 3, "the start")
+            until(lambda: len(marked.list()) > 3, "the start", LONGEST_SECONDS)
         else:
-            until(lambda: len(list(tmp_path.glob(moment))) == 2, moment)
+            until(lambda: len(list(tmp_path.glob(moment))) == 2, moment, LONGEST_SECONDS)
         children = {int(each.read_text()) for each in tmp_path.glob("child-*")}
         caller.kill()
         caller.wait()
         caller.stdout.close()
-        until(lambda: not set(marked.list()) - children, "the end of all processes")
+        until(lambda: not set(marked.list()) - children, "the end of all", LONGEST_SECONDS)
     finally:
         marked.kill()
 
 
 @pytest.mark.long
-def test_a_function_that_never_returns(tmp_path):
+def test_a_function_that_never_returns(tmp_path, monkeypatch):
     with start(2) as ranks:
-        with pytest.raises(RankFailedError) as caught:
-            ranks.within(1).run(called.hold_interpreter, tmp_path)
+        with monkeypatch.context() as patch:
+            called.expire_when(patch, lambda _: len(list(tmp_path.iterdir())) == 2)
+            with pytest.raises(RankFailedError) as caught:
+                ranks.run(called.hold_interpreter, tmp_path)
         assert "ranks 0-1 on" in str(caught.value) and "did not stop within 5 s" in str(
             caught.value
         )
@@ -118,26 +121,24 @@ def test_a_function_that_never_returns(tmp_path):
         assert "destroyed torch's default group" in str(caught.value.by_rank[0])
 
 
-def refuse_to_start(*_: object) -> None:
-    raise LaunchError("no")
-
-
-def test_ranks_that_were_interrupted_in_a_collective_end(monkeypatch):
+def test_ranks_that_were_interrupted_in_a_collective_end(monkeypatch, tmp_path):
+    called.expire_when(monkeypatch, lambda _: len(list(tmp_path.iterdir())) >= 2)
     options = {"variables": {"MPIDDP_WAIT": "sleep"}, "call_timeout": SECONDS}
     with mpiddp.ranks(2, collectives="mpiddp", **options) as ranks:
         # The next calls would be refused, or meet a call that the other rank has not finished.
         with pytest.raises(RankFailedError, match=r"reduce_again left rank.* in the middle of a"):
-            ranks.within(0.5).run(called.reduce_again, -1)
+            ranks.run(called.reduce_again, -1, tmp_path)
         assert ranks.state == "ended"
         with monkeypatch.context() as patch:
-            patch.setattr("mpiddp.remote.ranks.RankJob", refuse_to_start)
+            patch.setattr("mpiddp.remote.ranks.RankJob", mock.Mock(side_effect=LaunchError("no")))
             with pytest.raises(LaunchError, match="no"):
                 ranks.restart()
         with pytest.raises(ConfigurationError, match=r"ended; restart\(\) starts them again"):
             ranks.run(called.nothing)
         ranks.restart()
+        (tmp_path / "reduced-1").unlink()
         with pytest.raises(RankFailedError, match="ask_alone left rank 1 in the middle of a"):
-            ranks.within(0.3).run(called.ask_alone, 1)
+            ranks.run(called.ask_alone, 1, tmp_path)
 
 
 @pytest.mark.long

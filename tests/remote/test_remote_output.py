@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import re
@@ -85,6 +86,24 @@ def test_a_console_that_has_gone_stops_nothing(monkeypatch):
     for stream in (closed, None):
         monkeypatch.setattr(sys, "stderr", stream)
         write("err", "lost")
+
+
+def test_who_prints_without_end_does_not_hold_up_the_end():
+    texts: list[str] = []
+    ours, theirs = socket.socketpair()
+
+    def print_more(text: str) -> None:
+        """As a process that a rank has left behind."""
+        texts.append(text)
+        assert len(texts) < 10
+        with contextlib.suppress(BrokenPipeError):
+            theirs.sendall(b"more\n")
+
+    reader = OutputReader(ours, None, print_more)
+    with theirs:
+        theirs.sendall(b"hello\n")
+        reader.close()
+    assert texts == ["hello\n"]
 
 
 def test_a_sink_that_raises_leaves_no_connection_open():

@@ -22,7 +22,7 @@ from torch import distributed as dist
 import mpiddp.torch_backend  # noqa: F401 - registers the backend
 
 Tensors = list[torch.Tensor]
-WAIT = timedelta(seconds=30)
+WAIT = timedelta(seconds=120)
 """Of a group: longer than a busy machine takes for any call."""
 EVERY_TYPE = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8,

@@ -9,12 +9,13 @@ from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from comparison import GATHER_ONE, SCATTER_ONE, WAIT, close_sides, make_sides
 from torch import distributed as dist
 
-from mpiddp.torch_backend import make_group
+from mpiddp.torch_backend import gloo_calls, make_group
 
 SHORT = timedelta(seconds=0.5)
 CHANGE_TIMEOUT = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
@@ -49,31 +50,36 @@ def list_mistakes(group: Any) -> dict[str, tuple[Callable[[], object], str]]:
         ),
         "sizes": (
             lambda: GATHER_ONE(torch.ones(1), one, group=group),
-            rf"an output of 1 torch.float32 for {size} × 4",
+            rf"a tensor of 1 torch.float32 for {size} × 4",
         ),
-        "parts": (lambda: SCATTER_ONE(torch.ones(99), one, group=group), "an output of 99"),
+        "parts": (lambda: SCATTER_ONE(torch.ones(99), one, group=group), rf"for {size} × 99"),
         "length of a list": (
             lambda: dist.all_gather([one], one, group=group),
             f"1 tensors for {size} ranks",
         ),
         "room in a list": (
             lambda: dist.all_gather([torch.ones(3)] * size, one, group=group),
-            "4 elements, and room for 3",
+            "4 elements, and 3 in this rank's list",
         ),
         "root": (lambda: dist.broadcast(one, group_src=size, group=group), "root|[Gg]roup rank"),
     }  # fmt: skip
 
 
-def make_mistakes(session: Any) -> tuple[dict[str, tuple[str, str, str]], float]:
-    """By mistake the error's kind, its message and the pattern; a sum that is made afterwards."""
+def find_error(call: Callable[[], object]) -> str:
+    """Kind and message of what a call raises."""
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def make_mistakes(session: Any) -> tuple[dict[str, tuple[str, str]], float]:
+    """By mistake the error and its pattern; a sum that is made afterwards."""
     sides = make_sides()
-    group, found = sides[1].group, {}
-    for name, (call, pattern) in list_mistakes(group).items():
-        try:
-            call()
-            found[name] = ("nothing", "", pattern)
-        except (RuntimeError, ValueError) as error:
-            found[name] = (type(error).__name__, str(error), pattern)
+    group = sides[1].group
+    mistakes = list_mistakes(group).items()
+    found = {name: (find_error(call), pattern) for name, (call, pattern) in mistakes}
     total = torch.ones(3)
     dist.all_reduce(total, group=group)
     close_sides(*sides)
@@ -116,10 +122,8 @@ def change_timeouts(session: Any) -> list[str]:
         setting(group)
         if dist.get_rank() == 0:
             for dtype in (torch.float32, torch.int8):
-                try:
-                    dist.all_reduce(torch.ones(3, dtype=dtype), group=group)
-                except RuntimeError as error:
-                    said.append(f"{type(error).__name__}: {error}")
+                tensor = torch.ones(3, dtype=dtype)
+                said.append(find_error(partial(dist.all_reduce, tensor, group=group)))
     # The ranks are at different calls of these groups.
     dist.barrier()
     for group in groups:
@@ -159,17 +163,40 @@ def wait_in_two_groups(session: Any) -> float:
     return tensor.sum().item()
 
 
+def talk_in_two_threads(session: Any) -> list[float]:
+    """The first messages of a group, one in each thread."""
+    _, ours = sides = make_sides()
+    open_gloo = gloo_calls.open_gloo
+
+    def open_slowly(*values: Any) -> Any:
+        time.sleep(0.3)
+        return open_gloo(*values)
+
+    def talk(tag: int) -> float:
+        tensor = torch.full((1,), 1.0 + tag + 2 * ours.rank)
+        if (ours.rank + tag) % 2:
+            dist.send(tensor, group=ours.group, group_dst=1 - ours.rank, tag=tag)
+        else:
+            dist.recv(tensor, group=ours.group, group_src=1 - ours.rank, tag=tag)
+        return tensor.item()
+
+    with mock.patch.object(gloo_calls, "open_gloo", open_slowly), ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(talk, range(2)))
+    close_sides(*sides)
+    return found
+
+
 def come_late(session: Any) -> tuple[str, float]:
     """The error in a barrier to which all ranks but one come too late; a sum in the same group."""
     _, ours = sides = make_sides()
-    options, message, tensor = dist.BarrierOptions(), "", torch.ones(3)
+    options, tensor = dist.BarrierOptions(), torch.ones(3)
     options.asyncOp, options.timeout = False, timedelta(milliseconds=100)
     dist.barrier(group=ours.group)
-    time.sleep(0.5 * (dist.get_rank() > 0))
-    try:
-        ours.group.barrier(options).wait()
-    except dist.DistNetworkError as error:
-        message = str(error)
+    if dist.get_rank() > 0:
+        dist.barrier()
+    message = find_error(lambda: ours.group.barrier(options).wait())
+    if dist.get_rank() == 0:
+        dist.barrier()
     options.timeout = WAIT
     ours.group.barrier(options).wait()
     dist.all_reduce(tensor, group=ours.group)
@@ -201,15 +228,8 @@ def close_twice(session: Any) -> list[str]:
     for side in order:
         dist.destroy_process_group(side.group)
     works[0].wait()
-    kinds = []
-    for call in (
-        lambda: dist.destroy_process_group(pairs[0].group),
-        lambda: pairs[0].group.allreduce([torch.ones(3)]).wait(),
-        lambda: pairs[2].group.allreduce([torch.ones(3, dtype=torch.int8)]).wait(),
-    ):
-        try:
-            call()
-            kinds.append("nothing")
-        except (RuntimeError, ValueError) as error:
-            kinds.append(f"{type(error).__name__}: {error}")
-    return kinds
+    return [
+        find_error(lambda: dist.destroy_process_group(pairs[0].group)),
+        find_error(lambda: pairs[0].group.allreduce([torch.ones(3)]).wait()),
+        find_error(lambda: pairs[2].group.allreduce([torch.ones(3, dtype=torch.int8)]).wait()),
+    ]

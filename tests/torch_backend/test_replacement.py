@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import textwrap
-import threading
 from datetime import timedelta
 from functools import partial
 
@@ -151,10 +150,10 @@ def test_gloo_uses_the_interfaces_that_the_environment_names(monkeypatch, tmp_pa
 
 
 def test_gloo_begins_no_call_before_those_that_were_begun_earlier():
-    calls, may_end, done = CallQueue("group"), threading.Event(), []
-    work = calls.make("first", lambda: may_end.wait(60) and done.append("first"), [], waits=False)
+    calls, done = CallQueue("group"), []
+    is_second_queued = partial(wait_until, lambda: calls._pending == 2, 60)
+    work = calls.make("first", lambda: is_second_queued() and done.append("first"), [], waits=False)
     start = partial(done.append, "by Gloo")
-    threading.Timer(0.1, may_end.set).start()
     calls.make("second", partial(done.append, "second"), [], waits=True, start=start)
     work.wait()
     # The thread may still be leaving the call.
