@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,9 @@ from benchmarks.common.options import describe_value
 from benchmarks.common.plotting import (
     COLOURS,
     Line,
-    draw_line,
+    LinePanel,
+    draw_panel,
     finish_bars,
-    finish_lines,
     label_lines,
     open_figure,
     write_beside,
@@ -82,16 +83,16 @@ def _write_slide(
     with open_figure(path, *size, title, picture.text, dpi=round(DPI * ENLARGED)) as figure:
         axis = figure.subplots()
         if isinstance(picture, Chart):
-            label_lines(figure, {axis: _draw_chart(axis, picture, colours, shown)})
+            panel = _make_panel(picture, colours, shown)
+            draw_panel(axis, panel)
+            label_lines(figure, {axis: panel.lines})
         elif isinstance(picture, Grid):
             _draw_grid(axis, picture, colours)
         else:
             _draw_bars(axis, picture)
 
 
-def _draw_chart(
-    axis: Axes, chart: Chart, colours: Mapping[str, int], shown: Sequence[str]
-) -> list[Line]:
+def _make_panel(chart: Chart, colours: Mapping[str, int], shown: Sequence[str]) -> LinePanel:
     lines = []
     for number, each in enumerate(chart.lines):
         if each.name in shown and each.points:
@@ -99,24 +100,20 @@ def _draw_chart(
             spreads = [each.points[place] for place in places]
             style = colours.get(each.name, number) % len(COLOURS)
             lines.append(Line(each.name, places, spreads, style))
-            draw_line(axis, lines[-1])
-    if chart.is_log:
-        axis.set_yscale("log")
-    elif chart.along == "bytes":
-        axis.set_ylim(bottom=0)
-    if chart.mark is not None:
-        axis.axhline(chart.mark[0], color="#55606e", lw=1, ls=":")
-    if chart.along == "bytes":
-        axis.set_xscale("log", base=2)
-        places = chart.places[:: max(1, len(chart.places) // 7)]
-        axis.set_xticks(places, [describe_place(each, chart.along) for each in places])
-        axis.minorticks_off()
-    else:
-        axis.set_xlabel(chart.along, fontsize=9)
-    axis.yaxis.set_major_formatter(lambda value, _: describe_value(value, chart.unit))
+    is_sized = chart.along == "bytes"
+    ticks = chart.places[:: max(1, len(chart.places) // 7)] if is_sized else ()
+    return LinePanel(
+        title="", lines=lines, label="" if is_sized else chart.along,
+        ticks={place: describe_place(place, chart.along) for place in ticks},
+        describe=partial(describe_value, unit=chart.unit), base=10 if chart.is_log else None,
+        mark=chart.mark and chart.mark[0], finish=partial(_finish, chart=chart),
+    )  # fmt: skip
+
+
+def _finish(axis: Axes, chart: Chart) -> None:
     axis.tick_params(labelsize=9)
-    finish_lines(axis)
-    return lines
+    if chart.along == "bytes" and not chart.is_log:
+        axis.set_ylim(bottom=0)
 
 
 def _draw_grid(axis: Axes, grid: Grid, colours: Mapping[str, int]) -> None:
