@@ -42,11 +42,3 @@ def test_both_loops_are_timed_printed_drawn_and_written(tmp_path):
     )
     assert all(cell.samples[0] > 0 for cell in found.cells) and found.is_complete
     assert "samples" in picture.read_text().lower()
-
-
-def test_mistakes_are_one_line():
-    answer = run_benchmark("training-loop", "--models", "vgg")
-    assert answer.returncode == 2
-    assert answer.stderr.count("\n") == 1 and "--models: expected convnet or resnet18" in (
-        answer.stderr
-    )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 
 import pytest
 
-import launchers
+from benchmark_runs import run_benchmark
 from benchmarks.common.records import read_record
 from benchmarks.common.statistics import quantile
 from benchmarks.fit.check import check_record
@@ -19,20 +17,8 @@ ALGORITHMS = ("ring", "naive-ring", "halving-doubling", "binomial-tree", "one-sh
 
 def measure(cluster, path, *words):
     """The record of a benchmark on the cluster."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks",
-        *words,
-        "--launcher",
-        "srun",
-        "--json",
-        str(path),
-    ]
-    environment = launchers.clean_environment(cluster.environment())
-    done = subprocess.run(
-        command, cwd=launchers.ROOT, env=environment, capture_output=True, text=True, timeout=300
-    )
+    words = (*words, "--launcher", "srun", "--json", str(path))
+    done = run_benchmark(*words, timeout=300, **cluster.environment())
     assert done.returncode == 0, done.stderr
     return read_record(path)
 

@@ -180,21 +180,6 @@ def test_every_format_is_written(tmp_path, capsys):
     assert [line.split()[-1] for line in lines] == ["verdict", "proved", "proved"]
 
 
-MISTAKES = [
-    ("ring", "the following arguments are required: --output"),
-    ("central --output {0}/a.xml", "rank 7 of this one only serves"),
-    ("ring --output {0}/none/a.xml", "there is no directory"),
-    ("ring --format gaol --output {0}/a", "found 'gaol'"),
-    ("star --output {0}/a.xml", "no algorithm is called 'star'"),
-]
-
-
-@pytest.mark.parametrize(("words", "message"), MISTAKES)
-def test_mistakes(words, message, tmp_path):
-    with pytest.raises(ConfigurationError, match=re.escape(message)):
-        export.main(words.format(tmp_path).split())
-
-
 # ---- --load in the commands ---------------------------------------------------------------
 
 

@@ -1,21 +1,38 @@
-"""Runs ``python -m benchmarks`` as a user does."""
+"""Runs ``python -m benchmarks`` as a user does, and looks at what it drew."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from xml.etree import ElementTree
 
 import launchers
 
 
-def run_benchmark(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    """Its result, with ``changes`` of the environment. Warnings are errors."""
+def run_benchmark(
+    *arguments: str, timeout: float = 170, around: Sequence[str] = (), **changes: str
+) -> subprocess.CompletedProcess[str]:
+    """Its result, with ``changes`` of the environment; ``around`` is the command that runs it.
+
+    Warnings are errors.
+    """
     return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "benchmarks", *arguments],
+        [*around, sys.executable, "-W", "error", "-m", "benchmarks", *arguments],
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=timeout,
         cwd=launchers.ROOT,
         env=launchers.clean_environment(changes),
         check=False,
     )
+
+
+def check_drawing(path: Path, *words: str) -> str:
+    """The text of an SVG drawing: words are drawn as outlines, and stand in comments beside."""
+    text = path.read_text()
+    assert ElementTree.fromstring(text).tag.endswith("svg")
+    assert [word for word in words if word not in text] == []
+    return text
