@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 import documents
-from benchmark_runs import check_drawing, run_benchmark
+from benchmark_runs import check_drawing, record_benchmark, run_benchmark
 from benchmarks.common import checks, statistics
-from benchmarks.common.records import read_record
 from benchmarks.launching import launchers, processes
 from benchmarks.launching.processes import Program, Run
 from benchmarks.launching.srun import Srun
@@ -347,19 +346,17 @@ def test_a_launcher_runs_the_contenders(either_launcher):
 @pytest.mark.long
 @pytest.mark.mpi
 def test_startup_measures_prints_and_writes(tmp_path):
-    record, drawing = tmp_path / "startup.json", tmp_path / "startup.svg"
+    drawing = tmp_path / "startup.svg"
     arguments = [*documents.read_command("python -m benchmarks startup"), "--deadline", "60"]
     # Variables of an outer launch must not reach the ranks.
-    answer = run_benchmark(
-        "startup", *arguments, "--targets", "--json", str(record), "--plot", str(drawing),
+    printed, found = record_benchmark(
+        tmp_path / "startup.json", "startup", *arguments, "--targets", "--plot", str(drawing),
         PMIX_RANK="7",
     )  # fmt: skip
-    assert (answer.returncode, answer.stderr) == (0, "")
-    assert "2 ranks, 1 rounds" in answer.stdout
-    targets = [line for line in answer.stdout.splitlines() if line.startswith("target:")]
+    assert "2 ranks, 1 rounds" in printed
+    targets = [line for line in printed.splitlines() if line.startswith("target:")]
     # Of torchrun's time, of the floor's, of the front's, and of the help.
     assert len(targets) == 4 and "--help" in targets[-1]
-    found = read_record(record)
     cells = {(cell.ranks, cell.contender, cell.at.get("part")): cell for cell in found.cells}
     assert [name for ranks, name, _ in cells if ranks == 1] == [HELP, PYTHON]
     for (ranks, name, part), cell in cells.items():

@@ -13,7 +13,7 @@ import pytest
 import documents
 import launchers
 import wrong_algorithms
-from benchmark_runs import run_benchmark
+from benchmark_runs import record_benchmark
 from benchmarks.collectives import command as collectives
 from benchmarks.collectives import options as collectives_options
 from benchmarks.common import options
@@ -41,16 +41,14 @@ def registered(own_registry):
 
 @pytest.mark.parametrize("ranks", [32, pytest.param(64, marks=pytest.mark.long)])
 def test_everything_that_is_registered_is_proved(ranks, tmp_path):
-    record = tmp_path / "proof.json"
-    result = run_benchmark("prove", "--ranks", str(ranks), "--json", str(record))
-    assert result.returncode == 0, result.stderr
-    *verdicts, _ = read_record(record).others
+    printed, record = record_benchmark(tmp_path / "proof.json", "prove", "--ranks", str(ranks))
+    *verdicts, _ = record.others
     assert [verdict["algorithm"] for verdict in verdicts] == list(registry.names())
     for verdict in verdicts:
         # Two segmentations of each number of ranks, and four of some.
         assert verdict["schedules"] >= 2 * ranks + 2 * 16
         assert verdict["failures"] == []
-    for line in result.stdout.splitlines()[1:-2]:
+    for line in printed.splitlines()[1:-2]:
         assert line.endswith("proved")
 
 

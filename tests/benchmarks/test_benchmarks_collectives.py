@@ -12,7 +12,7 @@ import pytest
 
 import documents
 import launchers as launching
-from benchmark_runs import check_drawing, run_benchmark
+from benchmark_runs import check_drawing, record_benchmark, run_benchmark
 from benchmarks.collectives import command, options
 from benchmarks.collectives.contenders import MPI, WORKER, Contender, Task
 from benchmarks.collectives.findings import Refusal
@@ -206,7 +206,7 @@ def test_every_collective_of_every_contender_is_exact():
 
 @pytest.mark.mpi
 def test_all_contenders_are_measured_printed_and_written(tmp_path):
-    path, drawing = tmp_path / "allreduce.jsonl", tmp_path / "allreduce.svg"
+    drawing = tmp_path / "allreduce.svg"
     words = documents.read_command("python -m benchmarks allreduce", "performance.md")
     words += ["--iterations", "5", "--deadline", "60"]
     words += ["--transports", "auto", "mpi", "--targets"]
@@ -214,10 +214,8 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
     write_table(table, {}, [])
     # Variables of an outer launch must not reach the ranks, which run in another directory.
     variables = {"PMIX_RANK": "7", "MPIDDP_TUNING": os.path.relpath(table, launching.ROOT)}
-    words += ["--json", str(path), "--plot", str(drawing)]
-    answer = run_benchmark("allreduce", *words, **variables)
-    assert (answer.returncode, answer.stderr) == (0, "")
-    record = read_record(path)
+    words = ["allreduce", *words, "--plot", str(drawing)]
+    printed, record = record_benchmark(tmp_path / "allreduce.jsonl", *words, **variables)
     assert record.benchmark == "allreduce" and record.is_complete
     cells = [cell for cell in record.cells if cell.quantity == "all-reduce"]
     # Gloo, MPI, mpiddp's backend, two plain rings; auto, ring and two parameter servers on two
@@ -236,10 +234,10 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
     assert {"peer read", "copy by torch", "nothing"} <= probes
     told = [line for line in record.others if line["kind"] == "surroundings"]
     assert len(told) == 2 and str(table) in told[0]["collectives"]["tuning"]
-    assert "target: mpiddp auto, auto, shared: at least 8 × Gloo: 256 KiB" in answer.stdout
-    assert "at most 1 µs more than the plain ring" in answer.stdout
-    assert "less than 1 µs of an iteration of nothing: 0." in answer.stdout
-    assert "central: The last rank is the parameter server, no worker" in answer.stdout
+    assert "target: mpiddp auto, auto, shared: at least 8 × Gloo: 256 KiB" in printed
+    assert "at most 1 µs more than the plain ring" in printed
+    assert "less than 1 µs of an iteration of nothing: 0." in printed
+    assert "central: The last rank is the parameter server, no worker" in printed
     check_drawing(drawing)
 
 
@@ -248,15 +246,14 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", options.QUANTITIES)
 def test_two_jobs_share_the_nodes_of_a_cluster(slurm_cluster, tmp_path, name):
-    path = tmp_path / "record.jsonl"
-    words = ["--launcher", "srun", "--nodes", "2", "--sizes", "8"]
+    words = [name, "--launcher", "srun", "--nodes", "2", "--sizes", "8"]
     words += ["--repetitions", "1", "--iterations", "3"]
     if name in COLLECTIVES:
         words += ["--ranks", "4", "--algorithms", "auto", "--buffers", "private"]
     words += ["--link"] if name == "allreduce" else []
-    answer = run_benchmark(name, *words, "--json", str(path), **slurm_cluster.environment())
-    assert (answer.returncode, answer.stderr) == (0, "")
-    cells = [cell for cell in read_record(path).cells if cell.quantity != "probe"]
+    variables = slurm_cluster.environment()
+    _, record = record_benchmark(tmp_path / "record.jsonl", *words, **variables)
+    cells = [cell for cell in record.cells if cell.quantity != "probe"]
     assert all(cell.nodes == 2 for cell in cells if cell.at.get("link") != "node")
     makers = {cell.details["maker"] for cell in cells}
     assert makers == ({"mpi"} if name == "all-pairs" else makers | {"gloo", "mpi", "mpiddp"})

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmark_runs import check_drawing, run_benchmark
+from benchmark_runs import check_drawing, record_benchmark, run_benchmark
 from benchmarks.common import results, statistics
 from benchmarks.common.records import read_record
 from benchmarks.launching import launchers, processes, srun
@@ -302,24 +302,15 @@ def test_a_run_that_the_cluster_lost_is_made_again_once(monkeypatch, lost, ends)
 @pytest.mark.slurm
 @pytest.mark.timeout(300)
 def test_it_measures_a_cluster(slurm_cluster, tmp_path):
-    record, drawing = tmp_path / "startup.json", tmp_path / "startup.svg"
-    arguments = [
-        "startup",
-        "--launcher",
-        "srun",
-        "--ranks",
-        "4",
-        "--repetitions",
-        "1",
-        "--warm-up",
-        "0",
-    ]
-    arguments += ["--hosts", "--json", str(record), "--plot", str(drawing)]
+    drawing = tmp_path / "startup.svg"
+    arguments = ["--launcher", "srun", "--ranks", "4", "--repetitions", "1", "--warm-up", "0"]
+    arguments += ["--hosts", "--plot", str(drawing)]
+    # Variables of an outer launch must not reach the ranks.
     variables = {**slurm_cluster.environment(), "PMIX_RANK": "7"}
-    answer = run_benchmark("startup", *arguments, timeout=280, **variables)
-    assert (answer.returncode, answer.stderr) == (0, "")
-    assert "4 ranks on 4 nodes, 1 rounds" in answer.stdout
-    found = read_record(record)
+    printed, found = record_benchmark(
+        tmp_path / "startup.json", "startup", *arguments, timeout=280, **variables
+    )
+    assert "4 ranks on 4 nodes, 1 rounds" in printed
     places = found.environment["hosts"]["4"]
     assert len(places) == found.environment["nodes"] == 4
     assert sorted(places.values()) == [[0], [1], [2], [3]]
@@ -348,21 +339,11 @@ def test_it_measures_a_cluster(slurm_cluster, tmp_path):
 @pytest.mark.timeout(300)
 def test_inside_an_allocation_runs_are_its_steps(slurm_cluster, tmp_path):
     record = tmp_path / "startup.json"
-    arguments = [
-        "startup",
-        "--launcher",
-        "srun",
-        "--ranks",
-        "2",
-        "--repetitions",
-        "1",
-        "--warm-up",
-        "0",
-    ]
+    arguments = ["--launcher", "srun", "--ranks", "2", "--repetitions", "1", "--warm-up", "0"]
     around = (str(shutil.which("salloc")), "--quiet", "--nodes=2", "--ntasks=4", "--exclusive")
     before = newest_job(slurm_cluster)
-    variables = {**slurm_cluster.environment(), "PMIX_RANK": "7"}
     arguments += ["--json", str(record)]
+    variables = {**slurm_cluster.environment(), "PMIX_RANK": "7"}
     answer = run_benchmark("startup", *arguments, timeout=280, around=around, **variables)
     assert answer.returncode == 0, answer.stderr
     assert read_record(record).environment["nodes"] == 2

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 import documents
-from benchmark_runs import check_drawing, run_benchmark
-from benchmarks.common.records import Cell, read_record
+from benchmark_runs import check_drawing, record_benchmark
+from benchmarks.common.records import Cell
 from benchmarks.common.statistics import Series
 from benchmarks.common.trials import WrongResultError
 from benchmarks.common.workloads import Workload, parse_workload
@@ -332,16 +332,13 @@ def list_steps(record) -> list[Cell]:
 @pytest.mark.long
 @pytest.mark.mpi
 def test_all_contenders_are_measured_printed_and_written(tmp_path):
-    record, drawing = tmp_path / "step.json", tmp_path / "step.svg"
+    drawing = tmp_path / "step.svg"
     arguments = documents.read_command("python -m benchmarks training-step")
     arguments += ["--sync", *SYNCS, "--transports", "auto", "mpi"]
     arguments += ["--straggler", "0=1.5", "--deadline", "60"]
     # Variables of an outer launch must not reach the ranks.
-    answer = run_benchmark(
-        "training-step", *arguments, "--json", str(record), "--plot", str(drawing), PMIX_RANK="7"
-    )
-    assert (answer.returncode, answer.stderr) == (0, "")
-    found = read_record(record)
+    arguments = ["training-step", *arguments, "--plot", str(drawing)]
+    printed, found = record_benchmark(tmp_path / "step.json", *arguments, PMIX_RANK="7")
     assert [line["kind"] for line in found.others] == ["group", "end"]
     rows = {cell.contender: cell.details for cell in list_steps(found)}
     assert list(rows) == [ALONE, OWN_ALONE, *SYNCS[:2], "auto transport=mpi", *SYNCS[2:]]
@@ -359,7 +356,7 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
     assert sum(each["elements"] for each in rows["auto"]["notes"]["buckets"]) * 4 == size
     # Gloo's bytes pass through the interface, which others may use as well.
     assert rows["framework"]["bytes"]["is_read"] and rows["framework"]["bytes"]["each"] >= size
-    assert "straggler 0=1.5" in answer.stdout
+    assert "straggler 0=1.5" in printed
     check_drawing(drawing)
 
 
@@ -397,23 +394,12 @@ def test_gradients_that_are_no_average_are_noticed(tmp_path, monkeypatch, capsys
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_servers_are_compared_with_the_cost_model_on_a_cluster(slurm_cluster, tmp_path):
-    record = tmp_path / "step.json"
     arguments = ["--launcher", "srun", "--nodes", "2", "--ranks", "2", "--link", "--sync"]
     arguments += ["framework", "ring", "parameter-server", "parameter-server:servers=ranks"]
-    arguments += [
-        "--models",
-        "mlp:megabytes=1",
-        "--repetitions",
-        "1",
-        "--iterations",
-        "3",
-        "--targets",
-    ]
-    answer = run_benchmark(
-        "training-step", *arguments, "--json", str(record), **slurm_cluster.environment()
-    )
-    assert (answer.returncode, answer.stderr) == (0, "")
-    found = read_record(record)
+    arguments += ["--models", "mlp:megabytes=1", "--repetitions", "1", "--iterations", "3"]
+    arguments = ["training-step", *arguments, "--targets"]
+    variables = slurm_cluster.environment()
+    printed, found = record_benchmark(tmp_path / "step.json", *arguments, **variables)
     assert found.others[0]["nodes"] == 2 and found.others[0]["link"]["seconds_per_byte"] > 0
     rows = {cell.contender: cell.details for cell in list_steps(found)}
     size = 4 * rows["ring"]["notes"]["elements"]
@@ -421,5 +407,5 @@ def test_servers_are_compared_with_the_cost_model_on_a_cluster(slurm_cluster, tm
     assert rows["ring"]["bytes"]["each"] == pytest.approx(size, rel=1e-3)
     assert size <= rows["ring"]["read"][0]["busiest"] < 1.2 * size
     assert rows["framework"]["bytes"]["busiest"] >= size
-    assert "by the cost model" in answer.stdout
+    assert "by the cost model" in printed
     assert slurm_cluster.ask("squeue", "-h") == ""

@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from benchmark_runs import run_benchmark
-from benchmarks.common.records import read_record
+from benchmark_runs import record_benchmark
 from benchmarks.common.statistics import quantile
 from benchmarks.fit.check import check_record
 from benchmarks.fit.fitted import fit_records
@@ -17,10 +16,8 @@ ALGORITHMS = ("ring", "naive-ring", "halving-doubling", "binomial-tree", "one-sh
 
 def measure(cluster, path, *words):
     """The record of a benchmark on the cluster."""
-    words = (*words, "--launcher", "srun", "--json", str(path))
-    done = run_benchmark(*words, timeout=300, **cluster.environment())
-    assert done.returncode == 0, done.stderr
-    return read_record(path)
+    words = (*words, "--launcher", "srun")
+    return record_benchmark(path, *words, timeout=300, **cluster.environment())[1]
 
 
 @pytest.mark.slurm

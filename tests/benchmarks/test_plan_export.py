@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark_runs import run_benchmark
+from benchmark_runs import record_benchmark, run_benchmark
 from benchmarks import __main__ as commands
 from benchmarks.common.records import read_record
 from benchmarks.models import explain, export, prove
@@ -204,8 +204,7 @@ def read_lines(path, kind):
 
 def test_only_what_is_loaded_is_proved_and_by_processes_too(star, tmp_path):
     record = tmp_path / "proof.json"
-    done = run_benchmark("prove", "--load", str(star), "--ranks", "5", "--json", str(record))
-    assert done.returncode == 0, done.stderr
+    record_benchmark(record, "prove", "--load", str(star), "--ranks", "5")
     assert [line["algorithm"] for line in read_lines(record, "proof")] == ["star"]
 
 

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import launchers
+from benchmarks.common.records import Record, read_record
 
 
 def run_benchmark(
@@ -28,6 +30,13 @@ def run_benchmark(
         env=launchers.clean_environment(changes),
         check=False,
     )
+
+
+def record_benchmark(path: Path, *arguments: str, **more: Any) -> tuple[str, Record]:
+    """What a benchmark prints, and the record at ``path``. It must succeed, and warn of nothing."""
+    answer = run_benchmark(*arguments, "--json", str(path), **more)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    return answer.stdout, read_record(path)
 
 
 def check_drawing(path: Path, *words: str) -> str:
