@@ -114,26 +114,15 @@ def draw(path: Path, measured: Sequence[Measurement], plan: Plan, note: str) -> 
 
 def judge(found: Measurement, plan: Plan) -> list[Target]:
     every = f"a checkpoint every {plan.save_every} steps"
-    over_raw = Target(
-        f"a synchronous save: at most {OVER_RAW:g} × the raw write and flush",
-        {"": found.over_raw},
-        at_most=OVER_RAW,
+    whole, part = (
+        found.find_share(name, plan.save_every) for name in ("synchronous", "asynchronous")
     )
-    return [
-        Target(
-            f"{every}, synchronous: at most {SYNCHRONOUS:.1%} of training time",
-            {"": found.find_share("synchronous", plan.save_every)},
-            at_most=SYNCHRONOUS,
-        ),
-        Target(
-            f"{every}, asynchronous: at most {ASYNCHRONOUS:.0%} of training time",
-            {"": found.find_share("asynchronous", plan.save_every)},
-            at_most=ASYNCHRONOUS,
-        ),
-        *([over_raw] if found.file_bytes >= LEAST_BYTES else []),
-        Target(
-            f"agreeing on signals: at most {AGREEMENT:.0%} of a step",
-            {"": found.agreement_share},
-            at_most=AGREEMENT,
-        ),
+    raw = f"a synchronous save: at most {OVER_RAW:g} × the raw write and flush"
+    looks = f"agreeing on signals: at most {AGREEMENT:.0%} of a step"
+    rows = [
+        (f"{every}, synchronous: at most {SYNCHRONOUS:.1%} of training time", whole, SYNCHRONOUS),
+        (f"{every}, asynchronous: at most {ASYNCHRONOUS:.0%} of training time", part, ASYNCHRONOUS),
+        *([(raw, found.over_raw, OVER_RAW)] if found.file_bytes >= LEAST_BYTES else []),
+        (looks, found.agreement_share, AGREEMENT),
     ]
+    return [Target(text, {"": value}, at_most=limit) for text, value, limit in rows]

@@ -29,6 +29,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9", "#8
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 0.8)), (0, (8, 2)), (0, (3, 1)),
           (0, (8, 2, 1, 2)), (0, (4, 1, 4, 1, 1, 1)))  # fmt: skip
+HATCHES = ("", "//", "..")
+"""That tell parts of a bar apart in grey."""
 MOST_LINES = 6
 """In a panel: more cannot be told apart."""
 INK = "#222222"
@@ -246,6 +248,28 @@ def draw_bar(axis: Axes, place: int, values: Sequence[float], colour: str, text:
     heights = [place - 0.2 + 0.4 * index / steps for index in range(len(values))]
     axis.scatter(values, heights, s=9, color=INK, linewidths=0, zorder=3)
     write_beside(axis, text, max(values), place)
+
+
+def draw_parts(
+    axis: Axes, place: int, parts: Mapping[str, float], whole: Summary | Spread | None, text: str
+) -> None:
+    """A bar of parts one behind the other, for the legend; a line between the quartiles of the
+    whole, if they are known, and a text."""
+    end = 0.0
+    for name, length in parts.items():
+        known = axis.get_legend_handles_labels()[1]
+        number = known.index(name) if name in known else len(known)
+        axis.barh(
+            place, length, left=end, height=0.66, color=COLOURS[number % len(COLOURS)], alpha=0.75,
+            hatch=HATCHES[number % len(HATCHES)], edgecolor="white", linewidth=0,
+            label=None if name in known else name,
+        )  # fmt: skip
+        end += length
+    if whole is not None:
+        low, high = whole.lower_quartile, whole.upper_quartile
+        axis.hlines(place, low, high, color=INK, linewidth=2, zorder=5)
+        end = max(end, high)
+    write_beside(axis, text, end, place)
 
 
 def finish_lines(axis: Axes) -> None:

@@ -16,10 +16,10 @@ from benchmarks.common.plotting import (
     Line,
     LinePanel,
     draw_panel,
+    draw_parts,
     finish_bars,
     label_lines,
     open_figure,
-    write_beside,
 )
 from benchmarks.report.page import Report, choose_colours
 from benchmarks.report.pictures import (
@@ -158,25 +158,15 @@ def _choose_colour(square: Square, colours: Mapping[str, int]) -> tuple[str, flo
 
 
 def _draw_bars(axis: Axes, bars: Bars) -> None:
-    names = list(dict.fromkeys(name for bar in bars.bars for name in bar.parts))
     for place, bar in enumerate(bars.bars):
-        end = 0.0
-        for name, value in bar.parts.items():
-            colour, length = COLOURS[names.index(name) % len(COLOURS)], max(0.0, value)
-            label = name if name not in axis.get_legend_handles_labels()[1] else None
-            axis.barh(place, length, left=end, height=0.62, color=colour, alpha=0.85, label=label)
-            end += length
-        total = bar.spread.median if bar.spread is not None else end
-        if bar.spread is not None:
-            low, high = bar.spread.lower_quartile, bar.spread.upper_quartile
-            axis.hlines(place, low, high, color="black", lw=1.5, zorder=5)
-            end = max(end, high)
+        parts = {name: max(0.0, value) for name, value in bar.parts.items()}
+        total = bar.spread.median if bar.spread is not None else sum(parts.values())
         text = "; ".join(filter(None, [describe_value(total, bars.unit), bar.note]))
-        write_beside(axis, text, end, place)
+        draw_parts(axis, place, parts, bar.spread, text)
     axis.margins(x=0.35)
     axis.set_xlim(left=0)
     axis.xaxis.set_major_formatter(lambda value, _: describe_value(value, bars.unit))
     finish_bars(axis, [bar.name for bar in bars.bars], size=8)
     axis.tick_params(axis="x", labelsize=8)
-    if len(names) > 1:
+    if len(axis.get_legend_handles_labels()[1]) > 1:
         axis.legend(loc="lower right", fontsize=7, frameon=False)
