@@ -345,9 +345,10 @@ def test_a_launcher_runs_the_contenders(either_launcher):
 
 @pytest.mark.long
 @pytest.mark.mpi
+@pytest.mark.timeout(600)
 def test_startup_measures_prints_and_writes(tmp_path):
     drawing = tmp_path / "startup.svg"
-    arguments = [*documents.read_command("python -m benchmarks startup"), "--deadline", "60"]
+    arguments = documents.read_command("python -m benchmarks startup")
     # Variables of an outer launch must not reach the ranks.
     printed, found = record_benchmark(
         tmp_path / "startup.json", "startup", *arguments, "--targets", "--plot", str(drawing),

@@ -307,9 +307,7 @@ def test_it_measures_a_cluster(slurm_cluster, tmp_path):
     arguments += ["--hosts", "--plot", str(drawing)]
     # Variables of an outer launch must not reach the ranks.
     variables = {**slurm_cluster.environment(), "PMIX_RANK": "7"}
-    printed, found = record_benchmark(
-        tmp_path / "startup.json", "startup", *arguments, timeout=280, **variables
-    )
+    printed, found = record_benchmark(tmp_path / "a.json", "startup", *arguments, **variables)
     assert "4 ranks on 4 nodes, 1 rounds" in printed
     places = found.environment["hosts"]["4"]
     assert len(places) == found.environment["nodes"] == 4
@@ -344,7 +342,7 @@ def test_inside_an_allocation_runs_are_its_steps(slurm_cluster, tmp_path):
     before = newest_job(slurm_cluster)
     arguments += ["--json", str(record)]
     variables = {**slurm_cluster.environment(), "PMIX_RANK": "7"}
-    answer = run_benchmark("startup", *arguments, timeout=280, around=around, **variables)
+    answer = run_benchmark("startup", *arguments, around=around, **variables)
     assert answer.returncode == 0, answer.stderr
     assert read_record(record).environment["nodes"] == 2
     # No name of a node, unless it is asked for.

@@ -16,8 +16,7 @@ ALGORITHMS = ("ring", "naive-ring", "halving-doubling", "binomial-tree", "one-sh
 
 def measure(cluster, path, *words):
     """The record of a benchmark on the cluster."""
-    words = (*words, "--launcher", "srun")
-    return record_benchmark(path, *words, timeout=300, **cluster.environment())[1]
+    return record_benchmark(path, *words, "--launcher", "srun", **cluster.environment())[1]
 
 
 @pytest.mark.slurm
