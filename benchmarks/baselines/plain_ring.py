@@ -13,6 +13,7 @@ import numpy
 from mpi4py import MPI
 
 Pairs = list[tuple[int, int]]
+Functions = tuple[Callable[[], None], Callable[[], None]]
 
 
 def _order(comm: MPI.Intracomm) -> tuple[int, int, Pairs, Pairs]:
@@ -23,8 +24,8 @@ def _order(comm: MPI.Intracomm) -> tuple[int, int, Pairs, Pairs]:
     return (rank + 1) % size, (rank - 1) % size, sums, copies
 
 
-def prepare(comm: MPI.Intracomm, buffer: numpy.ndarray[Any, Any]) -> Callable[[], None]:
-    """A function that sums ``buffer`` over all ranks, in place."""
+def prepare(comm: MPI.Intracomm, buffer: numpy.ndarray[Any, Any]) -> Functions:
+    """Functions: one sums ``buffer`` over all ranks, in place, the other frees what it holds."""
     right, left, sums, copies = _order(comm)
     chunks = numpy.array_split(buffer, comm.Get_size())
     spaces = [numpy.empty_like(chunk) for chunk in chunks]
@@ -41,13 +42,11 @@ def prepare(comm: MPI.Intracomm, buffer: numpy.ndarray[Any, Any]) -> Callable[[]
         for sent, room in copying:
             exchange(sent, right, 0, room, left, 0)
 
-    return all_reduce
+    return all_reduce, lambda: None
 
 
-def prepare_persistent(
-    comm: MPI.Intracomm, buffer: numpy.ndarray[Any, Any]
-) -> tuple[Callable[[], None], Callable[[], None]]:
-    """The same over requests that are made once; and a function that frees them."""
+def prepare_persistent(comm: MPI.Intracomm, buffer: numpy.ndarray[Any, Any]) -> Functions:
+    """The same over requests that are made once."""
     right, left, sums, copies = _order(comm)
     chunks = numpy.array_split(buffer, comm.Get_size())
     spaces = [numpy.empty_like(chunk) for chunk in chunks]

@@ -12,7 +12,7 @@ from benchmarks.checkpoint import report
 from benchmarks.checkpoint.measurement import Measurement, Plan, measure
 from benchmarks.common import results
 from benchmarks.common.checks import check_local_run
-from benchmarks.common.options import RunOptions, make_reader, make_run
+from benchmarks.common.options import RunOptions, make_parser, make_reader
 from benchmarks.common.workloads import parse_workload
 from benchmarks.launching.launchers import Mpirun
 from mpiddp.errors import ConfigurationError
@@ -24,10 +24,7 @@ READER = make_reader(
     groups={"what is measured": Plan, "the run": RunOptions},
     without=("warm_up", "nodes", "nccl_tests"),
 )
-
-
-def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    return make_run(READER.read(arguments), Plan)
+parse = make_parser(READER, Plan)
 
 
 def check(options: RunOptions[Plan]) -> Mpirun:

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checkpoint.measurement import Measurement, Plan
-from benchmarks.common.options import describe_seconds, describe_size, format_rows
+from benchmarks.common.options import (
+    SECONDS,
+    describe_seconds,
+    describe_size,
+    describe_value,
+    format_rows,
+)
 from benchmarks.common.plotting import COLOURS, draw_bar, finish_bars, open_figure
 from benchmarks.common.records import Coordinate, RecordWriter, make_cell
 from benchmarks.common.targets import Target
@@ -50,8 +56,8 @@ def format_table(found: Measurement, plan: Plan) -> str:
         summary = found.summarize(name)
         quartiles = (summary.lower_quartile, summary.upper_quartile)
         share = "" if name == "step" else f"{found.find_share(name, plan.save_every):.2%}"
-        shown = "–".join(map(format_seconds, quartiles))
-        rows.append([text, format_seconds(summary.median), shown, share])
+        shown = "–".join(describe_value(each, SECONDS) for each in quartiles)
+        rows.append([text, describe_value(summary.median, SECONDS), shown, share])
     look = describe_seconds(found.agreement.look)
     grown = describe_size(max(0, found.grown_bytes))
     rows.append(["a look for a signal, after a step", look, "", f"{found.agreement_share:.3%}"])
@@ -63,11 +69,6 @@ def format_table(found: Measurement, plan: Plan) -> str:
         f"memory of all ranks: {describe_size(found.copies_bytes)} of copies, {grown} more in all",
     ]
     return "\n".join(lines)
-
-
-def format_seconds(seconds: float) -> str:
-    """Three figures; also of a difference, which may be negative."""
-    return f"-{describe_seconds(-seconds)}" if seconds < 0 else describe_seconds(seconds)
 
 
 def record_measurement(record: RecordWriter, found: Measurement, plan: Plan) -> None:
@@ -102,7 +103,7 @@ def draw(path: Path, measured: Sequence[Measurement], plan: Plan, note: str) -> 
                 median = found.summarize(name).median
                 values = [getattr(each, name) for each in found.rounds]
                 share = f"{found.find_share(name, plan.save_every):.2%}"
-                text = f"{format_seconds(median)}, {share} of {plan.save_every} steps"
+                text = f"{describe_value(median, SECONDS)}, {share} of {plan.save_every} steps"
                 draw_bar(axis, place, values, COLOURS[place], text)
             most = max(max(getattr(each, name) for each in found.rounds) for name in NAMES)
             axis.set_xlim(0, 1.8 * most)
@@ -113,26 +114,15 @@ def draw(path: Path, measured: Sequence[Measurement], plan: Plan, note: str) -> 
 
 def judge(found: Measurement, plan: Plan) -> list[Target]:
     every = f"a checkpoint every {plan.save_every} steps"
-    over_raw = Target(
-        f"a synchronous save: at most {OVER_RAW:g} × the raw write and flush",
-        {"": found.over_raw},
-        at_most=OVER_RAW,
+    whole, part = (
+        found.find_share(name, plan.save_every) for name in ("synchronous", "asynchronous")
     )
-    return [
-        Target(
-            f"{every}, synchronous: at most {SYNCHRONOUS:.1%} of training time",
-            {"": found.find_share("synchronous", plan.save_every)},
-            at_most=SYNCHRONOUS,
-        ),
-        Target(
-            f"{every}, asynchronous: at most {ASYNCHRONOUS:.0%} of training time",
-            {"": found.find_share("asynchronous", plan.save_every)},
-            at_most=ASYNCHRONOUS,
-        ),
-        *([over_raw] if found.file_bytes >= LEAST_BYTES else []),
-        Target(
-            f"agreeing on signals: at most {AGREEMENT:.0%} of a step",
-            {"": found.agreement_share},
-            at_most=AGREEMENT,
-        ),
+    raw = f"a synchronous save: at most {OVER_RAW:g} × the raw write and flush"
+    looks = f"agreeing on signals: at most {AGREEMENT:.0%} of a step"
+    rows = [
+        (f"{every}, synchronous: at most {SYNCHRONOUS:.1%} of training time", whole, SYNCHRONOUS),
+        (f"{every}, asynchronous: at most {ASYNCHRONOUS:.0%} of training time", part, ASYNCHRONOUS),
+        *([(raw, found.over_raw, OVER_RAW)] if found.file_bytes >= LEAST_BYTES else []),
+        (looks, found.agreement_share, AGREEMENT),
     ]
+    return [Target(text, {"": value}, at_most=limit) for text, value, limit in rows]

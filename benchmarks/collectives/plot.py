@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from benchmarks.collectives.contenders import (
     BACKEND,
@@ -18,22 +18,17 @@ from benchmarks.collectives.contenders import (
     RING,
 )
 from benchmarks.collectives.findings import Findings
-from benchmarks.common.options import describe_seconds
+from benchmarks.common.options import describe_seconds, describe_size
 from benchmarks.common.plotting import (
     Line,
+    LinePanel,
     choose_names,
-    draw_line,
-    finish_sizes,
-    label_lines,
+    draw_panels,
     list_scores,
     note_left_out,
-    open_figure,
 )
 from benchmarks.common.records import Cell
 from benchmarks.common.statistics import summarize
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 NAMES = {
     GLOO: "PyTorch (Gloo)",
@@ -69,21 +64,36 @@ def draw(path: Path, groups: Sequence[Findings], note: str) -> None:
     }
     shown, left_out = choose_names(list_scores(medians), always)
     note = note_left_out(left_out, "contender", note)
-    with open_figure(path, 14.5, 4.4 * len(panels) + 0.8, title, note) as figure:
-        grid = figure.subplots(len(panels), 2, squeeze=False)
-        drawn: dict[Axes, list[Line]] = {}
-        for (left, right), (found, cells) in zip(grid, panels, strict=True):
-            rows = _list_rows(cells, every, shown)
-            drawn[left] = [_make_line(name, row, shown.index(name)) for name, row in rows.items()]
-            drawn[right] = [
-                _make_line(name, row, shown.index(name), is_rate=True) for name, row in rows.items()
-            ]
-            _draw_panel(left, right, drawn)
-            left.set_title(f"{_describe_panel(found, cells[0])}: time", loc="left", fontsize=10)
-            right.set_title("bus bandwidth, GB/s", loc="left", fontsize=10)
-            left.yaxis.set_major_formatter(lambda seconds, _: describe_seconds(seconds))
-            right.yaxis.set_major_formatter(lambda rate, _: f"{rate:,.10g}")
-        label_lines(figure, drawn)
+    grid = [list(_make_panels(found, cells, every, shown)) for found, cells in panels]
+    draw_panels(path, grid, (14.5, 4.4 * len(panels) + 0.8), title, note)
+
+
+def _make_panels(
+    found: Findings, cells: Sequence[Cell], every: Sequence[Cell], shown: Sequence[str]
+) -> Iterator[LinePanel]:
+    """The times and the rates of the lines that are shown."""
+    rows: dict[str, list[Cell]] = {}
+    for cell in sorted(cells, key=lambda cell: cell.bytes):
+        rows.setdefault(find_name(cell, every), []).append(cell)
+    rows = {name: row for name, row in rows.items() if name in shown}
+    ticks = choose_ticks(sorted({cell.bytes for row in rows.values() for cell in row}))
+    below: dict[str, Any] = {
+        "label": "largest buffer of a rank", "ticks": {each: describe_size(each) for each in ticks},
+    }  # fmt: skip
+
+    def make_lines(*, is_rate: bool = False) -> list[Line]:
+        return [_make_line(name, row, shown.index(name), is_rate) for name, row in rows.items()]
+
+    words = [str(value) for name, value in sorted(cells[0].at.items()) if name != "bytes"]
+    title = f"{found.ranks} ranks on {found.surroundings.where}: {cells[0].quantity}"
+    yield LinePanel(
+        title=f"{title}, {', '.join(words)}: time", lines=make_lines(), describe=describe_seconds,
+        **below,
+    )  # fmt: skip
+    yield LinePanel(
+        title="bus bandwidth, GB/s", lines=make_lines(is_rate=True), base=None,
+        describe=lambda rate: f"{rate:,.10g}", finish=lambda axis: axis.set_ylim(bottom=0), **below,
+    )  # fmt: skip
 
 
 def find_name(cell: Cell, others: Sequence[Cell]) -> str:
@@ -98,17 +108,7 @@ def find_name(cell: Cell, others: Sequence[Cell]) -> str:
     return ", ".join(parts)
 
 
-def _list_rows(
-    cells: Sequence[Cell], every: Sequence[Cell], shown: Sequence[str]
-) -> dict[str, list[Cell]]:
-    """The cells of each line that is shown, by size."""
-    rows: dict[str, list[Cell]] = {}
-    for cell in sorted(cells, key=lambda cell: cell.bytes):
-        rows.setdefault(find_name(cell, every), []).append(cell)
-    return {name: row for name, row in rows.items() if name in shown}
-
-
-def _make_line(name: str, row: Sequence[Cell], style: int, *, is_rate: bool = False) -> Line:
+def _make_line(name: str, row: Sequence[Cell], style: int, is_rate: bool) -> Line:
     """Of seconds, or of bus bandwidths."""
     values = [
         [cell.details["busbw"] * cell.summary.median / each for each in cell.samples]
@@ -117,22 +117,6 @@ def _make_line(name: str, row: Sequence[Cell], style: int, *, is_rate: bool = Fa
         for cell in row
     ]
     return Line(name, [cell.bytes for cell in row], list(map(summarize, values)), style)
-
-
-def _describe_panel(found: Findings, cell: Cell) -> str:
-    words = [str(value) for name, value in sorted(cell.at.items()) if name != "bytes"]
-    return f"{found.ranks} ranks on {found.surroundings.where}: {cell.quantity}, {', '.join(words)}"
-
-
-def _draw_panel(left: Axes, right: Axes, drawn: Mapping[Axes, Sequence[Line]]) -> None:
-    for axis in (left, right):
-        for line in drawn[axis]:
-            draw_line(axis, line)
-    left.set_yscale("log")
-    right.set_ylim(bottom=0)
-    ticks = choose_ticks(sorted({int(size) for line in drawn[left] for size in line.x}))
-    for axis in (left, right):
-        finish_sizes(axis, ticks, "largest buffer of a rank")
 
 
 def choose_ticks(sizes: Sequence[int]) -> list[int]:

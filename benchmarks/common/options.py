@@ -180,6 +180,13 @@ def make_run(
     return pick(RunOptions, {**values, "plan": pick(plan, {**chosen, **values})})
 
 
+def make_parser(
+    reader: Reader, plan: type[T], on_cluster: tuple[int, ...] = ()
+) -> Callable[[Sequence[str]], RunOptions[T]]:
+    """What reads a command line, as ``make_run`` takes its options."""
+    return lambda arguments: make_run(reader.read(arguments), plan, on_cluster)
+
+
 def describe_algorithms(example: str) -> str:
     return f"ALGORITHM is one of {', '.join(names())}; with parameters, for example {example}."
 

@@ -1,4 +1,4 @@
-"""What all drawings share: the sheet, the look of axes, lines with their names, bars, bands.
+"""What all drawings share: the sheet, panels of lines with their names, bars, bands.
 
 Each line has its name at its end, and a colour, a marker and dashes that no other line has.
 Repetitions are a band between the quartiles, around the median.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from benchmarks.common.options import describe_size
 from benchmarks.common.statistics import Spread, Summary, summarize
 from mpiddp.wording import count_noun
 
@@ -30,6 +29,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9", "#8
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 0.8)), (0, (8, 2)), (0, (3, 1)),
           (0, (8, 2, 1, 2)), (0, (4, 1, 4, 1, 1, 1)))  # fmt: skip
+HATCHES = ("", "//", "..")
+"""That tell parts of a bar apart in grey."""
 MOST_LINES = 6
 """In a panel: more cannot be told apart."""
 INK = "#222222"
@@ -51,6 +52,68 @@ class Line:
         """The last median that is a number, and its x."""
         known = zip(self.x, (each.median for each in self.summaries), strict=True)
         return next((point for point in reversed(list(known)) if math.isfinite(point[1])), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinePanel:
+    """Lines over one axis, and how they are shown."""
+
+    title: str
+    lines: Sequence[Line]
+    label: str
+    """What the axis below shows."""
+    ticks: Mapping[float, str] = field(default_factory=dict)
+    """Places on that axis, which is logarithmic if there are any, and their names."""
+    describe: Callable[[float], str]
+    """A value in words."""
+    base: float | None = 10
+    """Of the logarithmic axis of values; None for a linear one."""
+    mark: float | None = None
+    """A value at which there is a dotted line."""
+    finish: Callable[[Axes], object] = lambda axis: None
+    """Draws what else is in the panel, and sets its limits."""
+
+
+def draw_panels(
+    path: Path,
+    grid: Sequence[Sequence[LinePanel | None]],
+    size: tuple[float, float],
+    title: str,
+    note: str,
+    shared: Literal["none", "row"] = "none",
+) -> None:
+    """Write a figure of so many inches, with a row of panels for each of ``grid``; None leaves a
+    place empty. ``shared``: which panels have one axis of values."""
+    with open_figure(path, *size, title, note) as figure:
+        rows = figure.subplots(len(grid), len(grid[0]), squeeze=False, sharey=shared)
+        drawn = {}
+        for axis, panel in zip(rows.flat, (each for row in grid for each in row), strict=True):
+            if panel is None:
+                axis.axis("off")
+            else:
+                draw_panel(axis, panel)
+                drawn[axis] = panel.lines
+        label_lines(figure, drawn)
+
+
+def draw_panel(axis: Axes, panel: LinePanel) -> None:
+    """All but the names of the lines."""
+    axis.set_title(panel.title, loc="left", fontsize=10)
+    for line in panel.lines:
+        draw_line(axis, line)
+    if panel.mark is not None:
+        axis.axhline(panel.mark, color="#777777", lw=1, ls=":", zorder=1)
+    if panel.ticks:
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(list(panel.ticks), list(panel.ticks.values()), fontsize=8)
+    if panel.base is not None:
+        axis.set_yscale("log", base=panel.base)
+    axis.minorticks_off()
+    axis.set_xlabel(panel.label, fontsize=9)
+    axis.yaxis.set_major_formatter(lambda value, _: panel.describe(value))
+    axis.tick_params(axis="y", labelsize=8)
+    panel.finish(axis)
+    finish_lines(axis)
 
 
 @contextlib.contextmanager
@@ -187,20 +250,32 @@ def draw_bar(axis: Axes, place: int, values: Sequence[float], colour: str, text:
     write_beside(axis, text, max(values), place)
 
 
+def draw_parts(
+    axis: Axes, place: int, parts: Mapping[str, float], whole: Summary | Spread | None, text: str
+) -> None:
+    """A bar of parts one behind the other, for the legend; a line between the quartiles of the
+    whole, if they are known, and a text."""
+    end = 0.0
+    for name, length in parts.items():
+        known = axis.get_legend_handles_labels()[1]
+        number = known.index(name) if name in known else len(known)
+        axis.barh(
+            place, length, left=end, height=0.66, color=COLOURS[number % len(COLOURS)], alpha=0.75,
+            hatch=HATCHES[number % len(HATCHES)], edgecolor="white", linewidth=0,
+            label=None if name in known else name,
+        )  # fmt: skip
+        end += length
+    if whole is not None:
+        low, high = whole.lower_quartile, whole.upper_quartile
+        axis.hlines(place, low, high, color=INK, linewidth=2, zorder=5)
+        end = max(end, high)
+    write_beside(axis, text, end, place)
+
+
 def finish_lines(axis: Axes) -> None:
     axis.grid(color="#eeeeee", lw=0.6)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
-
-
-def finish_sizes(axis: Axes, sizes: Sequence[int], label: str) -> None:
-    """Of buffers, on a logarithmic axis; the other axis must have its scale."""
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(sizes, [describe_size(size) for size in sizes], fontsize=8)
-    axis.set_xlabel(label, fontsize=9)
-    axis.minorticks_off()
-    axis.tick_params(axis="y", labelsize=8)
-    finish_lines(axis)
 
 
 def finish_bars(axis: Axes, names: Sequence[str], size: float = 9) -> None:

@@ -65,11 +65,10 @@ def _format_table(verdicts: Sequence[Verdict], *, show_all: bool) -> str:
 
 
 def _format_row(verdict: Verdict) -> list[str]:
-    together = [value for run in verdict.runs for value in run]
     return [
         name_cell(verdict.new),
         describe_value(quantile(verdict.old.samples, 0.5), verdict.old.unit),
-        describe_value(quantile(together, 0.5), verdict.new.unit),
+        describe_value(quantile(verdict.together, 0.5), verdict.new.unit),
         f"{verdict.ratio.estimate:.3f}",
         describe_interval(verdict.ratio.interval),
         " ".join(f"{each:.2f}" for each in verdict.run_ratios),

@@ -17,6 +17,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 
 from benchmarks.common.records import Cell, Coordinate, Record
@@ -54,27 +55,6 @@ class Rule:
         return 1 + RUNS_SHARE * self.tolerance
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What was found of one cell."""
-
-    old: Cell
-    new: Cell
-    runs: tuple[tuple[float, ...], ...]
-    """The samples of each run of NEW: the record's own, then those that were measured again."""
-    ratio: Ratio
-    """New over old, in the cell's unit, of all runs together."""
-    slowdown: float
-    """The median of the runs' ratios, turned round if larger is better: above 1 is worse."""
-    probability: float
-    """That samples like these are met in a record without changes (Holm)."""
-    run_ratios: tuple[float, ...]
-    """Of each run, new over old."""
-    word: str
-    """SLOWER, FASTER, SAME, or UNKNOWN: the rounds are too few, or differ too much, to exclude a
-    change of twice the tolerance."""
-
-
 def larger_is_better(unit: str) -> bool:
     """Whether a unit is a rate, as samples/s or GB/s."""
     return unit.endswith("/s")
@@ -94,21 +74,40 @@ def index_cells(record: Record) -> dict[Key, Cell]:
 
 
 @dataclass(frozen=True)
-class _Evidence:
-    """The samples of a cell, as costs: what is larger is worse."""
+class Evidence:
+    """The samples of a cell."""
 
     old: Cell
     new: Cell
     runs: tuple[tuple[float, ...], ...]
+    """The samples of each run of NEW: the record's own, then those that were measured again."""
+
+    @property
+    def together(self) -> list[float]:
+        """The samples of all runs."""
+        return [value for run in self.runs for value in run]
+
+    @cached_property
+    def ratio(self) -> Ratio:
+        """New over old, in the cell's unit, of all runs together."""
+        return estimate_ratio(self.old.samples, self.together)
+
+    @property
+    def run_ratios(self) -> tuple[float, ...]:
+        """Of each run, new over old."""
+        return tuple(estimate_ratio(self.old.samples, run).estimate for run in self.runs)
 
     def find_costs(self) -> tuple[Sequence[float], list[Sequence[float]]]:
+        """The samples, turned round if larger is better: what is larger is worse."""
+
         def turn(values: Sequence[float]) -> Sequence[float]:
             return [1 / value for value in values] if larger_is_better(self.new.unit) else values
 
         return turn(self.old.samples), [turn(run) for run in self.runs]
 
-    @property
+    @cached_property
     def slowdown(self) -> float:
+        """The median of the runs' ratios of costs: above 1 is worse."""
         old, runs = self.find_costs()
         return statistics.median(estimate_ratio(old, run).estimate for run in runs)
 
@@ -131,6 +130,17 @@ class _Evidence:
             return 1.0
         interval = estimate_ratio(old, together).interval
         return interval.high if interval is not None else inf
+
+
+@dataclass(frozen=True)
+class Verdict(Evidence):
+    """What was found of one cell."""
+
+    probability: float
+    """That samples like these are met in a record without changes (Holm)."""
+    word: str
+    """SLOWER, FASTER, SAME, or UNKNOWN: the rounds are too few, or differ too much, to exclude a
+    change of twice the tolerance."""
 
 
 def is_comparable(old: Cell, new: Cell) -> bool:
@@ -185,7 +195,7 @@ def judge(
 
     ``measure`` is called ``again`` times with the cells that look slower; not at all for none.
     """
-    found = {key: _Evidence(old, new, (new.samples,)) for key, (old, new) in pairs.items()}
+    found = {key: Evidence(old, new, (new.samples,)) for key, (old, new) in pairs.items()}
     suspects = [key for key, each in found.items() if _is_suspect(each, rule)]
     for _ in range(again if measure is not None and suspects else 0):
         assert measure is not None
@@ -194,15 +204,15 @@ def judge(
             each = found[key]
             if key in measured and is_comparable(each.old, measured[key]):
                 runs = (*each.runs, measured[key].samples)
-                found[key] = _Evidence(each.old, each.new, runs)
+                found[key] = Evidence(each.old, each.new, runs)
     return _decide(found, rule)
 
 
-def _is_suspect(each: _Evidence, rule: Rule) -> bool:
+def _is_suspect(each: Evidence, rule: Rule) -> bool:
     return each.slowdown > rule.bound or each.test_slower(1.0) <= LOOK
 
 
-def _decide(found: Mapping[Key, _Evidence], rule: Rule) -> list[Verdict]:
+def _decide(found: Mapping[Key, Evidence], rule: Rule) -> list[Verdict]:
     slower = adjust({key: each.test_slower(rule.tested) for key, each in found.items()})
     faster = adjust({key: each.test_faster(rule.tested) for key, each in found.items()})
     verdicts = []
@@ -214,19 +224,6 @@ def _decide(found: Mapping[Key, _Evidence], rule: Rule) -> list[Verdict]:
             word = FASTER
         elif each.largest > rule.bound**2:
             word = UNKNOWN
-        together = [value for run in each.runs for value in run]
-        verdicts.append(
-            Verdict(
-                old=each.old,
-                new=each.new,
-                runs=each.runs,
-                ratio=estimate_ratio(each.old.samples, together),
-                slowdown=slowdown,
-                probability=min(slower[key], faster[key]),
-                run_ratios=tuple(
-                    estimate_ratio(each.old.samples, run).estimate for run in each.runs
-                ),
-                word=word,
-            )
-        )
+        probability = min(slower[key], faster[key])
+        verdicts.append(Verdict(each.old, each.new, each.runs, probability, word))
     return verdicts

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +24,7 @@ from benchmarks.common.options import (
     format_rows,
     make_model_reader,
 )
-from benchmarks.common.plotting import (
-    COLOURS,
-    Line,
-    draw_line,
-    finish_lines,
-    label_lines,
-    open_figure,
-)
+from benchmarks.common.plotting import COLOURS, Line, LinePanel, draw_panels
 from benchmarks.common.statistics import exact
 from benchmarks.common.trials import show_progress
 from mpiddp.errors import ConfigurationError
@@ -40,9 +33,6 @@ from mpiddp.options.fields import Argument, pick
 from mpiddp.schedules.cost import flat, simulate
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, parse
 from mpiddp.schedules.schedule import Schedule
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -65,7 +55,7 @@ PLOTTED_RANKS = (12, 16, 24, 32, 48, 64, 96)
 
 
 @dataclass(frozen=True)
-class Panel:
+class Shown:
     """What the figure shows of one measure, if no algorithms are named."""
 
     measure: str
@@ -73,23 +63,23 @@ class Panel:
     algorithms: tuple[str, ...]
 
 
-PANELS = (
-    Panel(
+SHOWN = (
+    Shown(
         "messages",
         "Messages one after the other",
         ("ring", "halving-doubling", "pat", "pat:aggregation=4"),
     ),
-    Panel(
+    Shown(
         "volume",
         "Bytes through the busiest rank, × S",
         ("ring", "halving-doubling", "pat", "swing"),
     ),
-    Panel(
+    Shown(
         "link",
         "Bytes through the busiest link, × S",
         ("recursive-doubling", "swing:variant=latency", "halving-doubling", "swing", "pat", "ring"),
     ),
-    Panel(
+    Shown(
         "crossing",
         "Bytes between groups, × S",
         ("halving-doubling", "bine:variant=butterfly", "binomial-tree", "bine", "pat", "ring"),
@@ -257,37 +247,23 @@ def describe(options: Options, found: Found) -> Iterator[str]:
 def draw(path: Path, options: Options, found: Found) -> None:
     kind = "ring" if options.dimensions == 1 else f"{options.dimensions}-dimensional torus"
     note = f"ranks on a {kind}, groups of {options.group} neighbours; S is the buffer"
+    panels = [_make_panel(shown, options, found) for shown in SHOWN]
+    draw_panels(
+        path, [panels[:2], panels[2:]], (14, 8), "What an all-reduce moves, and how far", note
+    )
+
+
+def _make_panel(shown: Shown, options: Options, found: Found) -> LinePanel:
     every = list(dict.fromkeys(name for name, _ in found))
-    with open_figure(path, 14, 8, "What an all-reduce moves, and how far", note) as figure:
-        panels = {}
-        for axis, panel in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
-            names = list(map(str, options.algorithms)) or panel.algorithms
-            panels[axis] = [
-                _make_line(
-                    panel.measure, name, every.index(name) % len(COLOURS), options.ranks, found
-                )
-                for name in names
-            ]
-            _draw_panel(axis, panel.title, options.ranks, panels[axis])
-        label_lines(figure, panels)
-
-
-def _make_line(measure: str, name: str, style: int, ranks: Sequence[int], found: Found) -> Line:
-    # Nothing has no place on a logarithmic axis.
-    values = [getattr(found[name, count], measure) or math.nan for count in ranks]
-    return Line(name.replace(":variant=", " "), ranks, list(map(exact, values)), style)
-
-
-def _draw_panel(axis: Axes, title: str, ranks: Sequence[int], lines: Sequence[Line]) -> None:
-    axis.set_title(title, loc="left", fontsize=10)
-    for line in lines:
-        draw_line(axis, line)
-    axis.set_xscale("log", base=2)
-    if any(line.end for line in lines):
-        axis.set_yscale("log", base=2)
-    axis.set_xticks(ranks, list(map(str, ranks)), fontsize=8)
-    axis.minorticks_off()
-    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.tick_params(axis="y", labelsize=8)
-    axis.set_xlabel("ranks", fontsize=9)
-    finish_lines(axis)
+    lines = []
+    for name in map(str, options.algorithms or shown.algorithms):
+        # Nothing has no place on a logarithmic axis.
+        values = [getattr(found[name, n], shown.measure) or math.nan for n in options.ranks]
+        style = every.index(name) % len(COLOURS)
+        text = name.replace(":variant=", " ")
+        lines.append(Line(text, options.ranks, list(map(exact, values)), style))
+    return LinePanel(
+        title=shown.title, lines=lines, label="ranks",
+        ticks={ranks: str(ranks) for ranks in options.ranks}, describe="{:g}".format,
+        base=2 if any(line.end for line in lines) else None,
+    )  # fmt: skip

@@ -27,14 +27,7 @@ from benchmarks.common.options import (
     list_algorithms,
     make_model_reader,
 )
-from benchmarks.common.plotting import (
-    Line,
-    choose_names,
-    draw_line,
-    finish_lines,
-    label_lines,
-    open_figure,
-)
+from benchmarks.common.plotting import Line, LinePanel, choose_names, draw_panels
 from benchmarks.common.records import Coordinate, RecordWriter, make_cell
 from benchmarks.common.statistics import exact
 from benchmarks.common.trials import show_progress
@@ -345,18 +338,12 @@ def draw(path: Path, rows: Sequence[Row], error: str, note: str) -> None:
     if left_out:
         note += f"; {left_out} lines between the others left out"
     title = f"All-reduce: {ERRORS[error]}"
-    with open_figure(path, 5.6 * columns, 2.9 * len(dtypes) + 0.9, title, note) as figure:
-        grid = figure.subplots(len(dtypes), columns, squeeze=False, sharey="row")
-        panels: dict[Axes, list[Line]] = {}
-        for axes, dtype in zip(grid, dtypes, strict=True):
-            for axis, accumulation in itertools.zip_longest(axes, list_accumulations(dtype)):
-                if accumulation is None:
-                    axis.axis("off")
-                else:
-                    kind = (dtype, accumulation)
-                    panels[axis] = list_lines(rows, groups, kind, error)
-                    _draw_panel(axis, kind, panels[axis])
-        label_lines(figure, panels)
+    grid = []
+    for dtype in dtypes:
+        kinds = [(dtype, way) for way in list_accumulations(dtype)]
+        row = [_make_panel(kind, list_lines(rows, groups, kind, error)) for kind in kinds]
+        grid.append([*row, *[None] * (columns - len(row))])
+    draw_panels(path, grid, (5.6 * columns, 2.9 * len(dtypes) + 0.9), title, note, shared="row")
 
 
 def list_lines(
@@ -376,24 +363,18 @@ def list_lines(
     return lines
 
 
-def _draw_panel(axis: Axes, kind: Kind, lines: Sequence[Line]) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
+def _make_panel(kind: Kind, lines: Sequence[Line]) -> LinePanel:
     dtype, accumulation = kind
-    axis.set_title(f"{dtype}, {WAYS[accumulation]}", loc="left", fontsize=10)
-    for line in lines:
-        draw_line(axis, line)
-    axis.axhline(ROUNDING * EPSILONS[dtype], color="#777777", lw=1, ls=":", zorder=0)
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
-    axis.set_xticks(lines[0].x, [str(each) for each in lines[0].x])
+    return LinePanel(
+        title=f"{dtype}, {WAYS[accumulation]}", lines=lines, label="ranks (dotted: one rounding)",
+        ticks={each: str(each) for each in lines[0].x},
+        describe=lambda value: f"{value:.0e}".replace("e-0", "e-"),
+        mark=ROUNDING * EPSILONS[dtype], finish=_finish,
+    )  # fmt: skip
+
+
+def _finish(axis: Axes) -> None:
+    from matplotlib.ticker import LogLocator
+
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-"))
-    )
-    axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.minorticks_off()
     axis.margins(x=0.08, y=0.12)
-    axis.tick_params(labelsize=9)
-    axis.set_xlabel("ranks (dotted: one rounding)", fontsize=9)
-    finish_lines(axis)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,11 @@ from benchmarks.common.machines import describe_place
 from benchmarks.common.options import describe_seconds, describe_size, format_rows
 from benchmarks.common.plotting import (
     Line,
+    LinePanel,
     choose_names,
-    draw_line,
-    finish_sizes,
-    label_lines,
+    draw_panels,
     list_scores,
     note_left_out,
-    open_figure,
 )
 from benchmarks.common.records import RecordWriter, make_cell
 from benchmarks.common.statistics import exact
@@ -177,33 +176,30 @@ def draw(path: Path, sizes: Sequence[int], tables: Sequence[Table], note: str) -
     shown, left_out = choose_names(list_scores(priced))
     note = note_left_out(left_out, "algorithm", note)
     title = "All-reduce on a modelled machine: how many times the lower bound it takes"
-    with open_figure(path, 7 * columns, 4.2 * rows + 0.8, title, note) as figure:
-        grid = list(figure.subplots(rows, columns, squeeze=False).flat)
-        panels = {}
-        for axis, table in zip(grid, tables, strict=False):
-            panels[axis] = [
-                Line(row.name, sizes, [*map(exact, table.list_ratios(row))], shown.index(row.name))
-                for row in table.rows
-                if row.prices and row.name in shown and table.ranks > 1
-            ]
-            _draw_panel(axis, sizes, table, panels[axis])
-        for axis in grid[len(tables) :]:
-            axis.set_visible(False)
-        label_lines(figure, panels)
+    panels = [_make_panel(sizes, table, shown) for table in tables]
+    places = [*panels, *[None] * (rows * columns - len(panels))]
+    grid = [places[start : start + columns] for start in range(0, len(places), columns)]
+    draw_panels(path, grid, (7 * columns, 4.2 * rows + 0.8), title, note)
 
 
-def _draw_panel(axis: Axes, sizes: Sequence[int], table: Table, lines: Sequence[Line]) -> None:
+def _make_panel(sizes: Sequence[int], table: Table, shown: Sequence[str]) -> LinePanel:
+    sources = {row.prices[0].source for row in table.rows if row.prices}
+    lines = [
+        Line(row.name, sizes, [*map(exact, table.list_ratios(row))], shown.index(row.name))
+        for row in table.rows
+        if row.prices and row.name in shown and table.ranks > 1
+    ]
+    return LinePanel(
+        title=f"{table.title}, {' and '.join(sorted(sources))}", lines=lines,
+        label="buffer of each rank", ticks={size: describe_size(size) for size in sizes[::2]},
+        describe=lambda ratio: f"{ratio:,.10g} ×", mark=1, finish=partial(_finish, sizes=sizes),
+    )  # fmt: skip
+
+
+def _finish(axis: Axes, sizes: Sequence[int]) -> None:
     from matplotlib.ticker import LogLocator
 
-    sources = {row.prices[0].source for row in table.rows if row.prices}
-    axis.set_title(f"{table.title}, {' and '.join(sorted(sources))}", loc="left", fontsize=10)
-    axis.axhline(1, color="#bbbbbb", lw=3)
-    for line in lines:
-        draw_line(axis, line)
-    axis.set_yscale("log")
     axis.set_ylabel("times the lower bound", fontsize=9)
-    finish_sizes(axis, sizes[::2], "buffer of each rank")
-    axis.yaxis.set_major_formatter(lambda ratio, _: f"{ratio:,.10g} ×")
     axis.set_xlim(sizes[0], sizes[-1])
     axis.set_ylim(bottom=0.9)
     low, high = axis.get_ylim()

@@ -174,11 +174,11 @@ def _show_map(options: Options, record: RecordWriter, machine: str) -> None:
 def _show_disturbed(options: Options, record: RecordWriter, machine: str) -> None:
     named = " and ".join(map(str, (*options.straggler, *options.slow_link)))
     disturbance = disturbed.make_disturbance(options.straggler, options.slow_link)
-    print(machine, f"time with {named}; in brackets, what that costs", sep="\n")
     tables = disturbed.time_all(
         options.choices, list(map(options.nodes, options.ranks)), options.sizes,
         options.find_machine, disturbance,
     )  # fmt: skip
+    print(machine, f"time with {named}; in brackets, what that costs", sep="\n")
     for nodes, rows in tables:
         disturbed.record_times(record, named, nodes, options.sizes, rows)
         title = machines.describe_place(sum(nodes), len(nodes))

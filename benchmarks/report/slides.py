@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,12 @@ from benchmarks.common.options import describe_value
 from benchmarks.common.plotting import (
     COLOURS,
     Line,
-    draw_line,
+    LinePanel,
+    draw_panel,
+    draw_parts,
     finish_bars,
-    finish_lines,
     label_lines,
     open_figure,
-    write_beside,
 )
 from benchmarks.report.page import Report, choose_colours
 from benchmarks.report.pictures import (
@@ -82,16 +83,16 @@ def _write_slide(
     with open_figure(path, *size, title, picture.text, dpi=round(DPI * ENLARGED)) as figure:
         axis = figure.subplots()
         if isinstance(picture, Chart):
-            label_lines(figure, {axis: _draw_chart(axis, picture, colours, shown)})
+            panel = _make_panel(picture, colours, shown)
+            draw_panel(axis, panel)
+            label_lines(figure, {axis: panel.lines})
         elif isinstance(picture, Grid):
             _draw_grid(axis, picture, colours)
         else:
             _draw_bars(axis, picture)
 
 
-def _draw_chart(
-    axis: Axes, chart: Chart, colours: Mapping[str, int], shown: Sequence[str]
-) -> list[Line]:
+def _make_panel(chart: Chart, colours: Mapping[str, int], shown: Sequence[str]) -> LinePanel:
     lines = []
     for number, each in enumerate(chart.lines):
         if each.name in shown and each.points:
@@ -99,24 +100,20 @@ def _draw_chart(
             spreads = [each.points[place] for place in places]
             style = colours.get(each.name, number) % len(COLOURS)
             lines.append(Line(each.name, places, spreads, style))
-            draw_line(axis, lines[-1])
-    if chart.is_log:
-        axis.set_yscale("log")
-    elif chart.along == "bytes":
-        axis.set_ylim(bottom=0)
-    if chart.mark is not None:
-        axis.axhline(chart.mark[0], color="#55606e", lw=1, ls=":")
-    if chart.along == "bytes":
-        axis.set_xscale("log", base=2)
-        places = chart.places[:: max(1, len(chart.places) // 7)]
-        axis.set_xticks(places, [describe_place(each, chart.along) for each in places])
-        axis.minorticks_off()
-    else:
-        axis.set_xlabel(chart.along, fontsize=9)
-    axis.yaxis.set_major_formatter(lambda value, _: describe_value(value, chart.unit))
+    is_sized = chart.along == "bytes"
+    ticks = chart.places[:: max(1, len(chart.places) // 7)] if is_sized else ()
+    return LinePanel(
+        title="", lines=lines, label="" if is_sized else chart.along,
+        ticks={place: describe_place(place, chart.along) for place in ticks},
+        describe=partial(describe_value, unit=chart.unit), base=10 if chart.is_log else None,
+        mark=chart.mark and chart.mark[0], finish=partial(_finish, chart=chart),
+    )  # fmt: skip
+
+
+def _finish(axis: Axes, chart: Chart) -> None:
     axis.tick_params(labelsize=9)
-    finish_lines(axis)
-    return lines
+    if chart.along == "bytes" and not chart.is_log:
+        axis.set_ylim(bottom=0)
 
 
 def _draw_grid(axis: Axes, grid: Grid, colours: Mapping[str, int]) -> None:
@@ -161,25 +158,15 @@ def _choose_colour(square: Square, colours: Mapping[str, int]) -> tuple[str, flo
 
 
 def _draw_bars(axis: Axes, bars: Bars) -> None:
-    names = list(dict.fromkeys(name for bar in bars.bars for name in bar.parts))
     for place, bar in enumerate(bars.bars):
-        end = 0.0
-        for name, value in bar.parts.items():
-            colour, length = COLOURS[names.index(name) % len(COLOURS)], max(0.0, value)
-            label = name if name not in axis.get_legend_handles_labels()[1] else None
-            axis.barh(place, length, left=end, height=0.62, color=colour, alpha=0.85, label=label)
-            end += length
-        total = bar.spread.median if bar.spread is not None else end
-        if bar.spread is not None:
-            low, high = bar.spread.lower_quartile, bar.spread.upper_quartile
-            axis.hlines(place, low, high, color="black", lw=1.5, zorder=5)
-            end = max(end, high)
+        parts = {name: max(0.0, value) for name, value in bar.parts.items()}
+        total = bar.spread.median if bar.spread is not None else sum(parts.values())
         text = "; ".join(filter(None, [describe_value(total, bars.unit), bar.note]))
-        write_beside(axis, text, end, place)
+        draw_parts(axis, place, parts, bar.spread, text)
     axis.margins(x=0.35)
     axis.set_xlim(left=0)
     axis.xaxis.set_major_formatter(lambda value, _: describe_value(value, bars.unit))
     finish_bars(axis, [bar.name for bar in bars.bars], size=8)
     axis.tick_params(axis="x", labelsize=8)
-    if len(names) > 1:
+    if len(axis.get_legend_handles_labels()[1]) > 1:
         axis.legend(loc="lower right", fontsize=7, frameon=False)

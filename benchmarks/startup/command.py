@@ -20,8 +20,8 @@ from benchmarks.common.options import (
     Ranks,
     RunOptions,
     Seconds,
+    make_parser,
     make_reader,
-    make_run,
 )
 from benchmarks.common.statistics import interleave
 from benchmarks.common.trials import Rounds, show_progress
@@ -53,10 +53,7 @@ READER = make_reader(
     "mpirun or srun, torchrun with the same script, and the floor, importing torch.",
     groups={"what is measured": Plan, "the run": RunOptions},
 )
-
-
-def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    return make_run(READER.read(arguments), Plan, RANKS_ON_CLUSTER)
+parse = make_parser(READER, Plan, RANKS_ON_CLUSTER)
 
 
 def check(options: RunOptions[Plan]) -> Launcher:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.common.plotting import COLOURS, draw_bar, finish_bars, open_figure, write_beside
-from benchmarks.common.statistics import summarize
+from benchmarks.common.plotting import COLOURS, draw_bar, draw_parts, finish_bars, open_figure
+from benchmarks.common.statistics import Spread, summarize
 from benchmarks.startup import phases
 from benchmarks.startup.contenders import (
     FLOOR,
@@ -72,21 +72,15 @@ def _draw_runs(axis: Axes, group: Group) -> None:
 def _draw_phases(axis: Axes, groups: Sequence[Group]) -> None:
     title = "mpiddp's own phases, each on its slowest rank: medians; points: their sums by run"
     axis.set_title(title, loc="left", fontsize=10)
-    longest = 0.0
     for place, group in enumerate(groups):
-        begin, seconds = 0.0, phases.phase_seconds(group)
-        for colour, name in zip((BLUE, ORANGE, GREY), phases.OWN, strict=True):
-            length = 1e3 * summarize(seconds[name]).median
-            axis.barh(place, length, left=begin, height=0.62, color=colour, alpha=0.45)
-            if place == len(groups) - 1:
-                axis.text(begin + length / 2, place, name, ha="center", va="center", fontsize=8)
-            begin += length
+        seconds = phases.phase_seconds(group)
+        parts = {name: 1e3 * summarize(seconds[name]).median for name in phases.OWN}
         sums = [1e3 * value for value in phases.own_seconds(group)]
-        axis.scatter(sums, [place] * len(sums), s=12, color="black", linewidths=0)
         median = summarize(sums).median
-        axis.vlines(median, place - 0.31, place + 0.31, color="black", linewidth=2)
-        write_beside(axis, f"{median:.0f} ms", max(begin, *sums), place)
-        longest = max(longest, *sums)
-    axis.set_xlim(0, 1.1 * longest)
+        whole = Spread(min(sums), median, max(sums))
+        draw_parts(axis, place, parts, whole, f"{median:.0f} ms")
+        axis.scatter(sums, [place] * len(sums), s=12, color="black", linewidths=0)
+    axis.set_xlim(0, 1.1 * axis.dataLim.x1)
     axis.set_xlabel("milliseconds")
     finish_bars(axis, [group.title for group in groups])
+    axis.legend(loc="lower right", fontsize=7, frameon=False)

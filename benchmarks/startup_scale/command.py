@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.common import results
 from benchmarks.common.checks import check_outputs
+from benchmarks.common.machines import describe_place
 from benchmarks.common.options import RunOptions, make_reader, make_run
 from benchmarks.common.trials import show_progress
 from benchmarks.startup_scale import report
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
         try:
             with show_progress(2 * plan.repetitions * len(plan.places), "start") as bar:
                 for place in plan.places:
-                    bar.set_description(report.name_place(place))
+                    bar.set_description(describe_place(*place))
                     starts.append(measure_starts(launchers[place[1]], place, plan, bar.update))
                     for cell in starts[-1].list_cells():
                         output.record.add(cell)

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.common.plotting import (
-    COLOURS,
-    Line,
-    draw_line,
-    finish_lines,
-    label_lines,
-    open_figure,
-)
+from benchmarks.common.machines import describe_place
+from benchmarks.common.plotting import COLOURS, Line, LinePanel, draw_panels
 from benchmarks.common.statistics import exact
 from benchmarks.startup_scale.measurement import Plan, Starts
 from benchmarks.startup_scale.report import (
     OWNERS,
     PREDICTED,
     Models,
-    name_place,
     show_value,
     sum_by_owner,
 )
@@ -33,16 +27,20 @@ if TYPE_CHECKING:
 
 def draw(path: Path, starts: Sequence[Starts], models: Models, plan: Plan, note: str) -> None:
     """A panel for each quantity, a line for each owner of stages."""
-    title = f"Start-up on rank 0: counted, and predicted for {name_place(plan.predicted)}"
-    with open_figure(path, 12, 7.5, title, note) as figure:
-        grid = figure.subplots(2, 2, squeeze=False)
-        panels = {}
-        for axis, quantity in zip(grid.flat, PREDICTED, strict=True):
-            panels[axis] = list(_list_lines(models, quantity, plan))
-            axis.set_title(f"{quantity} of rank 0", loc="left", fontsize=10)
-            _draw_counts(axis, quantity, starts, models)
-            _draw_panel(axis, quantity, panels[axis], plan)
-        label_lines(figure, panels)
+    title = f"Start-up on rank 0: counted, and predicted for {describe_place(*plan.predicted)}"
+    ticks = {each for each in (2, 16, 128, 1024, 8192, plan.predict) if each <= plan.predict}
+    panels = [
+        LinePanel(
+            title=f"{quantity} of rank 0",
+            lines=list(_list_lines(models, quantity, plan)),
+            label="ranks",
+            ticks={each: f"{each:,}" for each in sorted(ticks)},
+            describe=partial(show_value, quantity=quantity),
+            finish=partial(_draw_counts, quantity=quantity, starts=starts, models=models),
+        )
+        for quantity in PREDICTED
+    ]
+    draw_panels(path, [panels[:2], panels[2:]], (12, 7.5), title, note)
 
 
 def _list_lines(models: Models, quantity: str, plan: Plan) -> Iterator[Line]:
@@ -66,20 +64,5 @@ def _draw_counts(axis: Axes, quantity: str, starts: Sequence[Starts], models: Mo
             count = sum(each.find(name, quantity) for name in known)
             if count:
                 axis.scatter(each.place[0], count, s=30, color=colour, zorder=3)
-
-
-def _draw_panel(axis: Axes, quantity: str, lines: Sequence[Line], plan: Plan) -> None:
-    for line in lines:
-        draw_line(axis, line)
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
     low, high = axis.get_ylim()
     axis.set_ylim(low / 2, high * 2)
-    ticks = sorted({2, 16, 128, 1024, 8192, plan.predict})
-    ticks = [each for each in ticks if each <= plan.predict]
-    axis.set_xticks(ticks, [f"{each:,}" for each in ticks], fontsize=8)
-    axis.yaxis.set_major_formatter(lambda value, _: show_value(value, quantity))
-    axis.tick_params(axis="y", labelsize=8)
-    axis.minorticks_off()
-    axis.set_xlabel("ranks", fontsize=8)
-    finish_lines(axis)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks.common.machines import describe_place
 from benchmarks.common.options import describe_seconds, format_rows
 from benchmarks.startup_scale.measurement import Plan, Starts
 from benchmarks.startup_scale.models import Model, Place, fit
@@ -40,11 +41,6 @@ FEWEST = 4
 """Numbers of ranks that tell a line from a curve, and leave one to check."""
 SHOWN = 6
 """Places in a table."""
-
-
-def name_place(place: Place) -> str:
-    ranks, nodes = place
-    return f"{ranks:,} ranks on {nodes:,} {'node' if nodes == 1 else 'nodes'}"
 
 
 def fit_all(starts: Sequence[Starts]) -> dict[tuple[str, str], Model]:
@@ -165,13 +161,13 @@ def _format_owners(models: Models, place: Place) -> str:
         rows.append(
             [owner, *(show_value(sums[quantity][owner], quantity) for quantity in PREDICTED)]
         )
-    return "\n".join([f"predicted for {name_place(place)}, rank 0", *format_rows(rows)])
+    return "\n".join([f"predicted for {describe_place(*place)}, rank 0", *format_rows(rows)])
 
 
 def _list_changes(models: Models, place: Place) -> str:
     """The stages that ask most of rank 0 there: of all, then of mpiddp's own. Counts decide, which
     do not depend on how many ranks share a core here."""
-    lines = [f"what to change first, for {name_place(place)}:"]
+    lines = [f"what to change first, for {describe_place(*place)}:"]
     for title, owners in (("of all", OWNERS), ("of mpiddp's own", (OURS,))):
         leading: dict[str, list[str]] = {}
         for quantity in COUNTED:

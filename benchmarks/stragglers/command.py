@@ -14,7 +14,7 @@ from functools import partial
 
 from benchmarks.common import results
 from benchmarks.common.checks import check_local_run
-from benchmarks.common.options import RunOptions, make_reader, make_run
+from benchmarks.common.options import RunOptions, make_parser, make_reader
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.stragglers import report
 from benchmarks.stragglers.measurement import Plan, configure, list_contenders, measure
@@ -30,10 +30,7 @@ READER = make_reader(
     groups={"what is measured": Plan, "the run": RunOptions},
     without=("warm_up", "nodes", "nccl_tests"),
 )
-
-
-def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    return make_run(READER.read(arguments), Plan)
+parse = make_parser(READER, Plan)
 
 
 def check(options: RunOptions[Plan]) -> Mpirun:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.common.plotting import (
     Line,
+    LinePanel,
     choose_names,
-    draw_line,
-    finish_lines,
-    label_lines,
+    draw_panels,
     list_scores,
     note_left_out,
-    open_figure,
 )
 from benchmarks.common.statistics import Series, summarize
 from benchmarks.stragglers.measurement import Contender, TrainingRun, find_median
@@ -36,20 +35,23 @@ def draw(
     ways, left_out = choose_names(list_scores(medians), [Contender("", None).way])
     title = "Accuracy against time while a worker is slow: median, band of the quartiles"
     note = note_left_out(left_out, "way", note)
-    with open_figure(path, 7 * len(stragglers), 4.4, title, note) as figure:
-        axes = figure.subplots(1, len(stragglers), squeeze=False, sharey=True)[0]
-        panels: dict[Axes, list[Line]] = {}
-        for axis, straggler in zip(axes, stragglers, strict=True):
-            panels[axis] = [
+    panels = [
+        LinePanel(
+            title=describe_straggler(parse_straggler(straggler)).removeprefix("Straggler: "),
+            lines=[
                 make_line(_describe(row), series.samples, ways.index(row.way))
                 for row, series in found.items()
                 if row.straggler == straggler and row.way in ways
-            ]
-            _draw_panel(axis, panels[axis], accuracy)
-            name = describe_straggler(parse_straggler(straggler)).removeprefix("Straggler: ")
-            axis.set_title(name, loc="left", fontsize=10)
-        axes[0].set_ylabel("test accuracy")
-        label_lines(figure, panels)
+            ],
+            label="seconds of training, evaluations left out",
+            describe=lambda share: f"{share:.0%}",
+            base=None,
+            mark=accuracy,
+            finish=partial(_finish, accuracy=accuracy),
+        )
+        for straggler in stragglers
+    ]
+    draw_panels(path, [panels], (7 * len(panels), 4.4), title, note, shared="row")
 
 
 def _describe(row: Contender) -> str:
@@ -76,13 +78,9 @@ def _look_up(run: TrainingRun, seconds: float) -> float:
     return run.points[-1].accuracy
 
 
-def _draw_panel(axis: Axes, lines: Sequence[Line], accuracy: float) -> None:
-    axis.axhline(accuracy, color="#888888", lw=1, ls=":")
+def _finish(axis: Axes, accuracy: float) -> None:
     axis.annotate("to be reached", (0, accuracy), (4, 3), textcoords="offset points", fontsize=7)
-    for line in lines:
-        draw_line(axis, line)
-    axis.set_xlabel("seconds of training, evaluations left out", fontsize=9)
+    axis.set_ylabel("test accuracy")
+    axis.label_outer()
     axis.set_xlim(left=0)
     axis.set_ylim(max(0.0, accuracy - 0.25), 1.01)
-    axis.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-    finish_lines(axis)

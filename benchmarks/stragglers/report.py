@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.common.options import format_rows
 from benchmarks.common.records import Coordinate, RecordWriter, make_cell
 from benchmarks.common.statistics import Series, summarize
 from benchmarks.common.targets import Target
@@ -23,17 +24,17 @@ TRAINING, TIME_TO = "training", "time to accuracy"
 
 def format_table(found: Mapping[Contender, Series[TrainingRun]], accuracy: float) -> str:
     heads = ("seconds to it", "by in step", "seconds, all epochs", "last accuracy", "staleness")
-    lines = []
+    lines: list[str] = []
     for straggler in dict.fromkeys(each.straggler for each in found):
-        title = f"straggler {straggler}, to {100 * accuracy:g}%"
-        lines.append(f"{title:<26}" + "".join(f"{head:>21}" for head in heads))
         base = found.get(Contender(straggler, IN_STEP))
-        for contender, series in found.items():
-            if contender.straggler == straggler:
-                cells = _format_row(series, base, accuracy)
-                lines.append(f"  {contender.way:<24}" + "".join(f"{each:>21}" for each in cells))
-        lines.append("")
-    return "\n".join(lines).rstrip()
+        rows = [
+            [f"  {contender.way}", *_format_row(series, base, accuracy)]
+            for contender, series in found.items()
+            if contender.straggler == straggler
+        ]
+        title = f"straggler {straggler}, to {100 * accuracy:g}%"
+        lines += [*format_rows([[title, *heads], *rows]), ""]
+    return "\n".join(line.rstrip() for line in lines).rstrip()
 
 
 def _format_row(

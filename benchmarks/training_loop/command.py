@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from benchmarks.common import results
 from benchmarks.common.checks import check_local_run
-from benchmarks.common.options import RunOptions, make_reader, make_run
+from benchmarks.common.options import RunOptions, make_parser, make_reader
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.training_loop import report
 from benchmarks.training_loop.measurement import Group, Plan, measure
@@ -23,10 +23,7 @@ READER = make_reader(
     groups={"what is measured": Plan, "the run": RunOptions},
     without=("nodes", "nccl_tests"),
 )
-
-
-def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    return make_run(READER.read(arguments), Plan)
+parse = make_parser(READER, Plan)
 
 
 def check(options: RunOptions[Plan]) -> Mpirun:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from benchmarks.common import results
 from benchmarks.common.checks import check_run
-from benchmarks.common.options import RunOptions, describe_algorithms, make_reader, make_run
+from benchmarks.common.options import RunOptions, describe_algorithms, make_parser, make_reader
 from benchmarks.common.trials import WrongResultError
 from benchmarks.launching.srun import Launcher
 from benchmarks.training_step import report
@@ -35,10 +35,7 @@ READER = make_reader(
     "parameter-server:servers=ranks,placement=dedicated,staleness=3), or data-parallel. "
     f"By default: {' '.join(USUAL)}. {describe_algorithms('ring:segments=4')}",
 )
-
-
-def parse(arguments: Sequence[str]) -> RunOptions[Plan]:
-    return make_run(READER.read(arguments), Plan, RANKS_ON_CLUSTER)
+parse = make_parser(READER, Plan, RANKS_ON_CLUSTER)
 
 
 def check(options: RunOptions[Plan]) -> Launcher:

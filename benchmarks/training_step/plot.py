@@ -8,14 +8,13 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from benchmarks.common.plotting import (
-    COLOURS,
-    INK,
     NOTE_POINTS,
+    draw_parts,
     finish_bars,
     open_figure,
     wrap_note,
-    write_beside,
 )
+from benchmarks.common.statistics import spread
 from benchmarks.training_step.contenders import (
     ALONE,
     AUTO,
@@ -46,8 +45,6 @@ NAMES = {
 """Of synchronisations; others are mpiddp's, by their algorithm."""
 TITLES = ("forward and backward", "communication that nothing hides", "optimizer")
 """Of a step's parts."""
-HATCHES = ("", "//", "..")
-"""That tell parts apart in grey."""
 LONGEST = 33
 """Letters of a name on one line."""
 ROW_INCHES = 0.34
@@ -70,10 +67,8 @@ def draw(path: Path, groups: Sequence[Group], note: str) -> None:
             grid = figure.subplots(len(rows), len(columns), squeeze=False)
             for group in shown:
                 _draw_panel(grid[rows.index(group.workload)][columns.index(group.ranks)], group)
-            handles, _ = grid[0][0].get_legend_handles_labels()
             figure.legend(
-                handles,
-                TITLES,
+                *grid[0][0].get_legend_handles_labels(),
                 loc="outside lower center",
                 ncols=3,
                 fontsize=9,
@@ -84,35 +79,21 @@ def draw(path: Path, groups: Sequence[Group], note: str) -> None:
 
 
 def _draw_panel(axis: Axes, group: Group) -> None:
-    longest = 0.0
-    names = []
     for place, contender in enumerate(group.series):
         parts, efficiency = summarize_parts(group, contender), find_efficiency(group, contender)
         assert parts is not None
-        end = 0.0
-        for part, colour, hatch in zip(PARTS, COLOURS, HATCHES, strict=False):
-            length = 1e3 * getattr(parts, part)
-            label = part if place == 0 else None
-            axis.barh(
-                place, length, left=end, height=0.66, color=colour, alpha=0.75, label=label,
-                hatch=hatch, edgecolor="white", linewidth=0,
-            )  # fmt: skip
-            end += length
-        seconds = parts.seconds
-        step, low, high = (
-            1e3 * each for each in (seconds.median, seconds.lower_quartile, seconds.upper_quartile)
-        )
-        axis.hlines(place, low, high, color=INK, linewidth=2)
-        text = f"{step:.3g} ms" if step < 1000 else f"{step:.0f} ms"
+        lengths = {
+            title: 1e3 * getattr(parts, part) for title, part in zip(TITLES, PARTS, strict=True)
+        }
+        step = spread([1e3 * visit.seconds for visit in group.samples(contender)])
+        text = f"{step.median:.3g} ms" if step.median < 1000 else f"{step.median:.0f} ms"
         share = f", efficiency {efficiency.median:.0%}" if efficiency is not None else ""
-        write_beside(axis, text + share, max(end, high), place)
-        longest = max(longest, end, high)
-        names.append(find_name(contender))
+        draw_parts(axis, place, lengths, step, text + share)
     title = f"{group.workload}, {group.ranks} ranks on {group.where}, batch {group.plan.batch_size}"
     axis.set_title(title, loc="left", fontsize=10)
-    axis.set_xlim(0, ROOM * longest)
+    axis.set_xlim(0, ROOM * axis.dataLim.x1)
     axis.set_xlabel("milliseconds", fontsize=8)
-    finish_bars(axis, names, size=8)
+    finish_bars(axis, list(map(find_name, group.series)), size=8)
     axis.tick_params(axis="x", labelsize=8)
 
 

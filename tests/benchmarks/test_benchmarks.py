@@ -9,14 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 import documents
-from benchmark_runs import run_benchmark
+from benchmark_runs import check_drawing, record_benchmark, run_benchmark
 from benchmarks.common import checks, statistics
-from benchmarks.common.records import read_record
 from benchmarks.launching import launchers, processes
 from benchmarks.launching.processes import Program, Run
 from benchmarks.launching.srun import Srun
@@ -219,12 +217,8 @@ def test_a_drawing_names_its_contenders(tmp_path):
     checks.check_drawable(path)
     rows = {"tuned": [1.0, 2.0], "floor": [3.0]}
     draw(path, [_group(2, **rows), _group(4, **rows), _group(0, help=[0.5])], "first & second")
-    assert ElementTree.parse(path).getroot().tag.endswith("svg")
-    text = path.read_text()
-    assert all(
-        part in text
-        for part in ("first &amp; second", "MPI tuned for one machine", FLOOR, "4 ranks", "seconds")
-    )
+    words = ("first &amp; second", "MPI tuned for one machine", FLOOR, "4 ranks", "seconds")
+    check_drawing(path, *words)
 
 
 def test_without_matplotlib_a_drawing_is_refused_in_advance(monkeypatch):
@@ -351,20 +345,19 @@ def test_a_launcher_runs_the_contenders(either_launcher):
 
 @pytest.mark.long
 @pytest.mark.mpi
+@pytest.mark.timeout(600)
 def test_startup_measures_prints_and_writes(tmp_path):
-    record, drawing = tmp_path / "startup.json", tmp_path / "startup.svg"
-    arguments = [*documents.read_command("python -m benchmarks startup"), "--deadline", "60"]
+    drawing = tmp_path / "startup.svg"
+    arguments = documents.read_command("python -m benchmarks startup")
     # Variables of an outer launch must not reach the ranks.
-    answer = run_benchmark(
-        "startup", *arguments, "--targets", "--json", str(record), "--plot", str(drawing),
+    printed, found = record_benchmark(
+        tmp_path / "startup.json", "startup", *arguments, "--targets", "--plot", str(drawing),
         PMIX_RANK="7",
     )  # fmt: skip
-    assert (answer.returncode, answer.stderr) == (0, "")
-    assert "2 ranks, 1 rounds" in answer.stdout
-    targets = [line for line in answer.stdout.splitlines() if line.startswith("target:")]
+    assert "2 ranks, 1 rounds" in printed
+    targets = [line for line in printed.splitlines() if line.startswith("target:")]
     # Of torchrun's time, of the floor's, of the front's, and of the help.
     assert len(targets) == 4 and "--help" in targets[-1]
-    found = read_record(record)
     cells = {(cell.ranks, cell.contender, cell.at.get("part")): cell for cell in found.cells}
     assert [name for ranks, name, _ in cells if ranks == 1] == [HELP, PYTHON]
     for (ranks, name, part), cell in cells.items():
@@ -375,4 +368,4 @@ def test_startup_measures_prints_and_writes(tmp_path):
     environment = found.environment
     assert environment["packages"]["torch"] and environment["mpi_library"]
     assert environment["command"].startswith("python -W error -m benchmarks startup")
-    assert ElementTree.parse(drawing).getroot().tag.endswith("svg")
+    check_drawing(drawing)

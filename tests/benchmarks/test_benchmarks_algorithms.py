@@ -13,7 +13,7 @@ import pytest
 import documents
 import launchers
 import wrong_algorithms
-from benchmark_runs import run_benchmark
+from benchmark_runs import record_benchmark
 from benchmarks.collectives import command as collectives
 from benchmarks.collectives import options as collectives_options
 from benchmarks.common import options
@@ -41,16 +41,14 @@ def registered(own_registry):
 
 @pytest.mark.parametrize("ranks", [32, pytest.param(64, marks=pytest.mark.long)])
 def test_everything_that_is_registered_is_proved(ranks, tmp_path):
-    record = tmp_path / "proof.json"
-    result = run_benchmark("prove", "--ranks", str(ranks), "--json", str(record))
-    assert result.returncode == 0, result.stderr
-    *verdicts, _ = read_record(record).others
+    printed, record = record_benchmark(tmp_path / "proof.json", "prove", "--ranks", str(ranks))
+    *verdicts, _ = record.others
     assert [verdict["algorithm"] for verdict in verdicts] == list(registry.names())
     for verdict in verdicts:
         # Two segmentations of each number of ranks, and four of some.
         assert verdict["schedules"] >= 2 * ranks + 2 * 16
         assert verdict["failures"] == []
-    for line in result.stdout.splitlines()[1:-2]:
+    for line in printed.splitlines()[1:-2]:
         assert line.endswith("proved")
 
 
@@ -209,49 +207,6 @@ def test_explain_draws(tmp_path, capsys):
     assert "rank 0" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        ([], "the following arguments are required: WHAT"),
-        (
-            ["gather"],
-            "two-level, pat, swing, bine; and all-reduce, reduce-scatter, all-gather, reduce",
-        ),
-        (["broadcast", "--by", "ring"], "ring makes all-gather, not broadcast"),
-        (["all-gather", "--by", "one-shot"], "one-shot has no halves, so it makes no all-gather"),
-        (["ring", "--by", "direct"], "--by is not for ring"),
-        (["reduce", "--buckets", "2"], "--buckets is not for reduce"),
-        (["training-step", "--compute", "0"], "expected milliseconds > 0, found '0'"),
-        (["star"], "no algorithm is called 'star'; there are ring, naive-ring"),
-        (["ring:chunks=3"], "'chunks=3' in 'ring:chunks=3': ring takes segments=…"),
-        (["ring", "--segments", "0"], "expected an integer >= 1, found '0'"),
-        (["ring:segments=2", "--segments", "3"], "give the segments once"),
-        (["ring", "--ranks", "3", "--nodes", "4"], "3 ranks go on 1 to 3 nodes, not on 4"),
-        (["direct:servers=5"], "4 ranks can have 1 to 4 colocated servers, not 5"),
-        (["central:servers=4"], "4 ranks can have 1 to 3 dedicated servers, not 4"),
-        (["two-level:inner=one-shot"], "one-shot has no halves"),
-        (["two-level:outer=central"], "would leave a node out"),
-        (["ring", "--ranks", "5000"], "python -m benchmarks simulate prices them"),
-        (["ring", "--ranks", "300"], "more than a picture can show"),
-        (["ring", "--ranks", "65", "--html", "a.html"], "up to 64 ranks"),
-        (["ring", "--beside", "direct"], "--beside needs --html FILE"),
-        (["ring", "--inside-latency", "1"], "is for nodes of several ranks"),
-        (
-            ["ring", "--nodes", "2", "--inside-latency", "11"],
-            "--inside-latency 11 must not be above --latency 10",
-        ),
-        (["ring", "--bandwidth", "0"], "expected Gbit/s > 0, found '0'"),
-        (["ring", "--bytes", "1T"], "expected bytes, for example 4096, 64K or 16M, found '1T'"),
-        (["ring", "--svg", "/none/a.svg"], "there is no directory /none"),
-    ],
-)
-@pytest.mark.usefixtures("writable")
-def test_what_cannot_be_explained_is_refused(arguments, problem):
-    with pytest.raises(ConfigurationError) as caught:
-        explain.main(arguments)
-    assert problem in str(caught.value)
-
-
 def test_the_first_lines_can_be_looked_at_alone():
     python = shlex.quote(sys.executable)
     program = f"{python} -m benchmarks explain ring --ranks 40 | head -n 1"
@@ -315,22 +270,6 @@ def test_prices_are_drawn(tmp_path, capsys):
     assert f"{len(registry.names()) - 6} algorithms left out" in text
     # The plot has ten sizes, the table three of them.
     assert capsys.readouterr().out.count("iB") == 6
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["--ranks-per-node", "x"], "expected an integer >= 1, found 'x'"),
-        (["--latency", "-1"], "expected µs >= 0, found '-1'"),
-        (["--ranks", "9" * 20], "expected an integer <= 16777216"),
-        (["--plot", "a.svg", "--bytes", "1M"], "--plot needs two sizes at least"),
-    ],
-)
-@pytest.mark.usefixtures("writable")
-def test_what_cannot_be_priced_is_refused(arguments, problem):
-    with pytest.raises(ConfigurationError) as caught:
-        simulate.main(arguments)
-    assert problem in str(caught.value)
 
 
 # ---- values -------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from benchmarks.checkpoint import command, report
 from benchmarks.checkpoint.measurement import Agreement, Measurement, Round, read_measurement
 from benchmarks.checkpoint.report import judge
 from benchmarks.common.records import read_record
-from mpiddp.errors import ConfigurationError
 
 PLAN = command.parse([]).plan
 ROUNDS = (
@@ -54,21 +53,6 @@ def test_the_table_has_a_row_for_each_cost():
 
 def test_a_report_is_read_as_it_was_written():
     assert read_measurement(json.dumps(asdict(FOUND))) == FOUND
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--model", "convent"], "no model is called 'convent'"),
-        (["--directory", "/none"], "--directory: /none is not a directory"),
-        (["--save-every", "0"], "--save-every: expected an integer >= 1, found '0'"),
-        (["--launcher", "srun"], "srun"),
-    ],
-)
-def test_what_cannot_work_is_refused_before_anything_runs(words, message):
-    with pytest.raises(ConfigurationError) as caught:
-        command.check(command.parse(words))
-    assert message in str(caught.value)
 
 
 @pytest.mark.long

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmark_runs import check_drawing, record_benchmark, run_benchmark
 from benchmarks.common import results, statistics
 from benchmarks.common.records import read_record
 from benchmarks.launching import launchers, processes, srun
@@ -261,11 +259,7 @@ def test_what_cannot_be_known_of_other_machines_is_a_dash():
 def test_phases_are_drawn_on_a_scale_of_their_own(tmp_path):
     path = tmp_path / "drawing.svg"
     draw(path, [make_group(4, (0.1, 0.01, 0.02), (0.2, 0.02, 0.01))], "a note")
-    text = path.read_text()
-    assert ElementTree.parse(path).getroot().tag.endswith("svg")
-    assert all(
-        part in text for part in (*phases.OWN, "milliseconds", "seconds", "own phases", "a note")
-    )
+    check_drawing(path, *phases.OWN, "milliseconds", "seconds", "own phases", "a note")
 
 
 # Runs that a cluster loses
@@ -304,29 +298,17 @@ def test_a_run_that_the_cluster_lost_is_made_again_once(monkeypatch, lost, ends)
 # Real runs
 
 
-def run_benchmark(cluster, *arguments: str, around: tuple[str, ...] = ()):
-    return subprocess.run(
-        [*around, sys.executable, "-W", "error", "-m", "benchmarks", "startup", *arguments],
-        env=launchers.clean_environment({**cluster.environment(), "PMIX_RANK": "7"}),
-        cwd=launchers.ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-
-
 @pytest.mark.long
 @pytest.mark.slurm
 @pytest.mark.timeout(300)
 def test_it_measures_a_cluster(slurm_cluster, tmp_path):
-    record, drawing = tmp_path / "startup.json", tmp_path / "startup.svg"
+    drawing = tmp_path / "startup.svg"
     arguments = ["--launcher", "srun", "--ranks", "4", "--repetitions", "1", "--warm-up", "0"]
-    arguments += ["--hosts", "--json", str(record), "--plot", str(drawing)]
-    answer = run_benchmark(slurm_cluster, *arguments)
-    assert (answer.returncode, answer.stderr) == (0, "")
-    assert "4 ranks on 4 nodes, 1 rounds" in answer.stdout
-    found = read_record(record)
+    arguments += ["--hosts", "--plot", str(drawing)]
+    # Variables of an outer launch must not reach the ranks.
+    variables = {**slurm_cluster.environment(), "PMIX_RANK": "7"}
+    printed, found = record_benchmark(tmp_path / "a.json", "startup", *arguments, **variables)
+    assert "4 ranks on 4 nodes, 1 rounds" in printed
     places = found.environment["hosts"]["4"]
     assert len(places) == found.environment["nodes"] == 4
     assert sorted(places.values()) == [[0], [1], [2], [3]]
@@ -346,7 +328,7 @@ def test_it_measures_a_cluster(slurm_cluster, tmp_path):
     # beside MPI's start.
     in_turn = [seconds for name, seconds in seen.items() if name != "import torch"]
     assert sum(in_turn) < samples[SESSION, None]
-    assert ElementTree.parse(drawing).getroot().tag.endswith("svg")
+    check_drawing(drawing)
     assert slurm_cluster.ask("squeue", "-h") == ""
 
 
@@ -358,7 +340,9 @@ def test_inside_an_allocation_runs_are_its_steps(slurm_cluster, tmp_path):
     arguments = ["--launcher", "srun", "--ranks", "2", "--repetitions", "1", "--warm-up", "0"]
     around = (str(shutil.which("salloc")), "--quiet", "--nodes=2", "--ntasks=4", "--exclusive")
     before = newest_job(slurm_cluster)
-    answer = run_benchmark(slurm_cluster, *arguments, "--json", str(record), around=around)
+    arguments += ["--json", str(record)]
+    variables = {**slurm_cluster.environment(), "PMIX_RANK": "7"}
+    answer = run_benchmark("startup", *arguments, around=around, **variables)
     assert answer.returncode == 0, answer.stderr
     assert read_record(record).environment["nodes"] == 2
     # No name of a node, unless it is asked for.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmark_runs import run_benchmark
-from benchmarks.common.records import read_record
+from benchmark_runs import record_benchmark
 from benchmarks.common.statistics import Series
 from benchmarks.training_loop.measurement import BARE, TRAINER, Group
 from benchmarks.training_loop.report import format_table, judge
@@ -28,25 +27,15 @@ def test_the_speed_is_that_of_rounds():
 @pytest.mark.mpi
 @pytest.mark.timeout(150)
 def test_both_loops_are_timed_printed_drawn_and_written(tmp_path):
-    record, picture = tmp_path / "loop.json", tmp_path / "loop.svg"
+    picture = tmp_path / "loop.svg"
     words = ["--ranks", "2", "--models", "convnet", "--epochs", "1", "--repetitions", "1"]
-    words.append("--targets")
-    answer = run_benchmark("training-loop", *words, "--json", str(record), "--plot", str(picture))
-    assert answer.returncode == 0, answer.stderr
-    [row] = [line for line in answer.stdout.splitlines() if line.startswith("convnet")]
+    words += ["--targets", "--plot", str(picture)]
+    printed, found = record_benchmark(tmp_path / "loop.json", "training-loop", *words)
+    [row] = [line for line in printed.splitlines() if line.startswith("convnet")]
     assert row.split()[1:3] == ["2", "16"]
-    assert "target: the trainer's samples per second: at least 0.98" in answer.stdout
-    found = read_record(record)
+    assert "target: the trainer's samples per second: at least 0.98" in printed
     assert {cell.contender: cell.unit for cell in found.cells} == dict.fromkeys(
         (TRAINER, BARE), "samples/s"
     )
     assert all(cell.samples[0] > 0 for cell in found.cells) and found.is_complete
     assert "samples" in picture.read_text().lower()
-
-
-def test_mistakes_are_one_line():
-    answer = run_benchmark("training-loop", "--models", "vgg")
-    assert answer.returncode == 2
-    assert answer.stderr.count("\n") == 1 and "--models: expected convnet or resnet18" in (
-        answer.stderr
-    )

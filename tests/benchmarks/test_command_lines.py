@@ -1,4 +1,4 @@
-"""What several commands of the benchmarks refuse alike, before anything is measured."""
+"""What the commands of the benchmarks refuse, in one line, before anything is measured."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import pytest
 from benchmarks.checkpoint import command as checkpoint
 from benchmarks.collectives import command as collectives
 from benchmarks.collectives import options
-from benchmarks.models import explain, numerics, prove, simulate
+from benchmarks.compare import command as compare
+from benchmarks.models import distance, explain, export, numerics, prove, simulate
 from benchmarks.startup import command as startup
+from benchmarks.startup_scale import command as startup_scale
 from benchmarks.stragglers import command as stragglers
+from benchmarks.training_loop import command as training_loop
 from benchmarks.training_step import command as training_step
 from mpiddp.errors import ConfigurationError
 
@@ -27,19 +30,26 @@ COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     "training-step": lambda words: training_step.check(training_step.parse(words)),
     "stragglers": lambda words: stragglers.check(stragglers.parse(words)),
     "checkpoint": lambda words: checkpoint.check(checkpoint.parse(words)),
-    "explain": lambda words: explain.main(["ring", *words]),
+    "training-loop": lambda words: training_loop.check(training_loop.parse(words)),
+    "startup-scale": startup_scale.main,
+    "compare": compare.main,
+    "explain": explain.main,
     "simulate": simulate.main,
     "prove": prove.main,
     "numerics": numerics.main,
+    "distance": distance.main,
+    "export": export.main,
 }
 MEASURING = ("startup", "allreduce", "training-step", "stragglers", "checkpoint")
+WHOLE = {"compare": "compare a b", "explain": "explain ring", "export": "export ring --output a"}
+"""Commands that need words, with them."""
 BETWEEN_RANKS = ("allreduce", "training-step")
 MESSAGES = ("point-to-point", "all-pairs")
 RECORDED = (*MEASURING, "simulate", "prove", "numerics")
 PLOTTED = (*MEASURING, "simulate", "numerics")
 
 RULES = [
-    (("startup", "explain", "simulate", "prove"), "--ranks 0",
+    (("startup", WHOLE["explain"], "simulate", "prove"), "--ranks 0",
      "--ranks: expected an integer >= 1, found '0'"),
     (("startup",), "--ranks two", "found 'two'"),
     ((*BETWEEN_RANKS, "stragglers", "numerics"), "--ranks 1",
@@ -70,18 +80,138 @@ RULES = [
     (("training-step",), "--sync star", "no algorithm is called 'star'"),
     (("simulate", "prove", "numerics"), "star", "no algorithm is called 'star'; there are ring"),
     (MEASURING, "stray", "unexpected argument 'stray'"),
-    (tuple(COMMANDS), "--unknown", "unknown option --unknown"),
+    (tuple(WHOLE.get(name, name) for name in COMMANDS), "--unknown", "unknown option --unknown"),
 ]  # fmt: skip
-CASES = [(name, words, message) for names, words, message in RULES for name in names]
+OWN = [
+    ("allreduce --sizes 6", "expected whole elements of 4 bytes (float32), found 6"),
+    ("reduce --sizes 12 --types float64", "whole elements of 8 bytes (float64), found 12"),
+    ("broadcast --sizes 4 --types float32 int64", "8 bytes (int64), found 4"),
+    ("allreduce --sizes 0", "expected sizes of at least a byte"),
+    ("all-gather --sizes 4K:1K", "expected sizes of at least a byte that rise"),
+    ("allreduce --sizes 1K:1M:2", "FROM:TO:xFACTOR, as in 1K:256M:x2, found '1K:1M:2'"),
+    ("allreduce --sizes 1K:1M:x1", "found '1K:1M:x1'"),
+    ("allreduce --sizes 5us", "expected bytes, for example 4096, 64K or 16M, found '5us'"),
+    ("allreduce --sizes 512G", "of memory (7 buffers for each rank)"),
+    ("point-to-point --sizes 512G", "of memory (8 buffers for each rank)"),
+    ("allreduce --types float8", "found 'float8'"),
+    ("reduce --operators xor", "found 'xor'"),
+    ("allreduce --buffers public", "found 'public'"),
+    ("allreduce --budget 0", "--budget: expected seconds > 0"),
+    ("allreduce --busy -1", "--busy: expected an integer >= 0"),
+    ("broadcast --operators sum", "unknown option --operators"),
+    ("point-to-point --ranks 4", "unknown option --ranks"),
+    ("all-pairs --algorithms ring", "unknown option --algorithms"),
+    ("training-step --models vgg",
+     "no model is called 'vgg'; there are convnet, resnet18, mlp"),
+    ("training-step --models mlp:megabytes=0", "mlp:megabytes=… with 0.1 to 4000"),
+    ("training-step --models convnet:megabytes=4", "found 'convnet:megabytes=4'"),
+    ("training-step --sync ring:segments=0", "segments must be an integer >= 1"),
+    ("training-step --sync parameter-server:servers=0", "'servers=0'"),
+    ("training-step --sync parameter-server:place=here", "'place=here'"),
+    ("training-step --sync parameter-server:servers=1,servers=2", "each once"),
+    ("training-step --sync parameter-server:staleness=never", "'staleness=never'"),
+    ("training-step --sync parameter-server:servers=3",
+     "2 ranks can have 1 to 2 colocated servers"),
+    ("training-step --sync parameter-server:servers=2,placement=dedicated --ranks 4 2",
+     "2 ranks can have 1 to 1 dedicated servers, not 2"),
+    ("training-step --sync central", "leaves out the gradients of 1 of 2 ranks"),
+    ("training-step --sync data-parallel --device cpu", "drives GPUs"),
+    ("training-step --wire-dtype float8", "found 'float8'"),
+    ("training-step --straggler 2=4", "expected a rank below 2"),
+    ("training-step --straggler 0=0.5", "with a factor of 1 or more"),
+    ("training-step --batch-size 0", "--batch-size: expected an integer >= 1"),
+    ("training-loop --models vgg", "--models: expected convnet or resnet18"),
+    ("stragglers --stragglers 2=4", "--stragglers: expected ranks 0 to 1, found '2=4'"),
+    ("stragglers --stragglers first=4", "RANK=FACTOR"),
+    ("stragglers --staleness some", "staleness: expected a number of steps, or unlimited"),
+    ("stragglers --accuracy 97", "--accuracy: expected at most 1, found 97"),
+    ("stragglers --average-every -1", "--average-every"),
+    ("stragglers --model convent", "did you mean convnet"),
+    ("stragglers --launcher srun", "srun"),
+    ("checkpoint --model convent", "no model is called 'convent'"),
+    ("checkpoint --directory /none", "--directory: /none is not a directory"),
+    ("checkpoint --save-every 0", "--save-every: expected an integer >= 1, found '0'"),
+    ("checkpoint --launcher srun", "srun"),
+    ("startup-scale --nodes 3", "expected numbers that divide one of --ranks"),
+    ("startup-scale --nodes 2", "expected a cluster (--launcher srun), or an MPICH's mpirun"),
+    ("startup-scale --ranks 0", "--ranks: expected"),
+    ("startup-scale --plot x.txt", "expected a name that ends in"),
+    *((f"compare old new --tolerance={text}", "--tolerance: expected a share")
+      for text in ("0", "-5%", "100%", "1.5", "much")),
+    ("explain", "the following arguments are required: WHAT"),
+    ("explain gather",
+     "two-level, pat, swing, bine; and all-reduce, reduce-scatter, all-gather, reduce"),
+    ("explain broadcast --by ring", "ring makes all-gather, not broadcast"),
+    ("explain all-gather --by one-shot", "one-shot has no halves, so it makes no all-gather"),
+    ("explain ring --by direct", "--by is not for ring"),
+    ("explain reduce --buckets 2", "--buckets is not for reduce"),
+    ("explain training-step --compute 0", "expected milliseconds > 0, found '0'"),
+    ("explain star", "no algorithm is called 'star'; there are ring, naive-ring"),
+    ("explain ring:chunks=3", "'chunks=3' in 'ring:chunks=3': ring takes segments=…"),
+    ("explain ring --segments 0", "expected an integer >= 1, found '0'"),
+    ("explain ring:segments=2 --segments 3", "give the segments once"),
+    ("explain ring --ranks 3 --nodes 4", "3 ranks go on 1 to 3 nodes, not on 4"),
+    ("explain direct:servers=5", "4 ranks can have 1 to 4 colocated servers, not 5"),
+    ("explain central:servers=4", "4 ranks can have 1 to 3 dedicated servers, not 4"),
+    ("explain two-level:inner=one-shot", "one-shot has no halves"),
+    ("explain two-level:outer=central", "would leave a node out"),
+    ("explain ring --ranks 5000", "python -m benchmarks simulate prices them"),
+    ("explain ring --ranks 300", "more than a picture can show"),
+    ("explain ring --ranks 65 --html a.html", "up to 64 ranks"),
+    ("explain ring --beside direct", "--beside needs --html FILE"),
+    ("explain ring --inside-latency 1", "is for nodes of several ranks"),
+    ("explain ring --nodes 2 --inside-latency 11",
+     "--inside-latency 11 must not be above --latency 10"),
+    ("explain ring --bandwidth 0", "expected Gbit/s > 0, found '0'"),
+    ("explain ring --bytes 1T", "expected bytes, for example 4096, 64K or 16M, found '1T'"),
+    ("explain ring --svg /none/a.svg", "there is no directory /none"),
+    ("simulate --ranks-per-node x", "expected an integer >= 1, found 'x'"),
+    ("simulate --latency -1", "expected µs >= 0, found '-1'"),
+    ("simulate --ranks 99999999999999999999", "expected an integer <= 16777216"),
+    ("simulate --plot a.svg --bytes 1M", "--plot needs two sizes at least"),
+    ("simulate --fit a --latency 5us", "--latency: the machine is that of --fit already"),
+    ("simulate --fit a --inside-bandwidth 5", "--inside-bandwidth: the machine is that of --fit"),
+    ("simulate --fit /none/fit.json", "/none/fit.json cannot be read"),
+    ("simulate --map --straggler 0:1", "--map is of a machine on which nothing is late"),
+    ("simulate --straggler 0:1 --plot a.svg", "--plot draws no stragglers"),
+    ("simulate --straggler 0:1 --ranks 2048", "for up to 1024 ranks"),
+    ("simulate --straggler 9:1 --ranks 8", "no rank 9 among 8 ranks"),
+    ("simulate --slow-link 0-9:x2 --ranks 8", "no link 0-9 between 8 nodes"),
+    ("simulate --straggler 1", "expected RANK:SECONDS or RANK:xFACTOR"),
+    ("simulate --straggler 1:x0.5", "expected RANK:SECONDS or RANK:xFACTOR"),
+    ("simulate --straggler 1:5parsecs", "expected s, or a number with one of s, ms, us"),
+    ("simulate --slow-link 0:x2", "expected A-B:xFACTOR"),
+    ("simulate --slow-link 0-1:2", "expected A-B:xFACTOR"),
+    ("simulate --map ring:segments=2 --ranks 2048",
+     "no algorithm has a closed form for 2048 ranks"),
+    ("numerics --dtype float8", "one of float32, float16, bfloat16, found 'float8'"),
+    ("numerics ring:servers=2", "ring takes segments"),
+    ("numerics direct:servers=5 --ranks 4", "1 to 4 colocated servers"),
+    ("numerics --elements 0", "--elements: expected an integer >= 1, found '0'"),
+    ("numerics --scale -1", "--scale: expected a number > 0, found '-1'"),
+    ("numerics --error mean", "one of rms, largest, found 'mean'"),
+    ("distance --ranks 1", "expected an integer >= 2"),
+    ("distance --ranks 4096", "1024"),
+    ("distance --ranks 8 --plot x.svg", "--plot needs two numbers of ranks"),
+    ("distance nothing", "no algorithm is called"),
+    ("distance --group 0", "group"),
+    ("export ring", "the following arguments are required: --output"),
+    ("export central --output a.xml", "rank 7 of this one only serves"),
+    ("export ring --output none/a.xml", "there is no directory"),
+    ("export ring --format gaol --output a", "found 'gaol'"),
+    ("export star --output a.xml", "no algorithm is called 'star'"),
+]  # fmt: skip
+"""What one command alone refuses."""
+CASES = [(f"{name} {words}", message) for names, words, message in RULES for name in names] + OWN
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "message"), CASES, ids=[f"{name} {words}" for name, words, _ in CASES]
-)
+@pytest.mark.parametrize(("line", "message"), CASES, ids=[line for line, _ in CASES])
 @pytest.mark.usefixtures("writable")
-def test_a_mistake_is_one_line_before_anything_is_measured(name, words, message, capsys):
+def test_a_mistake_is_one_line_before_anything_is_measured(line, message, capsys, monkeypatch):
+    monkeypatch.setattr(numerics, "measure", None)
+    name, *words = line.split()
     with pytest.raises(ConfigurationError) as caught:
-        COMMANDS[name](words.split())
+        COMMANDS[name](words)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert capsys.readouterr().out == ""

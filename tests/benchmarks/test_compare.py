@@ -294,12 +294,6 @@ def test_counts_of_nothing_are_not_compared(tmp_path, capsys):
     )
 
 
-@pytest.mark.parametrize("text", ["0", "-5%", "100%", "1.5", "much"])
-def test_a_tolerance_is_a_share(text):
-    with pytest.raises(ConfigurationError, match="--tolerance: expected a share"):
-        command.READER.read(["old", "new", f"--tolerance={text}"])
-
-
 # Measuring again
 
 

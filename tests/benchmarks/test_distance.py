@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmark_runs import check_drawing
 from benchmarks.models import distance
-from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.algorithms import add
 from mpiddp.schedules.registry import parse
 from mpiddp.schedules.schedule import scatter
@@ -105,23 +104,4 @@ def test_the_command_prints_a_table_for_each_number_of_ranks(capsys):
 def test_the_figure_names_each_line_at_its_end(tmp_path, capsys):
     path = tmp_path / "distance.svg"
     distance.main(["ring", "pat", "swing", "--ranks", "4", "6", "8", "--plot", str(path)])
-    root = ElementTree.parse(path).getroot()
-    text = path.read_text()  # Drawn as outlines, with what it says in comments.
-    assert root.tag.endswith("svg")
-    assert all(panel.title in text for panel in distance.PANELS)
-    assert all(name in text for name in ("ring", "pat", "swing"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["--ranks", "1"], "2"),
-        (["--ranks", "4096"], "1024"),
-        (["--ranks", "8", "--plot", "x.svg"], "--plot needs two numbers of ranks"),
-        (["nothing"], "no algorithm is called"),
-        (["--group", "0"], "group"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(arguments, problem):
-    with pytest.raises(ConfigurationError, match=problem):
-        distance.main(arguments)
+    check_drawing(path, *(each.title for each in distance.SHOWN), "ring", "pat", "swing")

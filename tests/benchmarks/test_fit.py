@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planted_records as planted
+from benchmark_runs import run_benchmark
 from benchmarks.common.records import read_record
 from benchmarks.fit import command
 from benchmarks.fit.check import check_record, find_choice, list_reasons
@@ -21,7 +20,6 @@ from benchmarks.fit.fitted import fit_records, read_fit, write_fit
 from benchmarks.fit.flow import flow
 from benchmarks.fit.plot import draw
 from benchmarks.fit.segments import Point, fit_segments
-from launchers import ROOT
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import split
@@ -327,8 +325,7 @@ def test_a_file_of_neither_kind_is_one_line_and_exit_code_2(fit, tmp_path):
     path = tmp_path / "fit.json"
     write_fit(path, fit)
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
-    words = [sys.executable, "-m", "benchmarks", "fit", str(path)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = run_benchmark("fit", str(path))
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.count("\n") == 1 and "version 2, expected 1" in done.stderr
 

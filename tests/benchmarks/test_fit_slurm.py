@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 
 import pytest
 
-import launchers
-from benchmarks.common.records import read_record
+from benchmark_runs import record_benchmark
 from benchmarks.common.statistics import quantile
 from benchmarks.fit.check import check_record
 from benchmarks.fit.fitted import fit_records
@@ -19,22 +16,7 @@ ALGORITHMS = ("ring", "naive-ring", "halving-doubling", "binomial-tree", "one-sh
 
 def measure(cluster, path, *words):
     """The record of a benchmark on the cluster."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks",
-        *words,
-        "--launcher",
-        "srun",
-        "--json",
-        str(path),
-    ]
-    environment = launchers.clean_environment(cluster.environment())
-    done = subprocess.run(
-        command, cwd=launchers.ROOT, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return read_record(path)
+    return record_benchmark(path, *words, "--launcher", "srun", **cluster.environment())[1]
 
 
 @pytest.mark.slurm

@@ -12,10 +12,10 @@ from browser import Page
 from mpiddp.schedules.cost import Machine, MessageCost
 from mpiddp.schedules.registry import parse
 
+pytestmark = pytest.mark.browser
 USUAL = Machine(MessageCost(1e-6, 8e-11), MessageCost(1e-5, 8e-10), 1e-10)
 
 
-@pytest.mark.browser
 def test_tokens_that_would_meet_travel_side_by_side(page: Page) -> None:
     page.open("one-shot", 6)
     places = page.run("return assignLanes(unpack(6, data.schedules[6]['one-shot']).steps[0])")
@@ -29,7 +29,6 @@ def test_tokens_that_would_meet_travel_side_by_side(page: Page) -> None:
                     assert (at[0] - at[1]) * (one.src - other.src) > 0
 
 
-@pytest.mark.browser
 def test_it_plays_to_the_end_and_says_so(page: Page) -> None:
     page.open("ring", 3, address="#speed=0.4")
     assert page.where() == "step 0 of 4"
@@ -45,7 +44,6 @@ def test_it_plays_to_the_end_and_says_so(page: Page) -> None:
     assert page.text("#play") == "Pause"
 
 
-@pytest.mark.browser
 def test_pausing_stops_the_clock(page: Page) -> None:
     page.open("ring", 16, address="#speed=0.4")
     page.click("#play")
@@ -57,7 +55,6 @@ def test_pausing_stops_the_clock(page: Page) -> None:
     assert page.run("return [clock, document.querySelector('#where').textContent]") == before
 
 
-@pytest.mark.browser
 def test_a_step_shows_what_is_added_in_its_order(page: Page) -> None:
     page.open("ring", 3, address="#speed=0.4")
     page.click("#next")
@@ -73,7 +70,6 @@ def test_a_step_shows_what_is_added_in_its_order(page: Page) -> None:
     assert page.text(".busiest") == "All 3 links in use have sent 341.3 KiB each."
 
 
-@pytest.mark.browser
 def test_tokens_are_drawn_only_while_something_travels(page: Page) -> None:
     page.open("ring", 4)
     painted = """clock = arguments[0]; show();
@@ -89,7 +85,6 @@ def test_tokens_are_drawn_only_while_something_travels(page: Page) -> None:
     assert page.run(painted, 2) == 0
 
 
-@pytest.mark.browser
 def test_somebody_who_wants_no_motion_sees_none(page: Page) -> None:
     browser.emulate(page.driver, {"prefers-reduced-motion": "reduce"})
     page.open("ring", 2, address="#speed=0.4")
@@ -100,7 +95,6 @@ def test_somebody_who_wants_no_motion_sees_none(page: Page) -> None:
     page.wait(lambda: page.where() == "step 2 of 2")
 
 
-@pytest.mark.browser
 def test_keys_slider_buttons_and_bars_reach_every_step(page: Page) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -132,7 +126,6 @@ def test_keys_slider_buttons_and_bars_reach_every_step(page: Page) -> None:
     )
 
 
-@pytest.mark.browser
 def test_every_control_has_a_name(page: Page) -> None:
     page.open("ring", 4, beside="direct")
     unnamed = page.run(
@@ -143,7 +136,6 @@ def test_every_control_has_a_name(page: Page) -> None:
     assert unnamed == []
 
 
-@pytest.mark.browser
 def test_what_is_chosen_is_what_is_shown(page: Page) -> None:
     page.open("ring", 4)
     assert page.facts()["Steps"] == "0 of 6"
@@ -168,7 +160,6 @@ def test_what_is_chosen_is_what_is_shown(page: Page) -> None:
     assert page.facts()["Lower bound"] == "1.05 ms"
 
 
-@pytest.mark.browser
 def test_a_field_that_cannot_be_read_is_named_and_nothing_changes(page: Page) -> None:
     page.open("ring", 4)
     before = page.facts()
@@ -183,7 +174,6 @@ def test_a_field_that_cannot_be_read_is_named_and_nothing_changes(page: Page) ->
 INSIDE = "return !document.querySelector('[name=insideLatency]').checkVisibility()"
 
 
-@pytest.mark.browser
 def test_links_inside_nodes_have_fields_where_nodes_were_given(page: Page) -> None:
     page.open("two-level", 6, (3, 3), machine=USUAL, size=1024, beside="ring")
     assert page.texts("h2") == ["two-level on 6 ranks of 2 nodes", "ring on 6 ranks of 2 nodes"]
@@ -203,7 +193,6 @@ def test_links_inside_nodes_have_fields_where_nodes_were_given(page: Page) -> No
     assert page.texts(".node") == ["node 0", "node 1"]
 
 
-@pytest.mark.browser
 def test_links_inside_nodes_cannot_be_slower_than_between_them(page: Page) -> None:
     page.open("two-level", 6, (3, 3), machine=USUAL)
     before = page.facts()
@@ -224,7 +213,6 @@ def test_links_inside_nodes_cannot_be_slower_than_between_them(page: Page) -> No
     assert page.facts() != before
 
 
-@pytest.mark.browser
 def test_an_address_whose_links_contradict_each_other_changes_no_link(page: Page) -> None:
     page.open("two-level", 6, (3, 3), machine=USUAL)
     shown = page.facts()
@@ -233,7 +221,6 @@ def test_an_address_whose_links_contradict_each_other_changes_no_link(page: Page
     assert page.text("#problem") == ""
 
 
-@pytest.mark.browser
 def test_two_algorithms_stand_side_by_side(page: Page) -> None:
     page.open("ring", 4)
     assert len(page.texts("h2")) == 1
@@ -250,7 +237,6 @@ def test_two_algorithms_stand_side_by_side(page: Page) -> None:
     assert len(page.texts("h2")) == 1
 
 
-@pytest.mark.browser
 def test_in_modelled_time_each_panel_goes_by_its_own_clock(page: Page) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -265,7 +251,6 @@ def test_in_modelled_time_each_panel_goes_by_its_own_clock(page: Page) -> None:
     assert page.where().startswith(f"{totals[0]} of ")
 
 
-@pytest.mark.browser
 def test_changing_the_way_of_playing_keeps_the_step(page: Page) -> None:
     page.open("ring", 4, beside="direct")
     page.run("goTo(3)")
@@ -275,7 +260,6 @@ def test_changing_the_way_of_playing_keeps_the_step(page: Page) -> None:
     assert page.where() == "step 3 of 6"
 
 
-@pytest.mark.browser
 def test_the_address_brings_a_view_back(page: Page) -> None:
     page.open("ring", 4)
     for name, value in {
@@ -291,7 +275,6 @@ def test_the_address_brings_a_view_back(page: Page) -> None:
     assert shown[4] == ["double-tree on 5 ranks, 4 segments", "central on 5 ranks"]
 
 
-@pytest.mark.browser
 def test_an_address_that_makes_no_sense_changes_nothing(page: Page) -> None:
     page.open("ring", 4)
     shown = (page.grid(), page.facts(), page.where(), page.texts("h2"))
@@ -304,7 +287,6 @@ def test_an_address_that_makes_no_sense_changes_nothing(page: Page) -> None:
     assert page.where() == "step 6 of 6"
 
 
-@pytest.mark.browser
 def test_an_address_typed_in_is_followed(page: Page) -> None:
     page.open("ring", 4)
     page.run("location.hash = '#first=direct&ranks=3&at=1'")
@@ -312,14 +294,12 @@ def test_an_address_typed_in_is_followed(page: Page) -> None:
     assert page.where() == "step 1 of 2"
 
 
-@pytest.mark.browser
 def test_parameters_give_way_where_they_cannot_be(page: Page) -> None:
     page.open("central:servers=3", 8)
     page.choose("ranks", 2)
     assert page.text("h2") == "central on 2 ranks"
 
 
-@pytest.mark.browser
 def test_segments_that_cannot_be_seen_are_not_offered(page: Page) -> None:
     page.open("ring", 64)
     offered = page.run(
@@ -333,7 +313,6 @@ def test_segments_that_cannot_be_seen_are_not_offered(page: Page) -> None:
     assert page.text("h2") == "ring on 64 ranks, 4 segments"
 
 
-@pytest.mark.browser
 def test_one_rank_has_nothing_to_play(page: Page) -> None:
     page.open("ring", 1)
     page.click("#play")
@@ -343,7 +322,6 @@ def test_one_rank_has_nothing_to_play(page: Page) -> None:
     assert page.text(".words").startswith("No step is needed")
 
 
-@pytest.mark.browser
 def test_a_server_holds_nothing_to_begin_with(page: Page) -> None:
     page.open("central", 4)
     assert page.grid()[3] == ["nothing"]
@@ -352,7 +330,6 @@ def test_a_server_holds_nothing_to_begin_with(page: Page) -> None:
     assert page.grid()[3] == ["a+b+c (the whole sum)"]
 
 
-@pytest.mark.browser
 @pytest.mark.parametrize(
     ("text", "beside", "ranks", "nodes"),
     [("ring", "direct", 4, None), ("ring:segments=4", "one-shot", 16, None),
@@ -371,7 +348,6 @@ def test_a_page_is_never_wider_than_the_screen(
         assert page.run("return document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_text_can_be_read_in_light_and_dark(page: Page, scheme: str) -> None:
     browser.emulate(page.driver, {"prefers-color-scheme": scheme})
@@ -386,7 +362,6 @@ def test_all_text_can_be_read_in_light_and_dark(page: Page, scheme: str) -> None
     assert {"P.words", "P.summary", "SPAN.cell", "SPAN.heading", "DT.", "SMALL."} <= kinds
 
 
-@pytest.mark.browser
 def test_without_javascript_the_page_says_what_is_missing(page: Page) -> None:
     page.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
@@ -396,7 +371,6 @@ def test_without_javascript_the_page_says_what_is_missing(page: Page) -> None:
         page.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
-@pytest.mark.browser
 def test_light_and_dark_differ(page: Page) -> None:
     page.open("ring", 2)
     colours = []

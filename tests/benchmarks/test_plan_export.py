@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark_runs import run_benchmark
+from benchmark_runs import record_benchmark, run_benchmark
 from benchmarks import __main__ as commands
 from benchmarks.common.records import read_record
 from benchmarks.models import explain, export, prove
@@ -180,21 +180,6 @@ def test_every_format_is_written(tmp_path, capsys):
     assert [line.split()[-1] for line in lines] == ["verdict", "proved", "proved"]
 
 
-MISTAKES = [
-    ("ring", "the following arguments are required: --output"),
-    ("central --output {0}/a.xml", "rank 7 of this one only serves"),
-    ("ring --output {0}/none/a.xml", "there is no directory"),
-    ("ring --format gaol --output {0}/a", "found 'gaol'"),
-    ("star --output {0}/a.xml", "no algorithm is called 'star'"),
-]
-
-
-@pytest.mark.parametrize(("words", "message"), MISTAKES)
-def test_mistakes(words, message, tmp_path):
-    with pytest.raises(ConfigurationError, match=re.escape(message)):
-        export.main(words.format(tmp_path).split())
-
-
 # ---- --load in the commands ---------------------------------------------------------------
 
 
@@ -219,8 +204,7 @@ def read_lines(path, kind):
 
 def test_only_what_is_loaded_is_proved_and_by_processes_too(star, tmp_path):
     record = tmp_path / "proof.json"
-    done = run_benchmark("prove", "--load", str(star), "--ranks", "5", "--json", str(record))
-    assert done.returncode == 0, done.stderr
+    record_benchmark(record, "prove", "--load", str(star), "--ranks", "5")
     assert [line["algorithm"] for line in read_lines(record, "proof")] == ["star"]
 
 

@@ -62,6 +62,8 @@ def test_a_record_is_read_as_it_was_written(tmp_path_factory, measured):
 
 
 HEAD = {"kind": "run", "schema": 3, "benchmark": "step", "environment": {}, "options": {}}
+CELL = {"kind": "cell", **vars(make_cell([1.0], quantity="q", contender="c", ranks=2))}
+CELL["summary"] = vars(CELL["summary"])
 
 
 @pytest.mark.parametrize(
@@ -70,17 +72,26 @@ HEAD = {"kind": "run", "schema": 3, "benchmark": "step", "environment": {}, "opt
         ([], "line 1: expected a JSON object"),
         (["{}"], "line 1: expected a JSON object with 'kind'"),
         (["[1]"], "line 1: expected a JSON object with 'kind'"),
-        ([json.dumps({"kind": "cell"})], "is no record"),
-        ([json.dumps({**HEAD, "schema": 2})], "has schema 2, expected 3"),
-        ([json.dumps(HEAD), '{"kind": "ce'], "line 2: .*delete this last line"),
-        ([json.dumps(HEAD), '{"kind": "cell", "quantity": "step"}'], "lacks what a record"),
+        ([{"kind": "cell"}], "is no record"),
+        ([{**HEAD, "schema": 2}], "has schema 2, expected 3"),
+        ([HEAD, '{"kind": "ce'], "line 2: .*cut off, delete this last line"),
+        ([HEAD, '{"kind": "cell", "quantity": "step"}'], "lacks what a record"),
+        ([HEAD, {**CELL, "ranks": "2"}], "without ranks"),
+        ([HEAD, {**CELL, "ranks": 1, "nodes": 2}], "without ranks"),
+        ([HEAD, {**CELL, "samples": []}], "without samples"),
+        ([HEAD, {**CELL, "samples": [1.0, float("nan")]}], "without samples that are finite"),
+        ([HEAD, {**CELL, "samples": [float("-inf")]}], "without samples that are finite"),
+        ([HEAD, {**CELL, "at": [1]}], "without places"),
+        ([HEAD, {**CELL, "details": []}], "without details"),
+        ([HEAD, {**CELL, "contender": 3}], "without texts"),
     ],
 )
 def test_what_is_no_record_is_refused_with_its_line(tmp_path, lines, expected):
     path = tmp_path / "record.jsonl"
-    path.write_text("\n".join(lines))
-    with pytest.raises(ConfigurationError, match=expected):
+    path.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
+    with pytest.raises(ConfigurationError, match=expected) as caught:
         read_record(path)
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path):

@@ -319,44 +319,16 @@ def test_each_picture_is_a_slide(tmp_path):
     assert (slides.WIDTH * slides.DPI, slides.HEIGHT * slides.DPI) > (1900, 1100)
 
 
-def write(path: Path, *lines: object) -> Path:
-    path.write_text(
-        "".join(f"{each if isinstance(each, str) else json.dumps(each)}\n" for each in lines)
-    )
-    return path
-
-
-HEAD = {"kind": "run", "schema": 3, "benchmark": "b", "environment": {}, "options": {}}
-SUMMARY = {
-    "count": 1, "minimum": 1, "low": 1, "lower_quartile": 1, "median": 1, "upper_quartile": 1,
-    "high": 1, "maximum": 1, "interval": None,
-}  # fmt: skip
-CELL = {
-    "kind": "cell", "quantity": "all-reduce", "contender": "c", "ranks": 2, "nodes": 1,
-    "at": {"bytes": 8}, "unit": "s", "samples": [1.0], "summary": SUMMARY, "by_rank": [],
-    "details": {},
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        ([HEAD], "no cells, so there is nothing to show: expected a record of a command"),
-        ([HEAD, {"kind": "refusal"}], "expected cells to draw, found failures and refusals"),
-        ([{**HEAD, "schema": 2}], "schema 2, expected 3"),
-        ([HEAD, '{"kind": "ce'], "cut off"),
-        ([HEAD, {**CELL, "ranks": "2"}], "without ranks"),
-        ([HEAD, {**CELL, "ranks": 1, "nodes": 2}], "without ranks"),
-        ([HEAD, {**CELL, "samples": []}], "without samples"),
-        ([HEAD, {**CELL, "samples": [1.0, float("nan")]}], "without samples that are finite"),
-        ([HEAD, {**CELL, "samples": [float("-inf")]}], "without samples that are finite"),
-        ([HEAD, {**CELL, "at": [1]}], "without places"),
-        ([HEAD, {**CELL, "details": []}], "without details"),
-        ([HEAD, {**CELL, "contender": 3}], "without texts"),
-    ],
+    ("refuses", "expected"),
+    [(False, "no cells, so there is nothing to show: expected a record of a command"),
+     (True, "expected cells to draw, found failures and refusals")],
 )  # fmt: skip
-def test_bad_records_are_one_line(tmp_path, lines, expected):
-    path = write(tmp_path / "a.jsonl", *lines)
+def test_records_without_cells_are_one_line(tmp_path, refuses, expected):
+    path = tmp_path / "a.jsonl"
+    with open_record(path, "allreduce", ENVIRONMENT, {}) as record:
+        if refuses:
+            record.refuse("all-reduce", "mpiddp double-tree", "needs a power of two")
     with pytest.raises(ConfigurationError, match=expected) as caught:
         command.main([str(path), "--html", str(tmp_path / "a.html")])
     assert "\n" not in str(caught.value) and "a.jsonl" in str(caught.value)

@@ -12,6 +12,7 @@ from benchmarks.report import command
 from browser import Page
 from planted_records import Planted, make_cells, make_messages, make_pairs, write_record
 
+pytestmark = pytest.mark.browser
 K = 1 << 10
 
 
@@ -30,7 +31,6 @@ SHOWN = """return [...document.querySelectorAll("#all-reduce .chart:first-child 
   .map((text) => text.textContent).sort()"""
 
 
-@pytest.mark.browser
 def test_six_lines_with_their_names_and_a_switch_for_the_others(page: Page, file: Path) -> None:
     page.visit(file.as_uri())
     shown = page.run(SHOWN)
@@ -51,7 +51,6 @@ def test_six_lines_with_their_names_and_a_switch_for_the_others(page: Page, file
     assert len(set(colours)) == 6
 
 
-@pytest.mark.browser
 def test_keys_and_pointer_give_the_figures_of_a_place(page: Page, file: Path) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
@@ -75,7 +74,6 @@ def test_keys_and_pointer_give_the_figures_of_a_place(page: Page, file: Path) ->
     assert page.texts(rows)[0].startswith("1 KiB")
 
 
-@pytest.mark.browser
 def test_the_map_leads_to_its_curves_and_the_list_of_places_obeys(page: Page, file: Path) -> None:
     page.visit(file.as_uri())
     assert page.run("return document.querySelector('#all-reduce select').value").startswith("8")
@@ -83,7 +81,6 @@ def test_the_map_leads_to_its_curves_and_the_list_of_places_obeys(page: Page, fi
     assert page.run("return document.querySelector('#all-reduce select').value").startswith("4")
 
 
-@pytest.mark.browser
 def test_the_animated_explanation_opens_from_within_the_page(page: Page, file: Path) -> None:
     page.visit(file.as_uri())
     first, *_ = page.driver.window_handles
@@ -101,7 +98,6 @@ def test_the_animated_explanation_opens_from_within_the_page(page: Page, file: P
         page.driver.switch_to.window(first)
 
 
-@pytest.mark.browser
 def test_it_is_never_wider_than_the_screen_and_can_be_read_in_the_dark(
     page: Page, file: Path
 ) -> None:

@@ -14,7 +14,6 @@ from benchmarks.common import options
 from benchmarks.common.records import read_record
 from benchmarks.fit.fitted import fit_records, write_fit
 from benchmarks.models import disturbed, simulate, winners
-from mpiddp.errors import ConfigurationError
 from mpiddp.schedules import registry
 from mpiddp.schedules.cost import split
 from mpiddp.schedules.machine import Machine, MessageCost, Piece
@@ -101,32 +100,6 @@ def test_a_fitted_machine_is_priced(fitted, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "fit of MPI_Send: messages inside a node 1 µs and 10 GB/s, messages between" in text
     assert "20 µs and 1.43 GB/s in 2 pieces" in text
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        ("--fit {fit} --latency 5us", "--latency: the machine is that of --fit already"),
-        ("--fit {fit} --inside-bandwidth 5", "--inside-bandwidth: the machine is that of --fit"),
-        ("--fit /none/fit.json", "/none/fit.json cannot be read"),
-        ("--map --straggler 0:1", "--map is of a machine on which nothing is late"),
-        ("--straggler 0:1 --plot a.svg", "--plot draws no stragglers"),
-        ("--straggler 0:1 --ranks 2048", "for up to 1024 ranks"),
-        ("--straggler 9:1 --ranks 8", "no rank 9 among 8 ranks"),
-        ("--slow-link 0-9:x2 --ranks 8", "no link 0-9 between 8 nodes"),
-        ("--straggler 1", "expected RANK:SECONDS or RANK:xFACTOR"),
-        ("--straggler 1:x0.5", "expected RANK:SECONDS or RANK:xFACTOR"),
-        ("--straggler 1:5parsecs", "expected s, or a number with one of s, ms, us"),
-        ("--slow-link 0:x2", "expected A-B:xFACTOR"),
-        ("--slow-link 0-1:2", "expected A-B:xFACTOR"),
-        ("--map ring:segments=2 --ranks 2048", "no algorithm has a closed form for 2048 ranks"),
-    ],
-)
-@pytest.mark.usefixtures("writable")
-def test_what_does_not_go_together_is_refused(fitted, words, problem):
-    with pytest.raises(ConfigurationError) as caught:
-        simulate.main(words.format(fit=fitted).split())
-    assert problem in str(caught.value) and "\n" not in str(caught.value)
 
 
 # ---- the map ------------------------------------------------------------------------------

@@ -231,20 +231,6 @@ def test_only_the_start_that_is_counted_is_changed():
     assert "tcp" not in timed.environment["OMPI_MCA_btl"].split(",")[:1]
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--nodes", "3"], "expected numbers that divide one of --ranks"),
-        (["--nodes", "2"], "expected a cluster .*, or an MPICH's mpirun"),
-        (["--ranks", "0"], "--ranks: expected"),
-        (["--plot", "x.txt"], "expected a name that ends in"),
-    ],
-)
-def test_what_cannot_be_started_is_refused(options, expected):
-    with pytest.raises(ConfigurationError, match=expected):
-        command.main(options)
-
-
 def test_without_strace_nothing_is_started(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match=r"strace counts .* not in PATH"):

@@ -37,8 +37,8 @@ class MpiCalls(SessionMember):
         """Plans are kept for the object: a call is one object."""
         self._makers: dict[str, Callable[[CallSpec], Prepared]] = {
             contenders.MPI: self._prepare_mpi,
-            contenders.RING: self._prepare_ring,
-            contenders.PERSISTENT: self._prepare_persistent,
+            contenders.RING: partial(self._prepare_ring, plain_ring.prepare),
+            contenders.PERSISTENT: partial(self._prepare_ring, plain_ring.prepare_persistent),
             contenders.OWN: self._prepare_own,
             contenders.PREPARED: self._prepare_prepared,
             **probes.list_makers(self._comm, session.world),
@@ -87,16 +87,13 @@ class MpiCalls(SessionMember):
             start=mpi_collectives.prepare_start(*arguments),
         )
 
-    def _prepare_ring(self, spec: CallSpec) -> Prepared:
+    def _prepare_ring(
+        self, prepare: Callable[..., plain_ring.Functions], spec: CallSpec
+    ) -> Prepared:
         tensor, array = self._find_array(spec)
-        _check_adds(spec)
-        call = plain_ring.prepare(self._comm, array)
-        return Prepared(call, self._comm.Barrier, tensor, ran="ring")
-
-    def _prepare_persistent(self, spec: CallSpec) -> Prepared:
-        tensor, array = self._find_array(spec)
-        _check_adds(spec)
-        call, free = plain_ring.prepare_persistent(self._comm, array)
+        if spec.operator != "sum":
+            raise ConfigurationError("the plain ring only adds")
+        call, free = prepare(self._comm, array)
         return Prepared(call, self._comm.Barrier, tensor, close=free, ran="ring")
 
     def _prepare_own(self, spec: CallSpec) -> Prepared:
@@ -167,11 +164,6 @@ class MpiCalls(SessionMember):
         world = self._session.world
         place = {"node": world.node_rank, "local_rank": world.local_rank}
         return {**mpiddp.describe_collectives(), **place}
-
-
-def _check_adds(spec: CallSpec) -> None:
-    if spec.operator != "sum":
-        raise ConfigurationError("the plain ring only adds")
 
 
 def _describe_selection(request: Request, tensor: torch.Tensor) -> str:

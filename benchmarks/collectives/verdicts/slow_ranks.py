@@ -11,7 +11,7 @@ all visits, and by more than clocks and wake-ups differ.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.common.statistics import quantile
@@ -47,11 +47,7 @@ def find_late_rank(visits: Sequence[Sequence[Sequence[float]]]) -> SlowRank | No
         gap = usual[second] - usual[first]
         if gap >= max(LATE_SECONDS, LATE_SHARE * max(usual)):
             gaps.append((first, gap))
-    rank = _find_usual([rank for rank, _ in gaps], len(visits))
-    if rank is None:
-        return None
-    late = quantile([gap for each, gap in gaps if each == rank], 0.5)
-    return SlowRank(rank, f"comes late, by {1e6 * late:,.0f} µs")
+    return _find_usual(gaps, len(visits), lambda late: f"comes late, by {1e6 * late:,.0f} µs")
 
 
 def find_slow_core(visits: Sequence[Sequence[float]]) -> SlowRank | None:
@@ -66,16 +62,18 @@ def find_slow_core(visits: Sequence[Sequence[float]]) -> SlowRank | None:
         share = speeds[slowest] / speeds[second]
         if share <= SLOW_SHARE:
             shares.append((slowest, share))
-    rank = _find_usual([rank for rank, _ in shares], len(visits))
-    if rank is None:
-        return None
-    share = quantile([share for each, share in shares if each == rank], 0.5)
-    return SlowRank(rank, f"has a slow core, at {share:.2f} of the next slowest one's speed")
+    what = "has a slow core, at {:.2f} of the next slowest one's speed"
+    return _find_usual(shares, len(visits), what.format)
 
 
-def _find_usual(ranks: Sequence[int], visits: int) -> int | None:
-    """The rank that was found in most visits; None if there is none, or there were few visits."""
-    if visits < FEWEST_VISITS or not ranks:
+def _find_usual(
+    found: Sequence[tuple[int, float]], visits: int, describe: Callable[[float], str]
+) -> SlowRank | None:
+    """The rank that was found in most visits, with the median of how much it stood out in words;
+    None if there is none, or there were few visits."""
+    if visits < FEWEST_VISITS or not found:
         return None
-    ((rank, count),) = Counter(ranks).most_common(1)
-    return rank if count >= MOST_VISITS_SHARE * visits else None
+    ((rank, count),) = Counter(rank for rank, _ in found).most_common(1)
+    if count < MOST_VISITS_SHARE * visits:
+        return None
+    return SlowRank(rank, describe(quantile([value for each, value in found if each == rank], 0.5)))
