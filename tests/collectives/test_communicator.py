@@ -200,6 +200,36 @@ def test_a_call_may_be_begun_beside_one_that_was_started(is_prepared):
     assert Crew([0, 0]).run(take_part) == [([1] * 6, [2] * 6)] * 2
 
 
+@pytest.mark.parametrize("is_prepared", [False, True], ids=["plain", "prepared"])
+def test_a_call_is_counted_once_wherever_its_thread_is(is_prepared, monkeypatch):
+    calls, seen = Crew([0]).communicators[0], []
+    tensor = torch.ones(6)
+
+    class Turn:
+        def acquire(self, blocking):
+            seen.append(calls.count_calls())
+            return True
+
+        def release(self):
+            seen.append(calls.count_calls())
+
+    class Plan:
+        def run(self, tensor):
+            seen.append(calls.count_calls())
+
+        def prepare(self, tensor):
+            return partial(self.run, tensor)
+
+    monkeypatch.setattr(calls, "_turn", Turn())
+    monkeypatch.setattr(calls, "_prepare", lambda key, request, tensor: Plan())
+    call = partial(calls.run, REQUEST, tensor)
+    if is_prepared:
+        call = calls.prepare(REQUEST, tensor)
+    call()
+    call()
+    assert seen == [(0, 0), (1, 0), (1, 1), (1, 1), (2, 1), (2, 2)]
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_tensor_on_another_gpu_is_refused(size):
     calls = Crew([0] * size).communicators[0]

@@ -182,6 +182,21 @@ def test_the_binding_that_was_unused_longest_makes_room():
 # ---- what is said -------------------------------------------------------------------------
 
 
+def test_another_thread_may_make_room_while_one_looks():
+    recent: Recent[int] = Recent(most=2)
+
+    class Key:
+        """Between two accesses another thread looks for two other values."""
+
+        def __hash__(self):
+            for other in next(others):
+                recent.find(other, lambda: 0)
+            return 1000
+
+    key, others = Key(), iter([(), (), (), (1, 2)])
+    assert [recent.find(each, lambda: 1) for each in (key, 0, key)] == [1, 1, 1]
+
+
 def test_a_description_says_for_whom_where_and_in_which_step():
     description = Description("all_reduce (ring over mpi)", 6, {1: "n17"})
     assert description.wait(0, 1) == (

@@ -88,6 +88,24 @@ def test_who_waits_for_a_rank_whose_call_failed_hears_of_it_at_once():
     assert time.monotonic() - begin < 10
 
 
+def test_a_rank_that_fails_in_its_next_call_has_made_this_one():
+    one, other = make_pair(seconds=30.0)
+    for each in (one, other):
+        each.enter(5, None)
+
+    class Words:
+        """Between two looks the other rank completes its call, and fails in the next one."""
+
+        def __getitem__(self, index):
+            found = words[index]
+            other.enter(6, None)
+            other.give_up(PeerLostError("rank 2 is gone"))
+            return found
+
+    words, one.words = one.words, Words()
+    assert one.has_reached(WORDS, one.base + 2, lambda: describe(1))
+
+
 def test_who_waits_for_a_rank_that_found_another_call_hears_of_that():
     one, other = make_pair(seconds=30.0)
     one.enter(5, None)

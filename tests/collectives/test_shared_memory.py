@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -205,8 +206,16 @@ def test_memory_that_begins_in_one_segment_and_ends_in_another_is_in_none():
 # ---- freeing ------------------------------------------------------------------------------
 
 
-def test_a_segment_goes_with_the_last_tensor_that_uses_it():
-    shared_memory = SharedMemory()
+def test_a_segment_goes_with_the_last_tensor_that_uses_it(monkeypatch):
+    shared_memory, truncate, seen = SharedMemory(), os.ftruncate, []
+
+    def look_and_truncate(*arguments: int) -> None:
+        # It is forgotten while nobody else can have its addresses.
+        is_mapped = f"\n{address:x}-" in Path("/proc/self/maps").read_text()
+        seen.append((shared_memory.find(address, 4), is_mapped))
+        truncate(*arguments)
+
+    monkeypatch.setattr(os, "ftruncate", look_and_truncate)
     before = count_descriptors()
     tensor = shared_memory.empty((1 << 16,), torch.float32)
     part = tensor.view(256, 256)[3]
@@ -216,9 +225,9 @@ def test_a_segment_goes_with_the_last_tensor_that_uses_it():
         assert os.fstat(again).st_blocks > 0
         address = tensor.data_ptr()
         del tensor
-        assert find(shared_memory, part).number == 1
+        assert find(shared_memory, part).number == 1 and seen == []
         del part
-        assert shared_memory.find(address, 4) is None
+        assert seen == [(None, True)]
         # Others may have it mapped still, but its pages are gone.
         assert os.fstat(again).st_size == 0 and os.fstat(again).st_blocks == 0
     finally:
@@ -247,20 +256,38 @@ def test_a_tensor_in_a_cycle_is_freed_with_it():
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_goes_on_with_what_it_has_inherited():
-    shared_memory = SharedMemory()
+def test_a_forked_child_goes_on_with_what_it_has_inherited(monkeypatch):
+    shared_memory, reserve = SharedMemory(), module._reserve
+    is_reserving, is_forked = threading.Event(), threading.Event()
+
+    def reserve_slowly(*arguments: int) -> None:
+        if threading.current_thread() is thread:
+            is_reserving.set()
+            is_forked.wait(0.5)
+        reserve(*arguments)
+
+    monkeypatch.setattr(module, "_reserve", reserve_slowly)
+    thread = threading.Thread(target=shared_memory.empty, args=((8,), torch.float32))
     tensor = shared_memory.empty((1 << 16,), torch.float32)
     before = count_descriptors()
     array = tensor.fill_(3).numpy()
     small = shared_memory.empty((8,), torch.float32)
     inherited = find(shared_memory, small).number
     read, write = os.pipe()
+    # While a segment is made in another thread, the fork waits: the child has no such thread.
+    shared_memory._common = lambda: None
+    thread.start()
+    assert is_reserving.wait(60)
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(60)
         os.read(read, 1)
         # Neither takes what the other may have taken meanwhile.
         is_new = find(shared_memory, shared_memory.empty((8,), torch.float32)).number != inherited
         os._exit(0 if (array == 3).all() and is_new else 1)
+    is_forked.set()
+    thread.join()
     later = shared_memory.empty((8,), torch.float32)
     assert find(shared_memory, later).number != inherited
     del tensor, array, small, later

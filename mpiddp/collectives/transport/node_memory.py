@@ -310,9 +310,10 @@ class NodeMemory:
 
     def has_reached(self, place: int, target: int, describe: Callable[[], str]) -> bool:
         """Whether the rank has reached ``target``. Raises PeerFailedError if its call failed."""
+        # Read first: between two looks it may reach the target, and fail in its next call.
+        failure = self.words[place + _GIVEN_UP]
         if self.words[place] >= target:
             return True
-        failure = self.words[place + _GIVEN_UP]
         if failure == _DIFFERS:
             raise DifferentCallError(
                 f"{describe()}, who found that not all ranks make the same collective call: "
