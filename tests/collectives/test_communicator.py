@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from crews import Crew
 from mpiddp.collectives import communicator
 from mpiddp.collectives.planner import Request
+from mpiddp.collectives.transport import mpi
+from mpiddp.collectives.transport.waiting import Policy, Waiter
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.schedules.schedule import Collective
 
@@ -228,6 +231,18 @@ def test_a_call_is_counted_once_wherever_its_thread_is(is_prepared, monkeypatch)
     call()
     call()
     assert seen == [(0, 0), (1, 0), (1, 1), (1, 1), (2, 1), (2, 2)]
+
+
+@pytest.mark.parametrize(("limit", "freed"), [("", [True]), ("MPI_THREAD_FUNNELED", [])])
+def test_requests_that_another_thread_drops_are_freed_where_it_may(limit, freed, monkeypatch):
+    found = []
+    request = SimpleNamespace(Free=lambda: found.append(True))
+    monkeypatch.setattr(mpi, "find_thread_limit", lambda: limit)
+    kept = [mpi.MpiMessages([request], (), Waiter(Policy.SLEEP, 1.0), str)]
+    thread = threading.Thread(target=kept.clear)
+    thread.start()
+    thread.join()
+    assert found == freed
 
 
 @pytest.mark.parametrize("size", [1, 2])

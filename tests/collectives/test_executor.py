@@ -146,11 +146,6 @@ def test_over_messages_nothing_is_taken_beside_the_scratch_space_but_a_block(nam
         assert 0 <= count_bytes(workspace) - 4 * program.scratch <= 4 * 10
 
 
-def test_a_team_of_one_takes_nothing():
-    team = Team(promises.build("ring", 1), [torch.zeros(100)])
-    assert count_bytes(team.workspaces[0]) == 0 and team.bindings[0].actions == ()
-
-
 # ---- what is kept -------------------------------------------------------------------------
 
 

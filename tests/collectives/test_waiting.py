@@ -49,32 +49,6 @@ def test_a_wish_of_all_ranks_is_fulfilled_on_any_node(policy):
         assert choose_policy([policy.value] * 3, nodes) is policy
 
 
-@pytest.mark.parametrize("wish", ["SPIN", "busy", " ", "spin,yield"])
-def test_a_wish_that_is_no_policy_is_refused_with_those_that_exist(wish):
-    with pytest.raises(ConfigurationError) as found:
-        choose_policy(["spin", wish], [(2, 2)])
-    assert str(found.value) == (
-        f"MPIDDP_WAIT on rank 1: expected spin, yield, sleep, found {wish!r}"
-    )
-
-
-@pytest.mark.parametrize(
-    ("wishes", "odd"), [(["spin", "spin", "sleep"], 2), (["", "yield"], 1), (["yield", ""], 1)]
-)
-def test_wishes_that_differ_are_refused_with_the_first_that_does(wishes, odd):
-    with pytest.raises(ConfigurationError) as found:
-        choose_policy(wishes, [(len(wishes), 8)])
-    assert str(found.value) == (
-        f"MPIDDP_WAIT must be the same on all ranks: rank 0 has {wishes[0]!r}, rank {odd} has "
-        f"{wishes[odd]!r}"
-    )
-
-
-def test_cores_that_two_ranks_share_count_once():
-    assert count_cores([[0, 1], [1, 2], [0]]) == 3
-    assert count_cores([[5], [5]]) == 1
-
-
 # ---- waiting ------------------------------------------------------------------------------
 
 

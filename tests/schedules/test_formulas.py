@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError
@@ -96,15 +96,6 @@ def test_the_closed_form_knows_the_number_of_servers(hosts, size, servers, name,
 
 def test_more_servers_than_workers_have_no_closed_form():
     assert registry.parse("central:servers=3").closed_form((1,) * 5) is None
-
-
-@settings(max_examples=10, deadline=None)
-@given(machine=machines())
-@example(ODD)
-def test_two_levels_on_nodes_of_one_size_have_a_closed_form(machine):
-    for ranks in (4, 6, 12, 30, 64):
-        for size in divisors(ranks):
-            assert check_form("two-level", (size,) * (ranks // size), machine)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +15,7 @@ from mpiddp.collectives.planner import Layout, Planner
 from mpiddp.collectives.transport.node_memory import NodeMemory, block_size
 from mpiddp.collectives.transport.shared_memory import SharedMemory
 from mpiddp.collectives.transport.waiting import Policy, Waiter
+from thread_ranks import run_threads
 
 SEGMENTS = 1_000_000
 """The most that a rank of a crew makes."""
@@ -71,16 +70,7 @@ class Crew:
             except BaseException as error:
                 results[rank] = error
 
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(1e-5)
-        try:
-            threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(results))]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        finally:
-            sys.setswitchinterval(interval)
+        run_threads(work, range(len(results)))
         return results
 
     def run(self, part: Callable[[int, Communicator], Any]) -> list[Any]:

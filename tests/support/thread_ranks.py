@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -25,9 +25,23 @@ from mpiddp.collectives.transport.operators import Arithmetic, Operator, Span, m
 from mpiddp.collectives.transport.shared_memory import SharedMemory
 from mpiddp.collectives.transport.waiting import Policy, Waiter
 from mpiddp.schedules.schedule import Schedule
-from promises import compile_program
+from promises import compile_all, group_ranks
 
 SECONDS = 20.0
+
+
+def run_threads(work: Callable[[int], None], ranks: Iterable[int]) -> None:
+    """Do each rank's work in a thread of its own; they take turns as often as can be."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 class ThreadMemory(NodeMemory):
@@ -68,19 +82,13 @@ class Team:
         """What ranks raised in the last run."""
         waiter = Waiter(Policy.YIELD, seconds)
         office = Office()
-        groups, first = [], 0
-        for size in nodes or [1] * ranks:
-            groups += [range(first, first + size)] * size
-            first += size
-        self.programs = [
-            compile_program(
-                schedule, r, len(buffers[r]), groups[r], BufferCut(cell, message, flows)
-            )
-            for r in range(ranks)
-        ]
+        nodes = nodes or [1] * ranks
+        self.programs = compile_all(
+            schedule, len(buffers[0]), nodes, BufferCut(cell, message, flows)
+        )
         self.node_memories: list[NodeMemory] = []
         blocks = {}
-        for rank, group in enumerate(groups):
+        for rank, group in enumerate(group_ranks(nodes)):
             if group not in blocks:
                 blocks[group] = SharedMemory().allocate(block_size(len(group)))
             block = blocks[group]
@@ -124,19 +132,6 @@ class Team:
             except BaseException as error:
                 self.errors.append(error)
 
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(1e-5)
-        try:
-            threads = [
-                threading.Thread(target=work, args=(rank,))
-                for rank in range(self.schedule.ranks)
-                if rank not in absent
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        finally:
-            sys.setswitchinterval(interval)
+        run_threads(work, set(range(self.schedule.ranks)) - set(absent))
         if self.errors:
             raise self.errors[0]

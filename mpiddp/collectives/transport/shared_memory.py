@@ -104,7 +104,6 @@ class SharedMemory:
     """The segments of this process, and its mappings of the others'."""
 
     def __init__(self) -> None:
-        self._process = os.getpid()
         self._numbers = itertools.count(1)
         self.own: tuple[Own, ...] = ()
         """By address; replaced as a whole, since other threads may read it."""
@@ -143,12 +142,13 @@ class SharedMemory:
         self._change(lambda before: sorted((*before, own)))
         # Not at the end of the program, when threads, other handlers of its end and late peers
         # may still work there: who touches a page that was cut off dies of SIGBUS.
-        forget = memory.forget = weakref.finalize(memory, self._forget, own, is_common)
+        forget = weakref.finalize(memory, self._forget, own, is_common, os.getpid())
+        memory.forget = forget
         forget.atexit = False
         return memory
 
-    def _forget(self, own: Own, is_common: bool) -> None:
-        if os.getpid() != self._process:
+    def _forget(self, own: Own, is_common: bool, process: int) -> None:
+        if os.getpid() != process:
             # In a forked child: the memory is its parent's.
             return
         self._drop(own)
@@ -191,12 +191,10 @@ class SharedMemory:
         share one, and their number grows with the logarithm of the memory. Raises
         ConfigurationError.
         """
-        if os.getpid() != self._process:
-            return self.allocate(size)  # A forked child does not take from its parent's.
+        share = max(SMALLEST_SEGMENT, sum(end - start for start, end, *_ in self.own) // SHARES)
+        if 2 * size > share:
+            return self.allocate(size)
         with _lock:
-            share = max(SMALLEST_SEGMENT, sum(end - start for start, end, *_ in self.own) // SHARES)
-            if 2 * size > share:
-                return self.allocate(size)
             common = self._common()
             if common is None or len(common) - self._taken < size:
                 try:

@@ -116,8 +116,8 @@ class Waiter:
     def wait(self, test: Callable[[], object], describe: Callable[[], str]) -> None:
         """Return once ``test()`` is true.
 
-        Raises PeerLostError after ``seconds``, with ``describe()``, which says for whom and where
-        it waited.
+        Raises PeerLostError after ``seconds``, without those for which this process was stopped,
+        with ``describe()``, which says for whom and where it waited.
         """
         left = self.seconds
         looks_until = time.monotonic() + (0 if self.policy is Policy.SLEEP else min(LOOK, left))

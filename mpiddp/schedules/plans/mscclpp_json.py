@@ -102,10 +102,8 @@ def read_content(content: Mapping[str, Any]) -> Plan:
     if [gpu["id"] for gpu in gpus] != list(range(ranks)):
         raise ConfigurationError(f"expected one gpu for each of {ranks} ranks")
     chunks = _find_chunks(gpus[0], promise, ranks) * parts
-    share = chunks // ranks
-    inputs = share if promise is Promise.ALL_GATHER else chunks
-    outputs = share if promise is Promise.REDUCE_SCATTER else chunks
-    sizes = tuple((inputs, outputs, gpu["scratch_chunks"] * parts) for gpu in gpus)
+    ends = promise.count_chunks(chunks, ranks)
+    sizes = tuple((*ends, gpu["scratch_chunks"] * parts) for gpu in gpus)
     moves = [
         move
         for gpu in gpus
