@@ -152,7 +152,7 @@ def test_calls_on_the_current_stream_stay_there(machine, calls):
 
 def wait_for_turn(calls):
     """Until a call is under way."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not calls._turn.locked():
         assert time.monotonic() < end
         time.sleep(0.001)
@@ -160,7 +160,7 @@ def wait_for_turn(calls):
 
 @pytest.mark.parametrize("is_prepared", [False, True], ids=["plain", "prepared"])
 def test_calls_of_two_threads_do_not_overlap(is_prepared):
-    calls, others = Crew([0, 0], seconds=10).communicators
+    calls, others = Crew([0, 0], seconds=60).communicators
     tensor = torch.ones(6)
     call = calls.prepare(REQUEST, tensor) if is_prepared else partial(calls.run, REQUEST, tensor)
 
@@ -195,7 +195,7 @@ def test_a_call_may_be_begun_beside_one_that_was_started(is_prepared):
         if is_prepared:
             call = calls.prepare(REQUEST, other)
         future = calls.start(REQUEST, tensor)
-        wait_for_start.wait(10)
+        wait_for_start.wait(60)
         call()
         return future.wait().tolist(), other.tolist()
 

@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import promises
@@ -25,8 +25,6 @@ from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Collective
 
-PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
-"""Without shrinking: where ranks wait for each other in vain, every attempt takes its time."""
 LAYOUTS = ([0, 0, 0], [0, 1, 0, 1, 0], [0, 0, 1], [0, 1, 2])
 """The node of each rank; not in the order of the ranks, and not of equal size."""
 
@@ -69,7 +67,7 @@ def make_buffer(communicator, kind: str, count: int, dtype: torch.dtype) -> torc
 
 @pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
 @pytest.mark.parametrize("kind", list(Collective), ids=lambda kind: kind.value)
-@settings(deadline=None, max_examples=6, phases=PHASES)
+@settings(deadline=None, max_examples=6, phases=promises.PHASES)
 @given(data=st.data())
 def test_any_call_keeps_its_promise_on_any_layout(nodes, kind, data):
     longest = data.draw(st.sampled_from([16, 4096, 1 << 30]), "longest message")

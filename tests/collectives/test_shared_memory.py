@@ -543,7 +543,7 @@ def limited(size: int) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while folder.exists():
             with contextlib.suppress(OSError):
                 folder.rmdir()

@@ -157,7 +157,7 @@ def main() -> None:
     if how in ("funneled", "serialized"):
         mpi4py.rc.thread_level = how
         importlib.import_module("mpi4py.MPI")
-    with mpiddp.init(timeout=30) as session:
+    with mpiddp.init(timeout=60) as session:
         rank, size = session.world.rank, session.world.size
         import_all()
         # Opened as long as this user may.
