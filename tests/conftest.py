@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 import browser
@@ -37,6 +38,10 @@ __all__ = [
     "pytest_runtest_makereport",
     "pytest_terminal_summary",
 ]
+
+# A busy machine takes longer over one example than over another.
+hypothesis.settings.register_profile("busy", hypothesis.settings.default, deadline=None)
+hypothesis.settings.load_profile("busy")
 
 # With it, print writes each of its arguments by itself, and the launcher forwards lines that are
 # mixed of several ranks'. Many containers set it; what a test wants at once, it flushes.

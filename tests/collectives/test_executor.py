@@ -54,7 +54,7 @@ def check_runs(team: Team, operator: Operator, seed: int) -> None:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("name", registry.names())
-@settings(deadline=None, max_examples=7, phases=promises.PHASES)
+@settings(max_examples=7, phases=promises.PHASES)
 @given(data=st.data())
 def test_every_promise_is_kept_by_ranks_that_run_at_the_same_time(name, transport, data):
     ranks = data.draw(st.integers(1, 6), "ranks")
@@ -82,7 +82,7 @@ def test_every_promise_is_kept_by_ranks_that_run_at_the_same_time(name, transpor
     check_runs(team, operator, data.draw(st.integers(0, 99), "seed"))
 
 
-@settings(deadline=None, max_examples=25, phases=promises.PHASES)
+@settings(max_examples=25, phases=promises.PHASES)
 @given(promises.random_trees(), st.data(), st.integers(0, 9), st.integers(1, 4), st.booleans())
 def test_a_schedule_that_nobody_would_write_runs_over_any_transport(
     schedule, data, count, cell, flows

@@ -38,7 +38,7 @@ def run_team(schedule, before, nodes, **options) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", registry.names())
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_the_bits_are_the_oracle_s_whatever_carries_the_call_and_however_it_is_cut(name, data):
     ranks = data.draw(st.integers(2, 6), "ranks")

@@ -169,7 +169,7 @@ def list_cases():
 @pytest.mark.parametrize(
     ("operator", "dtype", "accumulation"), sorted(set(list_cases()), key=str), ids=str
 )
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.data())
 def test_operands_are_combined_from_the_left_in_the_wider_type(operator, dtype, accumulation, data):
     operands = data.draw(st.integers(1, 5), "operands")

@@ -179,7 +179,7 @@ def test_whatever_is_built_is_proved_and_keeps_its_promise(nodes):
     assert kinds == set(Collective)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(0, 99))
 def test_ranks_may_be_placed_on_nodes_in_any_order(nodes, seed):
     layout = make_layout(nodes)

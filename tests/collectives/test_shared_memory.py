@@ -119,7 +119,7 @@ def test_where_there_is_no_memory_nothing_is_left_behind(monkeypatch):
     assert count_descriptors() == before
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.integers(1, 1 << 20), st.booleans()), min_size=1, max_size=60),
 )
@@ -179,7 +179,7 @@ def test_private_memory_and_other_segments_are_not_found():
     assert SharedMemory().find(kept.data_ptr(), 4) is None
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 20_000), min_size=1, max_size=8), st.data())
 def test_each_of_many_segments_is_found_as_itself(sizes, data):
     shared_memory = SharedMemory()

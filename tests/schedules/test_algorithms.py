@@ -171,7 +171,7 @@ def test_each_worker_begins_with_another_server(text):
 # ---- nodes --------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     nodes=st.lists(st.integers(1, 6), min_size=1, max_size=5),
     inner=st.sampled_from(WITH_HALVES),

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError, ScheduleError
@@ -74,7 +74,6 @@ def texts(draw):
     return f"{name}:{','.join(pairs)}" if pairs else name
 
 
-@settings(deadline=None)
 @given(texts())
 def test_what_was_read_is_written_alike(text):
     choice = registry.parse(text)

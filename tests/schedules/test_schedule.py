@@ -7,7 +7,7 @@ import itertools
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import oracle
@@ -58,7 +58,6 @@ def schedules(draw):
 # ---- making -------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(schedules(), st.integers(0, 300))
 def test_chunks_cover_the_buffer_and_differ_by_one_element_at_most(schedule, count):
     bounds = schedule.bounds(count)
@@ -67,7 +66,6 @@ def test_chunks_cover_the_buffer_and_differ_by_one_element_at_most(schedule, cou
     assert sizes <= {count // schedule.chunks, -(-count // schedule.chunks)}
 
 
-@settings(deadline=None)
 @given(schedules())
 def test_a_mirror_image_of_a_mirror_image_is_the_schedule(schedule):
     mirrored = reverse(schedule)
@@ -110,7 +108,6 @@ def test_a_schedule_without_owners_or_that_is_half_already_has_no_halves():
         halve(halve(registry.parse("ring").build(3))[0])
 
 
-@settings(deadline=None)
 @given(schedules(), st.integers(0, 4))
 def test_rotating_all_the_way_round_changes_nothing(schedule, root):
     turned = rotate(schedule, root)
@@ -139,7 +136,6 @@ def test_parts_beside_each_other_take_as_long_as_the_longest():
     assert beside([[[a], [b]], [[c]]]) == [[a, c], [b]]
 
 
-@settings(deadline=None)
 @given(schedules(), st.integers(1, 4))
 def test_segments_run_one_step_behind_each_other(schedule, count):
     cut = segment(schedule, count)
@@ -178,7 +174,6 @@ def test_segments_below_one_are_refused(count):
 # ---- one rank's part ----------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(schedules())
 def test_every_transfer_is_one_send_and_one_receive_in_its_step(schedule):
     wanted = Counter((step, t) for step, ts in enumerate(schedule.steps) for t in ts)
@@ -195,7 +190,6 @@ def test_every_transfer_is_one_send_and_one_receive_in_its_step(schedule):
     assert sends == receives == wanted
 
 
-@settings(deadline=None)
 @given(schedules())
 def test_messages_between_two_ranks_are_expected_in_the_order_in_which_they_are_sent(schedule):
     programs = project(schedule)
@@ -205,7 +199,6 @@ def test_messages_between_two_ranks_are_expected_in_the_order_in_which_they_are_
         assert sent == awaited
 
 
-@settings(deadline=None)
 @given(schedules(), st.integers(0, 1000), st.integers(0, 9))
 def test_no_projected_schedule_waits_for_ever(schedule, seed, count):
     oracle.run(schedule, [range(count)] * schedule.ranks, seed)

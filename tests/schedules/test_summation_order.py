@@ -58,7 +58,7 @@ def test_a_sum_is_final_where_every_contribution_is_in_it(name, ranks):
             assert find_sums(schedule).final == find_final_by_sets(schedule)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(promises.random_trees())
 def test_a_sum_along_any_tree_is_final_at_its_root(schedule):
     final = find_sums(schedule).final
@@ -129,7 +129,7 @@ def sum_in_pieces(schedule, before, cuts):
 
 
 @pytest.mark.parametrize("name", registry.names())
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.data())
 def test_where_the_order_is_fixed_no_cut_changes_a_bit(name, data):
     ranks = data.draw(st.integers(1, 6), "ranks")

@@ -28,12 +28,15 @@ from mpiddp.schedules.schedule import Schedule
 from promises import compile_all, group_ranks
 
 SECONDS = 20.0
+TURN = 5e-4
+"""Seconds, a tenth of Python's own. After each turn a thread waits until the system runs another,
+which takes tens of milliseconds on a busy machine: turns of 10 µs made tests last for minutes."""
 
 
 def run_threads(work: Callable[[int], None], ranks: Iterable[int]) -> None:
-    """Do each rank's work in a thread of its own; they take turns as often as can be."""
+    """Do each rank's work in a thread of its own; they take short turns."""
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
+    sys.setswitchinterval(TURN)
     try:
         threads = [threading.Thread(target=work, args=(rank,)) for rank in ranks]
         for thread in threads:
