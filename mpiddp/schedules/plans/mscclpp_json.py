@@ -272,16 +272,14 @@ class _Reader:
             return [(self.gpu["id"], Buffer(chunk["type"]))]
         kind = values["channel_type"]
         if "switch_channel_id" in chunk:
-            number = _list_of_kind(block["channels"], kind, "channel_ids")[
-                chunk["switch_channel_id"]
-            ]
+            channels = _list_of_kind(block["channels"], kind, "channel_ids")
             groups = [
                 (Buffer(channel.get("buffer_type") or channel["buff"]), group["ranks"])
                 for channel in self.gpu["channels"]
                 if channel["channel_type"] == kind
                 for group in channel["rank_groups"]
             ]
-            buffer, ranks = groups[number]
+            buffer, ranks = groups[channels[chunk["switch_channel_id"]]]
             return [(rank, buffer) for rank in ranks]
         references = _list_of_kind(block["remote_buffer_refs"], kind, "remote_buffer_ids")
         remote = self.gpu["remote_buffers"][references[chunk["buffer_id"]]]
