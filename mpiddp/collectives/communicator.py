@@ -72,8 +72,8 @@ class Communicator:
         self._device = device
         self._calls = 0
         """Those that were compared."""
-        self._complete = 0
-        """How many calls are complete."""
+        self._begun = self._complete = 0
+        """How many calls were begun, and how many are complete."""
         self._plans: dict[Hashable, Plan] = {}
         self._worker: ThreadPoolExecutor | None = None
         self._worker_thread = 0
@@ -117,9 +117,11 @@ class Communicator:
         if not self._turn.acquire(False):
             self._refuse_overlap(tensor)
         try:
+            self._begun += 1
             call(tensor)
             self._complete += 1
         except BaseException as error:
+            self._begun = self._complete
             self._give_up(error, tensor)
             raise
         finally:
@@ -129,7 +131,8 @@ class Communicator:
     def count_calls(self) -> tuple[int, int]:
         """The number of this rank's last call, counted from 1, and of its last complete one."""
         complete = self._complete
-        return complete + self._turn.locked(), complete
+        # Read last: this thread may come between any two lines of a call.
+        return self._begun, complete
 
     def _looks_twice(self, tensor: torch.Tensor) -> bool:
         """Whether the call needs checks that a plain tensor does not need."""
@@ -172,9 +175,11 @@ class Communicator:
             if not self._turn.acquire(False):
                 self._refuse_overlap(tensor)
             try:
+                self._begun += 1
                 call()
                 self._complete += 1
             except BaseException as error:
+                self._begun = self._complete
                 # The tensor may have other memory by now.
                 _kept.append(held)
                 self._give_up(error, tensor)

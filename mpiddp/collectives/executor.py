@@ -116,13 +116,13 @@ class Recent(Generic[Value]):
 
     def find(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """The one for ``key``; a new one replaces the one that was not used for longest."""
-        value = self._values.get(key)
+        # Another thread, which prepares calls beside this one, may look or make room meanwhile.
+        value = self._values.pop(key, None)
         if value is None:
-            if len(self._values) >= self._most:
+            while len(self._values) >= self._most:
                 self._values.popitem(last=False)
-            value = self._values[key] = make()
-        elif len(self._values) > 1:
-            self._values.move_to_end(key)
+            value = make()
+        self._values[key] = value
         return value
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from mpiddp.schedules import formulas
 from mpiddp.schedules.cost import check_nodes, split_in_two
-from mpiddp.schedules.pairs import fold_ranks
+from mpiddp.schedules.pairs import fold_ranks, powers_below
 from mpiddp.schedules.registry import Choice, check_servers, find_inner, find_outer, register
 from mpiddp.schedules.schedule import (
     Collective,
@@ -78,9 +78,18 @@ def fold(n: int, chunks: int, kept: int = 1) -> tuple[list[int], list[Transfer]]
     return core, [add(src, dst, 0, chunks) for src, dst in spare]
 
 
-def powers_below(n: int) -> list[int]:
-    """1, 2, 4, … below n."""
-    return [1 << bit for bit in range((n - 1).bit_length())]
+def swap_all(n: int, kept: int, list_swaps: Callable[[int], Iterable[Iterable[int]]]) -> Schedule:
+    """Ranks exchange all that they have; spare ones give theirs to a neighbour, and get the result.
+
+    ``list_swaps``: for the number of the others, 2^k, the partner of each of them, step by step.
+    """
+    core, spare = fold(n, 1, kept)
+    swaps = [
+        [add(core[i], core[j]) for i, j in enumerate(partners)]
+        for partners in list_swaps(len(core))
+    ]
+    back = [copy(dst, src) for src, dst, *_ in spare]
+    return all_reduce(n, 1, filter(None, [spare, *swaps, back]))
 
 
 @register("recursive-doubling", formulas.recursive_doubling)
@@ -91,11 +100,9 @@ def recursive_doubling(n: int) -> Schedule:
     give theirs to a neighbour and get the result in the end: with k = ⌊lg n⌋ then k + 2 steps,
     bytes (k+1)S, and (k+2)(α + Sβ) + (k+1)Sγ. No halves. Extra buffer: S. Thakur et al. 2005.
     """
-    core, spare = fold(n, 1)
-    pairs = [[(i, i ^ bit) for i in range(len(core))] for bit in powers_below(len(core))]
-    swaps = [[add(core[i], core[j]) for i, j in step] for step in pairs]
-    back = [copy(dst, src) for src, dst, *_ in spare]
-    return all_reduce(n, 1, filter(None, [spare, *swaps, back]))
+    return swap_all(
+        n, 1, lambda size: [[i ^ bit for i in range(size)] for bit in powers_below(size)]
+    )
 
 
 @register("halving-doubling", formulas.halving_doubling)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 
 from mpiddp.schedules import formulas
-from mpiddp.schedules.algorithms import add, copy, fold
+from mpiddp.schedules.algorithms import add, fold, swap_all
 from mpiddp.schedules.pairs import (
     count_steps,
     find_last_steps,
@@ -22,7 +22,7 @@ from mpiddp.schedules.pairs import (
     list_pat_steps,
 )
 from mpiddp.schedules.registry import register
-from mpiddp.schedules.schedule import Schedule, Transfer, all_reduce, gather_back, scatter
+from mpiddp.schedules.schedule import Schedule, Transfer, gather_back, scatter
 
 
 def add_all(src: int, dst: int, chunks: Collection[int]) -> list[Transfer]:
@@ -80,7 +80,7 @@ def swing(n: int, variant: Literal["bandwidth", "latency"] = "bandwidth") -> Sch
     ranks on, may differ in the last bits.
     """
     if variant == "latency":
-        return swap_all(n, kept=1)
+        return swap_all(n, 1, list_swings)
     even, aside = n // 2 * 2, n % 2 * (n > 1)
     last = find_last_steps(even)
     steps = []
@@ -100,16 +100,9 @@ def swing(n: int, variant: Literal["bandwidth", "latency"] = "bandwidth") -> Sch
     return gather_back(scatter(n, steps, owners=range(n), packed=True))
 
 
-def swap_all(n: int, kept: int) -> Schedule:
-    """All that they have, in Swing's pairs of 2^k ranks; spare ranks give theirs to a neighbour."""
-    core, spare = fold(n, 1, kept)
-    size = len(core)
-    swaps = [
-        [add(core[r], core[partner]) for r, partner in enumerate(list_partners(size, step))]
-        for step in reversed(range(count_steps(size)))
-    ]
-    back = [copy(dst, src) for src, dst, *_ in spare]
-    return all_reduce(n, 1, filter(None, [spare, *swaps, back]))
+def list_swings(size: int) -> list[list[int]]:
+    """Swing's partners of 2^k ranks, the last step's first."""
+    return [list_partners(size, step) for step in reversed(range(count_steps(size)))]
 
 
 # ---- Bine trees ---------------------------------------------------------------------------

@@ -16,6 +16,11 @@ def fold_ranks(n: int, kept: int) -> tuple[list[int], list[tuple[int, int]]]:
     return core, [(r + 1 - kept, r + kept) for r in range(0, 2 * spare, 2)]
 
 
+def powers_below(n: int) -> list[int]:
+    """1, 2, 4, … below n."""
+    return [1 << bit for bit in range((n - 1).bit_length())]
+
+
 # ---- PAT ----------------------------------------------------------------------------------
 
 
@@ -28,17 +33,8 @@ def list_pat_steps(n: int, aggregation: int | None) -> list[tuple[int, range]]:
     trees = power if aggregation is None else min(power, 1 << aggregation.bit_length() - 1)
     apart = power // trees
     linear = [(low & -low, range(low, n, apart)) for low in range(apart - 1, 0, -1)]
-    halving = [(near, range(near, n, 2 * near)) for near in list_powers(apart, n)]
+    halving = [(near, range(near, n, 2 * near)) for near in powers_below(n) if near >= apart]
     return [(near, offsets) for near, offsets in (*linear, *halving) if offsets]
-
-
-def list_powers(first: int, n: int) -> list[int]:
-    """``first``, twice of it, … below n."""
-    powers = []
-    while first < n:
-        powers.append(first)
-        first *= 2
-    return powers
 
 
 # ---- Swing --------------------------------------------------------------------------------

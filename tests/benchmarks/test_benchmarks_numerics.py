@@ -85,7 +85,7 @@ def test_a_sum_outside_the_type_is_an_infinite_error():
     assert summation.measure(schedule, inputs, THROUGHOUT).rms == math.inf
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.sampled_from(["ring", "naive-ring", "recursive-doubling", "halving-doubling"]),
     st.integers(2, 9),
@@ -100,7 +100,7 @@ def test_float32_in_a_step_changes_no_bit_where_two_values_meet(name, ranks, dty
     assert torch.equal(native.view(torch.int16), wide.view(torch.int16))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.sampled_from(registry.names()),
     st.integers(2, 9),

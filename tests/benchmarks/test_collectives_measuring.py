@@ -93,7 +93,7 @@ def run_collective(quantity: str, operator: str, tensors: list[torch.Tensor]) ->
 
 
 @given(st.sampled_from(QUANTITIES), operators, types, st.integers(2, 9), st.integers(0, 9000))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_results_are_known_exactly_in_every_type(quantity, operator, name, ranks, count):
     dtype = getattr(torch, name)
     tensors = [torch.empty(count, dtype=dtype) for _ in range(ranks)]
@@ -126,7 +126,7 @@ def test_an_average_may_be_rounded_in_the_contenders_own_way():
 
 
 @given(st.integers(2, 64), st.sets(st.integers(0, 9999), min_size=1, max_size=9))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_every_wrong_element_is_counted(ranks, places):
     tensor = make_sum(10_000, ranks)
     tensor[list(places)] += 1
@@ -141,7 +141,7 @@ def make_sum(count: int, ranks: int) -> torch.Tensor:
 
 
 @given(st.integers(2, 64), st.integers(1, 6))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_chunks_in_each_others_place_are_noticed(ranks, power):
     tensor = make_sum(8192, ranks)
     assert inputs.count_wrong(tensor.roll(8192 >> power), ranks) > 1000
@@ -573,7 +573,7 @@ def run_planted(draw, *words: str) -> Planted:
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_rounds_end_once_the_median_is_known(seed):
     generator = random.Random(seed)
     visitor = run_planted(lambda key, now: generator.gauss(100, 4))
@@ -615,7 +615,7 @@ def draw_ranks(generator, ranks: int, late: float = 0.0) -> list[list[float]]:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 9))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_a_rank_that_comes_late_is_named_and_equal_ranks_are_not(seed, ranks):
     generator = random.Random(seed)
     assert find_late_rank([draw_ranks(generator, ranks) for _ in range(20)]) is None
@@ -629,7 +629,7 @@ def test_a_rank_that_comes_late_is_named_and_equal_ranks_are_not(seed, ranks):
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 9))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_a_slow_core_is_named_and_equal_ones_are_not(seed, ranks):
     generator = random.Random(seed)
 

@@ -53,7 +53,7 @@ def test_packed_pieces_are_one_message():
     assert apart.volume == together.volume == 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     torus=st.tuples(st.integers(1, 6), st.integers(1, 6)).filter(lambda sides: sides != (1, 1)),
     data=st.data(),

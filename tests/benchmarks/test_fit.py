@@ -61,7 +61,7 @@ def costs(draw):
     return MessageCost(latency, per_byte, (Piece(start, after - slower * start, slower),))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(cost=costs(), seed=st.integers(0, 1 << 30))
 def test_a_planted_break_and_the_lines_beside_it_are_recovered(cost, seed):
     sizes = np.array(planted.DENSE_SIZES, dtype=float)
@@ -73,7 +73,7 @@ def test_a_planted_break_and_the_lines_beside_it_are_recovered(cost, seed):
     assert others[0].break_between[0] <= others[0].start <= others[0].break_between[1]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     latency=st.floats(1e-7, 1e-4),
     rate=st.floats(1e7, 1e11),

@@ -77,7 +77,7 @@ def test_nothing_flows_in_no_time():
 
 
 @pytest.mark.parametrize("name", registry.names())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     ranks=st.integers(2, 9), hosts=st.integers(1, 9), parts=st.integers(1, 5), machine=machines()
 )

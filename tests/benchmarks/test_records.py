@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import documents
@@ -47,7 +47,6 @@ def cells(draw) -> Cell:
 
 
 @given(st.lists(cells(), max_size=3))
-@settings(deadline=None)
 def test_a_record_is_read_as_it_was_written(tmp_path_factory, measured):
     path = tmp_path_factory.mktemp("record") / "record.jsonl"
     with open_record(path, "allreduce", {"cores": 2}, {"ranks": [2, 4]}) as record:

@@ -124,7 +124,7 @@ def test_winners_change_where_their_lines_cross():
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     figures=st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 10)), min_size=1, max_size=5),
 )

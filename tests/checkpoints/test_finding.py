@@ -69,9 +69,7 @@ def replace_by_folder(path: Path, _: float) -> None:
 DAMAGES = (flip, truncate, lengthen, delete, exchange, replace_by_folder)
 
 
-@settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     damage=st.sampled_from(DAMAGES),
     name=st.sampled_from([SHARD, METADATA, MANIFEST]),

@@ -46,7 +46,7 @@ def test_two_jobs_at_once_do_not_meet(tmp_path):
     folders = ranks.make_folders(tmp_path, ["one", "two"])
     arguments = [launchers.PROGRAMS / "churn.py", "200"]
     programs = [("openmpi", 2, arguments, {}, folder) for folder in folders]
-    for folder, (result, _) in zip(folders, ranks.run_together(programs, 90), strict=True):
+    for folder, result in zip(folders, ranks.run_together(programs, 90), strict=True):
         result.expect(0)
         assert [report["wrong"] for report in ranks.read_reports(folder, 2)] == [[], []]
 

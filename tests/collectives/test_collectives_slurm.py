@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 
@@ -48,7 +47,6 @@ def test_a_rank_of_another_node_that_stops_is_named(slurm_cluster, tmp_path):
     arguments = ["shared-memory+mpi", "is stopped", "3", "4"]
     program = [launchers.PROGRAMS / "victims.py", *arguments]
     result = launchers.run(launcher, 4, program, timeout=90, cwd=tmp_path)
-    ended = time.time()
     result.expect(6)
     (line,) = [line for line in facts.messages(result) if "waited for" in line]
     # One of its own node's neighbours may be told of that waits for it in turn.
@@ -57,4 +55,3 @@ def test_a_rank_of_another_node_that_stops_is_named(slurm_cluster, tmp_path):
         r"(in step 1 of 1|at its end): waited for rank (3 on node2|\d on node1) for 4 s",
         line,
     )
-    assert ended - float((tmp_path / "failed").read_text()) < 20

@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from crews import Crew
 from mpiddp.collectives import communicator
 from mpiddp.collectives.planner import Request
+from mpiddp.collectives.transport import mpi
+from mpiddp.collectives.transport.waiting import Policy, Waiter
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.schedules.schedule import Collective
 
@@ -149,7 +152,7 @@ def test_calls_on_the_current_stream_stay_there(machine, calls):
 
 def wait_for_turn(calls):
     """Until a call is under way."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not calls._turn.locked():
         assert time.monotonic() < end
         time.sleep(0.001)
@@ -157,7 +160,7 @@ def wait_for_turn(calls):
 
 @pytest.mark.parametrize("is_prepared", [False, True], ids=["plain", "prepared"])
 def test_calls_of_two_threads_do_not_overlap(is_prepared):
-    calls, others = Crew([0, 0], seconds=10).communicators
+    calls, others = Crew([0, 0], seconds=60).communicators
     tensor = torch.ones(6)
     call = calls.prepare(REQUEST, tensor) if is_prepared else partial(calls.run, REQUEST, tensor)
 
@@ -192,12 +195,54 @@ def test_a_call_may_be_begun_beside_one_that_was_started(is_prepared):
         if is_prepared:
             call = calls.prepare(REQUEST, other)
         future = calls.start(REQUEST, tensor)
-        wait_for_start.wait(10)
+        wait_for_start.wait(60)
         call()
         return future.wait().tolist(), other.tolist()
 
     wait_for_start = threading.Barrier(2)
     assert Crew([0, 0]).run(take_part) == [([1] * 6, [2] * 6)] * 2
+
+
+@pytest.mark.parametrize("is_prepared", [False, True], ids=["plain", "prepared"])
+def test_a_call_is_counted_once_wherever_its_thread_is(is_prepared, monkeypatch):
+    calls, seen = Crew([0]).communicators[0], []
+    tensor = torch.ones(6)
+
+    class Turn:
+        def acquire(self, blocking):
+            seen.append(calls.count_calls())
+            return True
+
+        def release(self):
+            seen.append(calls.count_calls())
+
+    class Plan:
+        def run(self, tensor):
+            seen.append(calls.count_calls())
+
+        def prepare(self, tensor):
+            return partial(self.run, tensor)
+
+    monkeypatch.setattr(calls, "_turn", Turn())
+    monkeypatch.setattr(calls, "_prepare", lambda key, request, tensor: Plan())
+    call = partial(calls.run, REQUEST, tensor)
+    if is_prepared:
+        call = calls.prepare(REQUEST, tensor)
+    call()
+    call()
+    assert seen == [(0, 0), (1, 0), (1, 1), (1, 1), (2, 1), (2, 2)]
+
+
+@pytest.mark.parametrize(("limit", "freed"), [("", [True]), ("MPI_THREAD_FUNNELED", [])])
+def test_requests_that_another_thread_drops_are_freed_where_it_may(limit, freed, monkeypatch):
+    found = []
+    request = SimpleNamespace(Free=lambda: found.append(True))
+    monkeypatch.setattr(mpi, "find_thread_limit", lambda: limit)
+    kept = [mpi.MpiMessages([request], (), Waiter(Policy.SLEEP, 1.0), str)]
+    thread = threading.Thread(target=kept.clear)
+    thread.start()
+    thread.join()
+    assert found == freed
 
 
 @pytest.mark.parametrize("size", [1, 2])

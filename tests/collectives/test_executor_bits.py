@@ -38,7 +38,7 @@ def run_team(schedule, before, nodes, **options) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", registry.names())
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_the_bits_are_the_oracle_s_whatever_carries_the_call_and_however_it_is_cut(name, data):
     ranks = data.draw(st.integers(2, 6), "ranks")
@@ -69,20 +69,6 @@ def test_all_ranks_end_with_the_same_bits(name, nodes, dtype):
         after = run_team(schedule, before, nodes, operator=operator, cell=3, message=7)
         first = after[schedule.members[0]].view(torch.uint8)
         assert all(torch.equal(after[rank].view(torch.uint8), first) for rank in schedule.members)
-
-
-def test_a_second_run_on_the_same_numbers_gives_the_same_bits():
-    schedule = promises.build("halving-doubling", 6)
-    before = draw_floats(6, 50, 0)
-    buffers = [buffer.clone() for buffer in before]
-    team = Team(schedule, buffers, [4, 2], cell=3, message=3)
-    results = []
-    for _ in range(5):
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.copy_(value)
-        team.play()
-        results.append([buffer.numpy().tobytes() for buffer in buffers])
-    assert all(each == results[0] for each in results)
 
 
 # ---- rounded once -------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def test_in_memory_nothing_races_and_every_order_of_events_gives_the_result(name
 
 
 @pytest.mark.parametrize("name", registry.names())
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.data())
 def test_on_any_nodes_nothing_races_or_waits_for_ever(name, data):
     ranks = data.draw(st.integers(1, 7), "ranks")
@@ -148,7 +148,7 @@ def test_on_any_nodes_nothing_races_or_waits_for_ever(name, data):
     play(schedule, programs, data.draw(st.integers(0, 99), "seed"))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     promises.random_trees(), st.data(), st.integers(0, 9), st.integers(1, 3), st.booleans(),
     st.integers(0, 99),

@@ -76,7 +76,7 @@ def test_cells_cover_each_chunk_in_parts_of_equal_length(lengths, cell, data):
 # ---- messages -----------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(teams())
 def test_each_message_is_started_once_and_finished_once_afterwards(team):
     for program in team[2]:
@@ -92,7 +92,7 @@ def test_each_message_is_started_once_and_finished_once_afterwards(team):
         assert started == finished == once
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(teams())
 def test_both_ends_of_a_message_agree_and_tags_count_from_zero(team):
     schedule, cut, programs = team
@@ -113,7 +113,7 @@ def test_both_ends_of_a_message_agree_and_tags_count_from_zero(team):
     assert all(sorted(each) == list(range(len(each))) for each in tags.values())
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(teams())
 def test_no_receive_lands_where_a_message_still_leaves_from(team):
     for program in team[2]:
@@ -145,7 +145,7 @@ def overlaps(one, other) -> bool:
     return max(one.start, other.start) < min(one.stop, other.stop)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(teams())
 def test_instructions_work_on_a_block_of_something_at_most(team):
     _, cut, programs = team
@@ -164,7 +164,7 @@ def test_instructions_work_on_a_block_of_something_at_most(team):
                     assert peers <= set(program.partners)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(teams())
 def test_stages_are_published_in_their_order_and_waited_for_once(team):
     for program in team[2]:
@@ -177,7 +177,7 @@ def test_stages_are_published_in_their_order_and_waited_for_once(team):
                 known[wait.rank] = wait.stage
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(teams())
 def test_a_sum_is_final_where_all_contributions_are_in_it_and_once_for_each_element(team):
     schedule, _, programs = team
@@ -354,11 +354,7 @@ def test_on_two_levels_the_extra_buffer_is_the_greater_of_the_two(nodes, each, i
 
 
 def test_every_algorithm_of_the_module_has_its_formula_here():
-    ours = {
-        name
-        for name in registry.names()
-        if registry.find(name).make.__module__.startswith("mpiddp.schedules.")
-    }
+    ours = {name for name in registry.names() if registry.is_ours(registry.parse(name))}
     packed = {text.partition(":")[0] for text in PACKED}
     assert ours == {*EXTRA, *packed, "two-level"}
 

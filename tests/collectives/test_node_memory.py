@@ -43,15 +43,6 @@ def do_nothing() -> None:
 # ---- meeting ------------------------------------------------------------------------------
 
 
-def test_ranks_that_make_the_same_call_meet():
-    one, other = make_pair()
-    for signature in (5, 5, 9, NEXT_CALL - 1):
-        one.enter(signature, None)
-        other.enter(signature, None)
-        one.meet([1], signature, describe)
-        other.meet([0], signature, describe)
-
-
 def test_another_call_is_an_error_at_the_rank_that_looks():
     one, other = make_pair()
     one.enter(5, None)
@@ -86,6 +77,24 @@ def test_who_waits_for_a_rank_whose_call_failed_hears_of_it_at_once():
     with pytest.raises(PeerLostError, match=r"waited for rank 1 on n17, whose own call failed"):
         one.meet([1], 6, describe)
     assert time.monotonic() - begin < 10
+
+
+def test_a_rank_that_fails_in_its_next_call_has_made_this_one():
+    one, other = make_pair(seconds=30.0)
+    for each in (one, other):
+        each.enter(5, None)
+
+    class Words:
+        """Between two looks the other rank completes its call, and fails in the next one."""
+
+        def __getitem__(self, index):
+            found = words[index]
+            other.enter(6, None)
+            other.give_up(PeerLostError("rank 2 is gone"))
+            return found
+
+    words, one.words = one.words, Words()
+    assert one.has_reached(WORDS, one.base + 2, lambda: describe(1))
 
 
 def test_who_waits_for_a_rank_that_found_another_call_hears_of_that():
@@ -176,12 +185,12 @@ def test_messages_go_on_while_a_rank_waits():
     assert len(turns) == 8
 
 
-def test_many_calls_later_ranks_still_meet():
-    # Days of calls of some microseconds.
+@pytest.mark.parametrize("calls", [0, 2**39 - 5], ids=["at once", "after days of short calls"])
+def test_ranks_that_make_the_same_call_meet(calls):
     one, other = make_pair()
     for each in (one, other):
-        each.base = (2**39 - 4) * NEXT_CALL
-    for signature in (NEXT_CALL - 1, 7, 8):
+        each.base = calls * NEXT_CALL
+    for signature in (NEXT_CALL - 1, 7, 7, 8):
         one.enter(signature, None)
         other.enter(signature, None)
         one.meet([1], signature, describe)
@@ -205,13 +214,6 @@ def test_each_rank_tells_where_its_buffer_lies():
         one.enter(5, Location(PRIVATE, 77))
         assert one.location(1) == place
         assert other.location(0) == Location(PRIVATE, 77)
-
-
-def test_a_rank_that_looks_seldom_sees_the_last_place():
-    one, other = make_pair()
-    for number in range(5):
-        other.enter(5, Location(PRIVATE, number))
-    assert one.location(1) == Location(PRIVATE, 4)
 
 
 # ---- exchanges ----------------------------------------------------------------------------

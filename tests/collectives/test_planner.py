@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import promises
@@ -25,8 +25,6 @@ from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Collective
 
-PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
-"""Without shrinking: where ranks wait for each other in vain, every attempt takes its time."""
 LAYOUTS = ([0, 0, 0], [0, 1, 0, 1, 0], [0, 0, 1], [0, 1, 2])
 """The node of each rank; not in the order of the ranks, and not of equal size."""
 
@@ -69,7 +67,7 @@ def make_buffer(communicator, kind: str, count: int, dtype: torch.dtype) -> torc
 
 @pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
 @pytest.mark.parametrize("kind", list(Collective), ids=lambda kind: kind.value)
-@settings(deadline=None, max_examples=6, phases=PHASES)
+@settings(max_examples=6, phases=promises.PHASES)
 @given(data=st.data())
 def test_any_call_keeps_its_promise_on_any_layout(nodes, kind, data):
     longest = data.draw(st.sampled_from([16, 4096, 1 << 30]), "longest message")
@@ -259,19 +257,6 @@ def test_calls_that_are_begun_end_in_their_order_with_others_between(nodes):
     crew.run(part)
 
 
-def test_a_call_that_fails_later_says_so_through_its_future():
-    crew = Crew([0, 0], seconds=0.3)
-    request = Request(Collective.ALL_REDUCE, "direct")
-
-    def part(rank, communicator):
-        if rank == 0:
-            future = communicator.start(request, torch.zeros(50))
-            with pytest.raises(PeerLostError, match="waited for rank 1 on host0"):
-                future.wait()
-
-    crew.run(part)
-
-
 def test_calls_of_callbacks_and_of_the_program_are_made_one_after_the_other():
     crew = Crew([0, 0])
     request = Request(Collective.ALL_REDUCE, "direct")
@@ -319,22 +304,6 @@ def test_another_count_is_an_error_on_a_neighbour(count, name):
     assert all(isinstance(error, ConfigurationError | PeerLostError) for error in errors)
 
 
-@pytest.mark.parametrize(
-    ("tensor", "message"),
-    [
-        (torch.zeros(4, 4).t()[:3], "expected a contiguous tensor"),
-        (torch.zeros(4, dtype=torch.complex64), "expected a tensor of float64, float32"),
-        (torch.zeros(4).to_sparse(), "layout"),
-        (torch.zeros(4, device="meta"), "expected a CPU or CUDA tensor"),
-    ],
-)
-def test_a_tensor_that_cannot_be_used_is_refused_on_each_rank(tensor, message):
-    crew = Crew([0, 0])
-    request = Request(Collective.ALL_REDUCE)
-    for error in crew.play(lambda rank, communicator: communicator.run(request, tensor)):
-        assert isinstance(error, ConfigurationError) and message in str(error)
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int16, torch.complex64], ids=str)
 @pytest.mark.parametrize("transport", [BOTH, MPI])
 def test_what_is_only_moved_may_be_of_any_type(dtype, transport):
@@ -353,14 +322,6 @@ def test_what_is_only_moved_may_be_of_any_type(dtype, transport):
             check_result(request, None, communicator, tensor, before)
 
     crew.run(part)
-
-
-def test_elements_of_16_bytes_are_refused():
-    crew = Crew([0, 0])
-    request = Request(Collective.BROADCAST)
-    tensor = torch.zeros(4, dtype=torch.complex128)
-    for error in crew.play(lambda rank, communicator: communicator.run(request, tensor)):
-        assert str(error) == "expected elements of 1, 2, 4 or 8 bytes, found complex128"
 
 
 @pytest.mark.parametrize("count", [4, 100_000])
@@ -418,7 +379,7 @@ def test_the_tensor_of_a_call_that_failed_is_kept_for_peers_that_are_late(way, t
         if rank == 0:
             tensor = torch.ones(50)
             kept = weakref.ref(tensor.untyped_storage())
-            with pytest.raises(PeerLostError):
+            with pytest.raises(PeerLostError, match="waited for rank 1 on host0"):
                 call(communicator, tensor)
             del tensor
             gc.collect()

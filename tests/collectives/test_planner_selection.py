@@ -179,7 +179,7 @@ def test_whatever_is_built_is_proved_and_keeps_its_promise(nodes):
     assert kinds == set(Collective)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(0, 99))
 def test_ranks_may_be_placed_on_nodes_in_any_order(nodes, seed):
     layout = make_layout(nodes)
@@ -229,22 +229,6 @@ def refuse(call: Request, layout: Layout = ONE_NODE, on_gpu: bool = False) -> st
     return text
 
 
-def test_an_unknown_algorithm_is_refused_with_those_that_exist():
-    text = refuse(Request(ALL, "rign"))
-    assert text == f"no algorithm is called 'rign'; there are {', '.join(registry.names())}"
-    assert refuse(Request(ALL, "ring:speed=2")) == (
-        "'speed=2' in 'ring:speed=2': ring takes segments=…"
-    )
-    assert refuse(Request(ALL, "ring:segments=0")) == "segments must be an integer >= 1, found '0'"
-    assert "servers" in refuse(Request(ALL, "direct:servers=9"))
-
-
-def test_an_unknown_transport_is_refused_with_those_that_exist():
-    assert refuse(Request(ALL, transport="ucx")) == (
-        "no transport is called 'ucx'; there are auto, shared-memory, shared-memory+mpi, mpi, torch"
-    )
-
-
 def test_a_transport_that_is_not_possible_is_refused_with_the_reason():
     layout = make_layout([0, 1], (MPI, TORCH), {SHARED: "the ranks are on 2 nodes"})
     assert refuse(Request(ALL, transport=SHARED), layout) == (
@@ -262,12 +246,6 @@ def test_on_gpus_only_torch_carries(transport):
         assert choose(Request(ALL, transport=wish), 0, ONE_NODE, on_gpu=True)[1] == TORCH
 
 
-@pytest.mark.parametrize("root", [-1, 4, 100])
-@pytest.mark.parametrize("kind", [REDUCE, BROADCAST])
-def test_a_root_that_does_not_exist_is_refused(kind, root):
-    assert refuse(Request(kind, root=root)) == f"root must be 0 to 3, found {root}"
-
-
 @pytest.mark.parametrize("kind", [SCATTER, GATHER, REDUCE, BROADCAST], ids=lambda k: k.value)
 @pytest.mark.parametrize("name", ["one-shot", "recursive-doubling", "two-level"])
 def test_an_algorithm_without_halves_makes_an_all_reduce_only(kind, name):
@@ -281,10 +259,6 @@ def test_parts_that_are_not_one_for_each_rank_are_refused(kind, name):
         f"{name} on 4 ranks does not give each rank one part of the buffer, in order, so it makes "
         f"no {kind.value}: ring and direct do"
     )
-
-
-def test_parts_in_segments_are_refused():
-    assert "does not give each rank one part" in refuse(Request(SCATTER, "ring:segments=2"))
 
 
 @pytest.mark.parametrize("kind", [REDUCE, BROADCAST], ids=lambda kind: kind.value)

@@ -113,17 +113,10 @@ def test_overlapping_ranges_and_doubled_sections_are_refused(tmp_path):
         read_table(path)
 
 
-@pytest.mark.parametrize("cut", [0, 60, -3])
-def test_a_truncated_table_is_refused(cut, tmp_path):
+@pytest.mark.parametrize(("cut", "more"), [(0, b""), (60, b""), (-3, b""), (None, b"\xff")])
+def test_a_table_that_is_truncated_or_in_another_encoding_is_refused(cut, more, tmp_path):
     path = write(tmp_path / "table.json")
-    path.write_text(path.read_text()[:cut])
-    with pytest.raises(ConfigurationError, match="is no JSON: is it truncated"):
-        read_table(path)
-
-
-def test_a_table_in_another_encoding_is_refused(tmp_path):
-    path = write(tmp_path / "table.json")
-    path.write_bytes(path.read_bytes() + b"\xff")
+    path.write_bytes(path.read_bytes()[:cut] + more)
     with pytest.raises(ConfigurationError, match="is no JSON: is it truncated"):
         read_table(path)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiddp.doctor.node import directories
@@ -131,7 +131,6 @@ def test_data_that_differs(tmp_path):
     ),
     st.randoms(use_true_random=False),
 )
-@settings(deadline=None)
 def test_the_order_of_a_file_system_does_not_matter(names, random):
     """As on local file systems, each of which lists its entries in an order of its own."""
     real, folder = os.scandir, Path("/nowhere")

@@ -329,7 +329,7 @@ MATRICES = st.integers(1, 5).flatmap(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(MATRICES)
 def test_what_every_leader_reached_is_agreed_in_the_order_offered(meet, matrix):
     own, *others = matrix

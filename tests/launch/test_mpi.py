@@ -61,7 +61,6 @@ def test_what_is_ready_is_seen_soon(ready):
     assert clock.now - ready <= min(max(2e-5, ready / 8), 2e-3) + 1e-9
 
 
-@settings(deadline=None)
 @given(st.floats(min_value=0, max_value=1))
 def test_waiting_ends(seconds):
     clock = Clock()

@@ -66,7 +66,7 @@ def server():
         yield made
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.sampled_from([TOKEN, OTHER]), st.lists(st.integers(0, 16), max_size=3))
 def test_a_token_may_come_in_pieces_and_nothing_after_it_is_read(token, cuts):
     with serve() as server, server.connect() as caller:
@@ -78,7 +78,7 @@ def test_a_token_may_come_in_pieces_and_nothing_after_it_is_read(token, cuts):
         assert server.take() == (token, b"after")
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.binary(min_size=16, max_size=40))
 def test_any_other_bytes_close_the_connection(said):
     with serve() as server, server.connect() as caller:

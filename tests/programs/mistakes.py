@@ -146,7 +146,7 @@ def run(session: mpiddp.Session) -> dict[str, str]:
 
 def main() -> None:
     """The mistake that the argument names, and nobody to catch it."""
-    with mpiddp.init(timeout=30) as session:
+    with mpiddp.init(timeout=60) as session:
         sum_well(session.world.size)
         if "alone" not in sys.argv or session.world.rank == 1:
             CALLS[sys.argv[1]]()

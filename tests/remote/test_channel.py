@@ -50,7 +50,7 @@ def make_parcel(body: bytes, sizes: list[int]) -> Parcel:
 
 
 @pytest.mark.parametrize("kind", ["local", "network"])
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     messages=st.lists(
         st.tuples(st.text(max_size=9), SIZES, st.lists(SIZES, max_size=4), st.booleans()),

@@ -55,7 +55,7 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
     return whole.expand(2, *whole.shape) if draw(st.booleans()) else whole
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(tensors(), st.booleans(), st.booleans())
 def test_a_tensor_comes_as_it_was(tensor, needs_grad, is_parameter):
     tensor.requires_grad_(needs_grad)
@@ -69,7 +69,7 @@ def test_a_tensor_comes_as_it_was(tensor, needs_grad, is_parameter):
     assert found.untyped_storage().nbytes() <= 2 * tensor.nbytes
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(0, 30), max_size=3),
     st.sampled_from(["f4", "i8", "c16", "?", "U3", "S5", "O", "M8[s]", "i4,f8"]),

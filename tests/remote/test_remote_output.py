@@ -44,7 +44,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in itertools.pairwise(bounds)]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(PIECES, max_size=12), st.lists(PIECES, max_size=6), st.lists(st.integers(0, 999)))
 def test_a_sink_gets_what_was_printed_however_it_is_cut(before, after, places):
     data = [b"".join(part) for part in (before, after)]
@@ -55,7 +55,7 @@ def test_a_sink_gets_what_was_printed_however_it_is_cut(before, after, places):
     assert call == 7
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(PIECES, max_size=12), st.lists(st.integers(0, 999)))
 def test_every_line_has_its_label_however_it_is_cut(pieces, places):
     data = b"".join(pieces)

@@ -123,7 +123,7 @@ def test_nothing_costs_nothing(name):
 
 
 @pytest.mark.parametrize("name", registry.names())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(ranks=st.integers(2, 12), count=st.integers(1, 200), machine=machines())
 def test_a_ragged_buffer_costs_between_the_multiples_of_its_chunks(name, ranks, count, machine):
     schedule = build(name, ranks)
@@ -146,7 +146,7 @@ def test_all_that_is_sent_is_received(name):
 # ---- lower bounds -------------------------------------------------------------------------
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     name=st.sampled_from(FULL),
     nodes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
@@ -162,7 +162,7 @@ def test_no_algorithm_beats_the_lower_bounds(name, nodes, segments, count, machi
     assert limits.seconds == max(limits.latency, limits.bandwidth, limits.addition)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     nodes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
     inner=st.sampled_from([name for name in FULL if name in WITH_HALVES]),
@@ -176,7 +176,7 @@ def test_two_levels_do_not_beat_the_lower_bounds(nodes, inner, outer, count, mac
     assert bound(count, machine, nodes).seconds <= price * (1 + 1e-12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     nodes=st.lists(st.integers(1, 6), min_size=2, max_size=6),
     servers=st.integers(1, 6),
@@ -197,7 +197,7 @@ def test_the_lower_bounds_of_two_workers_and_their_server_by_hand():
     assert bound(12, flat(5, 2, 1), (2,), members=1).seconds == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     nodes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
     name=st.sampled_from([*WITH_HALVES, "central"]),
@@ -329,14 +329,6 @@ def test_ranks_are_split_over_nodes_as_evenly_as_they_go(ranks, nodes):
         return
     sizes = split(ranks, nodes)
     assert (len(sizes), sum(sizes)) == (nodes, ranks) and max(sizes) - min(sizes) <= 1
-
-
-@pytest.mark.parametrize("nodes", [(), (3,), (5,), (2, 0, 2), (5, -1), (2, 3)])
-def test_nodes_that_do_not_add_up_are_refused(nodes):
-    with pytest.raises(ConfigurationError, match="are not 4 ranks"):
-        check_nodes(4, nodes)
-    with pytest.raises(ConfigurationError, match="are not 4 ranks"):
-        simulate(build("ring", 4), 4, ODD, nodes)
 
 
 def test_nodes_that_are_not_given_have_one_rank_each():

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError
@@ -68,7 +68,7 @@ def test_the_closed_form_is_the_simulation_on_all_nodes_of_up_to_64_ranks(name, 
 
 
 @pytest.mark.parametrize("name", registry.names())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     ranks=st.integers(2, 64), machine=machines(), kind=st.integers(0, 2), multiple=st.integers(1, 9)
 )
@@ -78,7 +78,7 @@ def test_the_closed_form_is_the_simulation_on_any_machine(name, ranks, machine, 
     assert has_form or may_have_none(name, ranks, size)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     hosts=st.integers(1, 8),
     size=st.integers(1, 8),
@@ -98,20 +98,11 @@ def test_more_servers_than_workers_have_no_closed_form():
     assert registry.parse("central:servers=3").closed_form((1,) * 5) is None
 
 
-@settings(max_examples=10, deadline=None)
-@given(machine=machines())
-@example(ODD)
-def test_two_levels_on_nodes_of_one_size_have_a_closed_form(machine):
-    for ranks in (4, 6, 12, 30, 64):
-        for size in divisors(ranks):
-            assert check_form("two-level", (size,) * (ranks // size), machine)
-
-
 @pytest.mark.parametrize(
     ("inner", "outer"),
     [*((inner, "ring") for inner in WITH_HALVES), *(("direct", outer) for outer in FULL)],
 )
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(hosts=st.integers(1, 6), size=st.integers(1, 6), machine=machines())
 def test_any_two_levels_have_a_closed_form(inner, outer, hosts, size, machine):
     text = f"two-level:inner={inner},outer={outer}"

@@ -57,7 +57,7 @@ def test_ranks_of_a_node_wait_for_its_link_for_what_lies_beyond_latency():
 
 
 @pytest.mark.parametrize("name", registry.names())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     hosts=st.sampled_from([1, 2, 4, 8]),
     size=st.sampled_from([1, 2, 4]),
@@ -77,7 +77,7 @@ def test_closed_forms_are_the_simulation_on_machines_in_pieces(
     assert math.isclose(found, run.seconds, rel_tol=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     hosts=st.integers(1, 5),
     size=st.integers(1, 5),
@@ -94,7 +94,7 @@ def test_the_closed_form_of_a_ring_holds_where_the_network_is_quicker(
     assert math.isclose(found, run.seconds, rel_tol=1e-9)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     name=st.sampled_from(FULL),
     nodes=st.lists(st.integers(1, 6), min_size=1, max_size=6),

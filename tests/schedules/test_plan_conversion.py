@@ -80,7 +80,7 @@ def test_where_each_step_waits_for_the_last_the_steps_are_the_same(name, form):
     assert back.owners == schedule.owners
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_any_all_reduce_comes_back(data):
     """Each chunk along a chain of its own, in an order of its own, or to one rank at once."""

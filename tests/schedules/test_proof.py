@@ -406,7 +406,6 @@ def test_what_the_proof_accepts_sums_right_in_every_timing(generator, examples, 
 
     @settings(
         max_examples=examples,
-        deadline=None,
         derandomize=True,
         suppress_health_check=list(HealthCheck),
     )

@@ -32,8 +32,7 @@ from mpiddp.schedules.schedule import (
     scatter,
     segment,
 )
-
-WITH_HALVES = [name for name in registry.names() if registry.parse(name).build(4).owners]
+from prices import WITH_HALVES
 
 
 @st.composite

@@ -58,7 +58,7 @@ def test_a_sum_is_final_where_every_contribution_is_in_it(name, ranks):
             assert find_sums(schedule).final == find_final_by_sets(schedule)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(promises.random_trees())
 def test_a_sum_along_any_tree_is_final_at_its_root(schedule):
     final = find_sums(schedule).final
@@ -68,7 +68,7 @@ def test_a_sum_along_any_tree_is_final_at_its_root(schedule):
 
 @pytest.mark.parametrize("name", registry.names())
 def test_sums_of_two_ranks_are_made_at_once_and_of_more_by_some_algorithms(name):
-    ours = registry.find(name).make.__module__.startswith("mpiddp.schedules.")
+    ours = registry.is_ours(registry.parse(name))
     assert not ours or find_sums(promises.build(name, 2)).is_single
     for ranks in (4, 5):
         if ours:
@@ -129,7 +129,7 @@ def sum_in_pieces(schedule, before, cuts):
 
 
 @pytest.mark.parametrize("name", registry.names())
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.data())
 def test_where_the_order_is_fixed_no_cut_changes_a_bit(name, data):
     ranks = data.draw(st.integers(1, 6), "ranks")
@@ -167,8 +167,7 @@ def test_some_algorithms_add_all_elements_alike(ranks):
     found = {
         name
         for name in registry.names()
-        if registry.find(name).make.__module__.startswith("mpiddp.schedules.")
-        and is_order_fixed(promises.build(name, ranks))
+        if registry.is_ours(registry.parse(name)) and is_order_fixed(promises.build(name, ranks))
     }
     # Two trees over three or four ranks need not be the same, but halving is for a power of two.
     assert found >= IN_ORDER

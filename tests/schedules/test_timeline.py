@@ -66,7 +66,7 @@ def test_links_are_those_of_nodes():
     assert (quiet[0], far[0], near[0]) == (11, 11, 22)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     name=st.sampled_from(registry.names()),
     ranks=st.integers(2, 12),
@@ -88,7 +88,7 @@ def test_on_machines_where_all_are_alike_they_end_as_in_step(name):
     assert close(max(ends), simulate(schedule, 64, flat(3, 2, 1)).seconds)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     name=st.sampled_from(registry.names()),
     ranks=st.integers(2, 10),

@@ -18,13 +18,17 @@ from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.transport.operators import Action, View, copy
 from mpiddp.collectives.transport.waiting import Waiter
 
+TURN = 5e-4
+"""Seconds, a tenth of Python's own. After each turn a thread waits until the system runs another,
+which takes tens of milliseconds on a busy machine: turns of 10 µs made tests last for minutes."""
+
 
 def run_threads(work: Callable[[int], None], ranks: Iterable[int]) -> None:
-    """Let each of these ranks work in a thread, to the end of all; they change all the time."""
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in ranks]
+    """Do each rank's work in a thread of its own; they take short turns."""
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
+    sys.setswitchinterval(TURN)
     try:
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in ranks]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from functools import partial, reduce
 
 import torch
+from hypothesis import Phase
 from hypothesis import strategies as st
 
 from mpiddp.collectives.compiler.hazards import find_part
@@ -25,6 +26,8 @@ from mpiddp.schedules.schedule import (
 )
 from oracle import check_promises
 
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
+"""Without shrinking: where ranks wait for each other in vain, every attempt takes its time."""
 FUNCTIONS = {
     Operator.SUM: torch.add,
     Operator.AVERAGE: torch.add,

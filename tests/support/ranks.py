@@ -6,7 +6,6 @@ import contextlib
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,9 +41,8 @@ def collect(
 
 def run_together(
     programs: Sequence[tuple[str, int, Sequence[Any], dict[str, str], Path]], timeout: float
-) -> list[tuple[launchers.Result, float]]:
-    """Run jobs at the same time; for each its result, and when it ended."""
-    ended: dict[int, float] = {}
+) -> list[launchers.Result]:
+    """Run jobs at the same time."""
     with contextlib.ExitStack() as stack:
         jobs = [
             stack.enter_context(
@@ -54,13 +52,7 @@ def run_together(
             )
             for name, size, arguments, env, folder in programs
         ]
-        end = time.monotonic() + timeout
-        while len(ended) < len(jobs) and time.monotonic() < end:
-            for number, job in enumerate(jobs):
-                if number not in ended and job.process.poll() is not None:
-                    ended[number] = time.time()
-            time.sleep(0.02)
-        return [(job.wait(), ended.get(number, time.time())) for number, job in enumerate(jobs)]
+        return [job.wait() for job in jobs]
 
 
 def make_folders(parent: Path, names: Sequence[str]) -> list[Path]:

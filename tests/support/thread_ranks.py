@@ -23,7 +23,7 @@ from mpiddp.collectives.transport.operators import Arithmetic, Operator, Span, m
 from mpiddp.collectives.transport.shared_memory import SharedMemory
 from mpiddp.collectives.transport.waiting import Policy, Waiter
 from mpiddp.schedules.schedule import Schedule
-from promises import compile_program
+from promises import compile_all, group_ranks
 
 SECONDS = 20.0
 
@@ -66,19 +66,13 @@ class Team:
         """What ranks raised in the last run."""
         waiter = Waiter(Policy.YIELD, seconds)
         office = Office()
-        groups, first = [], 0
-        for size in nodes or [1] * ranks:
-            groups += [range(first, first + size)] * size
-            first += size
-        self.programs = [
-            compile_program(
-                schedule, r, len(buffers[r]), groups[r], BufferCut(cell, message, flows)
-            )
-            for r in range(ranks)
-        ]
+        nodes = nodes or [1] * ranks
+        self.programs = compile_all(
+            schedule, len(buffers[0]), nodes, BufferCut(cell, message, flows)
+        )
         self.node_memories: list[NodeMemory] = []
         blocks = {}
-        for rank, group in enumerate(groups):
+        for rank, group in enumerate(group_ranks(nodes)):
             if group not in blocks:
                 blocks[group] = SharedMemory().allocate(block_size(len(group)))
             block = blocks[group]

@@ -259,7 +259,7 @@ def test_toml_reads_back_as_the_same_configuration(
     assert Configuration(**read_toml(path)) == configuration
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(configuration=configurations)
 def test_a_saved_configuration_can_be_run_again(
     configuration: Configuration, tmp_path_factory: pytest.TempPathFactory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -55,7 +56,7 @@ class MpiMessages:
         self._is_open = not find_thread_limit()
         """Whether all threads may call MPI."""
         # mpi4py does not free persistent requests. At exit, MPI is gone already.
-        self.free = weakref.finalize(self, _free, requests, os.getpid())
+        self.free = weakref.finalize(self, _free, requests, os.getpid(), self._is_open)
         self.free.atexit = False
 
     def start(self, numbers: Sequence[int]) -> Action:
@@ -89,9 +90,12 @@ class MpiMessages:
         return finish
 
 
-def _free(requests: Sequence[MPI.Prequest], process: int) -> None:
+def _free(requests: Sequence[MPI.Prequest], process: int, is_open: bool) -> None:
     if os.getpid() != process:
         # In a forked child: they are its parent's.
+        return
+    if not is_open and threading.current_thread() is not threading.main_thread():
+        # Where the garbage collector has come: they stay until MPI ends.
         return
     for request in requests:
         request.Free()

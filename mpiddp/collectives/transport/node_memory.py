@@ -242,22 +242,21 @@ class NodeMemory:
 
     def wait(self, rank: int, stage: int, describe: Callable[[], str]) -> Action:
         """Waits for a stage of another rank."""
-        words, place, pauses = self.words, self.places[rank], self._pauses
-        wait_slowly = self._wait_slowly
+        words, place, await_rank = self.words, self.places[rank], self._await
 
         def wait() -> None:
             target = self.base + stage
-            if words[place] >= target:
-                return
-            for pause in pauses:
-                pause()
-                if words[place] >= target:
-                    return
-            wait_slowly(place, target, describe)
+            if words[place] < target:
+                await_rank(place, target, describe)
 
         return wait
 
-    def _wait_slowly(self, place: int, target: int, describe: Callable[[], str]) -> None:
+    def _await(self, place: int, target: int, describe: Callable[[], str]) -> None:
+        words = self.words
+        for pause in self._pauses:
+            pause()
+            if words[place] >= target:
+                return
         process = self._peers[place // WORDS]
         due = time.monotonic() + POLL_SECONDS
 
@@ -291,7 +290,7 @@ class NodeMemory:
         for rank in ranks:
             place = self.places[rank]
             if words[place] < base:
-                self._await(rank, base, describe)
+                self._await(place, base, partial(describe, rank))
             found = words[place + word]
             # A rank that has left the call may have begun the next one.
             if found != base | signature and found - base < NEXT_CALL:
@@ -300,19 +299,12 @@ class NodeMemory:
                     "another count, type or algorithm: MPIDDP_DEBUG=1 shows both"
                 )
 
-    def _await(self, rank: int, target: int, describe: Callable[[int], str]) -> None:
-        place, words = self.places[rank], self.words
-        for pause in self._pauses:
-            pause()
-            if words[place] >= target:
-                return
-        self._wait_slowly(place, target, partial(describe, rank))
-
     def has_reached(self, place: int, target: int, describe: Callable[[], str]) -> bool:
         """Whether the rank has reached ``target``. Raises PeerFailedError if its call failed."""
+        # Read first: between two looks it may reach the target, and fail in its next call.
+        failure = self.words[place + _GIVEN_UP]
         if self.words[place] >= target:
             return True
-        failure = self.words[place + _GIVEN_UP]
         if failure == _DIFFERS:
             raise DifferentCallError(
                 f"{describe()}, who found that not all ranks make the same collective call: "

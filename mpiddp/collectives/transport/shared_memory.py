@@ -77,27 +77,38 @@ class Own(NamedTuple):
 
 _start_of = attrgetter("start")
 _all: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
+_lock = threading.RLock()
+"""Held while segments are made or dropped, and while a child is forked: the child finds it free."""
 
 
 def _prepare_for_child() -> None:
+    _lock.acquire()
     for shared_memory in list(_all):
         shared_memory.prepare_for_child()
 
 
-os.register_at_fork(before=_prepare_for_child)
+os.register_at_fork(
+    before=_prepare_for_child, after_in_parent=_lock.release, after_in_child=_lock.release
+)
+
+
+class _Segment(mmap.mmap):
+    forget: Callable[[], object] = bool
+    """Called once, before it is unmapped: another thread may be given its addresses at once."""
+
+    def __del__(self) -> None:
+        self.forget()
 
 
 class SharedMemory:
     """The segments of this process, and its mappings of the others'."""
 
     def __init__(self) -> None:
-        self._process = os.getpid()
         self._numbers = itertools.count(1)
         self.own: tuple[Own, ...] = ()
         """By address; replaced as a whole, since other threads may read it."""
         self._last_inherited = 0
         """Number of the last segment that a forked child may be using."""
-        self._lock = threading.RLock()
         self._common: Callable[[], mmap.mmap | None] = lambda: None
         """The segment that has room for tensors, as long as one of its tensors lives."""
         self._taken = 0
@@ -118,7 +129,7 @@ class SharedMemory:
             descriptor = os.memfd_create(NAME, os.MFD_CLOEXEC)
             try:
                 _reserve(descriptor, length)
-                memory = mmap.mmap(descriptor, length)
+                memory = _Segment(descriptor, length)
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -131,18 +142,20 @@ class SharedMemory:
         self._change(lambda before: sorted((*before, own)))
         # Not at the end of the program, when threads, other handlers of its end and late peers
         # may still work there: who touches a page that was cut off dies of SIGBUS.
-        weakref.finalize(memory, self._forget, own, is_common).atexit = False
+        forget = weakref.finalize(memory, self._forget, own, is_common, os.getpid())
+        memory.forget = forget
+        forget.atexit = False
         return memory
 
-    def _forget(self, own: Own, is_common: bool) -> None:
-        if os.getpid() != self._process:
+    def _forget(self, own: Own, is_common: bool, process: int) -> None:
+        if os.getpid() != process:
             # In a forked child: the memory is its parent's.
             return
+        self._drop(own)
         if not is_common and own.number > self._last_inherited:
             # Others may still map it, but do not use it: free its pages now.
             os.ftruncate(own.descriptor, 0)
         os.close(own.descriptor)
-        self._drop(own)
 
     def prepare_for_child(self) -> None:
         """Before a fork: the child gets references to all present segments.
@@ -153,7 +166,7 @@ class SharedMemory:
         self._last_inherited = max((own.number for own in self.own), default=0)
 
     def _change(self, make: Callable[[tuple[Own, ...]], list[Own]]) -> None:
-        with self._lock:
+        with _lock:
             while True:
                 before = self.own
                 after = tuple(make(before))
@@ -178,12 +191,10 @@ class SharedMemory:
         share one, and their number grows with the logarithm of the memory. Raises
         ConfigurationError.
         """
-        if os.getpid() != self._process:
-            return self.allocate(size)  # A forked child does not take from its parent's.
-        with self._lock:
-            share = max(SMALLEST_SEGMENT, sum(end - start for start, end, *_ in self.own) // SHARES)
-            if 2 * size > share:
-                return self.allocate(size)
+        share = max(SMALLEST_SEGMENT, sum(end - start for start, end, *_ in self.own) // SHARES)
+        if 2 * size > share:
+            return self.allocate(size)
+        with _lock:
             common = self._common()
             if common is None or len(common) - self._taken < size:
                 try:
@@ -209,9 +220,6 @@ class SharedMemory:
         weakref.finalize(storage, self._drop, own).atexit = False
 
     def _drop(self, own: Own) -> None:
-        if os.getpid() != self._process:
-            # Another thread may have held the lock when this child was forked.
-            return
         self._change(lambda before: [each for each in before if each is not own])
 
     def find(self, address: int, size: int) -> SegmentAddress | None:

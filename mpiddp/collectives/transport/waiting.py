@@ -28,6 +28,8 @@ LOOK = 1e-4
 """Seconds before a wait sleeps."""
 LONGEST_PAUSE = 1e-3
 """Seconds of a sleep."""
+SLICE = 1.0
+"""Seconds that a process counts at once: not those for which it was stopped, with all others."""
 
 
 class Policy(enum.Enum):
@@ -114,23 +116,23 @@ class Waiter:
     def wait(self, test: Callable[[], object], describe: Callable[[], str]) -> None:
         """Return once ``test()`` is true.
 
-        Raises PeerLostError after ``seconds``, with ``describe()``, which says for whom and where
-        it waited.
+        Raises PeerLostError after ``seconds``, without those for which this process was stopped,
+        with ``describe()``, which says for whom and where it waited.
         """
-        begin = now = time.monotonic()
-        end = begin + self.seconds
-        looks_until = begin if self.policy is Policy.SLEEP else min(begin + LOOK, end)
+        left = self.seconds
+        looks_until = time.monotonic() + (0 if self.policy is Policy.SLEEP else min(LOOK, left))
         give_way = self._find_give_way()
-        while now < looks_until:
+        while time.monotonic() < looks_until:
             if test():
                 return
             give_way()
-            now = time.monotonic()
-        if not wait_until(test, end - now, LONGEST_PAUSE):
-            raise PeerLostError(
-                f"{describe()} for {self.seconds:g} s: it is gone, or it did not make the same "
-                "call; MPIDDP_DEBUG=1 compares the calls; to wait longer, increase --timeout"
-            )
+        while not wait_until(test, min(left, SLICE), LONGEST_PAUSE):
+            left -= SLICE
+            if left <= 0:
+                raise PeerLostError(
+                    f"{describe()} for {self.seconds:g} s: it is gone, or it did not make the same "
+                    "call; MPIDDP_DEBUG=1 compares the calls; to wait longer, increase --timeout"
+                )
 
     def _find_give_way(self) -> Callable[[], object]:
         if threading.current_thread() is not threading.main_thread():

@@ -169,9 +169,7 @@ def _read_sizes(
     gpu: ElementTree.Element, promise: Promise, chunks: int, ranks: int
 ) -> tuple[int, int, int]:
     fields = _read_fields(gpu, "gpu")
-    share = chunks // ranks
-    inputs = share if promise is Promise.ALL_GATHER else chunks
-    outputs = share if promise is Promise.REDUCE_SCATTER else chunks
+    inputs, outputs = promise.count_chunks(chunks, ranks)
     for name, expected in (("i_chunks", inputs), ("o_chunks", outputs)):
         if (found := _read_number(fields, name, 0)) not in (0, expected):
             raise ScheduleError(

@@ -102,10 +102,8 @@ def read_content(content: Mapping[str, Any]) -> Plan:
     if [gpu["id"] for gpu in gpus] != list(range(ranks)):
         raise ConfigurationError(f"expected one gpu for each of {ranks} ranks")
     chunks = _find_chunks(gpus[0], promise, ranks) * parts
-    share = chunks // ranks
-    inputs = share if promise is Promise.ALL_GATHER else chunks
-    outputs = share if promise is Promise.REDUCE_SCATTER else chunks
-    sizes = tuple((inputs, outputs, gpu["scratch_chunks"] * parts) for gpu in gpus)
+    ends = promise.count_chunks(chunks, ranks)
+    sizes = tuple((*ends, gpu["scratch_chunks"] * parts) for gpu in gpus)
     moves = [
         move
         for gpu in gpus
@@ -274,21 +272,16 @@ class _Reader:
             return [(self.gpu["id"], Buffer(chunk["type"]))]
         kind = values["channel_type"]
         if "switch_channel_id" in chunk:
-            number = self._find_channels(block, kind)[chunk["switch_channel_id"]]
+            channels = _list_of_kind(block["channels"], kind, "channel_ids")
             groups = [
                 (Buffer(channel.get("buffer_type") or channel["buff"]), group["ranks"])
                 for channel in self.gpu["channels"]
                 if channel["channel_type"] == kind
                 for group in channel["rank_groups"]
             ]
-            buffer, ranks = groups[number]
+            buffer, ranks = groups[channels[chunk["switch_channel_id"]]]
             return [(rank, buffer) for rank in ranks]
-        references = [
-            number
-            for each in block["remote_buffer_refs"]
-            if each["access_channel_type"] == kind
-            for number in each["remote_buffer_ids"]
-        ]
+        references = _list_of_kind(block["remote_buffer_refs"], kind, "remote_buffer_ids")
         remote = self.gpu["remote_buffers"][references[chunk["buffer_id"]]]
         return [(remote["rank"], Buffer(remote["type"]))]
 
@@ -308,15 +301,6 @@ class _Reader:
             hi = lo + share
         return span._replace(lo=lo, hi=hi)
 
-    def _find_channels(self, block: Mapping[str, Any], kind: str) -> list[int]:
-        """The rank's channels of a kind that the block uses, in its order."""
-        return [
-            number
-            for each in block["channels"]
-            if each["channel_type"] == kind
-            for number in each["channel_ids"]
-        ]
-
     def _find_signals(
         self, block: Mapping[str, Any], values: Mapping[str, Any]
     ) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
@@ -329,14 +313,10 @@ class _Reader:
         elif name in SIGNALS | WAITS:
             kind, is_signal = values["channel_type"], name in SIGNALS
             keys = []
+            channels = _list_of_kind(block["channels"], kind, "channel_ids")
+            peers = _list_of_kind(self.gpu["channels"], kind, "connected_to")
             for place in values["channel_ids"]:
-                number = self._find_channels(block, kind)[place]
-                peers = [
-                    peer
-                    for channel in self.gpu["channels"]
-                    if channel["channel_type"] == kind
-                    for peer in channel["connected_to"]
-                ]
+                number = channels[place]
                 peer = peers[number]
                 ends = (rank, peer) if is_signal else (peer, rank)
                 keys.append((kind, *ends, peers[:number].count(peer)))
@@ -351,6 +331,12 @@ class _Reader:
             if place >= 0:
                 counted.append((*key, place))
         return (tuple(counted), ()) if is_signal else ((), tuple(counted))
+
+
+def _list_of_kind(rows: Sequence[Mapping[str, Any]], kind: str, values: str) -> list[int]:
+    """The values of all rows whose channels are of a kind, in their order."""
+    kinds = ("channel_type", "access_channel_type")
+    return [value for row in rows if kind in map(row.get, kinds) for value in row[values]]
 
 
 def _flatten(spans: Sequence[Sequence[Span]]) -> tuple[Span, ...]:

@@ -32,6 +32,12 @@ class Promise(enum.Enum):
     REDUCE_SCATTER = "reduce-scatter"
     ALL_TO_ALL = "all-to-all"
 
+    def count_chunks(self, chunks: int, ranks: int) -> tuple[int, int]:
+        """Those of each rank's input and of its output; ``chunks``: of the whole."""
+        share = chunks // ranks
+        inputs = share if self is Promise.ALL_GATHER else chunks
+        return inputs, share if self is Promise.REDUCE_SCATTER else chunks
+
 
 class Span(NamedTuple):
     """Chunks ``lo`` to ``hi`` (exclusive) of one of a rank's buffers."""
