@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -46,10 +46,9 @@ class CutSaver(Saver):
         super().restore()
         records.append(digest_parameters(self._training.engine.module))
 
-    def after_step(self, position: Position) -> bool:
-        is_begun = super().after_step(position)
+    def after_step(self, position: Position, prepare: Callable[[], object]) -> None:
+        super().after_step(position, prepare)
         self._cut(position)
-        return is_begun
 
     def after_epoch(self, position: Position) -> None:
         super().after_epoch(position)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import warnings
 from collections.abc import Sequence
@@ -22,8 +21,8 @@ from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.training.evaluation import evaluate_only
 from mpiddp.training.options.config import parse
 from mpiddp.training.prediction import predict_only
-from mpiddp.training.task.task import Task, count_correct, find_task
-from mpiddp.training.trainer import Handlers, run_steps, train
+from mpiddp.training.task.task import Task, count_correct
+from mpiddp.training.trainer import train
 from mpiddp.training.wrapping import batch_size
 
 
@@ -97,17 +96,6 @@ def run(session: Session, *command_lines: Sequence[str]) -> None:
     torch.set_num_threads(1)
     for words in command_lines:
         train(parse(list(words)), session, find_failure_handler(session))
-
-
-def leave(session: Session, steps: int, words: Sequence[str]) -> None:
-    """Train with the trainer's command line, and leave its loop after so many steps."""
-    torch.set_num_threads(1)
-    task, configuration = find_task(parse(list(words)), None)
-    handlers = Handlers(find_failure_handler(session))
-    found = run_steps(configuration, task, session, handlers)
-    for step in itertools.islice(found, steps):
-        step.take()
-    found.close()
 
 
 def predict_within(session: Session) -> dict[str, Any]:

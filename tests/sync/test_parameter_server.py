@@ -110,10 +110,12 @@ def test_nobody_gets_further_ahead_than_allowed(pool):
 @pytest.mark.mpi
 @pytest.mark.timeout(150)
 def test_an_epoch_may_take_longer_than_a_collective_call(pool):
-    # The dedicated server, and with a large bound the other worker, have nothing to do for 3.6 s.
-    way = {"steps": STEPS, "servers": 1, "placement": "dedicated", "deadline": 3.0}
-    slow = {**way, "sleeper": 0, "sleep": 1.2, "sleeps": 3}
+    # The dedicated server, and with a large bound the other worker, have nothing to do for 6.5 s.
+    way = {"steps": STEPS, "servers": 1, "placement": "dedicated", "deadline": 6.0}
+    slow = {**way, "sleeper": 0, "sleep": 1.3, "sleeps": 5}
     ways = [{**slow, "bound": bound} for bound in (0, 100)]
+    # A gradient that comes during a long update is not missing after it.
+    ways.append({**way, "sleeper": 0, "sleep": 0.1, "bound": None, "is_busy": True})
     for reports in train(pool("openmpi", 3), ways):
         assert all(report["same"] for report in reports)
 

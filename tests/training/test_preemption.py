@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,32 @@ def test_workers_that_share_out_batches_stop_within_an_epoch(
     training.run(3, None)
     assert 0 < training.count_samples().total() < 128
     training.check_end("other", servers)
+
+
+LEFT = {
+    # Of each worker; the epoch's last one, one with a checkpoint, and one of a preempted job.
+    "the end of an epoch": (8, ["--save-every", "never"], False),
+    "a checkpoint": (3, [], False),
+    "a signal": (3, ["--save-every", "never"], True),
+    "a pace of its own": (3, ["--save-every", "never", "--staleness", "unlimited"], False),
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("when", LEFT)
+def test_a_rank_that_only_serves_hears_that_the_loop_was_left(
+    when: str, pool: Pools, tmp_path: Path
+) -> None:
+    last, options, is_called = LEFT[when]
+    words = [*SMALL, "--sync", "parameter-server", "--server-placement", "dedicated", *options]
+    words += ["--name", "run"]
+    ranks = pool("openmpi", 3)
+    called = ranks.call(partial(preempted.leave, is_called=is_called), words, last, cwd=tmp_path)
+    assert f"Training left after step {last}; the checkpoint is written" in called.printed
+    outcome = read_outcome(tmp_path / "runs/run")
+    assert outcome is not None and (outcome["code"], outcome["step"]) == (0, last)
+    assert (tmp_path / f"runs/run/checkpoints/step-{last}").is_dir()
 
 
 TRAINING = (
