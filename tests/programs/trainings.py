@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -24,6 +26,12 @@ from mpiddp.training.prediction import predict_only
 from mpiddp.training.task.task import Task, count_correct
 from mpiddp.training.trainer import train
 from mpiddp.training.wrapping import batch_size
+
+
+def read_rows(run: Path, leave_out: Collection[str] = ()) -> list[dict[str, Any]]:
+    """What ``metrics.jsonl`` in the run's directory has, without these values."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [{name: each for name, each in row.items() if name not in leave_out} for row in rows]
 
 
 def make_task() -> Task:

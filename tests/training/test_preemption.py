@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import signal
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_resuming import SMALL, WAYS, read_rows
+from test_resuming import NOT_COMPARED, SMALL, WAYS
 
 import interrupted
 import launchers
@@ -25,6 +24,7 @@ from mpiddp.process.outcome import read_outcome
 from mpiddp.training.data.data import load
 from mpiddp.training.options.config import Configuration
 from pool import Pools
+from trainings import read_rows
 
 OPENMPI = launchers.table()["openmpi"]
 
@@ -51,7 +51,8 @@ def test_a_preempted_run_ends_as_the_uninterrupted_one(
     assert called.printed.count("Checkpoint written") == len(steps)
     names = sorted(path.name for path in (tmp_path / "runs/cut/checkpoints").glob("step-*"))
     assert names == sorted(f"step-{left}" for left in called.values[0][-2:])
-    assert read_rows(tmp_path / "runs/cut") == read_rows(tmp_path / "runs/whole")
+    rows = [read_rows(tmp_path / "runs" / name, NOT_COMPARED) for name in ("cut", "whole")]
+    assert rows[0] == rows[1]
 
 
 @pytest.mark.mpi
@@ -112,8 +113,7 @@ class SharedTraining:
         )
 
     def check_end(self, name: str, servers: int) -> None:
-        lines = (self.folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
+        rows = read_rows(self.folder / "runs" / name)
         # Of samples, losses are counted as often as servers have counted gradients.
         for row in rows:
             assert round(row["samples_per_second"] * row["seconds"]) == 128
@@ -248,8 +248,8 @@ def test_a_job_makes_way_and_goes_on(when: str, name: str, tmp_path: Path) -> No
         again = launchers.run(OPENMPI, 2, words, **arguments)
         assert again.returncode == 0, again
         assert f"Resumed from runs/run/checkpoints/step-{outcome['step']}: " in again.stdout
-        rows = (tmp_path / "runs/run/metrics.jsonl").read_text().splitlines()
-        assert [json.loads(row)["epoch"] for row in rows] == list(range(1, 21))
+        epochs = [row["epoch"] for row in read_rows(tmp_path / "runs/run")]
+        assert epochs == list(range(1, 21))
 
 
 @pytest.mark.mpi

@@ -29,6 +29,10 @@ from pool import Pools
 SMALL = ("--data", "toy", "--samples", "215", "--epochs", "1")
 
 
+def read_predictions(run: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((run / "predictions.csv").read_text().splitlines()))
+
+
 @pytest.mark.mpi
 def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(
     pool: Pools, tmp_path: Path
@@ -54,8 +58,7 @@ def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(
         name = f"of-{ranks}"
         options = [*SMALL, "--evaluate-only", "--weights", source, "--name", name]
         called = pool("openmpi", ranks).call(trainings.evaluate, options, cwd=tmp_path)
-        with (tmp_path / "runs" / name / "predictions.csv").open() as file:
-            rows = list(csv.DictReader(file))
+        rows = read_predictions(tmp_path / "runs" / name)
         assert [int(row["sample"]) for row in rows] == list(range(43))
         assert [int(row["class"]) for row in rows] == labels.tolist()
         assert [int(row["predicted"]) for row in rows] == outputs.argmax(dim=1).tolist()
@@ -69,8 +72,7 @@ def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(
     words = [*options, "--name", "new"]
     called = pool("openmpi", 3).call(trainings.evaluate, words, cwd=tmp_path)
     assert called.printed == "Prediction done: 7 samples in runs/new/predictions.csv\n"
-    with (tmp_path / "runs" / "new" / "predictions.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_predictions(tmp_path / "runs" / "new")
     expected = outputs[:7].softmax(dim=1).max(dim=1)
     assert [int(row["predicted"]) for row in rows] == expected.indices.tolist()
     assert [float(row["probability"]) for row in rows] == pytest.approx(expected.values.tolist())
@@ -83,8 +85,7 @@ def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(
         trainings.evaluate_compiled, [*words, "--precision", "bf16"], cwd=tmp_path
     )
     assert [each[1:] for each in called.values] == [["Sequential"]] * 2
-    with (tmp_path / "runs" / "narrow" / "predictions.csv").open() as file:
-        narrow = [float(row["loss"]) for row in csv.DictReader(file)]
+    narrow = [float(row["loss"]) for row in read_predictions(tmp_path / "runs" / "narrow")]
     assert narrow == pytest.approx(losses, abs=0.05)
     assert max(abs(one - other) for one, other in zip(narrow, losses, strict=True)) > 1e-4
 
@@ -123,8 +124,8 @@ def test_a_compiled_model_predicts_alike(pool: Pools, tmp_path: Path) -> None:
         assert called.values == [graphs] * 2
     found = []
     for name in ("plain", "compiled"):
-        with (tmp_path / "runs" / name / "predictions.csv").open() as file:
-            found.append([(row["predicted"], float(row["loss"])) for row in csv.DictReader(file)])
+        rows = read_predictions(tmp_path / "runs" / name)
+        found.append([(row["predicted"], float(row["loss"])) for row in rows])
     plain, compiled = found
     assert [each for each, _ in compiled] == [each for each, _ in plain]
     assert [each for _, each in compiled] == pytest.approx([each for _, each in plain], rel=1e-4)
