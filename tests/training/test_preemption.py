@@ -245,11 +245,13 @@ def test_a_job_makes_way_and_goes_on(when: str, name: str, tmp_path: Path) -> No
     names = [path.name for path in (tmp_path / "runs/run/checkpoints").glob("step-*")]
     assert names == [f"step-{outcome['step']}"]
     if when == "one":
-        again = launchers.run(OPENMPI, 2, words, **arguments)
+        # It need not be trained to the end: that takes a busy machine minutes.
+        last = read_rows(tmp_path / "runs/run")[-1]["epoch"] + 2
+        again = launchers.run(OPENMPI, 2, [*words, "--epochs", str(last)], **arguments)
         assert again.returncode == 0, again
         assert f"Resumed from runs/run/checkpoints/step-{outcome['step']}: " in again.stdout
         epochs = [row["epoch"] for row in read_rows(tmp_path / "runs/run")]
-        assert epochs == list(range(1, 21))
+        assert epochs == list(range(1, last + 1))
 
 
 @pytest.mark.mpi

@@ -220,7 +220,7 @@ def test_the_rank_that_the_others_wait_for_is_named(pool: Pools, tmp_path: Path)
     called = ranks.call(train_with_slow_reader, ["--name", "reader", *TOY], cwd=tmp_path)
     (found,) = re.findall(r"Straggler: rank (\d+) .* others, (\w+) (\S+) ms", called.printed)
     assert found[:2] == ("1", "reading")
-    assert 100 <= float(found[2]) < 200
+    assert float(found[2]) >= 100
 
 
 def check_logs(folder: Path, printed: str) -> list[str]:
