@@ -287,24 +287,18 @@ def test_a_flat_model_is_the_model():
     assert torch.equal(flat.gradients, torch.tensor([0.0] * 12 + [1.0] * 10))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_shards_are_cut_at_the_borders_of_parameters(count):
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 30])
+def test_shards_cover_all_parameters_alike_and_are_cut_at_their_borders(count):
     flat = FlatModel(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)))
     shards = flat.shards(count)
+    lengths = [shard.stop - shard.start for shard in shards]
+    assert (shards[0].start, shards[-1].stop, sum(lengths)) == (0, 39, 39)
+    assert max(lengths) - min(lengths) <= 1
     pieces = [flat.pieces(shard) for shard in shards]
-    assert [sum(each) for each in pieces] == [shard.stop - shard.start for shard in shards]
+    assert [sum(each) for each in pieces] == lengths
     borders = list(itertools.accumulate(itertools.chain(*pieces)))
     # 20 weights and 4 biases, then 12 and 3.
     assert borders == sorted({20, 24, 36, 39, *(shard.stop for shard in shards)})
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 30])
-def test_shards_cover_all_parameters_once_and_are_alike(count):
-    flat = FlatModel(nn.Linear(5, 4))
-    shards = flat.shards(count)
-    lengths = [shard.stop - shard.start for shard in shards]
-    assert (shards[0].start, shards[-1].stop, sum(lengths)) == (0, 24, 24)
-    assert max(lengths) - min(lengths) <= 1
 
 
 def test_more_servers_than_parameters_are_refused(monkeypatch):

@@ -17,7 +17,7 @@ from torch import nn
 
 import launchers
 import trainings
-from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.errors import MpiddpError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.process.outcome import read_outcome
@@ -148,22 +148,6 @@ def test_training_that_diverges_is_an_error(configuration: Configuration, sessio
     with pytest.raises(MpiddpError, match=r"finite .* in step \d.*--learning-rate") as caught:
         run(replace(configuration, learning_rate=1e30), session)
     assert caught.value.exit_code == 1
-
-
-def test_a_batch_larger_than_the_data_is_refused_before_anything_is_written(
-    configuration: Configuration, session: Session
-) -> None:
-    with pytest.raises(ConfigurationError, match=r"batch_size: expected at most 160, .*found 161"):
-        run(replace(configuration, batch_size=161), session)
-    assert list(configuration.runs_dir.iterdir()) == []
-
-
-def test_a_model_that_does_not_fit_is_refused_before_anything_is_written(
-    configuration: Configuration, session: Session
-) -> None:
-    with pytest.raises(ConfigurationError, match="convnet expects images"):
-        run(replace(configuration, model="convnet"), session)
-    assert list(configuration.runs_dir.iterdir()) == []
 
 
 def test_evaluation_is_the_mean_over_samples_whatever_the_batches(session: Session) -> None:

@@ -14,12 +14,11 @@ from torch import nn
 
 import trainings
 from mpiddp.checkpoints.plain_weights import Selection, load_weights
-from mpiddp.errors import ConfigurationError
 from mpiddp.export import export
 from mpiddp.launch.session import Session
 from mpiddp.training.data.data import DataSet, load
 from mpiddp.training.evaluation import predict_all, write_predictions
-from mpiddp.training.options.config import Configuration, parse
+from mpiddp.training.options.config import Configuration
 from mpiddp.training.prediction import write_outputs
 from mpiddp.training.task import models
 from mpiddp.training.task.task import Task
@@ -241,27 +240,6 @@ def test_each_checkpoint_leaves_weights_where_asked(pool: Pools, tmp_path: Path)
     called = pool("openmpi", 2).call(trainings.run, words, cwd=tmp_path)
     assert "Resumed from runs/last/checkpoints/step-18: step 18" in called.printed
     assert "Weights written: w-18.pt\n" in called.printed
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--evaluate-only"], "evaluate_only = true .* no weights: say of which weights"),
-        (["--weights-prefix", "a"], "weights_prefix = 'a' .* no weights: say of which weights"),
-        (["--weights-except", "a.*"], "weights_except = 'a.*' .* no weights: say of which"),
-        (["--weights", "a", "--resume", "b"], "weights = 'a' .* resume = 'b': both say where"),
-        (["--weights", "a", "--summary"], "weights = 'a' .* summary = true"),
-        (["--export", "w-{epoch}.pt"], r"export: expected no braces but \{step\}, in the file's"),
-        (["--export", "{step}/w.pt"], r"export: expected .* found '\{step\}/w.pt'"),
-        (
-            ["--evaluate-only", "--weights", "a", "--export", "b"],
-            "export = 'b' .* evaluate_only = true",
-        ),
-    ],
-)
-def test_options_without_effect_are_refused(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        parse(words)
 
 
 def test_the_digest_sees_every_parameter_and_its_place() -> None:
