@@ -263,6 +263,10 @@ class Saver:
         """
         training, session = self._training, self._training.session
         found, position = self._beginning.found, self._beginning.position
+        attempt = training.failure_handler.attempt
+        if found is None and attempt > 1:
+            path = training.failure_handler.run_directory
+            say(session, f"Attempt {attempt} in {path}: starting over")
         if found is not None:
             self._checkpointer.restore(found)
             world = session.world
@@ -271,7 +275,6 @@ class Saver:
                 seed = training.configuration.seed
                 seed_generators(mix_seed(seed, world.rank, position.step))
             training.engine.update.begin_at(self._rate_step)
-            attempt = training.failure_handler.attempt
             say(session, describe_resumption(found, position, attempt, self._beginning.changed))
             if training.configuration.weights is not None:
                 say(session, "The weights are the checkpoint's: --weights is not read again")

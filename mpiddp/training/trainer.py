@@ -142,8 +142,6 @@ def run_steps(
         after_error.append(saver.abandon)
         saver.restore()
         handlers.note(training)
-        if failure_handler.attempt > 1 and beginning.position == Position():
-            say(session, f"Attempt {failure_handler.attempt} in {path}: starting over")
         loop = Loop(training, saver, run, path, beginning.position)
         try:
             try:
@@ -162,11 +160,8 @@ def run_steps(
                 loop.leave()
                 raise
         except PreemptedError as error:
-            if loop.agree_on_end():
-                loop.finish_left()
-                return None
             loop.preempt(error)
-            raise
+            return None
         row = loop.finish()
         say(session, metrics.describe_end(row, time.perf_counter() - begin, path))
         leave_run(run, failure_handler, SUCCESS, "done")
@@ -262,8 +257,7 @@ class Loop:
         self.position = self._following
         training.failure_handler.end_step(self.position.step)
         self.epoch.count_time()
-        is_within = self._number < self._left and not training.batches.is_shared
-        if is_within:
+        if self._number < self._left and not training.batches.is_shared:
             self.saver.after_step(self.position, self.reports.flush)
 
     @property
@@ -277,20 +271,13 @@ class Loop:
         training.engine.clock.settle()
         training.engine.guard.settle()
         training.engine.update.finish_epoch()
-        self.agree_on_end(is_left=is_left)
+        # A rank that only serves does not know otherwise why its workers send no more.
+        self.is_left = training.session.any(is_left)
         steps = self.position.step - agreed.step
         samples, steps = training.batches.sum_up(steps, training.session.gather)
         if samples:
             self.position = Position(agreed.epoch, agreed.samples + samples, agreed.step + steps)
             training.failure_handler.end_step(self.position.step)
-
-    def agree_on_end(self, *, is_left: bool = False) -> bool:
-        """Whether any rank has left the loop, as this one has if ``is_left``.
-
-        A rank that only serves does not know otherwise why its workers send no more.
-        """
-        self.is_left = self.training.session.any(is_left)
-        return self.is_left
 
     def end_epoch(self) -> None:
         """Measure and report the epoch, and make a checkpoint if one is due."""
@@ -358,10 +345,14 @@ class Loop:
         return row
 
     def preempt(self, error: PreemptedError) -> None:
-        """The checkpoint is written."""
+        """The checkpoint is written. Raises ``error``, unless ranks have left the loop."""
+        if self.training.session.any(False):
+            self.finish_left()
+            return
         self._close(is_done=False)
         say(self.training.session, str(error))
         leave_run(self.run, self.training.failure_handler, error.exit_code, str(error))
+        raise error
 
     def leave(self) -> None:
         """The script has left its loop; nothing is saved if that is because a step has failed.
@@ -377,7 +368,7 @@ class Loop:
             self._settle_steps(is_left=True)
         except PreemptedError:
             # The checkpoint is written, and the script wants no more.
-            self.agree_on_end(is_left=True)
+            self.training.session.any(True)
         self.finish_left()
 
     def finish_left(self) -> None:
