@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -263,6 +263,10 @@ class Saver:
         """
         training, session = self._training, self._training.session
         found, position = self._beginning.found, self._beginning.position
+        attempt = training.failure_handler.attempt
+        if found is None and attempt > 1:
+            path = training.failure_handler.run_directory
+            say(session, f"Attempt {attempt} in {path}: starting over")
         if found is not None:
             self._checkpointer.restore(found)
             world = session.world
@@ -271,30 +275,28 @@ class Saver:
                 seed = training.configuration.seed
                 seed_generators(mix_seed(seed, world.rank, position.step))
             training.engine.update.begin_at(self._rate_step)
-            attempt = training.failure_handler.attempt
             say(session, describe_resumption(found, position, attempt, self._beginning.changed))
             if training.configuration.weights is not None:
                 say(session, "The weights are the checkpoint's: --weights is not read again")
 
-    def after_step(self, position: Position) -> bool:
+    def after_step(self, position: Position, prepare: Callable[[], object]) -> None:
         """Do what is due; not after an epoch's last step. Raises PreemptedError.
 
-        Returns whether a checkpoint was begun.
+        ``prepare`` is called before a checkpoint is begun.
         """
         due = self._agreement.find_due()
         steps = None if self._interval is None else self._interval.steps
         is_due = steps is not None and position.step % steps == 0
-        if not (due or is_due):
-            return False
         if WRITTEN in due:
             self._finish_write()
+        if not (is_due or DUE in due or PREEMPTED in due):
+            return
+        self._training.settle()
+        # Once there is a checkpoint, the job may be killed, and nobody takes its steps again.
+        prepare()
         if PREEMPTED in due:
-            self._training.settle()
             self._leave(due[PREEMPTED], position)
-        if is_begun := is_due or DUE in due:
-            self._training.settle()
-            self.write(position)
-        return is_begun
+        self.write(position)
 
     def is_pause_due(self) -> bool:
         """Whether workers that share out batches are to pause; asked in a server's thread."""

@@ -142,27 +142,26 @@ def run_steps(
         after_error.append(saver.abandon)
         saver.restore()
         handlers.note(training)
-        if failure_handler.attempt > 1 and beginning.position == Position():
-            say(session, f"Attempt {failure_handler.attempt} in {path}: starting over")
         loop = Loop(training, saver, run, path, beginning.position)
         try:
-            while loop.position.epoch <= training.configuration.epochs:
-                loop.begin_epoch()
-                with closing(loop.read_batches()) as batches:
-                    for batch in batches:
-                        if batch is not None:
-                            yield loop.begin_step(batch)
-                        loop.end_step()
-                if loop.is_left:
-                    loop.finish_left()
-                    return None
-                loop.end_epoch()
+            try:
+                while loop.position.epoch <= training.configuration.epochs:
+                    loop.begin_epoch()
+                    with closing(loop.read_batches()) as batches:
+                        for batch in batches:
+                            if batch is not None:
+                                yield loop.begin_step(batch)
+                            loop.end_step()
+                    if loop.is_left:
+                        loop.finish_left()
+                        return None
+                    loop.end_epoch()
+            except GeneratorExit:
+                loop.leave()
+                raise
         except PreemptedError as error:
             loop.preempt(error)
-            raise
-        except GeneratorExit:
-            loop.leave()
-            raise
+            return None
         row = loop.finish()
         say(session, metrics.describe_end(row, time.perf_counter() - begin, path))
         leave_run(run, failure_handler, SUCCESS, "done")
@@ -187,7 +186,7 @@ class Loop:
         self.position = position
         """Of the next step; ranks that share batches each have their own within an epoch."""
         self.is_left = False
-        """Whether ranks have left the loop before its end."""
+        """Whether ranks have left the loop before its end, as far as all have agreed on it."""
         self._agreed = position
         """The last position that was the same on all ranks."""
         self._number = self._left = 0
@@ -230,17 +229,12 @@ class Loop:
                 self._number += 1
                 yield batch
                 clock.skip()
-            if self._number < self._left and not training.batches.is_shared:
-                # The workers of a rank that only serves have left.
-                self.is_left = True
-                return
-            clock.settle()
             self._settle_steps()
-            if training.batches.count(self.position.samples) == 0:
+            if self.is_left or training.batches.count(self.position.samples) == 0:
                 return
             training.engine.update.settle()
-            self.saver.after_pause(self.position)
             self.reports.flush()
+            self.saver.after_pause(self.position)
 
     def begin_step(self, batch: Batch) -> Step:
         training, position = self.training, self.position
@@ -263,20 +257,22 @@ class Loop:
         self.position = self._following
         training.failure_handler.end_step(self.position.step)
         self.epoch.count_time()
-        is_within = self._number < self._left and not training.batches.is_shared
-        if is_within and self.saver.after_step(self.position):
-            self.reports.flush()
+        if self._number < self._left and not training.batches.is_shared:
+            self.saver.after_step(self.position, self.reports.flush)
 
     @property
     def _following(self) -> Position:
         position = self.position
         return Position(position.epoch, position.samples + self._step_samples, position.step + 1)
 
-    def _settle_steps(self) -> None:
+    def _settle_steps(self, *, is_left: bool = False) -> None:
         """Have all gradients applied; the position is the same on all ranks then."""
         training, agreed = self.training, self._agreed
+        training.engine.clock.settle()
         training.engine.guard.settle()
         training.engine.update.finish_epoch()
+        # A rank that only serves does not know otherwise why its workers send no more.
+        self.is_left = training.session.any(is_left)
         steps = self.position.step - agreed.step
         samples, steps = training.batches.sum_up(steps, training.session.gather)
         if samples:
@@ -349,29 +345,40 @@ class Loop:
         return row
 
     def preempt(self, error: PreemptedError) -> None:
-        """The checkpoint is written."""
+        """The checkpoint is written. Raises ``error``, unless ranks have left the loop."""
+        if self.training.session.any(False):
+            self.finish_left()
+            return
         self._close(is_done=False)
         say(self.training.session, str(error))
         leave_run(self.run, self.training.failure_handler, error.exit_code, str(error))
+        raise error
 
     def leave(self) -> None:
-        """The script has left its loop; nothing is saved if that is because a step has failed."""
+        """The script has left its loop; nothing is saved if that is because a step has failed.
+
+        What is due after its last step is done first, as on ranks that only serve.
+        """
         step = self._step
         if step is None or step.has_failed:
             return
-        if step.is_taken:
-            self.position = self._following
+        try:
+            if step.is_taken:
+                self.end_step()
+            self._settle_steps(is_left=True)
+        except PreemptedError:
+            # The checkpoint is written, and the script wants no more.
+            self.training.session.any(True)
         self.finish_left()
 
     def finish_left(self) -> None:
         """End a run whose loop was left: the checkpoint and the weights are written."""
         training = self.training
-        training.engine.clock.settle()
-        self._settle_steps()
         position, handler = self.position, training.failure_handler
         handler.end_step(position.step or None)
         training.engine.update.settle()
         problem = self.saver.export(position.step)
+        self.reports.flush()
         self.saver.save_last(position)
         # What a script predicts with is the same on all ranks.
         training.engine.update.exchange_weights(is_due=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -40,10 +40,9 @@ class CutError(Exception):
 class WatchedSaver(Saver):
     """Sees where the training is after each step, and what was due after it."""
 
-    def after_step(self, position: Position) -> bool:
-        is_begun = super().after_step(position)
+    def after_step(self, position: Position, prepare: Callable[[], object]) -> None:
+        super().after_step(position, prepare)
         self.see(position)
-        return is_begun
 
     def after_epoch(self, position: Position) -> None:
         super().after_epoch(position)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -22,6 +23,8 @@ from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.config import parse
 from mpiddp.training.preparation import Training
 from mpiddp.training.saving import Saver
+from mpiddp.training.task.task import find_task
+from mpiddp.training.trainer import Handlers
 from mpiddp.training.training_state import Position
 from mpiddp.training.weights import digest_parameters
 
@@ -82,16 +85,43 @@ def run(session: Session, words: Sequence[str], steps: Sequence[tuple[int, int]]
     return left
 
 
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    with (
+        mock.patch.object(agreement, "PERIOD", PERIOD),
+        mock.patch.object(saving, "StepAgreement", WatchedAgreement),
+    ):
+        yield
+
+
+def leave(session: Session, words: Sequence[str], last: int, *, is_called: bool = False) -> None:
+    """Train with the command line, and leave the loop after step ``last`` of each rank.
+
+    ``is_called``: a signal has come, and all ranks have agreed to leave after that very step.
+    """
+    torch.set_num_threads(1)
+    task, configuration = find_task(parse(list(words)), None)
+    signals = MadeUpSignals()
+    handlers = Handlers(find_failure_handler(session), signals)
+    with (
+        watched(),
+        contextlib.closing(trainer.run_steps(configuration, task, session, handlers)) as steps,
+    ):
+        for taken, step in enumerate(steps, start=1):
+            if taken == last and is_called:
+                signals.received = signal.SIGUSR2
+                assert WatchedAgreement.last._round.decided.wait(SECONDS)
+            step.take()
+            if taken == last:
+                break
+
+
 def train(
     session: Session, words: Sequence[str], signals: MadeUpSignals, saver: type[Saver]
 ) -> int | None:
     """The step after which all ranks left, if a signal made them leave."""
     handler = find_failure_handler(session)
-    with (
-        mock.patch.object(trainer, "Saver", saver),
-        mock.patch.object(agreement, "PERIOD", PERIOD),
-        mock.patch.object(saving, "StepAgreement", WatchedAgreement),
-    ):
+    with mock.patch.object(trainer, "Saver", saver), watched():
         try:
             trainer.train(parse(list(words)), session, handler, signals)
         except PreemptedError:

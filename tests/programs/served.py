@@ -13,18 +13,20 @@ import random
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 
 import mpiddp
+from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.session import Session, find_failure_handler
+from mpiddp.sync.parameter_server.mpi_messages import Wire
 from mpiddp.sync.parameter_server.roles import Serving, assign_roles
-from mpiddp.sync.parameter_server.server import UpdateRule
-from pool_rank import set_timeout
+from mpiddp.sync.parameter_server.server import Server, UpdateRule
 
 RATE = 0.05
 SOON = 0.2
@@ -110,6 +112,8 @@ class Way:
     """At the end of the epoch, when nobody has gradients any more; else soon."""
     deadline: float = 20.0
     """Seconds after which the others give it up."""
+    is_busy: bool = False
+    """Whether a server's update takes so long that what comes meanwhile is overdue."""
 
     def lose(self) -> None:
         """This rank is killed, or stops."""
@@ -144,23 +148,46 @@ def lose_late(way: Way, serving: Serving) -> None:
     way.lose()
 
 
+def keep_busy(server: Server, seconds: float) -> None:
+    """Have one of the first updates last until all others' gradients have come, and ``seconds``."""
+    update, skipped = server.update, 0.0
+    server._deadlines._now = lambda: time.monotonic() + skipped
+
+    def update_slowly(*arguments: Any) -> None:
+        nonlocal skipped
+        missing = [each for each in server._receives.values() if not each.test()]
+        if missing and not skipped and server.clock.updates < SOON_STEPS:
+            assert wait_until(lambda: all(each.test() for each in missing), 30)
+            skipped = seconds
+        update(*arguments)
+
+    server.update = update_slowly
+
+
 def train(way: Way, session: Session) -> dict[str, object]:
     rank = session.world.rank
     roles = assign_roles(session.world.size, way.servers, dedicated=way.placement == "dedicated")
     torch.set_default_dtype(getattr(torch, way.dtype))
     model = make_model()
-    session._timeout = way.deadline
-    set_timeout(way.deadline)
     os.environ.pop("MPIDDP_MESSAGE_BYTES", None)
     if way.longest is not None:
         os.environ["MPIDDP_MESSAGE_BYTES"] = str(way.longest)
-    serving = Serving(
-        session,
-        roles,
-        model,
-        UpdateRule(make_optimizer, lambda step: RATE, way.bound),
-        find_failure_handler(session).fail,
-    )
+    make_wire = Serving._make_wire
+
+    def make_own_wire(serving: Serving, session: Session) -> Wire:
+        # Other calls keep their time-out: ranks begin, and check results, when they can.
+        return replace(make_wire(serving, session), timeout=way.deadline)
+
+    with mock.patch.object(Serving, "_make_wire", make_own_wire):
+        serving = Serving(
+            session,
+            roles,
+            model,
+            UpdateRule(make_optimizer, lambda step: RATE, way.bound),
+            find_failure_handler(session).fail,
+        )
+    if way.is_busy and serving._server is not None:
+        keep_busy(serving._server, way.deadline)
     session.comm.Barrier()
     if rank in roles.workers:
         work(way, rank, roles.workers.index(rank), model, serving)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-import itertools
+import json
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -23,9 +24,15 @@ from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.training.evaluation import evaluate_only
 from mpiddp.training.options.config import parse
 from mpiddp.training.prediction import predict_only
-from mpiddp.training.task.task import Task, count_correct, find_task
-from mpiddp.training.trainer import Handlers, run_steps, train
+from mpiddp.training.task.task import Task, count_correct
+from mpiddp.training.trainer import train
 from mpiddp.training.wrapping import batch_size
+
+
+def read_rows(run: Path, leave_out: Collection[str] = ()) -> list[dict[str, Any]]:
+    """What ``metrics.jsonl`` in the run's directory has, without these values."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [{name: each for name, each in row.items() if name not in leave_out} for row in rows]
 
 
 def make_task() -> Task:
@@ -94,17 +101,6 @@ def run(session: Session, *command_lines: Sequence[str]) -> None:
     torch.set_num_threads(1)
     for words in command_lines:
         train(parse(list(words)), session, find_failure_handler(session))
-
-
-def leave(session: Session, steps: int, words: Sequence[str]) -> None:
-    """Train with the trainer's command line, and leave its loop after so many steps."""
-    torch.set_num_threads(1)
-    task, configuration = find_task(parse(list(words)), None)
-    handlers = Handlers(find_failure_handler(session))
-    found = run_steps(configuration, task, session, handlers)
-    for step in itertools.islice(found, steps):
-        step.take()
-    found.close()
 
 
 def predict_within(session: Session) -> dict[str, Any]:

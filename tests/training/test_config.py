@@ -313,6 +313,11 @@ def test_a_saved_configuration_can_be_run_again(
         (["--transport", "mpi"], ["transport = 'mpi'", "sync = 'framework'", "--sync ALGORITHM"]),
         (["--evaluate-only"], ["evaluate_only = true", "no weights", "--weights"]),
         (["--weights-prefix", "a"], ["weights_prefix = 'a'", "no weights", "--weights FILE.pt"]),
+        (["--weights-except", "a.*"], ["weights_except = 'a.*'", "no weights: say of which"]),
+        (["--weights", "a", "--resume", "b"], ["weights = 'a'", "resume = 'b': both say where"]),
+        (["--weights", "a", "--summary"], ["weights = 'a'", "summary = true"]),
+        (["--export", "w-{epoch}.pt"], ["export: expected no braces but {step}, in the file's"]),
+        (["--export", "{step}/w.pt"], ["export: expected ", "found '{step}/w.pt'"]),
         (
             ["--export", "b", "--evaluate-only", "--weights", "a"],
             ["export = 'b'", "evaluate_only = true"],
@@ -326,7 +331,6 @@ def test_a_saved_configuration_can_be_run_again(
         (["--staleness", "3"], ["staleness", "'3'", "--sync parameter-server"]),
         (["--servers", "2", "--sync", "ring"], ["servers", "2", "--sync parameter-server"]),
         (["--sync", "parameter-server", "--servers", "0"], ["servers", "1 or more", "0"]),
-        (["--sync", "parameter-server", "--staleness", "-1"], ["staleness", "unlimited", "'-1'"]),
         (["--sync", "parameter-server", "--transport", "mpi"], ["transport", "--sync auto"]),
         (
             ["--sync", "parameter-server", "--ema", "0.9"],

@@ -26,6 +26,7 @@ from mpiddp.training.step.learning_rate import make_learning_rate
 from mpiddp.training.step.optimizer_step import make_optimizer
 from mpiddp.training.training_state import Position
 from pool import Pools
+from trainings import read_rows
 
 OPENMPI = launchers.table()["openmpi"]
 RANKS, EPOCHS = 2, 2
@@ -114,10 +115,7 @@ def test_a_step_with_a_loss_that_is_not_finite_is_left_out_on_all_ranks(
             for step, who, samples in bad
             if who == rank
         ]
-    rows = [
-        json.loads(line) for line in (tmp_path / "runs/skip/metrics.jsonl").read_text().splitlines()
-    ]
-    assert sum(row["left_out"] for row in rows) == len(bad)
+    assert sum(row["left_out"] for row in read_rows(tmp_path / "runs/skip")) == len(bad)
 
 
 def test_a_compiled_model_marks_a_bad_loss() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -30,30 +29,16 @@ OWN = ("--optimizer", "trainings:make_sgd", "--schedule", "trainings:fall")
 def test_the_trainers_own_given_as_a_users_trains_the_same(
     sync: str, pool: Any, tmp_path: Path
 ) -> None:
-    words = [*TOY, "--sync", sync]
+    words, step = [*TOY, "--sync", sync], "runs/own/checkpoints/step-6"
     lines = [
         [*words, "--epochs", "2", "--name", "usual"],
         [*words, *OWN, "--epochs", "2", "--name", "own", "--save-every", "3steps", "--keep", "9"],
-        [
-            *words,
-            *OWN,
-            "--epochs",
-            "2",
-            "--name",
-            "again",
-            "--resume",
-            "runs/own/checkpoints/step-6",
-        ],
+        [*words, *OWN, "--epochs", "2", "--name", "again", "--resume", step],
     ]
     pool("openmpi", 2).call(trainings.run, *lines, cwd=tmp_path)
-    rows = [_read_last(tmp_path / "runs" / name) for name in ("usual", "own", "again")]
+    rows = [trainings.read_rows(tmp_path / "runs" / name)[-1] for name in ("usual", "own", "again")]
     for name in ("parameters", "learning_rate", "test_loss"):
         assert len({row[name] for row in rows}) == 1, name
-
-
-def _read_last(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-    return found
 
 
 def test_groups_of_parameters_keep_the_ratio_of_their_rates() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import signal
@@ -11,11 +10,12 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_resuming import SMALL, WAYS, read_rows
+from test_resuming import NOT_COMPARED, SMALL, WAYS
 
 import interrupted
 import launchers
@@ -24,6 +24,7 @@ from mpiddp.process.outcome import read_outcome
 from mpiddp.training.data.data import load
 from mpiddp.training.options.config import Configuration
 from pool import Pools
+from trainings import read_rows
 
 OPENMPI = launchers.table()["openmpi"]
 
@@ -50,7 +51,8 @@ def test_a_preempted_run_ends_as_the_uninterrupted_one(
     assert called.printed.count("Checkpoint written") == len(steps)
     names = sorted(path.name for path in (tmp_path / "runs/cut/checkpoints").glob("step-*"))
     assert names == sorted(f"step-{left}" for left in called.values[0][-2:])
-    assert read_rows(tmp_path / "runs/cut") == read_rows(tmp_path / "runs/whole")
+    rows = [read_rows(tmp_path / "runs" / name, NOT_COMPARED) for name in ("cut", "whole")]
+    assert rows[0] == rows[1]
 
 
 @pytest.mark.mpi
@@ -111,8 +113,7 @@ class SharedTraining:
         )
 
     def check_end(self, name: str, servers: int) -> None:
-        lines = (self.folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
+        rows = read_rows(self.folder / "runs" / name)
         # Of samples, losses are counted as often as servers have counted gradients.
         for row in rows:
             assert round(row["samples_per_second"] * row["seconds"]) == 128
@@ -160,6 +161,32 @@ def test_workers_that_share_out_batches_stop_within_an_epoch(
     training.run(3, None)
     assert 0 < training.count_samples().total() < 128
     training.check_end("other", servers)
+
+
+LEFT = {
+    # Of each worker; the epoch's last one, one with a checkpoint, and one of a preempted job.
+    "the end of an epoch": (8, ["--save-every", "never"], False),
+    "a checkpoint": (3, [], False),
+    "a signal": (3, ["--save-every", "never"], True),
+    "a pace of its own": (3, ["--save-every", "never", "--staleness", "unlimited"], False),
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("when", LEFT)
+def test_a_rank_that_only_serves_hears_that_the_loop_was_left(
+    when: str, pool: Pools, tmp_path: Path
+) -> None:
+    last, options, is_called = LEFT[when]
+    words = [*SMALL, "--sync", "parameter-server", "--server-placement", "dedicated", *options]
+    words += ["--name", "run"]
+    ranks = pool("openmpi", 3)
+    called = ranks.call(partial(preempted.leave, is_called=is_called), words, last, cwd=tmp_path)
+    assert f"Training left after step {last}; the checkpoint is written" in called.printed
+    outcome = read_outcome(tmp_path / "runs/run")
+    assert outcome is not None and (outcome["code"], outcome["step"]) == (0, last)
+    assert (tmp_path / f"runs/run/checkpoints/step-{last}").is_dir()
 
 
 TRAINING = (
@@ -218,11 +245,13 @@ def test_a_job_makes_way_and_goes_on(when: str, name: str, tmp_path: Path) -> No
     names = [path.name for path in (tmp_path / "runs/run/checkpoints").glob("step-*")]
     assert names == [f"step-{outcome['step']}"]
     if when == "one":
-        again = launchers.run(OPENMPI, 2, words, **arguments)
+        # It need not be trained to the end: that takes a busy machine minutes.
+        last = read_rows(tmp_path / "runs/run")[-1]["epoch"] + 2
+        again = launchers.run(OPENMPI, 2, [*words, "--epochs", str(last)], **arguments)
         assert again.returncode == 0, again
         assert f"Resumed from runs/run/checkpoints/step-{outcome['step']}: " in again.stdout
-        rows = (tmp_path / "runs/run/metrics.jsonl").read_text().splitlines()
-        assert [json.loads(row)["epoch"] for row in rows] == list(range(1, 21))
+        epochs = [row["epoch"] for row in read_rows(tmp_path / "runs/run")]
+        assert epochs == list(range(1, last + 1))
 
 
 @pytest.mark.mpi

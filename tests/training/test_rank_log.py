@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from mpiddp.training.reports import RankLog
 
 
 def test_a_log_is_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "rank-0.log"
     for text in ("first", "second"):
-        RankLog(path, raise_text).write(text)
+        RankLog(path, pytest.fail).write(text)
     assert [line.split(" ", 1)[1] for line in path.read_text().splitlines()] == ["first", "second"]
-
-
-def raise_text(text: str) -> None:
-    raise AssertionError(text)
 
 
 def test_a_log_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:

@@ -6,8 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from multiprocessing.forkserver import _forkserver  # type: ignore[attr-defined]
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -16,6 +19,7 @@ import torch
 
 import reading
 from mpiddp.errors import MpiddpError
+from mpiddp.training.data import reading as readers
 from mpiddp.training.data.data import Split
 from mpiddp.training.data.reading import Reader, Reading
 from mpiddp.training.data.samples import BatchError, Samples, UnreadableSampleError
@@ -88,12 +92,23 @@ def test_a_bad_sample_is_told_when_its_batch_is_due(workers: int) -> None:
     assert [str(each)[:19] for each in reader.left_out] == ["training sample 13 "]
 
 
-def test_a_worker_that_dies_is_named() -> None:
+def test_a_worker_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = Reader(Samples(reading.Slow(deadly=22)), Reading(workers=2))
+    batches, describe_death = reader.read(reading.list_keys()), readers._describe_death
+    next(batches)
+    server = psutil.Process(_forkserver._forkserver_pid)  # type: ignore[attr-defined]
+    server.suspend()
+
+    def describe_soon(*arguments: Any) -> str:
+        # The fork server is late with its news.
+        threading.Timer(1.2 * readers.GRACE, server.resume).start()
+        return describe_death(*arguments)
+
+    monkeypatch.setattr(readers, "_describe_death", describe_soon)
     with pytest.raises(
         MpiddpError, match=r"data worker [01] of 2 \(process \d+\) ended with signal 9"
     ):
-        list(reader.read(reading.list_keys()))
+        list(batches)
     reader.close()
 
 

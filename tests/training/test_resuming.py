@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +22,7 @@ from mpiddp.training.data.data import load
 from mpiddp.training.data.seeding import seed_generators
 from mpiddp.training.options.config import Configuration
 from pool import Pools
+from trainings import read_rows
 
 NOT_COMPARED = {*TIMES, "attempt", "sent_bytes"}
 """What servers send while a checkpoint is made belongs to no step."""
@@ -40,45 +39,22 @@ WAYS = {
     "adamw": ("--optimizer", "adamw"),
     "narrow": ("--sync", "ring", "--wire-dtype", "bfloat16", "--overlap", "off"),
     "fsdp": (
-        "--parallel",
-        "fsdp",
-        "--wrap-parameters",
-        "1000",
-        "--optimizer",
-        "adamw",
-        "--ema",
-        "0.9",
-        "--accumulation-steps",
-        "2",
+        "--parallel", "fsdp", "--wrap-parameters", "1000", "--optimizer", "adamw", "--ema", "0.9",
+        "--accumulation-steps", "2",
     ),
     "local": (
-        "--data",
-        "toy",
-        "--model",
-        "trainings:build_normalised",
-        "--average-every",
-        "4",
-        "--ema",
-        "0.9",
-        "--sync",
-        "ring",
+        "--data", "toy", "--model", "trainings:build_normalised", "--average-every", "4",
+        "--ema", "0.9", "--sync", "ring",
     ),
     "noisy-stream": ("--data", "structured:load_noise", "--model", "mlp"),
     "parts": ("--accumulation-steps", "2", "--ema", "0.9", "--clip-norm", "0.5"),
     "running averages": ("--model", "resnet18"),
-}
+}  # fmt: skip
 DEFAULTS = ("framework", "served", "fsdp")
 
 
-def read_rows(run: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {name: value for name, value in row.items() if name not in NOT_COMPARED} for row in rows
-    ]
-
-
 def assert_equal_ends(folder: Path, cut: str) -> None:
-    rows = [read_rows(folder / "runs" / name) for name in ("whole", cut)]
+    rows = [read_rows(folder / "runs" / name, NOT_COMPARED) for name in ("whole", cut)]
     assert rows[0] == rows[1]
     whole, found = (interrupted.read_last(folder / "runs" / name) for name in ("whole", cut))
     assert whole.keys() == found.keys()

@@ -268,18 +268,15 @@ def test_a_failed_attempts_outcome_is_forgotten_first_of_all(configuration: Conf
     assert not outcome.exists()
 
 
-def test_the_outcome_of_a_finished_run_stays(configuration: Configuration) -> None:
-    outcome = write_outcome(configuration, 0)
-    assert forget_outcome(configuration) is None
-    assert outcome.exists()
-
-
-def test_the_outcome_of_a_run_in_use_stays(configuration: Configuration) -> None:
+def test_the_outcome_of_a_run_in_use_or_finished_stays(configuration: Configuration) -> None:
     outcome = write_outcome(configuration, 1)
     with another_job(configuration.runs_dir):
         outcome.write_text('{"code": 1}')
         assert forget_outcome(configuration) is None
         assert outcome.exists()
+    write_outcome(configuration, 0)
+    assert forget_outcome(configuration) is None
+    assert outcome.exists()
 
 
 def test_a_new_run_has_no_outcome_to_forget(configuration: Configuration) -> None:

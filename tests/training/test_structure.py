@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from mpiddp.training.data.structure import FormError, find_form, take_inputs
 from mpiddp.training.step.step import split_batch
 from mpiddp.training.task.loading import load_data
 from mpiddp.training.task.task import Task
+from trainings import read_rows
 
 OPTIONS = {
     "plain": [],
@@ -38,7 +38,7 @@ def test_the_same_numbers_train_the_same_model_in_any_structure(
     for rows in called.values:
         assert len(rows) == len(structured.FORMS) + len(structured.STREAMS)
         assert set(rows.values()) == {rows["one tensor"]}
-    said = json.loads(Path(tmp_path, "runs/a dict/metrics.jsonl").read_text().splitlines()[-1])
+    said = read_rows(tmp_path / "runs/a dict")[-1]
     assert said["test_accuracy"] > 0.5
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import subprocess
@@ -35,6 +34,7 @@ from mpiddp.training.task.task import (
     count_top5,
     find_task,
 )
+from trainings import read_rows
 
 MINE = """
 import numpy as np, torch
@@ -95,7 +95,7 @@ def test_a_task_brings_model_data_loss_and_metrics(mine: str, tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "own"
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(run)
     assert rows[-1]["test_gap"] < 0.5 < rows[0]["gap"]
     assert rows[-1]["loss"] < 0.1 * rows[0]["loss"]
     assert "accuracy" not in rows[0]

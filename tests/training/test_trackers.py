@@ -17,7 +17,7 @@ from test_metrics import ROW
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
-from mpiddp.training.options.config import Configuration, parse
+from mpiddp.training.options.config import parse
 from mpiddp.training.records import trackers
 from mpiddp.training.records.trackers import Run, Tracker, list_values
 from mpiddp.training.trainer import train
@@ -122,19 +122,12 @@ def test_weights_and_biases_is_called_as_its_documentation_says(
         client = trackers.WeightsAndBiases(Run(Path("runs/a b#1"), {"epochs": 2}, step))
         client.log({"loss": 1.0}, 90)
         client.close(is_done=False)
+        given = {
+            "project": "mpiddp", "name": "a b#1", "id": "a-b-1", "dir": "runs/a b#1",
+            "config": {"epochs": 2}, "resume": resume,
+        }  # fmt: skip
         assert calls == [
-            (
-                "init",
-                (),
-                {
-                    "project": "mpiddp",
-                    "name": "a b#1",
-                    "id": "a-b-1",
-                    "dir": "runs/a b#1",
-                    "config": {"epochs": 2},
-                    "resume": resume,
-                },
-            ),
+            ("init", (), given),
             ("log", ({"loss": 1.0},), {"step": 90}),
             ("finish", (), {"exit_code": 1}),
         ]
@@ -169,15 +162,6 @@ def test_a_library_that_is_missing_is_one_line_with_its_command(
         run_trainer(session, tmp_path, "--track", "wandb")
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_names_a_tracker_as_the_command_line_does(tmp_path: Path) -> None:
-    (tmp_path / "a.toml").write_text('track = "mlflow"\n')
-    assert parse(["--config", str(tmp_path / "a.toml")]).track == "mlflow"
-    (tmp_path / "a.toml").write_text('track = "neptune"\n')
-    with pytest.raises(ConfigurationError, match="tensorboard, mlflow, wandb, found 'neptune'"):
-        parse(["--config", str(tmp_path / "a.toml")])
-    assert Configuration().track is None
 
 
 # The libraries themselves

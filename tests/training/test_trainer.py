@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -18,7 +17,7 @@ from torch import nn
 
 import launchers
 import trainings
-from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.errors import MpiddpError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.process.outcome import read_outcome
@@ -33,6 +32,7 @@ from mpiddp.training.task import models
 from mpiddp.training.task.task import Task
 from mpiddp.training.trainer import train
 from pool import Pools
+from trainings import read_rows
 
 OPENMPI = launchers.table()["openmpi"]
 
@@ -42,14 +42,6 @@ def configuration(tmp_path: Path) -> Configuration:
     return Configuration(
         name="first", runs_dir=tmp_path, data="toy", samples=200, epochs=2
     ).resolve()
-
-
-def read_rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
 
 
 # In this process
@@ -158,22 +150,6 @@ def test_training_that_diverges_is_an_error(configuration: Configuration, sessio
     assert caught.value.exit_code == 1
 
 
-def test_a_batch_larger_than_the_data_is_refused_before_anything_is_written(
-    configuration: Configuration, session: Session
-) -> None:
-    with pytest.raises(ConfigurationError, match=r"batch_size: expected at most 160, .*found 161"):
-        run(replace(configuration, batch_size=161), session)
-    assert list(configuration.runs_dir.iterdir()) == []
-
-
-def test_a_model_that_does_not_fit_is_refused_before_anything_is_written(
-    configuration: Configuration, session: Session
-) -> None:
-    with pytest.raises(ConfigurationError, match="convnet expects images"):
-        run(replace(configuration, model="convnet"), session)
-    assert list(configuration.runs_dir.iterdir()) == []
-
-
 def test_evaluation_is_the_mean_over_samples_whatever_the_batches(session: Session) -> None:
     data = load(Configuration(data="digits"))
     torch.manual_seed(0)
@@ -259,7 +235,7 @@ def test_the_same_seed_gives_the_same_bits(pool: Pools, tmp_path: Path) -> None:
     lines = [["--epochs", "2", "--name", name, "--seed", seed] for name, seed in seeds.items()]
     assert launch(OPENMPI, 2, tmp_path, *lines[0], OMP_NUM_THREADS="1").returncode == 0
     pool("openmpi", 2).call(trainings.run, *lines[1:], cwd=tmp_path)
-    rows = {name: without_times(read_rows(tmp_path / "runs" / name)) for name in "abc"}
+    rows = {name: read_rows(tmp_path / "runs" / name, TIMES) for name in "abc"}
     assert rows["a"] == rows["b"]
     assert rows["a"][-1]["parameters"] != rows["c"][-1]["parameters"]
 

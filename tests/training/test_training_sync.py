@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,8 +41,7 @@ def train_each(
 
 
 def read_last(run: Path) -> dict[str, Any]:
-    row: dict[str, Any] = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-    return row
+    return trainings.read_rows(run)[-1]
 
 
 @pytest.mark.mpi

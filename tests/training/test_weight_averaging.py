@@ -11,6 +11,7 @@ from torch import nn
 
 import broken_data
 import interrupted
+import preempted
 import trainings
 from mpiddp.training.data.batches import Cut, make_training_batches
 from mpiddp.training.data.data import load
@@ -158,7 +159,7 @@ def test_a_loop_that_was_left_within_a_period_exports_the_average_and_goes_on_ex
     three, words = pool("openmpi", 3), [*CUT[:8], *CUT[10:], *LOCAL]
     three.call(interrupted.run, [*words, "--name", "whole"], [], cwd=tmp_path)
     cut = [*words, "--name", "cut", "--export", "cut.pt"]
-    three.call(trainings.leave, 5, cut, cwd=tmp_path)
+    three.call(preempted.leave, cut, 5, cwd=tmp_path)
     exported = torch.load(tmp_path / "cut.pt", weights_only=True)
     held = interrupted.read_last(tmp_path / "runs" / "cut")
     assert torch.equal(exported["0.weight"], held["model.0.weight"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpiddp.errors import PeerLostError
-from mpiddp.launch.mpi.pauses import Pauses, wait_until
+from mpiddp.launch.mpi.pauses import wait_until
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -100,13 +99,10 @@ class Wire:
 
         Raises PeerLostError, which begins with ``what``.
         """
-        request, pauses, due = self.communicator.Ibarrier(), Pauses(LONGEST_PAUSE), None
-        while not request.Test():
-            if due is None and is_due():
-                due = time.monotonic() + self.timeout
-            if due is not None and time.monotonic() > due:
-                raise PeerLostError(f"{what} within {self.timeout:g} s")
-            pauses.sleep()
+        request = self.communicator.Ibarrier()
+        wait_until(lambda: request.Test() or is_due(), longest=LONGEST_PAUSE)
+        if not wait_until(request.Test, self.timeout, LONGEST_PAUSE):
+            raise PeerLostError(f"{what} within {self.timeout:g} s")
 
     def wait(self, message: PendingMessage, what: str, patience: float = 0.0) -> None:
         """Until it is complete, which may take ``patience`` seconds more than the others' time-out.

@@ -26,8 +26,9 @@ from mpiddp.training.data.device_data import DeviceSplit
 from mpiddp.training.data.samples import Answer, Batch, Key, Samples, UnreadableSampleError, Work
 from mpiddp.training.data.structure import map_leaves
 
-GRACE = 1.0
-"""Seconds between the loss of a connection and the news that its process has ended."""
+GRACE, LONGEST_GRACE = 1.0, 30.0
+"""Seconds until the news that a worker has ended: after any error, and after the loss of a
+connection, which only that can be. The fork server brings it, and is late on a busy machine."""
 BLOCKED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 
 
@@ -103,7 +104,8 @@ class Reader:
         try:
             yield from answers
         except (RuntimeError, OSError, EOFError) as error:  # As torch notices it first.
-            if death := _describe_death(answers):
+            seconds = GRACE if isinstance(error, RuntimeError) else LONGEST_GRACE
+            if death := _describe_death(answers, seconds):
                 raise MpiddpError(death) from error
             raise
 
@@ -166,9 +168,9 @@ def _end_after(wait: Callable[[], object]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _describe_death(answers: Any) -> str:
-    """Which worker of a loader has died; empty if none has."""
-    multiprocessing.connection.wait([worker.sentinel for worker in answers._workers], GRACE)
+def _describe_death(answers: Any, seconds: float) -> str:
+    """Which worker of a loader has died; empty if none has after so long."""
+    multiprocessing.connection.wait([worker.sentinel for worker in answers._workers], seconds)
     for number, worker in enumerate(answers._workers):
         code = worker.exitcode
         if code is not None:
