@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.common.plotting import COLOURS, draw_bar, draw_parts, finish_bars, open_figure
-from benchmarks.common.statistics import Spread, summarize
+from benchmarks.common.statistics import summarize
 from benchmarks.startup import phases
 from benchmarks.startup.contenders import (
     FLOOR,
@@ -76,9 +76,8 @@ def _draw_phases(axis: Axes, groups: Sequence[Group]) -> None:
         seconds = phases.phase_seconds(group)
         parts = {name: 1e3 * summarize(seconds[name]).median for name in phases.OWN}
         sums = [1e3 * value for value in phases.own_seconds(group)]
-        median = summarize(sums).median
-        whole = Spread(min(sums), median, max(sums))
-        draw_parts(axis, place, parts, whole, f"{median:.0f} ms")
+        whole = summarize(sums)
+        draw_parts(axis, place, parts, whole, f"{whole.median:.0f} ms")
         axis.scatter(sums, [place] * len(sums), s=12, color="black", linewidths=0)
     axis.set_xlim(0, 1.1 * axis.dataLim.x1)
     axis.set_xlabel("milliseconds")

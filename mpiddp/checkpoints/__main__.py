@@ -5,6 +5,7 @@ torch is not imported: files are compared with their manifests as bytes.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -91,7 +92,7 @@ def show(path: Path, *, is_quick: bool) -> None:
     for each, row in zip(entries, rows, strict=True):
         problems = each.problems or _compare(each, is_quick=is_quick)
         if problems and not each.path.is_dir():
-            problems = ["has gone meanwhile"]
+            problems = ["was removed meanwhile"]
         valid += not problems
         good = f"{VALID} by its files' sizes" if is_quick else VALID
         _print((*row, _shorten(problems) or good), widths)
@@ -108,7 +109,9 @@ def _list(directory: Path) -> Iterator[Entry]:
             yield Entry(path, problems=["partial: being written or removed, or left over"])
         elif path in set_aside:
             reason = path / manifests.REASON
-            lines = reason.read_text("utf-8", "replace").splitlines() if reason.exists() else []
+            lines = list[str]()
+            with contextlib.suppress(FileNotFoundError):
+                lines = reason.read_text("utf-8", "replace").splitlines()
             yield Entry(path, problems=[f"set aside: {_shorten(lines)}" if lines else "set aside"])
 
 

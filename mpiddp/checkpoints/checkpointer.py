@@ -133,7 +133,7 @@ class Checkpointer:
         self._restored = 0
         """The step of this directory's newest checkpoint, if training goes on from that."""
         self._agreement: StepAgreement | None = None
-        self._is_closed = False
+        self._is_closed = self._has_ended = False
         _finish_with_session(self)
 
     @property
@@ -224,7 +224,7 @@ class Checkpointer:
         and ConfigurationError for a directory of another training or another running job.
         """
         self._check_open()
-        self._directory.wait()
+        self._directory.finish()
         found = source if isinstance(source, Found) else self._find(source)
         return None if found is None else self._load(found)
 
@@ -256,16 +256,19 @@ class Checkpointer:
 
         A second call does nothing, unless the first was interrupted.
         """
+        if self._has_ended:
+            return
         self._is_closed = True
         try:
             if self._agreement is not None:
                 self._agreement.close()
-            self._directory.wait()
+            self._directory.finish()
         finally:
             # After an interrupt the thread still writes, under the lock and with the other ranks.
             if not self._directory.is_busy:
                 self._directory.close()
                 self._ranks.close()
+                self._has_ended = True
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -292,7 +295,7 @@ class Checkpointer:
     def _collect(self) -> None:
         """At the end of a session: raises what went wrong with the last checkpoint."""
         if not self._is_closed and not self.is_busy:
-            self._directory.wait()
+            self._directory.finish()
 
 
 _OWN_NAMES = frozenset({"buffers", "random", VALUES})

@@ -116,13 +116,16 @@ class Recent(Generic[Value]):
 
     def find(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """The one for ``key``; a new one replaces the one that was not used for longest."""
-        # Another thread, which prepares calls beside this one, may look or make room meanwhile.
-        value = self._values.pop(key, None)
+        value = self._values.get(key)
         if value is None:
             while len(self._values) >= self._most:
                 self._values.popitem(last=False)
-            value = make()
-        self._values[key] = value
+            value = self._values[key] = make()
+        try:
+            self._values.move_to_end(key)
+        except KeyError:
+            # Another thread, which prepares calls too, has made room meanwhile.
+            self._values[key] = value
         return value
 
 

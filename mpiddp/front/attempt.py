@@ -238,7 +238,7 @@ def _prepare_copy(parent: int) -> None:
 
 
 def _follow_parent(parent: int) -> None:
-    """Have this process, before it runs its program, end with the process ``parent``."""
+    """End this process when ``parent`` ends; called before its program is run."""
     SYSTEM.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGTERM)  # It has gone already.

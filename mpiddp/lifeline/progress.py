@@ -17,6 +17,8 @@ class Progress:
     def __init__(self, descriptor: int) -> None:
         """``descriptor``: of a file of SIZE bytes, which stays its owner's."""
         self._fields = memoryview(mmap.mmap(descriptor, self.SIZE)).cast("q")
+        self._pause = (0, 0.0)
+        """A move of the main thread, and the seconds after it that do not count."""
 
     @classmethod
     def make_file(cls) -> int:
@@ -48,4 +50,10 @@ class Progress:
     def find_idle_seconds(self) -> float:
         """How long the rank's main thread has not moved; 0 if that is not watched."""
         moved: int = self._fields[1]
-        return (time.monotonic_ns() - moved) / 1e9 if moved else 0.0
+        paused = self._pause[1] if self._pause[0] == moved else 0.0
+        return max(0.0, (time.monotonic_ns() - moved) / 1e9 - paused) if moved else 0.0
+
+    def add_pause(self, seconds: float) -> None:
+        """For so long the rank could not move."""
+        moved: int = self._fields[1]
+        self._pause = (moved, seconds + (self._pause[1] if self._pause[0] == moved else 0.0))

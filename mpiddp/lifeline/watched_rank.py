@@ -110,6 +110,7 @@ class WatchedRank:
     def add_pause(self, seconds: float) -> None:
         """For so long the companion was stopped as well."""
         self._stop.add_pause(seconds)
+        self._progress.add_pause(seconds)
 
     def close(self) -> None:
         """It has closed its session, and is not watched any more."""

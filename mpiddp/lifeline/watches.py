@@ -39,7 +39,7 @@ class SuspensionWatch:
         self._since: float | None = None
         """When it was first seen to be stopped."""
         self.last = float("-inf")
-        """When it was last seen to be stopped, or was likely so, as this process was."""
+        """When it was last seen to be stopped."""
 
     @property
     def is_stopped(self) -> bool:
@@ -56,7 +56,6 @@ class SuspensionWatch:
 
     def add_pause(self, seconds: float) -> None:
         """This process was stopped as well: that time does not count."""
-        self.last = time.monotonic()
         if self._since is not None:
             self._since += seconds
 

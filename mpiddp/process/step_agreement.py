@@ -166,14 +166,14 @@ class StepAgreement:
         if self._signals is not None:
             # TERM must not end a process that leaves while its checkpoint is being written.
             self._signals.heed(self._has_stopped)
-        thread, self._thread = self._thread, None
-        if thread is None:
+        if self._thread is None:
             return
         self._closed.set()
-        thread.join()
+        self._thread.join()
         if not self._round.is_called:
             with contextlib.suppress(Exception):  # Who had the store may have left already.
                 self._publish(math.inf)
+        self._thread = None
 
     def _ask(self) -> Due:
         return {name: why for name, wish in self._wishes.items() if (why := wish())}

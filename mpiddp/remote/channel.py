@@ -32,7 +32,7 @@ SHARED_BYTES = 1 << 16
 ALIGNMENT = 64
 """Bytes, of each buffer in shared memory."""
 LONGEST_HEADER = 1 << 28
-"""Bytes."""
+"""Bytes, more than any message has: the other end does not speak this protocol."""
 LONGEST_PIECE = 1 << 20
 """Bytes that are sent at a time."""
 SILENT_SECONDS = 60.0
@@ -188,7 +188,7 @@ class Channel:
         """
         length, descriptors = self._begin()
         if length > LONGEST_HEADER:
-            raise OSError(f"a header of {length} bytes, which is none of a message")
+            raise OSError(f"expected a header of at most {LONGEST_HEADER} bytes, found {length}")
         kind, content, body_size, sizes, is_shared = json.loads(_read(self.connection, length))
         left = body_size + (0 if is_shared else sum(sizes))
         try:

@@ -271,7 +271,7 @@ class _Reception:
     def _admit(self, connection: socket.socket) -> None:
         """Prove that this is the process that made the token; who calls comes next.
 
-        Nobody waits for it: that rank may be stopped, and others come.
+        Nobody waits for it before its first byte: that rank may be stopped, and others come.
         """
         channel = Channel(connection)
         self._own.add(channel)

@@ -12,6 +12,9 @@ from collections.abc import Callable
 from mpiddp.process.streams.output_writer import Lines
 from mpiddp.remote.channel import MARK
 
+CLOSE_SECONDS = 5.0
+"""For which what has come is still printed."""
+
 BLOCK = 1 << 16
 LONGEST_MARK = 40
 """Bytes."""
@@ -90,10 +93,13 @@ class OutputReader:
         """Print what has come, and stop."""
         with self.connection:
             with contextlib.suppress(OSError):
-                # What a rank has left behind may print without end.
+                # What a rank has left behind may print without end; TCP reads on what comes later.
                 self.connection.shutdown(socket.SHUT_RD)
+                end = time.monotonic() + CLOSE_SECONDS
                 while not self.is_ended and self.connection.recv(1, socket.MSG_PEEK):
                     self.read()
+                    if time.monotonic() > end:
+                        break
             self.flush()
 
     def _take(self, data: bytes) -> None:

@@ -130,8 +130,10 @@ class Ranks:
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the function that runs, if one does, on all ranks."""
+        if os.getpid() != self._owner:
+            return
         with self._turn:  # The descriptor stays open meanwhile.
-            if self._running and os.getpid() == self._owner:
+            if self._running:
                 os.eventfd_write(self._wake, 1)
 
     def restart(self) -> None:

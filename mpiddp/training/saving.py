@@ -416,6 +416,10 @@ class Saver:
         if export is not None and STEP in export.name and written.step != self._exported:
             say(self._training.session, export_saved(written, export))
 
+    def note_last(self, step: int) -> None:
+        """The run ends after this step: `export` writes its weights, no checkpoint's thread."""
+        self._exported = step
+
     def export(self, step: int) -> str:
         """Training is over: write the weights for others, if asked for. Collective.
 

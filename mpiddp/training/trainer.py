@@ -186,7 +186,7 @@ class Loop:
         self.position = position
         """Of the next step; ranks that share batches each have their own within an epoch."""
         self.is_left = False
-        """Whether ranks have left the loop before its end, as far as all have agreed on it."""
+        """Whether a rank has left the loop early; the same on all ranks, from `_settle_steps`."""
         self._agreed = position
         """The last position that was the same on all ranks."""
         self._number = self._left = 0
@@ -364,6 +364,7 @@ class Loop:
             return
         try:
             if step.is_taken:
+                self.saver.note_last(self._following.step)
                 self.end_step()
             self._settle_steps(is_left=True)
         except PreemptedError:

@@ -345,7 +345,6 @@ def test_a_launcher_runs_the_contenders(either_launcher):
 
 @pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.timeout(600)
 def test_startup_measures_prints_and_writes(tmp_path):
     drawing = tmp_path / "startup.svg"
     arguments = documents.read_command("python -m benchmarks startup")

@@ -57,7 +57,6 @@ def test_a_report_is_read_as_it_was_written():
 
 @pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 def test_checkpoints_are_measured_drawn_and_recorded(tmp_path, capsys, monkeypatch):
     """In a directory that is named relative to this process's own, which is not the ranks'."""
     monkeypatch.chdir(tmp_path)

@@ -205,7 +205,6 @@ def test_every_collective_of_every_contender_is_exact():
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(600)
 def test_all_contenders_are_measured_printed_and_written(tmp_path):
     drawing = tmp_path / "allreduce.svg"
     words = documents.read_command("python -m benchmarks allreduce", "performance.md")
@@ -244,7 +243,6 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
 
 @pytest.mark.slurm
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", options.QUANTITIES)
 def test_two_jobs_share_the_nodes_of_a_cluster(slurm_cluster, tmp_path, name):
     words = [name, "--launcher", "srun", "--nodes", "2", "--sizes", "8"]
@@ -271,7 +269,6 @@ SLOW_LINK = (
 
 @pytest.mark.slurm
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_planted_slow_link_is_named(slurm_cluster):
     words = ["--launcher", "srun", "--nodes", "4", "--sizes", "8", "256K", "--repetitions", "3"]
     slurm_cluster.must("exec", "node3", "sh", "-c", SLOW_LINK)
@@ -290,7 +287,6 @@ def test_a_planted_slow_link_is_named(slurm_cluster):
 # A job of benchmark.sbatch measures so, too (test_jobs.py).
 @pytest.mark.long
 @pytest.mark.slurm
-@pytest.mark.timeout(120)
 def test_both_jobs_are_steps_on_the_same_nodes(slurm_cluster, monkeypatch):
     for name, value in slurm_cluster.environment().items():
         monkeypatch.setenv(name, value)

@@ -300,7 +300,6 @@ def test_a_run_that_the_cluster_lost_is_made_again_once(monkeypatch, lost, ends)
 
 @pytest.mark.long
 @pytest.mark.slurm
-@pytest.mark.timeout(300)
 def test_it_measures_a_cluster(slurm_cluster, tmp_path):
     drawing = tmp_path / "startup.svg"
     arguments = ["--launcher", "srun", "--ranks", "4", "--repetitions", "1", "--warm-up", "0"]
@@ -334,7 +333,6 @@ def test_it_measures_a_cluster(slurm_cluster, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.slurm
-@pytest.mark.timeout(300)
 def test_inside_an_allocation_runs_are_its_steps(slurm_cluster, tmp_path):
     record = tmp_path / "startup.json"
     arguments = ["--launcher", "srun", "--ranks", "2", "--repetitions", "1", "--warm-up", "0"]
@@ -358,7 +356,6 @@ def newest_job(cluster) -> int:
 
 
 @pytest.mark.slurm
-@pytest.mark.timeout(120)
 def test_the_ranks_of_each_node_are_told(slurm_cluster, monkeypatch):
     for name, value in slurm_cluster.environment().items():
         monkeypatch.setenv(name, value)
@@ -370,7 +367,6 @@ def test_the_ranks_of_each_node_are_told(slurm_cluster, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.slurm
-@pytest.mark.timeout(120)
 def test_a_run_past_its_deadline_leaves_no_job(slurm_cluster):
     command = ("srun", "--quiet", "--nodes=4", "--ntasks=4", "sleep", "300")
     environment = launchers.clean_environment(slurm_cluster.environment())

@@ -108,7 +108,6 @@ def test_each_round_trains_from_another_seed(monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.timeout(300)
 def test_whole_trainings_are_measured_drawn_and_recorded(tmp_path, capsys):
     record, picture = tmp_path / "record.json", tmp_path / "picture.svg"
     words = [

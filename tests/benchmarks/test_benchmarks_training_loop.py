@@ -25,7 +25,6 @@ def test_the_speed_is_that_of_rounds():
 
 @pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 def test_both_loops_are_timed_printed_drawn_and_written(tmp_path):
     picture = tmp_path / "loop.svg"
     words = ["--ranks", "2", "--models", "convnet", "--epochs", "1", "--repetitions", "1"]

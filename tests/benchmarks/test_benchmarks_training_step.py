@@ -331,7 +331,6 @@ def list_steps(record) -> list[Cell]:
 
 @pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.timeout(600)
 def test_all_contenders_are_measured_printed_and_written(tmp_path):
     drawing = tmp_path / "step.svg"
     arguments = documents.read_command("python -m benchmarks training-step")
@@ -393,7 +392,6 @@ def test_gradients_that_are_no_average_are_noticed(tmp_path, monkeypatch, capsys
 
 @pytest.mark.slurm
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_servers_are_compared_with_the_cost_model_on_a_cluster(slurm_cluster, tmp_path):
     arguments = ["--launcher", "srun", "--nodes", "2", "--ranks", "2", "--link", "--sync"]
     arguments += ["framework", "ring", "parameter-server", "parameter-server:servers=ranks"]

@@ -262,7 +262,6 @@ def test_the_counts_of_a_real_start():
 
 @pytest.mark.mpi
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_starts_are_counted_timed_and_predicted(tmp_path, capsys):
     record = tmp_path / "scale.jsonl"
     command.main(["--ranks", "2", "3", "4", "--repetitions", "1", "--json", str(record)])

@@ -82,7 +82,7 @@ def test_what_a_job_does_meanwhile_is_no_damage(
 
     monkeypatch.setattr(manifests, "list_checkpoints", list_and_change)
     valid, gone = read(folder, capsys)
-    assert valid.endswith(" valid") and gone == "step-1 ? ? has gone meanwhile"
+    assert valid.endswith(" valid") and gone == "step-1 ? ? was removed meanwhile"
 
 
 def test_other_owners_and_formats(

@@ -8,7 +8,7 @@ import battery
 import launchers
 from mpiddp.schedules import registry
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.mpi
 
 TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2"}
 """MPICH takes the ranks in turn for ranks of two nodes."""

@@ -294,7 +294,6 @@ def add_huge_tensors(session: mpiddp.Session) -> dict[str, bool]:
 
 @pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.timeout(600)
 def test_tensors_longer_than_mpi_counts_are_summed(pool):
     expected = {"shared-memory": True, "mpi": True, "torch": True}
     assert pool("openmpi", 2).call(add_huge_tensors, timeout=500).values == [expected] * 2

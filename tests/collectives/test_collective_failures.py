@@ -15,7 +15,7 @@ import facts
 import launchers
 import ranks
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.mpi
 
 DEADLINE = 3.0
 """Seconds of a call's wait."""

@@ -12,7 +12,7 @@ import forbidden
 import launchers
 import ranks
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.mpi
 
 CALLS = 2000
 MEGABYTE = 1 << 20

@@ -10,7 +10,7 @@ import battery
 import facts
 import launchers
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.slurm
 
 DEADLINE = 140.0
 TRANSPORTS = ("auto", "mpi", "torch", "shared-memory+mpi")

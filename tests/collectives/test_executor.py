@@ -186,7 +186,7 @@ def test_another_thread_may_make_room_while_one_looks():
                 recent.find(other, lambda: 0)
             return 1000
 
-    key, others = Key(), iter([(), (), (), (1, 2)])
+    key, others = Key(), iter([(), (), (), (1, 2), ()])
     assert [recent.find(each, lambda: 1) for each in (key, 0, key)] == [1, 1, 1]
 
 

@@ -590,7 +590,6 @@ def ask_together(session: mpiddp.Session) -> list[str]:
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(120)
 def test_ranks_beyond_their_groups_limit_are_told_and_not_killed(small_node):
     answers = small_node.call(ask_together).values
     for whole, _ in answers:
@@ -630,7 +629,6 @@ def average_buckets(session: mpiddp.Session) -> list[list[bool]]:
 
 @pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.timeout(120)
 def test_buckets_are_shared_where_there_is_room_for_all_ranks(small_node):
     for shared in small_node.call(average_buckets).values:
         assert shared == [[False] * STEPS, [True] * STEPS]

@@ -305,12 +305,12 @@ def test_a_stage_that_takes_too_long(tmp_path):
     result = launchers.run(
         launchers.table()["openmpi"],
         3,
-        ["-c", program, "--timeout", "10", "--json", "report.json"],
+        ["-c", program, "--timeout", "30", "--json", "report.json"],
         timeout=DEADLINE,
         cwd=tmp_path,
     ).expect(4)
     (line,) = messages(result)
-    assert "'code' within 10 s; waited for rank 1 on " in line
+    assert "'code' within 30 s; waited for rank 1 on " in line
     assert "MPI library" in result.stdout and "Traceback" not in result.output
     # What was known until then has been written.
     report = json.loads((tmp_path / "report.json").read_text())

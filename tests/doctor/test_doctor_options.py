@@ -31,6 +31,12 @@ def test_all_options():
     assert parse(words.split()) == expected
 
 
+@pytest.mark.parametrize("words", [["--wrong"], ["extra"], ["--timeout", "x"], ["--timeout", "-1"]])
+def test_mistakes(words):
+    with pytest.raises(ConfigurationError):
+        parse(words)
+
+
 def test_a_file_that_can_be_written(tmp_path):
     check_json(tmp_path / "new.json")
     for wrong in (tmp_path, tmp_path / "nowhere" / "new.json"):

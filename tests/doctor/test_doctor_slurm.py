@@ -10,7 +10,7 @@ import pytest
 import launchers
 from doctors import examine
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.slurm
 
 
 def flags(nodes, *more):

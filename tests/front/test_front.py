@@ -63,9 +63,9 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(*words: str, **variables: str) -> launchers.Result:
     """``python -m mpiddp WORDS``, as a person types it."""
-    environment = launchers.clean_environment({**launchers.WAITING, **variables})
+    environment = {**launchers.WAITING, **variables}
     return launchers.run_python(*MPIDDP[1:], *words, env=environment, cwd=None)
 
 
@@ -159,7 +159,7 @@ def test_what_each_rank_runs(folder, words, program):
 
 def test_pythons_own_options_and_a_prefix_reach_the_ranks(folder):
     words = ("-u", "-X", "dev", *MPIDDP[1:], "-n", "1", "--dry-run", "hello.py")
-    environment = launchers.clean_environment({"MPIDDP_WRAP": "nice -n '1'"})
+    environment = {"MPIDDP_WRAP": "nice -n '1'"}
     done = launchers.run_python(*words, env=environment, cwd=folder)
     start = ["nice", "-n", "1", sys.executable, "-u", "-X", "dev", "-m", "mpiddp", "hello.py"]
     assert shlex.split(done.stdout)[-len(start) :] == start

@@ -834,6 +834,10 @@ def test_every_job_script_takes_options_of_the_front_first(made_up, script, word
     done = submit(made_up, *before, *words, FAKE_STATUS="1").expect(1)
     assert "restart 1 of 1" in done.stderr
     assert made_up.program_line[1:] == program
+    assert ("--ntasks=4" in made_up.options) is ("--ranks-per-node" in words)
+    if script == "run":
+        # What both attempts said is kept.
+        assert len((made_up.cwd / "logs" / "run-42.err").read_text().splitlines()) == 2 * 30
 
 
 def test_an_option_of_the_front_without_its_value_is_refused(made_up):
@@ -1413,6 +1417,23 @@ def test_an_environment_is_staged_on_each_node_and_taken_away(slurm, tmp_path):
         assert f"mpiddp-env-{job.identity}-" not in slurm.cluster.must(
             "exec", node, "ls", "/dev/shm", "/tmp"
         )
+
+
+@pytest.mark.long
+@pytest.mark.slurm
+def test_a_job_that_was_preempted_runs_again(slurm, tmp_path):
+    text = "echo $SLURM_RESTART_COUNT.\n[ -e second ] || { touch second; exit 75; }\n"
+    words = ("--array=4", "--nodes=1", f"{JOBS}/run.sbatch", "x.py")
+    identity = slurm.submit(*words, **wrap(tmp_path, text))
+    # Between its two runs it has ended, for a moment.
+    again = re.compile(r"Restarts=1 .*\n(.*\n)*.*RunTime=00:0")
+    launchers.until(lambda: again.search(slurm.records(identity)[0]), "its second run")
+    [job] = slurm.wait(identity)
+    assert (job.state, job.code) == ("COMPLETED", 0), job.output
+    assert job.log("out") == ".\n1.\n"
+    # Slurm's own file has both runs as well.
+    assert "ended with exit code 75: preempted" in job.output
+    assert f"mpiddp: job {identity}_4 ended with exit code 0: done" in job.output
 
 
 @pytest.mark.long

@@ -180,7 +180,6 @@ def share_huge_values(session):
 
 @pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["openmpi", "mpich"])
 def test_objects_longer_than_mpi_counts_travel_in_parts(name, pool):
     found = pool(name, 2).call(share_huge_values, timeout=500).values

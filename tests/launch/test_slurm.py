@@ -17,7 +17,7 @@ import launchers
 import ranks
 import slurm
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.slurm
 
 DEADLINE = 90.0
 INTERFACES = ("ens1f1", "ens1f0np0", "ens1f0", "eth0")

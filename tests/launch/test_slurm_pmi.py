@@ -22,8 +22,6 @@ from mpiddp.launch.mpi.slurm_pmi import (
     shortened_values,
 )
 
-pytestmark = pytest.mark.timeout(30)
-
 MPICH = "MPICH Version:      5.0.2\n"
 MAXES = b"cmd=maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max=%d\n"
 

@@ -345,7 +345,7 @@ def find_line(text: str) -> str:
     return f"main, lifeline_rank.py:{number}"
 
 
-def test_sixteen_ranks_answer_soon(crew, tmp_path):
+def test_sixteen_ranks_answer(crew, tmp_path):
     job = crew([number // 4 for number in range(16)])
     assert job[3].ask("lock") == ["locking"]
     job[5].tell("kill", signal.SIGSTOP)
@@ -924,7 +924,7 @@ def test_a_job_of_one_rank_ends_because_it_stands_still(tmp_path):
     (tmp_path / "script.py").write_text("import time; time.sleep(100)")
     (tmp_path / "job").mkdir(mode=0o700)
     # As the front starts a rank that needs no launcher.
-    environment = {**launchers.clean_environment(), "MPIDDP_JOB_DIRECTORY": str(tmp_path / "job")}
+    environment = {"MPIDDP_JOB_DIRECTORY": str(tmp_path / "job")}
     options = ("-m", "mpiddp", "--stall-timeout", "2")
     result = launchers.run_python(*options, "script.py", env=environment, cwd=tmp_path)
     assert result.returncode == 6, result.stderr
@@ -947,7 +947,6 @@ def test_a_time_out_shows_where_the_ranks_are(name, tmp_path):
 
 @pytest.mark.slurm
 @pytest.mark.long
-@pytest.mark.timeout(150)
 def test_a_job_on_several_nodes_is_asked_from_another_node(slurm_cluster, tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
     flags = ("--nodelist=node[1-2]", "--nodes=2", "--kill-on-bad-exit=0")

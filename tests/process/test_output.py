@@ -129,7 +129,7 @@ if "killed" in sys.argv:
 SAID = "from python\nfrom C\nfrom a child\nno end, "
 
 
-def run(*words: str, **options) -> subprocess.CompletedProcess[str]:
+def run(*words: str, **options) -> launchers.Result:
     return launchers.run_python("-c", PROGRAM, *words, **options)
 
 

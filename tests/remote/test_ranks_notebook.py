@@ -125,7 +125,6 @@ def check_error(cell: Any, *words: str) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(600)
 def test_the_notebook_trains_fails_and_starts_again_in_a_real_kernel(folder: Path) -> None:
     notebook = json.loads(NOTEBOOK.read_text())
     written = find_code(notebook)

@@ -11,7 +11,7 @@ import pytest
 
 import launchers
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slurm
 
 
 def test_functions_run_on_the_ranks_of_two_nodes(slurm_cluster, tmp_path):

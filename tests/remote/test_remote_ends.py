@@ -27,7 +27,7 @@ from mpiddp.errors import (
     UnreachableError,
 )
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.mpi
 SECONDS, LONGEST_SECONDS = 60.0, 180.0
 """How long a call may take on a busy machine, and a start."""
 CALLER = """

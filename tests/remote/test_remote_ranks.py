@@ -23,7 +23,7 @@ from launchers import until
 from mpiddp.errors import ConfigurationError, RankFailedError, RemoteError, UnreachableError
 from mpiddp.remote import call
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.mpi
 RANKS = 4
 WAITING = {"MPIDDP_WAIT": "sleep"}
 SECONDS = 60.0

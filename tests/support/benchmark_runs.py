@@ -12,7 +12,7 @@ import launchers
 from benchmarks.common.records import Record, read_record
 
 MOST_SECONDS = 580
-"""Of a run. A test's own limit, which is shorter by default, is for one that hangs, too."""
+"""Of a run; below the limit of a test (setup.cfg), so that its output is shown."""
 
 
 def run_benchmark(*arguments: str, around: Sequence[str] = (), **changes: str) -> launchers.Result:

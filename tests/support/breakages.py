@@ -32,7 +32,8 @@ MARK = "BREAKAGES_COPY"
 DEADLINE, END_SECONDS = 300.0, 60.0
 """Seconds for one run of pytest; and for its fixtures to clean up when it is terminated."""
 LIST_FILES = ("git", "-C", launchers.ROOT, "ls-files", "-z", "-co", "--exclude-standard")
-PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long")
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long", "-o", "timeout=250")
+"""A test that hangs fails within the deadline."""
 
 
 @dataclass(frozen=True)

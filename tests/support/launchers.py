@@ -176,13 +176,6 @@ def clean_environment(changes: Mapping[str, str] | None = None) -> dict[str, str
     return {**kept, **(changes or {})}
 
 
-def run_python(*words: object, **more: Any) -> subprocess.CompletedProcess[str]:
-    """Run this Python to its end, in the checkout. ``more``: arguments of subprocess.run."""
-    usual: dict[str, Any] = {"env": clean_environment(), "cwd": ROOT, "timeout": SHORTEST_DEADLINE}
-    command = [sys.executable, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, **{**usual, **more})
-
-
 def drop_gloo_lines(stdout: str) -> str:
     """Without what Gloo prints in torch 2.10, on each rank, whenever a group is made.
 
@@ -447,7 +440,8 @@ def execute(
 
     ``options`` are those of subprocess.run; by default the command reads nothing.
     """
-    given = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, **options}
+    source = {} if "input" in options else {"stdin": subprocess.DEVNULL}
+    given = {**source, "stderr": subprocess.PIPE, **options}
     began = time.monotonic()
     done = subprocess.run(
         words,
@@ -460,3 +454,9 @@ def execute(
     seconds = time.monotonic() - began
     command = tuple(map(str, words))
     return Result(command, done.returncode, done.stdout, done.stderr or "", seconds)
+
+
+def run_python(*words: object, timeout: float = SHORTEST_DEADLINE, **options: Any) -> Result:
+    """Run this Python as `execute` does, in the checkout."""
+    given = {"cwd": ROOT, **options}
+    return execute(sys.executable, *map(str, words), timeout=timeout, **given)

@@ -49,7 +49,7 @@ def write(path: Path, *steps: int, score: float | None = None, **values: Any) ->
 def flip(path: Path, place: float) -> None:
     """A bit; ``place``: from 0 to 1."""
     content = bytearray(path.read_bytes())
-    content[int(place * (len(content) - 1))] ^= 1
+    content[int(place * (len(content) - 1))] ^= 1 << int(place * 1e6) % 8
     path.write_bytes(content)
 
 

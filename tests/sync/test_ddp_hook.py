@@ -33,7 +33,6 @@ WHOLE = [name for name in names() if name != "central"]
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     ("launcher", "size"),
     [("openmpi", 2), ("mpich", 3), pytest.param("openmpi", 4, marks=pytest.mark.long)],
@@ -54,7 +53,6 @@ def test_every_algorithm_comes_to_what_the_framework_comes_to(launcher, size, po
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 def test_gradients_travel_in_a_narrower_type(pool):
     ways = [
         {"algorithm": algorithm, "transport": transport, "wire_dtype": name, "overlap": overlap}

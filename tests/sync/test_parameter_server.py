@@ -60,7 +60,6 @@ def train(pool: Pool, ways: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     ("launcher", "size"),
     [pytest.param(*key, marks=[pytest.mark.long] * (key[1] > 3)) for key in IN_STEP],
@@ -79,7 +78,6 @@ def test_in_step_servers_come_to_what_one_process_and_the_framework_come_to(laun
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 def test_nobody_gets_further_ahead_than_allowed(pool):
     ways = [
         {
@@ -108,7 +106,6 @@ def test_nobody_gets_further_ahead_than_allowed(pool):
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 def test_an_epoch_may_take_longer_than_a_collective_call(pool):
     # The dedicated server, and with a large bound the other worker, have nothing to do for 6.5 s.
     way = {"steps": STEPS, "servers": 1, "placement": "dedicated", "deadline": 6.0}
@@ -121,7 +118,6 @@ def test_an_epoch_may_take_longer_than_a_collective_call(pool):
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     ("who", "role", "how", "bound"),
     [
@@ -165,7 +161,6 @@ NO_SIGN = (
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     ("way", "said"),
     [

@@ -8,7 +8,7 @@ import pytest
 
 from mpiddp.torch_backend.group import PART_BASE
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(170)]
+pytestmark = pytest.mark.mpi
 DEADLINE = 150.0
 SIZES = (3, *(pytest.param(size, marks=pytest.mark.long) for size in (2, 5)))
 

@@ -11,7 +11,7 @@ import refusals
 
 import launchers
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(170)]
+pytestmark = pytest.mark.mpi
 HERE = Path(__file__).parent
 TABLE = launchers.table()
 SECONDS = 150.0

@@ -9,7 +9,7 @@ import pytest
 
 import launchers
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(170)]
+pytestmark = pytest.mark.slurm
 
 DEADLINE = 160.0
 PAIR = ("--nodelist=node[1-2]", "--nodes=2")

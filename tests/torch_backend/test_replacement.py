@@ -84,7 +84,6 @@ def test_an_unchanged_script_has_mpiddps_collectives(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.timeout(300)
 def test_the_trainer_and_a_checkpointer_leave_what_they_leave_over_gloo(tmp_path):
     found = {}
     for collectives in ("framework", "mpiddp"):

@@ -43,7 +43,6 @@ def test_the_size_fits_and_what_is_an_eighth_larger_does_not(most: int, limit: i
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 def test_ranks_agree_on_the_smaller_limit_and_nothing_else_changes(
     pool: Pools, tmp_path: Path
 ) -> None:
@@ -72,7 +71,6 @@ def test_ranks_agree_on_the_smaller_limit_and_nothing_else_changes(
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 def test_passes_share_the_size_and_data_and_memory_end_the_search(
     pool: Pools, tmp_path: Path
 ) -> None:

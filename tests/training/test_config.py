@@ -331,6 +331,8 @@ def test_a_saved_configuration_can_be_run_again(
         (["--staleness", "3"], ["staleness", "'3'", "--sync parameter-server"]),
         (["--servers", "2", "--sync", "ring"], ["servers", "2", "--sync parameter-server"]),
         (["--sync", "parameter-server", "--servers", "0"], ["servers", "1 or more", "0"]),
+        (["--sync", "parameter-server", "--staleness", "-1"], ["staleness", "-1"]),
+        (["--track", "neptune"], ["tensorboard, mlflow, wandb", "'neptune'"]),
         (["--sync", "parameter-server", "--transport", "mpi"], ["transport", "--sync auto"]),
         (
             ["--sync", "parameter-server", "--ema", "0.9"],

@@ -173,7 +173,6 @@ def check_what_was_heard(heard: list[Any], times: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.timeout(120)
 def test_a_checkpoint_that_finds_no_room_leaves_the_old_one_and_training_goes_on(
     tmp_path: Path,
 ) -> None:
@@ -189,7 +188,6 @@ def test_a_checkpoint_that_finds_no_room_leaves_the_old_one_and_training_goes_on
 
 @pytest.mark.mpi
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_a_checkpoint_that_finds_no_room_ends_the_run_where_asked(tmp_path: Path) -> None:
     result, heard = train_on_small_disk(tmp_path, "--on-save-error", "stop")
     assert result.returncode == 1, result

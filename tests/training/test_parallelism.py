@@ -20,8 +20,6 @@ from mpiddp.training.wrapping.overlap import WARM_UP
 from observed import Observation
 from pool import Pools
 
-pytestmark = pytest.mark.timeout(150)
-
 # 160 samples for training: 5 steps of two ranks in an epoch, 10 in all. Two linear layers.
 TOY = ("--data", "toy", "--samples", "200", "--epochs", "2", "--save-every", "never")
 STEPS, REHEARSED, LAYERS = 10, 3, 2
@@ -234,7 +232,6 @@ def test_only_bucket_sizes_that_differ_are_measured() -> None:
 
 @pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.timeout(400)
 def test_a_compiled_model_trains_alike(pool: Pools, tmp_path: Path) -> None:
     lines = [
         [*TOY, "--name", name, "--export", f"{name}.pt", *options]

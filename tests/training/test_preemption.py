@@ -32,7 +32,6 @@ OPENMPI = launchers.table()["openmpi"]
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     "way",
     ["framework", *(pytest.param(way, marks=pytest.mark.long) for way in ("ring", "served"))],
@@ -56,7 +55,6 @@ def test_a_preempted_run_ends_as_the_uninterrupted_one(
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize("bound", [2, pytest.param(0, marks=pytest.mark.long)])
 def test_workers_and_a_dedicated_server_stop_within_an_epoch(
     bound: int, pool: Pools, tmp_path: Path
@@ -121,7 +119,6 @@ class SharedTraining:
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_workers_that_share_out_batches_stop_within_an_epoch(
     placement: str, pool: Pools, tmp_path: Path
@@ -173,7 +170,6 @@ LEFT = {
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize("when", LEFT)
 def test_a_rank_that_only_serves_hears_that_the_loop_was_left(
     when: str, pool: Pools, tmp_path: Path
@@ -212,7 +208,6 @@ def send(job: Any, when: str, number: signal.Signals) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     ("when", "name"),
     [
@@ -255,7 +250,6 @@ def test_a_job_makes_way_and_goes_on(when: str, name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["USR1", "TERM"])
 def test_a_script_makes_way_and_goes_on(name: str, tmp_path: Path) -> None:

@@ -105,11 +105,13 @@ def test_a_worker_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         return describe_death(*arguments)
 
     monkeypatch.setattr(readers, "_describe_death", describe_soon)
-    with pytest.raises(
-        MpiddpError, match=r"data worker [01] of 2 \(process \d+\) ended with signal 9"
-    ):
-        list(batches)
-    reader.close()
+    try:
+        said = r"data worker [01] of 2 \(process \d+\) ended with signal 9"
+        with pytest.raises(MpiddpError, match=said):
+            list(batches)
+    finally:
+        server.resume()
+        reader.close()
 
 
 def test_workers_end_with_their_rank(tmp_path: Path) -> None:

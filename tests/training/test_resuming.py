@@ -63,7 +63,6 @@ def assert_equal_ends(folder: Path, cut: str) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=[pytest.mark.long] * (way not in DEFAULTS)) for way in WAYS]
 )
@@ -86,7 +85,6 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(way: str, pool: Pools, tmp_
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     ("worlds", "options"),
     [
@@ -121,7 +119,6 @@ def test_another_number_of_ranks_takes_each_sample_once(
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 def test_a_single_sample_in_the_rest_of_an_epoch_is_refused(pool: Pools, tmp_path: Path) -> None:
     # 162 samples: 66 are left after the first step of three ranks, 2 after one more of two ranks.
     words = ["--data", "toy", "--samples", "202", "--epochs", "1", "--batch-size", "32"]
@@ -137,7 +134,6 @@ def test_a_single_sample_in_the_rest_of_an_epoch_is_refused(pool: Pools, tmp_pat
 
 @pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.timeout(240)
 def test_workers_and_a_resumption_change_no_augmented_image(pool: Pools, tmp_path: Path) -> None:
     data_files.write_mnist(tmp_path / "data", train=64, test=8)
     words = ["--data", "mnist", "--model", "mlp", "--augment", *SMALL[4:]]
@@ -150,7 +146,6 @@ def test_workers_and_a_resumption_change_no_augmented_image(pool: Pools, tmp_pat
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 def test_a_dedicated_server_is_resumed(pool: Pools, tmp_path: Path) -> None:
     words = [*SMALL, *SERVED, "--server-placement", "dedicated"]
     ranks = pool("openmpi", 3)
@@ -161,7 +156,6 @@ def test_a_dedicated_server_is_resumed(pool: Pools, tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 def test_a_checkpoint_is_for_ddp_and_for_fsdp(pool: Pools, tmp_path: Path) -> None:
     # 8 steps.
     words = [*SMALL, "--epochs", "1", "--save-every", "3steps", "--optimizer", "adamw"]
@@ -210,7 +204,6 @@ def test_no_usable_checkpoint_is_exit_code_5(pool: Pools, tmp_path: Path) -> Non
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 def test_other_options_have_their_effect_after_a_resumption(pool: Pools, tmp_path: Path) -> None:
     ranks = pool("openmpi", 3)
     ranks.call(interrupted.run, [*SMALL, "--name", "first"], [7], False, cwd=tmp_path)
@@ -239,7 +232,6 @@ def test_other_options_have_their_effect_after_a_resumption(pool: Pools, tmp_pat
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 def test_training_goes_on_after_any_save_that_fails(pool: Pools, tmp_path: Path) -> None:
     words = [*SMALL, "--save-every", "2steps", "--epochs", "1", "--name", "on"]
     ranks = pool("openmpi", 2)

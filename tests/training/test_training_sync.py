@@ -15,8 +15,6 @@ from mpiddp.training.options.config import read_toml
 from mpiddp.training.wrapping import overlap
 from pool import Pool
 
-pytestmark = pytest.mark.timeout(150)
-
 POINTS, NARROW_POINTS = 0.003, 0.01
 """Of accuracy, by which a synchronous run may be worse than the framework's, and one that rounds
 its gradients to 8 bits."""

@@ -29,7 +29,6 @@ STEPS = 6
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 def test_averages_after_each_plain_step_are_averages_of_gradients(
     pool: Pools, tmp_path: Path
 ) -> None:
@@ -106,7 +105,6 @@ def train_alone() -> tuple[nn.Module, list[torch.Tensor]]:
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 def test_momentum_and_bad_losses_are_a_ranks_own_and_running_averages_are_averaged(
     pool: Pools, tmp_path: Path
 ) -> None:
@@ -131,7 +129,6 @@ LOCAL = ("--average-every", "4", "--sync", "ring")
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 def test_within_a_period_others_begin_from_the_average(pool: Pools, tmp_path: Path) -> None:
     three = pool("openmpi", 3)
     for name in ("two", "gradients"):
@@ -152,7 +149,6 @@ def test_within_a_period_others_begin_from_the_average(pool: Pools, tmp_path: Pa
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 def test_a_loop_that_was_left_within_a_period_exports_the_average_and_goes_on_exactly(
     pool: Pools, tmp_path: Path
 ) -> None:

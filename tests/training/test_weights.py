@@ -113,7 +113,6 @@ def test_samples_that_cannot_be_read_have_no_row_and_others_keep_their_numbers(
 
 @pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.timeout(300)
 def test_a_compiled_model_predicts_alike(pool: Pools, tmp_path: Path) -> None:
     pool("openmpi", 2).call(trainings.run, [*SMALL, "--name", "first"], cwd=tmp_path)
     # 22 and 21 samples of the ranks: one forward pass each, and torch.sin, which is tried first.

@@ -295,12 +295,13 @@ class CheckpointDirectory:
         Waits for the one before. Older ones that need not be kept are removed at the end.
         ``score``: of the test samples, higher if it is better. ``tell`` is called on rank 0, in
         a thread, once the checkpoint is on the disk. ``is_copied``: False saves the copies' time
-        and memory, and returns when it is on the disk; an interrupt may be its end.
+        and memory, and returns when it is on the disk; if it is interrupted before the tensors
+        are written, the checkpoint is dropped.
 
         Raises OSError, or WriteError for whatever else failed, on all ranks alike, if the one
         before could not be written.
         """
-        self.wait()
+        self.finish()
         begin = time.monotonic()
         staged, problem = dict[str, torch.Tensor](), None
         try:
@@ -325,9 +326,14 @@ class CheckpointDirectory:
             if not is_copied:
                 self.wait()
         except BaseException:
-            # Who interrupts it may change the tensors.
+            # After an interrupt the caller may change the tensors.
             interrupted.set()
             raise
+
+    def finish(self) -> None:
+        """As `wait`, but no error tells that an interrupt has dropped a checkpoint."""
+        with suppress(InterruptedError):
+            self.wait()
 
     @property
     def is_busy(self) -> bool:

@@ -43,6 +43,8 @@ CHECKPOINTS = "checkpoints"
 READ_BYTES = 1 << 20
 PATIENCE_SECONDS = 70.0
 """A client of NFS may go by what it knows of a directory for 60 s."""
+MOST_TIMES = 10
+"""Of them, for one reading of many files."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between two tries."""
 
@@ -105,7 +107,8 @@ class DamageError(Exception):
 class Patience:
     """Tries again for PATIENCE_SECONDS what an error of reading has kept from working.
 
-    A line on stderr says so. The time begins anew once something could be read.
+    A line on stderr says so once. The time begins anew when something could be read, at most
+    MOST_TIMES in all.
     """
 
     def __init__(self, rank: int | None = None) -> None:
@@ -114,6 +117,8 @@ class Patience:
         self._who = f"{name}on {socket.gethostname()}"
         self._end: float | None = None
         """Of the time, once it has begun."""
+        self._last: float | None = None
+        """Of all of them."""
 
     def read(self, work: Callable[..., T], *arguments: Any) -> T:
         """What ``work(*arguments)`` returns. Raises the last OSError once the time is over."""
@@ -130,10 +135,12 @@ class Patience:
     def wait(self, reason: str) -> bool:
         """Sleep a while; False if the time is over."""
         now = time.monotonic()
-        if self._end is None:
-            self._end, self._pause = now + PATIENCE_SECONDS, FIRST_PAUSE
+        if self._last is None:
+            self._last = now + MOST_TIMES * PATIENCE_SECONDS
             waited = f"trying again for up to {PATIENCE_SECONDS:g} s"
             print_message(f"{self._who}: {reason}: {waited}")
+        if self._end is None:
+            self._end, self._pause = min(now + PATIENCE_SECONDS, self._last), FIRST_PAUSE
         if now >= self._end:
             return False
         time.sleep(min(self._pause, self._end - now))

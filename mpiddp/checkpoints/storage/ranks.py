@@ -83,7 +83,7 @@ class Ranks:
         return value if self.rank == 0 else _unpack(content, len(content))
 
     def close(self) -> None:
-        """Not collective: others can finish the last call. Any call of several ranks fails now."""
+        """Not collective: others can finish the last call. Later ones of several ranks fail."""
         self.group = None
 
     def _send_first(self, tensor: torch.Tensor) -> None:

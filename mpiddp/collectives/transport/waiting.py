@@ -28,8 +28,6 @@ LOOK = 1e-4
 """Seconds before a wait sleeps."""
 LONGEST_PAUSE = 1e-3
 """Seconds of a sleep."""
-SLICE = 1.0
-"""Seconds that a process counts at once: not those for which it was stopped, with all others."""
 
 
 class Policy(enum.Enum):
@@ -116,23 +114,21 @@ class Waiter:
     def wait(self, test: Callable[[], object], describe: Callable[[], str]) -> None:
         """Return once ``test()`` is true.
 
-        Raises PeerLostError after ``seconds``, without those for which this process was stopped,
-        with ``describe()``, which says for whom and where it waited.
+        Raises PeerLostError after ``seconds``, not counting those during which this process was
+        stopped, with ``describe()``, which says for whom and where it waited.
         """
-        left = self.seconds
-        looks_until = time.monotonic() + (0 if self.policy is Policy.SLEEP else min(LOOK, left))
+        look = 0 if self.policy is Policy.SLEEP else min(LOOK, self.seconds)
+        looks_until = time.monotonic() + look
         give_way = self._find_give_way()
         while time.monotonic() < looks_until:
             if test():
                 return
             give_way()
-        while not wait_until(test, min(left, SLICE), LONGEST_PAUSE):
-            left -= SLICE
-            if left <= 0:
-                raise PeerLostError(
-                    f"{describe()} for {self.seconds:g} s: it is gone, or it did not make the same "
-                    "call; MPIDDP_DEBUG=1 compares the calls; to wait longer, increase --timeout"
-                )
+        if not wait_until(test, self.seconds, LONGEST_PAUSE):
+            raise PeerLostError(
+                f"{describe()} for {self.seconds:g} s: it is gone, or it did not make the same "
+                "call; MPIDDP_DEBUG=1 compares the calls; to wait longer, increase --timeout"
+            )
 
     def _find_give_way(self) -> Callable[[], object]:
         if threading.current_thread() is not threading.main_thread():

@@ -232,14 +232,14 @@ class FailureHandler(FailureReports):
 
         One thread goes it, once; others stop here.
         """
-        if threading.current_thread() is threading.main_thread():
-            # A second Ctrl-C must not stop the first one's report, before or half-way.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            try:
-                BackgroundCall.check_threads()
-            except RuntimeError:
-                end_soon(2 * PATIENCE_SECONDS)
         try:
+            if threading.current_thread() is threading.main_thread():
+                # A second Ctrl-C must not stop the first one's report, before or half-way.
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                try:
+                    BackgroundCall.check_threads()
+                except RuntimeError:
+                    end_soon(2 * PATIENCE_SECONDS)
             if not self._ends.acquire(blocking=False):
                 while self._ender != threading.get_ident():
                     time.sleep(3600)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 FIRST_PAUSE = 2e-5
 LONGEST_PAUSE = 2e-3
+LONGEST_GAP = 1.0
+"""Seconds between two looks that count: for the rest of a longer time this process was stopped."""
 PAUSE_SHARE = 1 / 8
 """How long a pause is beside the time waited so far. A collective takes several steps, and each
 look takes one: pauses that double made a collective of ranks that come together four times as
@@ -38,12 +40,14 @@ def wait_until(
 ) -> bool:
     """Look until ``test()`` is true, ``longest`` seconds apart at most.
 
-    Returns whether it was within ``seconds``; it is called once more after them, since this
-    process may have been stopped meanwhile.
+    Returns whether it was within ``seconds``, not counting those during which this process was
+    stopped.
     """
-    end, pauses = time.monotonic() + seconds, Pauses(longest)
+    pauses, last = Pauses(longest), time.monotonic()
     while not test():
-        if time.monotonic() > end:
+        now = time.monotonic()
+        seconds, last = seconds - min(now - last, LONGEST_GAP), now
+        if seconds < 0:
             return bool(test())
         pauses.sleep()
     return True

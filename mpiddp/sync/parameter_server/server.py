@@ -161,12 +161,10 @@ class Server:
             self._listen(place)
         status, pauses = MPI.Status(), Pauses(LONGEST_PAUSE)
         while not self._stopped.is_set():
-            # In this order: this thread may have made an update, or been stopped, for a long time.
-            overdue = self._deadlines.find_lost()
             came = [place for place, each in self._receives.items() if each.test(status)]
             for place in came:
                 self._hear(place, self._receives.pop(place))
-            if lost := [place for place in overdue if place not in came]:
+            if lost := self._deadlines.find_lost():
                 missing = ", ".join(self._name(place) for place in lost)
                 raise PeerLostError(
                     f"parameter server {self.number} has heard nothing of {missing} for "

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from mpiddp.launch.mpi.pauses import LONGEST_GAP
+
 
 class WorkerDeadlines:
-    """When each worker's next message is due.
+    """When each worker's next message is due, by a clock that counts while somebody looks.
 
+    A long update, and the time for which this process was stopped, count as LONGEST_GAP.
     Nothing is due from a worker that waits for weights, and from any worker between two epochs: the
     ranks are then in an evaluation, or in collective calls, which have deadlines of their own.
     """
@@ -20,6 +23,7 @@ class WorkerDeadlines:
         self._workers = workers
         self._timeout = timeout
         self._now = now
+        self._seconds, self._looked = 0.0, now()
         self._due: dict[int, float] = {}
         self._rests = True
 
@@ -37,7 +41,7 @@ class WorkerDeadlines:
 
     def expect(self, worker: int) -> None:
         """The worker has received weights: its gradient is due."""
-        self._due[worker] = self._now() + self._timeout
+        self._due[worker] = self._seconds + self._timeout
 
     def rest(self) -> None:
         """The epoch is over: nothing is due."""
@@ -47,4 +51,6 @@ class WorkerDeadlines:
     def find_lost(self) -> list[int]:
         """The workers whose messages are overdue, in order."""
         now = self._now()
-        return sorted(worker for worker, due in list(self._due.items()) if now > due)
+        self._seconds += min(now - self._looked, LONGEST_GAP)
+        self._looked = now
+        return sorted(worker for worker, due in list(self._due.items()) if self._seconds > due)

@@ -26,9 +26,11 @@ from mpiddp.training.data.device_data import DeviceSplit
 from mpiddp.training.data.samples import Answer, Batch, Key, Samples, UnreadableSampleError, Work
 from mpiddp.training.data.structure import map_leaves
 
-GRACE, LONGEST_GRACE = 1.0, 30.0
-"""Seconds until the news that a worker has ended: after any error, and after the loss of a
-connection, which only that can be. The fork server brings it, and is late on a busy machine."""
+GRACE = 1.0
+"""Seconds to wait for the news that a worker has ended, after an error that may have another cause.
+The fork server brings it, and may be late on a busy machine."""
+LONGEST_GRACE = 30.0
+"""The same after a lost connection, which has no other cause."""
 BLOCKED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 
 
