@@ -11,10 +11,9 @@ from typing import Annotated
 from mpiddp.checkpoints.storage.manifest import MANIFEST
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.launcher.hostnames import describe_size
 from mpiddp.options.fields import Argument
 from mpiddp.options.reader import read
-from mpiddp.wording import count_noun, print_message
+from mpiddp.wording import count_noun, describe_size, print_message
 
 DESCRIPTION = """\
 Write the weights of a checkpoint as a plain state_dict, which torch.load(FILE, weights_only=True)

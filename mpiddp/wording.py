@@ -32,6 +32,16 @@ def count_noun(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
+def describe_size(size: int) -> str:
+    """``512 B``, ``64 MiB``, ``23.5 GiB``."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.4g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.4g} TiB"
+
+
 def name_ranks(ranks: Iterable[int]) -> str:
     """``rank 2``, ``ranks 0-1``."""
     numbers = sorted(ranks)

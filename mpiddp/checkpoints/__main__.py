@@ -19,10 +19,9 @@ from mpiddp.checkpoints.storage.manifest import DamageError, FormatError, Manife
 from mpiddp.checkpoints.storage.owner import UNKNOWN, Owner, read_owner
 from mpiddp.errors import CheckpointError, ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.launcher.hostnames import describe_size
 from mpiddp.options.fields import Argument
 from mpiddp.options.reader import read
-from mpiddp.wording import describe_error, fold
+from mpiddp.wording import describe_error, describe_size, fold
 
 DESCRIPTION = """\
 Show the checkpoints in DIR: a run's directory, a directory of checkpoints, or one checkpoint. All

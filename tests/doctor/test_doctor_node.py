@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mpiddp.doctor.node import limits
 from mpiddp.doctor.node.limits import UNLIMITED, Limits
-from mpiddp.launch.launcher.hostnames import describe_size
+from mpiddp.wording import describe_size
 
 GIB = 1 << 30
 

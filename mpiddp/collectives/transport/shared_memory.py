@@ -33,6 +33,7 @@ import torch
 
 from mpiddp.collectives.transport.operators import map_memory
 from mpiddp.errors import ConfigurationError
+from mpiddp.wording import describe_size
 
 NAME = "mpiddp"
 """Their name in /proc."""
@@ -313,8 +314,8 @@ class ControlGroup:
         if used + size <= limit:
             return ""
         return (
-            f"the control group {self.folder} allows {_describe_size(limit)}, of which "
-            f"{_describe_size(used)} are in use"
+            f"the control group {self.folder} allows {describe_size(limit)}, of which "
+            f"{describe_size(used)} are in use"
         )
 
     def _read(self, name: str) -> int | None:
@@ -339,14 +340,10 @@ def find_shortage(size: int) -> str:
     """Why this process cannot get ``size`` bytes more, without swap; empty if it can."""
     available = psutil.virtual_memory().available
     if size > available:
-        return f"the machine has {_describe_size(available)} left"
+        return f"the machine has {describe_size(available)} left"
     if size < CHECKED_FROM:
         return ""
     return next(filter(None, (group.find_shortage(size) for group in find_groups())), "")
-
-
-def _describe_size(size: int) -> str:
-    return f"{size} bytes ({size / 2**30:.2f} GiB)"
 
 
 @functools.cache

@@ -18,8 +18,8 @@ from typing import TypeVar
 from mpiddp.doctor.common.findings import Finding, failed, passed, skipped, warned
 from mpiddp.doctor.node.limits import floor_power
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.launcher.hostnames import describe_size
 from mpiddp.process.background import BackgroundCall, LateError
+from mpiddp.wording import describe_size
 
 T = TypeVar("T")
 

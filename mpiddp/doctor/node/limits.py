@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpiddp.doctor.common.findings import Finding, passed, skipped, warned
-from mpiddp.launch.launcher.hostnames import describe_size
 from mpiddp.launch.network.infiniband import INFINIBAND, find_infiniband
+from mpiddp.wording import describe_size
 
 LOCKED_MEMORY = "locked memory"
 OPEN_FILES = "open files"

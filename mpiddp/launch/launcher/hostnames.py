@@ -49,16 +49,6 @@ def _bracket(folded: str) -> str:
     return folded if folded.isdigit() else f"[{folded}]"
 
 
-def describe_size(size: int) -> str:
-    """``512 B``, ``64 MiB``, ``23.5 GiB``."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.4g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
-        value /= 1024
-    return f"{value:.4g} TiB"
-
-
 def expand_hostnames(text: str) -> tuple[str, ...]:
     """The hosts of a short form: ``login,node[001-003]`` → ``login, node001, node002, node003``.
 
