@@ -137,8 +137,9 @@ class Session(ControlChannel):
 
         They are counted from 1, alike on all ranks.
         """
-        if self.collectives is not None:
-            begun, complete = self.collectives.count_calls()
+        collectives = self.collectives  # The main thread may close them meanwhile.
+        if collectives is not None:
+            begun, complete = collectives.count_calls()
             return begun, complete
         begun, complete = self._calls
         return begun + self.collectives_lock.locked(), complete

@@ -45,6 +45,7 @@ def stranger(request, monkeypatch):
     """Somebody holds the name that this process would take; another user, as it seems from here."""
     user = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(reporting_rank, "LISTENING_SECONDS", 0.1)
     name = reporting_rank._name_claim()
     with socket.socket(socket.AF_UNIX) as taken, contextlib.ExitStack() as stack:
         taken.bind(name)

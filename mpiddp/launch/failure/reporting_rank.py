@@ -30,8 +30,8 @@ ANSWER_SECONDS = 0.5
 """How long a failing rank waits for the others' answer before it reports itself."""
 REPORTERS = 4
 """How many ranks may have to step in for each other if no rank can be asked."""
-LISTENING_SECONDS = 0.2
-"""How long the holder of a claim may take from binding to listening."""
+LISTENING_SECONDS = 2.0
+"""How long the holder of a claim may take from binding to listening; it may be descheduled."""
 
 
 def agree_on_failure(
