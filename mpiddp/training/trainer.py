@@ -275,7 +275,7 @@ class Loop:
         self.is_left = training.session.any(is_left)
         steps = self.position.step - agreed.step
         samples, steps = training.batches.sum_up(steps, training.session.gather)
-        if samples:
+        if steps:
             self.position = Position(agreed.epoch, agreed.samples + samples, agreed.step + steps)
             training.failure_handler.end_step(self.position.step)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from itertools import islice
 from types import SimpleNamespace
 
@@ -163,8 +162,8 @@ class Workers:
         share = Share(len(self.split), 3, self.cut)
         return SharedBatches(Reader(Samples(self.split)), share, lambda: self.tickets[place])
 
-    def train(self, taken: int, steps: int | None) -> list[list[int]]:
-        """The samples of each batch."""
+    def train(self, taken: int, steps: int | None, *, leaving: float = 0.0) -> list[list[int]]:
+        """The samples of each batch; ``leaving``: how likely a worker leaves after one."""
         found = list[list[int]]()
         running = {
             place: self.make_batches(place).start(1, taken, steps)
@@ -178,12 +177,14 @@ class Workers:
                 continue
             found.append(batch.targets.tolist())
             self.tickets[place] = self.server._choose_number()
+            if self.dice.random() < leaving:
+                del running[place]
         return found
 
-
-def gather_beside(others: int) -> Callable[[int], list[int]]:
-    """As a session gathers: this rank's number, and another's."""
-    return lambda mine: [mine, others]
+    def sum_up(self, batches: int) -> tuple[int, int]:
+        """As after so many of them; all by the first rank's worker."""
+        found = [(batches, self.tickets[0]), *((0, each) for each in self.tickets[1:])]
+        return self.make_batches(0).sum_up(batches, lambda _: found)
 
 
 @given(
@@ -208,12 +209,26 @@ def test_workers_that_pause_and_other_workers_take_every_sample_once(
         seen += [sample for each in found for sample in each]
         assert len(seen) == len(set(seen)) == min(taken, samples)
         if steps is not None:
-            done = batches.sum_up(0, gather_beside(len(found)))
+            done = workers.sum_up(len(found))
             assert done == (len(found) * batch_size, min(steps, left))
     last = Workers(numbered(samples), Cut(batch_size, 0, dice.randint(1, 5), drops), dice)
     seen += [sample for each in last.train(taken, None) for sample in each]
     expected = samples // batch_size * batch_size if drops else samples
     assert len(seen) == len(set(seen)) == expected
+
+
+@given(
+    samples=st.integers(1, 60),
+    ranks=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    batch_size=st.integers(1, 9),
+    dice=st.randoms(use_true_random=False),
+)
+def test_no_sample_is_skipped_after_workers_that_left_their_loops(samples, ranks, batch_size, dice):
+    workers = Workers(numbered(samples), Cut(batch_size, 0, ranks[0]), dice)
+    found = workers.train(0, None, leaving=0.3)
+    taken, _ = workers.sum_up(len(found))
+    found += Workers(numbered(samples), Cut(batch_size, 0, ranks[1]), dice).train(taken, None)
+    assert {sample for each in found for sample in each} == set(range(samples))
 
 
 def test_epochs_of_workers_that_take_in_turns_differ() -> None:

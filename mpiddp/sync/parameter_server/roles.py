@@ -19,7 +19,13 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.flat_parameters import FlatModel
 from mpiddp.sync.parameter_server.mpi_messages import ByteCounter, Wire
-from mpiddp.sync.parameter_server.server import Server, UpdateRule, Worker, check_threads
+from mpiddp.sync.parameter_server.server import (
+    NO_BATCH,
+    Server,
+    UpdateRule,
+    Worker,
+    check_threads,
+)
 from mpiddp.wording import count_noun
 
 FOLLOW_SECONDS = 0.002
@@ -134,10 +140,9 @@ class Serving:
     def ticket(self) -> int:
         """The next batch for a worker without a bound, counted from 0 since ``settle``.
 
-        It is above all others if none is left, and if workers are to pause.
+        It is above all others if none is left, if workers are to pause, and without a worker.
         """
-        assert self._worker is not None
-        return self._worker.ticket
+        return NO_BATCH if self._worker is None else self._worker.ticket
 
     def pause_when(self, is_due: Callable[[], bool]) -> None:
         """Give workers without a bound no more batches before ``settle`` while ``is_due()``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -118,7 +118,7 @@ class BatchSource(Protocol):
     def count(self, taken: int = 0) -> int:
         """Steps of an epoch that are left, once so many samples were taken."""
 
-    def sum_up(self, steps: int, gather: Callable[[int], list[int]]) -> tuple[int, int]:
+    def sum_up(self, steps: int, gather: Callable[[Any], list[Any]]) -> tuple[int, int]:
         """Samples and steps that all ranks together have taken, this one ``steps`` of them.
 
         ``gather``: every rank's value. Collective.
@@ -153,7 +153,7 @@ class TrainingBatches:
     def count(self, taken: int = 0) -> int:
         return self.share.count(taken)
 
-    def sum_up(self, steps: int, gather: Callable[[int], list[int]]) -> tuple[int, int]:
+    def sum_up(self, steps: int, gather: Callable[[Any], list[Any]]) -> tuple[int, int]:
         return steps * self.share.cut.step_samples, steps
 
 
@@ -199,10 +199,16 @@ class SharedBatches:
     def count(self, taken: int = 0) -> int:
         return self._count_steps(self._share.count(taken))
 
-    def sum_up(self, steps: int, gather: Callable[[int], list[int]]) -> tuple[int, int]:
-        """What they have taken are the first batches of the epoch's rest."""
-        done = sum(gather(steps))
-        return done * self._share.cut.batch_size, self._count_steps(done)
+    def sum_up(self, steps: int, gather: Callable[[Any], list[Any]]) -> tuple[int, int]:
+        """What they have taken are the first batches of the epoch's rest.
+
+        If workers have left, each still has a batch: samples count up to the first of these, and
+        those behind it that others have trained on are taken again.
+        """
+        found = gather((steps, self._ticket()))
+        done = sum(steps for steps, _ in found)
+        first = min(done, *(ticket for _, ticket in found))
+        return first * self._share.cut.batch_size, self._count_steps(done)
 
     def _count_steps(self, batches: int) -> int:
         """Of each worker, for so many batches of all, if all were equally quick."""
@@ -236,7 +242,7 @@ class FollowedBatches:
     def count(self, taken: int = 0) -> int:
         return self.source.count(taken)
 
-    def sum_up(self, steps: int, gather: Callable[[int], list[int]]) -> tuple[int, int]:
+    def sum_up(self, steps: int, gather: Callable[[Any], list[Any]]) -> tuple[int, int]:
         return self.source.sum_up(steps, gather)
 
 
