@@ -834,7 +834,7 @@ def test_every_job_script_takes_options_of_the_front_first(made_up, script, word
     done = submit(made_up, *before, *words, FAKE_STATUS="1").expect(1)
     assert "restart 1 of 1" in done.stderr
     assert made_up.program_line[1:] == program
-    assert ("--ntasks=4" in made_up.options) is ("--ranks-per-node" in words)
+    assert ("--ntasks=2" in made_up.options) is ("--ranks-per-node" in words)
     if script == "run":
         # What both attempts said is kept.
         assert len((made_up.cwd / "logs" / "run-42.err").read_text().splitlines()) == 2 * 30
