@@ -271,8 +271,7 @@ class Loop:
         training.engine.clock.settle()
         training.engine.guard.settle()
         training.engine.update.finish_epoch()
-        # A rank that only serves does not know otherwise why its workers send no more.
-        self.is_left = training.session.any(is_left)
+        self.is_left = self._ask_left(is_left)
         steps = self.position.step - agreed.step
         samples, steps = training.batches.sum_up(steps, training.session.gather)
         if steps:
@@ -346,7 +345,7 @@ class Loop:
 
     def preempt(self, error: PreemptedError) -> None:
         """The checkpoint is written. Raises ``error``, unless ranks have left the loop."""
-        if self.training.session.any(False):
+        if self._ask_left(False):
             self.finish_left()
             return
         self._close(is_done=False)
@@ -369,8 +368,19 @@ class Loop:
             self._settle_steps(is_left=True)
         except PreemptedError:
             # The checkpoint is written, and the script wants no more.
-            self.training.session.any(True)
+            self._ask_left(True)
         self.finish_left()
+
+    def _ask_left(self, is_left: bool) -> bool:
+        """Whether a rank has left the loop. Collective where ranks differ in their steps.
+
+        A rank that only serves does not know otherwise why its workers send no more.
+        """
+        training = self.training
+        are_alike = len(training.workers) == training.session.world.size
+        if are_alike and not training.batches.is_shared:
+            return is_left
+        return training.session.any(is_left)
 
     def finish_left(self) -> None:
         """End a run whose loop was left: the checkpoint and the weights are written."""
