@@ -208,6 +208,7 @@ class RankFailedError(MpiddpError, ExceptionGroup[Exception]):
         group.by_rank = dict(by_rank)
         return group
 
+    # Python's stub is generic over the exceptions; a group of this class has one kind.
     def derive(self, exceptions: Sequence[Exception]) -> RankFailedError:  # type: ignore[override]
         """The group that ``except*`` makes of some of the exceptions."""
         kept = {rank: error for rank, error in self.by_rank.items() if error in exceptions}

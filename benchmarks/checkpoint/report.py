@@ -8,16 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checkpoint.measurement import Measurement, Plan
-from benchmarks.common.options import (
-    SECONDS,
-    describe_seconds,
-    describe_size,
-    describe_value,
-    format_rows,
-)
+from benchmarks.common.options import SECONDS, describe_seconds, describe_value, format_rows
 from benchmarks.common.plotting import COLOURS, draw_bar, finish_bars, open_figure
 from benchmarks.common.records import Coordinate, RecordWriter, make_cell
 from benchmarks.common.targets import Target
+from mpiddp.wording import describe_size
 
 SYNCHRONOUS, ASYNCHRONOUS, OVER_RAW, AGREEMENT = 0.035, 0.01, 1.5, 0.01
 LEAST_BYTES = 64 << 20

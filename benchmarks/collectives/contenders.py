@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.common.options import describe_size
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB
+from mpiddp.wording import describe_size
 
 WORKER = "benchmarks.collectives.ranks.worker"
 

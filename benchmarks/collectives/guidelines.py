@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from benchmarks.collectives.contenders import PARTS, SUBSTITUTES, Contender, Task
-from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.common.options import describe_seconds
 from benchmarks.common.statistics import median_interval
+from mpiddp.wording import describe_size
 
 Times = Mapping[Task, tuple[float, ...]]
 """Seconds of each round, by what was measured in one command."""

@@ -23,12 +23,12 @@ from benchmarks.collectives.contenders import (
 from benchmarks.collectives.findings import Finding, Surroundings
 from benchmarks.collectives.options import Plan
 from benchmarks.collectives.visits import Visitor
-from benchmarks.common.options import describe_size
 from benchmarks.common.tables import ITEM_BYTES
 from benchmarks.launching.launchers import resolve
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
 from benchmarks.launching.srun import Launcher
 from mpiddp.errors import ConfigurationError
+from mpiddp.wording import describe_size
 
 
 def measure(ranks: int, launcher: Launcher, plan: Plan) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from benchmarks.collectives.contenders import (
     RING,
 )
 from benchmarks.collectives.findings import Findings
-from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.common.options import describe_seconds
 from benchmarks.common.plotting import (
     Line,
     LinePanel,
@@ -29,6 +29,7 @@ from benchmarks.common.plotting import (
 )
 from benchmarks.common.records import Cell
 from benchmarks.common.statistics import summarize
+from mpiddp.wording import describe_size
 
 NAMES = {
     GLOO: "PyTorch (Gloo)",

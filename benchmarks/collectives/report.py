@@ -18,9 +18,10 @@ from benchmarks.collectives.contenders import (
 )
 from benchmarks.collectives.findings import Findings, Refusal, compare_cells
 from benchmarks.collectives.verdicts.slow_links import list_slow
-from benchmarks.common.options import describe_seconds, describe_size, format_rows
+from benchmarks.common.options import describe_seconds, format_rows
 from benchmarks.common.records import Cell
 from mpiddp.schedules.registry import parse
+from mpiddp.wording import describe_size
 
 HEADS = (
     "", "over", "buffer", "ran", "median", "95 % of median", "5–95 % of iterations", "algbw",

@@ -21,9 +21,9 @@ from benchmarks.collectives.contenders import (
     Contender,
 )
 from benchmarks.collectives.findings import Findings
-from benchmarks.common.options import describe_size
 from benchmarks.common.targets import Target
 from benchmarks.launching.paired_jobs import TORCH_JOB
+from mpiddp.wording import describe_size
 
 K, M = 1 << 10, 1 << 20
 SMALL = range(32 * K + 1)

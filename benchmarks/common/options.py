@@ -183,21 +183,12 @@ def make_run(
 def make_parser(
     reader: Reader, plan: type[T], on_cluster: tuple[int, ...] = ()
 ) -> Callable[[Sequence[str]], RunOptions[T]]:
-    """What reads a command line, as ``make_run`` takes its options."""
+    """A function from the words of a command line to options, by `make_run`."""
     return lambda arguments: make_run(reader.read(arguments), plan, on_cluster)
 
 
 def describe_algorithms(example: str) -> str:
     return f"ALGORITHM is one of {', '.join(names())}; with parameters, for example {example}."
-
-
-def describe_size(count: int) -> str:
-    """Four figures and a unit."""
-    for unit in ("G", "M", "K"):
-        if count >= SCALES[unit]:
-            found = count / SCALES[unit]
-            return f"{found:,.0f} {unit}iB" if found >= 9999.5 else f"{found:.4g} {unit}iB"
-    return f"{count} B"
 
 
 def describe_seconds(seconds: float) -> str:

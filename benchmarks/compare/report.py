@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.common.options import describe_interval, describe_size, describe_value, format_rows
+from benchmarks.common.options import describe_interval, describe_value, format_rows
 from benchmarks.common.records import Cell, Record
 from benchmarks.common.statistics import quantile
 from benchmarks.compare.verdicts import FASTER, SAME, SLOWER, UNKNOWN, Matched, Rule, Verdict
-from mpiddp.wording import count_noun
+from mpiddp.wording import count_noun, describe_size
 
 CONDITIONS = (
     "processor", "cores", "usable_hardware_threads", "memory_bytes", "kernel", "launcher", "nodes",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.collectives.contenders import CONDITIONS
-from benchmarks.common.options import ITEM, describe_seconds, describe_size, format_rows
+from benchmarks.common.options import ITEM, describe_seconds, format_rows
 from benchmarks.common.records import Cell, Record
 from benchmarks.common.statistics import quantile
 from benchmarks.common.tables import COLLECTIVES
@@ -19,6 +19,7 @@ from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.cost import split
 from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import Choice, Price, parse
+from mpiddp.wording import describe_size
 
 TOLERANCE = 0.15
 """How far measured and predicted may differ."""

@@ -9,12 +9,7 @@ from typing import Annotated
 
 from benchmarks.collectives.contenders import REDUCTION
 from benchmarks.common.checks import check_outputs
-from benchmarks.common.options import (
-    File,
-    describe_size,
-    format_rows,
-    make_reader,
-)
+from benchmarks.common.options import File, format_rows, make_reader
 from benchmarks.common.records import read_record
 from benchmarks.fit.check import check_record, describe_checks
 from benchmarks.fit.fitted import (
@@ -33,6 +28,7 @@ from benchmarks.fit.fitted import (
 from benchmarks.fit.plot import draw
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.fields import Argument, pick
+from mpiddp.wording import describe_size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.collectives.contenders import CONDITIONS, POINT_TO_POINT, REDUCTION
-from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.common.options import describe_seconds
 from benchmarks.common.records import Cell, Record
 from benchmarks.common.statistics import quantile
 from benchmarks.fit.segments import Point, Segment, fit_segments
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.schedules.machine import Machine, MessageCost, Piece
-from mpiddp.wording import count_noun
+from mpiddp.wording import count_noun, describe_size
 
 KIND, VERSION = "fit", 1
 """Of the file; a change that breaks readers raises the version."""

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.common.options import describe_seconds
 from benchmarks.common.plotting import COLOURS, finish_lines, open_figure
 from benchmarks.fit.fitted import Curve, Fit, describe_line, list_curves
+from mpiddp.wording import describe_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

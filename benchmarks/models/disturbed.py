@@ -9,14 +9,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from benchmarks.common.options import (
-    ITEM,
-    TIMES,
-    describe_seconds,
-    describe_size,
-    format_rows,
-    in_words,
-)
+from benchmarks.common.options import ITEM, TIMES, describe_seconds, format_rows, in_words
 from benchmarks.common.records import RecordWriter, make_cell
 from benchmarks.common.trials import show_progress
 from benchmarks.models.prices import QUANTITY, FindMachine, Place
@@ -24,6 +17,7 @@ from mpiddp.options.fields import Argument
 from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import Choice
 from mpiddp.schedules.timeline import Disturbance, Timeline
+from mpiddp.wording import describe_size
 
 
 class Straggler(NamedTuple):

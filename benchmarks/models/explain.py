@@ -18,7 +18,6 @@ from benchmarks.common.options import (
     Load,
     describe_algorithms,
     describe_seconds,
-    describe_size,
     make_reader,
     size,
 )
@@ -35,7 +34,7 @@ from mpiddp.schedules.cost import Simulation, bound, simulate, split, split_in_t
 from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, names, parse
 from mpiddp.schedules.schedule import Collective, Schedule, segment
-from mpiddp.wording import count_noun
+from mpiddp.wording import count_noun, describe_size
 
 MOST_CELLS = {"svg": 100_000, "text": 10_000_000}
 """Ranks × chunks × steps, above which it is too large to read."""

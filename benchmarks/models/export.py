@@ -9,14 +9,7 @@ from typing import Annotated, Literal
 
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.machines import GIGABYTE, AdditionRate
-from benchmarks.common.options import (
-    ITEM,
-    Count,
-    Load,
-    describe_size,
-    make_model_reader,
-    size,
-)
+from benchmarks.common.options import ITEM, Count, Load, make_model_reader, size
 from mpiddp.options.checks import at_least
 from mpiddp.options.fields import Argument, pick
 from mpiddp.schedules.cost import split
@@ -25,7 +18,7 @@ from mpiddp.schedules.plans.mscclpp_writer import write_json
 from mpiddp.schedules.plans.traces import write_chakra, write_goal
 from mpiddp.schedules.registry import Choice, parse
 from mpiddp.schedules.schedule import Schedule
-from mpiddp.wording import count_noun
+from mpiddp.wording import count_noun, describe_size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.common.machines import describe_place
-from benchmarks.common.options import describe_seconds, describe_size, format_rows
+from benchmarks.common.options import describe_seconds, format_rows
 from benchmarks.common.plotting import (
     Line,
     LinePanel,
@@ -26,6 +26,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import Bounds, bound
 from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import Choice, Price
+from mpiddp.wording import describe_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

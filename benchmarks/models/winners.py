@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.common.machines import describe_place
-from benchmarks.common.options import ITEM, describe_size, format_rows
+from benchmarks.common.options import ITEM, format_rows
 from benchmarks.common.plotting import COLOURS, open_figure
 from benchmarks.common.trials import show_progress
 from benchmarks.models.prices import FindMachine, Place
@@ -19,6 +19,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import simulate
 from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice
+from mpiddp.wording import describe_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

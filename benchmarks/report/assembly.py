@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.collectives.contenders import ALL_PAIRS, POINT_TO_POINT, PROBE, REDUCTION
-from benchmarks.common.options import SPEED, describe_size, describe_value
+from benchmarks.common.options import SPEED, describe_value
 from benchmarks.common.tables import COLLECTIVES
 from benchmarks.report.curves import draw_curves
 from benchmarks.report.findings import list_alerts, list_facts
@@ -19,7 +19,7 @@ from benchmarks.report.pictures import Highlight, Link, Section
 from benchmarks.report.steps import draw_steps
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.registry import Choice, find, names
-from mpiddp.wording import count_noun
+from mpiddp.wording import count_noun, describe_size
 
 ORDER = (
     *COLLECTIVES, POINT_TO_POINT, ALL_PAIRS, REDUCTION, "training step", "training speed",

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.common.options import RATE, SECONDS, SHARE, SPEED, describe_seconds, describe_size
+from benchmarks.common.options import RATE, SECONDS, SHARE, SPEED, describe_seconds
 from benchmarks.common.statistics import Spread
 from benchmarks.common.tables import COLLECTIVES, find_bus_factor
 from benchmarks.report.groups import (
@@ -19,6 +19,7 @@ from benchmarks.report.groups import (
 from benchmarks.report.machine import Model
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import Chart, Grid, Line, Panel, Square
+from mpiddp.wording import describe_size
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.collectives.contenders import ALL_PAIRS
-from benchmarks.common.options import describe_size
 from benchmarks.report.material import Material, Measured
 from benchmarks.report.pairs import describe_slow, read_links
 from benchmarks.report.pictures import Alert, Fact
-from mpiddp.wording import count_noun
+from mpiddp.wording import count_noun, describe_size
 
 FACTS = {
     "benchmark": "Command", "date": "Measured", "command": "Command line", "launcher": "Launcher",

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from benchmarks.collectives.verdicts.slow_links import SLOW, Pair, find_slow
-from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.common.options import describe_seconds
 from benchmarks.common.statistics import quantile
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import Bar, Bars, Grid, Section, Square
+from mpiddp.wording import describe_size
 
 MOST_ROWS = 48
 """Of a matrix; of more nodes neighbours share a row, and the slowest link of each square counts."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.common.options import describe_size
 from benchmarks.common.statistics import Spread
+from mpiddp.wording import describe_size
 
 MOST_SHOWN = 6
 """Lines that a panel shows at a time."""

@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.common.options import SHARE, describe_size, describe_value
+from benchmarks.common.options import SHARE, describe_value
 from benchmarks.common.records import Cell
 from benchmarks.common.statistics import Spread, spread
 from benchmarks.report.groups import describe_condition
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import Bar, Bars, Chart, Line, Panel, Section
-from mpiddp.wording import count_noun
+from mpiddp.wording import count_noun, describe_size
 
 PARTS = ("part", "phase")
 """Coordinates whose values are parts of one whole."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ROW_INCHES = 0.42
 BLUE, ORANGE, GREY = *COLOURS[:2], "#7f7f7f"
 BY_KIND = {"mpiddp": BLUE, "torchrun": ORANGE, "floor": GREY, "help": BLUE}
-TITLE = "From launch to end, with one all-reduce: median, band of the quartiles, a point a run"
+TITLE = "From launch to end, with one all-reduce: medians, quartiles, each run"
 NAMES = {
     MPIDDP: "mpirun python -m mpiddp",
     MPIDDP_TUNED: "the same, MPI tuned for one machine",
@@ -70,7 +70,7 @@ def _draw_runs(axis: Axes, group: Group) -> None:
 
 
 def _draw_phases(axis: Axes, groups: Sequence[Group]) -> None:
-    title = "mpiddp's own phases, each on its slowest rank: medians; points: their sums by run"
+    title = "mpiddp's own phases, on the slowest ranks: medians; of their sums: quartiles, each run"
     axis.set_title(title, loc="left", fontsize=10)
     for place, group in enumerate(groups):
         seconds = phases.phase_seconds(group)
@@ -79,7 +79,7 @@ def _draw_phases(axis: Axes, groups: Sequence[Group]) -> None:
         whole = summarize(sums)
         draw_parts(axis, place, parts, whole, f"{whole.median:.0f} ms")
         axis.scatter(sums, [place] * len(sums), s=12, color="black", linewidths=0)
-    axis.set_xlim(0, 1.1 * axis.dataLim.x1)
+    axis.set_xlim(0, 1.3 * axis.dataLim.x1)  # The legend is on the right.
     axis.set_xlabel("milliseconds")
     finish_bars(axis, [group.title for group in groups])
     axis.legend(loc="lower right", fontsize=7, frameon=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.common.options import describe_seconds, describe_size, format_rows
+from benchmarks.common.options import describe_seconds, format_rows
 from benchmarks.common.records import Cell, Coordinate, RecordWriter, make_cell
 from benchmarks.common.statistics import Summary, compare, quantile, summarize
 from benchmarks.launching.paired_jobs import TORCH_JOB
@@ -14,6 +14,7 @@ from benchmarks.training_step.contenders import BASE, BASES, FUSED, OWN_BASE, Co
 from benchmarks.training_step.measurement import Group
 from benchmarks.training_step.traffic import Bytes
 from mpiddp.training.options.groups.synchronisation import FRAMEWORK
+from mpiddp.wording import describe_size
 
 EXPLANATION = """\
 A step is the slowest rank's. compute: forward and backward alone, in passes of their own, all ranks

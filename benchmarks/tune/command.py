@@ -22,7 +22,7 @@ from benchmarks.collectives.options import ALL, RANKS_ON_CLUSTER, Plan, finish
 from benchmarks.collectives.report import list_wrong
 from benchmarks.common import results
 from benchmarks.common.checks import check_outputs
-from benchmarks.common.options import File, RunOptions, describe_size, make_reader, make_run
+from benchmarks.common.options import File, RunOptions, make_reader, make_run
 from benchmarks.common.records import Cell, Record, RecordWriter, read_record
 from benchmarks.common.tables import COLLECTIVES
 from benchmarks.common.trials import WrongResultError
@@ -34,6 +34,7 @@ from mpiddp.collectives import AUTO, MPI
 from mpiddp.collectives.tuning import NO_TABLE, write_table
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.fields import Argument, pick
+from mpiddp.wording import describe_size
 
 SCREENING_ROUNDS = 3
 ROUNDS = 15

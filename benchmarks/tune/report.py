@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.common.options import describe_seconds, describe_size, format_rows
+from benchmarks.common.options import describe_seconds, format_rows
 from benchmarks.tune.choosing import RULE, Verdict, Way
 from mpiddp.collectives.tuning import Section, describe_layout
+from mpiddp.wording import describe_size
 
 NEAR = 1.05
 """Of the fastest one's time: what counts as near it."""

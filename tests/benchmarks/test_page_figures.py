@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common.options import describe_seconds, describe_size
+from benchmarks.common.options import describe_seconds
 from benchmarks.models import explain
 from benchmarks.models.drawing.figures import Loads, describe_bound
 from browser import Page
@@ -19,6 +19,7 @@ from mpiddp.schedules.cost import Machine, MessageCost, bound, flat, simulate
 from mpiddp.schedules.proof import replay
 from mpiddp.schedules.registry import Choice, find, names, parse
 from mpiddp.schedules.schedule import MIRROR, Collective, Schedule, segment
+from mpiddp.wording import describe_size
 
 FLAT = flat(5e-6, 8e-11, 2e-11)
 USUAL = Machine(MessageCost(1e-6, 8e-11), MessageCost(1e-5, 8e-10), 1e-10)

@@ -196,7 +196,7 @@ def test_a_save_goes_on_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="rank 0: interrupted before its tensors were written"):
         checkpointer.wait()
     assert list_names(tmp_path) == ["step-1", "step-2"]
-    # Who was interrupted may save at once.
+    # The next save is not refused because of the interrupt.
     interrupt(lambda: checkpointer.save(3, wait=True))
     checkpointer.save(4)
     interrupt(checkpointer.close)

@@ -224,6 +224,6 @@ def exchange(session: mpiddp.Session, folder: Path) -> dict[str, Any]:
             found["refused"].append(None)
     ranks.close()
     with contextlib.suppress(AttributeError):
-        # Who has left is not alone, for example in a save that an interrupt has not ended.
+        # A closed group of several ranks fails, and does not take its rank for the only one.
         found["late"] = ranks.gather(own)
     return found

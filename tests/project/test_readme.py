@@ -105,7 +105,7 @@ def make_reader(root: Path) -> Iterator[Reader]:
 
 @pytest.fixture(scope="module")
 def find_reader(tmp_path_factory) -> Iterator[Callable[[Path], Reader]]:
-    """Gives each document a reader of its own; the one before has left by then."""
+    """Finds a document's reader; that of the document before is closed first."""
     readers: dict[Path, Reader] = {}
     with contextlib.ExitStack() as stack:
 

@@ -24,7 +24,7 @@ which takes tens of milliseconds on a busy machine: turns of 10 µs made tests l
 
 
 def run_threads(work: Callable[[int], None], ranks: Iterable[int]) -> None:
-    """Do each rank's work in a thread of its own; they take short turns."""
+    """Do each rank's work in its own thread; the interpreter switches often between them."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(TURN)
     try:

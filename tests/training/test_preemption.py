@@ -165,7 +165,7 @@ LEFT = {
     "the end of an epoch": (8, ["--save-every", "never"], False),
     "a checkpoint": (3, [], False),
     "a signal": (3, ["--save-every", "never"], True),
-    "a pace of its own": (3, ["--save-every", "never", "--staleness", "unlimited"], False),
+    "no bound of staleness": (3, ["--save-every", "never", "--staleness", "unlimited"], False),
 }
 
 

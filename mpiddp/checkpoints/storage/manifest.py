@@ -44,7 +44,7 @@ READ_BYTES = 1 << 20
 PATIENCE_SECONDS = 70.0
 """A client of NFS may go by what it knows of a directory for 60 s."""
 MOST_TIMES = 10
-"""Of them, for one reading of many files."""
+"""That PATIENCE_SECONDS may pass while many files are read."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between two tries."""
 
@@ -107,8 +107,8 @@ class DamageError(Exception):
 class Patience:
     """Tries again for PATIENCE_SECONDS what an error of reading has kept from working.
 
-    A line on stderr says so once. The time begins anew when something could be read, at most
-    MOST_TIMES in all.
+    One line on stderr says so. After a read that works the time begins again; all reads together
+    get MOST_TIMES of it.
     """
 
     def __init__(self, rank: int | None = None) -> None:
