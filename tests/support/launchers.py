@@ -154,7 +154,7 @@ class Result:
             raise AssertionError(f"exit code {returncode} was expected:\n{self}")
         return self
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return (
             f"{' '.join(self.command)}\nexit code {self.returncode} after {self.seconds:.1f} s\n"
             f"--- stdout ---\n{self.stdout[-6000:]}\n--- stderr ---\n{self.stderr[-6000:]}"
