@@ -101,9 +101,11 @@ def open_session(**options: Any) -> Session:
     a session, this returns it. Raises ConfigurationError if it has been started with others.
     """
     previous = find_session()
-    if previous is not None and previous.kept is not None:
-        _check_kept(previous.kept, Options(**options))
-        return previous
+    if previous is not None:
+        asked = Options(**options)  # A mistake is the script's, and ends that session's job.
+        if previous.kept is not None:
+            _check_kept(previous.kept, asked)
+            return previous
     failure_handler = FailureHandler()
     with failure_handler:
         session = start(Options(**options), failure_handler)

@@ -37,8 +37,9 @@ class LayoutRequest:
     """How many ranks the front was asked for; None if it was not said."""
 
     ranks: Annotated[int | None, Argument("N", _read_ranks, flag="-n")] = None
-    """Ranks; or auto (the default): one per GPU, else one per core; in a Slurm job as many tasks as
-    it has, else one per GPU, else one per node."""
+    """Ranks; or auto, the default in a Slurm job and beside other options of this group: one per
+    GPU, else one per core; in a Slurm job as many tasks as it has, else one per GPU, else one per
+    node."""
 
     nodes: Annotated[int | None, COUNT] = None
     """Nodes of the Slurm job to use (default: all)."""
