@@ -57,11 +57,8 @@ def export(run: Path, file: Path | None, *, is_raw: bool) -> str:
     from mpiddp.checkpoints.storage.ranks import Ranks
 
     ranks = Ranks()
-    survey = find_valid(run, ranks)
-    found = survey.newest
-    if found is None:
-        raise ConfigurationError(f"export: there is no checkpoint in {run}")
-    for path, problems in survey.damaged.items():
+    found, damaged = find_valid(run, ranks)
+    for path, problems in damaged.items():
         print_message(f"{path} is damaged ({problems[0]}): {found.path.name} is taken instead")
     step = found.manifest.step
     target = Path(f"weights-{step}.pt") if file is None else file

@@ -33,7 +33,7 @@ from mpiddp.checkpoints.state import (
 from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source, Written
 from mpiddp.checkpoints.storage.finding import Found, Survey, find_valid, read_together
 from mpiddp.checkpoints.storage.ranks import Ranks
-from mpiddp.errors import CheckpointError, ConfigurationError, MpiddpError
+from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.launcher.launcher import find_launcher
 from mpiddp.launch.session import find_session
 from mpiddp.process.background import finish_lasting_calls
@@ -238,10 +238,7 @@ class Checkpointer:
             return newest
         # Whoever names a checkpoint, an older one of this directory too, knows its steps.
         self._restored = 0
-        survey = find_valid(Path(source), self._ranks)
-        if survey.newest is None:
-            raise CheckpointError(f"expected a checkpoint in {source}, found none")
-        return survey.newest
+        return find_valid(Path(source), self._ranks)[0]
 
     def _load(self, found: Found) -> dict[str, Any]:
         """Collective. Raises CheckpointError or StorageError, on all ranks if on any."""

@@ -156,12 +156,9 @@ def _read_directory(path: Path) -> Source:
     """The newest valid checkpoint there, and its weights. Collective."""
     ranks = Ranks()
     try:
-        survey = find_valid(path, ranks)
-        newest = survey.newest
-        if newest is None:
-            raise ConfigurationError(f"weights: there is no checkpoint in {path}")
+        newest, found = find_valid(path, ranks)
         weights = read_together(newest, ranks, lambda: read_weights(newest))
-        damaged = _list([each.name for each in survey.damaged])
+        damaged = _list([each.name for each in found])
         return Source(newest.path, weights, note=f" ({damaged}: damaged)" if damaged else "")
     finally:
         ranks.close()

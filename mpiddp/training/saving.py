@@ -16,7 +16,7 @@ from mpiddp import environment
 from mpiddp.checkpoints.checkpointer import Checkpointer
 from mpiddp.checkpoints.packing import pack
 from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source, Written
-from mpiddp.checkpoints.storage.finding import Found, Survey, find_demanded, read_together
+from mpiddp.checkpoints.storage.finding import Found, Survey, find_valid, read_together
 from mpiddp.checkpoints.storage.manifest import CHECKPOINTS
 from mpiddp.checkpoints.storage.ranks import Ranks
 from mpiddp.checkpoints.storage.shards import WriteError
@@ -122,7 +122,7 @@ def _choose(
     is_own = directory is not None and demanded.resolve().parent == directory.path.resolve()
     if newest is not None and not is_own:
         return newest
-    return find_demanded(demanded, ranks).newest
+    return find_valid(demanded, ranks)[0]
 
 
 def _is_this_jobs(found: Found) -> bool:

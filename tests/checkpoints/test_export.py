@@ -67,7 +67,7 @@ def test_what_cannot_be_exported_is_refused(
     path, _, _ = saved
     file = tmp_path / "w.pt"
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigurationError, match="there is no checkpoint in"):
+    with pytest.raises(CheckpointError, match="expected a checkpoint in"):
         export(tmp_path / "empty", file, is_raw=False)
     with pytest.raises(CheckpointError, match=r"step-9 does not exist; in .* there is step-4, st"):
         export(path / "step-9", file, is_raw=False)

@@ -21,7 +21,7 @@ from torch import nn
 
 from mpiddp.checkpoints import plain_weights
 from mpiddp.checkpoints.plain_weights import Selection, load_weights, write_weights
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import CheckpointError, ConfigurationError
 
 
 def make_model(classes: int = 3) -> nn.Sequential:
@@ -176,7 +176,7 @@ def test_a_file_that_is_no_state_dict_is_refused(
     assert f"found argparse.Namespace in {path}: write it with torch.save(model.state" in said
     assert re.search(r"expected a state_dict .*, found list", refuse([1], path))
     assert refuse({"epoch": 3}, path).partition(": missing 0.weight")[1]
-    with pytest.raises(ConfigurationError, match="there is no checkpoint in"):
+    with pytest.raises(CheckpointError, match="expected a checkpoint in"):
         load_weights(model, tmp_path, Selection())
     assert capsys.readouterr().out == ""
     assert [each.name for each in tmp_path.iterdir()] == ["weights.pt"]

@@ -226,7 +226,7 @@ def _search(directory: Path, ranks: Ranks) -> tuple[Survey, bool]:
     return Survey(None, damaged), has_changed
 
 
-def find_demanded(path: Path, ranks: Ranks) -> Survey:
+def find_demanded(path: Path, ranks: Ranks) -> Found:
     """This checkpoint and no other. Collective.
 
     Raises, on all ranks, CheckpointError if it is not valid, and StorageError if it cannot be read.
@@ -235,20 +235,24 @@ def find_demanded(path: Path, ranks: Ranks) -> Survey:
     if problem:
         raise CheckpointError(problem)
     try:
-        return Survey(verify(path, ranks))
+        return verify(path, ranks)
     except DamageError as error:
         listed = "; ".join(error.problems)
         raise CheckpointError(f"the checkpoint {path} cannot be used: {listed}") from None
 
 
-def find_valid(path: Path, ranks: Ranks) -> Survey:
+def find_valid(path: Path, ranks: Ranks) -> tuple[Found, Mapping[Path, list[str]]]:
     """This checkpoint; or the newest valid one of a run's directory, or of one of checkpoints.
 
-    Collective; nothing is changed. Raises as `find_demanded` and `find_newest` do.
+    Returns also what is damaged, as `Survey` has it. Collective; nothing is changed. Raises as
+    `find_demanded` and `find_newest` do, and CheckpointError if the directory has no checkpoint.
     """
-    if path.is_dir() and not manifests.is_checkpoint(path):
-        return find_newest(manifests.find_directory(path), ranks)
-    return find_demanded(path, ranks)
+    if not path.is_dir() or manifests.is_checkpoint(path):
+        return find_demanded(path, ranks), {}
+    survey = find_newest(manifests.find_directory(path), ranks)
+    if survey.newest is None:
+        raise CheckpointError(f"expected a checkpoint in {path}, found none")
+    return survey.newest, survey.damaged
 
 
 def _look_for(path: Path) -> str | None:

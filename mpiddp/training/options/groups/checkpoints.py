@@ -76,8 +76,8 @@ class CheckpointOptions:
     the end, too."""
 
     resume: Annotated[str, Argument("auto|never|PATH"), FREE] = "auto"
-    """Where to start: at the run's newest valid checkpoint (auto), at the one at PATH, or from the
-    beginning (never)."""
+    """Where to start: at the run's newest valid checkpoint (auto), at the one at PATH (of a run's
+    directory, its newest one), or from the beginning (never)."""
 
     keep: Annotated[int, FREE] = 2
     """Number of newest checkpoints to keep, beside the one with the best test accuracy, or the
