@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import launchers
 from doctors import examine, read_recorded
 from mpiddp.doctor.node import launching, variables
 from mpiddp.launch.launcher.launcher import Launcher, find_launcher
@@ -134,7 +133,7 @@ def test_a_cray_that_asks_for_its_gpu_library(tmp_path):
     MPI itself is the one that is here: the check comes before it.
     """
     env = {**read_environment("environment_cray_crusher"), "CRAY_MPICH_VERSION": "8.1.14"}
-    reading = examine(launchers.table()["mpich"], 2, cwd=tmp_path, exit_code=3, env=env)
+    reading = examine("mpich", 2, cwd=tmp_path, exit_code=3, env=env)
     assert reading.bad() == {"MPI library": "fail"}
     text = reading.line("MPI library").text
     assert "GPU transport layer" in text and "export MPICH_GPU_SUPPORT_ENABLED=0" in text

@@ -814,9 +814,8 @@ def test_a_requeue_that_ends_scontrol_is_one(after, allocation, monkeypatch, cap
 
 def start(launcher, ranks: int, words: Sequence[str], **more):
     """A job whose ranks the front starts with this mpirun."""
-    alone = launchers.table()["alone"]
     options = ["-m", "mpiddp", "-n", str(ranks), "--launcher", str(launcher.mpirun)]
-    return launchers.start(alone, 1, [*options, *words], timeout=SECONDS, **more)
+    return launchers.start("alone", 1, [*options, *words], **more)
 
 
 @pytest.mark.by_default("mpich")

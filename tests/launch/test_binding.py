@@ -263,8 +263,7 @@ print("after", tuple(sorted(os.sched_getaffinity(0))))
 @pytest.mark.mpi
 def test_ranks_get_cores_of_their_own_until_the_session_ends():
     everything = find_allotted_cpus()
-    row = launchers.table()["mpich"]
-    result = launchers.run(row, 2, ["-c", SHOW], timeout=60).expect(0)
+    result = launchers.run("mpich", 2, ["-c", SHOW]).expect(0)
     masks = choose_masks(read_topology(), everything, [FREE] * 2, "cores") or [everything] * 2
     lines = result.stdout.splitlines()
     for rank, mask in enumerate(masks):

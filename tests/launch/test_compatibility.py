@@ -308,8 +308,7 @@ ASKED = {"MPICH_GPU_SUPPORT_ENABLED": "1", "CRAY_MPICH_VERSION": "8.1.25"}
 
 
 def check(env: dict[str, str], before: str = "") -> launchers.Result:
-    alone = launchers.table()["alone"]
-    return launchers.run(alone, 1, ["-c", CHECK.format(before=before)], timeout=30, env=env)
+    return launchers.run("alone", 1, ["-c", CHECK.format(before=before)], env=env)
 
 
 def test_a_cray_mpich_without_its_gpu_library_is_refused():
@@ -360,7 +359,7 @@ def test_a_linked_gpu_library_is_found(linked, code, tmp_path):
 @pytest.mark.by_default("mpich")
 def test_ranks_without_the_gpu_library_end_before_mpi(either_launcher):
     program = "import mpiddp; mpiddp.init(timeout=90)"
-    result = launchers.run(either_launcher, 2, ["-c", program], timeout=60, env=ASKED).expect(3)
+    result = launchers.run(either_launcher, 2, ["-c", program], env=ASKED).expect(3)
     # On a busy machine rank 1 does not wait until rank 0 has said it.
     said = {re.sub(r"rank [01] of", "rank", line) for line in messages(result)}
     (line,) = said

@@ -317,8 +317,7 @@ with mpiddp.init(timeout=90) as session:
 
 @pytest.mark.mpi
 def test_two_ranks_on_one_gpu_end_before_nccl():
-    row = launchers.table()["mpich"]
-    result = launchers.run(row, 2, ["-c", FAKE_GPUS], timeout=60).expect(3)
+    result = launchers.run("mpich", 2, ["-c", FAKE_GPUS]).expect(3)
     lines = messages(result)
     assert len(lines) == 1 and "ranks 0, 1 would use a GPU that another rank uses" in lines[0]
     assert "2 ranks for 1 visible GPU" in lines[0] and "--allow-shared-gpu" in lines[0]
@@ -327,17 +326,15 @@ def test_two_ranks_on_one_gpu_end_before_nccl():
 
 @pytest.mark.mpi
 def test_two_ranks_on_one_gpu_are_seen_without_nvml():
-    row = launchers.table()["mpich"]
-    result = launchers.run(row, 2, ["-c", FAKE_CUDA, "A"], timeout=60).expect(3)
+    result = launchers.run("mpich", 2, ["-c", FAKE_CUDA, "A"]).expect(3)
     assert "ranks 0, 1 would use a GPU that another rank uses" in messages(result)[0]
 
 
 @pytest.mark.long
 @pytest.mark.mpi
 def test_two_slices_of_one_gpu_take_gloo():
-    row = launchers.table()["mpich"]
     arguments = ["-c", FAKE_CUDA, "A", "MIG-1", "MIG-2"]
-    result = launchers.run(row, 2, arguments, timeout=60).expect(0)
+    result = launchers.run("mpich", 2, arguments).expect(0)
     assert result.stdout.splitlines() == ["gloo cuda:0"] * 2
     assert "ranks 0, 1 use one GPU or slices of one, which NCCL refuses" in result.stderr
 
@@ -359,7 +356,7 @@ with mpiddp.init(sys.argv[3], timeout=30, devices=sys.argv[1]) as session:
 
 def run_mixed(devices, gpus, backend="auto"):
     words = ["-c", MIXED, devices, gpus, backend]
-    return launchers.run(launchers.table()["mpich"], 2, words, timeout=60)
+    return launchers.run("mpich", 2, words)
 
 
 @pytest.mark.mpi
@@ -401,10 +398,9 @@ main()
 )
 def test_a_script_sees_the_gpus_that_are_listed(visible, devices, shown, tmp_path):
     (tmp_path / "shown.py").write_text("import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'])\n")
-    alone = launchers.table()["alone"]
     env = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
     words = ["-c", LISTED_SCRIPT, devices]
-    result = launchers.run(alone, 1, words, timeout=60, cwd=tmp_path, env=env)
+    result = launchers.run("alone", 1, words, cwd=tmp_path, env=env)
     assert result.expect(0).stdout == f"{shown}\n"
 
 

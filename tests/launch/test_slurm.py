@@ -19,7 +19,6 @@ import slurm
 
 pytestmark = pytest.mark.slurm
 
-DEADLINE = 90.0
 INTERFACES = ("ens1f1", "ens1f0np0", "ens1f0", "eth0")
 INIT = """
 import os, sys, mpiddp
@@ -43,7 +42,7 @@ def idle(slurm_cluster):
 def collect(launcher, ranks, folder, **env):
     """The facts of every rank, by rank, and the finished job."""
     program = f"import os; os.chdir({str(folder)!r})\n{facts.PROGRAM}"
-    result = launchers.run(launcher, ranks, ["-c", program, "auto"], timeout=DEADLINE, env=env)
+    result = launchers.run(launcher, ranks, ["-c", program, "auto"], env=env)
     result.expect(0)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)], result
 
@@ -102,7 +101,7 @@ def test_a_heterogeneous_step_spans_its_components(slurm_cluster):
     second = [":", "-n2", "--nodes=2", *command]
     for attempt in range(3):
         try:
-            result = launchers.run(launcher, 1, ["-c", INIT, *second], timeout=DEADLINE / 3)
+            result = launchers.run(launcher, 1, ["-c", INIT, *second])
             break
         except launchers.JobError:
             # Slurm 22.05's srun now and then stays for ever when all tasks of such a step have
@@ -118,7 +117,7 @@ def run_inside(launcher, allocation, command) -> launchers.Result:
     """Run INIT with ``command`` inside an allocation that salloc makes."""
     line = [*allocation, *command, sys.executable, "-c", INIT]
     salloc, alone = slurm.find_program("salloc"), replace(launcher, mpirun=None)
-    return launchers.run(alone, 1, line, timeout=DEADLINE, python=salloc, env={"HYDRA_IFACE": None})
+    return launchers.run(alone, 1, line, python=salloc, env={"HYDRA_IFACE": None})
 
 
 @pytest.mark.long
@@ -209,7 +208,7 @@ def test_traps_of_real_nodes_do_no_harm(library, mpi, slurm_cluster, tmp_path):
 def test_mpich_starts_whatever_lies_behind_its_address(slurm_cluster):
     """Without mpiddp.launch.mpi.slurm_pmi, MPI_Init aborts in a part of the ranks here."""
     launcher = slurm_cluster.srun("--nodes=2", mpi="pmi2", library="mpich")
-    reports = ranks.collect(launcher, 3, "dense_memory.py", timeout=DEADLINE)
+    reports = ranks.collect(launcher, 3, "dense_memory.py")
     assert len(set(reports[0])) == 2 and reports == [reports[0]] * 3
 
 
@@ -233,8 +232,8 @@ def test_two_jobs_at_once_on_the_same_nodes(slurm_cluster, tmp_path):
     launcher = slurm_cluster.srun(*flags)
     program = ["-c", TOGETHER, str(tmp_path)]
     with (
-        launchers.start(launcher, 2, [*program, "a", "b"], timeout=DEADLINE) as one,
-        launchers.start(launcher, 2, [*program, "b", "a"], timeout=DEADLINE) as two,
+        launchers.start(launcher, 2, [*program, "a", "b"]) as one,
+        launchers.start(launcher, 2, [*program, "b", "a"]) as two,
     ):
         for job in (one, two):
             job.wait().expect(0)
@@ -255,13 +254,13 @@ def test_the_wrong_mpi_is_refused_with_a_command_that_works(library, mpi, slurm_
     script = tmp_path / "script.py"
     script.write_text(INIT)
     launcher = slurm_cluster.srun("--nodes=2", mpi=mpi, library=library)
-    result = launchers.run(launcher, 2, [str(script)], timeout=DEADLINE).expect(3)
+    result = launchers.run(launcher, 2, [str(script)]).expect(3)
     (line,) = facts.messages(result)
     assert "every process would be rank 0 of 1" in line
     command = shlex.split(line.partition("Start it with: ")[2])
     assert command[0] == "srun" and command[-2:] == ["python", str(script)]
     working = replace(launcher, flags=(*command[1:-2], "--nodes=2"))
-    rows = seen(launchers.run(working, 2, [str(script)], timeout=DEADLINE).expect(0))
+    rows = seen(launchers.run(working, 2, [str(script)]).expect(0))
     assert [row[:2] for row in rows] == [["0", "2"], ["1", "2"]]
 
 
@@ -281,7 +280,7 @@ with mpiddp.init(timeout=60) as session:
 
 
 def test_a_rank_that_raises_ends_the_job(slurm_cluster):
-    result = launchers.run(slurm_cluster.srun(*BARE), 3, ["-c", RAISE], timeout=DEADLINE)
+    result = launchers.run(slurm_cluster.srun(*BARE), 3, ["-c", RAISE])
     ended = time.time()
     result.expect(1)
     assert ended - float(result.stdout.split()[-1]) < SOON
@@ -312,7 +311,7 @@ def test_a_rank_of_a_script_that_is_killed_ends_the_job(rank, where, slurm_clust
     # Open MPI hears of it from PMIx; MPICH hears nothing.
     row = slurm_cluster.srun(*BARE, mpi="pmi2", library="mpich")
     arguments = ["-m", "mpiddp", script, str(rank), where]
-    result = launchers.run(row, 3, arguments, timeout=DEADLINE)
+    result = launchers.run(row, 3, arguments)
     assert time.time() - float(re.findall(r"gone ([\d.]+)", result.stdout)[0]) < SOON
     assert result.returncode in (6, 128 + signal.SIGKILL), str(result)
     (said,) = (line for line in facts.messages(result) if "started" not in line)
@@ -361,7 +360,7 @@ def cut_during(cluster, folder, program):
     Returns the finished job's result, after the link is back, and the seconds from the cut
     until no rank was left on either side.
     """
-    with launchers.start(cluster.srun(*PAIR), 4, program, timeout=DEADLINE) as job:
+    with launchers.start(cluster.srun(*PAIR), 4, program) as job:
         job.until(lambda: len(list(folder.glob("at-*"))) == 2, "both nodes")
         try:
             cluster.must("cut", "node2")

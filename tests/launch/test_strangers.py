@@ -371,7 +371,7 @@ def flood(job: launchers.Job, ranks: int, folder: Path, what: str, place: Sequen
 )
 def test_a_flood_during_start_up_has_no_effect(either_launcher, what, tmp_path):
     program = [launchers.PROGRAMS / "flooded.py", tmp_path, PORTS]
-    with launchers.start(either_launcher, 2, program, timeout=90) as job:
+    with launchers.start(either_launcher, 2, program) as job:
         flood(job, 2, tmp_path, what, ())
 
 

@@ -152,7 +152,7 @@ def expect_refusal(result: launchers.Result, *words: str) -> None:
 def test_mpich_under_open_mpis_mpirun():
     table = launchers.table()
     mixed = dataclasses.replace(table["openmpi"], libmpi=table["mpich"].libmpi)
-    result = launchers.run(mixed, 3, ["-c", INIT], timeout=60).expect(3)
+    result = launchers.run(mixed, 3, ["-c", INIT]).expect(3)
     command = f"Start it with: {table['mpich'].mpirun} -n 3 python -c"
     expect_refusal(result, "Open MPI's mpirun started 3 processes", "MPICH 5.", command)
 
@@ -162,7 +162,7 @@ def test_mpich_under_open_mpis_mpirun():
 def test_open_mpi_under_mpichs_mpiexec():
     table = launchers.table()
     mixed = dataclasses.replace(table["mpich"], libmpi=table["openmpi"].libmpi)
-    result = launchers.run(mixed, 2, ["-c", INIT], timeout=60).expect(3)
+    result = launchers.run(mixed, 2, ["-c", INIT]).expect(3)
     expect_refusal(
         result,
         "MPICH's mpiexec (Hydra) started 2 processes",
@@ -197,7 +197,7 @@ def test_srun_with_another_process_manager(library, manager, words):
     table = launchers.table()
     by_hand = dataclasses.replace(table["alone"], libmpi=table[library].libmpi)
     env = {**STEP, **manager}
-    result = launchers.run(by_hand, 1, ["-c", INIT], timeout=60, env=env).expect(3)
+    result = launchers.run(by_hand, 1, ["-c", INIT], env=env).expect(3)
     expect_refusal(result, "srun started 2 processes", "tart it with: ", *words)
 
 
@@ -206,7 +206,7 @@ def test_only_the_first_rank_speaks_where_mpi_cannot_say_who_that_is():
     table = launchers.table()
     by_hand = dataclasses.replace(table["alone"], libmpi=table["mpich"].libmpi)
     env = {**STEP, "SLURM_PROCID": "1"}
-    result = launchers.run(by_hand, 1, ["-c", INIT], timeout=60, env=env).expect(3)
+    result = launchers.run(by_hand, 1, ["-c", INIT], env=env).expect(3)
     assert result.output == ""
 
 
@@ -215,7 +215,7 @@ def run_refused(row, ranks, arguments, folder, **env) -> launchers.Result:
     memory = folder / "memory"
     memory.mkdir()
     places = {"OMPI_MCA_btl_sm_backing_directory": str(memory)}
-    with launchers.start(row, ranks, arguments, timeout=90, env={**places, **env}) as job:
+    with launchers.start(row, ranks, arguments, env={**places, **env}) as job:
         result = job.wait()
         left = [path for path in (*job._scratch.rglob("*"), *memory.iterdir()) if path.is_file()]
     # Ours, and torchrun's.
@@ -258,13 +258,12 @@ def test_two_launches_mixed_leave_nothing(name, tmp_path):
     if name == "mpich":
         # Its library reads the same variable.
         program = "from mpi4py import MPI\n" + program
-    result = run_refused(launchers.table()[name], 2, ["-c", program], tmp_path)
+    result = run_refused(name, 2, ["-c", program], tmp_path)
     assert result.returncode in (3, 9), result
     assert "sees 2: the environment mixes two launches" in result.stderr
 
 
 def test_contradicting_variables_are_one_message():
     env = {**STEP, "SLURM_PROCID": "5"}
-    alone = launchers.table()["alone"]
-    result = launchers.run(alone, 1, ["-c", INIT], timeout=60, env=env).expect(3)
+    result = launchers.run("alone", 1, ["-c", INIT], env=env).expect(3)
     assert result.stderr.count("SLURM_PROCID") == 1 and "Traceback" not in result.output

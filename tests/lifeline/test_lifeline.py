@@ -615,8 +615,7 @@ def test_a_script_s_rank_is_lost(name, how, victim, where, tmp_path):
     script = tmp_path / "victim.py"
     script.write_text(VICTIM)
     arguments = ["-m", "mpiddp", script, how, str(victim), where]
-    row = launchers.table()[name]
-    result = launchers.run(row, 3, arguments, timeout=60)
+    result = launchers.run(name, 3, arguments)
     (gone,) = re.findall(r"gone ([\d.]+)", result.stdout)
     seconds = time.time() - float(gone)
     assert seconds < HUNG, str(result)
@@ -632,7 +631,7 @@ def test_a_script_s_rank_is_lost(name, how, victim, where, tmp_path):
 @pytest.mark.parametrize("name", ["openmpi", "mpich"])
 def test_nothing_is_left_when_mpirun_is_killed(name):
     program = "import mpiddp, time\nmpiddp.init()\nprint('up', flush=True)\ntime.sleep(1000)"
-    with launchers.start(launchers.table()[name], 2, ["-c", program], timeout=60) as job:
+    with launchers.start(name, 2, ["-c", program]) as job:
         job.until(lambda: job.stdout().count("up") == 2, "all ranks")
         job.process.kill()
         job.wait()

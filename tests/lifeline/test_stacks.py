@@ -627,9 +627,8 @@ print("done", flush=True)
 @pytest.mark.parametrize("how", ["uneven", "even"])
 def test_a_rank_with_fewer_batches_ends_the_job_and_one_that_is_done_early_does_not(how, tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(EARLY))
-    row = launchers.table()["openmpi"]
     options = ["-m", "mpiddp", "script.py", how]
-    result = launchers.run(row, 3, options, timeout=120, cwd=tmp_path)
+    result = launchers.run("openmpi", 3, options, cwd=tmp_path)
     if how == "even":
         # Rank 1 waits for longer than the others take to be asked several times.
         assert result.expect(0).stdout.count("done") == 3
@@ -660,8 +659,7 @@ session.close()
 @pytest.mark.mpi
 def test_a_rank_with_fewer_calls_of_mpiddp_ends_the_job(tmp_path):
     (tmp_path / "script.py").write_text(OWN_CALLS)
-    row = launchers.table()["openmpi"]
-    result = launchers.run(row, 2, ["script.py"], timeout=120, cwd=tmp_path).expect(6)
+    result = launchers.run("openmpi", 2, ["script.py"], cwd=tmp_path).expect(6)
     said = (
         rf"mpiddp: rank 1 of 2 on {HOST} left early: it has closed its session, at the end of its "
         rf"program, after collective 2 of mpiddp\. Rank 0 on {HOST} waits in "
@@ -899,10 +897,9 @@ TABLE = rf"""
 @pytest.mark.mpi
 def test_a_real_job_is_asked_and_then_ends_because_it_stands_still(tmp_path, monkeypatch, capsys):
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
-    row = launchers.table()["mpich"]
     options = ["-m", "mpiddp", "--log-dir", "logs", "--stall-timeout", "5", "script.py", "100"]
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    with launchers.start(row, 2, options, timeout=60, cwd=tmp_path, env=state) as job:
+    with launchers.start("mpich", 2, options, cwd=tmp_path, env=state) as job:
         job.until(lambda: "hanging" in job.stdout(), "a rank that hangs")
         time.sleep(0.2)
         monkeypatch.setenv("XDG_STATE_HOME", state["XDG_STATE_HOME"])
@@ -937,10 +934,7 @@ def test_a_job_of_one_rank_ends_because_it_stands_still(tmp_path):
 @pytest.mark.parametrize("name", ["openmpi", "mpich"])
 def test_a_time_out_shows_where_the_ranks_are(name, tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
-    row = launchers.table()[name]
-    result = launchers.run(
-        row, 2, ["-m", "mpiddp", "script.py", "6"], timeout=90, cwd=tmp_path
-    ).expect(1)
+    result = launchers.run(name, 2, ["-m", "mpiddp", "script.py", "6"], cwd=tmp_path).expect(1)
     assert "Timed out waiting 6000ms" in result.stderr
     assert re.search(TABLE, result.stderr), result.stderr
 
@@ -954,7 +948,7 @@ def test_a_job_on_several_nodes_is_asked_from_another_node(slurm_cluster, tmp_pa
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
     arguments = [*options, "script.py", "100"]
     row = slurm_cluster.srun(*flags)
-    with launchers.start(row, 3, arguments, timeout=100, cwd=tmp_path, env=state) as job:
+    with launchers.start(row, 3, arguments, cwd=tmp_path, env=state) as job:
         job.until(lambda: "hanging" in job.stdout(), "a rank that hangs")
         (directory,) = (tmp_path / "state/mpiddp/jobs").iterdir()
         variable = f"XDG_STATE_HOME={state['XDG_STATE_HOME']}"

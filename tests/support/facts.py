@@ -90,15 +90,9 @@ def collect(
     name: str, ranks: int, interface: str = "auto", variables: tuple[tuple[str, str], ...] = ()
 ) -> tuple[list[dict[str, Any]], launchers.Result]:
     """The facts of every rank, by rank, and the finished job."""
-    row = launchers.table()[name]
     with tempfile.TemporaryDirectory() as folder:
         result = launchers.run(
-            row,
-            ranks,
-            ["-c", PROGRAM, interface],
-            timeout=90,
-            env=dict(variables),
-            cwd=Path(folder),
+            name, ranks, ["-c", PROGRAM, interface], env=dict(variables), cwd=Path(folder)
         ).expect(0)
         files = {path.stem: json.loads(path.read_text()) for path in Path(folder).iterdir()}
     assert files.keys() == {str(rank) for rank in range(ranks)}, str(result)

@@ -5,10 +5,10 @@ program under one of them in a process group of its own, ``run`` waits for it as
 have a deadline, and both leave no process behind: every process of a job carries the job's
 mark in its environment, which is how the children that mpirun detaches are found again.
 
-    result = launchers.run(launcher, 2, ["-m", "mpiddp.train", "--data", "toy"], timeout=60)
+    result = launchers.run("openmpi", 2, ["-m", "mpiddp.train", "--data", "toy"])
     result.expect(0)
 
-    with launchers.start(launcher, 3, [script], timeout=60) as job:
+    with launchers.start(launcher, 3, [script]) as job:
         os.kill(job.rank(1), signal.SIGKILL)
         result = job.wait()
 """
@@ -121,6 +121,11 @@ def table() -> dict[str, Launcher]:
 
 OPTIONAL = ("openmpi4",)
 """Launchers that tests do without where they are not installed."""
+
+
+def find(launcher: Launcher | str) -> Launcher:
+    """A launcher itself, or the one of this name."""
+    return table()[launcher] if isinstance(launcher, str) else launcher
 
 
 def available() -> list[Launcher]:
@@ -388,11 +393,11 @@ def make_environment(
 
 @contextlib.contextmanager
 def start(
-    launcher: Launcher,
+    launcher: Launcher | str,
     ranks: int,
     arguments: Sequence[str | Path],
     *,
-    timeout: float,
+    timeout: float = SHORTEST_DEADLINE,
     env: Mapping[str, str | None] | None = None,
     cwd: Path | None = None,
     python: str | Path = sys.executable,
@@ -400,9 +405,11 @@ def start(
 ) -> Iterator[Job]:
     """Start ``python arguments…`` on ``ranks`` ranks; what still runs at the end is killed.
 
-    ``env`` is added to the launcher's environment; a value of None removes the variable.
-    ``timeout`` is in seconds, from now. Raises JobError where the launcher is not installed.
+    ``launcher``: one, or its name in the table. ``env`` is added to its environment; a value of
+    None removes the variable. ``timeout`` is in seconds, from now, and SHORTEST_DEADLINE at least.
+    Raises JobError where the launcher is not installed.
     """
+    launcher = find(launcher)
     if absent := launcher.missing():
         raise JobError(f"{launcher.name}: {absent[0]} is missing; `bash tests/run.sh` installs it")
     processes = Processes()
@@ -427,7 +434,9 @@ def start(
             job.kill()
 
 
-def run(launcher: Launcher, ranks: int, arguments: Sequence[str | Path], **options: Any) -> Result:
+def run(
+    launcher: Launcher | str, ranks: int, arguments: Sequence[str | Path], **options: Any
+) -> Result:
     """Run ``python arguments…`` on ``ranks`` ranks to its end; see ``start`` and ``Job.wait``."""
     with start(launcher, ranks, arguments, **options) as job:
         return job.wait()

@@ -20,7 +20,6 @@ import pytest
 
 import launchers
 
-DEADLINE = 120.0
 TOOLS = ("ip", "unshare", "nsenter")
 ENVIRONMENT = {
     # Every rank is a node of its own, which still finds the others in /dev/shm.
@@ -149,7 +148,7 @@ def start(
     """
     first, *rest = _make_command(nodes, arguments, wraps or {})
     mpich, env = launchers.table()["mpich"], {**ENVIRONMENT, **env}
-    with launchers.start(mpich, 1, rest, timeout=DEADLINE, env=env, python=first) as job:
+    with launchers.start(mpich, 1, rest, env=env, python=first) as job:
         yield job
 
 

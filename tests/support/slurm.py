@@ -1,7 +1,7 @@
 """The Slurm cluster that tests run on: brought up once, by ``jobs/cluster/up``.
 
     launcher = cluster.srun("--nodes=4", "--ntasks-per-node=2")
-    launchers.run(launcher, 8, ["-m", "mpiddp.train"], timeout=60).expect(0)
+    launchers.run(launcher, 8, ["-m", "mpiddp.train"]).expect(0)
 
 ``launchers.run`` and ``launchers.start`` give the job its deadline and look for what it left.
 """
