@@ -26,11 +26,8 @@ ROOT = launchers.ROOT
 
 def write_wrapper(folder: Path, *lines: str) -> Path:
     """A stand-in for python that does ``lines`` of shell first; ``$rank`` is the rank."""
-    path = folder / "python-wrapper"
-    begin = ["#!/bin/sh", 'rank="${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"']
-    path.write_text("\n".join([*begin, *lines, f'exec "{sys.executable}" "$@"']) + "\n")
-    path.chmod(0o755)
-    return path
+    begin, end = 'rank="${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"', f'exec "{sys.executable}" "$@"'
+    return copies.write_program(folder / "python-wrapper", "\n".join([begin, *lines, end]))
 
 
 @pytest.mark.by_default("openmpi")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from copies import write_program
 from doctors import examine, read_recorded
 from mpiddp.doctor.node import launching, variables
 from mpiddp.launch.launcher.launcher import Launcher, find_launcher
@@ -86,9 +87,7 @@ def test_kill_on_bad_exit(launcher, setting, variables, status, words):
 )
 def test_slurm_is_asked_and_may_keep_silent(program, setting, tmp_path, monkeypatch):
     if program is not None:
-        script = tmp_path / "scontrol"
-        script.write_text(f"#!/bin/sh\n{program}\n")
-        script.chmod(0o755)
+        write_program(tmp_path / "scontrol", program)
         monkeypatch.setattr(launching, "SLURM_SECONDS", 0.2 if "sleep" in program else 60)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     else:

@@ -14,6 +14,7 @@ import psutil._psutil_linux
 import pytest
 
 import launchers
+from copies import write_program
 from facts import messages
 from mpiddp.errors import LaunchError
 from mpiddp.launch.launcher import command as table
@@ -122,15 +123,13 @@ def prefix(tmp_path, monkeypatch):
 
 def offer(tmp_path: Path, text: str, stream: int) -> None:
     """Put an ``srun`` on the path that answers ``--mpi=list``."""
-    program = tmp_path / "path" / "srun"
     answer = (
         "import os, sys\n"
         f"assert sys.argv[1:] == ['--mpi=list']\nos.write({stream}, {text!r}.encode())\n"
     )
     # A path with spaces cannot stand behind "#!".
     words = shlex.join([sys.executable, "-S", "-c", answer])
-    program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-    program.chmod(0o755)
+    write_program(tmp_path / "path" / "srun", f'exec {words} "$@"')
 
 
 @pytest.mark.parametrize("started_by", LAUNCHERS)
