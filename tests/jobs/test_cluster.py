@@ -448,13 +448,9 @@ sys.stdin.read()
 
 @pytest.mark.slurm
 def test_another_user_blocks_no_command(slurm_cluster):
-    command = [sys.executable, "-I", "-S", "-c", BLOCK]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
-        try:
-            assert stranger.stdout is not None and stranger.stdout.readline() == b"kept out\n"
-            slurm_cluster.must("heal", "node1")
-        finally:
-            stranger.kill()
+    with launchers.begin(sys.executable, "-I", "-S", "-c", BLOCK) as (_, line):
+        assert line == "kept out"
+        slurm_cluster.must("heal", "node1")
 
 
 @pytest.mark.parametrize(

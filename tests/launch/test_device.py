@@ -477,10 +477,8 @@ ALL = "GPU-0, GPU-1, GPU-2"
     ],
 )
 def test_a_gpu_is_known_by_its_uuid(visible, order, index, identity, monkeypatch):
-    for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("CUDA_DEVICE_ORDER", order)):
-        monkeypatch.delenv(name, raising=False)
-        if value is not None:
-            monkeypatch.setenv(name, value)
+    variables = {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order}
+    launchers.set_variables(monkeypatch, variables)
     closed: list[bool] = []
     monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: make_nvml(closed))
     assert device.find_identity(index) == identity
@@ -542,9 +540,7 @@ def ask_cuda(monkeypatch):
     """What ``select`` finds, where CUDA tells these properties and the variable holds that."""
 
     def ask(placement, visible, hip, **properties):
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        if visible is not None:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        launchers.set_variables(monkeypatch, {"CUDA_VISIBLE_DEVICES": visible})
         monkeypatch.setattr("torch.version.hip", hip)
         monkeypatch.setattr("torch.cuda.set_device", lambda index: None)
         monkeypatch.setattr(
@@ -601,9 +597,7 @@ def test_a_rank_without_a_gpu_selects_none():
 
 @pytest.mark.parametrize(("wanted", "remarks"), [(None, 1), ("1", 0)])
 def test_slices_of_one_gpu_are_pointed_out(monkeypatch, wanted, remarks):
-    monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
-    if wanted is not None:
-        monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", wanted)
+    launchers.set_variables(monkeypatch, {"NCCL_MULTI_RANK_GPU_ENABLE": wanted})
     monkeypatch.setattr("mpiddp.launch.device.nccl.find_version", lambda: (2, 30, 7))
     slices = [place(rank, 2, rank, f"MIG-{rank}", card="c1") for rank in range(2)]
     found = device.find_remarks("node3", slices)

@@ -15,7 +15,6 @@ import threading
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -204,9 +203,8 @@ def test_what_cannot_tell_where_it_is():
     assert StackPosition(0, "n", REDUCE, failed=True).line == "all_reduce, train.py:80 (failed)"
     trained = stack((str(PACKAGE / "training" / "trainer.py"), 30, "train_step"))
     assert StackPosition(0, "n", trained).line == "train_step, trainer.py:30"
-    assert (
-        StackPosition(0, "n", stack((C10D, 1, "barrier"))).line == "barrier, distributed_c10d.py:1"
-    )
+    barrier = stack((C10D, 1, "barrier"))
+    assert StackPosition(0, "n", barrier).line == "barrier, distributed_c10d.py:1"
 
 
 @given(st.lists(st.sampled_from([REDUCE, LOAD, COMPUTE, ()]), min_size=1, max_size=40))
@@ -274,9 +272,7 @@ def hanging(program: str):
 
 def test_a_stack_comes_from_inside_a_c_call_that_holds_the_lock():
     with hanging(HANGS) as (process, reader):
-        end = time.monotonic() + 60
-        while read_soon(reader)[0].function != "hang":
-            assert time.monotonic() < end
+        launchers.until(lambda: read_soon(reader)[0].function == "hang", "the function")
         frames = read_soon(reader)
         assert [(each.function, each.line) for each in frames] == [("hang", 9), ("<module>", 10)]
         assert frames[0].owner == USER
@@ -824,38 +820,20 @@ def test_a_record_is_asked_for_and_not_waited_for(crew, tmp_path):
 # Which job
 
 
-HOLDER = """
-import sys
-from mpiddp.process import job_directory
-print(job_directory.make(sys.argv[1]), flush=True)
-sys.stdin.read()
-"""
-
-
 def test_which_job(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     with pytest.raises(ConfigurationError, match="no job of yours runs on this machine: type"):
         find_directory(None)
-    running = []
-    for name in ("17", "18_2"):
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLDER, name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        running.append((process, Path(process.stdout.readline().strip())))
-    try:
+    with launchers.hold_directory("17") as (_, one), launchers.hold_directory("18_2") as (_, other):
         # One that has not come so far that it could be asked is none.
         assert len(job_directory.list_running()) == 2
         with pytest.raises(ConfigurationError, match="2 jobs of yours on this machine, but"):
             find_directory(None)
-        (running[0][1] / "lifeline.json").write_text("{}")
-        assert find_directory(None) == find_directory("17") == running[0][1]
-        (running[1][1] / "lifeline.json").write_text("{}")
-        assert find_directory("18_2") == running[1][1]
+        (one / "lifeline.json").write_text("{}")
+        assert find_directory(None) == find_directory("17") == one
+        (other / "lifeline.json").write_text("{}")
+        assert find_directory("18_2") == other
         with pytest.raises(ConfigurationError, match="2 jobs run here: type mpiddp stacks 17, or "):
             find_directory(None)
         with pytest.raises(ConfigurationError, match=r"no job '19', .*; running here: 17, 18_2"):
@@ -863,10 +841,7 @@ def test_which_job(tmp_path, monkeypatch):
         with pytest.raises(ConfigurationError, match="no job that runs writes its logs to"):
             find_directory(str(tmp_path))
         with pytest.raises(UnreachableError, match="does not answer"):
-            gather_stacks(running[0][1])
-    finally:
-        for process, _ in running:
-            process.communicate("")
+            gather_stacks(one)
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "lifeline.json").write_text("{}")
