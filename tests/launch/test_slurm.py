@@ -21,12 +21,10 @@ pytestmark = pytest.mark.slurm
 
 INTERFACES = ("ens1f1", "ens1f0np0", "ens1f0", "eth0")
 INIT = """
-import os, sys, mpiddp
+import sys, mpiddp
 with mpiddp.init(timeout=60) as session:
     world = session.world
-    words = ["seen", world.rank, world.size, world.hostname]
-    words += [os.environ.get(name) for name in sys.argv[1:]]
-    sys.stdout.write(" ".join(map(str, words)) + "\\n")
+    sys.stdout.write(f"seen {world.rank} {world.size} {world.hostname}\\n")
 """
 
 
@@ -47,10 +45,12 @@ def collect(launcher, ranks, folder, **env):
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)], result
 
 
-def seen(result) -> list[list[str]]:
-    """What INIT printed, by rank: rank, size, host, then the variables asked for."""
-    rows = [line.split()[1:] for line in result.stdout.splitlines() if line.startswith("seen ")]
-    return sorted(rows, key=lambda row: int(row[0]))
+def expect_ranks(result, ranks: int) -> list[list[str]]:
+    """What INIT printed on so many ranks, by rank: rank, size, host."""
+    lines = result.expect(0).stdout.splitlines()
+    rows = sorted(line.split()[1:] for line in lines if line.startswith("seen "))
+    assert [row[:2] for row in rows] == [[str(rank), str(ranks)] for rank in range(ranks)], result
+    return rows
 
 
 def worlds(found) -> list[tuple[str, int, int, int, int]]:
@@ -108,9 +108,7 @@ def test_a_heterogeneous_step_spans_its_components(slurm_cluster):
             # ended: then slurmd's log says that they are done, and Slurm knows no step any more.
             if attempt == 2:
                 raise
-    rows = seen(result.expect(0))
-    assert [row[:2] for row in rows] == [["0", "3"], ["1", "3"], ["2", "3"]], str(result)
-    assert len({row[2] for row in rows}) == 3
+    assert len({row[2] for row in expect_ranks(result, 3)}) == 3
 
 
 def run_inside(launcher, allocation, command) -> launchers.Result:
@@ -131,8 +129,7 @@ def test_a_heterogeneous_job(slurm_cluster):
         result = run_inside(slurm_cluster.srun(), ["-n1", ":", "-n2", "--nodes=2"], inside)
         if result.returncode != 128 + signal.SIGKILL:
             break
-    result.expect(0)
-    assert [row[:2] for row in seen(result)] == [["0", "3"], ["1", "3"], ["2", "3"]], str(result)
+    expect_ranks(result, 3)
 
 
 @pytest.mark.parametrize(
@@ -146,10 +143,8 @@ def test_mpirun_inside_an_allocation(name, slurm_cluster):
     mpirun = launchers.table()[name].mpirun
     root = () if name == "mpich" else ("--allow-run-as-root",)
     launcher = slurm_cluster.srun(library=name)
-    result = run_inside(launcher, ["--nodes=2", "--ntasks-per-node=2"], [mpirun, *root]).expect(0)
-    rows = seen(result)
-    assert [row[:2] for row in rows] == [[str(rank), "4"] for rank in range(4)], str(result)
-    assert len({row[2] for row in rows}) == 2
+    result = run_inside(launcher, ["--nodes=2", "--ntasks-per-node=2"], [mpirun, *root])
+    assert len({row[2] for row in expect_ranks(result, 4)}) == 2
 
 
 TRAPS = {
@@ -260,8 +255,7 @@ def test_the_wrong_mpi_is_refused_with_a_command_that_works(library, mpi, slurm_
     command = shlex.split(line.partition("Start it with: ")[2])
     assert command[0] == "srun" and command[-2:] == ["python", str(script)]
     working = replace(launcher, flags=(*command[1:-2], "--nodes=2"))
-    rows = seen(launchers.run(working, 2, [str(script)]).expect(0))
-    assert [row[:2] for row in rows] == [["0", "2"], ["1", "2"]]
+    expect_ranks(launchers.run(working, 2, [str(script)]), 2)
 
 
 # How jobs end, under a bare srun: no --kill-on-bad-exit
@@ -367,18 +361,11 @@ def cut_during(cluster, folder, program):
             (folder / "go").touch()
             began = time.monotonic()
             for node in ("node1", "node2"):
-                job.until(lambda n=node: not on_node(job, n), f"the ranks on {node} to end")
+                job.until(lambda n=node: not cluster.list_on_node(job, n), f"the end on {node}")
             seconds = time.monotonic() - began
         finally:
             cluster.must("heal", "node2")
         return job.wait(), seconds
-
-
-def on_node(job, name) -> list[int]:
-    """The job's processes that were started by a node's slurmd."""
-    return [
-        pid for pid in job.processes() if launchers.environ_of(pid).get("SLURMD_NODENAME") == name
-    ]
 
 
 # One that is cut off later does not answer: tests/doctor/test_doctor_slurm.py, test_failure.py.
