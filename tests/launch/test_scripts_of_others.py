@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 import launchers
-from facts import messages
+from facts import messages, torchrun_variables
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.script.script import parse, prepare_module, prepare_script
 
@@ -235,21 +235,7 @@ def check(found, ranks, arguments):
         job = environment.pop("TORCHELASTIC_RUN_ID")
         port, threads = environment.pop("MASTER_PORT"), environment.pop("OMP_NUM_THREADS")
         assert job.startswith("mpiddp-") and int(port) > 0 and int(threads) > 0
-        assert environment == {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            "LOCAL_WORLD_SIZE": str(ranks),
-            "GROUP_RANK": "0",
-            "GROUP_WORLD_SIZE": "1",
-            "ROLE_RANK": str(rank),
-            "ROLE_NAME": "default",
-            "ROLE_WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "TORCHELASTIC_RESTART_COUNT": "0",
-            "TORCHELASTIC_MAX_RESTARTS": "0",
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-        }
+        assert environment == torchrun_variables(rank, ranks, "127.0.0.1")
     assert len({facts["environment"]["TORCHELASTIC_RUN_ID"] for facts in found}) == 1
 
 
@@ -466,10 +452,7 @@ def test_what_is_not_there_is_said_before_anything_starts(prepare, name, words):
 @pytest.mark.by_default("mpich")
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [
-        (["absent.py"], "absent.py"),
-        (["--console", "3-5", "-m", "timeit"], "out of 0-2"),
-    ],
+    [(["absent.py"], "absent.py"), (["--console", "3-5", "-m", "timeit"], "out of 0-2")],
 )
 def test_mistakes_of_every_rank_are_said_once(either_launcher, arguments, said):
     result = launchers.run(either_launcher, 3, [*PREFIX, *arguments]).expect(2)

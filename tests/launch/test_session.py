@@ -38,23 +38,8 @@ def test_what_every_rank_is_given(recent_launcher, ranks):
 def check_environment(found: list[dict]) -> None:
     for rank, row in enumerate(found):
         address, port = row["master"]
-        expected = {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(len(found)),
-            "LOCAL_WORLD_SIZE": str(len(found)),
-            "GROUP_RANK": "0",
-            "GROUP_WORLD_SIZE": "1",
-            "ROLE_RANK": str(rank),
-            "ROLE_NAME": "default",
-            "ROLE_WORLD_SIZE": str(len(found)),
-            "MASTER_ADDR": address,
-            "MASTER_PORT": str(port),
-            "TORCHELASTIC_RUN_ID": f"mpiddp-{row['job']}",
-            "TORCHELASTIC_RESTART_COUNT": "0",
-            "TORCHELASTIC_MAX_RESTARTS": "0",
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-        }
+        job = {"MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": f"mpiddp-{row['job']}"}
+        expected = {**facts.torchrun_variables(rank, len(found), address), **job}
         assert {name: row["set"].get(name) for name in expected} == expected
         others = row["set"].keys() - expected.keys()
         assert others - {"MPI4PY_RC_INITIALIZE"} == {
