@@ -53,12 +53,7 @@ def choose(near, topology=SOCKETS, allotted=ALL, kind="cores"):
 
 def test_ranks_share_the_numa_nodes_and_their_cores():
     assert choose([FREE] * 2) == [sorted(LEFT), sorted(RIGHT)]
-    assert choose([FREE] * 4) == [
-        [0, 1, 8, 9],
-        [2, 3, 10, 11],
-        [4, 5, 12, 13],
-        [6, 7, 14, 15],
-    ]
+    assert choose([FREE] * 4) == [[0, 1, 8, 9], [2, 3, 10, 11], [4, 5, 12, 13], [6, 7, 14, 15]]
     # A rank is on one node, even where shares are not alike then.
     assert choose([FREE] * 3) == [[0, 1, 8, 9], [2, 3, 10, 11], sorted(RIGHT)]
     assert choose([FREE] * 8) == [[core, core + 8] for core in range(8)]
@@ -90,11 +85,7 @@ def test_a_control_group_is_kept():
 
 
 def test_whole_numa_nodes():
-    assert choose([RIGHT, RIGHT, LEFT], kind="numa") == [
-        sorted(RIGHT),
-        sorted(RIGHT),
-        sorted(LEFT),
-    ]
+    assert choose([RIGHT, RIGHT, LEFT], kind="numa") == [sorted(RIGHT), sorted(RIGHT), sorted(LEFT)]
     assert choose([FREE] * 3, kind="numa") == [sorted(LEFT)] * 2 + [sorted(RIGHT)]
 
 
