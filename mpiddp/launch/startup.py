@@ -42,12 +42,7 @@ from mpiddp.launch.options import COLLECTIVES, LaunchOptions, Options
 from mpiddp.launch.rendezvous import companions, store
 from mpiddp.launch.rendezvous.route import Route, RouteFinder
 from mpiddp.launch.resources import Resources
-from mpiddp.launch.session import (
-    Session,
-    find_failure_handler,
-    find_session,
-    make_current,
-)
+from mpiddp.launch.session import Session, find_failure_handler, find_session, make_current
 from mpiddp.launch.torch_import import TorchImport
 from mpiddp.lifeline.lifeline import Lifeline, start_companion
 from mpiddp.lifeline.membership import Entrance

@@ -12,7 +12,7 @@ import pytest
 
 import copies
 import launchers
-from doctors import CHECKS, DEADLINE, PATCHED, examine
+from doctors import CHECKS, PATCHED, examine
 from facts import messages
 
 SECRETS = {
@@ -26,11 +26,8 @@ ROOT = launchers.ROOT
 
 def write_wrapper(folder: Path, *lines: str) -> Path:
     """A stand-in for python that does ``lines`` of shell first; ``$rank`` is the rank."""
-    path = folder / "python-wrapper"
-    begin = ["#!/bin/sh", 'rank="${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"']
-    path.write_text("\n".join([*begin, *lines, f'exec "{sys.executable}" "$@"']) + "\n")
-    path.chmod(0o755)
-    return path
+    begin, end = 'rank="${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"', f'exec "{sys.executable}" "$@"'
+    return copies.write_program(folder / "python-wrapper", "\n".join([begin, *lines, end]))
 
 
 @pytest.mark.by_default("openmpi")
@@ -65,7 +62,7 @@ def test_a_good_launch(either_launcher, tmp_path):
 
 
 def test_one_process_without_mpi(tmp_path):
-    reading = examine(launchers.table()["alone"], 1, cwd=tmp_path)
+    reading = examine("alone", 1, cwd=tmp_path)
     assert tuple(line.check for line in reading.lines) == CHECKS
     assert reading.bad() == {}
     assert reading.line("MPI library").status == "skip"
@@ -83,9 +80,7 @@ def test_help_comes_once_and_needs_nothing(either_launcher, tmp_path):
         "finally:\n"
         "    assert not {'torch', 'mpi4py.MPI'} & sys.modules.keys()\n"
     )
-    result = launchers.run(
-        either_launcher, 2, ["-c", program], timeout=DEADLINE, cwd=tmp_path
-    ).expect(0)
+    result = launchers.run(either_launcher, 2, ["-c", program], cwd=tmp_path).expect(0)
     assert result.stdout.count("usage: python -m mpiddp.doctor") == 1
     assert "--json FILE" in result.stdout and "Traceback" not in result.stderr
 
@@ -93,7 +88,7 @@ def test_help_comes_once_and_needs_nothing(either_launcher, tmp_path):
 @pytest.mark.mpi
 def test_a_mistake_in_options(tmp_path):
     words = ["-m", "mpiddp.doctor", "--jsn", "x"]
-    result = launchers.run(launchers.table()["mpich"], 2, words, timeout=DEADLINE, cwd=tmp_path)
+    result = launchers.run("mpich", 2, words, cwd=tmp_path)
     (line,) = messages(result.expect(2))
     assert "--jsn" in line and "did you mean --json?" in line and result.stdout == ""
 
@@ -118,8 +113,7 @@ def test_a_library_that_cannot_join(tmp_path):
 @pytest.mark.mpi
 def test_no_library_at_all(tmp_path):
     absent = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
-    row = launchers.table()["openmpi"]
-    reading = examine(row, 3, cwd=tmp_path, exit_code=3, env=absent)
+    reading = examine("openmpi", 3, cwd=tmp_path, exit_code=3, env=absent)
     assert reading.bad() == {"MPI library": "fail"}
     assert "mpi4py found no MPI library" in reading.line("MPI library").text
     # The other ranks of this node wait a second for rank 0 to speak. On a busy machine that is not
@@ -134,7 +128,7 @@ def test_other_code_on_one_rank(tmp_path):
     with (copy / "mpiddp" / "errors.py").open("a") as source:
         source.write("# A line more.\n")
     wrapper = write_wrapper(tmp_path, f'[ "$rank" = 1 ] && export PYTHONPATH="{copy}:$PYTHONPATH"')
-    reading = examine(launchers.table()["openmpi"], 3, cwd=tmp_path, exit_code=3, python=wrapper)
+    reading = examine("openmpi", 3, cwd=tmp_path, exit_code=3, python=wrapper)
     line = reading.line("code")
     assert line.status == "fail" and line.text.startswith("rank 1 on ")
     # Python, mpi4py and the version are the same, and not said twice.
@@ -146,7 +140,7 @@ def test_other_code_on_one_rank(tmp_path):
 @pytest.mark.mpi
 def test_other_torch_on_one_rank(tmp_path):
     patch = "import torch\nif rank == 1: torch.__version__ = '1.2.3'"
-    reading = examine(launchers.table()["mpich"], 3, cwd=tmp_path, exit_code=3, patch=patch)
+    reading = examine("mpich", 3, cwd=tmp_path, exit_code=3, patch=patch)
     line = reading.line("torch version")
     assert line.status == "fail" and " has torch 1.2.3; the others have torch " in line.text
     assert line.text.startswith("rank 1 on ")
@@ -172,14 +166,8 @@ def test_torch_that_cannot_be_imported_on_one_rank(has_other_code, tmp_path):
         tmp_path, f'[ "$rank" = 1 ] && export PYTHONPATH="{folder}:$PYTHONPATH"'
     )
     code = 3 if has_other_code else 1
-    reading = examine(
-        launchers.table()["openmpi"],
-        3,
-        *("--json", "report.json"),
-        cwd=tmp_path,
-        exit_code=code,
-        python=wrapper,
-    )
+    files = ("--json", "report.json")
+    reading = examine("openmpi", 3, *files, cwd=tmp_path, exit_code=code, python=wrapper)
     line = reading.line("import torch")
     assert line.status == "fail" and line.text.startswith("rank 1 on ")
     assert f": {BROKEN}. Give all nodes the same environment" in line.text
@@ -198,9 +186,7 @@ def test_limits_cores_and_threads(tmp_path):
         "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     )
     path = write_wrapper(tmp_path, "ulimit -n 200", f'set -- -c "{bind}" "$@"')
-    reading = examine(
-        launchers.table()["openmpi"], 2, cwd=tmp_path, python=path, env={"OMP_NUM_THREADS": "3"}
-    )
+    reading = examine("openmpi", 2, cwd=tmp_path, python=path, env={"OMP_NUM_THREADS": "3"})
     assert reading.bad() == {"cores": "warn", "threads": "warn", "open files": "warn"}
     cores, threads, files = (reading.line(c).text for c in ("cores", "threads", "open files"))
     assert f"ranks 0-1 have only core {core} between them" in cores and "--cpus-per-task" in cores
@@ -218,7 +204,7 @@ device.find_identity = lambda index: "GPU-A"
 
 @pytest.mark.mpi
 def test_two_ranks_on_one_gpu(tmp_path):
-    reading = examine(launchers.table()["mpich"], 2, cwd=tmp_path, exit_code=3, patch=SHARED_GPU)
+    reading = examine("mpich", 2, cwd=tmp_path, exit_code=3, patch=SHARED_GPU)
     assert reading.bad() == {"GPUs": "fail"}
     text = reading.line("GPUs").text
     assert "ranks 0, 1 would use a GPU that another rank uses" in text
@@ -255,10 +241,8 @@ store.make_group = make_group
 
 @pytest.mark.mpi
 def test_gpus_that_are_pretended(tmp_path):
-    row = launchers.table()["mpich"]
-    reading = examine(
-        row, 2, cwd=tmp_path, exit_code=1, patch=PRETENDED_GPUS, env={"TMPDIR": str(tmp_path)}
-    )
+    env = {"TMPDIR": str(tmp_path)}
+    reading = examine("mpich", 2, cwd=tmp_path, exit_code=1, patch=PRETENDED_GPUS, env=env)
     bad = reading.bad()
     bad.pop("locked memory", None)
     assert bad == {"GPU place": "warn", "GPU speed": "warn", "NCCL transport": "fail"}
@@ -285,7 +269,7 @@ store.first_all_reduce = fail
 @pytest.mark.long
 @pytest.mark.mpi
 def test_an_all_reduce_that_fails(tmp_path):
-    reading = examine(launchers.table()["openmpi"], 2, cwd=tmp_path, exit_code=1, patch=WRONG_SUM)
+    reading = examine("openmpi", 2, cwd=tmp_path, exit_code=1, patch=WRONG_SUM)
     assert reading.bad() == {"all-reduce": "fail"}
     assert reading.line("all-reduce").text == "the first all-reduce gave nonsense"
 
@@ -302,13 +286,8 @@ if rank == 1:
 @pytest.mark.mpi
 def test_a_stage_that_takes_too_long(tmp_path):
     program = PATCHED.format(patch=LATE)
-    result = launchers.run(
-        launchers.table()["openmpi"],
-        3,
-        ["-c", program, "--timeout", "30", "--json", "report.json"],
-        timeout=DEADLINE,
-        cwd=tmp_path,
-    ).expect(4)
+    words = ["-c", program, "--timeout", "30", "--json", "report.json"]
+    result = launchers.run("openmpi", 3, words, cwd=tmp_path).expect(4)
     (line,) = messages(result)
     assert "'code' within 30 s; waited for rank 1 on " in line
     assert "MPI library" in result.stdout and "Traceback" not in result.output
@@ -328,9 +307,8 @@ cores.judge_cores = fail
 
 @pytest.mark.mpi
 def test_a_failure_of_the_doctor_itself(tmp_path):
-    row = launchers.table()["mpich"]
     program = PATCHED.format(patch=RAISING)
-    result = launchers.run(row, 2, ["-c", program], timeout=DEADLINE, cwd=tmp_path).expect(1)
+    result = launchers.run("mpich", 2, ["-c", program], cwd=tmp_path).expect(1)
     assert result.stderr.count("ZeroDivisionError: in the doctor itself") == 1
     # Rank 0's own file is not left behind.
     assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import launchers
+from copies import write_program
 from doctors import examine, read_recorded
 from mpiddp.doctor.node import launching, variables
 from mpiddp.launch.launcher.launcher import Launcher, find_launcher
@@ -87,9 +87,7 @@ def test_kill_on_bad_exit(launcher, setting, variables, status, words):
 )
 def test_slurm_is_asked_and_may_keep_silent(program, setting, tmp_path, monkeypatch):
     if program is not None:
-        script = tmp_path / "scontrol"
-        script.write_text(f"#!/bin/sh\n{program}\n")
-        script.chmod(0o755)
+        write_program(tmp_path / "scontrol", program)
         monkeypatch.setattr(launching, "SLURM_SECONDS", 0.2 if "sleep" in program else 60)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     else:
@@ -134,7 +132,7 @@ def test_a_cray_that_asks_for_its_gpu_library(tmp_path):
     MPI itself is the one that is here: the check comes before it.
     """
     env = {**read_environment("environment_cray_crusher"), "CRAY_MPICH_VERSION": "8.1.14"}
-    reading = examine(launchers.table()["mpich"], 2, cwd=tmp_path, exit_code=3, env=env)
+    reading = examine("mpich", 2, cwd=tmp_path, exit_code=3, env=env)
     assert reading.bad() == {"MPI library": "fail"}
     text = reading.line("MPI library").text
     assert "GPU transport layer" in text and "export MPICH_GPU_SUPPORT_ENABLED=0" in text

@@ -31,16 +31,11 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Path:
-    """An /etc/hosts that knows all nodes, in the form that torch asks for as well."""
+def hosts(tmp_path: Path) -> dict[int, list[str]]:
+    """What gives each rank an /etc/hosts that knows all nodes, in torch's form as well."""
     path = tmp_path / "hosts"
     path.write_text(HOSTS)
-    return path
-
-
-def connect(cluster: Cluster) -> None:
-    for number, (node, name) in enumerate(zip(cluster.nodes, INTERFACES, strict=True), 1):
-        cluster.join(node, name, f"10.77.0.{number}")
+    return dict.fromkeys(range(3), mount(put(path, "/etc/hosts")))
 
 
 def mount(*commands: str) -> list[str]:
@@ -62,9 +57,8 @@ def examine(
 
 @pytest.mark.long
 def test_three_good_nodes(cluster, hosts, tmp_path):
-    connect(cluster)
-    wraps = {rank: mount(put(hosts, "/etc/hosts")) for rank in range(3)}
-    reading = examine(cluster, tmp_path, 0, wraps)
+    cluster.connect(*INTERFACES)
+    reading = examine(cluster, tmp_path, 0, hosts)
     assert tuple(line.check for line in reading.lines) == CHECKS
     assert reading.bad() == {}
     assert "3 ranks on 3 nodes (node[1-3]), 1 per node" in reading.line("ranks").text
@@ -85,12 +79,11 @@ def test_three_good_nodes(cluster, hosts, tmp_path):
 
 
 def test_a_slow_link_is_named(cluster, hosts, tmp_path):
-    connect(cluster)
+    cluster.connect(*INTERFACES)
     shape = "tc qdisc add dev ens1f0np0 root tbf rate 10mbit burst 80kb latency 50ms"
     command = cluster.nodes[1].enter(*shape.split())
     subprocess.run(command, check=True, timeout=10)
-    wraps = {rank: mount(put(hosts, "/etc/hosts")) for rank in range(3)}
-    reading = examine(cluster, tmp_path, 0, wraps)
+    reading = examine(cluster, tmp_path, 0, hosts)
     assert reading.bad() == {"links": "warn"}
     claim = ", though ens1f0np0, a virtual interface, claims 10.0 Gbit/s; the median"
     text = reading.line("links").text
@@ -101,10 +94,9 @@ def test_a_slow_link_is_named(cluster, hosts, tmp_path):
 
 
 def test_neighbours_that_do_not_reach_each_other(cluster, hosts, tmp_path):
-    connect(cluster)
+    cluster.connect(*INTERFACES)
     cluster.nodes[1].ip("route add unreachable 10.77.0.3/32")
-    wraps = {rank: mount(put(hosts, "/etc/hosts")) for rank in range(3)}
-    reading = examine(cluster, tmp_path, 4, wraps)
+    reading = examine(cluster, tmp_path, 4, hosts)
     assert reading.bad() == {"links": "fail"}
     text = reading.line("links").text
     assert text.startswith("TCP: node2 → node3 (10.77.0.3): No route to host. ")
@@ -112,9 +104,8 @@ def test_neighbours_that_do_not_reach_each_other(cluster, hosts, tmp_path):
 
 
 def test_nodes_without_a_common_address(cluster, tmp_path):
-    one, two, three = cluster.nodes
-    cluster.join(one, "ens1f1", "10.77.0.1")
-    cluster.join(two, "ens1f1", "10.77.0.2")
+    one, _, three = cluster.nodes
+    cluster.connect("ens1f1", "ens1f1")
     lead_nowhere(one, "docker0", "172.17.0.1")
     lead_nowhere(three, "docker0", "172.17.0.1")
     reading = examine(cluster, tmp_path, 4, {})
@@ -134,14 +125,14 @@ def test_nodes_without_a_common_address(cluster, tmp_path):
 
 @pytest.mark.long
 def test_names_that_nobody_answers_for(cluster, tmp_path):
-    connect(cluster)
+    cluster.connect(*INTERFACES)
     resolver = tmp_path / "resolv.conf"
     # Two seconds for each question instead of ten: the store asks as well.
     resolver.write_text("nameserver 10.77.0.99\noptions timeout:2 attempts:1\n")
     names = tmp_path / "hosts"
     names.write_text("127.0.0.1 localhost\n10.77.0.1 node1\n10.77.0.2 node2\n10.77.0.3 node3\n")
     inside = [put(resolver, "/etc/resolv.conf"), put(names, "/etc/hosts")]
-    reading = examine(cluster, tmp_path, 0, {rank: mount(*inside) for rank in range(3)})
+    reading = examine(cluster, tmp_path, 0, dict.fromkeys(range(3), mount(*inside)))
     assert reading.bad() == {"reverse look-ups": "warn"}
     text = reading.line("reverse look-ups").text
     assert "no answer within 0.5 s for 10.77.0.1" in text and "::ffff:a.b.c.d" in text

@@ -74,7 +74,7 @@ sys.argv = ["doctor", "--timeout", "8"]
 from mpiddp.doctor.__main__ import main
 main()
 """
-    with launchers.start(launcher, 2, ["-c", waiting], timeout=80, cwd=tmp_path) as job:
+    with launchers.start(launcher, 2, ["-c", waiting], cwd=tmp_path) as job:
         job.until(lambda: len(list(Path(tmp_path).glob("at-*"))) == 2, "both nodes")
         try:
             slurm_cluster.must("cut", "node2")

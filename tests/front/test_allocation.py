@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from copies import write_program
 from mpiddp.errors import ConfigurationError
 from mpiddp.front import allocation
 from mpiddp.front.allocation import Allocation, Node, Record
@@ -146,13 +147,12 @@ def test_the_states_of_nodes():
 
 
 def test_slurm_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
-    program = tmp_path / "scontrol"
-    program.write_text("#!/bin/sh\necho 'error: Unable to contact\nslurm controller' >&2\nexit 1\n")
-    program.chmod(0o755)
+    text = "echo 'error: Unable to contact\nslurm controller' >&2\nexit 1"
+    program = write_program(tmp_path / "scontrol", text)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(ConfigurationError, match=r"Unable to contact slurm controller$"):
         allocation.ask("scontrol", "show", "job")
-    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    write_program(program, "exec sleep 60")
     monkeypatch.setattr(allocation, "ANSWER_SECONDS", 0.2)
     with pytest.raises(ConfigurationError, match="gave no answer within"):
         allocation.ask("scontrol", "show", "job")

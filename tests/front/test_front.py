@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ import pytest
 
 import launchers
 import mpiddp
+from copies import write_program
 from mpiddp import __main__
 from mpiddp.checkpoints.storage.manifest import (
     CHECKPOINTS,
@@ -247,10 +247,9 @@ def test_the_line_of_a_dry_run_can_be_pasted(either_launcher, folder):
     (folder / "say.py").write_text("print('a rank')\n")
     words = ("-n", str(ranks), "--launcher", str(either_launcher.mpirun), "say.py")
     line = run("--dry-run", *words).stdout
-    pasted = subprocess.run(
-        line.replace("-m mpiddp say.py", "say.py"), shell=True, capture_output=True, text=True,
-        env=launchers.clean_environment(), timeout=SECONDS,
-    )  # fmt: skip
+    pasted = launchers.execute(
+        "sh", "-c", line.replace("-m mpiddp say.py", "say.py"), timeout=SECONDS
+    )
     assert pasted.stdout == "a rank\n" * ranks, line + pasted.stderr
 
 
@@ -321,10 +320,7 @@ def test_the_installed_command_is_the_same(folder):
         ("--launcher none --launcher-options -v hello.py", "and --launcher is none"),
         ("--launcher none --debug hello.py", "--debug is for ranks that are started here"),
         ("--restarts -1 hello.py", "--restarts: expected an integer >= 0, found '-1'"),
-        (
-            "--restarts 1 --restart-window nan hello.py",
-            "--restart-window: expected 0 or more",
-        ),
+        ("--restarts 1 --restart-window nan hello.py", "--restart-window: expected 0 or more"),
         ("--restart-window 9 hello.py", "--restart-window has no effect without restarts: add -"),
         ("--restarts 0 --restart-window 9 hello.py", "--restart-window has no effect without"),
         ("--min-nodes 2 hello.py", "counts the nodes of a Slurm job, and this shell"),
@@ -407,21 +403,20 @@ def allocation(folder, monkeypatch) -> Path:
         '*) cat "$RECORD";; esac',
         "srun": 'printf "%s\\n" "$@" >srun.words; env >srun.environment; exit "${STATUS:-0}"',
     }.items():
-        (bin_folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (bin_folder / name).chmod(0o755)
+        write_program(bin_folder / name, text)
     (folder / "record").write_text(
         "JobId=7 JobName=run\n   NodeList=n[1-2]\n   NumNodes=2 NumCPUs=8 NumTasks=2 CPUs/Task=1 \n"
     )
     (folder / "state").write_text("JobId=7 JobName=x JobState=RUNNING Reason=None\n")
-    monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
-    monkeypatch.setenv("RECORD", str(folder / "record"))
-    for name, value in {
+    variables = {
+        "PATH": f"{bin_folder}:{os.environ['PATH']}",
+        "RECORD": str(folder / "record"),
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "n[1-2]",
         "SLURM_JOB_CPUS_PER_NODE": "4(x2)",
         "SLURM_GPUS_PER_NODE": "1",
-    }.items():
-        monkeypatch.setenv(name, value)
+    }
+    launchers.set_variables(monkeypatch, variables)
     return folder
 
 
@@ -435,9 +430,7 @@ def test_in_an_allocation_srun_is_the_launcher(allocation, monkeypatch, capsys):
 @pytest.mark.parametrize(("code", "kind"), [(0, "--host"), (1, "-hosts")])
 def test_in_an_allocation_mpirun_is_told_the_hosts(allocation, monkeypatch, capsys, code, kind):
     version = ("mpirun (Open MPI) 5.0.11", "HYDRA build details:")[code]
-    program = allocation / "bin" / "its-mpirun"
-    program.write_text(f"#!/bin/sh\necho '{version}'\n")
-    program.chmod(0o755)
+    write_program(allocation / "bin" / "its-mpirun", f"echo '{version}'")
     words = ["--dry-run", "-n", "3", "--launcher", "its-mpirun", "hello.py"]
     assert call(words, monkeypatch) == 0
     words = shlex.split(capsys.readouterr().out)
@@ -814,9 +807,8 @@ def test_a_requeue_that_ends_scontrol_is_one(after, allocation, monkeypatch, cap
 
 def start(launcher, ranks: int, words: Sequence[str], **more):
     """A job whose ranks the front starts with this mpirun."""
-    alone = launchers.table()["alone"]
     options = ["-m", "mpiddp", "-n", str(ranks), "--launcher", str(launcher.mpirun)]
-    return launchers.start(alone, 1, [*options, *words], timeout=SECONDS, **more)
+    return launchers.start("alone", 1, [*options, *words], **more)
 
 
 @pytest.mark.by_default("mpich")
@@ -902,10 +894,9 @@ def test_ranks_have_time_to_save_after_sigterm(folder):
 
 def await_words(folder: Path, text: str) -> None:
     """Wait until both ranks have written ``text``."""
-    deadline = time.monotonic() + SECONDS
-    while [path.read_text() for path in folder.glob("said-*")] != [text] * 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    launchers.until(
+        lambda: [path.read_text() for path in folder.glob("said-*")] == [text] * 2, f"{text!r}"
+    )
 
 
 # ---- quick -----------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def list_sessions(scratch: Path) -> list[Path]:
 
 
 def test_files_of_a_killed_job_go_once_no_rank_lives(recent_launcher, old, monkeypatch):
-    with launchers.start(recent_launcher, 2, ["-c", RANK], timeout=SECONDS) as job:
+    with launchers.start(recent_launcher, 2, ["-c", RANK]) as job:
         job.until(lambda: job.stdout().count("up\n") == 2, "ranks in MPI")
         ranks = job.ranks()
         scratch = Path(launchers.environ_of(ranks[0])["TMPDIR"])

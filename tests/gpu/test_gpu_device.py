@@ -31,8 +31,7 @@ assert torch.cuda.current_device() == placement.index == 0
 
 
 def test_the_identity_is_torchs_and_asking_makes_no_context(gpu):
-    alone = launchers.table()["alone"]
-    launchers.run(alone, 1, ["-c", IDENTITY], timeout=60, env=gpu).expect(0)
+    launchers.run("alone", 1, ["-c", IDENTITY], env=gpu).expect(0)
 
 
 NO_CONTEXT = """
@@ -46,8 +45,7 @@ with mpiddp.init(timeout=60) as session:
 
 
 def test_no_context_is_made_on_another_gpu(gpu):
-    alone = launchers.table()["alone"]
-    launchers.run(alone, 1, ["-c", NO_CONTEXT], timeout=120).expect(0)
+    launchers.run("alone", 1, ["-c", NO_CONTEXT]).expect(0)
 
 
 FORK = """
@@ -64,8 +62,7 @@ with start(Options(timeout=60), FailureHandler(), make_group=False) as session:
 
 
 def test_a_script_may_fork_and_use_cuda_in_the_child(gpu):
-    alone = launchers.table()["alone"]
-    launchers.run(alone, 1, ["-W", "ignore", "-c", FORK], timeout=120, env=gpu).expect(0)
+    launchers.run("alone", 1, ["-W", "ignore", "-c", FORK], env=gpu).expect(0)
 
 
 ON_GPU = """
@@ -80,8 +77,7 @@ with mpiddp.init(timeout=60) as session:
 
 
 def test_a_session_on_a_real_gpu_uses_nccl(gpu):
-    alone = launchers.table()["alone"]
-    result = launchers.run(alone, 1, ["-c", ON_GPU], timeout=120, env=gpu).expect(0)
+    result = launchers.run("alone", 1, ["-c", ON_GPU], env=gpu).expect(0)
     assert re.search(r"backend         nccl \d+\.\d+", result.stderr)
     assert "devices         GPU " in result.stderr
 
@@ -93,16 +89,16 @@ def test_two_ranks_share_a_real_gpu_only_when_asked(gpu, launcher_of_several):
         "    assert session.backend == 'gloo' and session.device.index == 0\n"
     )
     row = launcher_of_several
-    refused = launchers.run(row, 2, ["-c", program, "no"], timeout=120, env=gpu).expect(3)
+    refused = launchers.run(row, 2, ["-c", program, "no"], env=gpu).expect(3)
     assert refused.stderr.count("would use a GPU that another rank uses") == 1
-    allowed = launchers.run(row, 2, ["-c", program, "yes"], timeout=120, env=gpu).expect(0)
+    allowed = launchers.run(row, 2, ["-c", program, "yes"], env=gpu).expect(0)
     assert "ranks 0, 1 use one GPU or slices of one" in allowed.stderr
 
 
 def test_the_doctor_examines_a_real_gpu(gpu, tmp_path):
     import torch
 
-    reading = examine(launchers.table()["alone"], 1, cwd=tmp_path, env=gpu)
+    reading = examine("alone", 1, cwd=tmp_path, env=gpu)
     # One rank is too few for a machine that has more.
     assert reading.bad() == ({"GPUs": "warn"} if gpus.count_files() > 1 else {})
     assert torch.cuda.get_device_name(0) in reading.line("GPUs").text

@@ -87,7 +87,7 @@ def test_a_rank_that_stays_away_ends_the_job_with_a_report(several, what, implem
     env = dict(several.variables)
     if implementation:
         env["TORCH_DIST_USE_NCCL2"] = implementation
-    result = launchers.run(several.launcher, 2, ["-c", AWAY, what], timeout=120, env=env).expect(6)
+    result = launchers.run(several.launcher, 2, ["-c", AWAY, what], env=env).expect(6)
     told = [line for line in messages(result) if "NCCL gave up" in line]
     assert len(told) == 1 and told[0].startswith("mpiddp: rank 0 of 2 on ")
     assert f"{10 + QUEUE_SECONDS:g} s after it was queued" in told[0]
@@ -128,7 +128,7 @@ def test_training(device, request, pool, tmp_path):
 def test_the_doctors_transport(several, tmp_path):
     program = ["-m", "mpiddp.doctor", "--allow-shared-gpu"]
     result = launchers.run(
-        several.launcher, several.ranks, program, timeout=120, env=several.variables, cwd=tmp_path
+        several.launcher, several.ranks, program, env=several.variables, cwd=tmp_path
     )
     line = next(line for line in result.stdout.splitlines() if "NCCL transport" in line)
     assert "channels by " in line, result

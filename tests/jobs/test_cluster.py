@@ -98,12 +98,8 @@ def test_it_comes_up_is_repaired_and_goes(slurm_cluster):
         cluster.must("up")
         hosts = cluster.must("exec", "node1", "getent", "ahostsv4", "node2")
         assert hosts.split()[0] == f"{state['network']}.2"
-        result = launchers.run(
-            cluster.srun("--nodes=2", mpi="none"),
-            2,
-            ["-c", "import socket; print(socket.gethostname())"],
-            timeout=30,
-        ).expect(0)
+        words = ["-c", "import socket; print(socket.gethostname())"]
+        result = launchers.run(cluster.srun("--nodes=2", mpi="none"), 2, words).expect(0)
         assert sorted(result.stdout.split()) == ["node1", "node2"]
         refused = cluster.control("up", "--nodes=3")
         assert refused.returncode == 1 and "--nodes 2 is up" in refused.stderr
@@ -121,7 +117,7 @@ def test_down_ends_what_runs_from_any_checkout(slurm_cluster, tmp_path):
     with slurm.bring_up("--nodes=4") as cluster:
         flags = ("--nodes=4", "--ntasks-per-node=1")
         program = ["-c", "import time; print('up', flush=True); time.sleep(600)"]
-        with launchers.start(cluster.srun(*flags, mpi="none"), 4, program, timeout=60) as job:
+        with launchers.start(cluster.srun(*flags, mpi="none"), 4, program) as job:
             job.until(lambda: job.stdout().count("up") == 4, "all ranks")
             cluster.must(str(elsewhere))
             job.process.wait(20)
@@ -452,13 +448,9 @@ sys.stdin.read()
 
 @pytest.mark.slurm
 def test_another_user_blocks_no_command(slurm_cluster):
-    command = [sys.executable, "-I", "-S", "-c", BLOCK]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
-        try:
-            assert stranger.stdout is not None and stranger.stdout.readline() == b"kept out\n"
-            slurm_cluster.must("heal", "node1")
-        finally:
-            stranger.kill()
+    with launchers.begin(sys.executable, "-I", "-S", "-c", BLOCK) as (_, line):
+        assert line == "kept out"
+        slurm_cluster.must("heal", "node1")
 
 
 @pytest.mark.parametrize(

@@ -31,13 +31,12 @@ from mpiddp.front.job_end import describe_code
 from mpiddp.front.plan import make_plan
 from mpiddp.launch.script import command_line
 from mpiddp.launch.script.front_options import FrontOptions
-from slurm import Cluster
+from slurm import FINISHED, Cluster
 
 JOBS = launchers.ROOT / "jobs"
 TRAIN = shlex.quote(f"{JOBS}/train.sbatch")
 SCRIPTS = ("train", "sweep", "benchmark", "run")
 TOY = ("--data", "toy", "--samples", "200", "--epochs", "1")
-FINISHED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 JOB_SECONDS = 150
 
 PYTHON = sys.executable
@@ -119,9 +118,7 @@ class MadeUp:
     variables: dict[str, str] = field(default_factory=dict)
 
     def program(self, name: str, text: str) -> None:
-        path = self.bin / name
-        path.write_text(f"#!/bin/bash\n{text}")
-        path.chmod(0o755)
+        copies.write_program(self.bin / name, text, "bash")
 
     def run(self, script: str | Path, *arguments: str, **variables: str):
         own = {
@@ -204,6 +201,11 @@ def make_up(directory: Path) -> MadeUp:
         (made.root / name).symlink_to(launchers.ROOT / name)
     made.variables["MPIDDP_PYTHON"] = PYTHON
     return made
+
+
+def remove_links(made_up: MadeUp) -> None:
+    for name in ("jobs", "mpiddp", "benchmarks"):
+        (made_up.root / name).unlink()
 
 
 @pytest.fixture
@@ -391,8 +393,8 @@ def test_what_is_made_of_an_allocation(made_up, monkeypatch, case):
     (made_up.fakes / "record").write_text(text)
     job = describe_job(case.nodes, case.cpus)
     own = {"PATH": f"{made_up.bin}:{os.environ['PATH']}", "FAKES": str(made_up.fakes)}
-    for name, value in launchers.clean_environment({**own, **job, **case.variables}).items():
-        monkeypatch.setenv(name, value)
+    variables = launchers.clean_environment({**own, **job, **case.variables})
+    launchers.set_variables(monkeypatch, variables)
     plan = make_plan(FrontOptions(launcher="srun"))
     assert plan.layout is not None and plan.layout.describe_ranks() == case.ranks
     assert [*plan.words[-len(case.options.split()) :]] == case.options.split()
@@ -559,19 +561,15 @@ def test_the_active_environment_is_used(made_up):
 def make_environment(made_up: MadeUp) -> Path:
     prefix = made_up.fakes / "some env"
     (prefix / "bin").mkdir(parents=True)
-    python = prefix / "bin" / "python"
-    python.write_text(
-        '#!/bin/bash\ncase "$*" in *find_spec*) exit 1 ;; *mpi4py*) exit ;; esac\n'
-        f'exec {shlex.quote(PYTHON)} "$@"\n'
-    )
-    python.chmod(0o755)
+    text = 'case "$*" in *find_spec*) exit 1 ;; *mpi4py*) exit ;; esac\n'
+    text += f'exec {shlex.quote(PYTHON)} "$@"'
+    copies.write_program(prefix / "bin" / "python", text, "bash")
     return prefix
 
 
 def copy_jobs(made_up: MadeUp) -> None:
     """Make the checkout one of its own, which has no ``.venv``."""
-    for name in ("jobs", "mpiddp", "benchmarks"):
-        (made_up.root / name).unlink()
+    remove_links(made_up)
     copies.copy(JOBS, made_up.root / "jobs", ignore=shutil.ignore_patterns("cluster"))
     for name in ("setup.cfg", "pyproject.toml", "constraints.txt"):
         copies.copy(launchers.ROOT / name, made_up.root)
@@ -635,12 +633,7 @@ KILLED = messages("task 1: Killed", "tasks 0,2: Terminated")
 
 @pytest.mark.parametrize(
     ("outcome", "status", "said", "code"),
-    [
-        ("", "143", KILLED, 6),
-        ("", "137", "", 137),
-        ("4", "137", LEFT, 4),
-        ("0", "134", "", 0),
-    ],
+    [("", "143", KILLED, 6), ("", "137", "", 137), ("4", "137", LEFT, 4), ("0", "134", "", 0)],
 )
 def test_the_exit_code_is_the_outcomes_else_that_of_the_rank_that_left(
     made_up, outcome, status, said, code
@@ -850,8 +843,7 @@ def test_an_option_of_the_front_without_its_value_is_refused(made_up):
 
 def write_scripts(made_up: MadeUp, python: str) -> None:
     """What ``mpiddp jobs`` writes, in a directory with a name of its own."""
-    for name in ("jobs", "mpiddp", "benchmarks"):
-        (made_up.root / name).unlink()
+    remove_links(made_up)
     (made_up.root / "slurm").mkdir()
     for path in scripts.SCRIPTS.glob("*.s*h"):
         copies.copy(path, made_up.root / "slurm")
@@ -1069,6 +1061,10 @@ class Stage:
         variables = {"SLURM_JOB_ID": "42", "SLURM_NNODES": "1"}
         return self.made_up.run(JOBS / "stage.sh", *words, **variables)
 
+    def expect_refusal(self, part: str) -> None:
+        done = self.run()
+        assert (done.returncode, done.stdout) == (2, "") and part in done.stderr, done
+
     def is_empty(self) -> bool:
         return not any(self.folder.iterdir())
 
@@ -1107,23 +1103,17 @@ def test_a_signal_reaches_the_command_and_every_node_is_cleared(stage, name):
 def test_a_place_that_is_there_already_is_not_used(stage):
     stage.made_up.program("od", "echo 00")
     (stage.folder / "mpiddp-env-42-00").mkdir(mode=0o700)
-    done = stage.run()
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "cannot be made: is " in done.stderr
+    stage.expect_refusal("cannot be made: is ")
 
 
 def test_a_place_that_was_exchanged_is_not_used(stage):
     stage.made_up.program("sbcast", 'mv "${3%/*}" "$FAKES/gone"; mkdir "${3%/*}"; cp "$2" "$3"\n')
-    done = stage.run()
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "is not what this job has made" in done.stderr
+    stage.expect_refusal("is not what this job has made")
 
 
 def test_a_directory_in_which_others_can_rename_is_refused(stage):
     stage.folder.chmod(0o777)
-    done = stage.run()
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "others can rename what you make there" in done.stderr
+    stage.expect_refusal("others can rename what you make there")
     assert stage.is_empty()
 
 
@@ -1171,13 +1161,8 @@ class Submitter:
     cluster: Cluster
     directory: Path
 
-    def environment(self, **variables: str) -> dict[str, str]:
-        row = launchers.table()["openmpi"]
-        own = {"MPIDDP_PYTHON": sys.executable, "MPI4PY_LIBMPI": str(row.libmpi)}
-        return {**row.environment, **self.cluster.environment(), **own, **variables}
-
     def command(self, *command: str, stdin: Path | None = None, **variables: str):
-        env = self.environment(**variables)
+        env = self.cluster.job_environment(**variables)
         with (stdin or Path(os.devnull)).open() as source:
             return launchers.execute(
                 *command, env=env, cwd=self.directory, stdin=source, timeout=JOB_SECONDS
@@ -1187,18 +1172,14 @@ class Submitter:
         done = self.command("sbatch", "--parsable", *arguments, stdin=stdin, **variables)
         return done.expect(0).stdout.strip()
 
-    def records(self, identity: str) -> list[str]:
-        """The record of a job, or those of an array's tasks."""
-        return self.cluster.ask("scontrol", "show", "job", identity).strip().split("\n\n")
-
     def wait(self, identity: str, seconds: float = JOB_SECONDS) -> list[Ended]:
         """The jobs behind an id, when all have ended; those of an array by their tasks."""
-        state = re.compile(rf"JobState=({'|'.join(FINISHED)})")
         launchers.until(
-            lambda: all(map(state.search, self.records(identity))),
+            lambda: all(map(FINISHED.search, self.cluster.records(identity))),
             f"the end of job {identity}", seconds, pause=0.1,
         )  # fmt: skip
-        return sorted(map(self._read, self.records(identity)), key=lambda job: job.identity)
+        records = self.cluster.records(identity)
+        return sorted(map(self._read, records), key=lambda job: job.identity)
 
     def _read(self, text: str) -> Ended:
         array = re.search(r"ArrayJobId=(\d+) ArrayTaskId=(\d+)", text)
@@ -1358,9 +1339,7 @@ time.sleep(300)
 
 def wrap(tmp_path: Path, text: str) -> dict[str, str]:
     """Ranks that are a few lines of shell, in place of Python."""
-    path = tmp_path / "ranks"
-    path.write_text(f"#!/bin/sh\n{text}")
-    path.chmod(0o755)
+    path = copies.write_program(tmp_path / "ranks", text)
     return {"MPIDDP_WRAP": str(path), "MPIDDP_PMI": "none"}
 
 
@@ -1427,7 +1406,7 @@ def test_a_job_that_was_preempted_runs_again(slurm, tmp_path):
     identity = slurm.submit(*words, **wrap(tmp_path, text))
     # Between its two runs it has ended, for a moment.
     again = re.compile(r"Restarts=1 .*\n(.*\n)*.*RunTime=00:0")
-    launchers.until(lambda: again.search(slurm.records(identity)[0]), "its second run")
+    launchers.until(lambda: again.search(slurm.cluster.records(identity)[0]), "its second run")
     [job] = slurm.wait(identity)
     assert (job.state, job.code) == ("COMPLETED", 0), job.output
     assert job.log("out") == ".\n1.\n"
@@ -1461,7 +1440,7 @@ def test_a_staged_command_is_told_once_that_its_job_ends(slurm, tmp_path, ending
 
 @pytest.mark.slurm
 def test_ctrl_c_in_an_allocation_goes_to_the_ranks(slurm, tmp_path):
-    environment = launchers.clean_environment(slurm.environment(**wrap_told(tmp_path)))
+    environment = launchers.clean_environment(slurm.cluster.job_environment(**wrap_told(tmp_path)))
     terminal, end = pty.openpty()
     command = ["salloc", "--nodes=2", "-n2", "bash", f"{JOBS}/train.sbatch", *TOY]
     # The terminal's foreground processes, who get what is typed.

@@ -38,10 +38,7 @@ class Checkout:
     environment: dict[str, str]
 
     def program(self, name: str, text: str) -> Path:
-        path = self.bin / name
-        path.write_text(f"#!/bin/bash\n{text}\n")
-        path.chmod(0o755)
-        return path
+        return copies.write_program(self.bin / name, text, "bash")
 
     def start(self, script: str, *arguments: str, cwd: Path | None = None, **env: str | None):
         changed = {**self.environment, **env}
@@ -99,8 +96,7 @@ def checkout(tmp_path) -> Checkout:
     root = tmp_path / "check out"
     root.mkdir()
     for name in COPIED:
-        source = launchers.ROOT / name
-        copies.copy(source, root / name)
+        copies.copy(launchers.ROOT / name, root / name)
     for name in ("tests", ".ci"):
         (root / name).mkdir()
     copies.copy(launchers.ROOT / "tests" / "run.sh", root / "tests")
@@ -450,11 +446,9 @@ sys.stdout.write(f"one of {size}\\n")
 def test_every_mpi_with_the_real_script(recent_launcher, tmp_path):
     """The script, with an mpirun that it was not made for, and a trainer of a few lines."""
     root = tmp_path / "check out"
+    root.mkdir()
     for name in COPIED:
-        source = launchers.ROOT / name
-        target = root / name
-        target.parent.mkdir(exist_ok=True)
-        copies.copy(source, target)
+        copies.copy(launchers.ROOT / name, root / name)
     (root / "mpiddp").mkdir()
     files = ("__main__.py", "environment.py", "errors.py", "files.py", "wording.py")
     rooms = ("front", "options", "process", "launch/device", "launch/launcher", "launch/script")
@@ -635,16 +629,12 @@ def test_files_of_another_job_are_left_alone(checkout, tmp_path):
     shutil.copy(shutil.which("sleep") or "/bin/sleep", proxy)
     holding = [sys.executable, "-c", HOLD, used]
     try:
-        with (
-            subprocess.Popen([proxy, "600"]) as starting,
-            subprocess.Popen(holding, stdout=subprocess.PIPE) as running,
-        ):
+        with subprocess.Popen([proxy, "600"]) as starting, launchers.begin(*holding) as (_, line):
             try:
-                assert running.stdout is not None and running.stdout.readline() == b"held\n"
+                assert line == "held"
                 found = clean_up_beside(checkout, left, used, topology)
             finally:
                 starting.kill()
-                running.kill()
     finally:
         for path in (left, used, topology):
             path.unlink(missing_ok=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -38,14 +36,7 @@ def test_the_trainer_names_options_and_keys(tmp_path):
         (["--batch-size", "0"], f"mpiddp: --batch-size: {expected}"),
         (["--config", "x.toml"], f"mpiddp: x.toml: batch_size: {expected}"),
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "mpiddp.train", *words],
-            cwd=tmp_path,
-            env=launchers.clean_environment(),
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = launchers.run_python("-m", "mpiddp.train", *words, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (2, f"{said}\n")
 
 

@@ -53,12 +53,7 @@ def choose(near, topology=SOCKETS, allotted=ALL, kind="cores"):
 
 def test_ranks_share_the_numa_nodes_and_their_cores():
     assert choose([FREE] * 2) == [sorted(LEFT), sorted(RIGHT)]
-    assert choose([FREE] * 4) == [
-        [0, 1, 8, 9],
-        [2, 3, 10, 11],
-        [4, 5, 12, 13],
-        [6, 7, 14, 15],
-    ]
+    assert choose([FREE] * 4) == [[0, 1, 8, 9], [2, 3, 10, 11], [4, 5, 12, 13], [6, 7, 14, 15]]
     # A rank is on one node, even where shares are not alike then.
     assert choose([FREE] * 3) == [[0, 1, 8, 9], [2, 3, 10, 11], sorted(RIGHT)]
     assert choose([FREE] * 8) == [[core, core + 8] for core in range(8)]
@@ -90,11 +85,7 @@ def test_a_control_group_is_kept():
 
 
 def test_whole_numa_nodes():
-    assert choose([RIGHT, RIGHT, LEFT], kind="numa") == [
-        sorted(RIGHT),
-        sorted(RIGHT),
-        sorted(LEFT),
-    ]
+    assert choose([RIGHT, RIGHT, LEFT], kind="numa") == [sorted(RIGHT), sorted(RIGHT), sorted(LEFT)]
     assert choose([FREE] * 3, kind="numa") == [sorted(LEFT)] * 2 + [sorted(RIGHT)]
 
 
@@ -263,8 +254,7 @@ print("after", tuple(sorted(os.sched_getaffinity(0))))
 @pytest.mark.mpi
 def test_ranks_get_cores_of_their_own_until_the_session_ends():
     everything = find_allotted_cpus()
-    row = launchers.table()["mpich"]
-    result = launchers.run(row, 2, ["-c", SHOW], timeout=60).expect(0)
+    result = launchers.run("mpich", 2, ["-c", SHOW]).expect(0)
     masks = choose_masks(read_topology(), everything, [FREE] * 2, "cores") or [everything] * 2
     lines = result.stdout.splitlines()
     for rank, mask in enumerate(masks):

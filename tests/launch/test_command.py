@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
+from copies import make_mpirun
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.launcher import command
 
@@ -15,14 +15,6 @@ OPEN_MPI_5 = "mpirun (Open MPI) 5.0.11"
 OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4"
 DEBIAN = "mpirun.openmpi (OpenRTE) 4.1.4"
 HYDRA = "HYDRA build details:\n    Version:                                 5.0.2"
-
-
-def make_mpirun(folder: Path, version: str, name: str = "mpirun") -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    program = folder / name
-    program.write_text(f"#!/bin/sh\ncat <<'TEXT'\n{version}\nTEXT\n")
-    program.chmod(0o755)
-    return program
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ import psutil._psutil_linux
 import pytest
 
 import launchers
+from copies import write_program
 from facts import messages
 from mpiddp.errors import LaunchError
 from mpiddp.launch.launcher import command as table
@@ -122,15 +123,13 @@ def prefix(tmp_path, monkeypatch):
 
 def offer(tmp_path: Path, text: str, stream: int) -> None:
     """Put an ``srun`` on the path that answers ``--mpi=list``."""
-    program = tmp_path / "path" / "srun"
     answer = (
         "import os, sys\n"
         f"assert sys.argv[1:] == ['--mpi=list']\nos.write({stream}, {text!r}.encode())\n"
     )
     # A path with spaces cannot stand behind "#!".
     words = shlex.join([sys.executable, "-S", "-c", answer])
-    program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-    program.chmod(0o755)
+    write_program(tmp_path / "path" / "srun", f'exec {words} "$@"')
 
 
 @pytest.mark.parametrize("started_by", LAUNCHERS)
@@ -308,8 +307,7 @@ ASKED = {"MPICH_GPU_SUPPORT_ENABLED": "1", "CRAY_MPICH_VERSION": "8.1.25"}
 
 
 def check(env: dict[str, str], before: str = "") -> launchers.Result:
-    alone = launchers.table()["alone"]
-    return launchers.run(alone, 1, ["-c", CHECK.format(before=before)], timeout=30, env=env)
+    return launchers.run("alone", 1, ["-c", CHECK.format(before=before)], env=env)
 
 
 def test_a_cray_mpich_without_its_gpu_library_is_refused():
@@ -360,7 +358,7 @@ def test_a_linked_gpu_library_is_found(linked, code, tmp_path):
 @pytest.mark.by_default("mpich")
 def test_ranks_without_the_gpu_library_end_before_mpi(either_launcher):
     program = "import mpiddp; mpiddp.init(timeout=90)"
-    result = launchers.run(either_launcher, 2, ["-c", program], timeout=60, env=ASKED).expect(3)
+    result = launchers.run(either_launcher, 2, ["-c", program], env=ASKED).expect(3)
     # On a busy machine rank 1 does not wait until rank 0 has said it.
     said = {re.sub(r"rank [01] of", "rank", line) for line in messages(result)}
     (line,) = said

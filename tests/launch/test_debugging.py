@@ -30,7 +30,6 @@ def test_variables_are_set_unless_the_user_has_and_detail_is_lowered(either_laun
         either_launcher,
         2,
         ["-m", "mpiddp", "--debug", "--debug", "script.py"],
-        timeout=120,
         env={"NCCL_DEBUG": "WARN", "TORCH_DISTRIBUTED_DEBUG": "detail"},
         cwd=tmp_path,
     ).expect(0)

@@ -317,8 +317,7 @@ with mpiddp.init(timeout=90) as session:
 
 @pytest.mark.mpi
 def test_two_ranks_on_one_gpu_end_before_nccl():
-    row = launchers.table()["mpich"]
-    result = launchers.run(row, 2, ["-c", FAKE_GPUS], timeout=60).expect(3)
+    result = launchers.run("mpich", 2, ["-c", FAKE_GPUS]).expect(3)
     lines = messages(result)
     assert len(lines) == 1 and "ranks 0, 1 would use a GPU that another rank uses" in lines[0]
     assert "2 ranks for 1 visible GPU" in lines[0] and "--allow-shared-gpu" in lines[0]
@@ -327,17 +326,15 @@ def test_two_ranks_on_one_gpu_end_before_nccl():
 
 @pytest.mark.mpi
 def test_two_ranks_on_one_gpu_are_seen_without_nvml():
-    row = launchers.table()["mpich"]
-    result = launchers.run(row, 2, ["-c", FAKE_CUDA, "A"], timeout=60).expect(3)
+    result = launchers.run("mpich", 2, ["-c", FAKE_CUDA, "A"]).expect(3)
     assert "ranks 0, 1 would use a GPU that another rank uses" in messages(result)[0]
 
 
 @pytest.mark.long
 @pytest.mark.mpi
 def test_two_slices_of_one_gpu_take_gloo():
-    row = launchers.table()["mpich"]
     arguments = ["-c", FAKE_CUDA, "A", "MIG-1", "MIG-2"]
-    result = launchers.run(row, 2, arguments, timeout=60).expect(0)
+    result = launchers.run("mpich", 2, arguments).expect(0)
     assert result.stdout.splitlines() == ["gloo cuda:0"] * 2
     assert "ranks 0, 1 use one GPU or slices of one, which NCCL refuses" in result.stderr
 
@@ -359,7 +356,7 @@ with mpiddp.init(sys.argv[3], timeout=30, devices=sys.argv[1]) as session:
 
 def run_mixed(devices, gpus, backend="auto"):
     words = ["-c", MIXED, devices, gpus, backend]
-    return launchers.run(launchers.table()["mpich"], 2, words, timeout=60)
+    return launchers.run("mpich", 2, words)
 
 
 @pytest.mark.mpi
@@ -401,10 +398,9 @@ main()
 )
 def test_a_script_sees_the_gpus_that_are_listed(visible, devices, shown, tmp_path):
     (tmp_path / "shown.py").write_text("import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'])\n")
-    alone = launchers.table()["alone"]
     env = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
     words = ["-c", LISTED_SCRIPT, devices]
-    result = launchers.run(alone, 1, words, timeout=60, cwd=tmp_path, env=env)
+    result = launchers.run("alone", 1, words, cwd=tmp_path, env=env)
     assert result.expect(0).stdout == f"{shown}\n"
 
 
@@ -481,10 +477,8 @@ ALL = "GPU-0, GPU-1, GPU-2"
     ],
 )
 def test_a_gpu_is_known_by_its_uuid(visible, order, index, identity, monkeypatch):
-    for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("CUDA_DEVICE_ORDER", order)):
-        monkeypatch.delenv(name, raising=False)
-        if value is not None:
-            monkeypatch.setenv(name, value)
+    variables = {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order}
+    launchers.set_variables(monkeypatch, variables)
     closed: list[bool] = []
     monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: make_nvml(closed))
     assert device.find_identity(index) == identity
@@ -546,9 +540,7 @@ def ask_cuda(monkeypatch):
     """What ``select`` finds, where CUDA tells these properties and the variable holds that."""
 
     def ask(placement, visible, hip, **properties):
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        if visible is not None:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        launchers.set_variables(monkeypatch, {"CUDA_VISIBLE_DEVICES": visible})
         monkeypatch.setattr("torch.version.hip", hip)
         monkeypatch.setattr("torch.cuda.set_device", lambda index: None)
         monkeypatch.setattr(
@@ -605,9 +597,7 @@ def test_a_rank_without_a_gpu_selects_none():
 
 @pytest.mark.parametrize(("wanted", "remarks"), [(None, 1), ("1", 0)])
 def test_slices_of_one_gpu_are_pointed_out(monkeypatch, wanted, remarks):
-    monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
-    if wanted is not None:
-        monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", wanted)
+    launchers.set_variables(monkeypatch, {"NCCL_MULTI_RANK_GPU_ENABLE": wanted})
     monkeypatch.setattr("mpiddp.launch.device.nccl.find_version", lambda: (2, 30, 7))
     slices = [place(rank, 2, rank, f"MIG-{rank}", card="c1") for rank in range(2)]
     found = device.find_remarks("node3", slices)

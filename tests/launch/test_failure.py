@@ -99,12 +99,12 @@ with FailureHandler() as failure_handler:
 """
 
 
-def run(row, ranks, stage, who, how, folder, timeout=60.0, **env):
+def run(launcher, ranks, stage, who, how, folder, **env):
     """Run PROGRAM; the seconds from the first failure to the job's end go with the result."""
     script = folder / "program.py"
     script.write_text(PROGRAM)
     arguments = [script, stage, str(who), how]
-    result = launchers.run(row, ranks, arguments, timeout=timeout, cwd=folder, env=env)
+    result = launchers.run(launcher, ranks, arguments, cwd=folder, env=env)
     now = time.time()
     stamps = [float(path.read_text()) for path in folder.glob("failed-*")]
     return result, now - min(stamps, default=now)
@@ -141,7 +141,7 @@ def test_one_rank_raises(stage, failing, tmp_path):
     for number, (name, ranks, who) in enumerate(failing):
         folder = tmp_path / str(number)
         folder.mkdir()
-        result, took = run(launchers.table()[name], ranks, stage, who, "raise", folder)
+        result, took = run(name, ranks, stage, who, "raise", folder)
         seconds[who].append(took)
         result.expect(1)
         assert result.stderr.count("Traceback (most recent call last)") == 1, str(result)
@@ -172,7 +172,7 @@ def test_one_rank_is_killed(failing, tmp_path):
     for number, ((name, ranks, who), stage) in enumerate(zip(failing, stages, strict=False)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        result, took = run(launchers.table()[name], ranks, stage, who, "kill", folder)
+        result, took = run(name, ranks, stage, who, "kill", folder)
         seconds[who].append(took)
         # The victim's status (Hydra gives the signal alone), or what the survivors left with.
         assert result.returncode in (128 + signal.SIGKILL, signal.SIGKILL, 6), str(result)
@@ -198,8 +198,7 @@ def test_ranks_that_all_fail_alike_say_so_once(either_launcher, tmp_path):
 @pytest.mark.long
 @pytest.mark.mpi
 def test_a_rank_that_is_interrupted(tmp_path):
-    row = launchers.table()["openmpi"]
-    result, took = run(row, 2, "in a step", 0, "interrupt", tmp_path)
+    result, took = run("openmpi", 2, "in a step", 0, "interrupt", tmp_path)
     result.expect(130)
     said = r"mpiddp: rank 0 of 2 on \S+ at step 2: interrupted"
     assert len(re.findall(f"^{said}$", result.stderr, re.MULTILINE)) == 1, str(result)
@@ -208,8 +207,7 @@ def test_a_rank_that_is_interrupted(tmp_path):
 
 
 def test_one_process_fails(tmp_path):
-    row = launchers.table()["alone"]
-    result, took = run(row, 1, "in a step", 0, "raise", tmp_path, timeout=20)
+    result, took = run("alone", 1, "in a step", 0, "raise", tmp_path)
     result.expect(1)
     assert "ValueError: on purpose" in result.stderr
     assert result.stderr.count("Traceback (most recent call last)") == 1
@@ -223,9 +221,7 @@ def test_one_process_fails(tmp_path):
 
 def expire(name, ranks, stage, who, how, folder):
     """Run to a deadline of 4 s; the message of the first rank that speaks."""
-    result, took = run(
-        launchers.table()[name], ranks, stage, who, how, folder, timeout=60, LIMIT="4"
-    )
+    result, took = run(name, ranks, stage, who, how, folder, LIMIT="4")
     # On a busy machine Hydra may report the rank that it kills: by its signal alone.
     assert result.returncode in ((4, signal.SIGKILL) if name == "mpich" else (4,)), str(result)
     assert "Traceback" not in result.stderr
@@ -349,9 +345,8 @@ HELLO = "import mpiddp\nwith mpiddp.init(timeout=90) as session:\n    session.an
 @pytest.mark.mpi
 def test_a_rank_that_finds_no_mpi_says_so_itself():
     shell = '[ "$OMPI_COMM_WORLD_RANK" = 1 ] && export MPI4PY_LIBMPI=/none; exec "$0" "$@"'
-    row = launchers.table()["openmpi"]
     arguments = ["-c", shell, sys.executable, "-c", HELLO]
-    result = launchers.run(row, 2, arguments, timeout=40, python="sh").expect(3)
+    result = launchers.run("openmpi", 2, arguments, python="sh").expect(3)
     (message,) = messages(result)
     assert message.startswith("mpiddp: rank 1 of 2 on ") and "no MPI library" in message
 
@@ -368,8 +363,7 @@ with FailureHandler() as failure_handler:
     failure_handler.seconds = 2
     raise ConfigurationError("a bad option")
 """
-    row = launchers.table()["openmpi"]
-    result = launchers.run(row, 2, ["-c", program], timeout=30).expect(2)
+    result = launchers.run("openmpi", 2, ["-c", program]).expect(2)
     (message,) = messages(result)
     assert message.endswith("a bad option")
 
@@ -385,8 +379,7 @@ def test_a_forked_child_does_not_end_the_job(tmp_path):
         "    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
         "    print(f'child {status}', flush=True)\n"
     )
-    row = launchers.table()["openmpi"]
-    result = launchers.run(row, 2, ["-m", "mpiddp", script], timeout=40).expect(0)
+    result = launchers.run("openmpi", 2, ["-m", "mpiddp", script]).expect(0)
     found = re.findall(r"child \d", result.stdout)
     assert sorted(found) == ["child 0"] * 4 + ["child 1"] * 2
 
@@ -411,7 +404,7 @@ with FailureHandler() as failure_handler:
     sys.stderr = Slow()
     raise KeyboardInterrupt
 """
-    result = launchers.run(launchers.table()["alone"], 1, ["-c", program], timeout=20).expect(130)
+    result = launchers.run("alone", 1, ["-c", program]).expect(130)
     assert result.stderr == "mpiddp: interrupted\n"
 
 
@@ -452,7 +445,7 @@ def keep():
     folder = Path(tempfile.mkdtemp(prefix="mpiddp-kept-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     program = launchers.PROGRAMS / "keepers.py"
-    result = launchers.run(launchers.table()["alone"], 1, [program, folder], timeout=60).expect(0)
+    result = launchers.run("alone", 1, [program, folder]).expect(0)
     return folder, json.loads(result.stdout)
 
 
@@ -504,7 +497,7 @@ with mpiddp.init(timeout=60) as session:
 
 def close(name, ranks, who, how):
     script = ["-c", CLOSES, str(who), how]
-    return launchers.run(launchers.table()[name], ranks, script, timeout=60)
+    return launchers.run(name, ranks, script)
 
 
 @pytest.mark.long
@@ -548,7 +541,7 @@ with mpiddp.init(timeout=60) as session:
         time.sleep(100)
     session.any(True)
 """
-    result = launchers.run(launchers.table()["openmpi"], 2, ["-c", program], timeout=40).expect(6)
+    result = launchers.run("openmpi", 2, ["-c", program]).expect(6)
     (message,) = [line for line in messages(result) if "started" not in line]
     assert "rank 0 of 2" in message and "session.any() waited 1 s" in message
 
@@ -561,8 +554,7 @@ def test_a_script_s_rank_that_leaves_early_does_not_look_alive(tmp_path):
         "import sys, torch, torch.distributed as dist\ndist.init_process_group()\n"
         "if dist.get_rank() == 1:\n    sys.exit(0)\ndist.all_reduce(torch.ones(2))\n"
     )
-    row = launchers.table()["openmpi"]
-    result = launchers.run(row, 2, ["-m", "mpiddp", script], timeout=40).expect(6)
+    result = launchers.run("openmpi", 2, ["-m", "mpiddp", script]).expect(6)
     (line,) = (line for line in messages(result) if "rank" in line)
     assert re.match(r"mpiddp: rank 1 of 2 on \S+ left early: it has closed its session", line), line
     got = rf"Rank 0 got: .*Connection (closed|reset) by peer.* \(called at {script}:5\)$"

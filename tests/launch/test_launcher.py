@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import launchers
 from mpiddp import environment
 from mpiddp.errors import LaunchError
 from mpiddp.launch.launcher.launcher import (
@@ -108,12 +109,7 @@ RECORDED = {
         {"pmi"},
     ),
     "flux": (
-        {
-            "FLUX_TASK_RANK": "2",
-            "FLUX_JOB_SIZE": "4",
-            "FLUX_TASK_LOCAL_ID": "1",
-            "PMI_FD": "8",
-        },
+        {"FLUX_TASK_RANK": "2", "FLUX_JOB_SIZE": "4", "FLUX_TASK_LOCAL_ID": "1", "PMI_FD": "8"},
         "flux",
         (4,),
         {"pmi"},
@@ -201,8 +197,7 @@ def test_started_by_hand(variables):
 
 
 def test_the_process_environment_is_the_default(monkeypatch):
-    for name, value in OPEN_MPI_5.items():
-        monkeypatch.setenv(name, value)
+    launchers.set_variables(monkeypatch, OPEN_MPI_5)
     launcher = find_launcher()
     assert launcher is not None and (launcher.key, launcher.rank) == ("openmpi", 2)
     assert not is_first()

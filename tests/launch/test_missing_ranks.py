@@ -26,11 +26,7 @@ def at(phase: str, position: str, *, waits: bool = False) -> PhasePosition:
             3,
             {1: "still in 'import torch', b"},
         ),
-        (
-            {0: at(GROUP, "a"), 1: at(GROUP, "c", waits=True)},
-            2,
-            {0: "still in 'group', a"},
-        ),
+        ({0: at(GROUP, "a"), 1: at(GROUP, "c", waits=True)}, 2, {0: "still in 'group', a"}),
         # All in one phase: the odd one out, or all where nobody is.
         ({i: at(GROUP, "ab"[i == 1]) for i in range(3)}, 3, {1: "in b"}),
         ({i: at(GROUP, "ab"[i]) for i in range(2)}, 2, {0: "in a", 1: "in b"}),

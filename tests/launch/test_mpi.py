@@ -212,8 +212,7 @@ def without_mpi4py(tmp_path):
 
 
 def test_one_process_works_without_mpi(without_mpi4py):
-    alone = launchers.table()["alone"]
-    result = launchers.run(alone, 1, ["-c", HELLO], timeout=60, env=without_mpi4py).expect(0)
+    result = launchers.run("alone", 1, ["-c", HELLO], env=without_mpi4py).expect(0)
     assert "size 1 None (1, 2) True" in result.stdout
     assert "MPI             none (one process; " in result.stderr
 
@@ -221,8 +220,7 @@ def test_one_process_works_without_mpi(without_mpi4py):
 @pytest.mark.long
 @pytest.mark.mpi
 def test_one_rank_under_mpirun_works_without_mpi(without_mpi4py):
-    row = launchers.table()["mpich"]
-    result = launchers.run(row, 1, ["-c", HELLO], timeout=60, env=without_mpi4py).expect(0)
+    result = launchers.run("mpich", 1, ["-c", HELLO], env=without_mpi4py).expect(0)
     assert "size 1 None (1, 2) True" in result.stdout
 
 
@@ -240,17 +238,14 @@ time.sleep(1 if os.environ.get("PMIX_RANK", os.environ.get("PMI_RANK")) == "0" e
 def test_two_ranks_need_mpi4py(either_launcher, without_mpi4py, tmp_path, before):
     missing = tmp_path / "mpi4py.py"
     missing.write_text(before + missing.read_text())
-    result = launchers.run(
-        either_launcher, 2, ["-c", HELLO], timeout=60, env=without_mpi4py
-    ).expect(3)
+    result = launchers.run(either_launcher, 2, ["-c", HELLO], env=without_mpi4py).expect(3)
     one_message(result, "mpi4py is not installed", "pip install mpi4py")
 
 
 @pytest.mark.mpi
 def test_two_ranks_need_a_library(tmp_path):
-    row = launchers.table()["openmpi"]
     env = {"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
-    result = launchers.run(row, 2, ["-c", HELLO], timeout=60, env=env).expect(3)
+    result = launchers.run("openmpi", 2, ["-c", HELLO], env=env).expect(3)
     one_message(result, "no MPI library that it can load", "MPI4PY_LIBMPI")
 
 
@@ -285,5 +280,5 @@ mpiddp.init().close()
 def test_mpi_adds_no_variable_while_torch_is_imported(recent_launcher, tmp_path):
     program = tmp_path / "added.py"
     program.write_text(ADDED)
-    result = launchers.run(recent_launcher, 1, [str(program)], timeout=60).expect(0)
+    result = launchers.run(recent_launcher, 1, [str(program)]).expect(0)
     assert [line for line in result.stdout.splitlines() if line.startswith("added:")] == ["added:"]

@@ -31,11 +31,7 @@ from mpiddp.launch.network.mpi_interfaces import (
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI"
 MPICH = "MPICH Version: 5.0.2"
 LOCAL = find_launcher(
-    {
-        "OMPI_COMM_WORLD_RANK": "0",
-        "OMPI_COMM_WORLD_SIZE": "2",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    }
+    {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 )
 INTERFACES = (
     Interface("lo", ("127.0.0.1",)),

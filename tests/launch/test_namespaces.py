@@ -42,8 +42,7 @@ def variable(found, name):
 @pytest.mark.long
 def test_every_node_has_another_interface(cluster, tmp_path):
     names = ("ens1f1", "ens1f0np0", "ib0")
-    for number, (node, name) in enumerate(zip(cluster.nodes, names, strict=True), 1):
-        cluster.join(node, name, f"10.77.0.{number}")
+    cluster.connect(*names)
     found, result = collect(cluster.nodes, tmp_path)
     assert [row["sum"] for row in found] == [[6.0, 6.0, 6.0]] * 3
     assert [row["world"]["hostname"] for row in found] == ["node1", "node2", "node3"]
@@ -60,11 +59,11 @@ def test_every_node_has_another_interface(cluster, tmp_path):
 
 def test_interfaces_that_lead_nowhere(cluster, tmp_path):
     names = ("ens1f1", "ens1f0np0")
-    for number, (node, name) in enumerate(zip(cluster.nodes[:2], names, strict=True), 1):
+    for number, node in enumerate(cluster.nodes[:2], 1):
         # Made first and first by name: what takes the first interface takes a wrong one.
         lead_nowhere(node, "docker0", "172.17.0.1")
         lead_nowhere(node, "aa0", f"10.66.0.{number}")
-        cluster.join(node, name, f"10.77.0.{number}")
+    cluster.connect(*names)
     found, result = collect(cluster.nodes[:2], tmp_path)
     assert {row["master"][0] for row in found} == {"10.77.0.1"}
     assert variable(found, "NCCL_SOCKET_IFNAME") == ["=ens1f1", "=ens1f0np0"]
@@ -76,12 +75,9 @@ def test_interfaces_that_lead_nowhere(cluster, tmp_path):
 
 @pytest.mark.long
 def test_the_option_names_an_interface_per_node(cluster, tmp_path):
-    for number, node in enumerate(cluster.nodes[:2], 1):
-        # Both networks work; by itself rank 0 prefers the first.
-        cluster.join(node, "ens1", f"10.77.0.{number}")
-    second = [("ens2", "10.78.0.1"), ("eth9", "10.78.0.2")]
-    for node, (name, address) in zip(cluster.nodes[:2], second, strict=True):
-        cluster.join(node, name, address)
+    # Both networks work; by itself rank 0 prefers the first.
+    cluster.connect("ens1", "ens1")
+    cluster.connect("ens2", "eth9", network="10.78.0")
     found, _ = collect(cluster.nodes[:2], tmp_path, "node1=ens2,node2=eth9")
     assert {row["master"][0] for row in found} == {"10.78.0.1"}
     assert variable(found, "NCCL_SOCKET_IFNAME") == ["=ens2", "=eth9"]
@@ -105,8 +101,8 @@ def expect_table(result, head, *rows):
 
 @pytest.mark.long
 def test_a_switch_that_drops_large_packets(cluster):
-    for number, node in enumerate(cluster.nodes[:2], 1):
-        cluster.join(node, "ens1f1", f"10.77.0.{number}")
+    cluster.connect("ens1f1", "ens1f1")
+    for node in cluster.nodes[:2]:
         lose_large_packets(node, "ens1f1")
     program = (
         "import mpiddp\nfrom mpiddp.launch.rendezvous import address_agreement\n"
@@ -124,10 +120,10 @@ def test_a_switch_that_drops_large_packets(cluster):
 
 @pytest.mark.long
 def test_another_network_is_taken_where_one_drops_large_packets(cluster, tmp_path):
-    for number, node in enumerate(cluster.nodes[:2], 1):
-        # By itself rank 0 prefers the first.
-        cluster.join(node, "ens1", f"10.77.0.{number}")
-        cluster.join(node, "ens2", f"10.78.0.{number}")
+    # By itself rank 0 prefers the first.
+    cluster.connect("ens1", "ens1")
+    cluster.connect("ens2", "ens2", network="10.78.0")
+    for node in cluster.nodes[:2]:
         lose_large_packets(node, "ens1")
     found, _ = collect(cluster.nodes[:2], tmp_path)
     assert {row["master"][0] for row in found} == {"10.78.0.1"}
@@ -136,8 +132,7 @@ def test_another_network_is_taken_where_one_drops_large_packets(cluster, tmp_pat
 
 @pytest.mark.long
 def test_a_variable_that_fits_no_interface_of_one_node(cluster):
-    for number, node in enumerate(cluster.nodes[:2], 1):
-        cluster.join(node, f"ens{number}", f"10.77.0.{number}")
+    cluster.connect("ens1", "ens2")
     result = run(cluster.nodes[:2], *INIT, GLOO_SOCKET_IFNAME="ens1").expect(2)
     (line,) = messages(result)
     assert "rank 1 of 2 on node2: " in line
@@ -146,8 +141,7 @@ def test_a_variable_that_fits_no_interface_of_one_node(cluster):
 
 
 def test_a_switch_that_passes_nothing(cluster):
-    for number, node in enumerate(cluster.nodes[:2], 1):
-        cluster.join(node, "ens1f1", f"10.77.0.{number}")
+    cluster.connect("ens1f1", "ens1f1")
     cluster.switch.ip("link set bridge down")
     expect_table(
         run(cluster.nodes[:2], *INIT),

@@ -79,9 +79,7 @@ def test_a_torch_without_nccl_has_no_version(monkeypatch):
 )
 def test_who_may_share_a_gpu(load, monkeypatch, wanted, code, takes):
     load("libnccl.so.2", code)
-    monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
-    if wanted is not None:
-        monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", wanted)
+    launchers.set_variables(monkeypatch, {"NCCL_MULTI_RANK_GPU_ENABLE": wanted})
     assert nccl.takes_shared_gpus() is takes
 
 
@@ -180,10 +178,8 @@ def test_a_group_that_is_made_again_is_watched_again(watch_groups):
     held.clear()
     again = Backend()
     held.append(Group("0", again))
-    end = time.monotonic() + 10
-    while not again.hooks and time.monotonic() < end:
-        time.sleep(0.01)
-    assert again.hooks and not came.is_set()
+    launchers.until(lambda: again.hooks, "the hook")
+    assert not came.is_set()
 
 
 def test_a_hook_is_set_at_once_and_leads_out(watch_groups):
@@ -247,10 +243,9 @@ with mpiddp.init(timeout=90) as session:
 @pytest.mark.mpi
 @pytest.mark.parametrize("release", ["2.13", pytest.param("2.15", marks=pytest.mark.long)])
 def test_a_late_collective_ends_the_job_with_a_report(release, tmp_path):
-    row = launchers.table()["mpich"]
     paths = {"PYTHONPATH": f"{launchers.ROOT}:{Path(__file__).parent}:{launchers.SUPPORT}"}
     arguments = ["-c", STAND_IN, release, tmp_path]
-    result = launchers.run(row, 2, arguments, timeout=60, env=paths).expect(6)
+    result = launchers.run("mpich", 2, arguments, env=paths).expect(6)
     line = messages(result)[-1]
     assert "at step 7: NCCL gave up on a collective" in line
     assert json.loads((tmp_path / "outcome.json").read_text())["code"] == 6

@@ -10,11 +10,10 @@ import textwrap
 import pytest
 
 import launchers
-from facts import messages
+from facts import messages, torchrun_variables
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.script.script import parse, prepare_module, prepare_script
 
-ALONE = launchers.table()["alone"]
 PREFIX = ["-m", "mpiddp"]
 
 SCRIPTS = {
@@ -75,8 +74,8 @@ def folder(tmp_path):
 
 def compare(arguments, folder, cwd=None):
     """Run as plain Python and through mpiddp, alone; both results."""
-    plain = launchers.run(ALONE, 1, arguments, timeout=60, cwd=cwd or folder)
-    ours = launchers.run(ALONE, 1, [*PREFIX, *arguments], timeout=60, cwd=cwd or folder)
+    plain = launchers.run("alone", 1, arguments, cwd=cwd or folder)
+    ours = launchers.run("alone", 1, [*PREFIX, *arguments], cwd=cwd or folder)
     assert ours.returncode == plain.returncode, f"{plain}\n{ours}"
     assert ours.stdout == plain.stdout
     return plain, ours
@@ -222,7 +221,7 @@ def train(row, ranks, arguments, folder, **env):
     folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text(textwrap.dedent(TRAIN))
     command = [*PREFIX, "--timeout", "60", "train.py", *arguments]
-    result = launchers.run(row, ranks, command, timeout=120, cwd=folder, env=env).expect(0)
+    result = launchers.run(row, ranks, command, cwd=folder, env=env).expect(0)
     return result, [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
@@ -236,21 +235,7 @@ def check(found, ranks, arguments):
         job = environment.pop("TORCHELASTIC_RUN_ID")
         port, threads = environment.pop("MASTER_PORT"), environment.pop("OMP_NUM_THREADS")
         assert job.startswith("mpiddp-") and int(port) > 0 and int(threads) > 0
-        assert environment == {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            "LOCAL_WORLD_SIZE": str(ranks),
-            "GROUP_RANK": "0",
-            "GROUP_WORLD_SIZE": "1",
-            "ROLE_RANK": str(rank),
-            "ROLE_NAME": "default",
-            "ROLE_WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "TORCHELASTIC_RESTART_COUNT": "0",
-            "TORCHELASTIC_MAX_RESTARTS": "0",
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-        }
+        assert environment == torchrun_variables(rank, ranks, "127.0.0.1")
     assert len({facts["environment"]["TORCHELASTIC_RUN_ID"] for facts in found}) == 1
 
 
@@ -267,8 +252,7 @@ BATCHES = [14.0, 41.0]
     ],
 )
 def test_a_torchrun_script_with_workers(name, tmp_path):
-    row = launchers.table()[name]
-    result, found = train(row, 2, ["bare", "--epochs", "3"], tmp_path)
+    result, found = train(name, 2, ["bare", "--epochs", "3"], tmp_path)
     check(found, 2, ["bare", "--epochs", "3"])
     for facts in found:
         assert facts["workers"] == dict.fromkeys(("fork", "spawn"), BATCHES)
@@ -279,7 +263,7 @@ def test_a_torchrun_script_with_workers(name, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("way", ["gloo", "bare"])
 def test_a_torchrun_script_alone(way, tmp_path):
-    _, found = train(ALONE, 1, [way], tmp_path)
+    _, found = train("alone", 1, [way], tmp_path)
     check(found, 1, [way])
 
 
@@ -347,16 +331,15 @@ def test_a_script_of_another_library(library, tmp_path):
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed: pip install -c constraints.txt {library}")
     (tmp_path / "script.py").write_text(textwrap.dedent(LIBRARIES[library]))
-    result = launchers.run(
-        launchers.table()["openmpi"], 2, [*PREFIX, "script.py"], timeout=180, cwd=tmp_path
-    ).expect(0)
+    words = [*PREFIX, "script.py"]
+    result = launchers.run("openmpi", 2, words, timeout=180, cwd=tmp_path).expect(0)
     for rank in range(2):
         assert f"rank {rank} of 2: 16 samples, 1 model" in result.stdout
 
 
 @pytest.mark.mpi
 def test_a_script_that_gives_its_rank_itself(tmp_path):
-    _, found = train(launchers.table()["mpich"], 2, ["rank"], tmp_path)
+    _, found = train("mpich", 2, ["rank"], tmp_path)
     check(found, 2, ["rank"])
 
 
@@ -388,7 +371,7 @@ def test_one_rank_of_a_script_ends_the_job(name, who, how, code, text, tmp_path)
     script = tmp_path / "fails.py"
     script.write_text(textwrap.dedent(FAILS))
     arguments = [*PREFIX, script, who, *how.split()]
-    result = launchers.run(launchers.table()[name], 2, arguments, timeout=40).expect(code)
+    result = launchers.run(name, 2, arguments).expect(code)
     assert result.stderr.count(text) == 1 or not text
     if how == "good-bye":
         assert re.search(
@@ -410,7 +393,7 @@ def test_a_script_that_calls_init_is_described_once(tmp_path):
         "    print(session.backend, os.environ['MASTER_PORT'])\n"
     )
     arguments = [*PREFIX, "--port-range", "23000-23999", script]
-    result = launchers.run(ALONE, 1, arguments, timeout=60).expect(0)
+    result = launchers.run("alone", 1, arguments).expect(0)
     backend, port = result.stdout.split()
     assert backend in ("gloo", "nccl") and 23000 <= int(port) <= 23999
     assert result.stderr.count("mpiddp: started") == 1
@@ -420,14 +403,14 @@ def test_a_script_that_calls_init_is_described_once(tmp_path):
 
 
 def test_help_needs_nothing():
-    result = launchers.run(ALONE, 1, [*PREFIX, "--help"], timeout=30, env={"MPI4PY_LIBMPI": "/x"})
+    result = launchers.run("alone", 1, [*PREFIX, "--help"], env={"MPI4PY_LIBMPI": "/x"})
     result.expect(0)
     for option in ("--timeout", "--interface", "--allow-shared-gpu", "-m MODULE", "SCRIPT"):
         assert option in result.stdout
 
 
 def test_a_mistake_of_one_process():
-    result = launchers.run(ALONE, 1, [*PREFIX, "doctro"], timeout=20).expect(2)
+    result = launchers.run("alone", 1, [*PREFIX, "doctro"]).expect(2)
     (line,) = result.stderr.splitlines()
     assert line.startswith("mpiddp: script 'doctro' cannot be read: No such file")
     assert line.endswith("(did you mean doctor?)")
@@ -469,13 +452,10 @@ def test_what_is_not_there_is_said_before_anything_starts(prepare, name, words):
 @pytest.mark.by_default("mpich")
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [
-        (["absent.py"], "absent.py"),
-        (["--console", "3-5", "-m", "timeit"], "out of 0-2"),
-    ],
+    [(["absent.py"], "absent.py"), (["--console", "3-5", "-m", "timeit"], "out of 0-2")],
 )
 def test_mistakes_of_every_rank_are_said_once(either_launcher, arguments, said):
-    result = launchers.run(either_launcher, 3, [*PREFIX, *arguments], timeout=60).expect(2)
+    result = launchers.run(either_launcher, 3, [*PREFIX, *arguments]).expect(2)
     (line,) = messages(result)
     assert said in line
     assert "Traceback" not in result.output
@@ -486,8 +466,7 @@ def test_mistakes_of_every_rank_are_said_once(either_launcher, arguments, said):
 def test_a_script_that_never_calls_torch_distributed_and_an_interface_that_is_chosen():
     arguments = [*PREFIX, "--interface", "lo", "-m", "timeit", "-n", "1", "-r", "1", "pass"]
     env = {"MPIR_CVAR_NOLOCAL": "1"}
-    row = launchers.table()["mpich"]
-    result = launchers.run(row, 2, arguments, timeout=60, env=env).expect(0)
+    result = launchers.run("mpich", 2, arguments, env=env).expect(0)
     assert result.stdout.count("1 loop, best of 1") == 2
     assert "interface       lo\n" in result.stderr and " at 127.0.0.1:" in result.stderr
 
@@ -531,7 +510,7 @@ def test_a_scripts_own_excepthook_shows_its_exceptions(tmp_path):
 def test_a_session_of_the_scripts_own_is_no_hook_of_the_script(tmp_path):
     script = tmp_path / "opened.py"
     script.write_text("import mpiddp\nmpiddp.init()\nraise ValueError('by me')\n")
-    ours = launchers.run(ALONE, 1, [*PREFIX, script], timeout=60, cwd=tmp_path)
+    ours = launchers.run("alone", 1, [*PREFIX, script], cwd=tmp_path)
     assert ours.returncode == 1 and "did not return" not in ours.stderr
     assert ours.stderr.count("ValueError: by me") == 1
 
@@ -565,15 +544,13 @@ threading.Thread(target=late).start()
 def test_threads_and_exit_functions_still_find_the_launch(tmp_path):
     script = tmp_path / "late.py"
     script.write_text(AT_EXIT)
-    row = launchers.table()["openmpi"]
-    result = launchers.run(row, 2, [*PREFIX, script], timeout=60).expect(0)
+    result = launchers.run("openmpi", 2, [*PREFIX, script]).expect(0)
     assert result.stdout.count("late group of 2") == 2
     assert {"left with rank 0", "left with rank 1"} <= set(result.stdout.splitlines())
 
 
 @pytest.mark.mpi
 def test_help_is_printed_once_wherever_it_stands():
-    row = launchers.table()["openmpi"]
     arguments = [*PREFIX, "--timeout", "5", "--help"]
-    result = launchers.run(row, 2, arguments, timeout=30).expect(0)
+    result = launchers.run("openmpi", 2, arguments).expect(0)
     assert result.stdout.count("usage:") == 1

@@ -38,23 +38,8 @@ def test_what_every_rank_is_given(recent_launcher, ranks):
 def check_environment(found: list[dict]) -> None:
     for rank, row in enumerate(found):
         address, port = row["master"]
-        expected = {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(len(found)),
-            "LOCAL_WORLD_SIZE": str(len(found)),
-            "GROUP_RANK": "0",
-            "GROUP_WORLD_SIZE": "1",
-            "ROLE_RANK": str(rank),
-            "ROLE_NAME": "default",
-            "ROLE_WORLD_SIZE": str(len(found)),
-            "MASTER_ADDR": address,
-            "MASTER_PORT": str(port),
-            "TORCHELASTIC_RUN_ID": f"mpiddp-{row['job']}",
-            "TORCHELASTIC_RESTART_COUNT": "0",
-            "TORCHELASTIC_MAX_RESTARTS": "0",
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-        }
+        job = {"MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": f"mpiddp-{row['job']}"}
+        expected = {**facts.torchrun_variables(rank, len(found), address), **job}
         assert {name: row["set"].get(name) for name in expected} == expected
         others = row["set"].keys() - expected.keys()
         assert others - {"MPI4PY_RC_INITIALIZE"} == {
@@ -128,7 +113,6 @@ def test_nothing_listens_outside_the_interface(recent_launcher, ranks):
 @pytest.mark.parametrize("mount", ["size=1g", "size=8m"])
 @pytest.mark.mpi
 def test_ranks_that_share_no_memory_talk_over_tcp(mount):
-    launcher = launchers.table()["openmpi"]
     own = f"mount -t tmpfs -o {mount} none /dev/shm"
     program = (
         "import mpiddp, torch\n"
@@ -136,7 +120,7 @@ def test_ranks_that_share_no_memory_talk_over_tcp(mount):
         "    print(mpiddp.all_reduce(torch.ones(1)).item(), flush=True)\n"
     )
     rank = ["--mount", "sh", "-c", f'{own} && exec "$@"', "sh", sys.executable, "-c", program]
-    result = launchers.run(launcher, 2, rank, timeout=90, python="unshare").expect(0)
+    result = launchers.run("openmpi", 2, rank, python="unshare").expect(0)
     assert result.stdout == "2.0\n2.0\n"
 
 
@@ -151,7 +135,7 @@ INIT = "import sys, mpiddp; mpiddp.init(timeout=30, interface=sys.argv[1])"
 
 
 def expect_one_line(launcher, words, option, **env):
-    result = launchers.run(launcher, 2, ["-c", INIT, option], timeout=60, env=env).expect(2)
+    result = launchers.run(launcher, 2, ["-c", INIT, option], env=env).expect(2)
     (line,) = facts.messages(result)
     assert words in line and "rank 0 of 2 on " in line, str(result)
     assert "Traceback" not in result.output
@@ -234,8 +218,7 @@ def test_a_launch_starts_without_a_standard_error():
         "import sys, mpiddp\nwith mpiddp.init(timeout=60):\n    print(sys.stderr, 'started')\n"
     )
     arguments = ["-c", 'exec "$0" "$@" 2>&-', sys.executable, "-c", program]
-    alone = launchers.table()["alone"]
-    result = launchers.run(alone, 1, arguments, timeout=60, python="sh").expect(0)
+    result = launchers.run("alone", 1, arguments, python="sh").expect(0)
     assert result.stdout == "None started\n"
 
 
@@ -253,7 +236,7 @@ with mpiddp.init(timeout=90) as session:
 
 @pytest.mark.by_default("openmpi")
 def test_ranks_that_differ_are_named(either_launcher):
-    result = launchers.run(either_launcher, 3, ["-c", DIFFER], timeout=60).expect(2)
+    result = launchers.run(either_launcher, 3, ["-c", DIFFER]).expect(2)
     wanted = "the configuration must be the same on all ranks, but it differs from rank 0's on rank"
     assert result.stderr.count(wanted) == 1
     (line,) = [line for line in result.stderr.splitlines() if wanted in line]
@@ -292,15 +275,14 @@ for time in (1, 2):
 
 
 def test_without_mpi_a_second_session_works():
-    alone = launchers.table()["alone"]
-    result = launchers.run(alone, 1, ["-c", TWICE], timeout=60).expect(0)
+    result = launchers.run("alone", 1, ["-c", TWICE]).expect(0)
     assert result.stdout == "closed 1\nclosed 2\n"
 
 
 @pytest.mark.long
 @pytest.mark.by_default("mpich")
 def test_with_mpi_a_second_session_is_refused(either_launcher):
-    result = launchers.run(either_launcher, 2, ["-c", TWICE], timeout=60).expect(3)
+    result = launchers.run(either_launcher, 2, ["-c", TWICE]).expect(3)
     assert result.stdout.count("closed 1") == 2 and "closed 2" not in result.stdout
     assert result.stderr.count("MPI was shut down earlier in this process") == 1
     assert "Traceback" not in result.output
@@ -322,14 +304,14 @@ for name in ("first", "second"):
 @pytest.mark.by_default("mpich")
 def test_a_session_without_with_is_closed_at_exit(either_launcher):
     """And what is done at the close may call collectives."""
-    result = launchers.run(either_launcher, 2, ["-c", BARE], timeout=60).expect(0)
+    result = launchers.run(either_launcher, 2, ["-c", BARE]).expect(0)
     assert "Traceback" not in result.output and result.stdout.count("rank ") == 2
     assert sorted(re.findall("first|second", result.stdout)) == ["first"] * 2 + ["second"] * 2
 
 
 @pytest.mark.by_default("mpich")
 def test_a_session_without_with_ends_the_job_when_a_rank_raises(either_launcher):
-    result = launchers.run(either_launcher, 2, ["-c", BARE, "raise"], timeout=60).expect(1)
+    result = launchers.run(either_launcher, 2, ["-c", BARE, "raise"]).expect(1)
     assert result.stderr.count("ValueError: bare") == 1
     assert result.stderr.count("Traceback") == 1
     assert "mpiddp: rank 1 of 2 on " in result.stderr
@@ -347,7 +329,7 @@ with mpiddp.init(timeout=90) as session:
 @pytest.mark.by_default("mpich")
 @pytest.mark.mpi
 def test_a_rank_that_leaves_while_another_one_makes_its_first_call_ends_the_job(either_launcher):
-    result = launchers.run(either_launcher, 2, ["-c", LEAVES_EARLY], timeout=60).expect(6)
+    result = launchers.run(either_launcher, 2, ["-c", LEAVES_EARLY]).expect(6)
     lines = [line for line in facts.messages(result) if not line.endswith("mpiddp: started")]
     assert len(lines) == 1, str(result)
     said = (
@@ -372,7 +354,7 @@ assert MPI.COMM_WORLD.allreduce(1) == 2
 @pytest.mark.long
 @pytest.mark.by_default("mpich")
 def test_an_mpi_that_was_up_before_stays_up(either_launcher):
-    launchers.run(either_launcher, 2, ["-c", MPI_IS_UP], timeout=60).expect(0)
+    launchers.run(either_launcher, 2, ["-c", MPI_IS_UP]).expect(0)
 
 
 GROUP_IS_UP = """
@@ -384,8 +366,7 @@ mpiddp.init(timeout=90)
 
 
 def test_a_default_group_that_is_up_before_is_a_mistake():
-    alone = launchers.table()["alone"]
-    result = launchers.run(alone, 1, ["-c", GROUP_IS_UP], timeout=60).expect(2)
+    result = launchers.run("alone", 1, ["-c", GROUP_IS_UP]).expect(2)
     assert "default group exists already" in result.stderr
     assert "Traceback" not in result.output
 
@@ -423,9 +404,8 @@ with mpiddp.init(timeout=90) as session:
 
 
 def test_in_a_notebook_errors_raise_and_the_kernel_lives():
-    alone = launchers.table()["alone"]
     env = {"CUDA_VISIBLE_DEVICES": ""}
-    result = launchers.run(alone, 1, ["-c", NOTEBOOK], timeout=60, env=env).expect(0)
+    result = launchers.run("alone", 1, ["-c", NOTEBOOK], env=env).expect(0)
     lines = result.stdout.splitlines()
     assert lines[0].startswith("raised: backend nccl needs a GPU")
     assert lines[1].startswith("raised: timeout: expected seconds above 0")
@@ -481,8 +461,7 @@ with mpiddp.init(timeout=90) as session:
 
 
 def test_a_start_up_that_failed_in_a_notebook_can_be_tried_again():
-    alone = launchers.table()["alone"]
-    result = launchers.run(alone, 1, ["-c", HALF_STARTED], timeout=60).expect(0)
+    result = launchers.run("alone", 1, ["-c", HALF_STARTED]).expect(0)
     assert result.stdout == "raised: on purpose\nagain 1\n"
 
 
@@ -496,6 +475,5 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     store.first_all_reduce = fail
 """,
     )
-    row = launchers.table()["openmpi"]
-    result = launchers.run(row, 2, ["-c", program], timeout=60).expect(1)
+    result = launchers.run("openmpi", 2, ["-c", program]).expect(1)
     assert result.stderr.count("RuntimeError: on purpose") == 1

@@ -57,9 +57,8 @@ def check(result: launchers.Result, folder: Path, number: signal.Signals, size: 
     ],
 )
 def test_a_run_that_is_stopped_says_so(name, ranks, number, whom, tmp_path):
-    row = launchers.table()[name]
     arguments = ["-W", "error", "-m", "mpiddp.train", *LONG]
-    with launchers.start(row, ranks, arguments, timeout=90, cwd=tmp_path) as job:
+    with launchers.start(name, ranks, arguments, cwd=tmp_path) as job:
         job.until(lambda: "Epoch 2" in job.stdout(), "the second epoch")
         found = job.ranks() if ranks > 1 else {0: job.process.pid}
         stopped = [found[0]] if "first" in whom else [found[ranks - 1]] if "last" in whom else []
@@ -84,11 +83,8 @@ def test_ctrl_c_in_a_terminal_is_no_other_signal(name, tmp_path):
     """Under jobs/local.sh: a terminal interrupts all of its foreground process group."""
     row = launchers.table()[name]
     variables = {"MPIDDP_PYTHON": sys.executable, "MPIDDP_MPIRUN": str(row.mpirun)}
-    alone = launchers.table()["alone"]
     words = [launchers.ROOT / "jobs" / "local.sh", "2", "--runs-dir", tmp_path / "runs", *LONG]
-    with launchers.start(
-        alone, 1, words, timeout=90, cwd=tmp_path, env=variables, python="bash"
-    ) as job:
+    with launchers.start("alone", 1, words, cwd=tmp_path, env=variables, python="bash") as job:
         job.until(lambda: "Epoch 2" in job.stdout(), "the second epoch")
         os.killpg(job.process.pid, INT)
         result = job.wait().expect(130)

@@ -19,15 +19,12 @@ import slurm
 
 pytestmark = pytest.mark.slurm
 
-DEADLINE = 90.0
 INTERFACES = ("ens1f1", "ens1f0np0", "ens1f0", "eth0")
 INIT = """
-import os, sys, mpiddp
+import sys, mpiddp
 with mpiddp.init(timeout=60) as session:
     world = session.world
-    words = ["seen", world.rank, world.size, world.hostname]
-    words += [os.environ.get(name) for name in sys.argv[1:]]
-    sys.stdout.write(" ".join(map(str, words)) + "\\n")
+    sys.stdout.write(f"seen {world.rank} {world.size} {world.hostname}\\n")
 """
 
 
@@ -43,15 +40,17 @@ def idle(slurm_cluster):
 def collect(launcher, ranks, folder, **env):
     """The facts of every rank, by rank, and the finished job."""
     program = f"import os; os.chdir({str(folder)!r})\n{facts.PROGRAM}"
-    result = launchers.run(launcher, ranks, ["-c", program, "auto"], timeout=DEADLINE, env=env)
+    result = launchers.run(launcher, ranks, ["-c", program, "auto"], env=env)
     result.expect(0)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)], result
 
 
-def seen(result) -> list[list[str]]:
-    """What INIT printed, by rank: rank, size, host, then the variables asked for."""
-    rows = [line.split()[1:] for line in result.stdout.splitlines() if line.startswith("seen ")]
-    return sorted(rows, key=lambda row: int(row[0]))
+def expect_ranks(result, ranks: int) -> list[list[str]]:
+    """What INIT printed on so many ranks, by rank: rank, size, host."""
+    lines = result.expect(0).stdout.splitlines()
+    rows = sorted(line.split()[1:] for line in lines if line.startswith("seen "))
+    assert [row[:2] for row in rows] == [[str(rank), str(ranks)] for rank in range(ranks)], result
+    return rows
 
 
 def worlds(found) -> list[tuple[str, int, int, int, int]]:
@@ -102,23 +101,21 @@ def test_a_heterogeneous_step_spans_its_components(slurm_cluster):
     second = [":", "-n2", "--nodes=2", *command]
     for attempt in range(3):
         try:
-            result = launchers.run(launcher, 1, ["-c", INIT, *second], timeout=DEADLINE / 3)
+            result = launchers.run(launcher, 1, ["-c", INIT, *second])
             break
         except launchers.JobError:
             # Slurm 22.05's srun now and then stays for ever when all tasks of such a step have
             # ended: then slurmd's log says that they are done, and Slurm knows no step any more.
             if attempt == 2:
                 raise
-    rows = seen(result.expect(0))
-    assert [row[:2] for row in rows] == [["0", "3"], ["1", "3"], ["2", "3"]], str(result)
-    assert len({row[2] for row in rows}) == 3
+    assert len({row[2] for row in expect_ranks(result, 3)}) == 3
 
 
 def run_inside(launcher, allocation, command) -> launchers.Result:
     """Run INIT with ``command`` inside an allocation that salloc makes."""
     line = [*allocation, *command, sys.executable, "-c", INIT]
     salloc, alone = slurm.find_program("salloc"), replace(launcher, mpirun=None)
-    return launchers.run(alone, 1, line, timeout=DEADLINE, python=salloc, env={"HYDRA_IFACE": None})
+    return launchers.run(alone, 1, line, python=salloc, env={"HYDRA_IFACE": None})
 
 
 @pytest.mark.long
@@ -132,8 +129,7 @@ def test_a_heterogeneous_job(slurm_cluster):
         result = run_inside(slurm_cluster.srun(), ["-n1", ":", "-n2", "--nodes=2"], inside)
         if result.returncode != 128 + signal.SIGKILL:
             break
-    result.expect(0)
-    assert [row[:2] for row in seen(result)] == [["0", "3"], ["1", "3"], ["2", "3"]], str(result)
+    expect_ranks(result, 3)
 
 
 @pytest.mark.parametrize(
@@ -147,10 +143,8 @@ def test_mpirun_inside_an_allocation(name, slurm_cluster):
     mpirun = launchers.table()[name].mpirun
     root = () if name == "mpich" else ("--allow-run-as-root",)
     launcher = slurm_cluster.srun(library=name)
-    result = run_inside(launcher, ["--nodes=2", "--ntasks-per-node=2"], [mpirun, *root]).expect(0)
-    rows = seen(result)
-    assert [row[:2] for row in rows] == [[str(rank), "4"] for rank in range(4)], str(result)
-    assert len({row[2] for row in rows}) == 2
+    result = run_inside(launcher, ["--nodes=2", "--ntasks-per-node=2"], [mpirun, *root])
+    assert len({row[2] for row in expect_ranks(result, 4)}) == 2
 
 
 TRAPS = {
@@ -209,7 +203,7 @@ def test_traps_of_real_nodes_do_no_harm(library, mpi, slurm_cluster, tmp_path):
 def test_mpich_starts_whatever_lies_behind_its_address(slurm_cluster):
     """Without mpiddp.launch.mpi.slurm_pmi, MPI_Init aborts in a part of the ranks here."""
     launcher = slurm_cluster.srun("--nodes=2", mpi="pmi2", library="mpich")
-    reports = ranks.collect(launcher, 3, "dense_memory.py", timeout=DEADLINE)
+    reports = ranks.collect(launcher, 3, "dense_memory.py")
     assert len(set(reports[0])) == 2 and reports == [reports[0]] * 3
 
 
@@ -233,8 +227,8 @@ def test_two_jobs_at_once_on_the_same_nodes(slurm_cluster, tmp_path):
     launcher = slurm_cluster.srun(*flags)
     program = ["-c", TOGETHER, str(tmp_path)]
     with (
-        launchers.start(launcher, 2, [*program, "a", "b"], timeout=DEADLINE) as one,
-        launchers.start(launcher, 2, [*program, "b", "a"], timeout=DEADLINE) as two,
+        launchers.start(launcher, 2, [*program, "a", "b"]) as one,
+        launchers.start(launcher, 2, [*program, "b", "a"]) as two,
     ):
         for job in (one, two):
             job.wait().expect(0)
@@ -255,14 +249,13 @@ def test_the_wrong_mpi_is_refused_with_a_command_that_works(library, mpi, slurm_
     script = tmp_path / "script.py"
     script.write_text(INIT)
     launcher = slurm_cluster.srun("--nodes=2", mpi=mpi, library=library)
-    result = launchers.run(launcher, 2, [str(script)], timeout=DEADLINE).expect(3)
+    result = launchers.run(launcher, 2, [str(script)]).expect(3)
     (line,) = facts.messages(result)
     assert "every process would be rank 0 of 1" in line
     command = shlex.split(line.partition("Start it with: ")[2])
     assert command[0] == "srun" and command[-2:] == ["python", str(script)]
     working = replace(launcher, flags=(*command[1:-2], "--nodes=2"))
-    rows = seen(launchers.run(working, 2, [str(script)], timeout=DEADLINE).expect(0))
-    assert [row[:2] for row in rows] == [["0", "2"], ["1", "2"]]
+    expect_ranks(launchers.run(working, 2, [str(script)]), 2)
 
 
 # How jobs end, under a bare srun: no --kill-on-bad-exit
@@ -281,7 +274,7 @@ with mpiddp.init(timeout=60) as session:
 
 
 def test_a_rank_that_raises_ends_the_job(slurm_cluster):
-    result = launchers.run(slurm_cluster.srun(*BARE), 3, ["-c", RAISE], timeout=DEADLINE)
+    result = launchers.run(slurm_cluster.srun(*BARE), 3, ["-c", RAISE])
     ended = time.time()
     result.expect(1)
     assert ended - float(result.stdout.split()[-1]) < SOON
@@ -312,7 +305,7 @@ def test_a_rank_of_a_script_that_is_killed_ends_the_job(rank, where, slurm_clust
     # Open MPI hears of it from PMIx; MPICH hears nothing.
     row = slurm_cluster.srun(*BARE, mpi="pmi2", library="mpich")
     arguments = ["-m", "mpiddp", script, str(rank), where]
-    result = launchers.run(row, 3, arguments, timeout=DEADLINE)
+    result = launchers.run(row, 3, arguments)
     assert time.time() - float(re.findall(r"gone ([\d.]+)", result.stdout)[0]) < SOON
     assert result.returncode in (6, 128 + signal.SIGKILL), str(result)
     (said,) = (line for line in facts.messages(result) if "started" not in line)
@@ -361,25 +354,18 @@ def cut_during(cluster, folder, program):
     Returns the finished job's result, after the link is back, and the seconds from the cut
     until no rank was left on either side.
     """
-    with launchers.start(cluster.srun(*PAIR), 4, program, timeout=DEADLINE) as job:
+    with launchers.start(cluster.srun(*PAIR), 4, program) as job:
         job.until(lambda: len(list(folder.glob("at-*"))) == 2, "both nodes")
         try:
             cluster.must("cut", "node2")
             (folder / "go").touch()
             began = time.monotonic()
             for node in ("node1", "node2"):
-                job.until(lambda n=node: not on_node(job, n), f"the ranks on {node} to end")
+                job.until(lambda n=node: not cluster.list_on_node(job, n), f"the end on {node}")
             seconds = time.monotonic() - began
         finally:
             cluster.must("heal", "node2")
         return job.wait(), seconds
-
-
-def on_node(job, name) -> list[int]:
-    """The job's processes that were started by a node's slurmd."""
-    return [
-        pid for pid in job.processes() if launchers.environ_of(pid).get("SLURMD_NODENAME") == name
-    ]
 
 
 # One that is cut off later does not answer: tests/doctor/test_doctor_slurm.py, test_failure.py.

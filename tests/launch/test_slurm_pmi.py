@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import launchers
 from mpiddp import environment
 from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.launch.mpi.slurm_pmi import (
@@ -108,10 +109,7 @@ def test_an_error_in_between_leaves_the_connection_as_it_was(connection):
     ],
 )
 def test_others_are_left_alone(version, launcher, descriptor, monkeypatch):
-    if descriptor is None:
-        monkeypatch.delenv(environment.PMI_DESCRIPTOR, raising=False)
-    else:
-        monkeypatch.setenv(environment.PMI_DESCRIPTOR, descriptor)
+    launchers.set_variables(monkeypatch, {environment.PMI_DESCRIPTOR: descriptor})
     assert find_descriptor(version, launcher) is None
     with shortened_values(version, launcher):
         assert os.environ.get(environment.PMI_DESCRIPTOR) == descriptor

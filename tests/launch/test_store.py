@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from test_address_agreement import FIRST, SECOND, listening, receive
 
+import launchers
 from mpiddp.launch.mpi.world import World
 from mpiddp.launch.rendezvous import store
 from mpiddp.launch.rendezvous.store import Meeting
@@ -47,9 +48,7 @@ def test_gloo_asks_at_once_unless_the_user_said_otherwise(monkeypatch, chosen):
         seen.append(os.environ["GLOO_ENABLE_STORE_V2_API"])
         raise RuntimeError("as far as this test goes")
 
-    monkeypatch.delenv("GLOO_ENABLE_STORE_V2_API", raising=False)
-    if chosen is not None:
-        monkeypatch.setenv("GLOO_ENABLE_STORE_V2_API", chosen)
+    launchers.set_variables(monkeypatch, {"GLOO_ENABLE_STORE_V2_API": chosen})
     monkeypatch.setattr(distributed, "init_process_group", init)
     world = World(0, 1, 0, 1, 0, 1, "node1", "node1")
     memory = distributed.HashStore()

@@ -11,7 +11,6 @@ import contextlib
 import os
 import selectors
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -42,8 +41,6 @@ SOON = 4.0
 FLOODED_SECONDS = 15.0
 """For a start-up that takes 3 s without a flood."""
 PORTS = ports.PortRange(21000, 21999)
-LISTENING = "0A"
-"""A state in /proc/net/tcp."""
 
 STRANGER = """
 import contextlib, os, resource, socket, sys, time
@@ -111,12 +108,9 @@ def stranger(what: str, *places: tuple[str, int], place: Sequence[str] = ()) -> 
     """
     words = [f"{host}:{port}" for host, port in places]
     command = [*place, sys.executable, "-I", "-S", "-c", STRANGER, what, *words]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None and process.stdout.readline() == b"here\n"
-            yield
-        finally:
-            process.kill()
+    with launchers.begin(*command) as (_, line):
+        assert line == "here"
+        yield
 
 
 @dataclass(frozen=True)
@@ -314,23 +308,6 @@ def test_a_line_has_one_deadline_and_a_limit(monkeypatch):
         line.close()
 
 
-def list_places(job: launchers.Job) -> set[tuple[str, int]]:
-    """Where a job's ranks, and the processes beside them, listen for TCP connections."""
-    places = set()
-    for pid in job.processes():
-        if not launchers.environ_of(pid).keys() & {*launchers.RANK_VARIABLES}:
-            continue
-        descriptors = Path(f"/proc/{pid}/fd").iterdir()
-        own = {os.readlink(each) for each in descriptors}
-        # Of the process's own network namespace; its first line is a heading.
-        for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
-            _, local, _, state, *_, inode = line.split()[:10]
-            if state == LISTENING and f"socket:[{inode}]" in own:
-                host, port = local.split(":")
-                places.add((socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)))
-    return places
-
-
 def flood(job: launchers.Job, ranks: int, folder: Path, what: str, place: Sequence[str]) -> None:
     """Connect to all that ``job`` listens on in two phases of its start-up, until its end.
 
@@ -342,7 +319,7 @@ def flood(job: launchers.Job, ranks: int, folder: Path, what: str, place: Sequen
         # the companion process of rank 0.
         for phase, listeners in (("mpi", 0), ("address", 1), ("lifeline", 2)):
             job.until((folder / f"{phase}.held.0").exists, f"rank 0 to hold in {phase}")
-            places = list_places(job) - not_ours
+            places = job.places() - not_ours
             if phase == "mpi":
                 not_ours = places
             else:
@@ -371,7 +348,7 @@ def flood(job: launchers.Job, ranks: int, folder: Path, what: str, place: Sequen
 )
 def test_a_flood_during_start_up_has_no_effect(either_launcher, what, tmp_path):
     program = [launchers.PROGRAMS / "flooded.py", tmp_path, PORTS]
-    with launchers.start(either_launcher, 2, program, timeout=90) as job:
+    with launchers.start(either_launcher, 2, program) as job:
         flood(job, 2, tmp_path, what, ())
 
 
@@ -380,8 +357,7 @@ def test_a_flood_during_start_up_has_no_effect(either_launcher, what, tmp_path):
 @pytest.mark.parametrize("what", ["none", "mixed", "idle"])
 def test_a_flood_from_another_host_has_no_effect(what, tmp_path):
     with namespaces.make_cluster() as cluster:
-        for number, node in enumerate(cluster.nodes, 1):
-            cluster.join(node, "eth0", f"10.77.0.{number}")
+        cluster.connect("eth0", "eth0", "eth0")
         *own, other = cluster.nodes
         program = [str(launchers.PROGRAMS / "flooded.py"), str(tmp_path), str(PORTS)]
         with namespaces.start(own, *program) as job:
@@ -422,8 +398,7 @@ def test_ranks_of_one_machine_listen_on_loopback_only(monkeypatch, master, every
     member = Member()
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(worker_loop.join_lines(member, []).__enter__)
-        while not member.port:
-            time.sleep(0.01)
+        launchers.until(lambda: member.port, "the port")
         assert can_connect("127.0.0.1", member.port)
         assert can_connect("127.0.0.2", member.port) is everywhere
         with pytest.raises(TimeoutError):

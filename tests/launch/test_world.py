@@ -11,13 +11,7 @@ import facts
 import launchers
 from mpiddp.errors import LaunchError
 from mpiddp.launch.launcher.launcher import Launcher
-from mpiddp.launch.mpi.world import (
-    Roster,
-    World,
-    check_size,
-    find_oddities,
-    solitary_world,
-)
+from mpiddp.launch.mpi.world import Roster, World, check_size, find_oddities, solitary_world
 
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI"
 FOUR = Launcher("slurm", "srun", 0, (4,), frozenset({"pmix"}))
@@ -138,6 +132,11 @@ def test_uneven_nodes():
 INIT = "import mpiddp; mpiddp.init(timeout=90)"
 
 
+def mix(name: str, library: str) -> launchers.Launcher:
+    """A launcher, with the library of another one."""
+    return dataclasses.replace(launchers.find(name), libmpi=launchers.find(library).libmpi)
+
+
 def expect_refusal(result: launchers.Result, *words: str) -> None:
     """One message in all the output, on one line, which holds ``words``."""
     lines = facts.messages(result)
@@ -150,24 +149,20 @@ def expect_refusal(result: launchers.Result, *words: str) -> None:
 
 @pytest.mark.mpi
 def test_mpich_under_open_mpis_mpirun():
-    table = launchers.table()
-    mixed = dataclasses.replace(table["openmpi"], libmpi=table["mpich"].libmpi)
-    result = launchers.run(mixed, 3, ["-c", INIT], timeout=60).expect(3)
-    command = f"Start it with: {table['mpich'].mpirun} -n 3 python -c"
+    result = launchers.run(mix("openmpi", "mpich"), 3, ["-c", INIT]).expect(3)
+    command = f"Start it with: {launchers.find('mpich').mpirun} -n 3 python -c"
     expect_refusal(result, "Open MPI's mpirun started 3 processes", "MPICH 5.", command)
 
 
 @pytest.mark.long
 @pytest.mark.mpi
 def test_open_mpi_under_mpichs_mpiexec():
-    table = launchers.table()
-    mixed = dataclasses.replace(table["mpich"], libmpi=table["openmpi"].libmpi)
-    result = launchers.run(mixed, 2, ["-c", INIT], timeout=60).expect(3)
+    result = launchers.run(mix("mpich", "openmpi"), 2, ["-c", INIT]).expect(3)
     expect_refusal(
         result,
         "MPICH's mpiexec (Hydra) started 2 processes",
         "Open MPI 5.",
-        f"Start it with: {table['openmpi'].mpirun}",
+        f"Start it with: {launchers.find('openmpi').mpirun}",
         " -n 2 python -c",
     )
 
@@ -194,19 +189,15 @@ PMIX_2 = {"PMI_FD": "99", "PMI_RANK": "0", "PMI_SIZE": "2"}
 )
 @pytest.mark.mpi
 def test_srun_with_another_process_manager(library, manager, words):
-    table = launchers.table()
-    by_hand = dataclasses.replace(table["alone"], libmpi=table[library].libmpi)
     env = {**STEP, **manager}
-    result = launchers.run(by_hand, 1, ["-c", INIT], timeout=60, env=env).expect(3)
+    result = launchers.run(mix("alone", library), 1, ["-c", INIT], env=env).expect(3)
     expect_refusal(result, "srun started 2 processes", "tart it with: ", *words)
 
 
 @pytest.mark.mpi
 def test_only_the_first_rank_speaks_where_mpi_cannot_say_who_that_is():
-    table = launchers.table()
-    by_hand = dataclasses.replace(table["alone"], libmpi=table["mpich"].libmpi)
     env = {**STEP, "SLURM_PROCID": "1"}
-    result = launchers.run(by_hand, 1, ["-c", INIT], timeout=60, env=env).expect(3)
+    result = launchers.run(mix("alone", "mpich"), 1, ["-c", INIT], env=env).expect(3)
     assert result.output == ""
 
 
@@ -215,7 +206,7 @@ def run_refused(row, ranks, arguments, folder, **env) -> launchers.Result:
     memory = folder / "memory"
     memory.mkdir()
     places = {"OMPI_MCA_btl_sm_backing_directory": str(memory)}
-    with launchers.start(row, ranks, arguments, timeout=90, env={**places, **env}) as job:
+    with launchers.start(row, ranks, arguments, env={**places, **env}) as job:
         result = job.wait()
         left = [path for path in (*job._scratch.rglob("*"), *memory.iterdir()) if path.is_file()]
     # Ours, and torchrun's.
@@ -228,10 +219,8 @@ def run_refused(row, ranks, arguments, folder, **env) -> launchers.Result:
 def test_torchrun(library, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(INIT)
-    table = launchers.table()
-    by_hand = dataclasses.replace(table["alone"], libmpi=table[library].libmpi)
     arguments = ["-m", "torch.distributed.run", "--nproc-per-node", "2", script]
-    result = run_refused(by_hand, 1, arguments, tmp_path).expect(1)
+    result = run_refused(mix("alone", library), 1, arguments, tmp_path).expect(1)
     name = {"openmpi": "Open MPI 5.", "mpich": "MPICH 5."}[library]
     expect_refusal(result, "torchrun started 2 processes", name, "Start it with: ", "-n 2 python")
     # torchrun's own report of what its workers ended with.
@@ -242,10 +231,8 @@ def test_torchrun(library, tmp_path):
 @pytest.mark.mpi
 def test_what_is_only_known_once_mpi_is_up_leaves_nothing_either(library, tmp_path):
     # JSM brings a library of its own, which is believed: this one is not it.
-    table = launchers.table()
-    by_hand = dataclasses.replace(table["alone"], libmpi=table[library].libmpi)
     env = {"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "2"}
-    result = run_refused(by_hand, 1, ["-c", INIT], tmp_path, **env).expect(3)
+    result = run_refused(mix("alone", library), 1, ["-c", INIT], tmp_path, **env).expect(3)
     expect_refusal(result, "IBM JSM (jsrun) started 2 processes")
 
 
@@ -258,13 +245,12 @@ def test_two_launches_mixed_leave_nothing(name, tmp_path):
     if name == "mpich":
         # Its library reads the same variable.
         program = "from mpi4py import MPI\n" + program
-    result = run_refused(launchers.table()[name], 2, ["-c", program], tmp_path)
+    result = run_refused(name, 2, ["-c", program], tmp_path)
     assert result.returncode in (3, 9), result
     assert "sees 2: the environment mixes two launches" in result.stderr
 
 
 def test_contradicting_variables_are_one_message():
     env = {**STEP, "SLURM_PROCID": "5"}
-    alone = launchers.table()["alone"]
-    result = launchers.run(alone, 1, ["-c", INIT], timeout=60, env=env).expect(3)
+    result = launchers.run("alone", 1, ["-c", INIT], env=env).expect(3)
     assert result.stderr.count("SLURM_PROCID") == 1 and "Traceback" not in result.output

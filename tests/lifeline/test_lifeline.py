@@ -26,6 +26,7 @@ import pytest
 import facts
 import launchers
 from mpiddp.errors import OWN, PEER, REPEATED
+from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.lifeline import lifeline
 from mpiddp.lifeline.decision import (
     ABANDONED_SECONDS,
@@ -136,9 +137,7 @@ class Crew:
 
     def errors(self) -> str:
         """What all have written to standard error, the companions too, once these have ended."""
-        end = time.monotonic() + HUNG
-        while self.find_companions() and time.monotonic() < end:
-            time.sleep(0.01)
+        wait_until(lambda: not self.find_companions(), HUNG)
         return "".join(rank.errors() for rank in self.ranks)
 
     def find_companions(self) -> list[int]:
@@ -176,10 +175,7 @@ def crew(tmp_path: Path) -> Iterator:
             rank.process.communicate()
         for companion in each.find_companions():
             os.kill(companion, signal.SIGCONT)
-        end = time.monotonic() + HUNG
-        while each.find_companions():
-            assert time.monotonic() < end, "companions were left behind"
-            time.sleep(0.01)
+        launchers.until(lambda crew=each: not crew.find_companions(), "the end of companions", HUNG)
 
 
 KILLED = r"it was killed by SIGKILL \(by the kernel if memory ran out: see dmesg\)"
@@ -524,9 +520,7 @@ def test_nothing_is_left_when_ranks_close(crew):
     job = crew([0, 0, 1])
     for rank in job.ranks:
         assert rank.ask("close") == ["closed"]
-    end = time.monotonic() + HUNG
-    while job.find_companions():
-        assert time.monotonic() < end
+    launchers.until(lambda: not job.find_companions(), "the end of companions", HUNG)
     assert job.errors() == ""
 
 
@@ -590,10 +584,7 @@ if where == "MPI":
     MPI.COMM_WORLD.Barrier()
 ctypes.PyDLL(None).sleep(1000)
 """
-ENDS = {
-    "is killed": rf"was lost: {KILLED}",
-    "leaves": f"left early: {LEFT.format(0)}",
-}
+ENDS = {"is killed": rf"was lost: {KILLED}", "leaves": f"left early: {LEFT.format(0)}"}
 
 
 @pytest.mark.mpi
@@ -615,8 +606,7 @@ def test_a_script_s_rank_is_lost(name, how, victim, where, tmp_path):
     script = tmp_path / "victim.py"
     script.write_text(VICTIM)
     arguments = ["-m", "mpiddp", script, how, str(victim), where]
-    row = launchers.table()[name]
-    result = launchers.run(row, 3, arguments, timeout=60)
+    result = launchers.run(name, 3, arguments)
     (gone,) = re.findall(r"gone ([\d.]+)", result.stdout)
     seconds = time.time() - float(gone)
     assert seconds < HUNG, str(result)
@@ -632,7 +622,7 @@ def test_a_script_s_rank_is_lost(name, how, victim, where, tmp_path):
 @pytest.mark.parametrize("name", ["openmpi", "mpich"])
 def test_nothing_is_left_when_mpirun_is_killed(name):
     program = "import mpiddp, time\nmpiddp.init()\nprint('up', flush=True)\ntime.sleep(1000)"
-    with launchers.start(launchers.table()[name], 2, ["-c", program], timeout=60) as job:
+    with launchers.start(name, 2, ["-c", program]) as job:
         job.until(lambda: job.stdout().count("up") == 2, "all ranks")
         job.process.kill()
         job.wait()

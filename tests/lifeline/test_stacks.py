@@ -15,7 +15,6 @@ import threading
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -204,9 +203,8 @@ def test_what_cannot_tell_where_it_is():
     assert StackPosition(0, "n", REDUCE, failed=True).line == "all_reduce, train.py:80 (failed)"
     trained = stack((str(PACKAGE / "training" / "trainer.py"), 30, "train_step"))
     assert StackPosition(0, "n", trained).line == "train_step, trainer.py:30"
-    assert (
-        StackPosition(0, "n", stack((C10D, 1, "barrier"))).line == "barrier, distributed_c10d.py:1"
-    )
+    barrier = stack((C10D, 1, "barrier"))
+    assert StackPosition(0, "n", barrier).line == "barrier, distributed_c10d.py:1"
 
 
 @given(st.lists(st.sampled_from([REDUCE, LOAD, COMPUTE, ()]), min_size=1, max_size=40))
@@ -274,9 +272,7 @@ def hanging(program: str):
 
 def test_a_stack_comes_from_inside_a_c_call_that_holds_the_lock():
     with hanging(HANGS) as (process, reader):
-        end = time.monotonic() + 60
-        while read_soon(reader)[0].function != "hang":
-            assert time.monotonic() < end
+        launchers.until(lambda: read_soon(reader)[0].function == "hang", "the function")
         frames = read_soon(reader)
         assert [(each.function, each.line) for each in frames] == [("hang", 9), ("<module>", 10)]
         assert frames[0].owner == USER
@@ -627,9 +623,8 @@ print("done", flush=True)
 @pytest.mark.parametrize("how", ["uneven", "even"])
 def test_a_rank_with_fewer_batches_ends_the_job_and_one_that_is_done_early_does_not(how, tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(EARLY))
-    row = launchers.table()["openmpi"]
     options = ["-m", "mpiddp", "script.py", how]
-    result = launchers.run(row, 3, options, timeout=120, cwd=tmp_path)
+    result = launchers.run("openmpi", 3, options, cwd=tmp_path)
     if how == "even":
         # Rank 1 waits for longer than the others take to be asked several times.
         assert result.expect(0).stdout.count("done") == 3
@@ -660,8 +655,7 @@ session.close()
 @pytest.mark.mpi
 def test_a_rank_with_fewer_calls_of_mpiddp_ends_the_job(tmp_path):
     (tmp_path / "script.py").write_text(OWN_CALLS)
-    row = launchers.table()["openmpi"]
-    result = launchers.run(row, 2, ["script.py"], timeout=120, cwd=tmp_path).expect(6)
+    result = launchers.run("openmpi", 2, ["script.py"], cwd=tmp_path).expect(6)
     said = (
         rf"mpiddp: rank 1 of 2 on {HOST} left early: it has closed its session, at the end of its "
         rf"program, after collective 2 of mpiddp\. Rank 0 on {HOST} waits in "
@@ -826,38 +820,20 @@ def test_a_record_is_asked_for_and_not_waited_for(crew, tmp_path):
 # Which job
 
 
-HOLDER = """
-import sys
-from mpiddp.process import job_directory
-print(job_directory.make(sys.argv[1]), flush=True)
-sys.stdin.read()
-"""
-
-
 def test_which_job(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     with pytest.raises(ConfigurationError, match="no job of yours runs on this machine: type"):
         find_directory(None)
-    running = []
-    for name in ("17", "18_2"):
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLDER, name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        running.append((process, Path(process.stdout.readline().strip())))
-    try:
+    with launchers.hold_directory("17") as (_, one), launchers.hold_directory("18_2") as (_, other):
         # One that has not come so far that it could be asked is none.
         assert len(job_directory.list_running()) == 2
         with pytest.raises(ConfigurationError, match="2 jobs of yours on this machine, but"):
             find_directory(None)
-        (running[0][1] / "lifeline.json").write_text("{}")
-        assert find_directory(None) == find_directory("17") == running[0][1]
-        (running[1][1] / "lifeline.json").write_text("{}")
-        assert find_directory("18_2") == running[1][1]
+        (one / "lifeline.json").write_text("{}")
+        assert find_directory(None) == find_directory("17") == one
+        (other / "lifeline.json").write_text("{}")
+        assert find_directory("18_2") == other
         with pytest.raises(ConfigurationError, match="2 jobs run here: type mpiddp stacks 17, or "):
             find_directory(None)
         with pytest.raises(ConfigurationError, match=r"no job '19', .*; running here: 17, 18_2"):
@@ -865,10 +841,7 @@ def test_which_job(tmp_path, monkeypatch):
         with pytest.raises(ConfigurationError, match="no job that runs writes its logs to"):
             find_directory(str(tmp_path))
         with pytest.raises(UnreachableError, match="does not answer"):
-            gather_stacks(running[0][1])
-    finally:
-        for process, _ in running:
-            process.communicate("")
+            gather_stacks(one)
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "lifeline.json").write_text("{}")
@@ -899,10 +872,9 @@ TABLE = rf"""
 @pytest.mark.mpi
 def test_a_real_job_is_asked_and_then_ends_because_it_stands_still(tmp_path, monkeypatch, capsys):
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
-    row = launchers.table()["mpich"]
     options = ["-m", "mpiddp", "--log-dir", "logs", "--stall-timeout", "5", "script.py", "100"]
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    with launchers.start(row, 2, options, timeout=60, cwd=tmp_path, env=state) as job:
+    with launchers.start("mpich", 2, options, cwd=tmp_path, env=state) as job:
         job.until(lambda: "hanging" in job.stdout(), "a rank that hangs")
         time.sleep(0.2)
         monkeypatch.setenv("XDG_STATE_HOME", state["XDG_STATE_HOME"])
@@ -937,10 +909,7 @@ def test_a_job_of_one_rank_ends_because_it_stands_still(tmp_path):
 @pytest.mark.parametrize("name", ["openmpi", "mpich"])
 def test_a_time_out_shows_where_the_ranks_are(name, tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
-    row = launchers.table()[name]
-    result = launchers.run(
-        row, 2, ["-m", "mpiddp", "script.py", "6"], timeout=90, cwd=tmp_path
-    ).expect(1)
+    result = launchers.run(name, 2, ["-m", "mpiddp", "script.py", "6"], cwd=tmp_path).expect(1)
     assert "Timed out waiting 6000ms" in result.stderr
     assert re.search(TABLE, result.stderr), result.stderr
 
@@ -954,7 +923,7 @@ def test_a_job_on_several_nodes_is_asked_from_another_node(slurm_cluster, tmp_pa
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
     arguments = [*options, "script.py", "100"]
     row = slurm_cluster.srun(*flags)
-    with launchers.start(row, 3, arguments, timeout=100, cwd=tmp_path, env=state) as job:
+    with launchers.start(row, 3, arguments, cwd=tmp_path, env=state) as job:
         job.until(lambda: "hanging" in job.stdout(), "a rank that hangs")
         (directory,) = (tmp_path / "state/mpiddp/jobs").iterdir()
         variable = f"XDG_STATE_HOME={state['XDG_STATE_HOME']}"

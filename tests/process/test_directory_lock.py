@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import launchers
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.process.directory_lock import DirectoryLock, Holder
@@ -49,18 +50,9 @@ def acquire(path: Path, **more: object) -> DirectoryLock:
 
 @contextmanager
 def held_elsewhere(path: Path) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "held\n"
-            yield process
-        finally:
-            process.kill()
+    with launchers.begin(sys.executable, "-c", HOLDER, path) as (process, line):
+        assert line == "held"
+        yield process
 
 
 def fail(_: float) -> None:
@@ -178,11 +170,9 @@ def test_a_later_attempt_of_the_job_waits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "lock"
-    for name, value in zip(names, before, strict=True):
-        monkeypatch.setenv(name, value)
+    launchers.set_variables(monkeypatch, dict(zip(names, before, strict=True)))
     with held_elsewhere(path) as process:
-        for name, value in zip(names, now, strict=True):
-            monkeypatch.setenv(name, value)
+        launchers.set_variables(monkeypatch, dict(zip(names, now, strict=True)))
         pauses = []
 
         def pause(seconds: float) -> None:
@@ -220,11 +210,9 @@ def test_any_other_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = tmp_path / "lock"
-    for name, value in zip(names, before, strict=True):
-        monkeypatch.setenv(name, value)
+    launchers.set_variables(monkeypatch, dict(zip(names, before, strict=True)))
     with held_elsewhere(path):
-        for name, value in zip(names, now, strict=True):
-            monkeypatch.setenv(name, value)
+        launchers.set_variables(monkeypatch, dict(zip(names, now, strict=True)))
         with pytest.raises(ConfigurationError, match="in use by"):
             acquire(path, pause=fail)
 

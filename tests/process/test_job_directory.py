@@ -5,21 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import launchers
 from mpiddp.process import job_directory
-
-HOLD = """
-import sys
-from mpiddp.process import job_directory
-print(job_directory.make(sys.argv[1]), flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -29,36 +20,22 @@ def state(tmp_path, monkeypatch) -> Path:
     return tmp_path / "state" / "mpiddp" / "jobs"
 
 
-def hold(name: str) -> subprocess.Popen[str]:
-    """Another process that has a directory of this name."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(launchers.ROOT)}, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    process.made = Path(process.stdout.readline().strip())
-    return process
-
-
 def test_two_processes_never_share_one(state):
-    first = hold("7")
-    second = hold("7")
-    try:
-        assert (first.made, second.made) == (state / "7", state / "7-2")
-        assert job_directory.list_running() == [first.made, second.made]
+    with (
+        launchers.hold_directory("7") as (first, made),
+        launchers.hold_directory("7") as (_, other),
+    ):
+        assert (made, other) == (state / "7", state / "7-2")
+        assert job_directory.list_running() == [made, other]
         # One that has gone leaves its name, and nothing else, to the next.
-        (first.made / "outcome.json").write_text("{}")
+        (made / "outcome.json").write_text("{}")
         first.kill()
         first.wait(60)
-        assert job_directory.list_running() == [second.made]
-        assert job_directory.make("7") == first.made
-        assert [path.name for path in first.made.iterdir()] == ["lock"]
-    finally:
-        for process in (first, second):
-            process.kill()
-            process.communicate(timeout=60)
-    job_directory.remove(first.made)
-    assert not first.made.exists()
+        assert job_directory.list_running() == [other]
+        assert job_directory.make("7") == made
+        assert [path.name for path in made.iterdir()] == ["lock"]
+    job_directory.remove(made)
+    assert not made.exists()
 
 
 def test_a_directory_that_was_removed_just_now_is_nobodys(state, monkeypatch):

@@ -255,9 +255,7 @@ time.sleep(60)
 def test_ranks_print_whole_lines_with_labels(either_launcher, tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
     options = ["-m", "mpiddp", "--log-dir", "logs", "--label", "--console", "0,2"]
-    result = launchers.run(
-        either_launcher, 3, [*options, "script.py"], timeout=90, cwd=tmp_path
-    ).expect(1)
+    result = launchers.run(either_launcher, 3, [*options, "script.py"], cwd=tmp_path).expect(1)
     lines = {
         rank: [f"line {n} of rank {rank} {'x' * (n * 7 % 300)}" for n in range(200)] + ["from C"]
         for rank in range(3)
@@ -282,9 +280,8 @@ def test_ranks_print_whole_lines_with_labels(either_launcher, tmp_path):
 def test_nothing_starts_where_one_rank_cannot_write_its_log(tmp_path):
     (tmp_path / "logs" / "rank-1.out").mkdir(parents=True)
     (tmp_path / "script.py").write_text("print('started')")
-    row = launchers.table()["mpich"]
     options = ["-m", "mpiddp", "--log-dir", "logs", "script.py"]
-    result = launchers.run(row, 2, options, timeout=60, cwd=tmp_path).expect(2)
+    result = launchers.run("mpich", 2, options, cwd=tmp_path).expect(2)
     (line,) = messages(result)
     assert line.startswith(f"mpiddp: rank 1 of 2 on {HOST}: cannot write to ")
     assert "started" not in result.stdout
@@ -293,10 +290,9 @@ def test_nothing_starts_where_one_rank_cannot_write_its_log(tmp_path):
 @pytest.mark.mpi
 @pytest.mark.long
 def test_the_trainers_reports_are_in_the_same_place(tmp_path):
-    row = launchers.table()["openmpi"]
     options = ["--data", "toy", "--name", "run", "--learning-rate", "1e30", "--log-dir", "logs"]
     result = launchers.run(
-        row, 2, ["-m", "mpiddp.train", *options, "--console", "none"], timeout=90, cwd=tmp_path
+        "openmpi", 2, ["-m", "mpiddp.train", *options, "--console", "none"], cwd=tmp_path
     )
     assert result.returncode == 1 and "Starting distributed" not in result.output
     assert "Starting distributed" in (tmp_path / "logs/rank-0.out").read_text()
@@ -323,7 +319,7 @@ def test_the_front_starts_nothing_where_logs_cannot_be_written(tmp_path):
 def test_a_quiet_start_leaves_the_programs_output_alone(tmp_path):
     (tmp_path / "hello.py").write_text("print('hello')")
     words = ["-m", "mpiddp", "--quiet", "hello.py"]
-    result = launchers.run(launchers.table()["openmpi"], 1, words, timeout=60, cwd=tmp_path)
+    result = launchers.run("openmpi", 1, words, cwd=tmp_path)
     assert (result.returncode, result.stdout, result.stderr) == (0, "hello\n", ""), result.output
 
 

@@ -144,7 +144,7 @@ def test_a_range_that_is_used_up(either_launcher, tmp_path):
             "--epochs",
             "1",
         ]
-        result = launchers.run(either_launcher, 2, program, timeout=90, cwd=tmp_path).expect(4)
+        result = launchers.run(either_launcher, 2, program, cwd=tmp_path).expect(4)
     (line,) = [each for each in result.stderr.splitlines() if "mpiddp" in each]
     assert line.startswith(f"mpiddp: rank 0 of 2 on {socket.gethostname()}: ")
     assert f"cannot listen on {HOST}: no port of --port-range {pair} is free" in line

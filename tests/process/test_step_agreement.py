@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -19,18 +17,11 @@ import launchers
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.process import step_agreement as agreement
-from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals
+from mpiddp.process.preemption_signals import parse_signals
 from mpiddp.process.step_agreement import Due, Members, StepAgreement
+from preempted import MadeUpSignals
 
 # The agreement, with ranks as threads
-
-
-class MadeUpSignals(PreemptionSignals):
-    """None of this process's."""
-
-    def __init__(self, received: signal.Signals | None) -> None:
-        self.received = received
-        self._is_heeded = False
 
 
 def pass_places(
@@ -54,7 +45,7 @@ def test_all_ranks_stop_in_the_same_place(seed: int, monkeypatch: pytest.MonkeyP
     # Ranks that wait for each other, as in a training; and ranks that do not.
     barrier = threading.Barrier(size) if seed % 2 else None
     store = dist.HashStore()
-    signals = [MadeUpSignals(None) for _ in range(size)]
+    signals = [MadeUpSignals() for _ in range(size)]
     ranks = [
         StepAgreement(Members(rank, size, store), signals=each) for rank, each in enumerate(signals)
     ]
@@ -81,7 +72,7 @@ def test_all_ranks_stop_in_the_same_place(seed: int, monkeypatch: pytest.MonkeyP
 
 def test_nobody_stops_without_a_signal_and_nobody_waits_for_one_that_has_left() -> None:
     store = dist.HashStore()
-    signals = [MadeUpSignals(None) for _ in range(2)]
+    signals = [MadeUpSignals() for _ in range(2)]
     ranks = [
         StepAgreement(Members(rank, 2, store), signals=each) for rank, each in enumerate(signals)
     ]
@@ -130,12 +121,11 @@ def test_signals_that_come_at_the_very_end_have_no_effect() -> None:
         "sys.exit(75)\n"
     )
     for word, code in (("ignored", 75), ("not ignored", -signal.SIGTERM)):
-        done = subprocess.run([sys.executable, "-c", text, word], timeout=60)
-        assert done.returncode == code
+        assert launchers.run_python("-c", text, word).returncode == code
 
 
 def test_one_rank_stops_in_its_next_place() -> None:
-    signals = MadeUpSignals(None)
+    signals = MadeUpSignals()
     rank = StepAgreement(Members(), signals=signals)
     assert not rank.is_preempted()
     signals.received = signal.SIGUSR1

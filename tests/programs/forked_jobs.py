@@ -190,11 +190,7 @@ class Job:
         if state is None:
             return None, self.digest()
         number = state["number"]
-        expected = {
-            "number": number,
-            "some": [None, True, 0.1 * number, "é"],
-            "map": {3: {}},
-        }
+        expected = {"number": number, "some": [None, True, 0.1 * number, "é"], "map": {3: {}}}
         assert state["note"] == expected, state
         assert torch.equal(state["tensors"], torch.arange(number % 7) / 3), state
         return number, self.digest()

@@ -40,8 +40,8 @@ GRACE = 0.1
 class MadeUpSignals(PreemptionSignals):
     """None of this process's."""
 
-    def __init__(self) -> None:
-        self.received = None
+    def __init__(self, received: signal.Signals | None = None) -> None:
+        self.received = received
         self._is_heeded = False
 
 

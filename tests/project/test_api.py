@@ -57,7 +57,7 @@ def test_the_examples_that_call_ranks_run(pool, monkeypatch):
 
 
 def test_the_examples_that_start_a_launch_run():
-    result = launchers.run(launchers.table()["alone"], 1, [examples.__file__], timeout=120)
+    result = launchers.run("alone", 1, [examples.__file__])
     assert result.expect(0).stdout == "rank 0 goes on without data\n"
 
 

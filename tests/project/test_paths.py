@@ -47,8 +47,7 @@ def read_paths() -> list[tuple[str, list[str]]]:
 def follow(name: str, words: Sequence[str], folder: Path, *, fails: bool = False) -> list[str]:
     """The functions that rank 0, or its companion, has entered."""
     arguments = [FOLLOWED, folder / name, *words]
-    row = launchers.table()["openmpi"]
-    result = launchers.run(row, 2, arguments, timeout=90, cwd=folder)
+    result = launchers.run("openmpi", 2, arguments, cwd=folder)
     assert (result.returncode != 0) is fails, str(result)
     return (folder / name).read_text().splitlines()
 

@@ -294,10 +294,7 @@ def test_blocks_are_found():
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [
-        ("<!-- no-test: why -->\nwords\n", "before no block"),
-        ("```bash\necho\n", "has no end"),
-    ],
+    [("<!-- no-test: why -->\nwords\n", "before no block"), ("```bash\necho\n", "has no end")],
 )
 def test_a_text_that_cannot_be_meant_is_refused(text, problem):
     with pytest.raises(ValueError, match=problem):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,15 +80,8 @@ def execute(notebook: dict[str, Any], folder: Path) -> list[Any]:
     file = folder / "notebook.ipynb"
     file.write_text(json.dumps(notebook))
     names = ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, file, folder],
-        env=launchers.clean_environment({name: str(folder / name.lower()) for name in names}),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    env = {name: str(folder / name.lower()) for name in names}
+    launchers.run_python("-c", PROGRAM, file, folder, env=env, cwd=folder, timeout=500).expect(0)
     return find_code(json.loads(file.read_text()))
 
 

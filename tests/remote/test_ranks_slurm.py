@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -17,16 +16,9 @@ pytestmark = pytest.mark.slurm
 def test_functions_run_on_the_ranks_of_two_nodes(slurm_cluster, tmp_path):
     around = [str(shutil.which("salloc")), "--quiet", "--nodes=2", "--ntasks-per-node=2"]
     around += ["--nodelist=node[1-2]"]
-    done = subprocess.run(
-        [*around, sys.executable, str(launchers.PROGRAMS / "calling.py")],
-        env=launchers.clean_environment({**launchers.WAITING, **slurm_cluster.environment()}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=170,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
+    words = (*around, sys.executable, launchers.PROGRAMS / "calling.py")
+    env = {**launchers.WAITING, **slurm_cluster.environment()}
+    done = launchers.execute(*words, env=env, cwd=tmp_path, timeout=170).expect(0)
     *printed, last = launchers.drop_gloo_lines(done.stdout).splitlines()
     found = json.loads(last)
     nodes = ["node1", "node1", "node2", "node2"]

@@ -1,4 +1,4 @@
-"""Copies of the checkout's files that can be written, also where the checkout cannot."""
+"""Copies of the checkout's files that can be written, and programs of shell."""
 
 from __future__ import annotations
 
@@ -23,3 +23,16 @@ def copy(source: Path, target: Path, **options: Any) -> Path:
         if not path.is_symlink():
             path.chmod(path.stat().st_mode | OWNER_WRITES)
     return target
+
+
+def write_program(path: Path, text: str, shell: str = "sh") -> Path:
+    """A program of these lines of shell."""
+    path.write_text(f"#!/bin/{shell}\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def make_mpirun(folder: Path, version: str, name: str = "mpirun") -> Path:
+    """A program that only says this version."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_program(folder / name, f"cat <<'TEXT'\n{version}\nTEXT")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import launchers
 
-DEADLINE = 120.0
 STAGE = ("--timeout", "100")
 """No stage is to be late on a busy machine."""
 CHECKS = (
@@ -110,7 +109,7 @@ def read(result: launchers.Result, *, exit_code: int) -> Reading:
 
 
 def examine(
-    launcher: launchers.Launcher,
+    launcher: launchers.Launcher | str,
     ranks: int,
     *options: str | Path,
     cwd: Path,
@@ -125,5 +124,5 @@ def examine(
         program = ["-c", PATCHED.format(patch=patch)]
     keywords = {} if python is None else {"python": python}
     words = [*program, *STAGE, *options]
-    result = launchers.run(launcher, ranks, words, timeout=DEADLINE, env=env, cwd=cwd, **keywords)
+    result = launchers.run(launcher, ranks, words, env=env, cwd=cwd, **keywords)
     return read(result, exit_code=exit_code)

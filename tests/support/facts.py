@@ -80,6 +80,25 @@ Path(f"{rank}.json").write_text(json.dumps(facts))
 """
 
 
+def torchrun_variables(rank: int, ranks: int, address: str) -> dict[str, str]:
+    """What torchrun would set, on one node, but for what differs from job to job."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": address,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
 def messages(result: launchers.Result) -> list[str]:
     """Lines that mpiddp wrote to stderr; a launcher may put something of its own before them."""
     return re.findall(r"mpiddp: .*", result.stderr)
@@ -90,15 +109,9 @@ def collect(
     name: str, ranks: int, interface: str = "auto", variables: tuple[tuple[str, str], ...] = ()
 ) -> tuple[list[dict[str, Any]], launchers.Result]:
     """The facts of every rank, by rank, and the finished job."""
-    row = launchers.table()[name]
     with tempfile.TemporaryDirectory() as folder:
         result = launchers.run(
-            row,
-            ranks,
-            ["-c", PROGRAM, interface],
-            timeout=90,
-            env=dict(variables),
-            cwd=Path(folder),
+            name, ranks, ["-c", PROGRAM, interface], env=dict(variables), cwd=Path(folder)
         ).expect(0)
         files = {path.stem: json.loads(path.read_text()) for path in Path(folder).iterdir()}
     assert files.keys() == {str(rank) for rank in range(ranks)}, str(result)

@@ -5,10 +5,10 @@ program under one of them in a process group of its own, ``run`` waits for it as
 have a deadline, and both leave no process behind: every process of a job carries the job's
 mark in its environment, which is how the children that mpirun detaches are found again.
 
-    result = launchers.run(launcher, 2, ["-m", "mpiddp.train", "--data", "toy"], timeout=60)
+    result = launchers.run("openmpi", 2, ["-m", "mpiddp.train", "--data", "toy"])
     result.expect(0)
 
-    with launchers.start(launcher, 3, [script], timeout=60) as job:
+    with launchers.start(launcher, 3, [script]) as job:
         os.kill(job.rank(1), signal.SIGKILL)
         result = job.wait()
 """
@@ -19,6 +19,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
+
+import pytest
 
 from benchmarks.launching import launchers as left
 from mpiddp.launch.launcher.command import MPICH, OPEN_MPI, OPEN_MPI_4, Kind
@@ -54,6 +57,8 @@ WAITING = {"MPIDDP_WAIT": "sleep"}
 
 # Slurm's last: an mpirun inside an allocation starts its daemons as a step.
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+LISTENING = "0A"
+"""The state of such a socket in /proc/net/tcp."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,11 @@ OPTIONAL = ("openmpi4",)
 """Launchers that tests do without where they are not installed."""
 
 
+def find(launcher: Launcher | str) -> Launcher:
+    """A launcher itself, or the one of this name."""
+    return table()[launcher] if isinstance(launcher, str) else launcher
+
+
 def available() -> list[Launcher]:
     """The launchers that start several ranks: all but the optional ones that are not here.
 
@@ -169,6 +179,15 @@ class JobError(AssertionError):
     """A job ran past its deadline, or left processes behind."""
 
 
+def set_variables(monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str | None]) -> None:
+    """Give this process these environment variables until the test ends; None: not that one."""
+    for name, value in variables.items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+
+
 def clean_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without inherited launcher variables, with ``changes``."""
     kept = {name: value for name, value in os.environ.items() if not INHERITED.fullmatch(name)}
@@ -208,6 +227,27 @@ def _describe(pid: int) -> str:
     except OSError:
         words = []
     return f"{pid}: {b' '.join(words).decode(errors='replace')[:200]}"
+
+
+def _list_open(pid: int) -> set[str]:
+    """The names of a process's sockets, and of what else it has open."""
+    found = set[str]()
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(entry.path))
+    return found
+
+
+def _list_places(pid: int, sockets: set[str]) -> Iterator[tuple[str, int]]:
+    """Where ``sockets`` listen, in the process's own network namespace."""
+    with contextlib.suppress(OSError):
+        # Its first line is a heading.
+        for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == LISTENING and f"socket:[{inode}]" in sockets:
+                host, port = local.split(":")
+                yield socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)
 
 
 def is_beside(pid: int) -> bool:
@@ -314,6 +354,17 @@ class Job:
         self.until(lambda: number in self.ranks(), f"rank {number} to be started")
         return self.ranks()[number]
 
+    def places(self) -> set[tuple[str, int]]:
+        """Where its ranks, and the processes beside them, listen for TCP connections.
+
+        What they share with a launcher is its.
+        """
+        environments = {pid: environ_of(pid).keys() for pid in self.processes()}
+        ranks = [pid for pid, names in environments.items() if names & {*RANK_VARIABLES}]
+        sockets = {pid: _list_open(pid) for pid in environments}
+        others = set[str]().union(*(sockets[pid] for pid in sockets.keys() - {*ranks}))
+        return {place for pid in ranks for place in _list_places(pid, sockets[pid] - others)}
+
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait for ``condition``; JobError if the job ends or its time is up before."""
         while not condition():
@@ -388,11 +439,11 @@ def make_environment(
 
 @contextlib.contextmanager
 def start(
-    launcher: Launcher,
+    launcher: Launcher | str,
     ranks: int,
     arguments: Sequence[str | Path],
     *,
-    timeout: float,
+    timeout: float = SHORTEST_DEADLINE,
     env: Mapping[str, str | None] | None = None,
     cwd: Path | None = None,
     python: str | Path = sys.executable,
@@ -400,9 +451,11 @@ def start(
 ) -> Iterator[Job]:
     """Start ``python arguments…`` on ``ranks`` ranks; what still runs at the end is killed.
 
-    ``env`` is added to the launcher's environment; a value of None removes the variable.
-    ``timeout`` is in seconds, from now. Raises JobError where the launcher is not installed.
+    ``launcher``: one, or its name in the table. ``env`` is added to its environment; a value of
+    None removes the variable. ``timeout`` is in seconds, from now, and SHORTEST_DEADLINE at least.
+    Raises JobError where the launcher is not installed.
     """
+    launcher = find(launcher)
     if absent := launcher.missing():
         raise JobError(f"{launcher.name}: {absent[0]} is missing; `bash tests/run.sh` installs it")
     processes = Processes()
@@ -427,7 +480,9 @@ def start(
             job.kill()
 
 
-def run(launcher: Launcher, ranks: int, arguments: Sequence[str | Path], **options: Any) -> Result:
+def run(
+    launcher: Launcher | str, ranks: int, arguments: Sequence[str | Path], **options: Any
+) -> Result:
     """Run ``python arguments…`` on ``ranks`` ranks to its end; see ``start`` and ``Job.wait``."""
     with start(launcher, ranks, arguments, **options) as job:
         return job.wait()
@@ -454,6 +509,39 @@ def execute(
     seconds = time.monotonic() - began
     command = tuple(map(str, words))
     return Result(command, done.returncode, done.stdout, done.stderr or "", seconds)
+
+
+@contextlib.contextmanager
+def begin(*words: object, **options: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process of any command, and the line that it has printed; it is killed at the end.
+
+    Its standard input is a pipe. ``options`` are those of subprocess.Popen.
+    """
+    pipe = subprocess.PIPE
+    given = {"cwd": ROOT, **options}
+    with subprocess.Popen(
+        [*map(str, words)], stdin=pipe, stdout=pipe, text=True, **given
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+HOLD_DIRECTORY = """
+import sys
+from mpiddp.process import job_directory
+print(job_directory.make(sys.argv[1]), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def hold_directory(name: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Another process, and the directory of its job, which has this name."""
+    with begin(sys.executable, "-c", HOLD_DIRECTORY, name) as (process, line):
+        yield process, Path(line)
 
 
 def run_python(*words: object, timeout: float = SHORTEST_DEADLINE, **options: Any) -> Result:

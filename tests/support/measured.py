@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.collectives import measurement, options
-from benchmarks.collectives.contenders import (
-    GLOO,
-    MPI,
-    OWN,
-    PREPARED,
-    REDUCING,
-    Contender,
-)
+from benchmarks.collectives.contenders import GLOO, MPI, OWN, PREPARED, REDUCING, Contender
 from benchmarks.collectives.findings import Findings, Surroundings
 from benchmarks.collectives.options import Plan
 from benchmarks.common.records import Cell

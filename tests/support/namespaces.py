@@ -20,7 +20,6 @@ import pytest
 
 import launchers
 
-DEADLINE = 120.0
 TOOLS = ("ip", "unshare", "nsenter")
 ENVIRONMENT = {
     # Every rank is a node of its own, which still finds the others in /dev/shm.
@@ -62,6 +61,11 @@ class Cluster:
         node.ip(f"address add {address}/24 dev {interface}")
         node.ip(f"link set {interface} up")
 
+    def connect(self, *interfaces: str, network: str = "10.77.0") -> None:
+        """Join the first nodes, each by the interface given for it; node1 gets address 1."""
+        for number, interface in enumerate(interfaces, 1):
+            self.join(self.nodes[number - 1], interface, f"{network}.{number}")
+
 
 def lose_large_packets(node: Node, interface: str) -> None:
     """Let ``node`` send packets of 9,000 bytes into a switch that drops what exceeds 1,500.
@@ -86,13 +90,9 @@ def lead_nowhere(node: Node, interface: str, address: str) -> None:
 def hold(hostname: str) -> Iterator[Node]:
     """A new namespace with that hostname; it ends with the block."""
     command = ["unshare", "--net", "--uts", "sh", "-c", HOLD, hostname]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdin is not None and holder.stdout is not None
-        try:
-            assert holder.stdout.readline() == b"ready\n"
-            yield Node(hostname, holder.pid)
-        finally:
-            holder.kill()
+    with launchers.begin(*command) as (holder, line):
+        assert line == "ready"
+        yield Node(hostname, holder.pid)
 
 
 def find_obstacle() -> str | None:
@@ -149,7 +149,7 @@ def start(
     """
     first, *rest = _make_command(nodes, arguments, wraps or {})
     mpich, env = launchers.table()["mpich"], {**ENVIRONMENT, **env}
-    with launchers.start(mpich, 1, rest, timeout=DEADLINE, env=env, python=first) as job:
+    with launchers.start(mpich, 1, rest, env=env, python=first) as job:
         yield job
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import copies
 import launchers
 import promises
 from mpiddp.collectives.compiler.pieces import BufferCut
@@ -56,11 +57,7 @@ REQUESTS = (
     "-n 4 --nodes 2", "--ranks-per-node 2", "-n 2 --launcher mpirun", "-n 2 --launcher none",
     "-n 2 --restarts 3", "-n 2 --bind numa", "-n 2 --requeue", "-n x", "--launcher srun",
 )  # fmt: skip
-JOB = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_JOB_NODELIST": "n[1-2]",
-    "SLURM_JOB_CPUS_PER_NODE": "4(x2)",
-}
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "4(x2)"}
 TWO_NODES = (
     "JobId=7 JobName=run\\n   NodeList=n[1-2]\\n   NumNodes=2 NumCPUs=8 NumTasks=2 CPUs/Task=1 \\n"
 )
@@ -110,8 +107,7 @@ def _run_front(folder: Path, version: str, in_job: bool, words: Sequence[str]) -
         "scontrol": f"printf '{TWO_NODES}'",
         "srun": "echo 'pmix pmi2'",
     }.items():
-        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
-        (programs / name).chmod(0o755)
+        copies.write_program(programs / name, text)
     words = ["--dry-run", *words, "script.py"]
     kept = {
         name: each for name, each in os.environ.items() if not launchers.INHERITED.fullmatch(name)

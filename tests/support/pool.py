@@ -157,7 +157,7 @@ class Pools:
 
         MpiddpError if that pool has ended since its last call.
         """
-        row = launchers.table()[launcher] if isinstance(launcher, str) else launcher
+        row = launchers.find(launcher)
         key = (row.mpirun, row.libmpi, row.flags, tuple(sorted(row.environment.items())), ranks)
         key += tuple(sorted(variables.items()))
         pool = self._pools.pop(key, None)

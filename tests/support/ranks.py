@@ -19,7 +19,7 @@ def read_reports(folder: Path, ranks: int) -> list[Any]:
 
 
 def collect(
-    launcher: launchers.Launcher,
+    launcher: launchers.Launcher | str,
     ranks: int,
     program: str,
     *arguments: str,
@@ -46,9 +46,7 @@ def run_together(
     with contextlib.ExitStack() as stack:
         jobs = [
             stack.enter_context(
-                launchers.start(
-                    launchers.table()[name], size, arguments, timeout=timeout, env=env, cwd=folder
-                )
+                launchers.start(name, size, arguments, timeout=timeout, env=env, cwd=folder)
             )
             for name, size, arguments, env, folder in programs
         ]

@@ -1,7 +1,7 @@
 """The Slurm cluster that tests run on: brought up once, by ``jobs/cluster/up``.
 
     launcher = cluster.srun("--nodes=4", "--ntasks-per-node=2")
-    launchers.run(launcher, 8, ["-m", "mpiddp.train"], timeout=60).expect(0)
+    launchers.run(launcher, 8, ["-m", "mpiddp.train"]).expect(0)
 
 ``launchers.run`` and ``launchers.start`` give the job its deadline and look for what it left.
 """
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +24,8 @@ import launchers
 COMMANDS = launchers.ROOT / "jobs" / "cluster"
 NODES, CPUS, GPUS = 4, 4, 2
 COMMAND_SECONDS = 150
+FINISHED = re.compile(r"JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL|OUT_OF_MEMORY)")
+"""In the record of a job that has ended."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Cluster:
 
         ``mpi=None`` leaves ``--mpi`` to the cluster's default.
         """
-        row = launchers.table()[library]
+        row = launchers.find(library)
         chosen = (f"--mpi={mpi}",) if mpi is not None else ()
         return replace(
             row,
@@ -59,6 +63,21 @@ class Cluster:
             flags=(*chosen, *flags),
             environment={**row.environment, **self.environment()},
         )
+
+    def job_environment(self, **variables: str) -> dict[str, str]:
+        """What a batch job is submitted with that uses Open MPI, and this Python."""
+        row = launchers.find("openmpi")
+        own = {"MPIDDP_PYTHON": sys.executable, "MPI4PY_LIBMPI": str(row.libmpi)}
+        return {**row.environment, **self.environment(), **own, **variables}
+
+    def records(self, identity: str) -> list[str]:
+        """The record of a job, or those of an array's tasks."""
+        return self.ask("scontrol", "show", "job", identity).strip().split("\n\n")
+
+    def list_on_node(self, job: launchers.Job, name: str | None = None) -> list[int]:
+        """A job's processes that a node's slurmd has started; by default that of any node."""
+        places = {pid: launchers.environ_of(pid).get("SLURMD_NODENAME") for pid in job.processes()}
+        return [pid for pid, place in places.items() if place and name in (None, place)]
 
     def ask(self, *command: str) -> str:
         """What one of Slurm's client programs prints; it must succeed."""

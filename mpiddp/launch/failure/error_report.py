@@ -11,6 +11,7 @@ from types import ModuleType, TracebackType
 
 from mpiddp.errors import (
     FAILURE,
+    INTERRUPTED,
     OWN,
     PEER,
     REPEATED,
@@ -21,7 +22,6 @@ from mpiddp.errors import (
 )
 from mpiddp.wording import read_message
 
-INTERRUPTED = 130
 MOST_CAUSES = 10
 PACKAGE = Path(__file__).parents[2]
 CALLS = ("calls.py", "collectives", "sync")

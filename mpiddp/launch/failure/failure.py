@@ -28,13 +28,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn
 
-from mpiddp.errors import (
-    SUCCESS,
-    AloneError,
-    LaunchError,
-    PeerLostError,
-    UnreachableError,
-)
+from mpiddp.errors import SUCCESS, AloneError, LaunchError, PeerLostError, UnreachableError
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.error_report import exit_code, find_call, find_origin
 from mpiddp.launch.failure.missing_ranks import (

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +20,6 @@ from attempts import Family, Finding
 from laboratory import Laboratory, check_equal, read_end
 
 JOBS = launchers.ROOT / "jobs"
-FINISHED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 RANKS = 2
 WAYS = ("chain", "array", "priority", "chain", "time limit")
 LONG = ("--samples", "2000", "--evaluate-every", "50", "--save-every", "1000epochs")
@@ -40,7 +37,7 @@ class Job:
 
     def records(self) -> list[str]:
         """What Slurm says of it, or of each of its tasks."""
-        return self.cluster.ask("scontrol", "show", "job", self.identity).strip().split("\n\n")
+        return self.cluster.records(self.identity)
 
     def wait(self) -> None:
         """Wait until all has ended, and well."""
@@ -49,7 +46,7 @@ class Job:
             if (found := count_rows(self.folder)) > rows:
                 rows, end = found, time.monotonic() + SECONDS
             records = self.records()
-            if all(re.search(rf"JobState=({'|'.join(FINISHED)})", each) for each in records):
+            if all(map(slurm.FINISHED.search, records)):
                 break
             assert time.monotonic() < end, "\n".join(records)
             time.sleep(0.2)
@@ -86,23 +83,10 @@ def count_rows(folder: Path, run: str = "", attempt: int | None = None) -> int:
 @contextlib.contextmanager
 def submit(cluster: slurm.Cluster, folder: Path, *words: str, **variables: str) -> Iterator[Job]:
     """Submit from the folder; what is left of the job at the end is cancelled."""
-    row = launchers.table()["openmpi"]
-    environment = launchers.clean_environment(
-        {
-            **row.environment,
-            **cluster.environment(),
-            "MPIDDP_PYTHON": sys.executable,
-            "MPI4PY_LIBMPI": str(row.libmpi),
-            "OMP_NUM_THREADS": "1",
-            **variables,
-        }
-    )
-    done = subprocess.run(
-        ["sbatch", "--parsable", *words], cwd=folder, env=environment, capture_output=True,
-        text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    job = Job(cluster, folder, done.stdout.strip())
+    environment = cluster.job_environment(OMP_NUM_THREADS="1", **variables)
+    command = ("sbatch", "--parsable", *words)
+    done = launchers.execute(*command, cwd=folder, env=environment, timeout=60)
+    job = Job(cluster, folder, done.expect(0).stdout.strip())
     try:
         yield job
     finally:

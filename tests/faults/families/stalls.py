@@ -10,7 +10,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import launchers
 import slurm
 from attempts import Family, Finding
 from families.kills import CODES
@@ -67,18 +66,11 @@ def cut_link(
         try:
             cluster.must("cut", node)
             since = time.time()
-            while find_on_nodes(job):
-                assert time.time() - since < 60, job.result()
-                time.sleep(0.02)
+            job.until(lambda: not cluster.list_on_node(job), "the ranks to end")
             gone = time.time() - since
         finally:
             cluster.must("heal", node)
         return Times(gone, gone), job.wait().output
-
-
-def find_on_nodes(job: launchers.Job) -> list[int]:
-    """The job's processes that a node's slurmd has started."""
-    return [pid for pid in job.processes() if launchers.environ_of(pid).get("SLURMD_NODENAME")]
 
 
 STILL = Family(choose_still, attempt_still)

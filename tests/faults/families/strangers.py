@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import resource
 import shutil
@@ -23,8 +22,6 @@ from saves import METADATA, SHARD, make_hostile
 
 RANKS = 2
 WAYS = ("idle", "hostile list", "garbage", "hostile shard")
-LISTENING = "0A"
-"""The state of such a socket in /proc/net/tcp."""
 
 
 def choose(dice: Random, number: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +62,7 @@ def flood(job: launchers.Job, choice: Mapping[str, Any]) -> Iterator[dict[int, i
 
     def run() -> None:
         while not ended.wait(0.005) and "Starting distributed training" not in job.stdout():
-            for host, port in find_ports(job):
+            for host, port in job.places():
                 for _ in range(0 if port in made else choice["connections"]):
                     with contextlib.suppress(OSError):
                         connections.append(connect(host, port, text))
@@ -87,31 +84,6 @@ def connect(host: str, port: int, text: bytes) -> socket.socket:
     found.setblocking(False)
     with contextlib.suppress(OSError):
         found.sendall(text)
-    return found
-
-
-def find_ports(job: launchers.Job) -> list[tuple[str, int]]:
-    """Where ranks and companions listen themselves: what they share with a launcher is its."""
-    ours, others = set[str](), set[str]()
-    for process in job.processes():
-        environment = launchers.environ_of(process)
-        is_rank = any(name in environment for name in launchers.RANK_VARIABLES)
-        (ours if is_rank else others).update(find_sockets(process))
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return [
-        (socket.inet_ntoa(bytes.fromhex(row[1][:8])[::-1]), int(row[1][9:], 16))
-        for row in rows
-        if row[3] == LISTENING and f"socket:[{row[9]}]" in ours - others
-    ]
-
-
-def find_sockets(process: int) -> set[str]:
-    """The names of a process's sockets, and of what else it has open."""
-    found = set()
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(f"/proc/{process}/fd"):
-            with contextlib.suppress(OSError):
-                found.add(os.readlink(entry.path))
     return found
 
 
