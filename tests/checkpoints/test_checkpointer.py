@@ -96,7 +96,6 @@ def test_one_process_needs_no_launch(tmp_path: Path) -> None:
             model.weight += 1
         checkpointer.wait()
         state = checkpointer.restore()
-    assert state is not None
     assert (state["step"], state["note"], state["samples"].tolist()) == (7, "é", [0, 1, 2])
     assert torch.equal(model.weight, before)
 

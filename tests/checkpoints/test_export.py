@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import mpiddp
+from launchers import run_python
 from mpiddp.checkpoints.storage.manifest import MANIFEST
 from mpiddp.errors import CheckpointError, ConfigurationError
 from mpiddp.export import export
@@ -86,11 +86,9 @@ def test_a_damaged_checkpoint_is_told_of_and_never_exported(
     saved: tuple[Path, nn.Module, MovingAverage], tmp_path: Path
 ) -> None:
     path = tmp_path / "checkpoints"
-    subprocess.run(["cp", "-r", saved[0], path], check=True, timeout=160)
+    shutil.copytree(saved[0], path)
     (path / "step-4" / MANIFEST).write_text("{}")
-    command = [sys.executable, "-m", "mpiddp", "export", "."]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=160, cwd=tmp_path)
-    assert found.returncode == 0
+    found = run_python("-m", "mpiddp", "export", ".", timeout=160, cwd=tmp_path).expect(0)
     assert found.stdout.startswith("Weights written: weights-3.pt (step 3 of checkpoints/step-3: ")
     assert found.stderr == (
         "mpiddp: checkpoints/step-4 is damaged (manifest.json is not what was written): step-3 is "

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from launchers import run_python
 from mpiddp.checkpoints.__main__ import show
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.errors import CheckpointError, ConfigurationError
@@ -121,13 +120,10 @@ def test_the_command_needs_no_torch_and_leaves_with_5(folder: Path) -> None:
         "import sys; from mpiddp.__main__ import main\n"
         "try: main()\nfinally: print('torch' in sys.modules)"
     )
-    words = [sys.executable, "-c", program, "checkpoints", str(folder)]
-    found = subprocess.run(words, capture_output=True, text=True, timeout=160)
-    assert (found.returncode, found.stderr) == (0, "")
+    found = run_python("-c", program, "checkpoints", folder, timeout=160).expect(0)
+    assert found.stderr == ""
     assert found.stdout.splitlines()[-1] == "False"
     for path in folder.glob("step-*"):
         (path / METADATA).unlink()
-    command = [sys.executable, "-m", "mpiddp", "checkpoints", str(folder)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=160)
-    assert found.returncode == 5
+    found = run_python("-m", "mpiddp", "checkpoints", folder, timeout=160).expect(5)
     assert found.stderr == f"mpiddp: expected a valid checkpoint in {folder}, found none\n"

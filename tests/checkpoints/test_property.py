@@ -157,7 +157,6 @@ class Alone(RuleBasedStateMachine):
             self.restore()
 
     def ask(self, name: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        assert self.job is not None
         answers = self.job.ask(name, *arguments)
         if name != "restore" and answers[0][0] == "done" and isinstance(answers[0][1], str):
             self.check_digests([each[1] for each in answers])
@@ -173,7 +172,6 @@ class Alone(RuleBasedStateMachine):
         return cls.twins[kind, history]
 
     def kill(self) -> None:
-        assert self.job is not None
         self.job.kill()
         self.job = None
 
@@ -288,12 +286,10 @@ class Alone(RuleBasedStateMachine):
 
     def set_traps(self, place: int, trap: Trap | None) -> list[Trap | None]:
         """For one of the job's ranks."""
-        assert self.job is not None
         world = self.job.given.world
         return [trap if rank == place % world else None for rank in range(world)]
 
     def restore_with(self, traps: list[Trap | None]) -> None:
-        assert self.job is not None
         answers = self.job.ask_each("restore", [(None, each) for each in traps])
         self.finish_pending()
         self.is_locked |= self.path.exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mpiddp
+from launchers import run_python
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.options import LONGEST_TIMEOUT
 from mpiddp.options.checks import REFERENCE
@@ -438,10 +438,7 @@ def test_a_complaint_is_one_line_in_any_encoding(encoding: str) -> None:
         "try: parse(['--epochs', 'many'])\n"
         "except Exception as error: print(error)"
     )
-    environment = {"PYTHONIOENCODING": encoding, "PYTHONPATH": str(Path(mpiddp.__path__[0]).parent)}
-    answer = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    )
+    answer = run_python("-c", program, env={"PYTHONIOENCODING": encoding}).expect(0)
     assert answer.stdout == "--epochs: expected an integer, found 'many'\n"
     assert answer.stderr == ""
 
@@ -496,9 +493,7 @@ def test_help_imports_nothing_but_the_parser() -> None:
         "except SystemExit: pass\n"
         "sys.stderr.write(json.dumps(sorted(set(sys.modules) - before)))"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    answer = run_python("-c", program).expect(0)
     packages = {name.partition(".")[0] for name in json.loads(answer.stderr)}
     imported = packages - sys.stdlib_module_names
     assert imported == {"mpiddp"}

@@ -129,7 +129,6 @@ def test_a_compiled_model_marks_a_bad_loss() -> None:
         outputs = compiled(torch.ones(4, 3))
         marked.loss = loss
         outputs.sum().backward()
-        assert marked.flag.grad is not None
         marks.append(marked.flag.grad.item())
     assert marks == [0, 1, 0]
 
@@ -187,20 +186,10 @@ def test_a_bad_sample_ends_the_run_on_its_rank_and_step(kind: str, tmp_path: Pat
 # One rank's parts
 
 
-class Bad(nn.Module):
-    """Has buffers that a bad batch spoils."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.layers(features)
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_buffers_are_as_they_were_before_a_step_that_is_left_out(value: float) -> None:
-    module = Bad()
+    # A bad batch spoils its buffers.
+    module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
     module(torch.randn(5, 3))
     before = [each.clone() for each in module.buffers()]
     guard = LossGuard(module, skips=True, marked=None)

@@ -92,6 +92,7 @@ def test_the_metrics_of_a_task_are_in_the_row_and_in_the_line() -> None:
     values = json.loads(row.to_json())
     assert (values["gap"], values["test_gap"], values["test_loss"]) == (2.5, 3.0, 0.5)
     assert "accuracy" not in values
+    assert describe_epoch(ROW) == "Epoch 1 - Avg Loss: 0.234567, Accuracy: 92.34%"
     assert describe_epoch(row) == "Epoch 1 - Avg Loss: 0.234567, Gap: 2.5, Test Gap: 3"
     without = replace(row, metrics={}, test_metrics={})
     assert describe_epoch(without) == "Epoch 1 - Avg Loss: 0.234567, Test Loss: 0.500000"
@@ -161,10 +162,6 @@ def test_whole_rows_outlive_whatever_stops_the_repair(tmp_path: Path) -> None:
     with writing_forbidden(), contextlib.suppress(OSError):
         MetricsFile(path)
     assert path.read_text().startswith('{"epoch": 1}\n')
-
-
-def test_the_line_of_an_epoch() -> None:
-    assert describe_epoch(ROW) == "Epoch 1 - Avg Loss: 0.234567, Accuracy: 92.34%"
 
 
 def test_the_line_of_staleness() -> None:

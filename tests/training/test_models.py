@@ -44,7 +44,6 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
     model = build(name, (1, 8, 8), classes=10)
     model(torch.randn(4, 1, 8, 8)).square().sum().backward()
     for parameter in model.parameters():
-        assert parameter.grad is not None
         assert parameter.grad.abs().sum() > 0
 
 

@@ -147,7 +147,6 @@ def test_workers_that_share_out_batches_stop_within_an_epoch(
     training.check_end("run", servers)
     saved = [int(step) for step in re.findall(r"Checkpoint written: \S+/step-(\d+) ", printed)]
     begun, end = training.attempts[-2][0].left, saved[-1]
-    assert begun is not None
     assert saved == [
         step for step in range(begun + 1, end + 1) if step % period == 0 or step == end
     ]
@@ -233,7 +232,6 @@ def test_a_job_makes_way_and_goes_on(when: str, name: str, tmp_path: Path) -> No
     assert result.returncode == 75, result
     assert result.output.count("Checkpoint written") == 1
     outcome = read_outcome(tmp_path / "runs/run")
-    assert outcome is not None
     assert (outcome["code"], outcome["rank"]) == (75, 0)
     (line,) = re.findall(r"preempted after step (\d+): SIG(\w+) reached rank \d", result.output)
     assert line == (str(outcome["step"]), name)

@@ -190,7 +190,6 @@ def test_digits_are_learnt_to_97_per_cent(ranks: int, pool: Pools, tmp_path: Pat
     called = pool("openmpi", ranks).call(trainings.run, ["--name", "digits"], cwd=tmp_path)
     run = tmp_path / "runs" / "digits"
     outcome = read_outcome(run)
-    assert outcome is not None
     assert (outcome["code"], outcome["attempt"]) == (0, 1)
     last = read_rows(run)[-1]
     assert last["test_accuracy"] >= 0.97
@@ -350,18 +349,15 @@ def test_a_run_that_failed_says_so_and_can_be_started_again(pool: Pools, tmp_pat
     assert result.returncode == 1, result
     assert result.stderr.count("training has diverged") == 1
     outcome = read_outcome(run)
-    assert outcome is not None
     assert outcome["code"] == 1
     assert outcome["step"] > 0
     words = [*TOY, "--name", "toy"]
     pool("openmpi", 2).call(trainings.run, words, cwd=tmp_path)
     outcome = read_outcome(run)
-    assert outcome is not None
     assert (outcome["code"], outcome["attempt"]) == (0, 2)
     before = (run / "metrics.jsonl").read_bytes()
     for said in pool("openmpi", 2).call(trainings.refuse, *words, cwd=tmp_path).values:
         assert "has finished and is not overwritten" in said
     assert (run / "metrics.jsonl").read_bytes() == before
     outcome = read_outcome(run)
-    assert outcome is not None
     assert outcome["code"] == 0
