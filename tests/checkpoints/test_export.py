@@ -36,9 +36,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module, Mo
 
 
 def test_the_average_is_written_and_with_raw_the_weights(
-    saved: tuple[Path, nn.Module, MovingAverage],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    saved: tuple[Path, nn.Module, MovingAverage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, model, average = saved
     monkeypatch.chdir(tmp_path)

@@ -168,8 +168,7 @@ def exchange(model: Net, optimizer: torch.optim.Optimizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("begin", "unfreeze"),
-    [(freeze, add_head), (freeze, exchange), (freeze_gradients, free_head)],
+    ("begin", "unfreeze"), [(freeze, add_head), (freeze, exchange), (freeze_gradients, free_head)]
 )
 @pytest.mark.parametrize("is_saved_again", [False, True])
 def test_state_of_a_frozen_parameter_waits_until_it_is_trained_again(

@@ -120,9 +120,7 @@ def test_where_there_is_no_memory_nothing_is_left_behind(monkeypatch):
 
 
 @settings(max_examples=30)
-@given(
-    st.lists(st.tuples(st.integers(1, 1 << 20), st.booleans()), min_size=1, max_size=60),
-)
+@given(st.lists(st.tuples(st.integers(1, 1 << 20), st.booleans()), min_size=1, max_size=60))
 def test_tensors_that_share_a_segment_do_not_overlap(rows):
     shared_memory = SharedMemory()
     kept: dict[int, torch.Tensor] = {}

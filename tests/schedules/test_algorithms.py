@@ -18,13 +18,7 @@ from mpiddp.schedules.algorithms import add
 from mpiddp.schedules.cost import split
 from mpiddp.schedules.pairs import list_partners
 from mpiddp.schedules.proof import prove
-from mpiddp.schedules.schedule import (
-    Collective,
-    all_reduce,
-    halve,
-    project,
-    segment,
-)
+from mpiddp.schedules.schedule import Collective, all_reduce, halve, project, segment
 from prices import FULL, WITH_HALVES
 
 RANKS = (*range(1, 10), 12, 16, 17)

@@ -404,11 +404,7 @@ def edited_schedules(draw):
 def test_what_the_proof_accepts_sums_right_in_every_timing(generator, examples, fewest_accepted):
     verdicts = []
 
-    @settings(
-        max_examples=examples,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=examples, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(generator)
     def collect(schedule):
         verdicts.append(agree(schedule))

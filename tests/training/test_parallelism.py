@@ -273,7 +273,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
 }
 ALONE = {
-    "dp": (("--parallel", "dp"), "parallel: dp is for one process with several GPUs, found 0 GPUs"),
+    "dp": (("--parallel", "dp"), "parallel: dp is for one process with several GPUs, found 0 GPUs")
 }
 
 

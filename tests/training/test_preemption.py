@@ -33,8 +33,7 @@ OPENMPI = launchers.table()["openmpi"]
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    "way",
-    ["framework", *(pytest.param(way, marks=pytest.mark.long) for way in ("ring", "served"))],
+    "way", ["framework", *(pytest.param(way, marks=pytest.mark.long) for way in ("ring", "served"))]
 )
 def test_a_preempted_run_ends_as_the_uninterrupted_one(
     way: str, pool: Pools, tmp_path: Path

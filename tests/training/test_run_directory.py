@@ -20,12 +20,7 @@ from mpiddp.checkpoints.storage.manifest import find_directory
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.training.options.config import Configuration, parse
-from mpiddp.training.records.run_directory import (
-    RunDirectory,
-    find_path,
-    forget_outcome,
-    open_run,
-)
+from mpiddp.training.records.run_directory import RunDirectory, find_path, forget_outcome, open_run
 from mpiddp.training.shared_run import abandoned_after_error
 
 JOB = (

@@ -52,8 +52,7 @@ def run(configuration: Configuration, session: Session) -> Row:
 
 
 @pytest.mark.parametrize(
-    ("data", "optimizer"),
-    [("synthetic", "sgd"), ("toy", "sgd"), ("digits", "adamw")],
+    ("data", "optimizer"), [("synthetic", "sgd"), ("toy", "sgd"), ("digits", "adamw")]
 )
 def test_the_default_model_learns_each_data_set(
     data: str, optimizer: str, session: Session, tmp_path: Path
