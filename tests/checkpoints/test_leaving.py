@@ -52,8 +52,7 @@ def test_what_is_waited_for_is_said_and_a_failure_too(tmp_path: Path) -> None:
 )
 def test_the_last_checkpoint_of_two_ranks_is_finished(way: str, code: int, tmp_path: Path) -> None:
     words = ["-m", "mpiddp", str(PROGRAM), str(tmp_path / "c"), way]
-    result = launchers.run(OPENMPI, 2, words, timeout=160, cwd=tmp_path)
-    assert result.returncode == code, result
+    result = launchers.run(OPENMPI, 2, words, timeout=160, cwd=tmp_path).expect(code)
     assert result.stdout.count("leaves") == 2
     if way == "full":
         assert "No space left on device" in result.output

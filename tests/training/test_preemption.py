@@ -227,8 +227,7 @@ def test_a_job_makes_way_and_goes_on(when: str, name: str, tmp_path: Path) -> No
         words, python = ["--block-signal=USR1,USR2", sys.executable, *words], "env"
     with launchers.start(OPENMPI, 2, words, python=python, **arguments) as job:
         send(job, when, signal.Signals[f"SIG{name}"])
-        result = job.wait()
-    assert result.returncode == 75, result
+        result = job.wait().expect(75)
     assert result.output.count("Checkpoint written") == 1
     outcome = read_outcome(tmp_path / "runs/run")
     assert (outcome["code"], outcome["rank"]) == (75, 0)
@@ -239,8 +238,8 @@ def test_a_job_makes_way_and_goes_on(when: str, name: str, tmp_path: Path) -> No
     if when == "one":
         # It need not be trained to the end: that takes a busy machine minutes.
         last = read_rows(tmp_path / "runs/run")[-1]["epoch"] + 2
-        again = launchers.run(OPENMPI, 2, [*words, "--epochs", str(last)], **arguments)
-        assert again.returncode == 0, again
+        words += ["--epochs", str(last)]
+        again = launchers.run(OPENMPI, 2, words, **arguments).expect(0)
         assert f"Resumed from runs/run/checkpoints/step-{outcome['step']}: " in again.stdout
         epochs = [row["epoch"] for row in read_rows(tmp_path / "runs/run")]
         assert epochs == list(range(1, last + 1))
@@ -257,8 +256,7 @@ def test_a_script_makes_way_and_goes_on(name: str, tmp_path: Path) -> None:
         # USR1 may come before the script has looked for the first time.
         time.sleep(0.5 if name == "TERM" else 0)
         os.kill(job.ranks()[1], signal.Signals[f"SIG{name}"])
-        result = job.wait()
-    assert result.returncode == 75, result
+        result = job.wait().expect(75)
     stops = re.findall(r"rank (\d) stops after step (\d+)", result.stdout)
     assert sorted(rank for rank, _ in stops) == ["0", "1"]
     assert len({step for _, step in stops}) == 1
@@ -266,6 +264,6 @@ def test_a_script_makes_way_and_goes_on(name: str, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == [f"step-{step}"]
     if name == "USR1":
         return  # test_checkpointer.py resumes scripts without a second launch.
-    again = launchers.run(OPENMPI, 2, [*arguments, str(int(step) + 3)], timeout=90, cwd=tmp_path)
-    assert again.returncode == 0, again
+    arguments += [str(int(step) + 3)]
+    again = launchers.run(OPENMPI, 2, arguments, timeout=90, cwd=tmp_path).expect(0)
     assert again.stdout.count(f"begins after step {step}\n") == 2

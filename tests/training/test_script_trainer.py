@@ -407,8 +407,7 @@ def test_a_script_that_is_preempted_goes_on_when_it_is_started_again(tmp_path: P
     (tmp_path / "script.py").write_text(PREEMPTED)
     openmpi = launchers.table()["openmpi"]
     words = ["-m", "mpiddp", "script.py"]
-    first = launchers.run(openmpi, 2, words, timeout=60, cwd=tmp_path)
-    assert first.returncode == 75, first
+    launchers.run(openmpi, 2, words, timeout=60, cwd=tmp_path).expect(75)
     outcome = read_outcome(tmp_path / "runs" / "left")
     assert outcome is not None and outcome["code"] == 75
     assert signal.SIGUSR2.name in outcome["reason"]

@@ -213,10 +213,9 @@ def test_a_job_of_a_launcher_trains(either_launcher: launchers.Launcher, tmp_pat
     options = (*TOY, "--name", "toy", "--export", "w.pt", "--log-dir", "logs")
     before = os.umask(0o007)
     try:
-        result = launch(either_launcher, 2, tmp_path, *options)
+        launch(either_launcher, 2, tmp_path, *options).expect(0)
     finally:
         os.umask(before)
-    assert result.returncode == 0, result
     assert len(read_rows(tmp_path / "runs" / "toy")) == 2
     # Files are made under the user's umask.
     found = {path: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
@@ -231,7 +230,7 @@ def test_the_same_seed_gives_the_same_bits(pool: Pools, tmp_path: Path) -> None:
     # A job trains a alone; a pool, whose ranks have one thread each, trains c, then b.
     seeds = {"a": "0", "c": "1", "b": "0"}
     lines = [["--epochs", "2", "--name", name, "--seed", seed] for name, seed in seeds.items()]
-    assert launch(OPENMPI, 2, tmp_path, *lines[0], OMP_NUM_THREADS="1").returncode == 0
+    launch(OPENMPI, 2, tmp_path, *lines[0], OMP_NUM_THREADS="1").expect(0)
     pool("openmpi", 2).call(trainings.run, *lines[1:], cwd=tmp_path)
     rows = {name: read_rows(tmp_path / "runs" / name, TIMES) for name in "abc"}
     assert rows["a"] == rows["b"]
@@ -297,8 +296,7 @@ each rank: test_scripts_of_others.py."""
 def test_bad_input_is_one_line_from_one_rank(name: str, tmp_path: Path) -> None:
     options, fragment = BAD[name]
     (tmp_path / "bad.toml").write_text("epoch = 3\n")
-    result = launch(OPENMPI, 2, tmp_path, *options)
-    assert result.returncode == 2, result
+    result = launch(OPENMPI, 2, tmp_path, *options).expect(2)
     complaints = [line for line in result.stderr.splitlines() if fragment in line]
     assert len(complaints) == 1, result
     assert "Traceback" not in result.output
@@ -320,9 +318,7 @@ def test_bad_input_is_refused_on_every_rank(name: str, pool: Pools, tmp_path: Pa
 
 @pytest.mark.mpi
 def test_help_is_shown_once(tmp_path: Path) -> None:
-    result = launch(OPENMPI, 3, tmp_path, "--help")
-    assert result.returncode == 0, result
-    assert result.stdout.count("usage:") == 1
+    assert launch(OPENMPI, 3, tmp_path, "--help").expect(0).stdout.count("usage:") == 1
 
 
 @pytest.mark.mpi
@@ -335,17 +331,15 @@ def test_ranks_that_were_told_different_things_are_refused(tmp_path: Path) -> No
         "sys.argv[1:] = ['--data', 'toy', '--epochs', str(2 + find_launcher().rank)]\n"
         "main()\n"
     )
-    result = launchers.run(OPENMPI, 3, [script], timeout=30, cwd=tmp_path)
-    assert result.returncode == 2, result
+    result = launchers.run(OPENMPI, 3, [script], timeout=30, cwd=tmp_path).expect(2)
     assert result.output.count("option epochs must be the same on all ranks") == 1
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.mpi
 def test_a_run_that_failed_says_so_and_can_be_started_again(pool: Pools, tmp_path: Path) -> None:
-    result = launch(OPENMPI, 2, tmp_path, *TOY, "--name", "toy", "--learning-rate", "1e30")
-    run = tmp_path / "runs" / "toy"
-    assert result.returncode == 1, result
+    words = [*TOY, "--name", "toy", "--learning-rate", "1e30"]
+    result, run = launch(OPENMPI, 2, tmp_path, *words).expect(1), tmp_path / "runs" / "toy"
     assert result.stderr.count("training has diverged") == 1
     outcome = read_outcome(run)
     assert outcome["code"] == 1
