@@ -35,9 +35,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module, Mo
     return path, model, average
 
 
-def test_the_average_is_written_and_with_raw_the_weights(
-    saved: tuple[Path, nn.Module, MovingAverage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_average_is_written_and_with_raw_the_weights(saved, tmp_path, monkeypatch):
     path, model, average = saved
     monkeypatch.chdir(tmp_path)
     said = export(path.parent, None, is_raw=False)
@@ -59,9 +57,7 @@ def test_the_average_is_written_and_with_raw_the_weights(
     assert torch.allclose(older["0.weight"], model.state_dict()["0.weight"] - 1)
 
 
-def test_what_cannot_be_exported_is_refused(
-    saved: tuple[Path, nn.Module, MovingAverage], tmp_path: Path
-) -> None:
+def test_what_cannot_be_exported_is_refused(saved, tmp_path):
     path, _, _ = saved
     file = tmp_path / "w.pt"
     (tmp_path / "empty").mkdir()
@@ -80,9 +76,7 @@ def test_what_cannot_be_exported_is_refused(
     assert not (path / "step-4" / "w.pt").exists()
 
 
-def test_a_damaged_checkpoint_is_told_of_and_never_exported(
-    saved: tuple[Path, nn.Module, MovingAverage], tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_is_told_of_and_never_exported(saved, tmp_path):
     path = tmp_path / "checkpoints"
     shutil.copytree(saved[0], path)
     (path / "step-4" / MANIFEST).write_text("{}")

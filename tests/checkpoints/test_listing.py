@@ -37,16 +37,12 @@ def test_each_checkpoint_has_its_row(folder: Path, capsys: pytest.CaptureFixture
     assert read(folder / "step-2", capsys) == [rows[1]]
 
 
-def test_a_run_may_be_named_like_a_checkpoint(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_may_be_named_like_a_checkpoint(folder, capsys):
     rows = read(folder, capsys)
     assert read(folder.parent.rename(folder.parent.with_name("step-wise")), capsys) == rows
 
 
-def test_what_is_damaged_or_unfinished_says_so(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_damaged_or_unfinished_says_so(folder, capsys):
     write(folder, 3, 4, 5)
     flip(folder / "step-5" / SHARD, 0.5)
     (folder / "step-4" / "more").touch()
@@ -68,9 +64,7 @@ def test_what_is_damaged_or_unfinished_says_so(
     assert sorted(folder.rglob("*")) == before
 
 
-def test_what_a_job_does_meanwhile_is_no_damage(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_job_does_meanwhile_is_no_damage(folder, monkeypatch, capsys):
     list_checkpoints = manifests.list_checkpoints
 
     def list_and_change(path: Path) -> list[Path]:
@@ -84,9 +78,7 @@ def test_what_a_job_does_meanwhile_is_no_damage(
     assert valid.endswith(" valid") and gone == "step-1 ? ? was removed meanwhile"
 
 
-def test_other_owners_and_formats(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_owners_and_formats(folder, monkeypatch, capsys):
     (folder / "owner.json").unlink()
     show(folder, is_quick=False)
     assert capsys.readouterr().out.startswith(f"{folder}: an unknown owner\n")

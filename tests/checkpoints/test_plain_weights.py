@@ -92,9 +92,7 @@ WRAPPED: dict[str, tuple[Callable[[Any], object], str]] = {
 
 
 @pytest.mark.parametrize("way", WRAPPED)
-def test_the_usual_ways_to_store_a_state_dict(
-    way: str, given: dict[str, torch.Tensor], tmp_path: Path
-) -> None:
+def test_the_usual_ways_to_store_a_state_dict(way, given, tmp_path):
     wrap, prefix = WRAPPED[way]
     assert_equal(load(wrap(given), tmp_path / "w.pt", Selection(prefix)), given)
 
@@ -138,9 +136,7 @@ def test_what_does_not_fit_is_named(given: dict[str, torch.Tensor], tmp_path: Pa
     )
 
 
-def test_a_new_head_stays_as_the_model_has_it(
-    given: dict[str, torch.Tensor], tmp_path: Path
-) -> None:
+def test_a_new_head_stays_as_the_model_has_it(given, tmp_path):
     path = tmp_path / "w.pt"
     torch.manual_seed(2)
     new = make_model(7).state_dict()
@@ -160,9 +156,7 @@ class Hostile:
         return print, ("run",)
 
 
-def test_a_file_that_is_no_state_dict_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_no_state_dict_is_refused(tmp_path, capsys):
     model, path = nn.Linear(2, 2), tmp_path / "weights.pt"
     with pytest.raises(ConfigurationError, match=r"cannot read .*: No such file"):
         load_weights(model, path, Selection())

@@ -624,9 +624,7 @@ LONG = (pytest.mark.long, pytest.mark.timeout(3600))
 @pytest.mark.parametrize(
     ("examples", "steps"), [(8, 20), pytest.param(1000, 40, marks=LONG)], ids=["some", "many"]
 )
-def test_what_was_saved_is_there_whatever_happens(
-    examples: int, steps: int, server: Server
-) -> None:
+def test_what_was_saved_is_there_whatever_happens(examples, steps, server):
     run(Alone, server, examples, steps)
 
 

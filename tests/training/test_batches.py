@@ -38,9 +38,7 @@ def numbered(samples: int) -> Split:
 
 
 @given(samples=sizes, ranks=st.integers(1, 12), batch_size=sizes)
-def test_evaluation_counts_every_sample_exactly_once(
-    samples: int, ranks: int, batch_size: int
-) -> None:
+def test_evaluation_counts_every_sample_exactly_once(samples, ranks, batch_size):
     split, seen = numbered(samples), list[int]()
     shares = []
     for rank in range(ranks):

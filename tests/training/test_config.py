@@ -251,9 +251,7 @@ configurations = st.builds(
 
 
 @given(configuration=configurations)
-def test_toml_reads_back_as_the_same_configuration(
-    configuration: Configuration, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_toml_reads_back_as_the_same_configuration(configuration, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "resolved.toml"
     path.write_text(to_toml(configuration), encoding="utf-8")
     assert Configuration(**read_toml(path)) == configuration
@@ -261,9 +259,7 @@ def test_toml_reads_back_as_the_same_configuration(
 
 @settings(max_examples=10)
 @given(configuration=configurations)
-def test_a_saved_configuration_can_be_run_again(
-    configuration: Configuration, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_saved_configuration_can_be_run_again(configuration, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "again.toml"
     path.write_text(to_toml(configuration.resolve()), encoding="utf-8")
     assert parse(["--config", str(path)]) == configuration.resolve()

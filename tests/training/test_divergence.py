@@ -89,9 +89,7 @@ def train_alone(kind: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("sync", ["framework", "ring", "parameter-server"])
-def test_a_step_with_a_loss_that_is_not_finite_is_left_out_on_all_ranks(
-    sync: str, pool: Pools, tmp_path: Path
-) -> None:
+def test_a_step_with_a_loss_that_is_not_finite_is_left_out_on_all_ranks(sync, pool, tmp_path):
     words = [*WORDS, "--sync", sync, "--on-nan", "skip", "--name", "skip"]
     called = pool("openmpi", RANKS).call(broken_data.run, "nan", BAD, *words, cwd=tmp_path)
     expected = train_alone("nan")
@@ -332,9 +330,7 @@ def test_samples_that_make_no_batch_are_named() -> None:
     ],
     ids=["stops", "skips", "no batch"],
 )
-def test_a_batch_that_cannot_be_read_names_the_step(
-    files: BrokenFiles, skips: bool, message: str
-) -> None:
+def test_a_batch_that_cannot_be_read_names_the_step(files, skips, message):
     training: Any = SimpleNamespace(
         batches=make_training_batches(Samples(files, skips=skips), Cut(2)),
         configuration=SimpleNamespace(on_bad_sample="skip" if skips else "stop"),

@@ -164,9 +164,7 @@ def check_what_was_heard(heard: list[Any], times: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.mpi
-def test_a_checkpoint_that_finds_no_room_leaves_the_old_one_and_training_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_a_checkpoint_that_finds_no_room_leaves_the_old_one_and_training_goes_on(tmp_path):
     result, heard = train_on_small_disk(tmp_path)
     assert result.returncode == 0, result
     check_what_was_heard(heard, times=2)

@@ -66,9 +66,7 @@ def test_rows_are_appended_one_per_line(tmp_path: Path) -> None:
     assert values == {name: expected[name] for name in values}
 
 
-def test_rows_of_steps_wait_and_are_not_doubled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_steps_wait_and_are_not_doubled(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     rows = [replace(STEPS_ROW, step=step) for step in (5, 40, 45, 50)]
     rows[3] = replace(rows[3], loss=math.nan)

@@ -58,9 +58,7 @@ def test_each_run_has_its_curve_and_colour(tmp_path: Path) -> None:
         assert shown[:count] == names[:count]
 
 
-def test_a_run_of_one_epoch_has_a_curve(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_one_epoch_has_a_curve(tmp_path, monkeypatch, capsys):
     count = 3 * curves.FINEST
     steps = [
         row(1, step=step, kind=STEPS, epochs=step / count, loss=step % 3)

@@ -35,9 +35,7 @@ OPENMPI = launchers.table()["openmpi"]
 @pytest.mark.parametrize(
     "way", ["framework", *(pytest.param(way, marks=pytest.mark.long) for way in ("ring", "served"))]
 )
-def test_a_preempted_run_ends_as_the_uninterrupted_one(
-    way: str, pool: Pools, tmp_path: Path
-) -> None:
+def test_a_preempted_run_ends_as_the_uninterrupted_one(way, pool, tmp_path):
     words, ranks = [*SMALL, *WAYS[way], "--save-every", "never"], pool("openmpi", 3)
     ranks.call(interrupted.run, [*words, "--name", "whole"], [], cwd=tmp_path)
     # The rank and its step. Others may be a step ahead, so all stop one or two steps later.
@@ -55,9 +53,7 @@ def test_a_preempted_run_ends_as_the_uninterrupted_one(
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("bound", [2, pytest.param(0, marks=pytest.mark.long)])
-def test_workers_and_a_dedicated_server_stop_within_an_epoch(
-    bound: int, pool: Pools, tmp_path: Path
-) -> None:
+def test_workers_and_a_dedicated_server_stop_within_an_epoch(bound, pool, tmp_path):
     # Eight steps in each of two epochs.
     words = [*SMALL, "--sync", "parameter-server", "--server-placement", "dedicated"]
     words += ["--staleness", str(bound), "--save-every", "never", "--name", "run"]
@@ -119,9 +115,7 @@ class SharedTraining:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_workers_that_share_out_batches_stop_within_an_epoch(
-    placement: str, pool: Pools, tmp_path: Path
-) -> None:
+def test_workers_that_share_out_batches_stop_within_an_epoch(placement, pool, tmp_path):
     words = [*SHARED, *PLACEMENTS[placement]]
     training = SharedTraining(pool, tmp_path, [*words, "--save-every", "never", "--name", "run"])
     # The signal reaches all ranks, or the last one before its first step.
@@ -169,9 +163,7 @@ LEFT = {
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("when", LEFT)
-def test_a_rank_that_only_serves_hears_that_the_loop_was_left(
-    when: str, pool: Pools, tmp_path: Path
-) -> None:
+def test_a_rank_that_only_serves_hears_that_the_loop_was_left(when, pool, tmp_path):
     last, options, is_called = LEFT[when]
     words = [*SMALL, "--sync", "parameter-server", "--server-placement", "dedicated", *options]
     words += ["--name", "run"]

@@ -54,9 +54,7 @@ def test_ranks_that_only_serve_are_left_out() -> None:
 
 
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=9), st.data())
-def test_workers_that_took_different_numbers_of_steps_are_compared_by_step(
-    steps: list[int], data: st.DataObject
-) -> None:
+def test_workers_that_took_different_numbers_of_steps_are_compared_by_step(steps, data):
     slow = data.draw(st.integers(0, len(steps) - 1))
     found = [
         rank(forward=(3.0 if place == slow else 1.0) * count, waited=2.0 * count, steps=count)

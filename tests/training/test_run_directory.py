@@ -53,9 +53,7 @@ def snapshot(path: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def test_the_directory_of_checkpoints_is_found_from_anywhere(
-    configuration: Configuration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_directory_of_checkpoints_is_found_from_anywhere(configuration, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = take(replace(configuration, checkpoint_dir=Path("elsewhere")))
     monkeypatch.chdir("/")
@@ -124,9 +122,7 @@ def test_without_a_name_it_is_a_time_stamp_of_its_own(tmp_path: Path) -> None:
         (("7", "x" + "é" * 200), "é" * 98 + "-7"),
     ],
 )
-def test_within_slurm_it_is_the_job(
-    variables: tuple[str, ...], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_within_slurm_it_is_the_job(variables, name, tmp_path, monkeypatch):
     for variable, value in zip(JOB, variables, strict=False):
         monkeypatch.setenv(variable, value)
     for attempt in (1, 2):
@@ -135,9 +131,7 @@ def test_within_slurm_it_is_the_job(
         assert (run.path.name, run.attempt) == (name, attempt)
 
 
-def test_a_run_in_use_is_refused_and_left_alone(
-    configuration: Configuration, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_in_use_is_refused_and_left_alone(configuration, monkeypatch):
     monkeypatch.setenv(environment.SLURM_JOB_ID, "77")
     monkeypatch.setenv(environment.SLURM_JOB_NAME, "sweep")
     with another_job(configuration.runs_dir) as process:
@@ -229,9 +223,7 @@ def test_a_write_that_fails_leaves_what_stood_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_nothing_half_written_is_left(
-    configuration: Configuration, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_half_written_is_left(configuration, monkeypatch):
     def fail(_: int) -> None:
         raise OSError(28, "No space left on device")
 

@@ -102,9 +102,7 @@ def mpiddp_weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("is_taken", [True, False])
-def test_a_loop_that_is_left_is_a_normal_end(
-    is_taken: bool, session: Session, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loop_that_is_left_is_a_normal_end(is_taken, session, capsys):
     trainer = mpiddp.Trainer(**SMALL, name="left", export="left.pt")
     for step in trainer.steps():
         if step.number < 13 or is_taken:
@@ -132,9 +130,7 @@ def test_a_loop_that_is_left_is_a_normal_end(
     assert row.parameters == mpiddp.Trainer(**SMALL, name="whole").fit().parameters
 
 
-def test_rows_of_steps_are_written_with_the_checkpoint_that_has_them(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_steps_are_written_with_the_checkpoint_that_has_them(session, monkeypatch):
     found, write = [], Saver.write
 
     def look_and_write(saver: Saver, position: Position) -> None:
@@ -169,9 +165,7 @@ def test_a_loop_that_fails_is_not_taken_for_one_that_is_left(session: Session) -
 
 
 @pytest.mark.parametrize("before", ["framework", "parameter-server"])
-def test_the_way_to_synchronise_cannot_change_to_or_from_servers(
-    before: str, tmp_path: Path
-) -> None:
+def test_the_way_to_synchronise_cannot_change_to_or_from_servers(before, tmp_path):
     manifest = SimpleNamespace(configuration={"sync": before, "servers": 2})
     found = Found(tmp_path, cast(Any, manifest))
     values = {**name_values(parse([])), "sync": before, "servers": 2}
@@ -190,18 +184,14 @@ def fill(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk_at_the_end_does_not_lose_the_weights(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_at_the_end_does_not_lose_the_weights(session, monkeypatch):
     monkeypatch.setattr(directory, "write_shards", fill)
     with pytest.raises(MpiddpError, match=r"could not be written: .*No space left on device"):
         mpiddp.Trainer(**SMALL, name="full", export="full.pt").fit()
     assert torch.load("full.pt", weights_only=True)
 
 
-def test_weights_that_cannot_be_written_do_not_lose_the_last_checkpoint(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_cannot_be_written_do_not_lose_the_last_checkpoint(session, monkeypatch):
     def run(name: str, left: bool) -> None:
         for step in mpiddp.Trainer(**SMALL, name=name, export="full.pt").steps():
             step.take()
@@ -238,9 +228,7 @@ def test_each_step_is_taken_once(session: Session) -> None:
         step.take()
 
 
-def test_a_run_that_has_finished_is_not_trained_again(
-    session: Session, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_has_finished_is_not_trained_again(session, capsys):
     options = {**SMALL, "resume": "auto"}
     first = mpiddp.Trainer(**options, name="first").fit()
     mpiddp.Trainer(**options, name="second").fit()
@@ -380,9 +368,7 @@ def test_messages_name_a_scripts_keywords() -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_bad_option_is_refused(
-    options: dict[str, Any], fragments: list[str], session: Session
-) -> None:
+def test_a_bad_option_is_refused(options, fragments, session):
     with pytest.raises(ConfigurationError) as caught:
         mpiddp.Trainer(mpiddp.Task(model=build), **options)
     assert [each for each in fragments if each not in str(caught.value)] == []

@@ -184,9 +184,7 @@ def test_bytes_are_those_of_each_synchronisation(pool: Pools, tmp_path: Path) ->
 
 
 @pytest.mark.mpi
-def test_weights_that_leave_before_the_servers_rank_comes_are_counted(
-    pool: Pools, tmp_path: Path
-) -> None:
+def test_weights_that_leave_before_the_servers_rank_comes_are_counted(pool, tmp_path):
     words = ["--name", "late", *TOY, *SYNC["apart"]]
     pool("openmpi", 2).call(train_with_late_server, words, cwd=tmp_path)
     assert min(read_row(tmp_path, "late")["sent_bytes"]) >= 20 * GRADIENTS

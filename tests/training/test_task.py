@@ -136,9 +136,7 @@ def refuse(options: dict[str, str]) -> str:
     ],
     ids=str,
 )
-def test_a_factory_that_cannot_be_used_is_refused(
-    options: dict[str, str], fragments: list[str], mine: str
-) -> None:
+def test_a_factory_that_cannot_be_used_is_refused(options, fragments, mine):
     given = {name: value.replace("MINE", mine) for name, value in options.items()}
     message = refuse(given)
     assert "\n" not in message and "<frozen" not in message

@@ -54,9 +54,7 @@ def run(configuration: Configuration, session: Session) -> Row:
 @pytest.mark.parametrize(
     ("data", "optimizer"), [("synthetic", "sgd"), ("toy", "sgd"), ("digits", "adamw")]
 )
-def test_the_default_model_learns_each_data_set(
-    data: str, optimizer: str, session: Session, tmp_path: Path
-) -> None:
+def test_the_default_model_learns_each_data_set(data, optimizer, session, tmp_path):
     configuration = Configuration(runs_dir=tmp_path, data=data, epochs=3, optimizer=optimizer)
     assert run(configuration.resolve(), session).test_metrics["accuracy"] > 0.9
 
@@ -73,9 +71,7 @@ def test_each_model_learns_the_digits(model: str, session: Session, tmp_path: Pa
     assert run(configuration.resolve(), session).test_metrics["accuracy"] > 0.9
 
 
-def test_a_row_is_written_for_each_epoch(
-    configuration: Configuration, session: Session, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_row_is_written_for_each_epoch(configuration, session, capsys):
     result = run(replace(configuration, epochs=5, evaluate_every=2), session)
     rows = read_rows(configuration.runs_dir / "first")
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5]
@@ -105,12 +101,8 @@ def test_a_row_is_written_for_each_epoch(
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_progress_bar_is_for_terminals_only(
-    is_terminal: bool,
-    configuration: Configuration,
-    session: Session,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    is_terminal, configuration, session, capsys, monkeypatch
+):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     run(configuration, session)
     captured = capsys.readouterr()
@@ -118,9 +110,7 @@ def test_a_progress_bar_is_for_terminals_only(
     assert "Epoch 1:" not in captured.out
 
 
-def test_a_second_attempt_continues_the_metrics(
-    configuration: Configuration, session: Session
-) -> None:
+def test_a_second_attempt_continues_the_metrics(configuration, session):
     directory = configuration.runs_dir / "first"
     run(configuration, session)
     (directory / "outcome.json").unlink(missing_ok=True)

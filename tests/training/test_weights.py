@@ -33,9 +33,7 @@ def read_predictions(run: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.mpi
-def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(
-    pool: Pools, tmp_path: Path
-) -> None:
+def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(pool, tmp_path):
     words = [*SMALL, "--name", "first", "--export", "first.pt"]
     called = pool("openmpi", 2).call(trainings.run, words, cwd=tmp_path)
     assert "Weights written: first.pt\n" in called.printed
