@@ -146,6 +146,8 @@ class Alone(RuleBasedStateMachine):
         self.history = (f"world-{world}",) if world != 1 else ()
         self.history += ("add",) * has_head
         self.has_looked = self.is_open = self.is_locked = self.has_failed = False
+        self.least = 0
+        """The step before which a save is refused: that of what was restored."""
 
     @precondition(lambda self: self.job is None)
     @rule(
@@ -194,7 +196,8 @@ class Alone(RuleBasedStateMachine):
 
     @property
     def may_save(self) -> bool:
-        return self.is_open or self.has_looked or not self.list_names()
+        is_later = count_steps(self.history) >= self.least
+        return is_later and (self.is_open or self.has_looked or not self.list_names())
 
     def list_names(self) -> list[str]:
         """Of checkpoints, damaged ones among them, as they stand on the disk."""
@@ -300,6 +303,8 @@ class Alone(RuleBasedStateMachine):
             return
         assert {each[0] for each in answers} == {"done"}, answers
         self.has_looked = True
+        # Of own ones the history is not shorter.
+        self.least = FOREIGN_STEP if valid and valid[-1].is_foreign else 0
         if not valid:
             assert {each[1][0] for each in answers} == {None}
             return
@@ -337,7 +342,7 @@ class Alone(RuleBasedStateMachine):
             self.wait()
         if not self.saved:
             return
-        wanted = self.saved[place % len(self.saved)]
+        self.least, wanted = 0, self.saved[place % len(self.saved)]
         answers = self.ask("restore", str(self.path / wanted.name), None)
         if wanted.damage:
             assert {each[:2] for each in answers} == {("error", "CheckpointError")}, answers
