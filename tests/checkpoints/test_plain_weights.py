@@ -22,6 +22,7 @@ from torch import nn
 from mpiddp.checkpoints import plain_weights
 from mpiddp.checkpoints.plain_weights import Selection, load_weights, write_weights
 from mpiddp.errors import ConfigurationError
+from saves import assert_equal
 
 
 def make_model(classes: int = 3) -> nn.Sequential:
@@ -56,11 +57,6 @@ def refuse(found: object, path: Path, selection: Selection | None = None, classe
         load(found, path, selection, classes)
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-def assert_equal(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    assert found.keys() == given.keys()
-    assert [name for name in given if not torch.equal(found[name], given[name])] == []
 
 
 WRAPPED: dict[str, tuple[Callable[[Any], object], str]] = {

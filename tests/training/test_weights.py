@@ -24,6 +24,7 @@ from mpiddp.training.task import models
 from mpiddp.training.task.task import Task
 from mpiddp.training.weights import digest_parameters
 from pool import Pools
+from saves import assert_equal
 
 SMALL = ("--data", "toy", "--samples", "215", "--epochs", "1")
 
@@ -152,11 +153,6 @@ WAYS = {
 def read(path: Path) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
     return found
-
-
-def assert_equal(found: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == given.keys()
-    assert [name for name in given if not torch.equal(found[name], given[name])] == []
 
 
 @pytest.mark.mpi
