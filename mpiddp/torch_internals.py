@@ -195,11 +195,7 @@ def keep_from_compiler(kind: Kind) -> Kind:
 
     C++ calls them in the middle of a compiled program, whose compiler would take them for its own.
     """
-    from torch._C._dynamo.eval_frame import (
-        _FrameAction,
-        _FrameExecStrategy,
-        set_code_exec_strategy,
-    )
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
     skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
     for method in vars(kind).values():

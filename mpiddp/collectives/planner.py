@@ -142,12 +142,7 @@ class Selection:
 
 
 def select(
-    request: Request,
-    size: int,
-    layout: Layout,
-    dtype: torch.dtype = torch.float32,
-    *,
-    on_gpu: bool,
+    request: Request, size: int, layout: Layout, dtype: torch.dtype = torch.float32, *, on_gpu: bool
 ) -> Selection:
     """The schedule and the transport for a buffer of ``size`` bytes.
 
@@ -444,12 +439,6 @@ def _find_moved(dtype: torch.dtype) -> torch.dtype:
 def _sign(request: Request, selection: Selection, tensor: torch.Tensor) -> int:
     """24 bits that differ if calls do; the same in all processes."""
     text = repr(
-        (
-            astuple(request),
-            selection.name,
-            selection.transport,
-            tensor.numel(),
-            tensor.dtype,
-        )
+        (astuple(request), selection.name, selection.transport, tensor.numel(), tensor.dtype)
     )
     return zlib.crc32(text.encode()) % NEXT_CALL

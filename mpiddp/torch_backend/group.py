@@ -19,12 +19,7 @@ from mpiddp.torch_backend.calls import CallQueue
 from mpiddp.torch_backend.gloo_calls import GlooCalls
 from mpiddp.torch_backend.members import Place
 from mpiddp.torch_backend.monitored_barrier import MonitoredBarrier
-from mpiddp.torch_backend.own_calls import (
-    OwnCalls,
-    start_all_reduce,
-    start_broadcast,
-    start_gather,
-)
+from mpiddp.torch_backend.own_calls import OwnCalls, start_all_reduce, start_broadcast, start_gather
 from mpiddp.torch_backend.tensors import (
     Tensors,
     find_root,
@@ -33,12 +28,7 @@ from mpiddp.torch_backend.tensors import (
     read_options,
     refuse,
 )
-from mpiddp.torch_internals import (
-    add_prefix,
-    find_backend_base,
-    keep_from_compiler,
-    list_groups,
-)
+from mpiddp.torch_internals import add_prefix, find_backend_base, keep_from_compiler, list_groups
 
 NAME = "mpiddp"
 PART_NAME = "mpiddp_part"

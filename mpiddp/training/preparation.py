@@ -304,10 +304,7 @@ def _check_format(options: ParallelismOptions, batch: Batch) -> torch.memory_for
 
 
 def _make_slowdown(
-    configuration: Configuration,
-    start: EngineParts,
-    place: int,
-    workers: tuple[int, ...],
+    configuration: Configuration, start: EngineParts, place: int, workers: tuple[int, ...]
 ) -> Slowdown | None:
     if configuration.straggler is None:
         return None

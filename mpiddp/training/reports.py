@@ -23,13 +23,7 @@ from mpiddp.training.options.groups.synchronisation import FRAMEWORK
 from mpiddp.training.preparation import Training
 from mpiddp.training.rank_costs import RankCosts, describe_slow_rank
 from mpiddp.training.records.history import METRICS
-from mpiddp.training.records.metrics import (
-    Row,
-    StepsRow,
-    Totals,
-    describe_epoch,
-    describe_start,
-)
+from mpiddp.training.records.metrics import Row, StepsRow, Totals, describe_epoch, describe_start
 from mpiddp.training.records.metrics_file import MetricsFile
 from mpiddp.training.records.network import describe
 from mpiddp.training.records.trackers import Run, Tracker

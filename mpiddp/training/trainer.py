@@ -108,10 +108,7 @@ def train(
 
 
 def run_steps(
-    configuration: Configuration,
-    task: Task,
-    session: Session,
-    handlers: Handlers,
+    configuration: Configuration, task: Task, session: Session, handlers: Handlers
 ) -> Generator[Step, None, metrics.Row | None]:
     """Train as the configuration says: yields this rank's steps, which must be taken; collective.
 

@@ -25,9 +25,7 @@ KINDS = [pytest.param("ddp", marks=pytest.mark.long), "fsdp"]
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_a_resumed_script_ends_as_the_uninterrupted_one(
-    kind: str, pool: Pools, tmp_path: Path
-) -> None:
+def test_a_resumed_script_ends_as_the_uninterrupted_one(kind, pool, tmp_path):
     ranks = pool("openmpi", 3)
     whole = ranks.call(checkpointed.train, tmp_path / "whole", kind, 6).values
     # After the first step, in between, and after the last.
@@ -52,9 +50,7 @@ def test_another_number_of_ranks_loads_the_same(kind: str, pool: Pools, tmp_path
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_what_all_have_is_stored_once_and_what_differs_by_rank(
-    kind: str, pool: Pools, tmp_path: Path
-) -> None:
+def test_what_all_have_is_stored_once_and_what_differs_by_rank(kind, pool, tmp_path):
     found = pool("openmpi", 3).call(checkpointed.keep_more, tmp_path, kind).values
     names = found[0]["names"]
     assert "average.weights.0.weight" in names or "average.weights.module.0.weight" in names
@@ -96,7 +92,6 @@ def test_one_process_needs_no_launch(tmp_path: Path) -> None:
             model.weight += 1
         checkpointer.wait()
         state = checkpointer.restore()
-    assert state is not None
     assert (state["step"], state["note"], state["samples"].tolist()) == (7, "é", [0, 1, 2])
     assert torch.equal(model.weight, before)
 
@@ -125,9 +120,7 @@ def test_who_restores_and_counts_anew_does_not_replace_later_checkpoints(tmp_pat
         checkpointer.save(10)
 
 
-def test_the_advice_names_the_newest_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_advice_names_the_newest_checkpoint(tmp_path, monkeypatch):
     model = torch.nn.Linear(2, 2)
     for script in ("a.py", "b.py"):
         monkeypatch.setattr(sys.modules["__main__"], "__file__", script, raising=False)
@@ -141,9 +134,7 @@ def test_the_advice_names_the_newest_checkpoint(
         checkpointer.close()
 
 
-def test_a_save_that_is_waited_for_needs_no_copies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_is_waited_for_needs_no_copies(tmp_path, monkeypatch):
     model = torch.nn.Linear(2, 2)
     monkeypatch.delattr("mpiddp.checkpoints.storage.directory.Staging.copy")
     with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
@@ -219,9 +210,7 @@ def raise_interrupt(*_: object) -> None:
         ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, "srun"),
     ],
 )
-def test_ranks_without_a_process_group_are_refused(
-    sizes: dict[str, str], started_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_without_a_process_group_are_refused(sizes, started_by, tmp_path, monkeypatch):
     model = torch.nn.Linear(2, 2)
     for name, value in sizes.items():
         monkeypatch.setenv(name, "1" if value == "2" else "0")

@@ -42,7 +42,6 @@ def read_step(path: Path) -> int:
 
 def test_what_was_written_is_read(folder: Path) -> None:
     survey = find_newest(folder, Ranks())
-    assert survey.newest is not None
     assert survey.damaged == {}
     assert survey.newest.path == folder / "step-2"
     found = read_shards(survey.newest.path, "")
@@ -92,7 +91,6 @@ def test_an_exchange_that_was_cut_short_is_found(tmp_path: Path) -> None:
     (tmp_path / "step-5").rename(replaced)
     for _ in range(2):
         survey = find_newest(tmp_path, Ranks())
-        assert survey.newest is not None
         assert (survey.newest.path, read_step(replaced)) == (replaced, 5)
         assert survey.damaged == {}
         # What was found is still there when the directory is opened.
@@ -109,9 +107,7 @@ def test_an_exchange_that_was_cut_short_is_found(tmp_path: Path) -> None:
     assert list_names(tmp_path) == ["step-3", "step-5"]
 
 
-def test_an_exchange_is_cut_short_at_any_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_exchange_is_cut_short_at_any_moment(tmp_path, monkeypatch):
     class Killed(BaseException):
         pass
 
@@ -137,7 +133,6 @@ def test_an_exchange_is_cut_short_at_any_moment(
             break
         except Killed:
             survey = find_newest(folder, Ranks())
-            assert survey.newest is not None
             assert survey.newest.path.name == ("step-5.replaced" if renames == 1 else "step-5")
             assert survey.damaged == {}
         renames += 1
@@ -166,9 +161,7 @@ def test_training_may_go_on_while_a_checkpoint_is_written(tmp_path: Path) -> Non
         assert torch.equal(found, torch.full((1000,), float(step)))
 
 
-def test_a_write_that_fails_leaves_the_older_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_leaves_the_older_ones(tmp_path, monkeypatch):
     write(tmp_path, 1)
     directory = make_directory(tmp_path)
     directory.open(directory.look())
@@ -200,9 +193,7 @@ def test_an_attempt_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
     assert read_step(tmp_path / "step-1") == 1
 
 
-def test_each_file_is_on_the_disk_before_the_checkpoint_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_file_is_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, monkeypatch):
     events: list[str] = []
     sync, rename = os.fsync, Path.rename
 
@@ -322,9 +313,7 @@ def test_a_directory_that_hosts_do_not_share_is_refused(pool: Pools, tmp_path: P
     assert list_names(tmp_path / "shared") == []
 
 
-def test_a_file_of_another_size_is_not_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_another_size_is_not_published(tmp_path, monkeypatch):
     monkeypatch.setattr(manifests, "PATIENCE_SECONDS", 0.1)
     write_shards = shards.write_shards
 
@@ -340,9 +329,7 @@ def test_a_file_of_another_size_is_not_published(
     assert list_names(tmp_path) == []
 
 
-def test_what_cannot_be_removed_is_no_failed_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_removed_is_no_failed_save(tmp_path, monkeypatch, capsys):
     def refuse(path: Path, *_: object, **__: object) -> None:
         raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
 
@@ -376,9 +363,7 @@ def refuse_old(rename: Callable[[Path, Path], Path]) -> Callable[[Path, Path], P
     return call
 
 
-def test_a_checkpoint_whose_name_may_not_last_is_older_than_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_whose_name_may_not_last_is_older_than_the_next(tmp_path, monkeypatch):
     sync = manifests.sync_directory
 
     def fail(path: Path) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import mpiddp
+from launchers import run_python
 from mpiddp.checkpoints.storage.manifest import MANIFEST
 from mpiddp.errors import CheckpointError, ConfigurationError
 from mpiddp.export import export
@@ -35,11 +35,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module, Mo
     return path, model, average
 
 
-def test_the_average_is_written_and_with_raw_the_weights(
-    saved: tuple[Path, nn.Module, MovingAverage],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_average_is_written_and_with_raw_the_weights(saved, tmp_path, monkeypatch):
     path, model, average = saved
     monkeypatch.chdir(tmp_path)
     said = export(path.parent, None, is_raw=False)
@@ -61,9 +57,7 @@ def test_the_average_is_written_and_with_raw_the_weights(
     assert torch.allclose(older["0.weight"], model.state_dict()["0.weight"] - 1)
 
 
-def test_what_cannot_be_exported_is_refused(
-    saved: tuple[Path, nn.Module, MovingAverage], tmp_path: Path
-) -> None:
+def test_what_cannot_be_exported_is_refused(saved, tmp_path):
     path, _, _ = saved
     file = tmp_path / "w.pt"
     (tmp_path / "empty").mkdir()
@@ -82,15 +76,11 @@ def test_what_cannot_be_exported_is_refused(
     assert not (path / "step-4" / "w.pt").exists()
 
 
-def test_a_damaged_checkpoint_is_told_of_and_never_exported(
-    saved: tuple[Path, nn.Module, MovingAverage], tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_is_told_of_and_never_exported(saved, tmp_path):
     path = tmp_path / "checkpoints"
-    subprocess.run(["cp", "-r", saved[0], path], check=True, timeout=160)
+    shutil.copytree(saved[0], path)
     (path / "step-4" / MANIFEST).write_text("{}")
-    command = [sys.executable, "-m", "mpiddp", "export", "."]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=160, cwd=tmp_path)
-    assert found.returncode == 0
+    found = run_python("-m", "mpiddp", "export", ".", timeout=160, cwd=tmp_path).expect(0)
     assert found.stdout.startswith("Weights written: weights-3.pt (step 3 of checkpoints/step-3: ")
     assert found.stderr == (
         "mpiddp: checkpoints/step-4 is damaged (manifest.json is not what was written): step-3 is "

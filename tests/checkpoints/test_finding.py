@@ -31,7 +31,6 @@ from mpiddp.checkpoints.storage.ranks import Ranks
 from mpiddp.checkpoints.storage.shards import read_metadata, read_shards
 from mpiddp.errors import CheckpointError, ConfigurationError, StorageError
 from mpiddp.front.job_end import FINAL
-from pool import Pools
 from saves import (
     METADATA,
     SHARD,
@@ -75,14 +74,7 @@ DAMAGES = (flip, truncate, lengthen, delete, exchange, replace_by_folder)
     name=st.sampled_from([SHARD, METADATA, MANIFEST]),
     place=st.floats(0, 1),
 )
-def test_damage_is_found_and_the_older_one_taken(
-    damage: Callable[[Path, float], None],
-    name: str,
-    place: float,
-    sound: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_damage_is_found_and_the_older_one_taken(damage, name, place, sound, tmp_path, monkeypatch):
     folder = tmp_path / "checkpoints"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(sound, folder)
@@ -92,7 +84,6 @@ def test_damage_is_found_and_the_older_one_taken(
     ).read_bytes():
         return  # The lists of tensors of two checkpoints are the same.
     survey = find_newest(folder, Ranks())
-    assert survey.newest is not None
     assert survey.newest.path == folder / "step-1"
     (problems,) = survey.damaged.values()
     if not (name == MANIFEST and damage is exchange):
@@ -103,9 +94,7 @@ def test_damage_is_found_and_the_older_one_taken(
     assert reason.splitlines() == problems
 
 
-def test_all_bad_files_are_named_and_nothing_is_unpickled(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_bad_files_are_named_and_nothing_is_unpickled(folder, monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("unpickled")
 
@@ -155,9 +144,7 @@ def test_a_demanded_checkpoint_that_does_not_exist_is_told_from_a_damaged_one(fo
         find_demanded(folder / "step-2", Ranks())
 
 
-def test_what_is_set_aside_is_told_in_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_set_aside_is_told_in_one_line(folder, capsys):
     survey = find_newest(folder, Ranks())
     open_directory(folder, survey).thing.close()
     assert capsys.readouterr().err == ""
@@ -188,9 +175,7 @@ def test_damage_is_set_aside_by_a_training_that_goes_on(tmp_path: Path) -> None:
         assert list_names(tmp_path) == ["step-2", "step-2.damaged", "step-3"]
 
 
-def test_a_full_disk_keeps_nobody_from_the_older_one(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_nobody_from_the_older_one(folder, monkeypatch):
     (folder / "step-2" / SHARD).unlink()
     with monkeypatch.context() as patch:
         fail(patch, manifests, "write_whole", math.inf, errno.ENOSPC)
@@ -246,7 +231,6 @@ def test_a_hostile_list_of_tensors_is_never_run(name: str, folder: Path) -> None
     with pytest.raises(DamageError):
         read_metadata(folder / "step-2")
     survey = find_newest(folder, Ranks())
-    assert survey.newest is not None
     assert survey.newest.path == folder / "step-1"
     assert METADATA in " ".join(survey.damaged[folder / "step-2"])
     assert ran == []
@@ -273,9 +257,7 @@ def test_files_outside_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../step-1/x", "/etc/hostname", "..", ".", "", "a\0b", "a\ud800"])
-def test_names_in_the_manifest_that_are_no_file_names_are_refused(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_in_the_manifest_that_are_no_file_names_are_refused(name, folder, monkeypatch):
     manifest = manifests.read_manifest(folder / "step-2")
     files = {**manifest.files, name: File(0, xxhash.xxh3_128_hexdigest(b""))}
     (folder / "step-1" / "x").touch()
@@ -316,14 +298,8 @@ READS = ((manifests, "read_text"), (manifests, "compare"), (manifests, "_list"),
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE, errno.EACCES])
 @pytest.mark.parametrize(("place", "name"), READS)
 def test_what_cannot_be_read_is_tried_again_and_never_damage(
-    place: Any,
-    name: str,
-    number: int,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    short_patience: None,
-) -> None:
+    place, name, number, folder, monkeypatch, capsys, short_patience
+):
     with monkeypatch.context() as patch:
         fail(patch, place, name, 2, number)
         survey = find_newest(folder, Ranks())
@@ -346,13 +322,8 @@ OPENING = ((owners, "read_owner"), (manifests, "list_checkpoints"), (manifests, 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EACCES])
 @pytest.mark.parametrize(("place", "name"), OPENING)
 def test_a_directory_is_opened_and_locked_though_a_read_fails(
-    place: Any,
-    name: str,
-    number: int,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    short_patience: None,
-) -> None:
+    place, name, number, folder, monkeypatch, short_patience
+):
     directory = make_directory(folder, replaces=False)
     with monkeypatch.context() as patch:
         fail(patch, place, name, 1, number)
@@ -365,11 +336,8 @@ def test_a_directory_is_opened_and_locked_though_a_read_fails(
     directory.close()
 
 
-def test_tensors_that_cannot_be_read_are_tried_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, short_patience: None
-) -> None:
+def test_tensors_that_cannot_be_read_are_tried_again(folder, monkeypatch, short_patience):
     found = find_newest(folder, Ranks()).newest
-    assert found is not None
 
     def read() -> int:
         return int(read_shards(found.path, "")["step"])
@@ -398,9 +366,7 @@ def test_what_fails_now_and_then_is_read_however_long_that_takes(
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("stale_rank", [0, 1])
-def test_all_ranks_must_find_what_one_finds(
-    stale_rank: int, pool: Pools, sound: Path, tmp_path: Path
-) -> None:
+def test_all_ranks_must_find_what_one_finds(stale_rank, pool, sound, tmp_path):
     folder = shutil.copytree(sound, tmp_path / "checkpoints")
     ranks = pool("openmpi", 2)
     # Rank 0 compares the first of the two files, rank 1 the second.
@@ -423,9 +389,7 @@ def test_all_ranks_must_find_what_one_finds(
 
 
 @pytest.mark.mpi
-def test_a_manifest_that_one_rank_does_not_see_yet_is_no_damage(
-    pool: Pools, sound: Path, tmp_path: Path
-) -> None:
+def test_a_manifest_that_one_rank_does_not_see_yet_is_no_damage(pool, sound, tmp_path):
     folder = shutil.copytree(sound, tmp_path / "checkpoints")
     ranks = pool("openmpi", 2)
     assert ranks.call(stale.find_without_manifest, folder, 1).values == [("step-2", [])] * 2
@@ -453,9 +417,7 @@ def test_another_format_is_no_damage(folder: Path) -> None:
         (lambda folder: write(folder, 3, keep=1), "step-3"),
     ],
 )
-def test_what_another_job_changes_meanwhile_is_no_damage(
-    change: Callable[[Path], None], found: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_job_changes_meanwhile_is_no_damage(change, found, folder, monkeypatch):
     compare = manifests.compare
 
     def change_and_compare(path: Path, file: File, **options: bool) -> str:
@@ -470,9 +432,7 @@ def test_what_another_job_changes_meanwhile_is_no_damage(
 
 
 @pytest.mark.parametrize("gone", ["step-1", "step-2"])
-def test_a_list_is_made_while_some_are_renamed(
-    gone: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_is_made_while_some_are_renamed(gone, folder, monkeypatch):
     listed = manifests._list(folder)
     (folder / gone).rename(folder / "step-9.a.partial")
     monkeypatch.setattr(manifests, "_list", lambda _: listed)

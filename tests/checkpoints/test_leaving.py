@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,16 +26,13 @@ def check(folder: Path) -> None:
     ["end", "failing", *(pytest.param(x, marks=pytest.mark.long) for x in ("exit", "forgotten"))],
 )
 def test_the_last_checkpoint_of_one_process_is_finished(way: str, tmp_path: Path) -> None:
-    words = [sys.executable, str(PROGRAM), str(tmp_path / "c"), way]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=160)
-    assert done.returncode == CODES[way], done
+    done = launchers.run_python(PROGRAM, tmp_path / "c", way, timeout=160).expect(CODES[way])
     assert done.stdout == "leaves\n"
     check(tmp_path / "c")
 
 
 def test_what_is_waited_for_is_said_and_a_failure_too(tmp_path: Path) -> None:
-    words = [sys.executable, str(PROGRAM), str(tmp_path / "c"), "late"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=160)
+    done = launchers.run_python(PROGRAM, tmp_path / "c", "late", timeout=160)
     assert (
         "mpiddp: the program ends: waiting up to 300 s for the checkpoint of step 7" in done.stderr
     )
@@ -57,8 +52,7 @@ def test_what_is_waited_for_is_said_and_a_failure_too(tmp_path: Path) -> None:
 )
 def test_the_last_checkpoint_of_two_ranks_is_finished(way: str, code: int, tmp_path: Path) -> None:
     words = ["-m", "mpiddp", str(PROGRAM), str(tmp_path / "c"), way]
-    result = launchers.run(OPENMPI, 2, words, timeout=160, cwd=tmp_path)
-    assert result.returncode == code, result
+    result = launchers.run(OPENMPI, 2, words, timeout=160, cwd=tmp_path).expect(code)
     assert result.stdout.count("leaves") == 2
     if way == "full":
         assert "No space left on device" in result.output

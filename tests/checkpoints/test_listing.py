@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from launchers import run_python
 from mpiddp.checkpoints.__main__ import show
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.errors import CheckpointError, ConfigurationError
@@ -38,16 +37,12 @@ def test_each_checkpoint_has_its_row(folder: Path, capsys: pytest.CaptureFixture
     assert read(folder / "step-2", capsys) == [rows[1]]
 
 
-def test_a_run_may_be_named_like_a_checkpoint(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_may_be_named_like_a_checkpoint(folder, capsys):
     rows = read(folder, capsys)
     assert read(folder.parent.rename(folder.parent.with_name("step-wise")), capsys) == rows
 
 
-def test_what_is_damaged_or_unfinished_says_so(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_damaged_or_unfinished_says_so(folder, capsys):
     write(folder, 3, 4, 5)
     flip(folder / "step-5" / SHARD, 0.5)
     (folder / "step-4" / "more").touch()
@@ -69,9 +64,7 @@ def test_what_is_damaged_or_unfinished_says_so(
     assert sorted(folder.rglob("*")) == before
 
 
-def test_what_a_job_does_meanwhile_is_no_damage(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_job_does_meanwhile_is_no_damage(folder, monkeypatch, capsys):
     list_checkpoints = manifests.list_checkpoints
 
     def list_and_change(path: Path) -> list[Path]:
@@ -85,9 +78,7 @@ def test_what_a_job_does_meanwhile_is_no_damage(
     assert valid.endswith(" valid") and gone == "step-1 ? ? was removed meanwhile"
 
 
-def test_other_owners_and_formats(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_owners_and_formats(folder, monkeypatch, capsys):
     (folder / "owner.json").unlink()
     show(folder, is_quick=False)
     assert capsys.readouterr().out.startswith(f"{folder}: an unknown owner\n")
@@ -121,13 +112,10 @@ def test_the_command_needs_no_torch_and_leaves_with_5(folder: Path) -> None:
         "import sys; from mpiddp.__main__ import main\n"
         "try: main()\nfinally: print('torch' in sys.modules)"
     )
-    words = [sys.executable, "-c", program, "checkpoints", str(folder)]
-    found = subprocess.run(words, capture_output=True, text=True, timeout=160)
-    assert (found.returncode, found.stderr) == (0, "")
+    found = run_python("-c", program, "checkpoints", folder, timeout=160).expect(0)
+    assert found.stderr == ""
     assert found.stdout.splitlines()[-1] == "False"
     for path in folder.glob("step-*"):
         (path / METADATA).unlink()
-    command = [sys.executable, "-m", "mpiddp", "checkpoints", str(folder)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=160)
-    assert found.returncode == 5
+    found = run_python("-m", "mpiddp", "checkpoints", folder, timeout=160).expect(5)
     assert found.stderr == f"mpiddp: expected a valid checkpoint in {folder}, found none\n"

@@ -150,9 +150,7 @@ def test_looking_changes_nothing(tmp_path: Path) -> None:
     assert {each.name for each in with_partial.iterdir()} == {"lock", "step-3.attempt-1.partial"}
 
 
-def test_without_a_lock(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_lock(folder, monkeypatch, capsys):
     """On a disk that cannot be written one may look; where no file can be locked, write too."""
 
     def fail(number: int) -> None:

@@ -22,6 +22,7 @@ from torch import nn
 from mpiddp.checkpoints import plain_weights
 from mpiddp.checkpoints.plain_weights import Selection, load_weights, write_weights
 from mpiddp.errors import CheckpointError, ConfigurationError
+from saves import assert_equal
 
 
 def make_model(classes: int = 3) -> nn.Sequential:
@@ -58,11 +59,6 @@ def refuse(found: object, path: Path, selection: Selection | None = None, classe
     return str(caught.value)
 
 
-def assert_equal(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    assert found.keys() == given.keys()
-    assert [name for name in given if not torch.equal(found[name], given[name])] == []
-
-
 WRAPPED: dict[str, tuple[Callable[[Any], object], str]] = {
     "plain": (lambda state: state, ""),
     "of a script": (
@@ -92,9 +88,7 @@ WRAPPED: dict[str, tuple[Callable[[Any], object], str]] = {
 
 
 @pytest.mark.parametrize("way", WRAPPED)
-def test_the_usual_ways_to_store_a_state_dict(
-    way: str, given: dict[str, torch.Tensor], tmp_path: Path
-) -> None:
+def test_the_usual_ways_to_store_a_state_dict(way, given, tmp_path):
     wrap, prefix = WRAPPED[way]
     assert_equal(load(wrap(given), tmp_path / "w.pt", Selection(prefix)), given)
 
@@ -138,9 +132,7 @@ def test_what_does_not_fit_is_named(given: dict[str, torch.Tensor], tmp_path: Pa
     )
 
 
-def test_a_new_head_stays_as_the_model_has_it(
-    given: dict[str, torch.Tensor], tmp_path: Path
-) -> None:
+def test_a_new_head_stays_as_the_model_has_it(given, tmp_path):
     path = tmp_path / "w.pt"
     torch.manual_seed(2)
     new = make_model(7).state_dict()
@@ -160,9 +152,7 @@ class Hostile:
         return print, ("run",)
 
 
-def test_a_file_that_is_no_state_dict_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_no_state_dict_is_refused(tmp_path, capsys):
     model, path = nn.Linear(2, 2), tmp_path / "weights.pt"
     with pytest.raises(ConfigurationError, match=r"cannot read .*: No such file"):
         load_weights(model, path, Selection())

@@ -146,6 +146,8 @@ class Alone(RuleBasedStateMachine):
         self.history = (f"world-{world}",) if world != 1 else ()
         self.history += ("add",) * has_head
         self.has_looked = self.is_open = self.is_locked = self.has_failed = False
+        self.least = 0
+        """The step before which a save is refused: that of what was restored."""
 
     @precondition(lambda self: self.job is None)
     @rule(
@@ -157,7 +159,6 @@ class Alone(RuleBasedStateMachine):
             self.restore()
 
     def ask(self, name: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        assert self.job is not None
         answers = self.job.ask(name, *arguments)
         if name != "restore" and answers[0][0] == "done" and isinstance(answers[0][1], str):
             self.check_digests([each[1] for each in answers])
@@ -173,7 +174,6 @@ class Alone(RuleBasedStateMachine):
         return cls.twins[kind, history]
 
     def kill(self) -> None:
-        assert self.job is not None
         self.job.kill()
         self.job = None
 
@@ -196,7 +196,8 @@ class Alone(RuleBasedStateMachine):
 
     @property
     def may_save(self) -> bool:
-        return self.is_open or self.has_looked or not self.list_names()
+        is_later = count_steps(self.history) >= self.least
+        return is_later and (self.is_open or self.has_looked or not self.list_names())
 
     def list_names(self) -> list[str]:
         """Of checkpoints, damaged ones among them, as they stand on the disk."""
@@ -288,12 +289,10 @@ class Alone(RuleBasedStateMachine):
 
     def set_traps(self, place: int, trap: Trap | None) -> list[Trap | None]:
         """For one of the job's ranks."""
-        assert self.job is not None
         world = self.job.given.world
         return [trap if rank == place % world else None for rank in range(world)]
 
     def restore_with(self, traps: list[Trap | None]) -> None:
-        assert self.job is not None
         answers = self.job.ask_each("restore", [(None, each) for each in traps])
         self.finish_pending()
         self.is_locked |= self.path.exists()
@@ -304,6 +303,8 @@ class Alone(RuleBasedStateMachine):
             return
         assert {each[0] for each in answers} == {"done"}, answers
         self.has_looked = True
+        # Of own ones the history is not shorter.
+        self.least = FOREIGN_STEP if valid and valid[-1].is_foreign else 0
         if not valid:
             assert {each[1][0] for each in answers} == {None}
             return
@@ -341,7 +342,7 @@ class Alone(RuleBasedStateMachine):
             self.wait()
         if not self.saved:
             return
-        wanted = self.saved[place % len(self.saved)]
+        self.least, wanted = 0, self.saved[place % len(self.saved)]
         answers = self.ask("restore", str(self.path / wanted.name), None)
         if wanted.damage:
             assert {each[:2] for each in answers} == {("error", "CheckpointError")}, answers
@@ -628,9 +629,7 @@ LONG = (pytest.mark.long, pytest.mark.timeout(3600))
 @pytest.mark.parametrize(
     ("examples", "steps"), [(8, 20), pytest.param(1000, 40, marks=LONG)], ids=["some", "many"]
 )
-def test_what_was_saved_is_there_whatever_happens(
-    examples: int, steps: int, server: Server
-) -> None:
+def test_what_was_saved_is_there_whatever_happens(examples, steps, server):
     run(Alone, server, examples, steps)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -168,16 +168,12 @@ def exchange(model: Net, optimizer: torch.optim.Optimizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("begin", "unfreeze"),
-    [(freeze, add_head), (freeze, exchange), (freeze_gradients, free_head)],
+    ("begin", "unfreeze"), [(freeze, add_head), (freeze, exchange), (freeze_gradients, free_head)]
 )
 @pytest.mark.parametrize("is_saved_again", [False, True])
 def test_state_of_a_frozen_parameter_waits_until_it_is_trained_again(
-    begin: Callable[[Net], torch.optim.Optimizer],
-    unfreeze: Callable[[Net, torch.optim.Optimizer], None],
-    is_saved_again: bool,
-    tmp_path: Path,
-) -> None:
+    begin, unfreeze, is_saved_again, tmp_path
+):
     model = Net()
     whole = torch.optim.Adam(model.parameters(), 0.1)
     for step in range(3):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import launchers
 from crews import Crew
 from mpiddp.collectives import communicator
 from mpiddp.collectives.planner import Request
@@ -150,14 +150,6 @@ def test_calls_on_the_current_stream_stay_there(machine, calls):
     assert "sum of a" in machine.follows["update"]
 
 
-def wait_for_turn(calls):
-    """Until a call is under way."""
-    end = time.monotonic() + 60
-    while not calls._turn.locked():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 @pytest.mark.parametrize("is_prepared", [False, True], ids=["plain", "prepared"])
 def test_calls_of_two_threads_do_not_overlap(is_prepared):
     calls, others = Crew([0, 0], seconds=60).communicators
@@ -171,7 +163,7 @@ def test_calls_of_two_threads_do_not_overlap(is_prepared):
 
     thread = threading.Thread(target=begin)
     thread.start()
-    wait_for_turn(calls)
+    launchers.until(calls._turn.locked, "a call to be under way")
     with pytest.raises(ConfigurationError) as caught:
         call()
     assert str(caught.value) == (

@@ -32,8 +32,12 @@ def describe(rank: int) -> str:
     return DESCRIPTION.wait(0, rank)
 
 
-def make_pair(seconds: float = 0.2):
-    return Crew([0, 0], seconds=seconds).node_memories
+def make_pair(*, call: int | None = None, seconds: float = 0.2):
+    """Both have begun ``call``, if it is given."""
+    pair = Crew([0, 0], seconds=seconds).node_memories
+    for each in () if call is None else pair:
+        each.enter(call, None)
+    return pair
 
 
 def do_nothing() -> None:
@@ -58,9 +62,7 @@ def test_another_call_is_an_error_at_the_rank_that_looks():
 
 
 def test_who_waits_for_a_rank_whose_call_failed_hears_of_it_at_once():
-    one, other = make_pair(seconds=30.0)
-    one.enter(5, None)
-    other.enter(5, None)
+    one, other = make_pair(call=5, seconds=30.0)
     other.publish(1)()
     other.give_up(PeerLostError("rank 2 is gone"))
     begin = time.monotonic()
@@ -80,9 +82,7 @@ def test_who_waits_for_a_rank_whose_call_failed_hears_of_it_at_once():
 
 
 def test_a_rank_that_fails_in_its_next_call_has_made_this_one():
-    one, other = make_pair(seconds=30.0)
-    for each in (one, other):
-        each.enter(5, None)
+    one, other = make_pair(call=5, seconds=30.0)
 
     class Words:
         """Between two looks the other rank completes its call, and fails in the next one."""
@@ -110,9 +110,7 @@ def test_who_waits_for_a_rank_that_found_another_call_hears_of_that():
 
 @pytest.mark.parametrize("ahead", [1, 2, 5])
 def test_a_rank_that_has_left_the_call_and_makes_another_one_is_no_error(ahead):
-    one, other = make_pair()
-    one.enter(5, None)
-    other.enter(5, None)
+    one, other = make_pair(call=5)
     for number in range(ahead):
         other.enter(100 + number, None)
         other.publish(3)()
@@ -143,9 +141,7 @@ def test_a_rank_that_does_not_come_is_named_with_its_host_and_the_step():
 
 
 def test_a_rank_that_stops_in_a_step_is_named_with_that_step():
-    one, other = make_pair()
-    for each in (one, other):
-        each.enter(5, None)
+    one, other = make_pair(call=5)
     other.publish(3)()
     one.wait(1, 3, lambda: DESCRIPTION.wait(1, 1))()
     with pytest.raises(PeerLostError, match=r"in step 3 of 4: waited for rank 1 on n17 for 0\.2 s"):
@@ -153,9 +149,7 @@ def test_a_rank_that_stops_in_a_step_is_named_with_that_step():
 
 
 def test_the_stages_of_a_call_of_before_do_not_count():
-    one, other = make_pair()
-    for each in (one, other):
-        each.enter(5, None)
+    one, other = make_pair(call=5)
     other.publish(9)()
     one.enter(6, None)
     other.enter(6, None)
@@ -225,9 +219,7 @@ def exchange(node_memory, signature, puts, adds):
 
 
 def test_exchanges_of_another_call_are_an_error():
-    one, other = make_pair()
-    one.enter(1, None)
-    other.enter(1, None)
+    one, other = make_pair(call=1)
     puts, adds = [], []
     other.base += NEXT_CALL
     other.words[WORDS] = other.base | 6
@@ -237,9 +229,7 @@ def test_exchanges_of_another_call_are_an_error():
 
 
 def test_an_exchange_is_no_stage_of_a_call_in_memory():
-    one, other = make_pair()
-    other.enter(1, None)
-    one.enter(1, None)
+    one, other = make_pair(call=1)
     # One works in memory, the other exchanges.
     one.enter(5, None)
     with pytest.raises(ConfigurationError, match="rank 0 makes another collective call"):
@@ -255,9 +245,7 @@ def test_whoever_does_not_write_is_named():
 
 
 def test_a_writer_that_is_ahead_in_memory_is_no_error():
-    one, other = make_pair()
-    one.enter(1, None)
-    other.enter(1, None)
+    one, other = make_pair(call=1)
     adds = []
     other.base += NEXT_CALL
     other.words[WORDS] = other.base | 5

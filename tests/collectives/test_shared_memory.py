@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -98,31 +99,19 @@ def test_negative_lengths_are_refused(shape):
     assert str(found.value) == f"expected lengths >= 0, found {shape}"
 
 
-def test_without_descriptors_there_is_no_shared_memory(monkeypatch):
-    def refuse(*_: object) -> None:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(os, "memfd_create", refuse)
-    with pytest.raises(ConfigurationError, match="200 bytes of shared memory cannot be had"):
-        SharedMemory().empty((25,), torch.float64)
-
-
-def test_where_there_is_no_memory_nothing_is_left_behind(monkeypatch):
-    def refuse(*_: object) -> None:
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
+@pytest.mark.parametrize("call", ["memfd_create", "posix_fallocate"])
+def test_where_there_is_no_memory_nothing_is_left_behind(call, monkeypatch):
+    error = OSError(12, "Cannot allocate memory")
+    monkeypatch.setattr(os, call, mock.Mock(side_effect=error))
     before = count_descriptors()
     with pytest.raises(ConfigurationError) as found:
         SharedMemory().empty((25,), torch.float64)
-    assert str(found.value) == ("200 bytes of shared memory cannot be had: Cannot allocate memory")
+    assert str(found.value) == "200 bytes of shared memory cannot be had: Cannot allocate memory"
     assert count_descriptors() == before
 
 
 @settings(max_examples=30)
-@given(
-    st.lists(st.tuples(st.integers(1, 1 << 20), st.booleans()), min_size=1, max_size=60),
-)
+@given(st.lists(st.tuples(st.integers(1, 1 << 20), st.booleans()), min_size=1, max_size=60))
 def test_tensors_that_share_a_segment_do_not_overlap(rows):
     shared_memory = SharedMemory()
     kept: dict[int, torch.Tensor] = {}

@@ -66,11 +66,11 @@ def main() -> None:
             wait(self)
         except OSError:
             failures += 1
-            print(f"rank {self._ranks.rank} hears: {describe(began, self._ranks.rank)}", flush=True)
-            if failures == FAILURES and self._ranks.rank == 0:
+            print(f"rank {self.ranks.rank} hears: {describe(began, self.ranks.rank)}", flush=True)
+            if failures == FAILURES and self.ranks.rank == 0:
                 os.unlink(disk / "ballast")
             raise
-        if has_save and self._ranks.rank == 0 and not failures and not (disk / "ballast").exists():
+        if has_save and self.ranks.rank == 0 and not failures and not (disk / "ballast").exists():
             fill()
 
     with (

@@ -94,10 +94,6 @@ def test_the_closed_form_knows_the_number_of_servers(hosts, size, servers, name,
     assert has_form or on_two_nodes
 
 
-def test_more_servers_than_workers_have_no_closed_form():
-    assert registry.parse("central:servers=3").closed_form((1,) * 5) is None
-
-
 @pytest.mark.parametrize(
     ("inner", "outer"),
     [*((inner, "ring") for inner in WITH_HALVES), *(("direct", outer) for outer in FULL)],
@@ -110,13 +106,20 @@ def test_any_two_levels_have_a_closed_form(inner, outer, hosts, size, machine):
     assert check_form(text, (size,) * hosts, machine) or is_odd
 
 
-def test_nodes_that_differ_have_no_closed_form():
-    assert registry.parse("two-level").closed_form((2, 3)) is None
-    assert registry.parse("ring").closed_form((2, 3)) is None
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        # Nodes that differ; segments; more servers than workers; very large nodes.
+        ("two-level", (2, 3)), ("ring", (2, 3)), ("ring:segments=2", (1, 1)),
+        ("central:servers=3", (1,) * 5), ("two-level", (4096,) * 16),
+    ],
+)  # fmt: skip
+def test_some_have_no_closed_form(text, nodes):
+    assert registry.parse(text).closed_form(nodes) is None
 
 
-def test_segments_have_no_closed_form():
-    assert registry.parse("ring:segments=2").closed_form((1, 1)) is None
+def test_two_levels_on_large_nodes_have_a_closed_form():
+    assert registry.parse("two-level").closed_form((256,) * 256) is not None
 
 
 def test_a_wrong_closed_form_is_found(own_registry):
@@ -411,14 +414,5 @@ def test_a_price_rounds_the_buffer_down_to_whole_elements():
     choice = registry.parse("one-shot")
     assert choice.prices([11], flat(0, 1), (1, 1))[0].seconds == 8
     assert choice.prices([11], flat(0, 1), (1, 1), item=2)[0].seconds == 10
-
-
-def test_a_price_beyond_the_simulated_rounds_alike():
-    """As the documentation says of the size, whatever the source."""
-    price = registry.parse("one-shot").prices([11], flat(0, 1), (1,) * 1025)[0]
-    assert price.seconds == 1024 * 8
-
-
-def test_two_levels_on_very_large_nodes_have_no_closed_form():
-    assert registry.parse("two-level").closed_form((4096,) * 16) is None
-    assert registry.parse("two-level").closed_form((256,) * 256) is not None
+    # Where nothing is simulated, alike.
+    assert choice.prices([11], flat(0, 1), (1,) * 1025)[0].seconds == 1024 * 8

@@ -78,12 +78,7 @@ def test_a_plan_joins_the_others_under_the_files_name(tmp_path):
 
 PLANS = [
     ("mscclpp_reduce_tbg.json", "race.json", ScheduleError, "race.json: race: rank 0"),
-    (
-        "azure_ag_hier_4_LL.xml",
-        "gather.xml",
-        ConfigurationError,
-        "is no all-reduce: it is an all",
-    ),
+    ("azure_ag_hier_4_LL.xml", "gather.xml", ConfigurationError, "is no all-reduce: it is an all"),
     ("msccl_tools_1step_3.xml", "ring.xml", ConfigurationError, "called 'ring', which is taken"),
     ("msccl_tools_1step_3.xml", "a b.xml", ConfigurationError, "'a b', which has a space or one"),
 ]

@@ -117,9 +117,7 @@ def test_messages_of_many_chunks_are_split():
     """The interpreter takes fewer than 72 chunks at once."""
     schedule = registry.parse("naive-ring:segments=1").build(3)
     wide = all_reduce(
-        3,
-        150,
-        [[Transfer(s, d, 0, 150, r) for s, d, _, _, r in step] for step in schedule.steps],
+        3, 150, [[Transfer(s, d, 0, 150, r) for s, d, _, _, r in step] for step in schedule.steps]
     )
     root = ElementTree.fromstring(write_xml(wide, "wide"))
     assert max(int(step.get("cnt")) for step in root.iter("step")) == 64

@@ -115,12 +115,6 @@ def test_an_exchange_is_an_all_reduce():
     assert find_fault(make_plan([EXCHANGE], [EXCHANGE])) == ""
 
 
-def test_both_receive_first():
-    steps = [step(0, "rrc"), step(1, "s")]
-    fault = find_fault(make_plan([steps], [steps]))
-    assert fault.startswith("deadlock: rank 0, thread block 0, step 0 (rrc) waits for rank 1, ")
-
-
 @pytest.mark.parametrize(("proto", "held"), [("Simple", 2), ("LL", 8)])
 def test_no_more_messages_than_a_connection_holds(proto, held):
     def make(count):
@@ -214,7 +208,9 @@ def test_reductions_that_each_wait():
     assert find_fault(make_plan([senders], [adders, unordered], chunks=2)).startswith("race: ")
 
 
+RECEIVES_FIRST = [step(0, "rrc"), step(1, "s")]
 FAULTS = [
+    (RECEIVES_FIRST, RECEIVES_FIRST, "deadlock: rank 0, thread block 0, step 0 (rrc) waits for ra"),
     ([step(0, "rrc")], EXCHANGE, "deadlock: rank 1, thread block 0, step 1 (rrc)"),
     ([*EXCHANGE, step(2, "s")], EXCHANGE, "step 2 (s): nobody on rank 1 receives it (channel 0)"),
     ([step(0, "s", "i1"), step(1, "rrc")], EXCHANGE, "chunk 1 of rank 0's input is not inside"),

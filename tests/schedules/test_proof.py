@@ -27,6 +27,7 @@ from mpiddp.schedules.schedule import (
     project,
     scatter,
 )
+from wrong_algorithms import lopsided
 
 
 def refuse(schedule, *words):
@@ -404,11 +405,7 @@ def edited_schedules(draw):
 def test_what_the_proof_accepts_sums_right_in_every_timing(generator, examples, fewest_accepted):
     verdicts = []
 
-    @settings(
-        max_examples=examples,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=examples, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(generator)
     def collect(schedule):
         verdicts.append(agree(schedule))
@@ -457,12 +454,6 @@ def test_the_projections_of_all_small_schedules_fit():
 # ---- halves -------------------------------------------------------------------------------
 
 
-def make_lopsided_star(n):
-    """All to rank 0, one after the other, and back in one step: more steps before than after."""
-    there = [[add(rank, 0)] for rank in range(1, n)]
-    return all_reduce(n, 1, [*there, [copy(0, rank) for rank in range(1, n)]], owners=[0])
-
-
 def cannot_be_halved(schedule, kind, *words):
     prove(schedule)
     with pytest.raises(ScheduleError, match="^cannot be halved: its .*" + ".*".join(words)):
@@ -471,7 +462,7 @@ def cannot_be_halved(schedule, kind, *words):
 
 def test_an_all_reduce_with_unequal_halves_is_right_but_cannot_be_halved():
     cannot_be_halved(
-        make_lopsided_star(4), Collective.REDUCE, "first 2 of 4 steps are no reduce: at the end "
+        lopsided(4), Collective.REDUCE, "first 2 of 4 steps are no reduce: at the end "
         "rank 0's sum of chunk 0 lacks rank 3",
     )  # fmt: skip
     exchange = all_reduce(2, 1, [[add(0, 1), add(1, 0)]], owners=[0])

@@ -103,9 +103,15 @@ def test_an_unknown_name_is_answered_with_all_names(text):
         ("direct:nodes=2", ["'nodes=2'", "direct takes servers=…, segments=…"]),
         ("two-level:nodes=2", ["'nodes=2'", "takes inner=…, outer=…, segments=…"]),
         ("two-level:n=2", ["'n=2'", "takes inner=…, outer=…, segments=…"]),
+        ("two-level:inner=x", ["'x'", *registry.names()]),
+        ("two-level:outer=x", ["'x'", *registry.names()]),
+        ("swing:variant=x", ["variant must be one of bandwidth, latency, found 'x'"]),
+        ("bine:variant=x", ["variant must be one of tree, butterfly, found 'x'"]),
+        # Which of the two is meant, nobody can know.
+        ("ring:segments=2,segments=3", ["segments"]),
     ],
 )
-def test_an_unknown_key_is_answered_with_the_keys_there_are(text, words):
+def test_an_unknown_key_or_value_is_answered_with_those_there_are(text, words):
     refused(lambda: registry.parse(text), *words)
 
 
@@ -116,22 +122,6 @@ def test_numbers_must_be_whole_and_positive(key, value):
         lambda: registry.parse(f"direct:{key}={value}"),
         f"{key} must be an integer >= 1, found {value!r}",
     )
-
-
-@pytest.mark.parametrize("key", ["inner", "outer"])
-def test_levels_must_be_algorithms(key):
-    refused(lambda: registry.parse(f"two-level:{key}=x"), "'x'", *registry.names())
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_variant_is_one_of_those_there_are(name):
-    words = f"variant must be one of {', '.join(VARIANTS[name])}, found 'x'"
-    refused(lambda: registry.parse(f"{name}:variant=x"), words)
-
-
-def test_a_key_cannot_be_given_twice():
-    """Which of the two is meant, nobody can know."""
-    refused(lambda: registry.parse("ring:segments=2,segments=3"), "segments")
 
 
 # ---- refused as it is built ---------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,3 +73,9 @@ def make_hostile(path: Path, name: str, content: bytes) -> None:
 def list_names(path: Path) -> list[str]:
     """All but what says whose the directory is."""
     return sorted({each.name for each in path.iterdir()} - {OWNER, LOCK})
+
+
+def assert_equal(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """The same tensors by the same names."""
+    assert found.keys() == given.keys()
+    assert [name for name in given if not torch.equal(found[name], given[name])] == []

@@ -14,11 +14,16 @@ from mpiddp.launch.startup import start
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
+def one_thread() -> Iterator[None]:
+    """Several threads for a small model only wait for each other on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def session(one_thread: None) -> Iterator[Session]:
     """A session of one rank, without MPI."""
     with start(Options(backend="gloo", allow_shared_gpu=True), FailureHandler()) as session:
-        threads = torch.get_num_threads()
-        # Several threads for so small a model only wait for each other on a busy machine.
-        torch.set_num_threads(1)
         yield session
-        torch.set_num_threads(threads)

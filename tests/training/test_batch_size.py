@@ -11,12 +11,10 @@ from torch import nn
 
 import trainings
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.session import Session
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.config import from_keywords, parse, read_toml
 from mpiddp.training.wrapping import batch_size
 from mpiddp.training.wrapping.batch_size import StepTrial, find_size
-from pool import Pools
 
 # 160 samples for training.
 TOY = ("--data", "toy", "--samples", "200", "--epochs", "2", "--batch-size", "auto")
@@ -43,9 +41,7 @@ def test_the_size_fits_and_what_is_an_eighth_larger_does_not(most: int, limit: i
 
 
 @pytest.mark.mpi
-def test_ranks_agree_on_the_smaller_limit_and_nothing_else_changes(
-    pool: Pools, tmp_path: Path
-) -> None:
+def test_ranks_agree_on_the_smaller_limit_and_nothing_else_changes(pool, tmp_path):
     two, run = pool("openmpi", 2), tmp_path / "runs" / "found"
     words = (*LIMITED, "--base-batch", "32", "--save-every", "1epoch")
     found = two.call(
@@ -71,9 +67,7 @@ def test_ranks_agree_on_the_smaller_limit_and_nothing_else_changes(
 
 
 @pytest.mark.mpi
-def test_passes_share_the_size_and_data_and_memory_end_the_search(
-    pool: Pools, tmp_path: Path
-) -> None:
+def test_passes_share_the_size_and_data_and_memory_end_the_search(pool, tmp_path):
     two = pool("openmpi", 2)
     words = [*LIMITED, "--accumulation-steps", "3", "--name", "parts"]
     printed = two.call(trainings.run_limited, [1000, 1000], words, cwd=tmp_path).printed
@@ -83,9 +77,7 @@ def test_passes_share_the_size_and_data_and_memory_end_the_search(
     assert all(each.startswith("batch_size: auto found no size that fits, on ") for each in none)
 
 
-def test_a_cpu_tries_no_step_that_would_take_more_than_there_is(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cpu_tries_no_step_that_would_take_more_than_there_is(session, monkeypatch):
     numbers, samples = 250_000, 4
     model = nn.Sequential(nn.Linear(1, numbers), nn.ReLU(), nn.Linear(numbers, 1))
     asked = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mpiddp
+from launchers import run_python
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.options import LONGEST_TIMEOUT
 from mpiddp.options.checks import REFERENCE
@@ -251,9 +251,7 @@ configurations = st.builds(
 
 
 @given(configuration=configurations)
-def test_toml_reads_back_as_the_same_configuration(
-    configuration: Configuration, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_toml_reads_back_as_the_same_configuration(configuration, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "resolved.toml"
     path.write_text(to_toml(configuration), encoding="utf-8")
     assert Configuration(**read_toml(path)) == configuration
@@ -261,9 +259,7 @@ def test_toml_reads_back_as_the_same_configuration(
 
 @settings(max_examples=10)
 @given(configuration=configurations)
-def test_a_saved_configuration_can_be_run_again(
-    configuration: Configuration, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_saved_configuration_can_be_run_again(configuration, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "again.toml"
     path.write_text(to_toml(configuration.resolve()), encoding="utf-8")
     assert parse(["--config", str(path)]) == configuration.resolve()
@@ -438,10 +434,7 @@ def test_a_complaint_is_one_line_in_any_encoding(encoding: str) -> None:
         "try: parse(['--epochs', 'many'])\n"
         "except Exception as error: print(error)"
     )
-    environment = {"PYTHONIOENCODING": encoding, "PYTHONPATH": str(Path(mpiddp.__path__[0]).parent)}
-    answer = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    )
+    answer = run_python("-c", program, env={"PYTHONIOENCODING": encoding}).expect(0)
     assert answer.stdout == "--epochs: expected an integer, found 'many'\n"
     assert answer.stderr == ""
 
@@ -496,9 +489,7 @@ def test_help_imports_nothing_but_the_parser() -> None:
         "except SystemExit: pass\n"
         "sys.stderr.write(json.dumps(sorted(set(sys.modules) - before)))"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    answer = run_python("-c", program).expect(0)
     packages = {name.partition(".")[0] for name in json.loads(answer.stderr)}
     imported = packages - sys.stdlib_module_names
     assert imported == {"mpiddp"}

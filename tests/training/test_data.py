@@ -13,7 +13,7 @@ import torch
 
 import data_files
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.data.data import DataSet, Split, load, split_by_hash
+from mpiddp.training.data.data import DataSet, load, split_by_hash
 from mpiddp.training.data.samples import Key, Samples
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.registry import DATASETS
@@ -94,19 +94,16 @@ def test_the_split_of_the_digits_does_not_depend_on_the_run() -> None:
 
 
 def test_no_digit_is_in_both_splits() -> None:
-    train, test = ({row.tobytes() for row in split.features} for split in splits(digits()))
+    splits = digits().train, digits().test
+    train, test = ({row.tobytes() for row in split.features} for split in splits)
     assert len(train) + len(test) == 1797
     assert not train & test
-
-
-def splits(data: DataSet) -> tuple[Split, Split]:
-    return data.train, data.test
 
 
 def test_a_split_keeps_every_sample_beside_its_label() -> None:
     labels = np.arange(41)
     data = split_by_hash(labels.astype(np.float32)[:, None] * 2, labels, classes=41)
-    for split in splits(data):
+    for split in (data.train, data.test):
         assert (split.features[:, 0] == 2 * split.labels).all()
     assert sorted([*data.train.labels, *data.test.labels]) == labels.tolist()
 

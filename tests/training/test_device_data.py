@@ -32,18 +32,14 @@ def images() -> Split:
     return Split(pixels, generator.integers(10, size=COUNT), CIFAR10)
 
 
-def test_a_split_may_take_a_tenth_of_the_free_memory_as_it_is_fed_to_the_model(
-    images: Split,
-) -> None:
+def test_a_split_may_take_a_tenth_of_the_free_memory_as_it_is_fed_to_the_model(images):
     assert fits(images, 10 * NEEDED)
     assert not fits(images, 10 * NEEDED - 1)
     # Each epoch has other images.
     assert not fits(replace(images, augment=Shift(32, 4, flips=True)), 10 * NEEDED)
 
 
-def test_batches_on_a_device_have_the_same_bits(
-    images: Split, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_on_a_device_have_the_same_bits(images, monkeypatch):
     monkeypatch.setattr(device_data, "PART", 10)
     moved = move(images, CPU)
     assert len(moved) == COUNT and moved.features.dtype == torch.float32

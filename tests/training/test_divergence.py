@@ -89,9 +89,7 @@ def train_alone(kind: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("sync", ["framework", "ring", "parameter-server"])
-def test_a_step_with_a_loss_that_is_not_finite_is_left_out_on_all_ranks(
-    sync: str, pool: Pools, tmp_path: Path
-) -> None:
+def test_a_step_with_a_loss_that_is_not_finite_is_left_out_on_all_ranks(sync, pool, tmp_path):
     words = [*WORDS, "--sync", sync, "--on-nan", "skip", "--name", "skip"]
     called = pool("openmpi", RANKS).call(broken_data.run, "nan", BAD, *words, cwd=tmp_path)
     expected = train_alone("nan")
@@ -129,7 +127,6 @@ def test_a_compiled_model_marks_a_bad_loss() -> None:
         outputs = compiled(torch.ones(4, 3))
         marked.loss = loss
         outputs.sum().backward()
-        assert marked.flag.grad is not None
         marks.append(marked.flag.grad.item())
     assert marks == [0, 1, 0]
 
@@ -172,8 +169,7 @@ def test_a_bad_sample_ends_the_run_on_its_rank_and_step(kind: str, tmp_path: Pat
     step, rank, samples = find_bad_steps()[0]
     bad = next(each for each in samples if each in BAD)
     arguments = [program, kind, str(bad), *WORDS, "--name", "stop"]
-    result = launchers.run(OPENMPI, RANKS, arguments, timeout=90, cwd=tmp_path)
-    assert result.returncode == 1, result
+    result = launchers.run(OPENMPI, RANKS, arguments, timeout=90, cwd=tmp_path).expect(1)
     text = {
         "nan": rf"expected a finite training loss, found nan in step {step}, with training sam",
         "unreadable": rf"training sample {bad} cannot be read: OSError: .*in step {step}",
@@ -187,20 +183,10 @@ def test_a_bad_sample_ends_the_run_on_its_rank_and_step(kind: str, tmp_path: Pat
 # One rank's parts
 
 
-class Bad(nn.Module):
-    """Has buffers that a bad batch spoils."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.layers(features)
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_buffers_are_as_they_were_before_a_step_that_is_left_out(value: float) -> None:
-    module = Bad()
+    # A bad batch spoils its buffers.
+    module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
     module(torch.randn(5, 3))
     before = [each.clone() for each in module.buffers()]
     guard = LossGuard(module, skips=True, marked=None)
@@ -344,9 +330,7 @@ def test_samples_that_make_no_batch_are_named() -> None:
     ],
     ids=["stops", "skips", "no batch"],
 )
-def test_a_batch_that_cannot_be_read_names_the_step(
-    files: BrokenFiles, skips: bool, message: str
-) -> None:
+def test_a_batch_that_cannot_be_read_names_the_step(files, skips, message):
     training: Any = SimpleNamespace(
         batches=make_training_batches(Samples(files, skips=skips), Cut(2)),
         configuration=SimpleNamespace(on_bad_sample="skip" if skips else "stop"),

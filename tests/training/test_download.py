@@ -22,7 +22,6 @@ from mpiddp.training.data.data import load
 from mpiddp.training.data.download import fetch
 from mpiddp.training.data.vision import import_torchvision
 from mpiddp.training.options.config import Configuration
-from pool import Pools
 
 
 @pytest.fixture
@@ -78,9 +77,7 @@ def test_a_data_set_is_fetched_once(requests: Counter[str], tmp_path: Path) -> N
 
 @pytest.mark.mpi
 @pytest.mark.long
-def test_ranks_on_one_file_system_fetch_once(
-    requests: Counter[str], pool: Pools, tmp_path: Path
-) -> None:
+def test_ranks_on_one_file_system_fetch_once(requests, pool, tmp_path):
     from torchvision.datasets import MNIST
 
     fetch("mnist", tmp_path / "other")
@@ -109,9 +106,7 @@ def test_a_connection_that_breaks_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert {path.name for path in tmp_path.iterdir()} == {".mnist.lock"}
 
 
-def test_what_was_fetched_in_part_has_no_name(
-    requests: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_fetched_in_part_has_no_name(requests, tmp_path, monkeypatch):
     target = tmp_path / "data"
     damaged = tmp_path / "served" / "train-images-idx3-ubyte.gz"
     whole = damaged.read_bytes()

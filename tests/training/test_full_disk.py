@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -103,15 +102,7 @@ def run_on_small_disk(program: str, folder: Path) -> Any:
     """What the program prints; its argument is a disk of 64 KiB."""
     mount = f'mount -t tmpfs -o size=64k tmpfs "{folder}" && exec "$@"'
     command = ["unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", FILL + program]
-    result = subprocess.run(
-        [*command, str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        env=launchers.clean_environment(),
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
+    return json.loads(launchers.execute(*command, folder, timeout=90).expect(0).stdout)
 
 
 def test_metrics_have_whole_rows_and_lose_none(tmp_path: Path) -> None:
@@ -173,9 +164,7 @@ def check_what_was_heard(heard: list[Any], times: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.mpi
-def test_a_checkpoint_that_finds_no_room_leaves_the_old_one_and_training_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_a_checkpoint_that_finds_no_room_leaves_the_old_one_and_training_goes_on(tmp_path):
     result, heard = train_on_small_disk(tmp_path)
     assert result.returncode == 0, result
     check_what_was_heard(heard, times=2)

@@ -56,9 +56,7 @@ def test_an_image_folder_has_a_class_for_each_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "imagefolder"])
-def test_augmentation_follows_seed_epoch_and_sample_alone(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_augmentation_follows_seed_epoch_and_sample_alone(name, tmp_path, monkeypatch):
     configuration = data_files.provide(name, tmp_path, monkeypatch)
     plain = Samples(load(configuration).train)
     data = load(replace(configuration, augment=True))
@@ -78,9 +76,7 @@ def test_augmentation_follows_seed_epoch_and_sample_alone(
     assert torch.equal(*tests)
 
 
-def test_only_images_that_may_be_mirrored_are_flipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_images_that_may_be_mirrored_are_flipped(tmp_path, monkeypatch):
     data_files.write_mnist(tmp_path)
     data_files.write_cifar10(tmp_path, monkeypatch)
     flips = {}

@@ -140,9 +140,7 @@ def session_of_one() -> Any:
     ],
     ids=["workers", "skip", "unreadable"],
 )
-def test_what_streams_cannot_have_is_refused(
-    changes: dict[str, Any], lines: Lines, message: str
-) -> None:
+def test_what_streams_cannot_have_is_refused(changes, lines, message):
     options = replace(Configuration(), **changes)
     train = [(torch.ones(1), 0)]
     task = Task(data=lambda: DataSet(train, lines, classes=0))

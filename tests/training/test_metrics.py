@@ -66,9 +66,7 @@ def test_rows_are_appended_one_per_line(tmp_path: Path) -> None:
     assert values == {name: expected[name] for name in values}
 
 
-def test_rows_of_steps_wait_and_are_not_doubled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_steps_wait_and_are_not_doubled(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     rows = [replace(STEPS_ROW, step=step) for step in (5, 40, 45, 50)]
     rows[3] = replace(rows[3], loss=math.nan)
@@ -92,6 +90,7 @@ def test_the_metrics_of_a_task_are_in_the_row_and_in_the_line() -> None:
     values = json.loads(row.to_json())
     assert (values["gap"], values["test_gap"], values["test_loss"]) == (2.5, 3.0, 0.5)
     assert "accuracy" not in values
+    assert describe_epoch(ROW) == "Epoch 1 - Avg Loss: 0.234567, Accuracy: 92.34%"
     assert describe_epoch(row) == "Epoch 1 - Avg Loss: 0.234567, Gap: 2.5, Test Gap: 3"
     without = replace(row, metrics={}, test_metrics={})
     assert describe_epoch(without) == "Epoch 1 - Avg Loss: 0.234567, Test Loss: 0.500000"
@@ -105,8 +104,11 @@ def test_a_row_is_read_as_it_was_written() -> None:
     )  # fmt: skip
     for row in (ROW, tested, replace(tested, metrics={}, test_metrics={})):
         assert Row.from_json(row.to_json()) == row
-    unknown = Row.from_json(replace(ROW, metrics={"ratio": math.inf}).to_json())
-    assert math.isnan(unknown.metrics["ratio"])
+    # A metric that is not finite is null.
+    row = replace(ROW, metrics={"ratio": math.inf, "gap": 1.5}, test_metrics={"ratio": math.nan})
+    values = json.loads(row.to_json())
+    assert (values["ratio"], values["gap"], values["test_ratio"]) == (None, 1.5, None)
+    assert math.isnan(Row.from_json(row.to_json()).metrics["ratio"])
 
 
 def test_sums_are_the_same_now_and_later() -> None:
@@ -138,12 +140,6 @@ def test_half_a_row_of_a_killed_attempt_is_removed(tmp_path: Path) -> None:
     assert [json.loads(line)["epoch"] for line in path.read_text().splitlines()] == [1, 1]
 
 
-def test_a_metric_that_is_not_finite_is_null() -> None:
-    row = replace(ROW, metrics={"ratio": math.inf, "gap": 1.5}, test_metrics={"ratio": math.nan})
-    values = json.loads(row.to_json())
-    assert (values["ratio"], values["gap"], values["test_ratio"]) == (None, 1.5, None)
-
-
 @contextlib.contextmanager
 def writing_forbidden() -> Iterator[None]:
     """No file can grow meanwhile, as on a full disk."""
@@ -161,10 +157,6 @@ def test_whole_rows_outlive_whatever_stops_the_repair(tmp_path: Path) -> None:
     with writing_forbidden(), contextlib.suppress(OSError):
         MetricsFile(path)
     assert path.read_text().startswith('{"epoch": 1}\n')
-
-
-def test_the_line_of_an_epoch() -> None:
-    assert describe_epoch(ROW) == "Epoch 1 - Avg Loss: 0.234567, Accuracy: 92.34%"
 
 
 def test_the_line_of_staleness() -> None:

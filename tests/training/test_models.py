@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -44,7 +43,6 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
     model = build(name, (1, 8, 8), classes=10)
     model(torch.randn(4, 1, 8, 8)).square().sum().backward()
     for parameter in model.parameters():
-        assert parameter.grad is not None
         assert parameter.grad.abs().sum() > 0
 
 
@@ -66,9 +64,7 @@ def test_a_sample_is_judged_by_itself(name: str) -> None:
 
 
 @pytest.mark.parametrize("data", sorted(DATASETS))
-def test_the_model_of_a_data_set_fits_it(
-    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_of_a_data_set_fits_it(data, tmp_path, monkeypatch):
     configuration = data_files.provide(data, tmp_path, monkeypatch).resolve()
     found = load(configuration)
     model = build(configuration.model, found.shape, found.classes)
@@ -98,9 +94,7 @@ def test_what_is_no_image_is_refused(name: str, shape: tuple[int, ...]) -> None:
         ("resnet50", (3, 224, 224), 1000, 25_557_032),
     ],
 )
-def test_a_resnet_has_the_known_number_of_parameters(
-    name: str, shape: tuple[int, ...], classes: int, parameters: int
-) -> None:
+def test_a_resnet_has_the_known_number_of_parameters(name, shape, classes, parameters):
     model = build(name, shape, classes)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 

@@ -8,13 +8,7 @@ from pathlib import Path
 from test_metrics import ROW
 
 from mpiddp.training.rank_costs import RankCosts, add_costs
-from mpiddp.training.records.network import (
-    Counters,
-    Network,
-    NetworkMeter,
-    describe,
-    read_counters,
-)
+from mpiddp.training.records.network import Counters, Network, NetworkMeter, describe, read_counters
 from mpiddp.training.step.stages import Costs
 
 

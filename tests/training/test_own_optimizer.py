@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +25,7 @@ OWN = ("--optimizer", "trainings:make_sgd", "--schedule", "trainings:fall")
 @pytest.mark.parametrize(
     "sync", [pytest.param("framework", marks=pytest.mark.long), "parameter-server"]
 )
-def test_the_trainers_own_given_as_a_users_trains_the_same(
-    sync: str, pool: Any, tmp_path: Path
-) -> None:
+def test_the_trainers_own_given_as_a_users_trains_the_same(sync, pool, tmp_path):
     words, step = [*TOY, "--sync", sync], "runs/own/checkpoints/step-6"
     lines = [
         [*words, "--epochs", "2", "--name", "usual"],

@@ -121,9 +121,7 @@ def test_fsdp_does_what_ddp_does(pool: Pools, tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-def test_fsdp_evaluates_where_ranks_have_different_numbers_of_samples(
-    pool: Pools, tmp_path: Path
-) -> None:
+def test_fsdp_evaluates_where_ranks_have_different_numbers_of_samples(pool, tmp_path):
     few = ("--data", "toy", "--samples", "10", "--batch-size", "2", "--epochs", "1")
     ways = {"plain": few, "sharded": (*few, *SHARDED)}
     seen, weights, _ = train_each(pool, tmp_path, ways, ranks=3)
@@ -273,7 +271,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
 }
 ALONE = {
-    "dp": (("--parallel", "dp"), "parallel: dp is for one process with several GPUs, found 0 GPUs"),
+    "dp": (("--parallel", "dp"), "parallel: dp is for one process with several GPUs, found 0 GPUs")
 }
 
 

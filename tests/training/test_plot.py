@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,13 +10,12 @@ from xml.etree import ElementTree
 import pytest
 from test_history import row, write_run
 
+from launchers import run_python
 from mpiddp import plot
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.reader import read
 from mpiddp.training.records import curves
 from mpiddp.training.records.history import STAGES, STEPS, read_histories
-
-DEADLINE = 60
 
 
 def write_runs(folder: Path, names: list[str], **values: Any) -> None:
@@ -61,9 +58,7 @@ def test_each_run_has_its_curve_and_colour(tmp_path: Path) -> None:
         assert shown[:count] == names[:count]
 
 
-def test_a_run_of_one_epoch_has_a_curve(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_one_epoch_has_a_curve(tmp_path, monkeypatch, capsys):
     count = 3 * curves.FINEST
     steps = [
         row(1, step=step, kind=STEPS, epochs=step / count, loss=step % 3)
@@ -142,14 +137,8 @@ def test_the_same_runs_give_the_same_file(runs: Path) -> None:
     assert (runs / "runs.svg").read_bytes() == before
 
 
-def run_command(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mpiddp", "plot", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
-
-
 def test_mistakes_are_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run_command("frist")
-    assert result.returncode == 2
+    result = run_python("-m", "mpiddp", "plot", "frist", cwd=runs).expect(2)
     assert "no run 'frist'" in result.stderr and result.stderr.count("\n") == 1
     cases = [
         (["first", "--output", "a.pdf"], "ends in .svg, .png, .html, found 'a.pdf'"),
@@ -168,14 +157,12 @@ def read_error(words: list[str]) -> None:
     plot.draw_runs(read(plot.PlotOptions, words, "plot", ""))
 
 
-def test_help_needs_no_library(runs: Path) -> None:
+def test_help_needs_no_library() -> None:
     program = (
         "import sys; from mpiddp import plot\n"
         "try: plot.main(['--help'])\n"
         "except SystemExit: pass\n"
         "print(sorted({'torch', 'numpy', 'mpi4py', 'matplotlib'} & set(sys.modules)))"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE
-    )
+    result = run_python("-c", program)
     assert result.stdout.splitlines()[-1] == "[]", result

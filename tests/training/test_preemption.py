@@ -33,12 +33,9 @@ OPENMPI = launchers.table()["openmpi"]
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    "way",
-    ["framework", *(pytest.param(way, marks=pytest.mark.long) for way in ("ring", "served"))],
+    "way", ["framework", *(pytest.param(way, marks=pytest.mark.long) for way in ("ring", "served"))]
 )
-def test_a_preempted_run_ends_as_the_uninterrupted_one(
-    way: str, pool: Pools, tmp_path: Path
-) -> None:
+def test_a_preempted_run_ends_as_the_uninterrupted_one(way, pool, tmp_path):
     words, ranks = [*SMALL, *WAYS[way], "--save-every", "never"], pool("openmpi", 3)
     ranks.call(interrupted.run, [*words, "--name", "whole"], [], cwd=tmp_path)
     # The rank and its step. Others may be a step ahead, so all stop one or two steps later.
@@ -56,9 +53,7 @@ def test_a_preempted_run_ends_as_the_uninterrupted_one(
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("bound", [2, pytest.param(0, marks=pytest.mark.long)])
-def test_workers_and_a_dedicated_server_stop_within_an_epoch(
-    bound: int, pool: Pools, tmp_path: Path
-) -> None:
+def test_workers_and_a_dedicated_server_stop_within_an_epoch(bound, pool, tmp_path):
     # Eight steps in each of two epochs.
     words = [*SMALL, "--sync", "parameter-server", "--server-placement", "dedicated"]
     words += ["--staleness", str(bound), "--save-every", "never", "--name", "run"]
@@ -120,9 +115,7 @@ class SharedTraining:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_workers_that_share_out_batches_stop_within_an_epoch(
-    placement: str, pool: Pools, tmp_path: Path
-) -> None:
+def test_workers_that_share_out_batches_stop_within_an_epoch(placement, pool, tmp_path):
     words = [*SHARED, *PLACEMENTS[placement]]
     training = SharedTraining(pool, tmp_path, [*words, "--save-every", "never", "--name", "run"])
     # The signal reaches all ranks, or the last one before its first step.
@@ -147,7 +140,6 @@ def test_workers_that_share_out_batches_stop_within_an_epoch(
     training.check_end("run", servers)
     saved = [int(step) for step in re.findall(r"Checkpoint written: \S+/step-(\d+) ", printed)]
     begun, end = training.attempts[-2][0].left, saved[-1]
-    assert begun is not None
     assert saved == [
         step for step in range(begun + 1, end + 1) if step % period == 0 or step == end
     ]
@@ -171,9 +163,7 @@ LEFT = {
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("when", LEFT)
-def test_a_rank_that_only_serves_hears_that_the_loop_was_left(
-    when: str, pool: Pools, tmp_path: Path
-) -> None:
+def test_a_rank_that_only_serves_hears_that_the_loop_was_left(when, pool, tmp_path):
     last, options, is_called = LEFT[when]
     words = [*SMALL, "--sync", "parameter-server", "--server-placement", "dedicated", *options]
     words += ["--name", "run"]
@@ -229,11 +219,9 @@ def test_a_job_makes_way_and_goes_on(when: str, name: str, tmp_path: Path) -> No
         words, python = ["--block-signal=USR1,USR2", sys.executable, *words], "env"
     with launchers.start(OPENMPI, 2, words, python=python, **arguments) as job:
         send(job, when, signal.Signals[f"SIG{name}"])
-        result = job.wait()
-    assert result.returncode == 75, result
+        result = job.wait().expect(75)
     assert result.output.count("Checkpoint written") == 1
     outcome = read_outcome(tmp_path / "runs/run")
-    assert outcome is not None
     assert (outcome["code"], outcome["rank"]) == (75, 0)
     (line,) = re.findall(r"preempted after step (\d+): SIG(\w+) reached rank \d", result.output)
     assert line == (str(outcome["step"]), name)
@@ -242,8 +230,8 @@ def test_a_job_makes_way_and_goes_on(when: str, name: str, tmp_path: Path) -> No
     if when == "one":
         # It need not be trained to the end: that takes a busy machine minutes.
         last = read_rows(tmp_path / "runs/run")[-1]["epoch"] + 2
-        again = launchers.run(OPENMPI, 2, [*words, "--epochs", str(last)], **arguments)
-        assert again.returncode == 0, again
+        words += ["--epochs", str(last)]
+        again = launchers.run(OPENMPI, 2, words, **arguments).expect(0)
         assert f"Resumed from runs/run/checkpoints/step-{outcome['step']}: " in again.stdout
         epochs = [row["epoch"] for row in read_rows(tmp_path / "runs/run")]
         assert epochs == list(range(1, last + 1))
@@ -260,8 +248,7 @@ def test_a_script_makes_way_and_goes_on(name: str, tmp_path: Path) -> None:
         # USR1 may come before the script has looked for the first time.
         time.sleep(0.5 if name == "TERM" else 0)
         os.kill(job.ranks()[1], signal.Signals[f"SIG{name}"])
-        result = job.wait()
-    assert result.returncode == 75, result
+        result = job.wait().expect(75)
     stops = re.findall(r"rank (\d) stops after step (\d+)", result.stdout)
     assert sorted(rank for rank, _ in stops) == ["0", "1"]
     assert len({step for _, step in stops}) == 1
@@ -269,6 +256,6 @@ def test_a_script_makes_way_and_goes_on(name: str, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == [f"step-{step}"]
     if name == "USR1":
         return  # test_checkpointer.py resumes scripts without a second launch.
-    again = launchers.run(OPENMPI, 2, [*arguments, str(int(step) + 3)], timeout=90, cwd=tmp_path)
-    assert again.returncode == 0, again
+    arguments += [str(int(step) + 3)]
+    again = launchers.run(OPENMPI, 2, arguments, timeout=90, cwd=tmp_path).expect(0)
     assert again.stdout.count(f"begins after step {step}\n") == 2

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from multiprocessing.forkserver import _forkserver  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import psutil
 import pytest
 import torch
 
+import launchers
 import reading
 from mpiddp.errors import MpiddpError
 from mpiddp.training.data import reading as readers
@@ -51,7 +51,7 @@ def test_workers_read_what_this_process_would(monkeypatch: pytest.MonkeyPatch) -
     again = list(reader.read(reading.list_keys(3)))
     assert {int(each) for batch in again for each in batch.inputs[:, 1]} == workers
     reader.close()
-    assert not any(map(_is_running, workers))
+    assert not any(map(launchers.is_alive, workers))
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 
 
@@ -124,19 +124,8 @@ def test_workers_end_with_their_rank(tmp_path: Path) -> None:
     with subprocess.Popen(
         program, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
     ) as process:
-        assert process.stdout is not None
         workers = [int(each) for each in process.stdout.readline().split()]
         are_there = [psutil.pid_exists(each) for each in workers]
         process.kill()
         assert are_there == [True, True]
-        end = time.monotonic() + 30
-        while any(map(_is_running, workers)) and time.monotonic() < end:
-            time.sleep(0.05)
-        assert not any(map(_is_running, workers))
-
-
-def _is_running(number: int) -> bool:
-    try:
-        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        launchers.until(lambda: not any(map(launchers.is_alive, workers)), "workers to end")

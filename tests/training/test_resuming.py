@@ -93,9 +93,7 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(way: str, pool: Pools, tmp_
         pytest.param((4, 2, 4), [], marks=pytest.mark.long),
     ],
 )
-def test_another_number_of_ranks_takes_each_sample_once(
-    worlds: tuple[int, ...], options: list[str], pool: Pools, tmp_path: Path
-) -> None:
+def test_another_number_of_ranks_takes_each_sample_once(worlds, options, pool, tmp_path):
     # One epoch: after two steps, and after two more, another number of ranks goes on.
     words = [*SMALL, *options, "--epochs", "1", "--name", "cut"]
     samples, parameters = [], []

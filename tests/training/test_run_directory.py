@@ -20,7 +20,7 @@ from mpiddp.checkpoints.storage.manifest import find_directory
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.training.options.config import Configuration, parse
-from mpiddp.training.records.run_directory import find_path, forget_outcome, open_run
+from mpiddp.training.records.run_directory import RunDirectory, find_path, forget_outcome, open_run
 from mpiddp.training.shared_run import abandoned_after_error
 
 JOB = (
@@ -42,18 +42,22 @@ def configuration(tmp_path: Path) -> Configuration:
     return Configuration(name="first", runs_dir=tmp_path / "runs").resolve()
 
 
+def take(configuration: Configuration) -> RunDirectory:
+    """An attempt at the run, which has ended."""
+    run = open_run(configuration)
+    run.close()
+    return run
+
+
 def snapshot(path: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def test_the_directory_of_checkpoints_is_found_from_anywhere(
-    configuration: Configuration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_directory_of_checkpoints_is_found_from_anywhere(configuration, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = open_run(replace(configuration, checkpoint_dir=Path("elsewhere")))
+    run = take(replace(configuration, checkpoint_dir=Path("elsewhere")))
     monkeypatch.chdir("/")
     assert find_directory(run.path) == tmp_path / "elsewhere"
-    run.close()
 
 
 HOLDER = """
@@ -76,7 +80,6 @@ def another_job(runs: Path) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
         try:
             yield process
@@ -85,8 +88,7 @@ def another_job(runs: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_new_run_holds_its_configuration(configuration: Configuration) -> None:
-    run = open_run(configuration)
-    run.close()
+    run = take(configuration)
     assert run.path == configuration.runs_dir / "first"
     assert run.attempt == 1
     assert parse(["--config", str(run.path / "config.toml")]) == configuration
@@ -95,8 +97,7 @@ def test_a_new_run_holds_its_configuration(configuration: Configuration) -> None
 
 
 def test_the_saved_configuration_has_the_name_that_was_chosen(tmp_path: Path) -> None:
-    run = open_run(Configuration(runs_dir=tmp_path))
-    run.close()
+    run = take(Configuration(runs_dir=tmp_path))
     assert parse(["--config", str(run.path / "config.toml")]).name == run.path.name
 
 
@@ -121,53 +122,29 @@ def test_without_a_name_it_is_a_time_stamp_of_its_own(tmp_path: Path) -> None:
         (("7", "x" + "é" * 200), "é" * 98 + "-7"),
     ],
 )
-def test_within_slurm_it_is_the_job(
-    variables: tuple[str, ...], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_within_slurm_it_is_the_job(variables, name, tmp_path, monkeypatch):
     for variable, value in zip(JOB, variables, strict=False):
         monkeypatch.setenv(variable, value)
     for attempt in (1, 2):
         # A job that Slurm requeues finds its own directory again.
-        run = open_run(Configuration(runs_dir=tmp_path))
-        run.close()
+        run = take(Configuration(runs_dir=tmp_path))
         assert (run.path.name, run.attempt) == (name, attempt)
 
 
-def test_a_run_in_use_is_refused_and_left_alone(configuration: Configuration) -> None:
+def test_a_run_in_use_is_refused_and_left_alone(configuration, monkeypatch):
+    monkeypatch.setenv(environment.SLURM_JOB_ID, "77")
+    monkeypatch.setenv(environment.SLURM_JOB_NAME, "sweep")
     with another_job(configuration.runs_dir) as process:
         before = snapshot(configuration.runs_dir)
         with pytest.raises(ConfigurationError) as caught:
             open_run(configuration)
-        assert f"in use by process {process.pid} on " in str(caught.value)
+        assert f"in use by job sweep-77, process {process.pid} on " in str(caught.value)
         assert "--name" in str(caught.value)
         assert snapshot(configuration.runs_dir) == before
 
 
-def test_the_lock_says_which_job_holds_it(
-    configuration: Configuration, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(environment.SLURM_JOB_ID, "77")
-    monkeypatch.setenv(environment.SLURM_JOB_NAME, "sweep")
-    with another_job(configuration.runs_dir):
-        holder = json.loads((configuration.runs_dir / "first" / "lock").read_text())
-        assert (holder["job"], holder["attempt"]) == ("sweep-77", 1)
-        with pytest.raises(ConfigurationError, match=r"in use by job sweep-77, process"):
-            open_run(configuration)
-
-
-def test_the_lock_dies_with_its_holder(configuration: Configuration) -> None:
-    with another_job(configuration.runs_dir) as process:
-        process.kill()
-        process.wait()
-        run = open_run(configuration)
-        run.close()
-        assert run.attempt == 2
-
-
 def write_outcome(configuration: Configuration, code: int) -> Path:
-    run = open_run(configuration)
-    run.close()
-    path = run.path / "outcome.json"
+    path = take(configuration).path / "outcome.json"
     path.write_text(json.dumps({"code": code}))
     return path
 
@@ -185,8 +162,7 @@ def test_a_run_that_did_not_finish_is_taken_over(configuration: Configuration, c
     outcome = write_outcome(configuration, code)
     metrics = outcome.with_name("metrics.jsonl")
     metrics.write_text('{"epoch": 1}\n')
-    run = open_run(configuration)
-    run.close()
+    run = take(configuration)
     assert run.attempt == 2
     assert not outcome.exists()
     assert metrics.read_text() == '{"epoch": 1}\n'
@@ -209,9 +185,7 @@ def test_this_process_opens_a_run_again_only_after_an_error(configuration: Confi
         open_run(configuration)
     with pytest.raises(ZeroDivisionError), abandoned_after_error(run):
         raise ZeroDivisionError
-    again = open_run(configuration)
-    assert again.attempt == 2
-    again.close()
+    assert take(configuration).attempt == 2
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"attempt": "x"}'])
@@ -219,8 +193,7 @@ def test_a_lock_that_was_cut_short_does_no_harm(configuration: Configuration, co
     path = configuration.runs_dir / "first"
     path.mkdir(parents=True)
     (path / "lock").write_text(content)
-    run = open_run(configuration)
-    run.close()
+    run = take(configuration)
     assert run.attempt == 1
     assert json.loads((path / "lock").read_text())["attempt"] == 1
 
@@ -250,9 +223,7 @@ def test_a_write_that_fails_leaves_what_stood_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_nothing_half_written_is_left(
-    configuration: Configuration, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_half_written_is_left(configuration, monkeypatch):
     def fail(_: int) -> None:
         raise OSError(28, "No space left on device")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -17,7 +16,6 @@ from test_metrics import ROW
 from mpiddp.checkpoints.storage.finding import Found
 from mpiddp.errors import StorageError
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.session import Session
 from mpiddp.training import saving, training_state
 from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.options.groups.checkpoints import Interval
@@ -36,9 +34,7 @@ def test_the_best_has_the_highest_accuracy_or_else_the_lowest_loss() -> None:
         assert score is not None and higher is not None and higher > score
 
 
-def test_a_position_that_cannot_be_read_ends_the_attempt_and_not_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_position_that_cannot_be_read_ends_the_attempt_and_not_the_job(tmp_path, monkeypatch):
     def fail(_: Found) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -73,12 +69,7 @@ def test_only_a_later_attempt_of_a_job_goes_on_from_its_checkpoints(
     assert saving._is_this_jobs(found) is expected
 
 
-def test_a_short_run_has_a_checkpoint_after_its_first_epoch(
-    session: Session,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_short_run_has_a_checkpoint_after_its_first_epoch(session, tmp_path, monkeypatch, capsys):
     # Any time is too long for the others.
     monkeypatch.setattr(saving, "parse_interval", lambda _: Interval(epochs=1, share=0.0))
     words = ["--data", "toy", "--samples", "200", "--epochs", "4", "--name", "first"]

@@ -9,8 +9,6 @@ import pickle
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -40,6 +38,7 @@ from mpiddp.training.script_trainer import named_as_keywords
 from mpiddp.training.trainer import train
 from mpiddp.training.training_state import Position, check_fit, list_deciding, name_values
 
+pytestmark = pytest.mark.usefixtures("writable")
 SMALL: dict[str, Any] = {"data": "toy", "samples": 200, "epochs": 2, "resume": "never"}
 
 
@@ -47,7 +46,6 @@ def build(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Linear(shape[0], classes)
 
 
-@pytest.mark.usefixtures("writable")
 def test_a_script_trains_as_the_command_does(session: Session) -> None:
     words = ["--data", "toy", "--samples", "200", "--epochs", "2", "--name", "command"]
     expected = train(parse(words), session, FailureHandler())
@@ -67,7 +65,6 @@ def test_a_script_trains_as_the_command_does(session: Session) -> None:
     )
 
 
-@pytest.mark.usefixtures("writable")
 def test_a_step_computes_what_the_script_says(session: Session) -> None:
     seen = []
 
@@ -104,11 +101,8 @@ def mpiddp_weights(path: Path) -> dict[str, torch.Tensor]:
     return {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
 
 
-@pytest.mark.usefixtures("writable")
 @pytest.mark.parametrize("is_taken", [True, False])
-def test_a_loop_that_is_left_is_a_normal_end(
-    is_taken: bool, session: Session, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loop_that_is_left_is_a_normal_end(is_taken, session, capsys):
     trainer = mpiddp.Trainer(**SMALL, name="left", export="left.pt")
     for step in trainer.steps():
         if step.number < 13 or is_taken:
@@ -120,7 +114,6 @@ def test_a_loop_that_is_left_is_a_normal_end(
     session.do_postponed()
     last = 13 if is_taken else 12
     outcome = read_outcome(Path("runs/left"))
-    assert outcome is not None
     assert (outcome["code"], outcome["reason"]) == (0, f"left after step {last}")
     assert Path("left.pt").exists()
     # As in a later job: it has finished, and has the row of the epoch before.
@@ -137,10 +130,7 @@ def test_a_loop_that_is_left_is_a_normal_end(
     assert row.parameters == mpiddp.Trainer(**SMALL, name="whole").fit().parameters
 
 
-@pytest.mark.usefixtures("writable")
-def test_rows_of_steps_are_written_with_the_checkpoint_that_has_them(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_steps_are_written_with_the_checkpoint_that_has_them(session, monkeypatch):
     found, write = [], Saver.write
 
     def look_and_write(saver: Saver, position: Position) -> None:
@@ -157,7 +147,6 @@ def test_rows_of_steps_are_written_with_the_checkpoint_that_has_them(
     assert found == [[1, 2], [1, 2, 3, 4], [1, 2, 3, 4, 5]]
 
 
-@pytest.mark.usefixtures("writable")
 def test_a_loop_that_fails_is_not_taken_for_one_that_is_left(session: Session) -> None:
     def fail(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         raise ValueError("no loss")
@@ -175,11 +164,8 @@ def test_a_loop_that_fails_is_not_taken_for_one_that_is_left(session: Session) -
     assert not list(Path("runs/failed/checkpoints").glob("step-*"))
 
 
-@pytest.mark.usefixtures("writable")
 @pytest.mark.parametrize("before", ["framework", "parameter-server"])
-def test_the_way_to_synchronise_cannot_change_to_or_from_servers(
-    before: str, tmp_path: Path
-) -> None:
+def test_the_way_to_synchronise_cannot_change_to_or_from_servers(before, tmp_path):
     manifest = SimpleNamespace(configuration={"sync": before, "servers": 2})
     found = Found(tmp_path, cast(Any, manifest))
     values = {**name_values(parse([])), "sync": before, "servers": 2}
@@ -198,20 +184,14 @@ def fill(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.usefixtures("writable")
-def test_a_full_disk_at_the_end_does_not_lose_the_weights(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_at_the_end_does_not_lose_the_weights(session, monkeypatch):
     monkeypatch.setattr(directory, "write_shards", fill)
     with pytest.raises(MpiddpError, match=r"could not be written: .*No space left on device"):
         mpiddp.Trainer(**SMALL, name="full", export="full.pt").fit()
     assert torch.load("full.pt", weights_only=True)
 
 
-@pytest.mark.usefixtures("writable")
-def test_weights_that_cannot_be_written_do_not_lose_the_last_checkpoint(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_cannot_be_written_do_not_lose_the_last_checkpoint(session, monkeypatch):
     def run(name: str, left: bool) -> None:
         for step in mpiddp.Trainer(**SMALL, name=name, export="full.pt").steps():
             step.take()
@@ -228,7 +208,6 @@ def test_weights_that_cannot_be_written_do_not_lose_the_last_checkpoint(
         assert read_outcome(Path(f"runs/{name}")) is None
 
 
-@pytest.mark.usefixtures("writable")
 def test_a_finished_training_is_not_the_result_of_other_options(session: Session) -> None:
     options = {**SMALL, "resume": "auto", "name": "same", "checkpoint_dir": "shared"}
     row = mpiddp.Trainer(**options).fit()
@@ -238,7 +217,6 @@ def test_a_finished_training_is_not_the_result_of_other_options(session: Session
     assert mpiddp.Trainer(**again).fit().parameters == row.parameters
 
 
-@pytest.mark.usefixtures("writable")
 def test_each_step_is_taken_once(session: Session) -> None:
     steps = mpiddp.Trainer(**SMALL).steps()
     next(steps)
@@ -250,10 +228,7 @@ def test_each_step_is_taken_once(session: Session) -> None:
         step.take()
 
 
-@pytest.mark.usefixtures("writable")
-def test_a_run_that_has_finished_is_not_trained_again(
-    session: Session, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_has_finished_is_not_trained_again(session, capsys):
     options = {**SMALL, "resume": "auto"}
     first = mpiddp.Trainer(**options, name="first").fit()
     mpiddp.Trainer(**options, name="second").fit()
@@ -280,7 +255,6 @@ def test_a_run_that_has_finished_is_not_trained_again(
         mpiddp.Trainer(**options, name="first").fit()
 
 
-@pytest.mark.usefixtures("writable")
 def test_a_script_predicts_with_what_was_trained(session: Session) -> None:
     options = {**SMALL, "resume": "auto", "name": "whole", "ema": 0.9, "export": "whole.pt"}
     trainer = mpiddp.Trainer(**options)
@@ -317,7 +291,6 @@ def test_a_script_predicts_with_what_was_trained(session: Session) -> None:
     assert trainer.model.training
 
 
-@pytest.mark.usefixtures("writable")
 def test_a_run_that_has_finished_predicts_with_its_own_weights(session: Session) -> None:
     torch.save(mpiddp.models.mlp((10,), 2).state_dict(), "first.pt")
     options = {**SMALL, "resume": "auto", "name": "tuned", "checkpoint_dir": "kept"}
@@ -395,9 +368,7 @@ def test_messages_name_a_scripts_keywords() -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_bad_option_is_refused(
-    options: dict[str, Any], fragments: list[str], session: Session
-) -> None:
+def test_a_bad_option_is_refused(options, fragments, session):
     with pytest.raises(ConfigurationError) as caught:
         mpiddp.Trainer(mpiddp.Task(model=build), **options)
     assert [each for each in fragments if each not in str(caught.value)] == []
@@ -422,8 +393,7 @@ def test_a_script_that_is_preempted_goes_on_when_it_is_started_again(tmp_path: P
     (tmp_path / "script.py").write_text(PREEMPTED)
     openmpi = launchers.table()["openmpi"]
     words = ["-m", "mpiddp", "script.py"]
-    first = launchers.run(openmpi, 2, words, timeout=60, cwd=tmp_path)
-    assert first.returncode == 75, first
+    launchers.run(openmpi, 2, words, timeout=60, cwd=tmp_path).expect(75)
     outcome = read_outcome(tmp_path / "runs" / "left")
     assert outcome is not None and outcome["code"] == 75
     assert signal.SIGUSR2.name in outcome["reason"]
@@ -461,7 +431,6 @@ def test_a_script_that_leaves_its_loop_and_ends_has_saved(sync: str, tmp_path: P
     done = launchers.run(openmpi, 2, words, timeout=100, cwd=tmp_path).expect(0)
     assert done.stdout.count("saved: True") == 2
     outcome = read_outcome(tmp_path / "runs" / "left")
-    assert outcome is not None
     assert [outcome[name] for name in ("code", "reason", "step")] == [0, "left after step 7", 7]
 
 
@@ -495,10 +464,7 @@ def test_a_restart_goes_on_from_what_its_own_job_has_saved(tmp_path: Path) -> No
     def run(resume: str, crash: int, restarts: int) -> list[str]:
         """The steps at which its attempts went on."""
         words = ["-n", "1", "--restarts", str(restarts), "script.py", resume, str(crash)]
-        done = subprocess.run(
-            [sys.executable, "-m", "mpiddp", *words], cwd=tmp_path, capture_output=True, text=True,
-            timeout=100, env=launchers.clean_environment(variables),
-        )  # fmt: skip
+        done = launchers.run_python("-m", "mpiddp", *words, cwd=tmp_path, env=variables)
         assert (done.returncode == 0) == (restarts > 0), done
         return re.findall(f"Resumed from {own}([0-9]+):", done.stdout)
 

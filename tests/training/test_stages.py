@@ -40,6 +40,11 @@ def test_time_belongs_to_the_stage_that_ends(ticks: None) -> None:
     assert clock.costs.seconds == [1, 0, 0, 2, 0, 0, 0]
     clock.move(0.5, Stage.FORWARD, Stage.COMMUNICATION)
     assert clock.costs.seconds == [1, 0, 0, 1.5, 0, 0.5, 0]
+    # An epoch brings its own sums.
+    epoch = Costs(seconds=[10.0] * len(Stage))
+    clock.count_in(epoch)
+    clock.end(Stage.READ)
+    assert epoch.seconds == [11, 10, 10, 10, 10, 10, 10]
 
 
 def test_waiting_for_a_batch_is_split_as_the_work_on_it_was(ticks: None) -> None:
@@ -52,13 +57,6 @@ def test_waiting_for_a_batch_is_split_as_the_work_on_it_was(ticks: None) -> None
     clock.end_reading(Work(transform=0.5))
     assert clock.costs.seconds == [1.75, 1.25, 0, 0, 0, 0, 0]
     assert clock.costs.data_seconds == [1, 3.5]
-
-
-def test_an_epoch_brings_its_own_sums(ticks: None) -> None:
-    clock, epoch = StageClock(), Costs(seconds=[10.0] * len(Stage))
-    clock.count_in(epoch)
-    clock.end(Stage.READ)
-    assert epoch.seconds == [11, 10, 10, 10, 10, 10, 10]
 
 
 def test_computing_ends_before_what_autograd_does_last(ticks: None) -> None:
@@ -186,9 +184,7 @@ def test_bytes_are_those_of_each_synchronisation(pool: Pools, tmp_path: Path) ->
 
 
 @pytest.mark.mpi
-def test_weights_that_leave_before_the_servers_rank_comes_are_counted(
-    pool: Pools, tmp_path: Path
-) -> None:
+def test_weights_that_leave_before_the_servers_rank_comes_are_counted(pool, tmp_path):
     words = ["--name", "late", *TOY, *SYNC["apart"]]
     pool("openmpi", 2).call(train_with_late_server, words, cwd=tmp_path)
     assert min(read_row(tmp_path, "late")["sent_bytes"]) >= 20 * GRADIENTS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,15 +21,8 @@ from mpiddp.training.step.step import Engine, Forward, split_batch
 from mpiddp.training.wrapping.activations import recompute
 from mpiddp.training.wrapping.module_groups import count_parameters, find_groups, find_innermost
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def make_model() -> nn.Module:

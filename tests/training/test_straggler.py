@@ -18,7 +18,7 @@ from mpiddp.training.options.groups.straggler import (
 )
 
 WORKERS = (0, 2, 5)
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 
 
 def test_a_rank_or_a_random_one_is_read():
@@ -66,19 +66,11 @@ def test_everybody_has_a_turn():
     assert abs(turns - 1000) < 130
 
 
-def test_a_step_takes_so_many_times_as_long(monkeypatch):
-    slept = []
-    monkeypatch.setattr(straggler.time, "sleep", slept.append)
-    for place in range(len(WORKERS)):
-        Slowdown(Straggler(2, 4), place, WORKERS, 0, 0.5, CPU).wait(9)
-    assert slept == [1.5]
-
-
-def test_a_gpu_does_nothing_during_the_sleep(monkeypatch):
+@pytest.mark.parametrize("device", [CPU, GPU], ids=str)
+def test_a_step_takes_so_many_times_as_long_and_a_gpu_does_nothing_meanwhile(device, monkeypatch):
     done = []
     monkeypatch.setattr(straggler.time, "sleep", done.append)
     monkeypatch.setattr(torch.cuda, "synchronize", done.append)
-    gpu = torch.device("cuda", 1)
     for place in range(len(WORKERS)):
-        Slowdown(Straggler(2, 4), place, WORKERS, 0, 0.5, gpu).wait(9)
-    assert done == [gpu, 1.5]
+        Slowdown(Straggler(2, 4), place, WORKERS, 0, 0.5, device).wait(9)
+    assert done == ([1.5] if device is CPU else [GPU, 1.5])

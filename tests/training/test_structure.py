@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -30,9 +27,7 @@ OPTIONS = {
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_same_numbers_train_the_same_model_in_any_structure(
-    options: list[str], pool: Any, tmp_path: Path
-) -> None:
+def test_the_same_numbers_train_the_same_model_in_any_structure(options, pool, tmp_path):
     words = ["--epochs", "2", "--batch-size", "8", *options]
     called = pool("openmpi", 2).call(structured.train_each, words, cwd=tmp_path, timeout=140)
     for rows in called.values:

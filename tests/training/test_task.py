@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,17 +81,8 @@ def configure(**options: str) -> Configuration:
 
 
 def test_a_task_brings_model_data_loss_and_metrics(mine: str, tmp_path: Path) -> None:
-    program = [sys.executable, "-m", "mpiddp.train", "--task", f"{mine}:make", "--name", "own"]
-    options = ["--epochs", "6", "--learning-rate", "0.02"]
-    done = subprocess.run(
-        [*program, *options],
-        cwd=tmp_path,
-        env=launchers.clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stderr
+    words = ["--task", f"{mine}:make", "--name", "own", "--epochs", "6", "--learning-rate", "0.02"]
+    done = launchers.run_python("-m", "mpiddp.train", *words, cwd=tmp_path, timeout=150).expect(0)
     run = tmp_path / "runs" / "own"
     rows = read_rows(run)
     assert rows[-1]["test_gap"] < 0.5 < rows[0]["gap"]
@@ -114,7 +103,6 @@ def test_model_and_data_are_given_what_they_ask_for_by_name(mine: str) -> None:
 
 def test_a_model_from_elsewhere_needs_no_parameters() -> None:
     task, _ = find_task(configure(model="torchvision.models:squeezenet1_1"), None)
-    assert task.model is not None
     assert "SqueezeNet" in type(task.model(shape=(3, 64, 64), classes=10)).__name__
 
 
@@ -148,9 +136,7 @@ def refuse(options: dict[str, str]) -> str:
     ],
     ids=str,
 )
-def test_a_factory_that_cannot_be_used_is_refused(
-    options: dict[str, str], fragments: list[str], mine: str
-) -> None:
+def test_a_factory_that_cannot_be_used_is_refused(options, fragments, mine):
     given = {name: value.replace("MINE", mine) for name, value in options.items()}
     message = refuse(given)
     assert "\n" not in message and "<frozen" not in message

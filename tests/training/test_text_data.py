@@ -17,6 +17,8 @@ from mpiddp.training.options.config import Configuration
 from mpiddp.training.task.models import build
 from mpiddp.training.task.task import cross_entropy
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def test_the_target_of_each_byte_is_the_next_one(tmp_path: Path) -> None:
     content = bytes(np.random.default_rng(0).integers(0, 256, 1003, dtype=np.uint8))
@@ -57,8 +59,6 @@ def test_the_transformer_sees_no_later_byte() -> None:
 
 def train(data: DataSet, steps: int, length: int) -> float:
     """The test loss after so many steps."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     model = build("transformer", data.shape, data.classes)
     samples = Samples(data.train)
@@ -71,9 +71,7 @@ def train(data: DataSet, steps: int, length: int) -> float:
         optimizer.step()
     inputs, targets, _ = Samples(data.test).read(Key(0, list(range(len(data.test)))))
     with torch.no_grad():
-        loss = cross_entropy(model(inputs), targets).item()
-    torch.set_num_threads(threads)
-    return loss
+        return cross_entropy(model(inputs), targets).item()
 
 
 def find_entropy(data: DataSet) -> float:

@@ -90,9 +90,7 @@ def test_an_error_is_one_warning_and_ends_the_tracking(client: Client) -> None:
     assert warnings == ["wandb does not take the metrics, and gets no more: OSError: no"]
 
 
-def test_a_server_that_does_not_answer_holds_up_nothing(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_does_not_answer_holds_up_nothing(client, monkeypatch):
     monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.1)
     warnings: list[str] = []
     client.answers.clear()
@@ -102,9 +100,7 @@ def test_a_server_that_does_not_answer_holds_up_nothing(
     assert warnings == ["wandb did not take all metrics within 0.1 s"]
 
 
-def test_weights_and_biases_is_called_as_its_documentation_says(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_weights_and_biases_is_called_as_its_documentation_says(monkeypatch):
     """https://docs.wandb.ai/ref/python/init/ and /run/: `init`, `Run.log`, `Run.finish`."""
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
@@ -142,9 +138,7 @@ def run_trainer(session: Session, folder: Path, *words: str) -> None:
     train(configuration, session, FailureHandler())
 
 
-def test_the_trainer_tells_each_epoch(
-    client: Client, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_trainer_tells_each_epoch(client, session, tmp_path, monkeypatch):
     monkeypatch.setattr("mpiddp.training.shared_run.check_library", lambda name: None)
     run_trainer(session, tmp_path, "--track", "wandb", "--log-every", "5")
     assert [step for _, step in client.logged] == [5, 10, 10, 15, 20, 20]
@@ -155,9 +149,7 @@ def test_the_trainer_tells_each_epoch(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
-def test_a_library_that_is_missing_is_one_line_with_its_command(
-    session: Session, tmp_path: Path
-) -> None:
+def test_a_library_that_is_missing_is_one_line_with_its_command(session, tmp_path):
     with pytest.raises(ConfigurationError, match=r"pip install 'mpiddp\[wandb\]'") as caught:
         run_trainer(session, tmp_path, "--track", "wandb")
     assert "\n" not in str(caught.value)

@@ -52,12 +52,9 @@ def run(configuration: Configuration, session: Session) -> Row:
 
 
 @pytest.mark.parametrize(
-    ("data", "optimizer"),
-    [("synthetic", "sgd"), ("toy", "sgd"), ("digits", "adamw")],
+    ("data", "optimizer"), [("synthetic", "sgd"), ("toy", "sgd"), ("digits", "adamw")]
 )
-def test_the_default_model_learns_each_data_set(
-    data: str, optimizer: str, session: Session, tmp_path: Path
-) -> None:
+def test_the_default_model_learns_each_data_set(data, optimizer, session, tmp_path):
     configuration = Configuration(runs_dir=tmp_path, data=data, epochs=3, optimizer=optimizer)
     assert run(configuration.resolve(), session).test_metrics["accuracy"] > 0.9
 
@@ -74,9 +71,7 @@ def test_each_model_learns_the_digits(model: str, session: Session, tmp_path: Pa
     assert run(configuration.resolve(), session).test_metrics["accuracy"] > 0.9
 
 
-def test_a_row_is_written_for_each_epoch(
-    configuration: Configuration, session: Session, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_row_is_written_for_each_epoch(configuration, session, capsys):
     result = run(replace(configuration, epochs=5, evaluate_every=2), session)
     rows = read_rows(configuration.runs_dir / "first")
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5]
@@ -106,12 +101,8 @@ def test_a_row_is_written_for_each_epoch(
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_progress_bar_is_for_terminals_only(
-    is_terminal: bool,
-    configuration: Configuration,
-    session: Session,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    is_terminal, configuration, session, capsys, monkeypatch
+):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     run(configuration, session)
     captured = capsys.readouterr()
@@ -119,9 +110,7 @@ def test_a_progress_bar_is_for_terminals_only(
     assert "Epoch 1:" not in captured.out
 
 
-def test_a_second_attempt_continues_the_metrics(
-    configuration: Configuration, session: Session
-) -> None:
+def test_a_second_attempt_continues_the_metrics(configuration, session):
     directory = configuration.runs_dir / "first"
     run(configuration, session)
     (directory / "outcome.json").unlink(missing_ok=True)
@@ -190,7 +179,6 @@ def test_digits_are_learnt_to_97_per_cent(ranks: int, pool: Pools, tmp_path: Pat
     called = pool("openmpi", ranks).call(trainings.run, ["--name", "digits"], cwd=tmp_path)
     run = tmp_path / "runs" / "digits"
     outcome = read_outcome(run)
-    assert outcome is not None
     assert (outcome["code"], outcome["attempt"]) == (0, 1)
     last = read_rows(run)[-1]
     assert last["test_accuracy"] >= 0.97
@@ -215,10 +203,9 @@ def test_a_job_of_a_launcher_trains(either_launcher: launchers.Launcher, tmp_pat
     options = (*TOY, "--name", "toy", "--export", "w.pt", "--log-dir", "logs")
     before = os.umask(0o007)
     try:
-        result = launch(either_launcher, 2, tmp_path, *options)
+        launch(either_launcher, 2, tmp_path, *options).expect(0)
     finally:
         os.umask(before)
-    assert result.returncode == 0, result
     assert len(read_rows(tmp_path / "runs" / "toy")) == 2
     # Files are made under the user's umask.
     found = {path: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
@@ -233,7 +220,7 @@ def test_the_same_seed_gives_the_same_bits(pool: Pools, tmp_path: Path) -> None:
     # A job trains a alone; a pool, whose ranks have one thread each, trains c, then b.
     seeds = {"a": "0", "c": "1", "b": "0"}
     lines = [["--epochs", "2", "--name", name, "--seed", seed] for name, seed in seeds.items()]
-    assert launch(OPENMPI, 2, tmp_path, *lines[0], OMP_NUM_THREADS="1").returncode == 0
+    launch(OPENMPI, 2, tmp_path, *lines[0], OMP_NUM_THREADS="1").expect(0)
     pool("openmpi", 2).call(trainings.run, *lines[1:], cwd=tmp_path)
     rows = {name: read_rows(tmp_path / "runs" / name, TIMES) for name in "abc"}
     assert rows["a"] == rows["b"]
@@ -299,8 +286,7 @@ each rank: test_scripts_of_others.py."""
 def test_bad_input_is_one_line_from_one_rank(name: str, tmp_path: Path) -> None:
     options, fragment = BAD[name]
     (tmp_path / "bad.toml").write_text("epoch = 3\n")
-    result = launch(OPENMPI, 2, tmp_path, *options)
-    assert result.returncode == 2, result
+    result = launch(OPENMPI, 2, tmp_path, *options).expect(2)
     complaints = [line for line in result.stderr.splitlines() if fragment in line]
     assert len(complaints) == 1, result
     assert "Traceback" not in result.output
@@ -322,9 +308,7 @@ def test_bad_input_is_refused_on_every_rank(name: str, pool: Pools, tmp_path: Pa
 
 @pytest.mark.mpi
 def test_help_is_shown_once(tmp_path: Path) -> None:
-    result = launch(OPENMPI, 3, tmp_path, "--help")
-    assert result.returncode == 0, result
-    assert result.stdout.count("usage:") == 1
+    assert launch(OPENMPI, 3, tmp_path, "--help").expect(0).stdout.count("usage:") == 1
 
 
 @pytest.mark.mpi
@@ -337,31 +321,26 @@ def test_ranks_that_were_told_different_things_are_refused(tmp_path: Path) -> No
         "sys.argv[1:] = ['--data', 'toy', '--epochs', str(2 + find_launcher().rank)]\n"
         "main()\n"
     )
-    result = launchers.run(OPENMPI, 3, [script], timeout=30, cwd=tmp_path)
-    assert result.returncode == 2, result
+    result = launchers.run(OPENMPI, 3, [script], timeout=30, cwd=tmp_path).expect(2)
     assert result.output.count("option epochs must be the same on all ranks") == 1
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.mpi
 def test_a_run_that_failed_says_so_and_can_be_started_again(pool: Pools, tmp_path: Path) -> None:
-    result = launch(OPENMPI, 2, tmp_path, *TOY, "--name", "toy", "--learning-rate", "1e30")
-    run = tmp_path / "runs" / "toy"
-    assert result.returncode == 1, result
+    words = [*TOY, "--name", "toy", "--learning-rate", "1e30"]
+    result, run = launch(OPENMPI, 2, tmp_path, *words).expect(1), tmp_path / "runs" / "toy"
     assert result.stderr.count("training has diverged") == 1
     outcome = read_outcome(run)
-    assert outcome is not None
     assert outcome["code"] == 1
     assert outcome["step"] > 0
     words = [*TOY, "--name", "toy"]
     pool("openmpi", 2).call(trainings.run, words, cwd=tmp_path)
     outcome = read_outcome(run)
-    assert outcome is not None
     assert (outcome["code"], outcome["attempt"]) == (0, 2)
     before = (run / "metrics.jsonl").read_bytes()
     for said in pool("openmpi", 2).call(trainings.refuse, *words, cwd=tmp_path).values:
         assert "has finished and is not overwritten" in said
     assert (run / "metrics.jsonl").read_bytes() == before
     outcome = read_outcome(run)
-    assert outcome is not None
     assert outcome["code"] == 0

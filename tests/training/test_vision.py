@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
+from launchers import run_python
 from mpiddp.training.data import vision
 
 PROGRAM = """
@@ -28,8 +26,7 @@ assert v2.functional.horizontal_flip(images).shape == images.shape
 
 
 def test_models_and_transforms_can_be_used_whatever_torch_it_is():
-    answer = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
-    assert answer.returncode == 0, answer.stderr
+    answer = run_python("-c", PROGRAM).expect(0)
     plain, parameters = answer.stdout.strip().split(" | ")
     assert plain == "works" or "torchvision::nms does not exist" in plain
     # As torchvision's documentation has it.

@@ -29,9 +29,7 @@ STEPS = 6
 
 
 @pytest.mark.mpi
-def test_averages_after_each_plain_step_are_averages_of_gradients(
-    pool: Pools, tmp_path: Path
-) -> None:
+def test_averages_after_each_plain_step_are_averages_of_gradients(pool, tmp_path):
     words = (*WORDS, "--momentum", "0", "--last-batch", "weighted", "--ema", "0.9")
     ways = {
         "plain": (),
@@ -105,9 +103,7 @@ def train_alone() -> tuple[nn.Module, list[torch.Tensor]]:
 
 
 @pytest.mark.mpi
-def test_momentum_and_bad_losses_are_a_ranks_own_and_running_averages_are_averaged(
-    pool: Pools, tmp_path: Path
-) -> None:
+def test_momentum_and_bad_losses_are_a_ranks_own_and_running_averages_are_averaged(pool, tmp_path):
     words = [*WORDS, "--model", "broken_data:build", "--on-nan", "skip", "--ema", "0.9"]
     words += ["--average-every", str(EVERY), "--name", "skip", "--export", "skip.pt"]
     called = pool("openmpi", RANKS).call(broken_data.run, "nan", BAD, *words, cwd=tmp_path)

@@ -24,6 +24,7 @@ from mpiddp.training.task import models
 from mpiddp.training.task.task import Task
 from mpiddp.training.weights import digest_parameters
 from pool import Pools
+from saves import assert_equal
 
 SMALL = ("--data", "toy", "--samples", "215", "--epochs", "1")
 
@@ -33,9 +34,7 @@ def read_predictions(run: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.mpi
-def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(
-    pool: Pools, tmp_path: Path
-) -> None:
+def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(pool, tmp_path):
     words = [*SMALL, "--name", "first", "--export", "first.pt"]
     called = pool("openmpi", 2).call(trainings.run, words, cwd=tmp_path)
     assert "Weights written: first.pt\n" in called.printed
@@ -154,11 +153,6 @@ WAYS = {
 def read(path: Path) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
     return found
-
-
-def assert_equal(found: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == given.keys()
-    assert [name for name in given if not torch.equal(found[name], given[name])] == []
 
 
 @pytest.mark.mpi

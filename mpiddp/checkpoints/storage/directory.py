@@ -123,7 +123,7 @@ class CheckpointDirectory:
     def __init__(self, path: Path, ranks: Ranks, source: Source, keep: int) -> None:
         """Touches nothing. ``keep``: how many of the newest checkpoints to keep."""
         self.path = path
-        self._ranks = ranks
+        self.ranks = ranks
         self._source = source
         self._keep = keep
         self._attempt = source.attempt
@@ -141,11 +141,6 @@ class CheckpointDirectory:
         self._save: LastingCall[None] | None = None
         call_at_exit(finish_lasting_calls)
 
-    @property
-    def ranks(self) -> Ranks:
-        """All ranks of the job."""
-        return self._ranks
-
     def look(self) -> Survey:
         """Find the newest valid checkpoint. Collective; nothing is changed but the lock.
 
@@ -162,7 +157,7 @@ class CheckpointDirectory:
             self._enter(is_read=True)
             return True
 
-        return find_newest(self.path, self._ranks) if self._ask_rank_0(enter) else NOTHING_FOUND
+        return find_newest(self.path, self.ranks) if self._ask_rank_0(enter) else NOTHING_FOUND
 
     def open(self, survey: Survey | None = None, source: Source | None = None) -> None:
         """Make the directory this owner's, and ready for saves. Collective, before the first one.
@@ -213,7 +208,7 @@ class CheckpointDirectory:
         def refuse(failure: str) -> StorageError:
             return StorageError(f"checkpoints: {self.path} cannot be used: {failure}")
 
-        return ask_rank_0(self._ranks, work, refuse)
+        return ask_rank_0(self.ranks, work, refuse)
 
     def _enter(self, *, is_read: bool = False) -> None:
         """Lock the directory, and refuse a stranger's. On rank 0."""
@@ -259,12 +254,12 @@ class CheckpointDirectory:
 
     def _check_shared(self, probe: str) -> None:
         """Refuse a directory that not all hosts see. Collective. ``probe``: a new file there."""
-        patience, path = Patience(self._ranks.rank), self.path / probe
+        patience, path = Patience(self.ranks.rank), self.path / probe
         # Nobody has looked for this name, so that no host remembers that it was not there.
         while not (sees := os.path.exists(path)) and patience.wait(f"{path} is not there yet"):
             pass
-        answers = self._ranks.gather((socket.gethostname(), sees))
-        if self._ranks.rank == 0:
+        answers = self.ranks.gather((socket.gethostname(), sees))
+        if self.ranks.rank == 0:
             with suppress(OSError):  # The next attempt removes it.
                 path.unlink()
         blind = [(rank, host) for rank, (host, sees) in enumerate(answers) if not sees]
@@ -313,12 +308,12 @@ class CheckpointDirectory:
         interrupted = threading.Event()
 
         def write() -> None:
-            found = self._ranks.gather((step, problem))
+            found = self.ranks.gather((step, problem))
             raise_first([each for _, each in found])
             if len(steps := {each for each, _ in found}) > 1:
                 raise WriteError(f"expected one step on all ranks, found {sorted(steps)}")
-            path = self._write(step, join_equal(staged, self._ranks), score, interrupted)
-            if self._ranks.rank == 0:
+            path = self._write(step, join_equal(staged, self.ranks), score, interrupted)
+            if self.ranks.rank == 0:
                 tell(Written(path, step, time.monotonic() - begin, staging))
 
         try:
@@ -380,12 +375,12 @@ class CheckpointDirectory:
             self._tidy(lambda: manifests.prune(self.path, manifest.owner, self._keep))
 
         try:
-            parts = write_shards(partial, tensors, self._ranks, self._frames, interrupted)
-            problem = attempt(complete) if self._ranks.rank == 0 else None
-            raise_first([self._ranks.broadcast(problem)])
+            parts = write_shards(partial, tensors, self.ranks, self._frames, interrupted)
+            problem = attempt(complete) if self.ranks.rank == 0 else None
+            raise_first([self.ranks.broadcast(problem)])
         except (OSError, WriteError):
             # On all ranks.
-            if self._ranks.rank == 0:
+            if self.ranks.rank == 0:
                 shutil.rmtree(partial, ignore_errors=True)
             raise
         return target
@@ -408,7 +403,7 @@ class CheckpointDirectory:
             step=step,
             attempt=self._attempt,
             owner=self._owner.token,
-            world=self._ranks.size,
+            world=self.ranks.size,
             configuration=dict(self._source.configuration),
             versions={
                 "python": platform.python_version(),

@@ -57,9 +57,7 @@ def link(moves: Sequence[Move]) -> tuple[Operation, ...]:
 
 
 def _find_causes(
-    move: Move,
-    signals: Mapping[Key, list[int]],
-    packets: Mapping[tuple[int, Buffer, int], int],
+    move: Move, signals: Mapping[Key, list[int]], packets: Mapping[tuple[int, Buffer, int], int]
 ) -> set[int]:
     found: set[int] = set()
     for key in move.waits:

@@ -154,9 +154,7 @@ class Plan:
                 raise ScheduleError(f"{who}: {self.name(span)} is not inside its {size} chunks")
 
 
-def list_connections(
-    plan: Plan,
-) -> dict[tuple[int, int, int, int], list[tuple[int, int]]]:
+def list_connections(plan: Plan) -> dict[tuple[int, int, int, int], list[tuple[int, int]]]:
     """The messages of each connection, as pairs of sending and receiving operation, in order."""
     found: dict[tuple[int, int, int, int], list[tuple[int, int]]] = {}
     for number, operation in enumerate(plan.operations):

@@ -18,14 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpiddp.errors import ScheduleError
-from mpiddp.schedules.plans.plan import (
-    Buffer,
-    Operation,
-    Plan,
-    Promise,
-    Span,
-    list_connections,
-)
+from mpiddp.schedules.plans.plan import Buffer, Operation, Plan, Promise, Span, list_connections
 from mpiddp.schedules.trees import Trees, make_mask, name_ranks
 
 Value = TypeVar("Value")

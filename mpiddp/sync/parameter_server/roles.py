@@ -19,13 +19,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.flat_parameters import FlatModel
 from mpiddp.sync.parameter_server.mpi_messages import ByteCounter, Wire
-from mpiddp.sync.parameter_server.server import (
-    NO_BATCH,
-    Server,
-    UpdateRule,
-    Worker,
-    check_threads,
-)
+from mpiddp.sync.parameter_server.server import NO_BATCH, Server, UpdateRule, Worker, check_threads
 from mpiddp.wording import count_noun
 
 FOLLOW_SECONDS = 0.002

@@ -316,12 +316,7 @@ class Worker:
     """A worker: it computes gradients with the servers' weights."""
 
     def __init__(
-        self,
-        wire: Wire,
-        servers: Sequence[int],
-        model: FlatModel,
-        place: int,
-        rule: UpdateRule,
+        self, wire: Wire, servers: Sequence[int], model: FlatModel, place: int, rule: UpdateRule
     ) -> None:
         """A worker with the servers' first weights. ``servers``: their ranks, by number.
 

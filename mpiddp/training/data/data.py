@@ -18,12 +18,7 @@ from torch.utils.data import IterableDataset
 from mpiddp.errors import MpiddpError
 from mpiddp.training.data.factories import call_factory, find_factory
 from mpiddp.training.data.seeding import kept_generators, mix_seed, seed_cpu_generators
-from mpiddp.training.data.structure import (
-    find_sample_shape,
-    list_leaves,
-    map_leaves,
-    separate_one,
-)
+from mpiddp.training.data.structure import find_sample_shape, list_leaves, map_leaves, separate_one
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.data import parse_shape
 from mpiddp.training.options.groups.registry import DATASETS

@@ -140,9 +140,7 @@ def _load(configuration: Configuration, normalisation: Normalisation, shift: Shi
     except Exception as error:  # torchvision checks some of the files, and only unpacks others.
         raise ConfigurationError(_describe_damage(configuration, error)) from error
     return DataSet(
-        train=Split(train.features, train.labels, normalisation, augment),
-        test=test,
-        classes=10,
+        train=Split(train.features, train.labels, normalisation, augment), test=test, classes=10
     )
 
 

@@ -46,8 +46,4 @@ def _cut(values: np.ndarray[tuple[int], np.dtype[np.uint8]], length: int) -> Spl
     count = (len(values) - 1) // length
     inputs = values[: count * length].reshape(count, length).copy()
     targets = values[1 : count * length + 1].reshape(count, length).astype(np.int64)
-    return Split(inputs, targets, _index)
-
-
-def _index(values: torch.Tensor) -> torch.Tensor:
-    return values.to(torch.int64)
+    return Split(inputs, targets, torch.Tensor.long)

@@ -31,13 +31,7 @@ class Rule:
 
 RULES = (
     Rule(
-        ("evaluate_only",),
-        "weights",
-        lambda path: path is not None,
-        "say of which weights: --weights FILE.pt or RUN",
-    ),
-    Rule(
-        ("weights_prefix", "weights_except"),
+        ("evaluate_only", "weights_prefix", "weights_except"),
         "weights",
         lambda path: path is not None,
         "say of which weights: --weights FILE.pt or RUN",

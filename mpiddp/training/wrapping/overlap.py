@@ -18,12 +18,7 @@ from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.step.step import Compute
 from mpiddp.training.wrapping.parallel import Replica
-from mpiddp.training.wrapping.rehearsal import (
-    compute_plainly,
-    find_medians,
-    rehearse,
-    time_once,
-)
+from mpiddp.training.wrapping.rehearsal import compute_plainly, find_medians, rehearse, time_once
 
 WARM_UP = 3
 """Passes that are not timed: DDP makes new buckets after the first, and the third use of a buffer
@@ -55,10 +50,7 @@ def describe(pace: Pace) -> str:
 
 
 def settle(
-    configuration: Configuration,
-    replica: Replica,
-    batch: Batch,
-    compute: Compute = compute_plainly,
+    configuration: Configuration, replica: Replica, batch: Batch, compute: Compute = compute_plainly
 ) -> tuple[Configuration, Pace | None]:
     """Choose by measurement whether gradients travel during the backward pass, if that is open.
 

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mpiddp.options.checks import (
-    REFERENCE,
-    at_least,
-    check,
-    check_reference,
-    check_text,
-    quote,
-)
+from mpiddp.options.checks import REFERENCE, at_least, check, check_reference, check_text, quote
 from mpiddp.options.fields import Argument, one_of
 from mpiddp.training.options.groups.effects import FIXED, FREE
 from mpiddp.training.options.groups.registry import DATASETS
