@@ -19,14 +19,7 @@ from benchmarks.collectives.contenders import (
 )
 from benchmarks.collectives.findings import Findings
 from benchmarks.common.options import describe_seconds
-from benchmarks.common.plotting import (
-    Line,
-    LinePanel,
-    choose_names,
-    draw_panels,
-    list_scores,
-    note_left_out,
-)
+from benchmarks.common.plotting import Line, LinePanel, choose_lines, draw_panels
 from benchmarks.common.records import Cell
 from benchmarks.common.statistics import summarize
 from mpiddp.wording import describe_size
@@ -63,8 +56,7 @@ def draw(path: Path, groups: Sequence[Findings], note: str) -> None:
         for place, (_, cells) in enumerate(panels)
         for cell in cells
     }
-    shown, left_out = choose_names(list_scores(medians), always)
-    note = note_left_out(left_out, "contender", note)
+    shown, note = choose_lines(medians, always, "contender", note)
     grid = [list(_make_panels(found, cells, every, shown)) for found, cells in panels]
     draw_panels(path, grid, (14.5, 4.4 * len(panels) + 0.8), title, note)
 

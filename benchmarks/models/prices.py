@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.common.machines import describe_place
 from benchmarks.common.options import describe_seconds, format_rows
-from benchmarks.common.plotting import (
-    Line,
-    LinePanel,
-    choose_names,
-    draw_panels,
-    list_scores,
-    note_left_out,
-)
+from benchmarks.common.plotting import Line, LinePanel, choose_lines, draw_panels
 from benchmarks.common.records import RecordWriter, make_cell
 from benchmarks.common.statistics import exact
 from benchmarks.common.trials import show_progress
@@ -174,8 +167,7 @@ def draw(path: Path, sizes: Sequence[int], tables: Sequence[Table], note: str) -
         for row in table.rows
         for size, price in zip(sizes, row.prices, strict=False)
     }
-    shown, left_out = choose_names(list_scores(priced))
-    note = note_left_out(left_out, "algorithm", note)
+    shown, note = choose_lines(priced, (), "algorithm", note)
     title = "All-reduce on a modelled machine: how many times the lower bound it takes"
     panels = [_make_panel(sizes, table, shown) for table in tables]
     places = [*panels, *[None] * (rows * columns - len(panels))]
