@@ -67,25 +67,11 @@ def _list_sections(
         if quantity == ALL_PAIRS:
             section = draw_pairs(material.of(ALL_PAIRS))
         elif quantity in groups:
-            section = _draw_curves(groups[quantity], model)
+            section = draw_curves(groups[quantity], model, _list_links(groups[quantity]))
         else:
             section = draw_steps(material.of(quantity), quantity)
         if section is not None:
             yield section
-
-
-def _draw_curves(groups: Sequence[Group], model: Model) -> Section:
-    found = draw_curves(groups, model)
-    return Section(
-        name=found.quantity.replace(" ", "-"),
-        heading=found.quantity.capitalize(),
-        words=", ".join(found.common),
-        pictures=[found.winners] if found.winners is not None else [],
-        panels=found.panels,
-        start=len(groups) - 1,
-        roles=found.roles,
-        links=_list_links(groups),
-    )
 
 
 def _list_links(groups: Sequence[Group]) -> list[Link]:
