@@ -28,8 +28,17 @@ QUANTITY = "predicted all-reduce"
 SIMULATED = "simulated"
 Place = tuple[int, ...]
 """The ranks of each node."""
-FindMachine = Callable[[Place], Machine]
-"""The machine that has these nodes."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is priced."""
+
+    choices: Sequence[Choice]
+    places: Sequence[Place]
+    sizes: Sequence[int]
+    find_machine: Callable[[Place], Machine]
+    """The machine that has these nodes."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +82,12 @@ class Table:
         ]
 
 
-def price_all(
-    choices: Sequence[Choice],
-    places: Sequence[Place],
-    sizes: Sequence[int],
-    find_machine: FindMachine,
-) -> list[Table]:
-    """A table for each of ``places``. Raises ConfigurationError if nothing can be priced."""
-    tables = []
-    with show_progress(len(places) * len(choices), "price") as bar:
-        for nodes in places:
-            machine, rows = find_machine(nodes), []
+def price_all(question: Question) -> list[Table]:
+    """A table for each place. Raises ConfigurationError if nothing can be priced."""
+    tables, choices, sizes = list[Table](), question.choices, question.sizes
+    with show_progress(len(question.places) * len(choices), "price") as bar:
+        for nodes in question.places:
+            machine, rows = question.find_machine(nodes), []
             for choice in choices:
                 rows.append(_price(choice, nodes, sizes, machine))
                 bar.update()

@@ -202,7 +202,7 @@ def _draw_grid(grid: Grid, section: Section, colours: Mapping[str, int]) -> str:
         )
         rows.append(f'<tr><th scope="row">{label}</th>{cells}</tr>')
     kinds = {square.kind: None for row in grid.squares for square in row if square is not None}
-    legend = _draw_legend({kind: _name_slot(kind, colours) for kind in filter(None, kinds)})
+    legend = _draw_legend({kind: f"slot-{colours[kind]}" for kind in filter(None, kinds)})
     names = " names" if legend else ""
     width = LETTER_WIDTH * max(map(len, grid.rows), default=1) + 2
     return (
@@ -217,10 +217,6 @@ def _draw_legend(classes: Mapping[str, str]) -> str:
     """Names with their classes; empty if there are none."""
     items = (f'<li class="{c}"><i></i>{html.escape(name)}</li>' for name, c in classes.items())
     return f'<ul class="legend">{"".join(items)}</ul>' if classes else ""
-
-
-def _name_slot(kind: str, colours: Mapping[str, int]) -> str:
-    return f"slot-{colours[kind]}"
 
 
 def _count_runs(squares: Sequence[Square | None]) -> list[int]:
@@ -238,7 +234,7 @@ def _draw_square(square: Square | None, colours: Mapping[str, int], run: int) ->
     classes = ["marked"] if square.is_marked else []
     style = name = ""
     if square.kind is not None:
-        classes.append(_name_slot(square.kind, colours))
+        classes.append(f"slot-{colours[square.kind]}")
         # The legend has the whole name; it stands over all squares that it is the name of.
         short = html.escape(square.kind.removeprefix("mpiddp "))
         kind = "hidden" if run == 0 else "long" if run > 1 else "short"
