@@ -71,9 +71,6 @@ class Length:
     def choose_iterations(self, seconds: float) -> int:
         return max(self.fewest, min(self.most, int(self.seconds / max(seconds, 1e-9))))
 
-    def __str__(self) -> str:
-        return f"as many as fit into {self.seconds:g} s, from {self.fewest} to {self.most}"
-
 
 class WrongResultError(MpiddpError):
     """A contender does not compute what it should."""

@@ -328,11 +328,6 @@ def test_a_fit_of_another_version_is_not_read_as_a_record(fit, tmp_path):
         command.main([str(path)])
 
 
-def test_a_fit_is_of_something(capsys):
-    with pytest.raises(ConfigurationError, match="no RECORD given"):
-        command.main([])
-
-
 def test_a_fit_is_json_that_others_can_read(fit, tmp_path):
     write_fit(tmp_path / "fit.json", fit)
     content = json.loads((tmp_path / "fit.json").read_text())
