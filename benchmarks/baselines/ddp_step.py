@@ -34,6 +34,12 @@ def wrap(model: nn.Module, device: torch.device) -> DistributedDataParallel:
     return DistributedDataParallel(model.to(device), device_ids=devices)
 
 
+def finish(device: torch.device) -> None:
+    """Wait for all that was begun on a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def make_optimizer(
     model: nn.Module,
     learning_rate: float,

@@ -20,34 +20,30 @@ def prepare(
 
     After a reduce-scatter a rank's part stands at the beginning of its buffer.
     """
-    blocking: dict[str, Callable[..., None]] = {
-        "all-reduce": comm.Allreduce,
-        "reduce-scatter": comm.Reduce_scatter,
-        "all-gather": comm.Allgatherv,
-        "broadcast": comm.Bcast,
-        "reduce": comm.Reduce,
-    }
-    return partial(blocking[quantity], *_list_arguments(comm, buffer, quantity, operator))
+    call, _ = _list_calls(comm)[quantity]
+    return partial(call, *_list_arguments(comm, buffer, quantity, operator))
 
 
 def prepare_start(
     comm: MPI.Intracomm, buffer: Array, quantity: str, operator: str
 ) -> Callable[[], Callable[[], object]]:
     """A function that starts the collective, and returns what waits for its end."""
-    starts: dict[str, Callable[..., MPI.Request]] = {
-        "all-reduce": comm.Iallreduce,
-        "reduce-scatter": comm.Ireduce_scatter,
-        "all-gather": comm.Iallgatherv,
-        "broadcast": comm.Ibcast,
-        "reduce": comm.Ireduce,
-    }
-    begin = starts[quantity]
+    _, begin = _list_calls(comm)[quantity]
     arguments = _list_arguments(comm, buffer, quantity, operator)
+    return lambda: begin(*arguments).Wait
 
-    def start() -> Callable[[], object]:
-        return begin(*arguments).Wait
 
-    return start
+def _list_calls(
+    comm: MPI.Intracomm,
+) -> dict[str, tuple[Callable[..., None], Callable[..., MPI.Request]]]:
+    """Of each collective, the call that blocks and the one that does not."""
+    return {
+        "all-reduce": (comm.Allreduce, comm.Iallreduce),
+        "reduce-scatter": (comm.Reduce_scatter, comm.Ireduce_scatter),
+        "all-gather": (comm.Allgatherv, comm.Iallgatherv),
+        "broadcast": (comm.Bcast, comm.Ibcast),
+        "reduce": (comm.Reduce, comm.Ireduce),
+    }
 
 
 def _list_arguments(

@@ -16,6 +16,8 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.baselines.ddp_step import finish
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -63,7 +65,7 @@ def train(
         generator = torch.Generator().manual_seed(epoch)
         order = torch.randperm(count, generator=generator)[rank::ranks].to(device)
         sums = torch.zeros(3, device=device)
-        _synchronize(device)
+        finish(device)
         begin = time.perf_counter()
         for step in range(steps):
             index = order[step * settings.batch_size : (step + 1) * settings.batch_size]
@@ -79,11 +81,6 @@ def train(
                 sums[1] += (outputs.argmax(dim=1) == targets).sum()
                 sums[2] += len(targets)
         distributed.all_reduce(sums)
-        _synchronize(device)
+        finish(device)
         rates.append(sums[2].item() / (time.perf_counter() - begin))
     return rates
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

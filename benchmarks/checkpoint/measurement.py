@@ -124,18 +124,14 @@ def read_measurement(text: str) -> Measurement:
     return Measurement(**{**found, "agreement": Agreement(**found["agreement"])}, rounds=rounds)
 
 
-def describe_plan(plan: Plan, directory: Path) -> str:
-    """What ranks are told, as JSON."""
-    return json.dumps({**asdict(plan), "directory": str(directory)})
-
-
 def measure(plan: Plan, ranks: int, launcher: launchers.Mpirun) -> Measurement:
     """Run the job. Raises RunError with its output if it fails."""
     try:
         with tempfile.TemporaryDirectory(prefix="mpiddp-bench-", dir=plan.directory) as name:
             # Ranks run in another directory.
             folder = Path(name).resolve()
-            words = [sys.executable, "-m", WORKER, describe_plan(plan, folder)]
+            told = json.dumps({**asdict(plan), "directory": str(folder)})
+            words = [sys.executable, "-m", WORKER, told]
             processes.run(processes.make_program(launcher, ranks, words), plan.deadline)
             return read_measurement((folder / "report.json").read_text())
     except OSError as error:

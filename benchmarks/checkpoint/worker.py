@@ -54,8 +54,7 @@ class Training:
     def time_step(self) -> float:
         begin = time.perf_counter()
         self.take_step()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        ddp_step.finish(self.device)
         return time.perf_counter() - begin
 
     def name_state(self) -> dict[str, torch.Tensor]:

@@ -41,12 +41,7 @@ class CellMaker:
         """The cells and refusals of a block, whatever was measured of it."""
         for task in block:
             if task in visitor.refusals:
-                yield Refusal(
-                    quantity=task.contender.quantity,
-                    contender=task.contender.label,
-                    at=self._find_place(task),
-                    reason=visitor.refusals[task],
-                )
+                yield self._refuse(task, visitor.refusals[task])
         visits = {task: visitor.list_samples(task) for task in block}
         slow = self._find_slow_rank(visits)
         self._times |= {
@@ -58,13 +53,12 @@ class CellMaker:
             elif each:
                 yield self._make_cell(task, each, visitor, slow)
             elif visitor.wrong.get(task):
-                yield Refusal(
-                    quantity=task.contender.quantity,
-                    contender=task.contender.label,
-                    at=self._find_place(task),
-                    reason=f"its result has {visitor.wrong[task]} wrong elements{task.route}",
-                    is_wrong=True,
-                )
+                reason = f"its result has {visitor.wrong[task]} wrong elements{task.route}"
+                yield replace(self._refuse(task, reason), is_wrong=True)
+
+    def _refuse(self, task: Task, reason: str) -> Refusal:
+        own, place = task.contender, self._find_place(task)
+        return Refusal(quantity=own.quantity, contender=own.label, at=place, reason=reason)
 
     def _find_slow_rank(self, visits: Mapping[Task, Sequence[Visit]]) -> SlowRank | None:
         """The rank that stands out among all visits so far, of all contenders."""

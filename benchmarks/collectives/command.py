@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import psutil
+
 from benchmarks.collectives import report
 from benchmarks.collectives.contenders import ALL_REDUCE, POINT_TO_POINT
 from benchmarks.collectives.findings import Findings, Surroundings
-from benchmarks.collectives.measurement import check_local_memory, measure
+from benchmarks.collectives.measurement import check_memory, measure
 from benchmarks.collectives.options import Plan, check_algorithms, parse
 from benchmarks.collectives.plot import draw
 from benchmarks.collectives.targets import judge
@@ -31,7 +33,7 @@ def check(options: RunOptions[Plan]) -> Launcher:
         check_algorithms(plan)
     launcher = check_run(options, plan.ranks, link=plan.link)
     if isinstance(launcher, Mpirun):
-        check_local_memory(plan, max(plan.ranks))
+        check_memory(plan, max(plan.ranks), 1, psutil.virtual_memory().available)
     return launcher
 
 

@@ -84,16 +84,9 @@ class Findings:
 
     def find(self, contender: Contender, size: int) -> Cell | None:
         """Its cell at a size, of the first type and operator."""
-        return next(
-            (
-                cell
-                for cell in self.cells
-                if cell.contender == contender.label
-                and cell.quantity == contender.quantity
-                and cell.bytes == size
-            ),
-            None,
-        )
+        wanted = (contender.label, contender.quantity, size)
+        cells = (c for c in self.cells if (c.contender, c.quantity, c.at.get("bytes")) == wanted)
+        return next(cells, None)
 
     def find_probe(self, *names: str) -> Cell | None:
         """The fastest of these limits of the machine; None if none of them was measured."""
@@ -112,15 +105,9 @@ class Findings:
 
     def find_like(self, cell: Cell, maker: str) -> Cell | None:
         """The cell of the first contender of a maker, measured as this one was."""
-        return next(
-            (
-                each
-                for each in self.cells
-                if each.details.get("maker") == maker
-                and (each.quantity, dict(each.at)) == (cell.quantity, dict(cell.at))
-            ),
-            None,
-        )
+        place = (cell.quantity, dict(cell.at))
+        cells = (each for each in self.cells if each.details.get("maker") == maker)
+        return next((each for each in cells if (each.quantity, dict(each.at)) == place), None)
 
 
 def compare_cells(own: Cell, other: Cell) -> Summary:

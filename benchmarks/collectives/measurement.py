@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
-import psutil
-
 from benchmarks.collectives import contenders
 from benchmarks.collectives.cells import CellMaker
 from benchmarks.collectives.contenders import (
@@ -95,11 +93,6 @@ def check_memory(plan: Plan, ranks: int, nodes: int, free: int) -> None:
             f"{describe_size(needed)} of memory ({copies} buffers for each rank), but "
             f"{describe_size(free)} are free: give smaller sizes, or fewer ranks"
         )
-
-
-def check_local_memory(plan: Plan, ranks: int) -> None:
-    """``check_memory`` for ranks that are all on this machine."""
-    check_memory(plan, ranks, 1, psutil.virtual_memory().available)
 
 
 def list_blocks(plan: Plan, places: Sequence[int], *, nccl: bool) -> list[list[Task]]:

@@ -19,15 +19,8 @@ from benchmarks.collectives.contenders import (
 )
 from benchmarks.collectives.findings import Findings
 from benchmarks.common.options import describe_seconds
-from benchmarks.common.plotting import (
-    Line,
-    LinePanel,
-    choose_names,
-    draw_panels,
-    list_scores,
-    note_left_out,
-)
-from benchmarks.common.records import Cell
+from benchmarks.common.plotting import Line, LinePanel, choose_lines, draw_panels
+from benchmarks.common.records import Cell, group_by
 from benchmarks.common.statistics import summarize
 from mpiddp.wording import describe_size
 
@@ -63,8 +56,7 @@ def draw(path: Path, groups: Sequence[Findings], note: str) -> None:
         for place, (_, cells) in enumerate(panels)
         for cell in cells
     }
-    shown, left_out = choose_names(list_scores(medians), always)
-    note = note_left_out(left_out, "contender", note)
+    shown, note = choose_lines(medians, always, "contender", note)
     grid = [list(_make_panels(found, cells, every, shown)) for found, cells in panels]
     draw_panels(path, grid, (14.5, 4.4 * len(panels) + 0.8), title, note)
 
@@ -73,10 +65,9 @@ def _make_panels(
     found: Findings, cells: Sequence[Cell], every: Sequence[Cell], shown: Sequence[str]
 ) -> Iterator[LinePanel]:
     """The times and the rates of the lines that are shown."""
-    rows: dict[str, list[Cell]] = {}
-    for cell in sorted(cells, key=lambda cell: cell.bytes):
-        rows.setdefault(find_name(cell, every), []).append(cell)
-    rows = {name: row for name, row in rows.items() if name in shown}
+    rising = sorted(cells, key=lambda cell: cell.bytes)
+    named = group_by(rising, lambda cell: find_name(cell, every))
+    rows = {name: row for name, row in named.items() if name in shown}
     ticks = choose_ticks(sorted({cell.bytes for row in rows.values() for cell in row}))
     below: dict[str, Any] = {
         "label": "largest buffer of a rank", "ticks": {each: describe_size(each) for each in ticks},

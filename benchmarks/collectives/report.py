@@ -19,7 +19,7 @@ from benchmarks.collectives.contenders import (
 from benchmarks.collectives.findings import Findings, Refusal, compare_cells
 from benchmarks.collectives.verdicts.slow_links import list_slow
 from benchmarks.common.options import describe_seconds, format_rows
-from benchmarks.common.records import Cell
+from benchmarks.common.records import Cell, group_by
 from mpiddp.schedules.registry import parse
 from mpiddp.wording import describe_size
 
@@ -225,10 +225,8 @@ def describe_lack(found: Findings) -> str:
 
 def list_remarks(cells: Sequence[Cell]) -> list[str]:
     """Slow ranks and broken guidelines, and which contenders' medians are not known to 5 %."""
-    slow: dict[int, list[Cell]] = {}
-    for cell in cells:
-        if "slow_rank" in cell.details:
-            slow.setdefault(cell.details["slow_rank"], []).append(cell)
+    late = (cell for cell in cells if "slow_rank" in cell.details)
+    slow = group_by(late, lambda cell: cell.details["slow_rank"])
     remarks = [
         f"slow rank: rank {rank} {named[0].details['slow_rank_reason']} (in {len(named)} of "
         f"{len(cells)} rows)"

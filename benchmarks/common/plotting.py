@@ -163,17 +163,16 @@ def choose_names(
     return [name for name in scores if name in chosen], max(0, len(scores) - MOST_LINES)
 
 
-def list_scores(medians: Mapping[tuple[str, Key], float | None]) -> dict[str, list[float]]:
-    """Of each name its medians in all places, for ``choose_names``; NaN where it has none."""
+def choose_lines(
+    medians: Mapping[tuple[str, Key], float | None], always: Sequence[str], noun: str, note: str
+) -> tuple[list[str], str]:
+    """`choose_names` by medians of names in places; and the note, with how many are left out."""
     names = dict.fromkeys(name for name, _ in medians)
     places = dict.fromkeys(place for _, place in medians)
-    return {name: [medians.get((name, each)) or math.nan for each in places] for name in names}
-
-
-def note_left_out(count: int, noun: str, note: str) -> str:
-    """The note of a caption, with how many are left out, if any are."""
+    scores = {n: [medians.get((n, place)) or math.nan for place in places] for n in names}
+    shown, count = choose_names(scores, always)
     left_out = f"{count_noun(count, noun)} left out, slower on the whole" if count else ""
-    return "; ".join(filter(None, [left_out, note]))
+    return shown, "; ".join(filter(None, [left_out, note]))
 
 
 def draw_line(axis: Axes, line: Line) -> None:

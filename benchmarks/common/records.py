@@ -12,12 +12,12 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.common.statistics import Interval, Summary, summarize
 from mpiddp.errors import ConfigurationError
@@ -27,6 +27,8 @@ SCHEMA = 3
 """Version of the records' form; a change that breaks readers raises it."""
 
 Coordinate = int | float | str
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,14 @@ class Cell:
         """The algorithm that ran, and over which transport; each empty if that is not known."""
         name, _, transport = str(self.details.get("ran") or "").partition(" over ")
         return name, transport
+
+
+def group_by(items: Iterable[Item], find_key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items with the same key, in their order; groups in the order of their first items."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(find_key(item), []).append(item)
+    return groups
 
 
 def make_cell(samples: Sequence[float], **place: Any) -> Cell:

@@ -73,11 +73,13 @@ def interleave(
     found: dict[Key, list[tuple[int, T]]] = {name: [] for name in names}
     for position, name in take_turns(names, rounds=warm_up + rounds, seed=seed):
         found[name].append((position, measure(name)))
-    series = {}
-    for name, visits in found.items():
-        positions, samples = zip(*visits, strict=True)
-        series[name] = Series(samples[:warm_up], samples[warm_up:], positions[warm_up:])
-    return series
+    return {name: make_series(visits, warm_up) for name, visits in found.items()}
+
+
+def make_series(visits: Sequence[tuple[int, T]], warm_up: int) -> Series[T]:
+    """Of each visit its place in the order of its round, and what was found; in order of rounds."""
+    positions, samples = [place for place, _ in visits], tuple(found for _, found in visits)
+    return Series(samples[:warm_up], samples[warm_up:], tuple(positions[warm_up:]))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Generic, NoReturn, Protocol, TypeVar
 from tqdm import tqdm
 
 from benchmarks.common.options import Count, CountOrZero, Seconds
-from benchmarks.common.statistics import MOST_ROUNDS, Series, StoppingRule, take_turns
+from benchmarks.common.statistics import MOST_ROUNDS, Series, StoppingRule, make_series, take_turns
 from benchmarks.launching.remote_job import Job, count_others_seconds
 from mpiddp.errors import MpiddpError
 from mpiddp.options.checks import at_least
@@ -70,9 +70,6 @@ class Length:
 
     def choose_iterations(self, seconds: float) -> int:
         return max(self.fewest, min(self.most, int(self.seconds / max(seconds, 1e-9))))
-
-    def __str__(self) -> str:
-        return f"as many as fit into {self.seconds:g} s, from {self.fewest} to {self.most}"
 
 
 class WrongResultError(MpiddpError):
@@ -190,9 +187,7 @@ class Visitor(ABC, Generic[Key, Visit]):
 
     def list_series(self, key: Key) -> Series[Visit]:
         """What was measured of a contender so far."""
-        warm_up, taken = self._plan.warm_up, self.visits.get(key, [])
-        positions, visits = [place for place, _ in taken], tuple(visit for _, visit in taken)
-        return Series(visits[:warm_up], visits[warm_up:], tuple(positions[warm_up:]))
+        return make_series(self.visits.get(key, []), self._plan.warm_up)
 
     def list_samples(self, key: Key) -> tuple[Visit, ...]:
         """The visits so far that count."""

@@ -97,38 +97,36 @@ class Evidence:
         """Of each run, new over old."""
         return tuple(estimate_ratio(self.old.samples, run).estimate for run in self.runs)
 
-    def find_costs(self) -> tuple[Sequence[float], list[Sequence[float]]]:
-        """The samples, turned round if larger is better: what is larger is worse."""
-
-        def turn(values: Sequence[float]) -> Sequence[float]:
-            return [1 / value for value in values] if larger_is_better(self.new.unit) else values
-
-        return turn(self.old.samples), [turn(run) for run in self.runs]
+    def find_costs(self, *runs: Sequence[float]) -> list[Sequence[float]]:
+        """OLD's samples and those of ``runs``; turned round if larger is better, so that what is
+        larger is worse."""
+        samples = (self.old.samples, *runs)
+        is_rate = larger_is_better(self.new.unit)
+        return [[1 / value for value in run] if is_rate else run for run in samples]
 
     @cached_property
     def slowdown(self) -> float:
         """The median of the runs' ratios of costs: above 1 is worse."""
-        old, runs = self.find_costs()
+        old, *runs = self.find_costs(*self.runs)
         return statistics.median(estimate_ratio(old, run).estimate for run in runs)
 
     def test_slower(self, bound: float) -> float:
         """How probable the samples are if NEW takes at most ``bound`` times as long."""
-        old, runs = self.find_costs()
-        return find_probability(old, [value for run in runs for value in run], bound)
+        old, new = self.find_costs(self.together)
+        return find_probability(old, new, bound)
 
     def test_faster(self, bound: float) -> float:
         """The same if OLD takes at most ``bound`` times as long."""
-        old, runs = self.find_costs()
-        return find_probability([value for run in runs for value in run], old, bound)
+        old, new = self.find_costs(self.together)
+        return find_probability(new, old, bound)
 
     @property
     def largest(self) -> float:
         """The upper end of the slowdown's interval; infinite for too few rounds to have one."""
-        old, runs = self.find_costs()
-        together = [value for run in runs for value in run]
-        if len({*old, *together}) == 1:  # Counts and prices have no spread.
+        old, new = self.find_costs(self.together)
+        if len({*old, *new}) == 1:  # Counts and prices have no spread.
             return 1.0
-        interval = estimate_ratio(old, together).interval
+        interval = estimate_ratio(old, new).interval
         return interval.high if interval is not None else inf
 
 

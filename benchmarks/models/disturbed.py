@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.common.options import ITEM, TIMES, describe_seconds, format_rows, in_words
 from benchmarks.common.records import RecordWriter, make_cell
 from benchmarks.common.trials import show_progress
-from benchmarks.models.prices import QUANTITY, FindMachine, Place
+from benchmarks.models.prices import QUANTITY, Place, Question
 from mpiddp.options.fields import Argument
 from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import Choice
@@ -87,22 +87,17 @@ class Times:
         )
 
 
-def time_all(
-    choices: Sequence[Choice],
-    places: Sequence[Place],
-    sizes: Sequence[int],
-    find_machine: FindMachine,
-    disturbance: Disturbance,
-) -> list[tuple[Place, list[Times]]]:
-    """For each of ``places``. Raises ConfigurationError if one lacks what is disturbed."""
+def time_all(question: Question, disturbance: Disturbance) -> list[tuple[Place, list[Times]]]:
+    """For each place. Raises ConfigurationError if one lacks what is disturbed."""
+    places, choices = question.places, question.choices
     for nodes in places:
         disturbance.check(sum(nodes), len(nodes))
     tables = []
     with show_progress(len(places) * len(choices), "simulate") as bar:
         for nodes in places:
-            rows, machine = [], find_machine(nodes)
+            rows, machine = [], question.find_machine(nodes)
             for choice in choices:
-                rows.append(_time_both(choice, nodes, sizes, machine, disturbance))
+                rows.append(_time_both(choice, nodes, question.sizes, machine, disturbance))
                 bar.update()
             tables.append((nodes, rows))
     return tables

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.common.machines import describe_place
 from benchmarks.common.options import describe_seconds, format_rows
-from benchmarks.common.plotting import (
-    Line,
-    LinePanel,
-    choose_names,
-    draw_panels,
-    list_scores,
-    note_left_out,
-)
+from benchmarks.common.plotting import Line, LinePanel, choose_lines, draw_panels
 from benchmarks.common.records import RecordWriter, make_cell
 from benchmarks.common.statistics import exact
 from benchmarks.common.trials import show_progress
@@ -35,8 +28,17 @@ QUANTITY = "predicted all-reduce"
 SIMULATED = "simulated"
 Place = tuple[int, ...]
 """The ranks of each node."""
-FindMachine = Callable[[Place], Machine]
-"""The machine that has these nodes."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is priced."""
+
+    choices: Sequence[Choice]
+    places: Sequence[Place]
+    sizes: Sequence[int]
+    find_machine: Callable[[Place], Machine]
+    """The machine that has these nodes."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +82,12 @@ class Table:
         ]
 
 
-def price_all(
-    choices: Sequence[Choice],
-    places: Sequence[Place],
-    sizes: Sequence[int],
-    find_machine: FindMachine,
-) -> list[Table]:
-    """A table for each of ``places``. Raises ConfigurationError if nothing can be priced."""
-    tables = []
-    with show_progress(len(places) * len(choices), "price") as bar:
-        for nodes in places:
-            machine, rows = find_machine(nodes), []
+def price_all(question: Question) -> list[Table]:
+    """A table for each place. Raises ConfigurationError if nothing can be priced."""
+    tables, choices, sizes = list[Table](), question.choices, question.sizes
+    with show_progress(len(question.places) * len(choices), "price") as bar:
+        for nodes in question.places:
+            machine, rows = question.find_machine(nodes), []
             for choice in choices:
                 rows.append(_price(choice, nodes, sizes, machine))
                 bar.update()
@@ -174,8 +171,7 @@ def draw(path: Path, sizes: Sequence[int], tables: Sequence[Table], note: str) -
         for row in table.rows
         for size, price in zip(sizes, row.prices, strict=False)
     }
-    shown, left_out = choose_names(list_scores(priced))
-    note = note_left_out(left_out, "algorithm", note)
+    shown, note = choose_lines(priced, (), "algorithm", note)
     title = "All-reduce on a modelled machine: how many times the lower bound it takes"
     panels = [_make_panel(sizes, table, shown) for table in tables]
     places = [*panels, *[None] * (rows * columns - len(panels))]

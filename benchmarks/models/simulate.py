@@ -94,6 +94,11 @@ class Options(machines.MachineOptions):
         rest = ranks % self.ranks_per_node
         return (self.ranks_per_node,) * (ranks // self.ranks_per_node) + ((rest,) if rest else ())
 
+    @property
+    def question(self) -> prices.Question:
+        places = list(map(self.nodes, sorted(self.ranks) if self.map else self.ranks))
+        return prices.Question(self.choices, places, self.sizes, self.find_machine)
+
     def describe_machine(self) -> str:
         several = self.ranks_per_node > 1
         if self.fitted is not None:
@@ -152,8 +157,7 @@ def parse(arguments: Sequence[str]) -> Options:
 
 
 def _show_prices(options: Options, record: RecordWriter, machine: str) -> None:
-    places = list(map(options.nodes, options.ranks))
-    tables = prices.price_all(options.choices, places, options.sizes, options.find_machine)
+    tables = prices.price_all(options.question)
     for table in tables:
         prices.record_table(record, table, options.sizes)
     print(machine, *prices.describe(options.sizes, options.shown, tables), sep="\n")
@@ -162,8 +166,7 @@ def _show_prices(options: Options, record: RecordWriter, machine: str) -> None:
 
 
 def _show_map(options: Options, record: RecordWriter, machine: str) -> None:
-    places = list(map(options.nodes, sorted(options.ranks)))
-    rows = winners.make_map(options.choices, places, options.sizes, options.find_machine)
+    rows = winners.make_map(options.question)
     print(machine, *winners.describe_map(rows, options.sizes), sep="\n")
     if options.plot is not None:
         winners.draw_map(options.plot, rows, machine)
@@ -174,10 +177,7 @@ def _show_map(options: Options, record: RecordWriter, machine: str) -> None:
 def _show_disturbed(options: Options, record: RecordWriter, machine: str) -> None:
     named = " and ".join(map(str, (*options.straggler, *options.slow_link)))
     disturbance = disturbed.make_disturbance(options.straggler, options.slow_link)
-    tables = disturbed.time_all(
-        options.choices, list(map(options.nodes, options.ranks)), options.sizes,
-        options.find_machine, disturbance,
-    )  # fmt: skip
+    tables = disturbed.time_all(options.question, disturbance)
     print(machine, f"time with {named}; in brackets, what that costs", sep="\n")
     for nodes, rows in tables:
         disturbed.record_times(record, named, nodes, options.sizes, rows)

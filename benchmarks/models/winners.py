@@ -14,7 +14,7 @@ from benchmarks.common.machines import describe_place
 from benchmarks.common.options import ITEM, format_rows
 from benchmarks.common.plotting import COLOURS, open_figure
 from benchmarks.common.trials import show_progress
-from benchmarks.models.prices import FindMachine, Place
+from benchmarks.models.prices import Place, Question
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import simulate
 from mpiddp.schedules.machine import Machine
@@ -65,18 +65,13 @@ def leaves_nobody_out(choice: Choice) -> bool:
     return len(choice.algorithm.make(3).members) == 3
 
 
-def make_map(
-    choices: Sequence[Choice],
-    places: Sequence[Place],
-    sizes: Sequence[int],
-    find_machine: FindMachine,
-) -> list[Row]:
-    """A row for each of ``places``. Raises ConfigurationError if nothing can be priced there."""
+def make_map(question: Question) -> list[Row]:
+    """A row for each place. Raises ConfigurationError if nothing can be priced there."""
     rows = []
-    with show_progress(len(places), "map") as bar:
-        for nodes in places:
-            prices = _list_prices(choices, nodes, find_machine(nodes))
-            rows.append(Row(sum(nodes), len(nodes), tuple(find_ranges(prices, sizes))))
+    with show_progress(len(question.places), "map") as bar:
+        for nodes in question.places:
+            prices = _list_prices(question.choices, nodes, question.find_machine(nodes))
+            rows.append(Row(sum(nodes), len(nodes), tuple(find_ranges(prices, question.sizes))))
             bar.update()
     return rows
 

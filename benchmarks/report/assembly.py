@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks.collectives.contenders import ALL_PAIRS, POINT_TO_POINT, PROBE, REDUCTION
 from benchmarks.common.options import SPEED, describe_value
+from benchmarks.common.records import group_by
 from benchmarks.common.tables import COLLECTIVES
 from benchmarks.report.curves import draw_curves
 from benchmarks.report.findings import list_alerts, list_facts
@@ -33,11 +34,9 @@ EXPLAINED = 4
 
 def assemble(material: Material, fit_path: Path | None = None) -> Report:
     """Raises ConfigurationError if the fit is none."""
-    by_quantity: dict[str, list[Group]] = {}
     sized = [each for each in material.cells if each.cell.quantity not in (ALL_PAIRS, PROBE)]
     groups = make_groups(sized)
-    for group in groups:
-        by_quantity.setdefault(group.place.quantity, []).append(group)
+    by_quantity = group_by(groups, lambda group: group.place.quantity)
     fit, source = find_fit(fit_path, material.records)
     sizes = sorted({size for group in groups for size in group.sizes})
     model = make_model(fit, source, [each.cell for each in material.cells], sizes)
@@ -67,25 +66,11 @@ def _list_sections(
         if quantity == ALL_PAIRS:
             section = draw_pairs(material.of(ALL_PAIRS))
         elif quantity in groups:
-            section = _draw_curves(groups[quantity], model)
+            section = draw_curves(groups[quantity], model, _list_links(groups[quantity]))
         else:
             section = draw_steps(material.of(quantity), quantity)
         if section is not None:
             yield section
-
-
-def _draw_curves(groups: Sequence[Group], model: Model) -> Section:
-    found = draw_curves(groups, model)
-    return Section(
-        name=found.quantity.replace(" ", "-"),
-        heading=found.quantity.capitalize(),
-        words=", ".join(found.common),
-        pictures=[found.winners] if found.winners is not None else [],
-        panels=found.panels,
-        start=len(groups) - 1,
-        roles=found.roles,
-        links=_list_links(groups),
-    )
 
 
 def _list_links(groups: Sequence[Group]) -> list[Link]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from benchmarks.common.options import RATE, SECONDS, SHARE, SPEED, describe_seconds
 from benchmarks.common.statistics import Spread
@@ -18,41 +17,39 @@ from benchmarks.report.groups import (
 )
 from benchmarks.report.machine import Model
 from benchmarks.report.material import Measured
-from benchmarks.report.pictures import Chart, Grid, Line, Panel, Square
+from benchmarks.report.pictures import Chart, Grid, Line, Link, Panel, Section, Square
 from mpiddp.wording import describe_size
 
 
-@dataclass(frozen=True)
-class Curves:
-    """All that is drawn of one quantity."""
+def draw_curves(groups: Sequence[Group], model: Model, links: Sequence[Link]) -> Section:
+    """The section of one quantity, of which ``groups`` are.
 
-    quantity: str
-    common: Sequence[str]
-    """What all places have in common, and is not in the panels' names."""
-    panels: Sequence[Panel]
-    winners: Grid | None
-    """None if there is one contender."""
-    roles: Mapping[str, int]
-    """Colours of the framework, of MPI and of mpiddp's own choice, which are the same in all
-    sections."""
-
-
-def draw_curves(groups: Sequence[Group], model: Model) -> Curves:
-    """``groups`` are of one quantity."""
+    Its words are what all places have in common, and is not in the panels' names. The framework,
+    MPI and mpiddp's own choice have the same colours in all sections.
+    """
+    quantity = groups[0].place.quantity
     names = shorten(dict.fromkeys(name for group in groups for name in group.rows))
     labels, common = name_places(groups)
     panels = [
         _draw_panel(group, label, names, model) for group, label in zip(groups, labels, strict=True)
     ]
     several = any(len(group.rows) > 1 for group in groups)
-    winners = _draw_winners(groups, labels, names) if several else None
     roles = {
         names[name]: role
         for group in groups
         for role, found in enumerate((group.frameworks, group.mpi, group.autos))
         for name in found[:1]
     }
-    return Curves(groups[0].place.quantity, common, panels, winners, roles)
+    return Section(
+        name=quantity.replace(" ", "-"),
+        heading=quantity.capitalize(),
+        words=", ".join(common),
+        pictures=[_draw_winners(groups, labels, names)] if several else [],
+        panels=panels,
+        start=len(groups) - 1,
+        roles=roles,
+        links=links,
+    )
 
 
 def _draw_panel(group: Group, label: str, names: Mapping[str, str], model: Model) -> Panel:

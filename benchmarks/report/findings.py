@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.collectives.contenders import ALL_PAIRS
@@ -31,10 +31,10 @@ def list_alerts(material: Material) -> list[Alert]:
     """What is wrong comes first, then what is missing, then what is slow."""
     return [
         *_list_wrong(material),
-        *_list_failures(material),
+        *_list_reasons(material, "failure", "Failed or wrong"),
         *_list_incomplete(material),
         *_list_missed(material),
-        *_list_refusals(material),
+        *_list_reasons(material, "refusal", "Refused, and so not measured"),
         *_list_differences(material),
         *_list_slow_ranks(material),
         *_list_slow_links(material),
@@ -70,22 +70,18 @@ def _list_lines(material: Material, kind: str) -> list[Mapping[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
-def _fold(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One text for each contender and reason, with how often."""
-    counts = Counter(
-        f"{line.get('contender')}: {line.get('quantity')}: {line.get('reason')}" for line in lines
+def _fold(texts: Iterable[str]) -> list[str]:
+    """Each text once, with how often it is there."""
+    counts = Counter(texts).items()
+    return [f"{text} ({count} times)" if count > 1 else text for text, count in counts]
+
+
+def _list_reasons(material: Material, kind: str, title: str) -> Iterator[Alert]:
+    lines = _fold(
+        f"{line.get('contender')}: {line.get('quantity')}: {line.get('reason')}"
+        for line in _list_lines(material, kind)
     )
-    return [f"{text} ({count} times)" if count > 1 else text for text, count in counts.items()]
-
-
-def _list_failures(material: Material) -> Iterator[Alert]:
-    lines = _fold(_list_lines(material, "failure"))
-    yield from _alert(f"Failed or wrong: {count_noun(len(lines), 'contender')}", lines)
-
-
-def _list_refusals(material: Material) -> Iterator[Alert]:
-    lines = _fold(_list_lines(material, "refusal"))
-    yield from _alert(f"Refused, and so not measured: {count_noun(len(lines), 'contender')}", lines)
+    yield from _alert(f"{title}: {count_noun(len(lines), 'contender')}", lines)
 
 
 def _list_incomplete(material: Material) -> Iterator[Alert]:
@@ -146,12 +142,9 @@ def _list_slow_links(material: Material) -> Iterator[Alert]:
 
 
 def _list_guidelines(material: Material) -> Iterator[Alert]:
-    counts: Counter[str] = Counter()
-    for each in material.cells:
-        guidelines = each.cell.details.get("guidelines")
-        for text in guidelines if isinstance(guidelines, list) else ():
-            counts[f"{each.name}: {text}"] += 1
-    lines = [f"{text} ({count} times)" if count > 1 else text for text, count in counts.items()]
+    known = ((each.name, each.cell.details.get("guidelines")) for each in material.cells)
+    broken = ((name, texts) for name, texts in known if isinstance(texts, list))
+    lines = _fold(f"{name}: {text}" for name, texts in broken for text in texts)
     yield from _alert("Slower than what it could be made of", lines, is_bad=False)
 
 

@@ -49,7 +49,8 @@ def read_material(paths: Sequence[Path]) -> Material:
     if not any(record.cells for record in records):
         where = ", ".join(str(path) for path in paths)
         raise ConfigurationError(f"{where}: expected cells to draw, found failures and refusals")
-    names = _name_records(paths)
+    stems = Counter(path.stem for path in paths)
+    names = [path.stem if stems[path.stem] == 1 else str(path) for path in paths]
     counts = Counter(cell.key for record in records for cell in record.cells)
     cells = [
         Measured(
@@ -72,8 +73,3 @@ def _check_record(record: Record, others: Sequence[Record]) -> None:
             raise ConfigurationError(
                 f"{record.path} is the same record as {other.path}: give one of them"
             )
-
-
-def _name_records(paths: Sequence[Path]) -> list[str]:
-    stems = Counter(path.stem for path in paths)
-    return [path.stem if stems[path.stem] == 1 else str(path) for path in paths]

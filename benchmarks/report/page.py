@@ -202,24 +202,21 @@ def _draw_grid(grid: Grid, section: Section, colours: Mapping[str, int]) -> str:
         )
         rows.append(f'<tr><th scope="row">{label}</th>{cells}</tr>')
     kinds = {square.kind: None for row in grid.squares for square in row if square is not None}
-    legend = "".join(
-        f'<li class="{_name_slot(kind, colours)}"><i></i>{html.escape(kind)}</li>'
-        for kind in kinds
-        if kind is not None
-    )
+    legend = _draw_legend({kind: f"slot-{colours[kind]}" for kind in filter(None, kinds)})
     names = " names" if legend else ""
     width = LETTER_WIDTH * max(map(len, grid.rows), default=1) + 2
     return (
         f'<div class="scroll" tabindex="0"><table class="grid{names}" '
         f'style="--columns:{len(grid.columns)};--label:{width:.1f}rem"><thead><tr>'
         f"<th>{html.escape(grid.corner)}</th>{heads}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-        + (f'<ul class="legend">{legend}</ul>' if legend else "")
+        f"<tbody>{''.join(rows)}</tbody></table></div>{legend}"
     )
 
 
-def _name_slot(kind: str, colours: Mapping[str, int]) -> str:
-    return f"slot-{colours[kind]}"
+def _draw_legend(classes: Mapping[str, str]) -> str:
+    """Names with their classes; empty if there are none."""
+    items = (f'<li class="{c}"><i></i>{html.escape(name)}</li>' for name, c in classes.items())
+    return f'<ul class="legend">{"".join(items)}</ul>' if classes else ""
 
 
 def _count_runs(squares: Sequence[Square | None]) -> list[int]:
@@ -237,7 +234,7 @@ def _draw_square(square: Square | None, colours: Mapping[str, int], run: int) ->
     classes = ["marked"] if square.is_marked else []
     style = name = ""
     if square.kind is not None:
-        classes.append(_name_slot(square.kind, colours))
+        classes.append(f"slot-{colours[square.kind]}")
         # The legend has the whole name; it stands over all squares that it is the name of.
         short = html.escape(square.kind.removeprefix("mpiddp "))
         kind = "hidden" if run == 0 else "long" if run > 1 else "short"
@@ -254,14 +251,8 @@ def _draw_bars(bars: Bars) -> str:
     most = max((_find_end(bar) for bar in bars.bars), default=1.0) or 1.0
     names = list(dict.fromkeys(name for bar in bars.bars for name in bar.parts))
     rows = "".join(_draw_bar(bar, bars.unit, most, names) for bar in bars.bars)
-    legend = "".join(
-        f'<li class="part-{number % MOST_SHOWN}"><i></i>{html.escape(name)}</li>'
-        for number, name in enumerate(names)
-        if name
-    )
-    return f'<table class="bars"><tbody>{rows}</tbody></table>' + (
-        f'<ul class="legend">{legend}</ul>' if legend else ""
-    )
+    slots = {name: f"part-{at % MOST_SHOWN}" for at, name in enumerate(names) if name}
+    return f'<table class="bars"><tbody>{rows}</tbody></table>{_draw_legend(slots)}'
 
 
 def _find_end(bar: Bar) -> float:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -26,7 +26,6 @@ from benchmarks.report.pictures import (
     Bars,
     Chart,
     Grid,
-    Panel,
     Section,
     Square,
     describe_place,
@@ -40,6 +39,7 @@ ENLARGED = 1.75
 """How many times larger letters and lines are than on paper."""
 MOST_TEXTS = 400
 """Squares with a text in each."""
+CENTRED: dict[str, Any] = {"ha": "center", "va": "center", "parse_math": False}
 
 
 def write_slides(folder: Path, report: Report) -> int:
@@ -63,13 +63,9 @@ def _list_slides(sections: Sequence[Section]) -> Iterator[Slide]:
         for picture in section.pictures:
             yield section, picture.title, picture, ()
         for panel in section.panels:
-            yield from _list_charts(section, panel)
-
-
-def _list_charts(section: Section, panel: Panel) -> Iterator[Slide]:
-    for chart in panel.charts:
-        if any(line.points for line in chart.lines if line.name in panel.shown):
-            yield section, f"{chart.title}, {panel.name}", chart, panel.shown
+            for chart in panel.charts:
+                if any(line.points for line in chart.lines if line.name in panel.shown):
+                    yield section, f"{chart.title}, {panel.name}", chart, panel.shown
 
 
 def _write_slide(
@@ -131,15 +127,8 @@ def _draw_grid(axis: Axes, grid: Grid, colours: Mapping[str, int]) -> None:
                 if has_texts:
                     short = (square.kind or "").removeprefix("mpiddp ").replace("-", "-\n")
                     text = f"{short}\n{square.text}".strip()
-                    axis.text(
-                        column,
-                        row,
-                        text,
-                        ha="center",
-                        va="center",
-                        fontsize=5 if square.kind else 7,
-                        parse_math=False,
-                    )
+                    points = 5 if square.kind else 7
+                    axis.text(column, row, text, fontsize=points, **CENTRED)
     size = 7 if len(grid.rows) <= 16 else 4.5
     axis.set_xticks(range(len(grid.columns)), grid.columns, fontsize=size, rotation=40)
     axis.set_yticks(range(len(grid.rows)), grid.rows, fontsize=size)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.common.options import SHARE, describe_value
-from benchmarks.common.records import Cell
+from benchmarks.common.records import Cell, group_by
 from benchmarks.common.statistics import Spread, spread
 from benchmarks.report.groups import describe_condition
 from benchmarks.report.material import Measured
@@ -44,7 +44,8 @@ def draw_steps(cells: Sequence[Measured], quantity: str) -> Section:
     if quantity.startswith("start-up "):
         pictures = _draw_phases(cells)
     else:
-        pictures = [_draw_place(place, found) for place, found in _group(cells).items()]
+        places = group_by(cells, describe_conditions)
+        pictures = [_draw_place(place, found) for place, found in places.items()]
     return Section(
         name=quantity.replace(" ", "-"),
         heading=HEADINGS.get(quantity, quantity.capitalize()),
@@ -52,13 +53,6 @@ def draw_steps(cells: Sequence[Measured], quantity: str) -> Section:
         pictures=pictures,
         panels=list(_draw_training(cells)) if quantity == "training" else (),
     )
-
-
-def _group(cells: Sequence[Measured]) -> Mapping[str, list[Measured]]:
-    found: dict[str, list[Measured]] = defaultdict(list)
-    for each in cells:
-        found[describe_conditions(each)].append(each)
-    return found
 
 
 def describe_conditions(measured: Measured) -> str:
@@ -131,7 +125,7 @@ def _draw_phases(cells: Sequence[Measured]) -> list[Bars]:
 
 def _draw_training(cells: Sequence[Measured]) -> Iterator[Panel]:
     """Accuracy against time, from the curves in the cells' details."""
-    for place, found in _group(cells).items():
+    for place, found in group_by(cells, describe_conditions).items():
         lines = [
             Line(each.name, points)
             for each in found

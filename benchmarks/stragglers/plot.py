@@ -8,14 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.common.plotting import (
-    Line,
-    LinePanel,
-    choose_names,
-    draw_panels,
-    list_scores,
-    note_left_out,
-)
+from benchmarks.common.plotting import Line, LinePanel, choose_lines, draw_panels
 from benchmarks.common.statistics import Series, summarize
 from benchmarks.stragglers.measurement import Contender, TrainingRun, find_median
 from mpiddp.training.options.groups.straggler import describe_straggler, parse_straggler
@@ -32,9 +25,8 @@ def draw(
     medians = {
         (row.way, row.straggler): find_median(series, accuracy) for row, series in found.items()
     }
-    ways, left_out = choose_names(list_scores(medians), [Contender("", None).way])
+    ways, note = choose_lines(medians, [Contender("", None).way], "way", note)
     title = "Accuracy against time while a worker is slow: median, band of the quartiles"
-    note = note_left_out(left_out, "way", note)
     panels = [
         LinePanel(
             title=describe_straggler(parse_straggler(straggler)).removeprefix("Straggler: "),

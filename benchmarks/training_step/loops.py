@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from benchmarks.baselines.ddp_step import finish
 from benchmarks.common.workloads import draw_batch
 from benchmarks.training_step.contenders import LoopSpec
 from benchmarks.training_step.traffic import read_counters, subtract
@@ -134,12 +135,6 @@ class Stopwatch:
         if self._is_gpu:
             return sum(1e-3 * float(begin.elapsed_time(end)) for begin, end in pairs)
         return float(sum(end - begin for begin, end in pairs))
-
-
-def finish(device: torch.device) -> None:
-    """Wait for all that was begun on a GPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def warm_up(loop: Loop, steps: int) -> None:

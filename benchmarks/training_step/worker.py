@@ -97,12 +97,9 @@ class Bench:
     def _measure(self, spec: LoopSpec, loop: Loop, steps: int) -> dict[str, Any]:
         if spec.contender.serves:
             loops.warm_up(loop, loops.WARM_STEPS)
-        barrier = _stay if len(loop.workers) == 1 else distributed.barrier
+        # One rank waits for no other.
+        barrier = distributed.barrier if len(loop.workers) > 1 else lambda: None
         return loops.measure(loop, steps, barrier, counts=self._job.counts)
-
-
-def _stay() -> None:
-    """No barrier: one rank waits for no other."""
 
 
 def join_session(session: mpiddp.Session, failure_handler: FailureHandler) -> Job:

@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 import documents
-from benchmark_runs import check_drawing, record_benchmark, run_benchmark
-from benchmarks.common import checks, statistics
+from benchmark_runs import check_drawing, record_benchmark, run_benchmark, write_program
+from benchmarks.common import checks
+from benchmarks.common.statistics import make_series
 from benchmarks.launching import launchers, processes
 from benchmarks.launching.processes import Program, Run
 from benchmarks.launching.srun import Srun
@@ -34,18 +34,18 @@ from benchmarks.startup.contenders import (
 )
 from benchmarks.startup.plot import draw
 from benchmarks.startup.targets import judge
-from launchers import is_alive
+from launchers import is_alive, run_python, until
 from mpiddp.errors import ConfigurationError, LaunchError
 
 # Launchers
 
 
-def _make_mpirun(folder: Path, version: str, name: str = "mpirun") -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    program = folder / name
-    program.write_text(f"#!/bin/sh\ncat <<'TEXT'\n{version}\nTEXT\n")
-    program.chmod(0o755)
-    return program
+def _make_mpirun(folder: Path, version: str) -> Path:
+    return write_program(folder / "mpirun", f"cat <<'TEXT'\n{version}\nTEXT")
+
+
+def _find_mpirun(folder: Path, version: str) -> launchers.Mpirun:
+    return launchers.find_mpirun(str(_make_mpirun(folder, version)), {})
 
 
 OPEN_MPI_5 = "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/"
@@ -65,7 +65,7 @@ MPICH = "HYDRA build details:\n    Version:                                 5.0.
 )
 def test_each_mpi_is_recognised(tmp_path, monkeypatch, text, title, tuned):
     monkeypatch.setattr(launchers, "share_memory", lambda ranks: True)
-    mpirun = launchers.find_mpirun(str(_make_mpirun(tmp_path, text)), {})
+    mpirun = _find_mpirun(tmp_path, text)
     assert mpirun.title == title
     assert mpirun.tuned.get("OMPI_MCA_btl") == tuned
     names = [each.name for each in list_contenders(2, mpirun)]
@@ -98,7 +98,7 @@ def test_the_variable_names_an_mpirun_and_the_option_comes_first(tmp_path):
 )
 def test_more_ranks_than_cores_yield(tmp_path, monkeypatch, text, flag):
     monkeypatch.setattr(launchers.command, "count_slots", lambda: 4)
-    mpirun = launchers.find_mpirun(str(_make_mpirun(tmp_path, text)), {})
+    mpirun = _find_mpirun(tmp_path, text)
     assert flag not in mpirun.command(4)
     assert flag in mpirun.command(5)
     assert "OMPI_MCA_mpi_yield_when_idle" not in mpirun.variables(4)
@@ -108,8 +108,7 @@ def test_more_ranks_than_cores_yield(tmp_path, monkeypatch, text, flag):
 @pytest.mark.parametrize("user", [0, 1000])
 def test_only_root_is_allowed_to_run_as_root(tmp_path, monkeypatch, user):
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    open_mpi = launchers.find_mpirun(str(_make_mpirun(tmp_path / "a", OPEN_MPI_5)), {})
-    mpich = launchers.find_mpirun(str(_make_mpirun(tmp_path / "b", MPICH)), {})
+    open_mpi, mpich = _find_mpirun(tmp_path / "a", OPEN_MPI_5), _find_mpirun(tmp_path / "b", MPICH)
     assert ("--allow-run-as-root" in open_mpi.command(2)) == (user == 0)
     assert "--allow-run-as-root" not in mpich.command(2)
 
@@ -142,18 +141,15 @@ def test_ranks_find_the_files_that_variables_name_relative_to_the_caller(monkeyp
 
 
 def test_contenders_differ_in_nothing_but_what_they_compare(tmp_path):
-    mpirun = launchers.find_mpirun(str(_make_mpirun(tmp_path, OPEN_MPI_5)), {})
+    mpirun = _find_mpirun(tmp_path, OPEN_MPI_5)
     contenders = {each.name: each for each in list_contenders(2, mpirun)}
     plain, tuned = contenders[MPIDDP].program, contenders[MPIDDP_TUNED].program
     assert plain.command == tuned.command
     assert dict(tuned.environment) == {**plain.environment, **mpirun.tuned}
     assert contenders[TORCHRUN].program.environment == contenders[FLOOR].program.environment
     assert contenders[TORCHRUN].program.command[-2:] == plain.command[-2:]
-    assert (
-        contenders[MPIDDP_TUNED]
-        .describe()
-        .startswith("OMPI_MCA_pml=ob1 UCX_MEM_EVENTS=n OMPI_MCA_btl=")
-    )
+    shown = "OMPI_MCA_pml=ob1 UCX_MEM_EVENTS=n OMPI_MCA_btl="
+    assert contenders[MPIDDP_TUNED].describe().startswith(shown)
     assert str(launchers.ROOT) not in contenders[MPIDDP].describe()
 
 
@@ -164,12 +160,8 @@ def _group(ranks: int, **seconds: list[float]) -> report.Group:
     names = {"tuned": MPIDDP_TUNED, "slow": TORCHRUN, "quick": TORCHRUN_STATIC, "floor": FLOOR}
     names |= {"plain": MPIDDP, "help": HELP, "front": FRONT}
     rows = {names[key]: values for key, values in seconds.items()}
-    series = {
-        name: statistics.Series(
-            (), tuple(Run(v, v, 0.0, v / 2) for v in values), (0,) * len(values)
-        )
-        for name, values in rows.items()
-    }
+    runs = {name: [Run(v, v, 0.0, v / 2) for v in values] for name, values in rows.items()}
+    series = {name: make_series(list(enumerate(each)), 0) for name, each in runs.items()}
     contenders = [Contender(name, "mpiddp", Program(("x",), {}), "") for name in rows]
     return report.Group(ranks=ranks, contenders=tuple(contenders), series=series)
 
@@ -286,13 +278,7 @@ print(json.dumps(found))
 
 
 def test_help_imports_neither_torch_nor_mpi():
-    answer = subprocess.run(
-        [sys.executable, "-c", PRINT_HELPS, *HELPS],
-        capture_output=True,
-        text=True,
-        cwd=launchers.ROOT,
-        timeout=120,
-    )
+    answer = run_python("-c", PRINT_HELPS, *HELPS)
     assert (answer.returncode, answer.stderr) == (0, "")
     found = json.loads(answer.stdout)
     assert list(found) == list(HELPS)
@@ -302,11 +288,8 @@ def test_help_imports_neither_torch_nor_mpi():
 
 def test_a_terminated_benchmark_ends_its_runs(tmp_path):
     note = tmp_path / "note"
-    slow = tmp_path / "mpirun"
-    slow.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] && echo && exit\necho $$ >> {note}\nexec sleep 300\n'
-    )
-    slow.chmod(0o755)
+    text = f'[ "$1" = --version ] && echo && exit\necho $$ >> {note}\nexec sleep 300'
+    slow = write_program(tmp_path / "mpirun", text)
     with subprocess.Popen(
         [sys.executable, "-m", "benchmarks", "startup", "--launcher", str(slow), "--ranks", "1"],
         cwd=launchers.ROOT,
@@ -314,17 +297,12 @@ def test_a_terminated_benchmark_ends_its_runs(tmp_path):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as benchmark:
-        end = time.monotonic() + 60
-        while not note.exists() and time.monotonic() < end:
-            time.sleep(0.05)
+        until(note.exists, "the first run")
         benchmark.send_signal(signal.SIGTERM)
         assert benchmark.wait(30) == 130
     pid = int(note.read_text().split()[0])
-    end = time.monotonic() + 10
     # Killed it is at once; whoever inherits it may take a moment to read its status.
-    while is_alive(pid) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not is_alive(pid)
+    until(lambda: not is_alive(pid), "the end of the run")
 
 
 # Real runs

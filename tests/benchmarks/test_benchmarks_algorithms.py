@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shlex
-import subprocess
 import sys
 from xml.etree import ElementTree
 
@@ -210,10 +209,7 @@ def test_explain_draws(tmp_path, capsys):
 def test_the_first_lines_can_be_looked_at_alone():
     python = shlex.quote(sys.executable)
     program = f"{python} -m benchmarks explain ring --ranks 40 | head -n 1"
-    result = subprocess.run(
-        ["bash", "-c", program], capture_output=True, text=True, timeout=60, cwd=launchers.ROOT,
-        check=False,
-    )  # fmt: skip
+    result = launchers.execute("bash", "-c", program, timeout=60, cwd=launchers.ROOT)
     assert result.stdout.startswith("ring on 40 ranks")
     assert result.stderr == ""
 

@@ -23,7 +23,6 @@ from benchmarks.common.trials import WrongResultError
 from benchmarks.launching import launchers, processes
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
 from benchmarks.launching.processes import RunError
-from benchmarks.launching.srun import find_srun
 from measured import GLOO_ROW, MPI_ROW, MPIRUN, PRIVATE_OWN, K, M, make_cell
 from mpiddp.collectives.tuning import write_table
 from mpiddp.schedules.registry import names
@@ -282,20 +281,3 @@ def test_a_planted_slow_link_is_named(slurm_cluster):
     # What the node sends is slow; what it receives is not.
     named = re.findall(r"slow: node 2 → node (\d)", table)
     assert named == ["0", "1", "3"] and table.count("slow:") == 3
-
-
-# A job of benchmark.sbatch measures so, too (test_jobs.py).
-@pytest.mark.long
-@pytest.mark.slurm
-def test_both_jobs_are_steps_on_the_same_nodes(slurm_cluster, monkeypatch):
-    for name, value in slurm_cluster.environment().items():
-        monkeypatch.setenv(name, value)
-    srun = find_srun("srun", 2, (2,))
-    with start_jobs(WORKER, 2, srun, 60) as jobs:
-        places = [
-            {key: value for key, value in job.greeting.items() if key.startswith("slurm")}
-            for job in jobs.values()
-        ]
-    assert places[0] == places[1]
-    assert all(places[0].values())
-    assert slurm_cluster.ask("squeue", "-h") == ""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmark_runs import check_drawing, record_benchmark, run_benchmark
-from benchmarks.common import results, statistics
+from benchmark_runs import check_drawing, record_benchmark, run_benchmark, write_program
+from benchmarks.common import results
 from benchmarks.common.records import read_record
+from benchmarks.common.statistics import make_series
 from benchmarks.launching import launchers, processes, srun
 from benchmarks.launching.processes import Program, Run, RunError
 from benchmarks.startup import command as startup
@@ -29,6 +29,7 @@ from benchmarks.startup.contenders import (
 )
 from benchmarks.startup.plot import draw
 from benchmarks.startup.targets import judge
+from launchers import until
 from mpiddp.errors import ConfigurationError, LaunchError
 
 # Finding the cluster
@@ -43,19 +44,15 @@ def beside(monkeypatch):
 
 def make_slurm(folder: Path, sinfo: str = "") -> str:
     """An srun that only knows its version, beside a sinfo that runs ``sinfo``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in (("srun", "echo slurm-wlm 22.05.8"), ("sinfo", sinfo)):
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
-    return str(folder / "srun")
+    write_program(folder / "sinfo", sinfo)
+    return str(write_program(folder / "srun", "echo slurm-wlm 22.05.8"))
 
 
 def list_nodes(*rows: str) -> str:
     return "cat <<'ROWS'\n" + "\n".join(rows) + "\nROWS"
 
 
-def idle(count: int) -> str:
-    return list_nodes(*(f"node{number} idle main*" for number in range(count)))
+IDLE = list_nodes(*(f"node{number} idle main*" for number in range(4)))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +109,7 @@ def test_nodes_that_are_busy_count_and_each_counts_once(tmp_path, beside):
 )
 def test_ranks_and_nodes_must_fit(tmp_path, beside, nodes, ranks, message):
     with pytest.raises(ConfigurationError, match=message):
-        srun.find_srun(make_slurm(tmp_path, idle(4)), nodes, ranks)
+        srun.find_srun(make_slurm(tmp_path, IDLE), nodes, ranks)
 
 
 def test_inside_an_allocation_its_nodes_count(tmp_path, beside, monkeypatch):
@@ -136,7 +133,7 @@ def test_it_is_not_run_as_a_step(tmp_path, monkeypatch, size):
     for name, value in (("STEP_ID", "0"), ("PROCID", "0"), ("STEP_NUM_TASKS", size)):
         monkeypatch.setenv(f"SLURM_{name}", value)
     with pytest.raises(LaunchError, match=r"srun started .*: run it without a launcher"):
-        startup.check(startup.parse(["--launcher", make_slurm(tmp_path, idle(4))]))
+        startup.check(startup.parse(["--launcher", make_slurm(tmp_path, IDLE)]))
 
 
 def test_a_batch_script_may_run_it(tmp_path, monkeypatch):
@@ -187,9 +184,7 @@ def make_group(ranks: int, *own: tuple[float, float, float], nodes: int = 4, **m
     runs = [Run(5.0, None, None, 3.0, each) for each in seconds]
     plain = [Run(6.0, None, None, 3.0)] * len(runs)
     names = {SESSION: runs, TORCHRUN: plain, TORCHRUN_STATIC: plain, FLOOR: plain}
-    series = {
-        name: statistics.Series((), tuple(each), (0,) * len(each)) for name, each in names.items()
-    }
+    series = {name: make_series(list(enumerate(each)), 0) for name, each in names.items()}
     contenders = tuple(
         Contender(name, "mpiddp", Program(("x",), {}, reaches_out=True), "") for name in names
     )
@@ -372,7 +367,4 @@ def test_a_run_past_its_deadline_leaves_no_job(slurm_cluster):
     environment = launchers.clean_environment(slurm_cluster.environment())
     with pytest.raises(RunError, match="ran past 3 s"):
         processes.run(Program(command, environment, reaches_out=True), 3)
-    end = time.monotonic() + 30
-    while slurm_cluster.ask("squeue", "-h") and time.monotonic() < end:
-        time.sleep(0.1)
-    assert slurm_cluster.ask("squeue", "-h") == ""
+    until(lambda: slurm_cluster.ask("squeue", "-h") == "", "the end of the job", pause=0.1)

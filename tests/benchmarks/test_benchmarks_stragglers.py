@@ -8,7 +8,7 @@ import pytest
 
 import documents
 from benchmarks.common.records import read_record
-from benchmarks.common.statistics import Series
+from benchmarks.common.statistics import make_series
 from benchmarks.launching import launchers
 from benchmarks.stragglers import command as stragglers
 from benchmarks.stragglers import measurement, report
@@ -16,7 +16,7 @@ from benchmarks.stragglers.measurement import Contender, Point, TrainingRun, fin
 from benchmarks.stragglers.report import judge
 
 
-def make_series(*times: tuple[float, ...], staleness: dict[int, int] | None = None):
+def make_runs(*times: tuple[float, ...], staleness: dict[int, int] | None = None):
     """Runs whose accuracy is 50 %, 60 % and so on after so many seconds."""
     runs = [
         TrainingRun(
@@ -25,18 +25,18 @@ def make_series(*times: tuple[float, ...], staleness: dict[int, int] | None = No
         )
         for each in times
     ]
-    return Series((), tuple(runs), tuple(range(len(runs))))
+    return make_series(list(enumerate(runs)), 0)
 
 
 FOUND = {
-    Contender("0=4", None): make_series((1, 2, 3), (1, 2, 3)),
-    Contender("0=4", None, 8): make_series((1, 2, 3)),
-    Contender("0=4", "0"): make_series((2, 4, 6), (2, 6, 8), (2, 5, 7)),
-    Contender("0=4", "4"): make_series((2, 4, 6)),
-    Contender("0=4", "unlimited"): make_series((1, 2, 3), staleness={0: 1, 3: 1}),
-    Contender("random=2", "0"): make_series((1, 5)),
-    Contender("random=2", "4"): make_series((1, 4)),
-    Contender("random=2", "unlimited"): make_series((1, 2)),
+    Contender("0=4", None): make_runs((1, 2, 3), (1, 2, 3)),
+    Contender("0=4", None, 8): make_runs((1, 2, 3)),
+    Contender("0=4", "0"): make_runs((2, 4, 6), (2, 6, 8), (2, 5, 7)),
+    Contender("0=4", "4"): make_runs((2, 4, 6)),
+    Contender("0=4", "unlimited"): make_runs((1, 2, 3), staleness={0: 1, 3: 1}),
+    Contender("random=2", "0"): make_runs((1, 5)),
+    Contender("random=2", "4"): make_runs((1, 4)),
+    Contender("random=2", "unlimited"): make_runs((1, 2)),
 }
 
 
@@ -53,7 +53,7 @@ def test_time_counts_up_to_the_first_evaluation_that_is_good_enough():
 
 
 def test_a_way_with_a_run_that_never_comes_there_has_no_time():
-    series = make_series((1, 2, 3), (1, 2))
+    series = make_runs((1, 2, 3), (1, 2))
     assert find_median(series, 0.6) == 2
     assert find_median(series, 0.65) is None
 
@@ -110,19 +110,13 @@ def test_each_round_trains_from_another_seed(monkeypatch):
 @pytest.mark.mpi
 def test_whole_trainings_are_measured_drawn_and_recorded(tmp_path, capsys):
     record, picture = tmp_path / "record.json", tmp_path / "picture.svg"
-    words = [
-        *documents.read_command("python -m benchmarks stragglers"),
-        "--accuracy",
-        "0.15",
-        "--targets",
-    ]
+    words = documents.read_command("python -m benchmarks stragglers")
+    words += ["--accuracy", "0.15", "--targets"]
     stragglers.main([*words, "--json", str(record), "--plot", str(picture)])
     printed = capsys.readouterr().out
     assert "2 ranks, mlp on digits" in printed
-    assert (
-        "target: straggler 0=4: time of server, no bound to 15%, by in step, at most 0.5: "
-        in printed
-    )
+    target = "straggler 0=4: time of server, no bound to 15%, by in step, at most 0.5: "
+    assert f"target: {target}" in printed
     cells = read_record(record).cells
     # 1,438 samples by 16 for each of two workers, in two epochs; or all by 16.
     steps = {"framework": 0, "weights, 8 steps": 0, "server, in step": 2 * 2 * 45}

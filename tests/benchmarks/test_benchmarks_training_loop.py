@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from benchmark_runs import record_benchmark
-from benchmarks.common.statistics import Series
+from benchmarks.common.statistics import make_series
 from benchmarks.training_loop.measurement import BARE, TRAINER, Group
 from benchmarks.training_loop.report import format_table, judge
 
 
 def make(trainer: list[float], bare: list[float]) -> Group:
-    series = {TRAINER: Series((), tuple(trainer), ()), BARE: Series((), tuple(bare), ())}
+    rates = {TRAINER: trainer, BARE: bare}
+    series = {name: make_series(list(enumerate(each)), 0) for name, each in rates.items()}
     return Group("convnet", 2, 16, series)
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
 import documents
+import launchers
 from benchmark_runs import check_drawing, record_benchmark
 from benchmarks.common.records import Cell
-from benchmarks.common.statistics import Series
+from benchmarks.common.statistics import make_series
 from benchmarks.common.trials import WrongResultError
 from benchmarks.common.workloads import Workload, parse_workload
-from benchmarks.launching import launchers
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB
 from benchmarks.training_step import command, measurement, report
 from benchmarks.training_step.contenders import (
@@ -95,14 +93,14 @@ def test_the_frameworks_loop_knows_nothing_of_mpiddp():
         "import sys; import benchmarks.baselines.ddp_step\n"
         "assert not [name for name in sys.modules if name.split('.')[0] in ('mpiddp', 'mpi4py')]"
     )
-    subprocess.run([sys.executable, "-c", text], check=True, cwd=launchers.ROOT)
+    launchers.run_python("-c", text).expect(0)
 
 
 # ---- made-up groups ----------------------------------------------------------------------------
 
 
-def make_visit(seconds: float, *, samples: float = 100.0, busiest: float | None = None) -> Visit:
-    reading = Bytes(1e6, busiest, is_read=True)
+def make_visit(seconds: float, *, samples: float = 100.0) -> Visit:
+    reading = Bytes(1e6, None, is_read=True)
     return Visit(10, seconds, 0.25 * seconds, 0.125 * seconds, samples, reading)
 
 
@@ -110,7 +108,7 @@ def make_group(times, ranks: int = 2, *, workload: Workload = MLP, straggler=Non
     """A group with these seconds of a step, by contender: a list of rounds."""
     words = ["--models", str(workload)] + (["--straggler", straggler] if straggler else [])
     series = {
-        row: Series((), tuple(map(make_visit, rounds)), tuple(range(len(rounds))))
+        row: make_series(list(enumerate(map(make_visit, rounds))), 0)
         for row, rounds in times.items()
     }
     usual = {"framework": {"device": "cpu"}}
@@ -156,7 +154,7 @@ def test_efficiency_is_against_one_rank_with_the_same_update():
     alone, quick = (make_visit(1.0, samples=samples) for samples in (100.0, 160.0))
     several = make_visit(1.0, samples=240.0)
     visits_of = {BASE: alone, OWN_BASE: quick, FRAMEWORKS: several, RING: several, CENTRAL: several}
-    series = {row: Series((), (visit,), (0,)) for row, visit in visits_of.items()}
+    series = {row: make_series([(0, visit)], 0) for row, visit in visits_of.items()}
     group = replace(make_group({}, 4), series=series)
     found = {row: report.find_efficiency(group, row).median for row in visits_of}
     expected = {BASE: 1.0, OWN_BASE: 1.0, FRAMEWORKS: 0.6, RING: 0.375, CENTRAL: 0.375}
@@ -167,7 +165,8 @@ def test_what_others_send_meanwhile_is_left_out_of_what_is_read():
     busy, quiet = (
         replace(make_visit(1.0), reading=Bytes(n, 2 * n, is_read=True)) for n in (9e6, 1e6)
     )
-    group = replace(make_group({}), series={FRAMEWORKS: Series((), (busy, quiet, busy), (0,) * 3)})
+    visits = list(enumerate((busy, quiet, busy)))
+    group = replace(make_group({}), series={FRAMEWORKS: make_series(visits, 0)})
     assert report.find_bytes(group, FRAMEWORKS) == Bytes(1e6, 2e6, is_read=True)
 
 
@@ -240,12 +239,8 @@ def judge_nodes(central: float, sharded: float = 1.0, **more):
         RING: {"elements": 100_000, "buckets": [{"elements": 60_000}, {"elements": 40_000}]},
         CENTRAL: {"elements": 100_000},
     }
-    given = {
-        "nodes": 4,
-        "notes": notes,
-        "link": TimedLink(0.0, 1e-6),
-        "workload": Workload("convnet"),
-    }
+    given = {"nodes": 4, "notes": notes, "link": TimedLink(0.0, 1e-6)}
+    given["workload"] = Workload("convnet")
     times = {RING: [1.0] * 3, CENTRAL: [central] * 3, SHARDED: [sharded] * 3}
     return judge([make_group(times, 4, **{**given, **more})])
 

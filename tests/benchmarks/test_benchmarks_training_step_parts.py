@@ -188,9 +188,8 @@ def test_a_step_is_timed_in_parts():
 
 
 def test_what_servers_do_is_no_update_of_the_rank():
-    assert (
-        loops.measure(make_loop(updates_here=False), 2, lambda: None, counts=False)["update"] == 0
-    )
+    found = loops.measure(make_loop(updates_here=False), 2, lambda: None, counts=False)
+    assert found["update"] == 0
 
 
 def test_a_rank_that_only_serves_takes_no_steps():
@@ -356,16 +355,11 @@ def test_who_trains_something_else_is_not_timed():
     visitor = Visitor(jobs, plan, 2, Workload("mlp"))
     admitted = visitor.admit([*BASES, *plan.contenders])
     series = visitor.visit_in_turns(admitted)
-    assert {each.name: why for each, why in visitor.wrong.items()} == {
-        "ring": "the ranks' parameters differ"
-    }
+    wrong = {each.name: why for each, why in visitor.wrong.items()}
+    assert wrong == {"ring": "the ranks' parameters differ"}
     assert {each.name for each in visitor.refusals} == {"one-shot"}
-    assert [each.name for each in admitted] == [
-        *(each.name for each in BASES),
-        "framework",
-        "auto",
-        words[-1],
-    ]
+    names = [*(each.name for each in BASES), "framework", "auto", words[-1]]
+    assert [each.name for each in admitted] == names
     assert all(isinstance(each, Series) and len(each.samples) == 2 for each in series.values())
     timed = {name for what, name in jobs[MPI_JOB].asked if what == "measure"}
     assert timed == {"alone-mpiddp", "auto", words[-1]}

@@ -7,7 +7,6 @@ import queue
 import random
 import re
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -16,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import launchers
 from benchmarks.collectives import command
 from benchmarks.collectives.cells import describe_overlap
 from benchmarks.collectives.contenders import (
@@ -422,11 +421,8 @@ def test_busy_processes_end_with_the_rank_that_started_them():
         "print(subprocess.Popen(words, stdout=subprocess.DEVNULL).pid)"
     )
     words = [sys.executable, "-S", "-c", program, load.BUSY]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
-    end = time.monotonic() + 20
-    while psutil.pid_exists(int(done.stdout)):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    done = launchers.execute(*words, timeout=60).expect(0)
+    launchers.until(lambda: not launchers.is_alive(int(done.stdout)), "the end of what is busy")
 
 
 def test_rank_0_passes_commands_on_and_gathers_the_answers():

@@ -11,12 +11,15 @@ from benchmarks.checkpoint import command as checkpoint
 from benchmarks.collectives import command as collectives
 from benchmarks.collectives import options
 from benchmarks.compare import command as compare
+from benchmarks.fit import command as fit
 from benchmarks.models import distance, explain, export, numerics, prove, simulate
+from benchmarks.report import command as report
 from benchmarks.startup import command as startup
 from benchmarks.startup_scale import command as startup_scale
 from benchmarks.stragglers import command as stragglers
 from benchmarks.training_loop import command as training_loop
 from benchmarks.training_step import command as training_step
+from benchmarks.tune import command as tune
 from mpiddp.errors import ConfigurationError
 
 
@@ -32,7 +35,10 @@ COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     "checkpoint": lambda words: checkpoint.check(checkpoint.parse(words)),
     "training-loop": lambda words: training_loop.check(training_loop.parse(words)),
     "startup-scale": startup_scale.main,
+    "fit": fit.main,
+    "tune": tune.main,
     "compare": compare.main,
+    "report": report.main,
     "explain": explain.main,
     "simulate": simulate.main,
     "prove": prove.main,
@@ -41,7 +47,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     "export": export.main,
 }
 MEASURING = ("startup", "allreduce", "training-step", "stragglers", "checkpoint")
-WHOLE = {"compare": "compare a b", "explain": "explain ring", "export": "export ring --output a"}
+WHOLE = {"compare": "compare a b", "report": "report a", "explain": "explain ring",
+         "export": "export ring --output a"}  # fmt: skip
 """Commands that need words, with them."""
 BETWEEN_RANKS = ("allreduce", "training-step")
 MESSAGES = ("point-to-point", "all-pairs")
@@ -138,6 +145,10 @@ OWN = [
     ("startup-scale --plot x.txt", "expected a name that ends in"),
     *((f"compare old new --tolerance={text}", "--tolerance: expected a share")
       for text in ("0", "-5%", "100%", "1.5", "much")),
+    ("fit", "no RECORD given"),
+    ("tune --repetitions 5", "expected 6 or more, since fewer"),
+    ("tune --algorithms rong", "no algorithm is called 'rong'"),
+    ("report a", "nothing to write: give --html FILE"),
     ("explain", "the following arguments are required: WHAT"),
     ("explain gather",
      "two-level, pat, swing, bine; and all-reduce, reduce-scatter, all-gather, reduce"),
@@ -209,6 +220,7 @@ CASES = [(f"{name} {words}", message) for names, words, message in RULES for nam
 @pytest.mark.usefixtures("writable")
 def test_a_mistake_is_one_line_before_anything_is_measured(line, message, capsys, monkeypatch):
     monkeypatch.setattr(numerics, "measure", None)
+    monkeypatch.delenv("MPIDDP_TUNING", raising=False)
     name, *words = line.split()
     with pytest.raises(ConfigurationError) as caught:
         COMMANDS[name](words)

@@ -209,12 +209,9 @@ def test_an_arrow_leads_from_its_source_to_its_destination():
         if (text.text or "").startswith("rank ")
     }
     [there, _] = find(root, "line", "add")
-    assert (float(there.get("y1")), float(there.get("y2"))) == (
-        heights["rank 0"],
-        heights["rank 1"],
-    )
     [back, _] = find(root, "line", "copy")
-    assert (float(back.get("y1")), float(back.get("y2"))) == (heights["rank 1"], heights["rank 0"])
+    ends = [float(line.get(end)) for line in (there, back) for end in ("y1", "y2")]
+    assert ends == [heights[f"rank {rank}"] for rank in (0, 1, 1, 0)]
 
 
 def test_nodes_are_parted_and_servers_named():

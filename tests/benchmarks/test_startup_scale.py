@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmark_runs import write_program
 from benchmarks.common.records import read_record
 from benchmarks.common.statistics import summarize
 from benchmarks.launching import processes
@@ -26,8 +27,8 @@ from mpiddp.launch.startup import Starter
 # Traces
 
 
-def mark(name: str, thread: int = 7) -> str:
-    return f'{thread} 1.0 access("{MARK}{name}", F_OK) = -1 ENOENT (No such file or directory)'
+def mark(name: str) -> str:
+    return f'7 1.0 access("{MARK}{name}", F_OK) = -1 ENOENT (No such file or directory)'
 
 
 SENT = 'sendto(5<TCP:[10.0.0.1:1->10.0.0.2:2]>, ""..., 81, 0, NULL, 0) = 81'
@@ -152,7 +153,7 @@ def test_a_line_is_preferred_where_a_logarithm_predicts_alike():
 # The report
 
 
-def make_starts(places=PLACES) -> list[Starts]:
+def make_starts() -> list[Starts]:
     return [
         Starts(
             (r, n),
@@ -164,7 +165,7 @@ def make_starts(places=PLACES) -> list[Starts]:
                 ("import torch", "seconds"): (1.0, 1.1),
             },
         )
-        for r, n in places
+        for r, n in PLACES
     ]
 
 
@@ -235,8 +236,7 @@ def test_without_strace_nothing_is_started(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match=r"strace counts .* not in PATH"):
         check_strace()
-    (tmp_path / "strace").write_text("#!/bin/sh\necho ptrace: Operation not permitted >&2; exit 1")
-    (tmp_path / "strace").chmod(0o755)
+    write_program(tmp_path / "strace", "echo ptrace: Operation not permitted >&2; exit 1")
     with pytest.raises(ConfigurationError, match=r"Operation not permitted.*SYS_PTRACE"):
         check_strace()
 

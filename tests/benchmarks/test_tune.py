@@ -351,14 +351,6 @@ def test_few_ways_are_not_screened(monkeypatch):
         assert command.find_finalists(2, MPIRUN, plan)[1] == plan
 
 
-@pytest.mark.parametrize("words", [("--repetitions", "5"), ("--algorithms", "rong")])
-def test_what_cannot_be_measured_is_refused_before(words, monkeypatch):
-    monkeypatch.delenv("MPIDDP_TUNING", raising=False)
-    said = "expected 6 or more, since fewer" if words[0] == "--repetitions" else "no algorithm is"
-    with pytest.raises(ConfigurationError, match=said):
-        command.main(words)
-
-
 class PlantedCluster:
     """True times of each way by size and kind of buffer, measured with noise and a drift."""
 

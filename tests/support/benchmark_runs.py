@@ -31,6 +31,14 @@ def record_benchmark(path: Path, *arguments: str, **more: Any) -> tuple[str, Rec
     return answer.stdout, read_record(path)
 
 
+def write_program(path: Path, text: str) -> Path:
+    """A program of the shell, in a folder that is made if it is not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
 def check_drawing(path: Path, *words: str) -> str:
     """The text of an SVG drawing: words are drawn as outlines, and stand in comments beside."""
     text = path.read_text()

@@ -30,9 +30,6 @@ class SlowRank:
     rank: int
     reason: str
 
-    def __str__(self) -> str:
-        return f"rank {self.rank} {self.reason}"
-
 
 def find_late_rank(visits: Sequence[Sequence[Sequence[float]]]) -> SlowRank | None:
     """The rank that comes late.
