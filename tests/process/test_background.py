@@ -23,7 +23,7 @@ def test_what_hangs_is_left_to_itself():
     begin = time.monotonic()
     with pytest.raises(LateError):
         call.finish(0.1)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 60
     release.set()
     assert call.finish(60) is True
 
