@@ -88,7 +88,7 @@ def test_a_slow_link_is_named(cluster, hosts, tmp_path):
     connect(cluster)
     shape = "tc qdisc add dev ens1f0np0 root tbf rate 10mbit burst 80kb latency 50ms"
     command = cluster.nodes[1].enter(*shape.split())
-    subprocess.run(command, check=True, timeout=10)
+    subprocess.run(command, check=True, timeout=60)
     wraps = {rank: mount(put(hosts, "/etc/hosts")) for rank in range(3)}
     reading = examine(cluster, tmp_path, 0, wraps)
     assert reading.bad() == {"links": "warn"}

@@ -210,9 +210,9 @@ def test_gloo_is_left_alone(watch_groups):
     assert not came.wait(0.1) and not told
 
 
-# A group over Gloo whose "NCCL" finds that a collective is late, and ends the process as torch does:
-# before 2.14 after a pause, in which the group can be asked, and from 2.14 on at once, but after the
-# hooks.
+# A group over Gloo whose "NCCL" finds that a collective is late, and ends the process as torch
+# does: before 2.14 after a pause, in which the group can be asked, and from 2.14 on at once, but
+# after the hooks.
 STAND_IN = """
 import os, sys, threading, time
 from pathlib import Path
