@@ -95,12 +95,15 @@ class Rank:
 class Crew:
     """Ranks whose lifelines are connected."""
 
-    def __init__(self, nodes: list[int], folder: Path, seconds: float, limits: str) -> None:
+    def __init__(self, nodes: list[int], folder: Path, limits: str) -> None:
         """``nodes``: the node of each rank. ``limits``: Python that changes those of companions."""
         self.nodes = nodes
         self.ranks = [Rank(number, folder, limits) for number in range(len(nodes))]
         self.companions: dict[int, int] = {}
         """The process of each node's."""
+
+    def connect(self, seconds: float) -> None:
+        nodes = self.nodes
         first = {node: nodes.index(node) for node in nodes}
         entrances = {node: self.ranks[rank].ask("start", rank) for node, rank in first.items()}
         for rank, node in zip(self.ranks, nodes, strict=True):
@@ -167,7 +170,8 @@ def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator:
     folder.mkdir(mode=0o700)
 
     def make(nodes: list[int], seconds: float = 30.0, limits: str = "pass") -> Crew:
-        crews.append(Crew(nodes, folder, seconds, limits))
+        crews.append(Crew(nodes, folder, limits))
+        crews[-1].connect(seconds)
         return crews[-1]
 
     yield make

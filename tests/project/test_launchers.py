@@ -34,17 +34,9 @@ def test_mpirun_and_libmpi_belong_together_and_ranks_may_be_more_than_cores(laun
 def test_the_deadline_kills_every_rank(either_launcher):
     with launchers.start(either_launcher, 2, ["-c", SLEEP], timeout=60) as job:
         job.until(lambda: job.stdout().count("\n") == 2, "all ranks to be up")
-        job.deadline = began = time.monotonic()
+        job.deadline = time.monotonic()
         with pytest.raises(launchers.JobError, match=r"still running after 120 s(.|\n)* of 2 "):
             job.wait()
-    assert job.processes() == []
-    assert time.monotonic() - began < 50
-
-
-@pytest.mark.long
-def test_a_job_that_is_left_early_is_killed(either_launcher):
-    with launchers.start(either_launcher, 2, ["-c", SLEEP], timeout=60) as job:
-        job.rank(1)
     assert job.processes() == []
 
 
