@@ -54,7 +54,8 @@ LISTENING = "00010000"
 class Rank:
     """One process of `lifeline_rank.py`."""
 
-    def __init__(self, number: int, folder: Path, limits: str = "pass") -> None:
+    def __init__(self, number: int, folder: Path, limits: str = "pass", group: int = 0) -> None:
+        """``group``: of processes; 0 for a new one."""
         self.number = number
         self._errors = folder / f"stderr-{number}"
         job = {"MPIDDP_JOB_DIRECTORY": str(folder), "MPIDDP_ATTEMPT_TOKEN": "first"}
@@ -67,6 +68,7 @@ class Rank:
                 stderr=errors,
                 env=environment,
                 cwd=launchers.ROOT,
+                process_group=group,
             )
 
     def tell(self, *words: object) -> None:
@@ -98,7 +100,10 @@ class Crew:
     def __init__(self, nodes: list[int], folder: Path, limits: str) -> None:
         """``nodes``: the node of each rank. ``limits``: Python that changes those of companions."""
         self.nodes = nodes
-        self.ranks = [Rank(number, folder, limits) for number in range(len(nodes))]
+        first = Rank(0, folder, limits)
+        group = first.process.pid
+        others = (Rank(number, folder, limits, group) for number in range(1, len(nodes)))
+        self.ranks = [first, *others]
         self.companions: dict[int, int] = {}
         """The process of each node's."""
 
@@ -321,23 +326,25 @@ def test_a_rank_that_stays_stopped_is_lost(victim, crew):
 @pytest.mark.parametrize(("nodes", "companions"), [([0, 0, 1], False), ([0, 0, 1, 1], True)])
 def test_time_in_which_all_stood_still_does_not_count(nodes, companions, crew, tmp_path):
     """A job that is suspended, with its companions or without."""
-    job = crew(nodes, seconds=4.0)
+    job, began = crew(nodes, seconds=4.0), time.monotonic()
     for rank in job.ranks:
         rank.tell("progress.note_move")
         rank.settle()
-    everyone = [rank.process.pid for rank in job.ranks]
-    everyone += job.companions.values() if companions else []
-    for process in everyone:
-        os.kill(process, signal.SIGSTOP)
+
+    def signal_all(number: int) -> None:
+        # All ranks in one moment: one that is stopped alone is lost.
+        os.killpg(job[0].process.pid, number)
+        for process in job.companions.values() if companions else ():
+            os.kill(process, number)
+
+    signal_all(signal.SIGSTOP)
     time.sleep(6.0)
-    continued = time.monotonic()
-    for process in everyone:
-        os.kill(process, signal.SIGCONT)
+    signal_all(signal.SIGCONT)
     for rank in job.ranks:
         rank.settle()
     # Nor as time in which no rank has moved.
     _, answers = ask(tmp_path / "job", "idle")
-    longest = time.monotonic() - continued + 4
+    longest = time.monotonic() - began - 4
     assert len(answers) == len(nodes) and all(idle < longest for idle, _ in answers.values())
     for rank in job.ranks:
         assert rank.ask("close") == ["closed"]

@@ -60,12 +60,6 @@ def serve() -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture
-def server():
-    with serve() as made:
-        yield made
-
-
 @settings(max_examples=20)
 @given(st.sampled_from([TOKEN, OTHER]), st.lists(st.integers(0, 16), max_size=3))
 def test_a_token_may_come_in_pieces_and_nothing_after_it_is_read(token, cuts):

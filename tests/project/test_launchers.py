@@ -92,11 +92,6 @@ def test_nothing_is_left_in_the_temporary_directory(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_one_process_starts_alone():
-    with pytest.raises(ValueError, match="1 process, not 2"):
-        launchers.table()["alone"].command(2, ["program"])
-
-
 def test_a_launcher_that_is_not_there_fails_the_test_that_needs_it(tmp_path):
     absent = launchers.Launcher("absent", tmp_path / "mpirun")
     with pytest.raises(launchers.JobError, match=r"mpirun is missing; `bash tests/run.sh`"):
