@@ -62,7 +62,7 @@ def test_rank_0_cannot_write(tmp_path):
     ],
 )
 def test_a_directory_of_its_own(make, problem, tmp_path, monkeypatch):
-    monkeypatch.setattr(directories, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(directories, "PATIENCE_SECONDS", 1.0)
     make(tmp_path / "runs")
     place = directories.look_at_runs(tmp_path / "runs", CONTENT)
     assert place.problem == problem

@@ -64,10 +64,11 @@ def test_who_is_not_of_this_job_gets_no_answer(counter):
 
 
 def test_nobody_there():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with pytest.raises(ConnectionRefusedError):
-        links.ping("127.0.0.1", port, TOKEN)
+    with socket.socket() as taken:
+        # Nobody else gets the port, and nobody listens.
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(ConnectionRefusedError):
+            links.ping("127.0.0.1", taken.getsockname()[1], TOKEN)
 
 
 @given(st.integers(2, 200))

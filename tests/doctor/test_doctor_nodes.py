@@ -82,7 +82,7 @@ def test_a_slow_link_is_named(cluster, hosts, tmp_path):
     cluster.connect(*INTERFACES)
     shape = "tc qdisc add dev ens1f0np0 root tbf rate 10mbit burst 80kb latency 50ms"
     command = cluster.nodes[1].enter(*shape.split())
-    subprocess.run(command, check=True, timeout=10)
+    subprocess.run(command, check=True, timeout=60)
     reading = examine(cluster, tmp_path, 0, hosts)
     assert reading.bad() == {"links": "warn"}
     claim = ", though ens1f0np0, a virtual interface, claims 10.0 Gbit/s; the median"

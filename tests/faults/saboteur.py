@@ -74,9 +74,9 @@ class Place:
 def send_signals(rule: Rule, place: Place) -> None:
     for target in rule.targets:
         path = place.folder / f"process-{target}"
-        while not path.exists():
+        while not (path.exists() and (process := path.read_text())):
             time.sleep(0.01)
-        os.kill(int(path.read_text()), rule.signal)
+        os.kill(int(process), rule.signal)
 
 
 def note_only(rule: Rule, place: Place) -> None:

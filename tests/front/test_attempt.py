@@ -80,10 +80,8 @@ def test_a_signal_between_two_launchers_goes_to_the_second_alone(launch, monkeyp
     signal.raise_signal(signal.SIGTERM)
     assert (killed, launch.signal) == ([], signal.SIGTERM)
     monkeypatch.undo()
-    began = time.monotonic()
     found = launch.run(["sleep", str(SECONDS)], os.environ, None)
     assert (found.status, found.signal) == (143, signal.SIGTERM)
-    assert time.monotonic() - began < SECONDS
 
 
 def test_a_preemption_behind_the_end_of_a_launcher_is_for_the_next(launch, monkeypatch):

@@ -846,6 +846,9 @@ said = pathlib.Path(f"said-{os.environ['RANK']}")
 def say(number, _):
     said.write_text(str(number))
     if number == signal.SIGINT:
+        # The first rank that ends has the launcher end the other.
+        while {path.read_text() for path in pathlib.Path().glob("said-*")} != {str(number)}:
+            time.sleep(0.01)
         os._exit(128 + number)
 
 signal.signal(signal.SIGINT, say)

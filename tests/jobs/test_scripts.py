@@ -614,7 +614,7 @@ def clean_up_beside(checkout, *files: Path) -> list[bool]:
     # While the checks run: as if they had taken a minute.
     checkout.program(
         "shellcheck",
-        f'touch -d "60 seconds ago" "$TMPDIR/began"; touch -d "30 seconds ago" {made}',
+        f'touch -d "60 seconds ago" "$TMPDIR/began"; touch -d "15 seconds ago" {made}',
     )
     checkout.program("apt-get", APT_GET_FAILS)
     checkout.tests(FAKE_USER=str(os.getuid()))

@@ -59,15 +59,15 @@ def test_a_phase_that_outlasts_its_deadline_expires_once(seconds, longest, print
 
 
 def test_a_process_that_is_continued_to_be_ended_says_nothing():
-    process = start(0.5, 60, stops=True, grace=60)
+    process = start(2.0, 60, stops=True, grace=60)
     time.sleep(GRACE / 2)
     process.terminate()
     assert process.communicate(timeout=60)[0] == ""
 
 
 def test_a_process_that_is_continued_and_left_alone_speaks_after_a_while():
-    assert start(0.5, 60, stops=True).communicate(timeout=60)[0] == "expired address\nend\n"
+    assert start(2.0, 60, stops=True).communicate(timeout=60)[0] == "expired address\nend\n"
 
 
 def test_a_process_that_is_continued_and_goes_on_says_nothing():
-    assert start(0.5, 0.6, stops=True, grace=60).communicate(timeout=60)[0] == "end\n"
+    assert start(2.0, 2.1, stops=True, grace=60).communicate(timeout=60)[0] == "end\n"

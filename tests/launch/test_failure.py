@@ -8,11 +8,9 @@ import os
 import re
 import shutil
 import signal
-import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from functools import cache
 from itertools import cycle
 from pathlib import Path
@@ -35,11 +33,9 @@ OFTEN = tuple(
     )
 )
 """Launcher, ranks and failing rank of each repetition: each rank several times."""
-SOON = 4.0
-"""Seconds in which a failure ends the job, in the median: nobody waits for a time-out. README's two
-seconds hold on a machine that is idle."""
 HUNG = 60.0
-"""Seconds after which a job is taken to hang, however busy the machine is."""
+"""Seconds after which a job is taken to hang, however busy the machine is: nobody waits for a
+time-out. The fault suite measures README's two seconds, on a machine that is idle."""
 
 # argv: stage, rank that fails, how it fails
 PROGRAM = """
@@ -114,14 +110,6 @@ def lines_of(result, start):
     return [line for line in messages(result) if line.startswith(start)]
 
 
-def check_times(seconds):
-    """``seconds`` by failing rank. The median counts where each failed often, which is long."""
-    assert max(map(max, seconds.values())) < HUNG, seconds
-    if min(map(len, seconds.values())) > 2:
-        for times in seconds.values():
-            assert statistics.median(times) < SOON, seconds
-
-
 STAGES = {"before MPI": [("openmpi", 2, 0)], "in a step": [("mpich", 3, 2)]}
 
 
@@ -137,12 +125,11 @@ STAGES = {"before MPI": [("openmpi", 2, 0)], "in a step": [("mpich", 3, 2)]}
     ],
 )
 def test_one_rank_raises(stage, failing, tmp_path):
-    seconds = defaultdict(list)
     for number, (name, ranks, who) in enumerate(failing):
         folder = tmp_path / str(number)
         folder.mkdir()
         result, took = run(name, ranks, stage, who, "raise", folder)
-        seconds[who].append(took)
+        assert took < HUNG
         result.expect(1)
         assert result.stderr.count("Traceback (most recent call last)") == 1, str(result)
         assert result.stderr.count("ValueError: on purpose") == 1, str(result)
@@ -155,7 +142,6 @@ def test_one_rank_raises(stage, failing, tmp_path):
             assert (outcome["code"], outcome["rank"], outcome["step"]) == (1, who, 2)
             assert outcome["reason"] == "ValueError: on purpose" and outcome["attempt"] == 1
             assert "on purpose" in (folder / "logs" / f"rank-{who}.log").read_text()
-    check_times(seconds)
 
 
 @pytest.mark.mpi
@@ -168,18 +154,16 @@ def test_one_rank_raises(stage, failing, tmp_path):
 )
 def test_one_rank_is_killed(failing, tmp_path):
     stages = cycle(["in a step", "in the address phase", "before the group", "before MPI"])
-    seconds = defaultdict(list)
     for number, ((name, ranks, who), stage) in enumerate(zip(failing, stages, strict=False)):
         folder = tmp_path / str(number)
         folder.mkdir()
         result, took = run(name, ranks, stage, who, "kill", folder)
-        seconds[who].append(took)
+        assert took < HUNG
         # The victim's status (Hydra gives the signal alone), or what the survivors left with.
         assert result.returncode in (128 + signal.SIGKILL, signal.SIGKILL, 6), str(result)
         assert "Traceback" not in result.stderr, str(result)
         outcome = read_outcome(folder)
         assert outcome is None or outcome["code"] == 6
-    check_times(seconds)
 
 
 @pytest.mark.by_default("openmpi")
@@ -413,9 +397,9 @@ with FailureHandler() as failure_handler:
 HEADING = "mpiddp: rank 3 of 8 on node2 at step 17: "
 TRACE = f"{HEADING}failed\nTraceback (most recent call last):\n"
 UNREADABLE = "its message cannot be read ({} in __str__)"
-SLOW = "UnreadableError: its message could not be read within 0.5 s"
+SLOW = "UnreadableError: its message could not be read within 2 s"
 HOOK = "mpiddp: the script's sys.excepthook"
-FILES = r"mpiddp: \S.* did not take this report within 0\.5 s"
+FILES = r"mpiddp: \S.* did not take this report within 2 s"
 KEEPERS = {
     # Exit code; what the console got; the reason in outcome.json.
     "text raises": (3, HEADING + UNREADABLE.format("TypeError"), UNREADABLE.format("TypeError")),
@@ -430,7 +414,7 @@ KEEPERS = {
     "log blocks": (1, TRACE, "ValueError: on purpose"),
     "outcome blocks": (1, TRACE, None),
     "hook raises": (1, f"{HOOK} raised TypeError: loudly", "ValueError: on purpose"),
-    "hook blocks": (1, f"{HOOK} did not return within 0.5 s", "ValueError: on purpose"),
+    "hook blocks": (1, f"{HOOK} did not return within 2 s", "ValueError: on purpose"),
     "deadline breaks": (4, "did not get past 'MPI'", "could not be asked: loudly"),
     "claim breaks": (1, TRACE, "ValueError: on purpose"),
     "speaker silent": (1, TRACE, "ValueError: on purpose"),

@@ -206,9 +206,9 @@ def test_gloo_is_left_alone(watch_groups):
     assert not came.wait(0.1) and not told
 
 
-# A group over Gloo whose "NCCL" finds after a second that a collective is late, and ends the
-# process as torch does: before 2.14 after a pause, in which the group can be asked, and from 2.14
-# on at once, but after the hooks.
+# A group over Gloo whose "NCCL" finds that a collective is late, and ends the process as torch
+# does: before 2.14 after a pause, in which the group can be asked, and from 2.14 on at once, but
+# after the hooks.
 STAND_IN = """
 import os, sys, threading, time
 from pathlib import Path
@@ -217,17 +217,17 @@ from mpiddp.launch.device import device
 from mpiddp.launch.rendezvous import store
 from test_nccl import Backend
 device.choose_backend = lambda *_: "nccl"
-real = store.make_group
+real, is_late = store.make_group, threading.Event()
 def make_group(store, world, backend, taken, timeout):
     real(store, world, "gloo", torch.device("cpu"), timeout)
     backend = Backend(hooks=sys.argv[1] == "2.15")
     torch.distributed.ProcessGroup._get_backend = lambda group, device: backend
     threading.Thread(target=find_timeout, args=(backend,), daemon=True).start()
 def find_timeout(backend):
-    time.sleep(1)
+    is_late.wait()
     if sys.argv[1] != "2.15":
         backend.error = "TIMEOUT"
-        time.sleep(5)
+        time.sleep(60)
     for hook in backend.hooks.values():
         hook()
     os.abort()
@@ -236,7 +236,9 @@ store.first_all_reduce = lambda *_: None
 with mpiddp.init(timeout=90) as session:
     session._resources.failure_handler.run_directory = Path(sys.argv[2])
     session._resources.failure_handler.step = 7
-    time.sleep(30)
+    session.any(False)
+    is_late.set()
+    time.sleep(60)
 """
 
 

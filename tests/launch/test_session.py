@@ -194,7 +194,7 @@ def test_the_block(recent_launcher):
     assert re.fullmatch(NAMES[recent_launcher.name], rows["MPI"])
     phases = re.findall(r"(\w[\w -]*?) (\d+\.\d{3}) \(rank ([012])\)(?:, |$)", rows["seconds"])
     assert [phase for phase, *_ in phases] == PHASES
-    assert sum(float(seconds) for _, seconds, _ in phases) < 60
+    assert sum(float(seconds) for _, seconds, _ in phases) < 3 * result.seconds
     # Rank 0 knows how long each phase took, to the digits that are shown.
     shown = {phase: seconds for phase, seconds, _ in phases}
     assert {phase: f"{each:.3f}" for phase, each in found[0]["seconds"].items()} == shown

@@ -27,7 +27,7 @@ import facts
 import launchers
 from mpiddp.errors import OWN, PEER, REPEATED
 from mpiddp.launch.mpi.pauses import wait_until
-from mpiddp.lifeline import lifeline
+from mpiddp.lifeline import lifeline, requests
 from mpiddp.lifeline.decision import (
     ABANDONED_SECONDS,
     ASKED,
@@ -55,19 +55,21 @@ LISTENING = "00010000"
 class Rank:
     """One process of `lifeline_rank.py`."""
 
-    def __init__(self, number: int, folder: Path) -> None:
+    def __init__(self, number: int, folder: Path, limits: str = "pass", group: int = 0) -> None:
+        """``group``: of processes; 0 for a new one."""
         self.number = number
         self._errors = folder / f"stderr-{number}"
         job = {"MPIDDP_JOB_DIRECTORY": str(folder), "MPIDDP_ATTEMPT_TOKEN": "first"}
         environment = {**launchers.clean_environment(), **job}
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, str(launchers.PROGRAMS / "lifeline_rank.py")],
+                [sys.executable, str(launchers.PROGRAMS / "lifeline_rank.py"), limits],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=environment,
                 cwd=launchers.ROOT,
+                process_group=group,
             )
 
     def tell(self, *words: object) -> None:
@@ -96,12 +98,18 @@ class Rank:
 class Crew:
     """Ranks whose lifelines are connected."""
 
-    def __init__(self, nodes: list[int], folder: Path, seconds: float) -> None:
-        """``nodes``: the node of each rank."""
+    def __init__(self, nodes: list[int], folder: Path, limits: str) -> None:
+        """``nodes``: the node of each rank. ``limits``: Python that changes those of companions."""
         self.nodes = nodes
-        self.ranks = [Rank(number, folder) for number in range(len(nodes))]
+        first = Rank(0, folder, limits)
+        group = first.process.pid
+        others = (Rank(number, folder, limits, group) for number in range(1, len(nodes)))
+        self.ranks = [first, *others]
         self.companions: dict[int, int] = {}
         """The process of each node's."""
+
+    def connect(self, seconds: float) -> None:
+        nodes = self.nodes
         first = {node: nodes.index(node) for node in nodes}
         entrances = {node: self.ranks[rank].ask("start", rank) for node, rank in first.items()}
         for rank, node in zip(self.ranks, nodes, strict=True):
@@ -159,13 +167,15 @@ def find_listening(address: str) -> int:
 
 
 @pytest.fixture
-def crew(tmp_path: Path) -> Iterator:
+def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator:
+    monkeypatch.setattr(requests, "ANSWER_SECONDS", HUNG)
     crews: list[Crew] = []
     folder = tmp_path / "job"
     folder.mkdir(mode=0o700)
 
-    def make(nodes: list[int], seconds: float = 30.0) -> Crew:
-        crews.append(Crew(nodes, folder, seconds))
+    def make(nodes: list[int], seconds: float = 30.0, limits: str = "pass") -> Crew:
+        crews.append(Crew(nodes, folder, limits))
+        crews[-1].connect(seconds)
         return crews[-1]
 
     yield make
@@ -183,6 +193,8 @@ LEFT = "it left with exit code {} without closing its session"
 
 
 LONG = pytest.mark.long
+ONE_EVENT = f"decision.MILD_SECONDS = {HUNG}"
+"""However late they are heard, ends belong together."""
 
 
 @pytest.mark.parametrize(
@@ -259,7 +271,7 @@ def test_a_rank_that_just_leaves_is_named(code, crew):
 
 
 def test_ranks_that_all_leave_are_not_lost(crew):
-    job = crew([0, 0, 1])
+    job = crew([0, 0, 1], limits=ONE_EVENT)
     for rank in job.ranks:
         rank.tell("exit", 0)
     job.expect_end(0, 0, 1, 2)
@@ -267,7 +279,7 @@ def test_ranks_that_all_leave_are_not_lost(crew):
 
 
 def test_ranks_that_are_all_asked_to_end_are_not_lost(crew):
-    job = crew([0, 0, 1])
+    job = crew([0, 0, 1], limits=ONE_EVENT)
     for rank in job.ranks:
         rank.process.terminate()
     job.expect_end(-signal.SIGTERM, 0, 1, 2)
@@ -275,7 +287,7 @@ def test_ranks_that_are_all_asked_to_end_are_not_lost(crew):
 
 
 def test_the_rank_that_a_launcher_ended_the_others_for_is_named(crew):
-    job = crew([0, 1, 0])
+    job = crew([0, 1, 0], limits=ONE_EVENT)
     # Stopped, it tells its news late.
     job.stop_companion(1)
     job[1].tell("kill", signal.SIGSEGV)
@@ -298,35 +310,37 @@ def test_a_rank_that_holds_the_lock_is_ended_all_the_same(victim, crew):
 
 @pytest.mark.parametrize("victim", [0, pytest.param(2, marks=LONG)])
 def test_a_rank_that_stays_stopped_is_lost(victim, crew):
-    job = crew([0, 0, 1], seconds=2.0)
+    job = crew([0, 0, 1], seconds=4.0)
     job[victim].tell("progress.note_step", 5)
     job[victim].tell("kill", signal.SIGSTOP)
     job.expect_end(6, *{0, 1, 2} - {victim})
     job.expect_end(-signal.SIGKILL, victim)
-    how = "was lost at step 5: it has been stopped (SIGSTOP) for 2 s\n"
+    how = "was lost at step 5: it has been stopped (SIGSTOP) for 4 s\n"
     assert job.errors() == f"mpiddp: rank {victim} of 3 on node{victim // 2} {how}"
 
 
 @pytest.mark.parametrize(("nodes", "companions"), [([0, 0, 1], False), ([0, 0, 1, 1], True)])
 def test_time_in_which_all_stood_still_does_not_count(nodes, companions, crew, tmp_path):
     """A job that is suspended, with its companions or without."""
-    job = crew(nodes, seconds=2.0)
+    job, began = crew(nodes, seconds=4.0), time.monotonic()
     for rank in job.ranks:
         rank.tell("progress.note_move")
         rank.settle()
-    everyone = [rank.process.pid for rank in job.ranks]
-    everyone += job.companions.values() if companions else []
-    for process in everyone:
-        os.kill(process, signal.SIGSTOP)
-    time.sleep(3.5)
-    continued = time.monotonic()
-    for process in everyone:
-        os.kill(process, signal.SIGCONT)
+
+    def signal_all(number: int) -> None:
+        # All ranks in one moment: one that is stopped alone is lost.
+        os.killpg(job[0].process.pid, number)
+        for process in job.companions.values() if companions else ():
+            os.kill(process, number)
+
+    signal_all(signal.SIGSTOP)
+    time.sleep(6.0)
+    signal_all(signal.SIGCONT)
     for rank in job.ranks:
         rank.settle()
     # Nor as time in which no rank has moved.
     _, answers = ask(tmp_path / "job", "idle")
-    longest = time.monotonic() - continued + 2
+    longest = time.monotonic() - began - 4
     assert len(answers) == len(nodes) and all(idle < longest for idle, _ in answers.values())
     for rank in job.ranks:
         assert rank.ask("close") == ["closed"]
@@ -337,10 +351,10 @@ def test_time_in_which_all_stood_still_does_not_count(nodes, companions, crew, t
     ("silent", "named", "leaving"), [(1, 2, (0, 1)), pytest.param(0, 0, (2, 3), marks=LONG)]
 )
 def test_a_node_that_is_silent_is_lost(silent, named, leaving, crew):
-    job = crew([0, 0, 1, 1], seconds=2.0)
+    job = crew([0, 0, 1, 1], seconds=4.0)
     job.stop_companion(silent)
     job.expect_end(6, *leaving)
-    said = "nothing has been heard from it for 2 s: its node is down or cut off"
+    said = "nothing has been heard from it for 4 s: its node is down or cut off"
     assert f"rank {named} of 4 on node{silent} was lost: {said}\n" in "".join(
         job[number].errors() for number in leaving
     )
@@ -439,7 +453,7 @@ def test_a_late_reply_answers_no_other_question(monkeypatch):
 
 
 def test_an_error_that_comes_of_a_lost_rank_is_not_reported(crew):
-    job = crew([0, 0, 1])
+    job = crew([0, 0, 1], limits="decision.WINDOW_SECONDS = 3.0")
     job[0].tell("fail", 1, PEER)
     job[1].tell("fail", 1, OWN)
     job[2].tell("kill", signal.SIGKILL)
@@ -448,12 +462,12 @@ def test_an_error_that_comes_of_a_lost_rank_is_not_reported(crew):
 
 
 def test_a_suspicion_without_a_lost_rank_is_reported_by_the_one_who_has_it(crew):
-    job = crew([0, 0, 0])
+    job = crew([0, 0, 0], limits="decision.SUSPICION_SECONDS = 5.0")
     began = time.monotonic()
     # Waited for rank 1, which failed: what that one says is nearer to the cause.
     job[0].tell("fail", 6, REPEATED)
     assert job[1].ask("fail", 6, PEER) == ["decision", "report"]
-    assert time.monotonic() - began > 1.5
+    assert time.monotonic() - began > 4.5
     assert job[2].ask("fail", 6, REPEATED) == ["decision", "silent"]
 
 
@@ -537,7 +551,7 @@ def test_an_attempt_that_was_replaced_ends(crew, tmp_path):
     folder = tmp_path / "job"
     attempt = folder / job_directory.ATTEMPT
     attempt.write_text("first")
-    job = crew([0, 1], seconds=2.0)
+    job = crew([0, 1], seconds=4.0)
     # The next one has published its own address.
     attempt.write_text("second")
     publish(folder, "127.0.0.1:1", "2" * 32)

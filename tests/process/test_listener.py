@@ -60,12 +60,6 @@ def serve() -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture
-def server():
-    with serve() as made:
-        yield made
-
-
 @settings(max_examples=20)
 @given(st.sampled_from([TOKEN, OTHER]), st.lists(st.integers(0, 16), max_size=3))
 def test_a_token_may_come_in_pieces_and_nothing_after_it_is_read(token, cuts):
@@ -107,22 +101,27 @@ def test_a_byte_now_and_then_does_not_extend_the_deadline():
         made.close()
 
 
+@contextlib.contextmanager
+def connect_strangers(server: Server) -> Iterator[None]:
+    """Twenty who stay, and say nothing."""
+    with contextlib.ExitStack() as strangers:
+        for _ in range(20):
+            strangers.enter_context(server.connect())
+        yield
+
+
 def test_a_token_on_its_way_is_waited_for_while_others_connect(monkeypatch):
     monkeypatch.setattr(listener, "MOST_UNAUTHENTICATED", 4)
-    monkeypatch.setattr(listener, "SPARED_SECONDS", 2.0)
-    with serve() as server, contextlib.ExitStack() as strangers:
-        with server.connect() as caller:
-            for _ in range(20):
-                strangers.enter_context(server.connect())
+    with monkeypatch.context() as patch, serve() as server, server.connect() as caller:
+        patch.setattr(listener, "SPARED_SECONDS", SOON)
+        with connect_strangers(server):
             assert wait_until(lambda: server.listener._paused_until < listener.NEVER, SOON)
             caller.sendall(TOKEN + b"x")
             assert server.take() == (TOKEN, b"x")
-        # The queue of those 20 is worked off, four at a time.
-        monkeypatch.undo()
-        monkeypatch.setattr(listener, "MOST_UNAUTHENTICATED", 4)
-        with server.connect() as caller:
-            caller.sendall(OTHER + b"y")
-            assert server.take() == (OTHER, b"y")
+    # The queue of strangers is worked off, four at a time.
+    with serve() as server, connect_strangers(server), server.connect() as caller:
+        caller.sendall(OTHER + b"y")
+        assert server.take() == (OTHER, b"y")
 
 
 @pytest.fixture
@@ -146,6 +145,7 @@ def test_without_free_descriptors_callers_wait_without_work(few_files, monkeypat
         waiting.connect(server.socket.getsockname())
         waiting.sendall(TOKEN + b"z")
         began = time.monotonic()
+        assert wait_until(lambda: attempts, SOON)
         time.sleep(1)
         count, has_admitted = len(attempts), not server.admitted.empty()
         most = (time.monotonic() - began) / listener.SPARED_SECONDS + 1

@@ -25,6 +25,7 @@ from mpiddp.process.streams.output import Output, find_attempt, open_log
 from mpiddp.process.streams.output_writer import LONGEST_LINE, PATIENCE_SECONDS, Console, Lines
 
 HOST = socket.gethostname()
+SECONDS = 120
 
 
 @pytest.mark.parametrize(
@@ -206,17 +207,17 @@ def test_a_launcher_gets_whole_lines_in_portions_that_it_reads_at_once(monkeypat
 def test_a_terminal_stays_one_and_keeps_its_bar(tmp_path):
     own, its = pty.openpty()
     with subprocess.Popen(["stty", "cols", "123"], stdin=its, stdout=subprocess.DEVNULL) as setting:
-        assert setting.wait(10) == 0
+        assert setting.wait(SECONDS) == 0
     words = [str(tmp_path), "all", "label", "bar", "terminal"]
     with subprocess.Popen([sys.executable, "-c", PROGRAM, *words], stdout=its, stderr=its) as job:
         os.close(its)
-        shown, end = b"", time.monotonic() + 30
-        while time.monotonic() < end and select.select([own], [], [], 30)[0]:
+        shown, end = b"", time.monotonic() + SECONDS
+        while time.monotonic() < end and select.select([own], [], [], SECONDS)[0]:
             try:
                 shown += os.read(own, 4096)
             except OSError:  # All of the job has gone.
                 break
-        assert job.wait(10) == 0
+        assert job.wait(SECONDS) == 0
     os.close(own)
     label = f"[3@{HOST}] ".encode()
     line = label + b"True True 123\r\n"

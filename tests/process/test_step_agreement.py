@@ -41,9 +41,10 @@ def pass_places(
 def test_all_ranks_stop_in_the_same_place(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     dice = random.Random(seed)
     monkeypatch.setattr(agreement, "PERIOD", 0.002)
-    size, places = dice.randint(2, 5), 400
-    # Ranks that wait for each other, as in a training; and ranks that do not.
+    size = dice.randint(2, 5)
+    # Ranks that wait for each other, as in a training, until they stop; and ranks that do not.
     barrier = threading.Barrier(size) if seed % 2 else None
+    places = 100_000 if barrier is not None else 400
     store = dist.HashStore()
     signals = [MadeUpSignals() for _ in range(size)]
     ranks = [
@@ -136,11 +137,17 @@ def test_one_rank_stops_in_its_next_place() -> None:
 
 
 def pass_all(
-    rank: StepAgreement, barrier: threading.Barrier, places: int, grant: Any
+    rank: StepAgreement, barrier: threading.Barrier, left: list[dict[str, int]], grant: Any
 ) -> list[tuple[int, Due]]:
-    """Pass places in step with the others; what was due, and where."""
-    found = []
-    for number in range(1, places + 1):
+    """Pass places in step with the others, 500 after the last wish; what was due, and where."""
+    found: list[tuple[int, Due]] = []
+    number = last = 0
+    while number < last + 500:
+        number += 1
+        barrier.wait()
+        # Nobody grants wishes before all have looked.
+        if any(any(each.values()) for each in left):
+            last = number
         barrier.wait()
         due = rank.find_due()
         if due:
@@ -172,7 +179,7 @@ def test_all_ranks_do_the_same_in_the_same_places_as_often_as_they_wish(
             time.sleep(0.01)
 
         one = StepAgreement(members(rank), {name: make(name) for name in ("save", "tell")})
-        found[rank] = pass_all(one, barrier, 3000, grant)
+        found[rank] = pass_all(one, barrier, left, grant)
         one.close()
 
     def members(rank: int) -> Members:

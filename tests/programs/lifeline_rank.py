@@ -1,6 +1,7 @@
 """A rank that has nothing but a lifeline: it does what the lines of its standard input say.
 
-Each line is a JSON list, a name and its arguments; each answer is one JSON line.
+Each line is a JSON list, a name and its arguments; each answer is one JSON line. The program's
+argument is Python for the companion, which changes more of `LIMITS`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,14 @@ from typing import Any
 from mpiddp.lifeline import lifeline as lifelines
 from mpiddp.lifeline.lifeline import Lifeline
 from mpiddp.lifeline.membership import Entrance, Membership
+
+LIMITS = (
+    "from mpiddp.lifeline import companion, decision, requests; "
+    "from mpiddp.lifeline.stacks import answers, dump; "
+    "companion.LEAVE_SECONDS = dump.LONGEST_SECONDS = answers.RECORD_SECONDS = 5.0; "
+    "requests.ANSWER_SECONDS = 8.0"
+)
+"""Of companions, longer than on an idle machine."""
 
 
 def say(*words: Any) -> None:
@@ -55,6 +64,7 @@ def fake_nccl(collective: str) -> Any:
 def main() -> None:
     # What a decision takes is looked at, not how busy the machine is.
     lifelines.ANSWER_SECONDS = 20.0
+    lifelines.PROGRAM = lifelines.PROGRAM.replace("main()", f"{LIMITS}; {sys.argv[1]}; main()")
     lifeline: Any = None
     libc = ctypes.PyDLL(None)
     for line in sys.stdin:

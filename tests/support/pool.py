@@ -92,7 +92,7 @@ class Pool:
             with _inherited(environment):
                 self._ranks = mpiddp.ranks(
                     ranks,
-                    timeout=60,
+                    timeout=CALL_SECONDS,
                     allow_shared_gpu=True,
                     launcher=str(launcher.mpirun),
                     launcher_options=shlex.join(flags),

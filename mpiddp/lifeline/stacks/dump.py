@@ -24,8 +24,8 @@ SIGNAL = int(signal.SIGRTMAX) - 1
 """What makes a rank write its stack; real-time signals mean nothing to anybody else."""
 LOOK_SECONDS = 0.005
 """How often the companion looks whether it is done."""
-QUIET_SECONDS = 0.1
-"""How long nothing must have been added if the end cannot be told."""
+QUIET_SECONDS = 0.5
+"""How long nothing must have been added if the end cannot be told; a rank may wait for a core."""
 LONGEST_SECONDS = 1.2
 """How long a rank may take; the question itself has two seconds."""
 MOST_BYTES = 1 << 20
