@@ -8,7 +8,6 @@ import os
 import pickle
 import re
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from pool import Pools
 from saves import (
     METADATA,
     SHARD,
+    Clock,
     delete,
     flip,
     list_names,
@@ -289,9 +289,10 @@ def test_names_in_the_manifest_that_are_no_file_names_are_refused(
 
 
 @pytest.fixture
-def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifests, "PATIENCE_SECONDS", 0.3)
-    monkeypatch.setattr(manifests, "FIRST_PAUSE", 0.01)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(manifests, "time", clock)
+    return clock
 
 
 def fail(
@@ -322,7 +323,7 @@ def test_what_cannot_be_read_is_tried_again_and_never_damage(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    short_patience: None,
+    clock: Clock,
 ) -> None:
     with monkeypatch.context() as patch:
         fail(patch, place, name, 2, number)
@@ -351,7 +352,7 @@ def test_a_directory_is_opened_and_locked_though_a_read_fails(
     number: int,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-    short_patience: None,
+    clock: Clock,
 ) -> None:
     directory = make_directory(folder, replaces=False)
     with monkeypatch.context() as patch:
@@ -366,7 +367,7 @@ def test_a_directory_is_opened_and_locked_though_a_read_fails(
 
 
 def test_tensors_that_cannot_be_read_are_tried_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, short_patience: None
+    folder: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     found = find_newest(folder, Ranks()).newest
     assert found is not None
@@ -385,7 +386,7 @@ def test_tensors_that_cannot_be_read_are_tried_again(
 
 
 def test_what_fails_now_and_then_is_read_however_long_that_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_patience: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     patience, folder = manifests.Patience(), tmp_path / "folder"
     folder.mkdir()
@@ -393,7 +394,7 @@ def test_what_fails_now_and_then_is_read_however_long_that_takes(
         with monkeypatch.context() as patch:
             fail(patch, os, "listdir", 1)
             assert patience.read(os.listdir, folder) == []
-        time.sleep(manifests.PATIENCE_SECONDS)  # A large file is read.
+        clock.sleep(manifests.PATIENCE_SECONDS)  # A large file is read.
 
 
 @pytest.mark.mpi
