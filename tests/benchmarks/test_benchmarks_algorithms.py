@@ -211,7 +211,7 @@ def test_the_first_lines_can_be_looked_at_alone():
     python = shlex.quote(sys.executable)
     program = f"{python} -m benchmarks explain ring --ranks 40 | head -n 1"
     result = subprocess.run(
-        ["bash", "-c", program], capture_output=True, text=True, timeout=60, cwd=launchers.ROOT,
+        ["bash", "-c", program], capture_output=True, text=True, timeout=160, cwd=launchers.ROOT,
         check=False,
     )  # fmt: skip
     assert result.stdout.startswith("ring on 40 ranks")
