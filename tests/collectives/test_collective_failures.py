@@ -88,7 +88,8 @@ def test_a_rank_that_is_lost_ends_the_job(how, jobs, tmp_path):
             rf"{place}: waited for {peer} on [^\s:]+"
         )
         assert re.match(said, find_report(result)), str(result)
-        assert f" for {DEADLINE:g} s" in result.stderr, str(result)
+        # Gloo's own wait ends at about the same time.
+        assert re.search(f" for {DEADLINE:g} s| waiting {DEADLINE * 1000:g}ms", result.stderr)
 
 
 LONELY = """
