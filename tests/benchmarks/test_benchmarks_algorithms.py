@@ -209,7 +209,7 @@ def test_explain_draws(tmp_path, capsys):
 def test_the_first_lines_can_be_looked_at_alone():
     python = shlex.quote(sys.executable)
     program = f"{python} -m benchmarks explain ring --ranks 40 | head -n 1"
-    result = launchers.execute("bash", "-c", program, timeout=60, cwd=launchers.ROOT)
+    result = launchers.execute("bash", "-c", program, timeout=160, cwd=launchers.ROOT)
     assert result.stdout.startswith("ring on 40 ranks")
     assert result.stderr == ""
 

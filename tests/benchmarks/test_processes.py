@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import launchers
 from benchmarks.launching import processes
 from benchmarks.launching.processes import STAMP, Program, RunError
+from launchers import until
 
 
 def _python(text: str, *arguments: str, **more: Any) -> Program:
@@ -58,6 +60,20 @@ def test_a_program_that_is_not_there_is_named():
         processes.run(Program(("/no/such/program",), {}), 60)
 
 
+def expire_with(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    """The time of a run is up once its process has written ``file``, however long that takes."""
+
+    class Timer(threading.Timer):
+        def __init__(self, _, act):
+            super().__init__(0, act)
+
+        def run(self):
+            until(lambda: file.exists() and file.stat().st_size, "the process")
+            super().run()
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+
+
 DETACHED = (
     "import os, subprocess, sys, time\n"
     "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'],"
@@ -80,12 +96,13 @@ def test_a_process_that_cannot_be_killed_is_an_error(monkeypatch):
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_run_leaves_neither_detached_processes_nor_files(tmp_path, ends):
+def test_a_run_leaves_neither_detached_processes_nor_files(tmp_path, ends, monkeypatch):
     note = tmp_path / "note"
     program = _python(DETACHED + ("" if ends else "time.sleep(300)"), str(note))
     if ends:
         processes.run(program, 60)
     else:
+        expire_with(monkeypatch, note)
         with pytest.raises(RunError, match="ran past 2 s"):
             processes.run(program, 2)
     pid, folder = note.read_text().split()
@@ -100,11 +117,12 @@ reach_out = partial(_python, reaches_out=True)
 
 
 def test_what_a_run_prints_is_read():
-    report = {"finished": time.time() + 5, "seconds": {"address": 0.5}}
+    begin = time.time()
+    report = {"finished": begin + 1000, "seconds": {"address": 0.5}}
     printed = f"mpiddp-benchmark: {json.dumps(report)}"
     text = f"import sys; sys.stderr.write('noise '); print({printed!r})"
     run = processes.run(reach_out(text + "; print('more')"), 60)
-    assert 4 < run.stamp_seconds < 6
+    assert begin + 1000 - time.time() < run.stamp_seconds <= 1000
     assert run.phases == {"address": 0.5}
     assert run.cpu_seconds is run.others_cpu_seconds is None
 
@@ -115,22 +133,21 @@ def test_directories_of_this_machine_are_not_handed_on(monkeypatch):
     assert processes.run(reach_out(text), 60).stamp_seconds is None
 
 
-def test_a_launcher_is_asked_to_end_its_job_before_it_is_killed(tmp_path):
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_launcher_is_asked_to_end_its_job_before_it_is_killed(tmp_path, listens, monkeypatch):
+    """And killed if it does not listen."""
+    monkeypatch.setattr(processes, "REQUEST_SECONDS", 60.0 if listens else 0.3)
+    expire_with(monkeypatch, tmp_path / "ready")
     text = (
         "import pathlib, signal, sys, time\n"
-        "def end(*_): pathlib.Path(sys.argv[1]).touch(); sys.exit(1)\n"
-        "signal.signal(signal.SIGTERM, end)\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "def end(*_): (folder / 'asked').touch(); sys.exit(1)\n"
+        f"signal.signal(signal.SIGTERM, {'end' if listens else 'signal.SIG_IGN'})\n"
+        "(folder / 'ready').write_text('ready')\n"
         "time.sleep(300)"
     )
-    with pytest.raises(RunError, match="ran past 1 s"):
-        processes.run(reach_out(text, str(tmp_path / "asked")), 1)
-    assert (tmp_path / "asked").exists()
-
-
-def test_a_launcher_that_does_not_listen_is_killed(monkeypatch):
-    monkeypatch.setattr(processes, "REQUEST_SECONDS", 0.3)
-    text = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
     begin = time.monotonic()
     with pytest.raises(RunError, match="ran past 1 s"):
-        processes.run(reach_out(text), 1)
-    assert time.monotonic() - begin < 20
+        processes.run(reach_out(text, str(tmp_path)), 1)
+    assert (tmp_path / "asked").exists() is listens
+    assert time.monotonic() - begin < 200

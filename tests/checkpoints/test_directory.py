@@ -33,7 +33,7 @@ from mpiddp.checkpoints.storage.shards import read_shards
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.options.groups.checkpoints import Interval, parse_interval
 from pool import Pools
-from saves import METADATA, SHARD, STATE, list_names, make_directory, open_directory, write
+from saves import METADATA, SHARD, STATE, Clock, list_names, make_directory, open_directory, write
 
 
 def read_step(path: Path) -> int:
@@ -314,7 +314,7 @@ def test_a_directory_that_hosts_do_not_share_is_refused(pool: Pools, tmp_path: P
 
 
 def test_a_file_of_another_size_is_not_published(tmp_path, monkeypatch):
-    monkeypatch.setattr(manifests, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(manifests, "time", Clock())
     write_shards = shards.write_shards
 
     def lengthen(path: Path, *arguments: Any) -> Any:

@@ -8,7 +8,6 @@ import os
 import pickle
 import re
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from mpiddp.front.job_end import FINAL
 from saves import (
     METADATA,
     SHARD,
+    Clock,
     delete,
     flip,
     list_names,
@@ -271,9 +271,10 @@ def test_names_in_the_manifest_that_are_no_file_names_are_refused(name, folder, 
 
 
 @pytest.fixture
-def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifests, "PATIENCE_SECONDS", 0.3)
-    monkeypatch.setattr(manifests, "FIRST_PAUSE", 0.01)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(manifests, "time", clock)
+    return clock
 
 
 def fail(
@@ -298,7 +299,7 @@ READS = ((manifests, "read_text"), (manifests, "compare"), (manifests, "_list"),
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE, errno.EACCES])
 @pytest.mark.parametrize(("place", "name"), READS)
 def test_what_cannot_be_read_is_tried_again_and_never_damage(
-    place, name, number, folder, monkeypatch, capsys, short_patience
+    place, name, number, folder, monkeypatch, capsys, clock
 ):
     with monkeypatch.context() as patch:
         fail(patch, place, name, 2, number)
@@ -322,7 +323,7 @@ OPENING = ((owners, "read_owner"), (manifests, "list_checkpoints"), (manifests, 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EACCES])
 @pytest.mark.parametrize(("place", "name"), OPENING)
 def test_a_directory_is_opened_and_locked_though_a_read_fails(
-    place, name, number, folder, monkeypatch, short_patience
+    place, name, number, folder, monkeypatch, clock
 ):
     directory = make_directory(folder, replaces=False)
     with monkeypatch.context() as patch:
@@ -336,7 +337,7 @@ def test_a_directory_is_opened_and_locked_though_a_read_fails(
     directory.close()
 
 
-def test_tensors_that_cannot_be_read_are_tried_again(folder, monkeypatch, short_patience):
+def test_tensors_that_cannot_be_read_are_tried_again(folder, monkeypatch, clock):
     found = find_newest(folder, Ranks()).newest
 
     def read() -> int:
@@ -353,7 +354,7 @@ def test_tensors_that_cannot_be_read_are_tried_again(folder, monkeypatch, short_
 
 
 def test_what_fails_now_and_then_is_read_however_long_that_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_patience: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     patience, folder = manifests.Patience(), tmp_path / "folder"
     folder.mkdir()
@@ -361,7 +362,7 @@ def test_what_fails_now_and_then_is_read_however_long_that_takes(
         with monkeypatch.context() as patch:
             fail(patch, os, "listdir", 1)
             assert patience.read(os.listdir, folder) == []
-        time.sleep(manifests.PATIENCE_SECONDS)  # A large file is read.
+        clock.sleep(manifests.PATIENCE_SECONDS)  # A large file is read.
 
 
 @pytest.mark.mpi

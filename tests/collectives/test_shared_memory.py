@@ -59,6 +59,7 @@ which there is room on all of them."""
 
 
 def count_descriptors() -> int:
+    gc.collect()  # What earlier tests have left to the collector.
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -226,13 +227,10 @@ def test_a_segment_goes_with_the_last_tensor_that_uses_it(monkeypatch):
 
 def test_a_tensor_in_a_cycle_is_freed_with_it():
     shared_memory = SharedMemory()
-    # What earlier tests have left to the collector.
-    gc.collect()
     before = count_descriptors()
     cycle = [shared_memory.empty((10,), torch.float32)]
     cycle.append(cycle)
     del cycle
-    gc.collect()
     assert count_descriptors() == before
 
 

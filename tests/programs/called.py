@@ -247,15 +247,13 @@ def gather_on(rank: int) -> None:
         distributed.all_reduce(torch.ones(1), async_op=True)
 
 
-def reduce_again(rank: int, folder: Path | None = None) -> None:
+def reduce_again() -> None:
     """Collectives without an end, with all ranks."""
     import torch
     from torch import distributed
 
-    while rank != find_rank():
+    while True:
         distributed.all_reduce(torch.ones(1000))
-        if folder is not None:
-            (folder / f"reduced-{find_rank()}").touch()
 
 
 def leave_calls() -> None:
@@ -268,20 +266,31 @@ def leave_calls() -> None:
         mpiddp.all_reduce_async(torch.ones(1 << 18))
 
 
-def ask_alone(rank: int, folder: Path) -> None:
-    """A collective of the session that one rank alone calls."""
+def ask_alone(rank: int, folder: Path, of: str) -> None:
+    """A collective of the session, or of torch's group, that one rank alone calls."""
+    import torch
+    from torch import distributed
+
     from mpiddp.launch.mpi.control import count_exchanges
+    from mpiddp.lifeline.stacks.flight_recorder import read_record
 
     session = mpiddp.init()
+    # The group's first call prepares it.
+    distributed.all_reduce(torch.ones(1000))
 
     def tell() -> None:
-        while len({*count_exchanges(session)}) == 1:
+        while len({*count_exchanges(session)}) == 1 and all(
+            ", complete" in line for line in read_record()
+        ):
             time.sleep(NAPS)
         (folder / "asked").touch()
 
     if session.world.rank == rank:
         threading.Thread(target=tell, daemon=True).start()
-        session.any(True)
+        if of == "session":
+            session.any(True)
+        else:
+            distributed.all_reduce(torch.ones(1000))
 
 
 def destroy_group() -> None:

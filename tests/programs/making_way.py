@@ -29,4 +29,6 @@ with mpiddp.Checkpointer("checkpoints", model, optimizer) as checkpointer:
             checkpointer.close()
             print(f"rank {dist.get_rank()} stops after step {step}", flush=True)
             raise SystemExit(75)
+        if step == 1:
+            print(f"rank {dist.get_rank()} looks", flush=True)
 print(f"rank {dist.get_rank()} ends", flush=True)

@@ -15,6 +15,7 @@ import torch
 
 from interrupted import WatchedSaver
 from mpiddp.errors import PreemptedError
+from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.process import step_agreement as agreement
 from mpiddp.process.preemption_signals import PreemptionSignals
@@ -29,12 +30,12 @@ from mpiddp.training.training_state import Position
 from mpiddp.training.weights import digest_parameters
 
 PERIOD = 0.005
-SECONDS = 30.0
+SECONDS = 60.0
 """For the signal to be seen."""
+SEEN = "seen"
+"""Key of the number of ranks that have seen a decision."""
 SLOW_STEPS, PAUSE = (20, 35), 0.3
 """After these the last rank begins its checkpoint so much later than the others."""
-GRACE = 0.1
-"""For a rank that computes nothing to see what the others have seen."""
 
 
 class MadeUpSignals(PreemptionSignals):
@@ -53,6 +54,16 @@ class WatchedAgreement(agreement.StepAgreement):
     def __init__(self, *values: Any) -> None:
         super().__init__(*values)
         WatchedAgreement.last = self
+
+    def _wait_for_decision(self) -> bool:
+        is_decided = super()._wait_for_decision()
+        if is_decided:
+            self._members.store.add(self._key(SEEN), 1)
+        return is_decided
+
+    def is_seen(self) -> bool:
+        """Whether all ranks have seen the decision, also those that compute nothing."""
+        return bool(self._members.store.add(self._key(SEEN), 0) == self._members.size)
 
 
 class SignalledSaver(WatchedSaver):
@@ -196,9 +207,7 @@ def run_shared(
         taken += 1
         if call is not None and taken == max(batches, 1):
             receive()
-            if not WatchedAgreement.last._round.decided.wait(SECONDS):
-                raise AssertionError("the ranks have not agreed")
-            time.sleep(GRACE)
+            assert wait_until(WatchedAgreement.last.is_seen, SECONDS, PERIOD)
 
     if batches == 0:
         receive()

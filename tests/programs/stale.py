@@ -18,8 +18,7 @@ from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source
 from mpiddp.checkpoints.storage.finding import find_newest
 from mpiddp.checkpoints.storage.manifest import DamageError
 from mpiddp.checkpoints.storage.ranks import Ranks
-
-PATIENCE = {"PATIENCE_SECONDS": 0.5, "FIRST_PAUSE": 0.01}
+from saves import Clock
 
 
 def find_with_stale_rank(session: mpiddp.Session, folder: Path, stale: int, times: int) -> Any:
@@ -55,7 +54,7 @@ def find_without_manifest(session: mpiddp.Session, folder: Path, times: int) -> 
 
 def _find(folder: Path) -> Any:
     ranks = Ranks()
-    with mock.patch.multiple(manifests, **PATIENCE):
+    with mock.patch.object(manifests, "time", Clock()):
         try:
             survey = find_newest(folder, ranks)
         except mpiddp.MpiddpError as error:
@@ -83,7 +82,7 @@ def open_apart(session: mpiddp.Session, folder: Path) -> str:
     """What ``open`` says where each rank has another directory."""
     own = folder / f"node-{session.world.rank}"
     own.mkdir()
-    with make_directory(own) as directory, mock.patch.multiple(manifests, **PATIENCE):
+    with make_directory(own) as directory, mock.patch.object(manifests, "time", Clock()):
         try:
             directory.open()
         except mpiddp.ConfigurationError as error:
@@ -104,7 +103,7 @@ def save_apart(session: mpiddp.Session, folder: Path) -> str:
     with (
         make_directory(folder) as directory,
         mock.patch.object(directories, "write_shards", write_elsewhere),
-        mock.patch.multiple(manifests, **PATIENCE),
+        mock.patch.object(manifests, "time", Clock()),
     ):
         directory.open()
         directory.start(1, {f"rank-{rank}.x": torch.ones(3)})

@@ -137,7 +137,7 @@ def test_receivers_share_no_memory_and_no_descriptors():
             found[0][5] = 1
             assert (found[1][5], content[5], found[0].readonly) == (0, 0, False)
     # Results that somebody keeps must not use up what a process may open.
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     array = np.frombuffer(found[0], dtype=np.uint8)
     del found
     assert array[5] == 1 and not array[6:].any()
@@ -159,7 +159,7 @@ def test_what_is_larger_than_the_memory_is_refused_and_the_next_message_comes(ki
             receiver.receive()
         monkeypatch.undo()
         assert receiver.receive().kind == "next"
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def _refuse(size: int) -> None:

@@ -29,6 +29,8 @@ INTERRUPTED = """%%ranks
 import time
 time.sleep(1000)"""
 INTERRUPT = """import os, signal, threading, time
+from mpiddp.remote import call
+call.STOP_SECONDS = call.LOST_SECONDS = 60.0
 def interrupt():
     while not ranks.state.startswith("running"):
         time.sleep(0.1)

@@ -87,6 +87,7 @@ def test_a_killed_caller_leaves_no_process(function, moment, tmp_path):
 def test_a_function_that_never_returns(tmp_path, monkeypatch):
     with start(2) as ranks:
         with monkeypatch.context() as patch:
+            patch.setattr("mpiddp.remote.call.STOP_SECONDS", 5.0)
             called.expire_when(patch, lambda _: len(list(tmp_path.iterdir())) == 2)
             with pytest.raises(RankFailedError) as caught:
                 ranks.run(called.hold_interpreter, tmp_path)
@@ -122,12 +123,12 @@ def test_a_function_that_never_returns(tmp_path, monkeypatch):
 
 
 def test_ranks_that_were_interrupted_in_a_collective_end(monkeypatch, tmp_path):
-    called.expire_when(monkeypatch, lambda _: len(list(tmp_path.iterdir())) >= 2)
+    called.expire_when(monkeypatch, lambda _: (tmp_path / "asked").exists())
     options = {"variables": {"MPIDDP_WAIT": "sleep"}, "call_timeout": SECONDS}
     with mpiddp.ranks(2, collectives="mpiddp", **options) as ranks:
         # The next calls would be refused, or meet a call that the other rank has not finished.
-        with pytest.raises(RankFailedError, match=r"reduce_again left rank.* in the middle of a"):
-            ranks.run(called.reduce_again, -1, tmp_path)
+        with pytest.raises(RankFailedError, match="ask_alone left rank 0 in the middle of a"):
+            ranks.run(called.ask_alone, 0, tmp_path, "group")
         assert ranks.state == "ended"
         with monkeypatch.context() as patch:
             patch.setattr("mpiddp.remote.ranks.RankJob", mock.Mock(side_effect=LaunchError("no")))
@@ -136,9 +137,9 @@ def test_ranks_that_were_interrupted_in_a_collective_end(monkeypatch, tmp_path):
         with pytest.raises(ConfigurationError, match=r"ended; restart\(\) starts them again"):
             ranks.run(called.nothing)
         ranks.restart()
-        (tmp_path / "reduced-1").unlink()
+        (tmp_path / "asked").unlink()
         with pytest.raises(RankFailedError, match="ask_alone left rank 1 in the middle of a"):
-            ranks.run(called.ask_alone, 1, tmp_path)
+            ranks.run(called.ask_alone, 1, tmp_path, "session")
 
 
 @pytest.mark.long

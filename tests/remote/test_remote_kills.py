@@ -27,7 +27,7 @@ LONGEST_SECONDS = 30.0
 """From a kill to its exception; it is below 1 s where nobody else uses the cores."""
 WORK = {
     "sleep": (called.sleep_on, -1),
-    "reduce": (called.reduce_again, -1),
+    "reduce": (called.reduce_again,),
     "call": (called.nothing,),
     "send": (len, [b"x" * 10] * 20_000),
     "return": (called.make_zeros, 1 << 20),

@@ -164,10 +164,11 @@ def test_sessions_checkpoints_and_collectives(ranks, tmp_path):
     assert (tmp_path / "checkpoints" / "step-3").is_dir()
 
 
-def test_a_deadline_says_where_the_late_ranks_were(ranks, monkeypatch):
-    called.expire_when(monkeypatch, lambda own: len(own._waiting) == 1)
+def test_a_deadline_says_where_the_late_ranks_were(ranks, monkeypatch, tmp_path):
+    asleep = tmp_path / "asleep-2"
+    called.expire_when(monkeypatch, lambda own: len(own._waiting) == 1 and asleep.exists())
     with pytest.raises(RankFailedError, match="sleep_on failed on 1 of 4 ranks") as caught:
-        ranks.run(called.sleep_on, 2)
+        ranks.run(called.sleep_on, 2, tmp_path)
     (error,) = caught.value.exceptions
     assert type(error) is UnreachableError and list(caught.value.by_rank) == [2]
     assert str(error) == "sleep_on did not return within 60 s"
@@ -272,7 +273,7 @@ def test_a_module_that_was_edited_here_alone(ranks, tmp_path, monkeypatch):
     assert "find is another function here" in str(error) and "restart()" in str(error)
 
 
-def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys):
+def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys, tmp_path):
     with mpiddp.ranks(2, call_timeout=SECONDS, variables=WAITING | {"OF_THE_TEST": "1"}) as own:
         with pytest.raises(RankFailedError) as caught:
             own.run(called.gather_on, 1)
@@ -289,12 +290,13 @@ def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys):
         folder, variable, first, secret = own.run(called.look_around)[1]
         assert (folder, variable, secret) == (os.getcwd(), "1", [])
         assert first == os.path.abspath(sys.path[0])
-        victim = own.members[1].process
-        threading.Timer(0.3, os.kill, (victim, signal.SIGKILL)).start()
+        running = own.submit(called.sleep_on, -1, tmp_path)
+        until((tmp_path / "asleep-1").exists, "the function")
+        os.kill(own.members[1].process, signal.SIGKILL)
         with pytest.raises(
             RankFailedError, match="failed on 1 of 2 ranks: rank 1 of 2 on"
         ) as caught:
-            own.run(called.sleep_on, -1)
+            running.result(SECONDS)
         ((rank, lost),) = caught.value.by_rank.items()
         assert rank == 1 and "rank 1 of 2 on" in str(lost) and "killed by SIGKILL" in str(lost)
         own.restart()

@@ -98,7 +98,7 @@ return [...document.querySelectorAll("body *")].filter(seen).map((node) => {
 """
 """Returns for each text that is seen its contrast with what is behind it, and what it is."""
 
-PATIENCE = 15.0
+PATIENCE = 60.0
 """Seconds for what an animation is to come to."""
 
 

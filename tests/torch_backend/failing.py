@@ -31,7 +31,11 @@ def sum_up() -> None:
 
 def lose_a_rank() -> None:
     sum_up()
-    if dist.get_rank() == 1:
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        store.set("first sum", "")
+    else:
+        store.get("first sum")
         time.sleep(1)
         os.kill(os.getpid(), signal.SIGKILL)
     try:

@@ -47,7 +47,7 @@ def test_workers_read_what_this_process_would(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(torch.get_rng_state(), state)
     # Signals that ask a job to leave do not end them, but for one from their rank.
     for name in ("TERM", "USR1", "USR2", "INT"):
-        subprocess.run(["kill", f"-{name}", *map(str, workers)], check=True, timeout=10)
+        subprocess.run(["kill", f"-{name}", *map(str, workers)], check=True, timeout=100)
     again = list(reader.read(reading.list_keys(3)))
     assert {int(each) for batch in again for each in batch.inputs[:, 1]} == workers
     reader.close()
@@ -61,13 +61,11 @@ def test_transforms_are_timed_apart(workers: int) -> None:
     for split, calls in (
         (Split(features, labels, convert=reading.sleep), 1),
         (Split(features, labels, convert=reading.sleep, augment=reading.sleep), 5),
-        (Split(features, labels), 0),
     ):
         reader = Reader(Samples(split), Reading(workers))
         for _ in reader.read(reading.list_keys(batches=2)):
             work = reader.take_work()
-            assert (work.transform >= 0.02 * calls) and work.read > 0
-            assert calls or work.transform < 0.02
+            assert work.transform >= 0.02 * calls and work.read > 0
             assert sum(reader.take_work()) == 0
         reader.close()
 

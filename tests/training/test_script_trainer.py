@@ -377,12 +377,13 @@ def test_a_bad_option_is_refused(options, fragments, session):
 PREEMPTED = """
 import os, signal, time, mpiddp
 
-trainer = mpiddp.Trainer(data="toy", epochs=4, name="left")
+trainer, seconds = mpiddp.Trainer(data="toy", epochs=4, name="left"), 0
 for step in trainer.steps():
     step.take()
     if step.number == 7 and trainer.session.world.rank == 1:
         os.kill(os.getpid(), signal.SIGUSR2)
-        time.sleep(2)  # The ranks' threads look for signals four times a second.
+        seconds = 1  # The ranks' threads look for signals four times a second.
+    time.sleep(seconds)
 print("ended", trainer.row.step)
 """
 
