@@ -96,9 +96,8 @@ def test_every_algorithm_is_there_for_every_offered_number_of_ranks() -> None:
 
 def test_an_algorithm_with_parameters_is_there_wherever_it_can_be() -> None:
     schedules = read_data(draw_page(parse("direct:servers=5,segments=2"), 8))["schedules"]
-    assert {
-        int(ranks) for ranks, entries in schedules.items() if "direct:servers=5" in entries
-    } == {ranks for ranks in OFFERED if ranks >= 5}
+    found = {int(ranks) for ranks, entries in schedules.items() if "direct:servers=5" in entries}
+    assert found == {ranks for ranks in OFFERED if ranks >= 5}
 
 
 def test_nodes_hold_for_the_ranks_they_were_given_for() -> None:

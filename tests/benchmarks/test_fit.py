@@ -282,11 +282,9 @@ def test_what_has_no_known_algorithm_is_not_predicted(ran):
 def test_records_that_cannot_be_fitted_are_refused(messages, tmp_path):
     cells = read_record(messages).cells
     few = [cell for cell in cells if cell.at["bytes"] <= 9]
+    all_reduces = planted.make_all_reduces(MACHINE, ["ring"], [8])
     cases = {
-        "all-reduce": (
-            planted.make_all_reduces(MACHINE, ["ring"], [8]),
-            "expected times of messages",
-        ),
+        "all-reduce": (all_reduces, "expected times of messages"),
         "few": (few, "times of messages inside a node: expected 3 sizes or more, found 2"),
         "others": (
             [replace(cell, contender=name) for name in ("Gloo", "NCCL") for cell in cells[:9]],

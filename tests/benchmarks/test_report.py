@@ -67,9 +67,8 @@ def test_lines_are_medians_with_quartiles_of_the_rounds(tmp_path):
     (line,) = find_chart(section, "Speed, relative to Gloo").lines
     assert (line.name, line.points[K].median) == ("ours", 2)
     # 2 (n - 1)/n · S/t
-    assert find_chart(section, "Bus bandwidth").lines[0].points[K].median == pytest.approx(
-        1.5 * K / 3 * 1e-9
-    )
+    rate = find_chart(section, "Bus bandwidth").lines[0].points[K].median
+    assert rate == pytest.approx(1.5 * K / 3 * 1e-9)
 
 
 def test_at_most_six_lines_are_shown_framework_mpi_and_auto_first(tmp_path):
@@ -148,12 +147,12 @@ def test_predictions_and_bounds_come_from_the_records_messages(tmp_path):
     for size, each in ring.points.items():
         assert each.median == pytest.approx(1, rel=0.1), size
     bound = 2 * 3 / 4 * 16 * M * MACHINE.between.seconds_per_byte
-    share = next(
-        line for line in find_chart(section, "Share of the bound").lines if line.name == ring.name
+    share, time_ = (
+        next(line for line in find_chart(section, title).lines if line.name == ring.name)
+        for title in ("Share of the bound", "Time")
     )
-    time_ = find_chart(section, "Time").lines
-    median = next(line for line in time_ if line.name == ring.name).points[16 * M].median
-    assert share.points[16 * M].median == pytest.approx(bound / median, rel=0.05)
+    expected = bound / time_.points[16 * M].median
+    assert share.points[16 * M].median == pytest.approx(expected, rel=0.05)
 
 
 def test_predictions_that_would_take_long_are_left_out(tmp_path, monkeypatch):
@@ -211,9 +210,8 @@ def test_what_was_refused_failed_or_cut_off_is_said_first(tmp_path):
         "Refused, and so not measured: 1 contender",
         "Slower than what it could be made of",
     ]
-    assert drawn.alerts[1].lines == [
-        "mpiddp double-tree: all-reduce: needs a power of two (2 times)"
-    ]
+    reason = "mpiddp double-tree: all-reduce: needs a power of two (2 times)"
+    assert drawn.alerts[1].lines == [reason]
 
 
 def test_parts_of_steps_and_phases_of_start_up_are_bars(tmp_path):
@@ -247,10 +245,8 @@ def test_stragglers_are_curves_of_accuracy_over_time(tmp_path):
     (panel,) = find(report(write_record(tmp_path / "a.jsonl", [run])), "training").panels
     ((chart,), (line,)) = panel.charts, panel.charts[0].lines
     assert chart.along == "s"
-    assert {at: each.median for at, each in line.points.items()} == {
-        2: 0.6,
-        3: pytest.approx(0.925),
-    }
+    found = {at: each.median for at, each in line.points.items()}
+    assert found == {2: 0.6, 3: pytest.approx(0.925)}
 
 
 words = st.text("ab,: ", min_size=1, max_size=8)
