@@ -102,6 +102,8 @@ class Way:
     sleep: float = 0.0
     sleeps: int = 1
     """How many steps, and by how many seconds each."""
+    awaits: bool = False
+    """Whether it sleeps in them until another worker has made all of its steps."""
     dtype: str = "float32"
     longest: int | None = None
     """Bytes of an MPI message."""
@@ -110,7 +112,7 @@ class Way:
     """What happens to that rank."""
     late: bool = False
     """At the end of the epoch, when nobody has gradients any more; else soon."""
-    deadline: float = 20.0
+    deadline: float = 60.0
     """Seconds after which the others give it up."""
     is_busy: bool = False
     """Whether a server's update takes so long that what comes meanwhile is overdue."""
@@ -131,12 +133,15 @@ def work(way: Way, rank: int, place: int, model: nn.Module, serving: Serving) ->
             way.lose()
         if rank == way.sleeper and 5 <= step < 5 + way.sleeps:
             time.sleep(way.sleep)
+            assert not way.awaits or wait_until(Path("done").exists, 60)
         batch = draw(samples)
         serving.begin_step()
         find_loss(model, batch).backward()
         # Most are small, and some are not.
         time.sleep(way.delay * dice.random() ** 3)
         serving.finish_step()
+    if way.awaits:
+        Path("done").touch()
 
 
 def lose_late(way: Way, serving: Serving) -> None:

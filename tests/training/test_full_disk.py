@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -129,56 +128,3 @@ def test_a_run_on_a_full_disk_is_refused_and_keeps_its_number_of_attempts(tmp_pa
     # The third was refused when its configuration found no room.
     assert attempts == [1, 2, 4]
     assert "No space left on device: choose another --runs-dir" in problem
-
-
-def train_on_small_disk(folder: Path, *options: str) -> tuple[launchers.Result, list[Any]]:
-    """The job's result, and what each rank found when it heard of a save that failed."""
-    row = launchers.table()["openmpi"]
-    mount = f'mount -t tmpfs -o size=1m tmpfs "{folder}" && exec "$@"'
-    keep = f'"$@"; code=$?; cat {folder}/runs/run/metrics.jsonl >{folder}.rows; exit $code'
-    wrapped = launchers.Launcher(
-        "openmpi on a small disk",
-        Path(shutil.which("unshare") or "unshare"),
-        row.libmpi,
-        ("--mount", "sh", "-c", mount, "sh", "sh", "-c", keep, "sh", str(row.mpirun), *row.flags),
-        row.environment,
-    )
-    words = ["--data", "toy", "--samples", "2000", "--epochs", "6", "--save-every", "40steps"]
-    program = launchers.ROOT / "tests/programs/full_disk.py"
-    arguments = [program, folder, *words, "--name", "run", *options]
-    result = launchers.run(wrapped, 2, arguments, timeout=90)
-    heard = re.findall(r"rank (\d) hears: (\{.*?\})\n", result.stdout)
-    return result, [(int(rank), json.loads(text)) for rank, text in heard]
-
-
-def check_what_was_heard(heard: list[Any], times: int) -> None:
-    for rank in range(2):
-        found = [each for number, each in heard if number == rank]
-        assert len(found) == times
-        for each in found:
-            assert each["seconds"] < 60
-            # The old checkpoint alone, and whole; nothing is left of the other one.
-            assert each["names"] == (["step-40"] if rank == 0 else [])
-            assert not any(each["problems"])
-
-
-@pytest.mark.long
-@pytest.mark.mpi
-def test_a_checkpoint_that_finds_no_room_leaves_the_old_one_and_training_goes_on(tmp_path):
-    result, heard = train_on_small_disk(tmp_path)
-    assert result.returncode == 0, result
-    check_what_was_heard(heard, times=2)
-    assert result.stdout.count("are as they were, and training goes on") == 2
-    # 1,600 training samples in batches of 16 on two ranks.
-    assert "checkpoints/step-300 (" in result.stdout
-    rows = Path(f"{tmp_path}.rows").read_text().splitlines()
-    assert [json.loads(row)["epoch"] for row in rows] == [1, 2, 3, 4, 5, 6]
-
-
-@pytest.mark.mpi
-@pytest.mark.long
-def test_a_checkpoint_that_finds_no_room_ends_the_run_where_asked(tmp_path: Path) -> None:
-    result, heard = train_on_small_disk(tmp_path, "--on-save-error", "stop")
-    assert result.returncode == 1, result
-    check_what_was_heard(heard, times=1)
-    assert result.output.count("No space left on device; the older ones are as they were") == 1
