@@ -76,8 +76,7 @@ with mpiddp.init(timeout=30) as session:
 
 
 def test_one_rank_alone_needs_no_mpi():
-    row = launchers.table()["alone"]
-    result = launchers.run(row, 1, ["-c", ALONE], timeout=60).expect(2)
+    result = launchers.run("alone", 1, ["-c", ALONE], timeout=60).expect(2)
     assert result.stdout.startswith("expected a contiguous tensor")
     said = "mpiddp: root must be 0 to 0, found 1 (called at <string>:20)"
     assert facts.messages(result)[-1] == said
@@ -96,9 +95,8 @@ mpiddp.shared_empty(3)
 
 
 def test_a_call_without_a_session_is_a_mistake():
-    row = launchers.table()["alone"]
     # Nobody catches what is raised outside of a session: it is a plain exception.
-    result = launchers.run(row, 1, ["-c", WITHOUT_A_SESSION], timeout=60).expect(1)
+    result = launchers.run("alone", 1, ["-c", WITHOUT_A_SESSION], timeout=60).expect(1)
     said = "there is no session: call mpiddp.init() first"
     assert result.stdout == f"{said}\n"
     assert result.stderr.strip().splitlines()[-1].endswith(f"ConfigurationError: {said}")
@@ -191,9 +189,8 @@ def test_mistakes_are_said_in_one_line_on_every_rank(pool):
 )
 @pytest.mark.mpi
 def test_a_mistake_ends_the_job(arguments, said):
-    row = launchers.table()["openmpi"]
     program = [launchers.PROGRAMS / "mistakes.py", *arguments]
-    result = launchers.run(row, 2, program, timeout=60)
+    result = launchers.run("openmpi", 2, program, timeout=60)
     result.expect(1 if "no all-reduce" in arguments else 2)
     (line,) = [line for line in facts.messages(result) if "started" not in line]
     place = re.escape(str(launchers.PROGRAMS / "mistakes.py"))
@@ -222,9 +219,8 @@ with mpiddp.init(timeout=60) as session:
 @pytest.mark.long
 @pytest.mark.mpi
 def test_calls_that_are_compared_are_named_in_words():
-    row = launchers.table()["openmpi"]
     variables = {"MPIDDP_DEBUG": "1"}
-    result = launchers.run(row, 2, ["-c", DIFFER], timeout=60, env=variables).expect(2)
+    result = launchers.run("openmpi", 2, ["-c", DIFFER], timeout=60, env=variables).expect(2)
     differs = (
         "the collective call must be the same on all ranks, but it differs from rank 0's on rank 1:"
     )

@@ -120,8 +120,7 @@ with mpiddp.init(timeout=60) as session:
     ["shared-memory", *(pytest.param(name, marks=pytest.mark.long) for name in ("mpi", "torch"))],
 )
 def test_the_error_of_a_call_that_was_begun_is_in_its_future_and_the_last(transport):
-    row = launchers.table()["openmpi"]
-    result = launchers.run(row, 2, ["-c", LONELY, transport], timeout=60).expect(5)
+    result = launchers.run("openmpi", 2, ["-c", LONELY, transport], timeout=60).expect(5)
     lost, refused = result.stdout.splitlines()
     assert lost.startswith("PeerLostError: ") and "waited for rank 1 on" in lost
     assert refused.startswith("ConfigurationError: an earlier collective call failed (")
@@ -139,8 +138,7 @@ with mpiddp.init(timeout=60) as session:
 
 @pytest.mark.long
 def test_a_rank_that_leaves_instead_of_a_first_call_over_torch_is_told_of_in_one_line(tmp_path):
-    row = launchers.table()["openmpi"]
-    result = launchers.run(row, 2, ["-c", LEAVES], timeout=60, cwd=tmp_path).expect(6)
+    result = launchers.run("openmpi", 2, ["-c", LEAVES], timeout=60, cwd=tmp_path).expect(6)
     report = find_report(result)
     assert "transport torch waited 3 s for the other ranks" in report
     assert report.endswith(" (called at <string>:7)"), report

@@ -138,8 +138,7 @@ def test_a_worker_or_server_that_is_lost_ends_the_job(who, role, how, bound, tmp
         "victim": who, "how": how, "deadline": DEADLINE,
     }  # fmt: skip
     program = [launchers.PROGRAMS / "served.py", json.dumps([way])]
-    row = launchers.table()["openmpi"]
-    result = launchers.run(row, 3, program, timeout=60, cwd=tmp_path)
+    result = launchers.run("openmpi", 3, program, timeout=60, cwd=tmp_path)
     seconds = time.time() - float((tmp_path / "failed").read_text())
     assert "Traceback" not in result.output, str(result)
     if how == "is killed" and result.returncode != 6:
@@ -191,6 +190,15 @@ def test_who_stops_and_owes_nobody_is_missed(way, said, tmp_path):
     result.expect(6)
     assert seconds >= DEADLINE / 2
     assert re.search(said, result.stderr), str(result)
+
+
+def test_the_next_gradient_of_a_worker_that_got_weights_is_due():
+    wire = SimpleNamespace(timeout=0.0, names=[""] * 2)
+    rule = UpdateRule(lambda each: torch.optim.SGD(each, 0.01), lambda _: 0.01, 0)
+    server = Server(wire, 1, range(2), torch.ones(8), [8], rule)
+    server._listen = server._send = lambda *_: None
+    server._answer(1)
+    assert server._deadlines.find_lost() == [1]
 
 
 OPTIMIZERS = {

@@ -392,13 +392,12 @@ print("ended", trainer.row.step)
 @pytest.mark.mpi
 def test_a_script_that_is_preempted_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(PREEMPTED)
-    openmpi = launchers.table()["openmpi"]
     words = ["-m", "mpiddp", "script.py"]
-    launchers.run(openmpi, 2, words, timeout=60, cwd=tmp_path).expect(75)
+    launchers.run("openmpi", 2, words, timeout=60, cwd=tmp_path).expect(75)
     outcome = read_outcome(tmp_path / "runs" / "left")
     assert outcome is not None and outcome["code"] == 75
     assert signal.SIGUSR2.name in outcome["reason"]
-    second = launchers.run(openmpi, 2, words, timeout=60, cwd=tmp_path).expect(0)
+    second = launchers.run("openmpi", 2, words, timeout=60, cwd=tmp_path).expect(0)
     assert second.stdout.count("ended 200\n") == 2
     assert f"Resumed from runs/left/checkpoints/step-{outcome['step']}" in second.stdout
     rows = trainings.read_rows(tmp_path / "runs" / "left")
