@@ -18,7 +18,7 @@ from mpiddp.training.records.run_directory import forget_outcome
 
 def main() -> None:
     """Train on all ranks that the launcher started, and leave with a documented exit code."""
-    with FailureHandler(ends_with_run=True) as failure_handler, name_as_typed(sys.argv[1:]):
+    with FailureHandler(ends_with_run=True) as failure_handler:
         signals = PreemptionSignals()
 
         def stop(error: StoppedError) -> None:
@@ -32,7 +32,7 @@ def main() -> None:
         if is_first() and not configuration.summary:
             failure_handler.foresee_run(forget_outcome(configuration))
         is_preempted = False
-        with start(configuration, failure_handler) as session:
+        with start(configuration, failure_handler) as session, name_as_typed(sys.argv[1:]):
             # Here, because it imports torch: --help does without, and start imports it while
             # MPI starts.
             from mpiddp.training.evaluation import evaluate_only

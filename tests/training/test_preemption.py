@@ -27,8 +27,6 @@ from mpiddp.training.options.config import Configuration
 from pool import Pools
 from trainings import read_rows
 
-OPENMPI = launchers.table()["openmpi"]
-
 # Trainings
 
 
@@ -218,7 +216,7 @@ def test_a_job_makes_way_and_goes_on(when: str, name: str, tmp_path: Path) -> No
     if when == "early":
         # As the front starts them for a job that is requeued.
         words, python = ["--block-signal=USR1,USR2", sys.executable, *words], "env"
-    with launchers.start(OPENMPI, 2, words, python=python, **arguments) as job:
+    with launchers.start("openmpi", 2, words, python=python, **arguments) as job:
         send(job, when, signal.Signals[f"SIG{name}"])
         result = job.wait().expect(75)
     assert result.output.count("Checkpoint written") == 1
@@ -232,7 +230,7 @@ def test_a_job_makes_way_and_goes_on(when: str, name: str, tmp_path: Path) -> No
         # It need not be trained to the end: that takes a busy machine minutes.
         last = read_rows(tmp_path / "runs/run")[-1]["epoch"] + 2
         words += ["--epochs", str(last)]
-        again = launchers.run(OPENMPI, 2, words, **arguments).expect(0)
+        again = launchers.run("openmpi", 2, words, **arguments).expect(0)
         assert f"Resumed from runs/run/checkpoints/step-{outcome['step']}: " in again.stdout
         epochs = [row["epoch"] for row in read_rows(tmp_path / "runs/run")]
         assert epochs == list(range(1, last + 1))
@@ -244,7 +242,7 @@ def test_a_job_makes_way_and_goes_on(when: str, name: str, tmp_path: Path) -> No
 def test_a_script_makes_way_and_goes_on(name: str, tmp_path: Path) -> None:
     program = launchers.ROOT / "tests/programs/making_way.py"
     arguments = ["-m", "mpiddp", program]
-    with launchers.start(OPENMPI, 2, [*arguments, "100000"], timeout=90, cwd=tmp_path) as job:
+    with launchers.start("openmpi", 2, [*arguments, "100000"], timeout=90, cwd=tmp_path) as job:
         job.until(lambda: job.stdout().count("begins after step 0") == 2, "both ranks to begin")
         if name == "TERM":  # USR1 may come before the script has looked for the first time.
             job.until(lambda: job.stdout().count("looks") == 2, "both ranks to look")
@@ -258,5 +256,5 @@ def test_a_script_makes_way_and_goes_on(name: str, tmp_path: Path) -> None:
     if name == "USR1":
         return  # test_checkpointer.py resumes scripts without a second launch.
     arguments += [str(int(step) + 3)]
-    again = launchers.run(OPENMPI, 2, arguments, timeout=90, cwd=tmp_path).expect(0)
+    again = launchers.run("openmpi", 2, arguments, timeout=90, cwd=tmp_path).expect(0)
     assert again.stdout.count(f"begins after step {step}\n") == 2
