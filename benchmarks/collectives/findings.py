@@ -84,9 +84,9 @@ class Findings:
 
     def find(self, contender: Contender, size: int) -> Cell | None:
         """Its cell at a size, of the first type and operator."""
-        wanted = (contender.label, contender.quantity, size)
-        cells = (c for c in self.cells if (c.contender, c.quantity, c.at.get("bytes")) == wanted)
-        return next(cells, None)
+        name, quantity = contender.label, contender.quantity
+        cells = (each for each in self.cells if (each.contender, each.quantity) == (name, quantity))
+        return next((each for each in cells if each.bytes == size), None)
 
     def find_probe(self, *names: str) -> Cell | None:
         """The fastest of these limits of the machine; None if none of them was measured."""

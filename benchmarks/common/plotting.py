@@ -169,7 +169,7 @@ def choose_lines(
     """`choose_names` by medians of names in places; and the note, with how many are left out."""
     names = dict.fromkeys(name for name, _ in medians)
     places = dict.fromkeys(place for _, place in medians)
-    scores = {n: [medians.get((n, place)) or math.nan for place in places] for n in names}
+    scores = {name: [medians.get((name, each)) or math.nan for each in places] for name in names}
     shown, count = choose_names(scores, always)
     left_out = f"{count_noun(count, noun)} left out, slower on the whole" if count else ""
     return shown, "; ".join(filter(None, [left_out, note]))

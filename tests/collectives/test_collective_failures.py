@@ -38,7 +38,7 @@ def break_jobs(
     """Jobs in which a rank is lost, by transport."""
     folders = ranks.make_folders(parent, names)
     jobs = [JOBS[name] for name in names]
-    # Who is killed is told of long before.
+    # A killed rank is found long before the deadline.
     deadline = 60.0 if how == "is killed" else DEADLINE
     programs = [
         (

@@ -133,7 +133,7 @@ INIT = "import mpiddp; mpiddp.init(timeout=90)"
 
 
 def mix(name: str, library: str) -> launchers.Launcher:
-    """A launcher, with the library of another one."""
+    """The launcher ``name``, whose ranks load the MPI library of another launcher."""
     return dataclasses.replace(launchers.find(name), libmpi=launchers.find(library).libmpi)
 
 

@@ -107,8 +107,8 @@ def test_waiting_for_buffers_is_communication(ticks: None) -> None:
 
 @contextlib.contextmanager
 def made_up_time(session: Session) -> Iterator[Callable[[float], None]]:
-    """Each stage takes 1 ms, and communication until all ranks are there; who is given the function
-    may take longer. On a busy machine any rank may be the one that the others wait for.
+    """A made-up clock: a stage takes 1 ms, communication lasts until all ranks are there. The
+    function makes its rank late; by a real clock, any rank could be.
     """
     now, end = 0.0, StageClock.end
 

@@ -244,8 +244,8 @@ def find_demanded(path: Path, ranks: Ranks) -> Found:
 def find_valid(path: Path, ranks: Ranks) -> tuple[Found, Mapping[Path, list[str]]]:
     """This checkpoint; or the newest valid one of a run's directory, or of one of checkpoints.
 
-    Returns also what is damaged, as `Survey` has it. Collective; nothing is changed. Raises as
-    `find_demanded` and `find_newest` do, and CheckpointError if the directory has no checkpoint.
+    Collective; changes nothing. Returns also newer, damaged ones, with their problems. Raises as
+    `find_demanded` and `find_newest` do, and CheckpointError if there is no checkpoint.
     """
     if not path.is_dir() or manifests.is_checkpoint(path):
         return find_demanded(path, ranks), {}
