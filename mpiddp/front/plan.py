@@ -28,6 +28,8 @@ from mpiddp.wording import count_noun
 
 RANKS_PER_CORE = 64
 """The most on this machine. Beyond it, -n is more likely a slip than an experiment."""
+POLICIES = ("--map-by", "--bind-to")
+"""Options of Open MPI's mpirun that have one value."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +127,17 @@ def _check_restarts(request: FrontOptions, inside: bool) -> None:
 
 
 def _insert(words: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
-    """The user's options stand before the number of ranks, after those of the table."""
-    at = words.index("-n")
-    return (*words[:at], *options, *words[at:])
+    """The user's options stand before the number of ranks, after those of the table.
+
+    They replace the table's own: Open MPI refuses a policy that is given twice.
+    """
+    kept, given = list(words), {word.partition("=")[0] for word in options}
+    for policy in POLICIES:
+        if policy in given and policy in kept:
+            at = kept.index(policy)
+            del kept[at : at + 2]
+    at = kept.index("-n")
+    return (*kept[:at], *options, *kept[at:])
 
 
 def _plan_none(request: LayoutRequest, options: Sequence[str]) -> LaunchPlan:

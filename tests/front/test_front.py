@@ -212,6 +212,15 @@ def test_the_launchers_options_stand_before_the_number_of_ranks(folder):
     assert words[at : at + 5] == ["-x", "A B", "-v", "-n", "2"]
 
 
+def test_a_policy_of_the_user_replaces_the_tables_own(folder):
+    options = ("--launcher-options", "--map-by core:OVERSUBSCRIBE")
+    words = read_dry("-n", str(plan.count_slots() + 1), *options, "hello.py")
+    before = words[: words.index("-n")]
+    assert before.count("--map-by") == 1 and before[-2:] == ["--map-by", "core:OVERSUBSCRIBE"]
+    # Open MPI refuses one that is given twice.
+    launchers.execute(*before, "-n", "2", "true", timeout=60).expect(0)
+
+
 def test_what_is_set_stays_and_what_is_needed_comes(folder):
     plain = read_dry("-n", "2", "hello.py")
     assert plain[0] == "env" and "OMPI_MCA_pml=ob1" in plain
