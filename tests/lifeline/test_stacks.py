@@ -282,6 +282,19 @@ def test_a_stack_comes_from_inside_a_c_call_that_holds_the_lock():
         assert reader.find_state() == "T"
 
 
+def test_a_rank_that_waits_for_a_core_in_the_middle_of_its_stack_is_given_time(monkeypatch):
+    half = '  File "train.py", line 7 in step\n'
+    reader = StackReader(os.getpid(), descriptor := os.memfd_create("half"))
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
+        reader.ask()
+        file.write(half.encode())
+        assert reader.read() is None
+        now = time.monotonic()
+        for later, expected in ((0.4, None), (0.6, parse_dump(half))):
+            monkeypatch.setattr(dump.time, "monotonic", lambda later=later: now + later)
+            assert reader.read() == expected
+
+
 BUSY = """
 import socket, sys, threading
 from mpiddp.lifeline.stacks.dump import StackWriter
