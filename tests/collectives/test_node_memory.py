@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import time
+from itertools import pairwise
 
 import pytest
 import torch
@@ -203,11 +204,16 @@ def test_each_rank_tells_where_its_buffer_lies():
         Location(PRIVATE, 2**47 + 5),
         Location(PRIVATE, 0),
     ]
+    versions = []
     for place in places:
         other.enter(5, place)
         one.enter(5, Location(PRIVATE, 77))
         assert one.location(1) == place
         assert other.location(0) == Location(PRIVATE, 77)
+        versions.append((one.versions([1]), other.versions([0])))
+    # Whoever kept what it knew of the buffer sees that it lies elsewhere.
+    assert [now[0] != before[0] for before, now in pairwise(versions)] == [True, False, True, True]
+    assert len({version for _, version in versions}) == 1
 
 
 # ---- exchanges ----------------------------------------------------------------------------
