@@ -18,10 +18,12 @@ import attempts
 import command
 import launchers
 import table
+import trainings
 from attempts import Family, Finding, Record, ResultFile
 from campaign import Campaign, CampaignError, Fault, read_campaign
 from families import FAMILIES, damage
-from laboratory import Laboratory
+from laboratory import Laboratory, Training
+from pool import Pools
 
 CAMPAIGN = read_campaign()
 FAULT = Fault(
@@ -276,31 +278,44 @@ def check(fault: str, number: int, laboratory: Laboratory) -> Record:
 
 @pytest.mark.mpi
 @pytest.mark.timeout(900)
+def test_an_attempt_passes_whose_runs_to_the_end_are_those_of_ranks_that_stay(
+    pool: Pools, laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job that is killed is the only one that is launched."""
+
+    def finish(training: Training) -> str:
+        ranks = pool("openmpi", training.ranks)
+        return ranks.call(trainings.run, training.words, cwd=training.folder).printed
+
+    monkeypatch.setattr(Training, "finish", finish)
+    record = check("save", find_first("save", {"point": "shards"}), laboratory)
+    assert record.detected is not None and record.gone is not None
+    assert 0 < record.detected <= record.gone
+
+
+@pytest.mark.mpi
+@pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("fault", "wanted"),
     [
         ("save", {"point": "shards"}),
-        *(
-            pytest.param(fault, wanted, marks=pytest.mark.long)
-            for fault, wanted in (
-                ("kill", {"launcher": "openmpi", "moment": "step", "ranks": 2}),
-                ("kill", {"launcher": "mpich", "moment": "start"}),
-                ("cut", {"way": "ddp"}),
-                ("cut", {"way": "fsdp"}),
-                ("disk", {"kind": "full", "policy": "continue"}),
-                ("disk", {"kind": "quota", "policy": "stop"}),
-                ("signal", {"way": "one rank"}),
-                ("signal", {"way": "start-up"}),
-                ("still", {"way": "stopped", "victim": 0}),
-                ("endless", {"action": "spin"}),
-                ("program", {"kind": "nan"}),
-                ("program", {"kind": "crash"}),
-                ("program", {"kind": "sample"}),
-                ("world", {}),
-                ("stranger", {"way": "garbage"}),
-                ("stranger", {"way": "hostile list"}),
-            )
-        ),
+        ("kill", {"launcher": "openmpi", "moment": "step", "ranks": 2}),
+        ("kill", {"launcher": "mpich", "moment": "start"}),
+        ("cut", {"way": "ddp"}),
+        ("cut", {"way": "fsdp"}),
+        ("disk", {"kind": "full", "policy": "continue"}),
+        ("disk", {"kind": "quota", "policy": "stop"}),
+        ("signal", {"way": "one rank"}),
+        ("signal", {"way": "start-up"}),
+        ("still", {"way": "stopped", "victim": 0}),
+        ("endless", {"action": "spin"}),
+        ("program", {"kind": "nan"}),
+        ("program", {"kind": "crash"}),
+        ("program", {"kind": "sample"}),
+        ("world", {}),
+        ("stranger", {"way": "garbage"}),
+        ("stranger", {"way": "hostile list"}),
     ],
 )
 def test_an_attempt_passes(fault: str, wanted: dict[str, Any], laboratory: Laboratory) -> None:
