@@ -277,29 +277,11 @@ def check(fault: str, number: int, laboratory: Laboratory) -> Record:
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(900)
-def test_an_attempt_passes_whose_runs_to_the_end_are_those_of_ranks_that_stay(
-    pool: Pools, laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The job that is killed is the only one that is launched."""
-
-    def finish(training: Training) -> str:
-        ranks = pool("openmpi", training.ranks)
-        return ranks.call(trainings.run, training.words, cwd=training.folder).printed
-
-    monkeypatch.setattr(Training, "finish", finish)
-    record = check("save", find_first("save", {"point": "shards"}), laboratory)
-    assert record.detected is not None and record.gone is not None
-    assert 0 < record.detected <= record.gone
-
-
-@pytest.mark.mpi
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("fault", "wanted"),
     [
-        ("save", {"point": "shards"}),
         ("kill", {"launcher": "openmpi", "moment": "step", "ranks": 2}),
         ("kill", {"launcher": "mpich", "moment": "start"}),
         ("cut", {"way": "ddp"}),
@@ -323,6 +305,20 @@ def test_an_attempt_passes(fault: str, wanted: dict[str, Any], laboratory: Labor
     record = check(fault, number, laboratory)
     if record.gone is not None:
         assert record.detected is not None and 0 < record.detected <= record.gone
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(900)
+def test_an_attempt_passes_of_which_one_job_is_launched(
+    pool: Pools, laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish(training: Training) -> str:
+        ranks = pool("openmpi", training.ranks)
+        return ranks.call(trainings.run, training.words, cwd=training.folder).printed
+
+    # Only the job that is killed is launched. Ranks that stay make the runs that come to their end.
+    monkeypatch.setattr(Training, "finish", finish)
+    test_an_attempt_passes("save", {"point": "shards"}, laboratory)
 
 
 @pytest.mark.slurm
