@@ -27,9 +27,8 @@ def test_the_last_checkpoint_of_one_process_is_finished(tmp_path: Path) -> None:
     for way in CODES:
         check(tmp_path / way)
     # What is waited for for long is said, and a failure, too.
-    assert (
-        "mpiddp: the program ends: waiting up to 300 s for the checkpoint of step 7" in done.stderr
-    )
+    told = "mpiddp: the program ends: waiting up to 300 s for the checkpoint of step 7"
+    assert told in done.stderr
     assert "mpiddp: the checkpoint of step 7 failed: [Errno 28] " in done.stderr
     assert list_checkpoints(tmp_path / "late") == []
 

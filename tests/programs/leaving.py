@@ -48,10 +48,6 @@ def tell(line: str) -> None:
 directory.write_shards, background.print_message = write_slowly, tell
 
 
-class StopEarlyError(Exception):
-    pass
-
-
 def save() -> mpiddp.Checkpointer:
     # Without an optimizer, for which torch would import its compiler.
     checkpointer = mpiddp.Checkpointer(folder, torch.nn.Linear(2, 2))
@@ -61,50 +57,35 @@ def save() -> mpiddp.Checkpointer:
     return checkpointer
 
 
-def leave_function() -> None:
-    save()
-
-
 def leave() -> None:
-    if way in ("end", "full", "late"):
-        kept.append(save())
-    elif way == "forgotten":
-        leave_function()
-    elif way == "group":
-        kept.append(save())
-        dist.destroy_process_group()
-    elif way == "exit":
+    if way == "forgotten":
+        save()
+    elif way in ("exit", "preempted"):
         with save():
-            sys.exit(0)
-    elif way == "preempted":
-        with save():
-            raise SystemExit(75)
+            sys.exit(75 if way == "preempted" else 0)
     elif way == "failing":
         with save():
-            raise StopEarlyError("the script's own mistake")
-    elif way == "raising":
+            raise RuntimeError("the script's own mistake")
+    else:
         kept.append(save())
-        raise StopEarlyError("the script's own mistake")
-
-
-def choose_way() -> None:
-    """Fork a process for each of several ways, one after the other; returns in these alone."""
-    global folder, way
-    # At its end a child would look at, and so copy, all that was imported.
-    gc.freeze()
-    for name in way.split(","):
-        child = os.fork()
-        if child == 0:
-            folder, way = os.path.join(folder, name), name
-            return
-        _, status = os.waitpid(child, 0)
-        print(f"{name}: {os.waitstatus_to_exitcode(status)}", flush=True)
-    sys.exit()
+    if way == "group":
+        dist.destroy_process_group()
+    if way == "raising":
+        raise RuntimeError("the script's own mistake")
 
 
 kept: list[mpiddp.Checkpointer] = []
 if "," in way:
-    choose_way()
+    # At its end a child would look at, and so copy, all that was imported.
+    gc.freeze()
+    top, ways = folder, way.split(",")
+    for way in ways:
+        folder = f"{top}/{way}"
+        if not (child := os.fork()):
+            break
+        print(f"{way}: {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}", flush=True)
+    else:
+        sys.exit()
 if find_session() is not None and not dist.is_initialized():
     dist.init_process_group("gloo")
 leave()

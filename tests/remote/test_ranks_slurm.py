@@ -21,7 +21,6 @@ def test_functions_run_on_the_ranks_of_two_nodes(slurm_cluster, tmp_path):
     done = launchers.execute(*words, env=env, cwd=tmp_path, timeout=170).expect(0)
     *printed, last = launchers.drop_gloo_lines(done.stdout).splitlines()
     found = json.loads(last)
-    # The allocation would let as many more start.
     nodes = ["node1", "node2"]
     assert found["hosts"] == nodes
     assert found["seen"] == [[node, 1.0] for node in nodes]
