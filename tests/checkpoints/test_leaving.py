@@ -20,24 +20,17 @@ def check(folder: Path) -> None:
     assert not list(folder.glob("*.partial"))
 
 
-# Two ranks leave in the other ways.
-@pytest.mark.parametrize(
-    "way",
-    ["end", "failing", *(pytest.param(x, marks=pytest.mark.long) for x in ("exit", "forgotten"))],
-)
-def test_the_last_checkpoint_of_one_process_is_finished(way: str, tmp_path: Path) -> None:
-    done = launchers.run_python(PROGRAM, tmp_path / "c", way, timeout=160).expect(CODES[way])
-    assert done.stdout == "leaves\n"
-    check(tmp_path / "c")
-
-
-def test_what_is_waited_for_is_said_and_a_failure_too(tmp_path: Path) -> None:
-    done = launchers.run_python(PROGRAM, tmp_path / "c", "late", timeout=160)
-    assert (
-        "mpiddp: the program ends: waiting up to 300 s for the checkpoint of step 7" in done.stderr
-    )
+def test_the_last_checkpoint_of_one_process_is_finished(tmp_path: Path) -> None:
+    ways = ",".join([*CODES, "late"])
+    done = launchers.run_python(PROGRAM, tmp_path, ways, timeout=160).expect(0)
+    assert done.stdout.startswith("".join(f"leaves\n{way}: {CODES[way]}\n" for way in CODES))
+    for way in CODES:
+        check(tmp_path / way)
+    # What is waited for for long is said, and a failure, too.
+    told = "mpiddp: the program ends: waiting up to 300 s for the checkpoint of step 7"
+    assert told in done.stderr
     assert "mpiddp: the checkpoint of step 7 failed: [Errno 28] " in done.stderr
-    assert list_checkpoints(tmp_path / "c") == []
+    assert list_checkpoints(tmp_path / "late") == []
 
 
 @pytest.mark.mpi
@@ -45,7 +38,7 @@ def test_what_is_waited_for_is_said_and_a_failure_too(tmp_path: Path) -> None:
     ("way", "code"),
     [
         ("group", 0),
-        ("preempted", 75),
+        pytest.param("preempted", 75, marks=pytest.mark.long),
         pytest.param("raising", 1, marks=pytest.mark.long),
         pytest.param("full", 1, marks=pytest.mark.long),
     ],

@@ -18,10 +18,12 @@ import attempts
 import command
 import launchers
 import table
+import trainings
 from attempts import Family, Finding, Record, ResultFile
 from campaign import Campaign, CampaignError, Fault, read_campaign
 from families import FAMILIES, damage
-from laboratory import Laboratory
+from laboratory import Laboratory, Training
+from pool import Pools
 
 CAMPAIGN = read_campaign()
 FAULT = Fault(
@@ -275,32 +277,27 @@ def check(fault: str, number: int, laboratory: Laboratory) -> Record:
 
 
 @pytest.mark.mpi
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("fault", "wanted"),
     [
-        ("save", {"point": "shards"}),
-        *(
-            pytest.param(fault, wanted, marks=pytest.mark.long)
-            for fault, wanted in (
-                ("kill", {"launcher": "openmpi", "moment": "step", "ranks": 2}),
-                ("kill", {"launcher": "mpich", "moment": "start"}),
-                ("cut", {"way": "ddp"}),
-                ("cut", {"way": "fsdp"}),
-                ("disk", {"kind": "full", "policy": "continue"}),
-                ("disk", {"kind": "quota", "policy": "stop"}),
-                ("signal", {"way": "one rank"}),
-                ("signal", {"way": "start-up"}),
-                ("still", {"way": "stopped", "victim": 0}),
-                ("endless", {"action": "spin"}),
-                ("program", {"kind": "nan"}),
-                ("program", {"kind": "crash"}),
-                ("program", {"kind": "sample"}),
-                ("world", {}),
-                ("stranger", {"way": "garbage"}),
-                ("stranger", {"way": "hostile list"}),
-            )
-        ),
+        ("kill", {"launcher": "openmpi", "moment": "step", "ranks": 2}),
+        ("kill", {"launcher": "mpich", "moment": "start"}),
+        ("cut", {"way": "ddp"}),
+        ("cut", {"way": "fsdp"}),
+        ("disk", {"kind": "full", "policy": "continue"}),
+        ("disk", {"kind": "quota", "policy": "stop"}),
+        ("signal", {"way": "one rank"}),
+        ("signal", {"way": "start-up"}),
+        ("still", {"way": "stopped", "victim": 0}),
+        ("endless", {"action": "spin"}),
+        ("program", {"kind": "nan"}),
+        ("program", {"kind": "crash"}),
+        ("program", {"kind": "sample"}),
+        ("world", {}),
+        ("stranger", {"way": "garbage"}),
+        ("stranger", {"way": "hostile list"}),
     ],
 )
 def test_an_attempt_passes(fault: str, wanted: dict[str, Any], laboratory: Laboratory) -> None:
@@ -308,6 +305,20 @@ def test_an_attempt_passes(fault: str, wanted: dict[str, Any], laboratory: Labor
     record = check(fault, number, laboratory)
     if record.gone is not None:
         assert record.detected is not None and 0 < record.detected <= record.gone
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(900)
+def test_an_attempt_passes_of_which_one_job_is_launched(
+    pool: Pools, laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish(training: Training) -> str:
+        ranks = pool("openmpi", training.ranks)
+        return ranks.call(trainings.run, training.words, cwd=training.folder).printed
+
+    # Only the job that is killed is launched. Ranks that stay make the runs that come to their end.
+    monkeypatch.setattr(Training, "finish", finish)
+    test_an_attempt_passes("save", {"point": "shards"}, laboratory)
 
 
 @pytest.mark.slurm

@@ -69,7 +69,7 @@ def train(session: mpiddp.Session, folder: Path, kind: str, steps: int) -> dict[
     }
 
 
-def load(session: mpiddp.Session, folder: Path, kind: str) -> tuple[int, str]:
+def load(session: mpiddp.Session | None, folder: Path, kind: str) -> tuple[int, str]:
     """The step of the newest checkpoint, and a digest of its state, whatever wrote it."""
     model = make_model(kind)
     optimizer = torch.optim.AdamW(model.parameters(), 0.5)

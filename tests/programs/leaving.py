@@ -1,13 +1,16 @@
 """A script that leaves in some way while its last checkpoint is being written.
 
-    python tests/programs/leaving.py FOLDER WAY [SLOW]
+    python tests/programs/leaving.py FOLDER WAY[,WAY…] [SLOW]
 
-It prints a line when it leaves. ``SLOW``: what writing takes longer, in seconds; a ``late`` one
-fails once somebody was told that it is waited for.
+It prints a line when it leaves. Of several ways each is that of a forked process, with a folder of
+its name in FOLDER, and its exit code is printed. ``SLOW``: what writing takes longer, in seconds; a
+``late`` one fails once somebody was told that it is waited for.
 """
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 import threading
 import time
@@ -45,47 +48,44 @@ def tell(line: str) -> None:
 directory.write_shards, background.print_message = write_slowly, tell
 
 
-class StopEarlyError(Exception):
-    pass
-
-
 def save() -> mpiddp.Checkpointer:
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    checkpointer = mpiddp.Checkpointer(folder, model, optimizer)
+    # Without an optimizer, for which torch would import its compiler.
+    checkpointer = mpiddp.Checkpointer(folder, torch.nn.Linear(2, 2))
     checkpointer.restore()
     checkpointer.save(7)
     print("leaves", flush=True)
     return checkpointer
 
 
-def leave_function() -> None:
-    save()
-
-
 def leave() -> None:
-    if way in ("end", "full", "late"):
-        kept.append(save())
-    elif way == "forgotten":
-        leave_function()
-    elif way == "group":
-        kept.append(save())
-        dist.destroy_process_group()
-    elif way == "exit":
+    if way == "forgotten":
+        save()
+    elif way in ("exit", "preempted"):
         with save():
-            sys.exit(0)
-    elif way == "preempted":
-        with save():
-            raise SystemExit(75)
+            sys.exit(75 if way == "preempted" else 0)
     elif way == "failing":
         with save():
-            raise StopEarlyError("the script's own mistake")
-    elif way == "raising":
+            raise RuntimeError("the script's own mistake")
+    else:
         kept.append(save())
-        raise StopEarlyError("the script's own mistake")
+    if way == "group":
+        dist.destroy_process_group()
+    if way == "raising":
+        raise RuntimeError("the script's own mistake")
 
 
 kept: list[mpiddp.Checkpointer] = []
+if "," in way:
+    # At its end a child would look at, and so copy, all that was imported.
+    gc.freeze()
+    top, ways = folder, way.split(",")
+    for way in ways:
+        folder = f"{top}/{way}"
+        if not (child := os.fork()):
+            break
+        print(f"{way}: {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}", flush=True)
+    else:
+        sys.exit()
 if find_session() is not None and not dist.is_initialized():
     dist.init_process_group("gloo")
 leave()

@@ -43,8 +43,8 @@ time.sleep(1000)
 """
 
 
-def start(number: int) -> mpiddp.Ranks:
-    return mpiddp.ranks(number, call_timeout=SECONDS, variables={"MPIDDP_WAIT": "sleep"})
+def start(number: int, **more: str) -> mpiddp.Ranks:
+    return mpiddp.ranks(number, call_timeout=SECONDS, variables={"MPIDDP_WAIT": "sleep"}, **more)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,7 @@ def test_a_function_that_never_returns(tmp_path, monkeypatch):
 
 def test_ranks_that_were_interrupted_in_a_collective_end(monkeypatch, tmp_path):
     called.expire_when(monkeypatch, lambda _: (tmp_path / "asked").exists())
-    options = {"variables": {"MPIDDP_WAIT": "sleep"}, "call_timeout": SECONDS}
-    with mpiddp.ranks(2, collectives="mpiddp", **options) as ranks:
+    with start(2, collectives="mpiddp") as ranks:
         # The next calls would be refused, or meet a call that the other rank has not finished.
         with pytest.raises(RankFailedError, match="ask_alone left rank 0 in the middle of a"):
             ranks.run(called.ask_alone, 0, tmp_path, "group")
