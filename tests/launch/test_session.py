@@ -250,9 +250,9 @@ def differ(session: mpiddp.Session) -> str:
     return str(caught.value)
 
 
-@pytest.mark.mpi
-def test_ranks_that_differ_are_named(pool):
-    said, *others = pool("openmpi", 3).call(differ).values
+@pytest.mark.by_default("openmpi")
+def test_ranks_that_differ_are_named(either_launcher, pool):
+    said, *others = pool(either_launcher, 3).call(differ).values
     wanted = "the configuration must be the same on all ranks, but it differs from rank 0's on rank"
     assert said.startswith(f"{wanted} 2: ") and said.endswith("rank 2 has 'other'")
     assert others == [said] * 2
