@@ -359,7 +359,10 @@ def cut_during(cluster, folder, program):
             (folder / "go").touch()
             began = time.monotonic()
             for node in ("node1", "node2"):
-                job.until(lambda n=node: not cluster.list_on_node(job, n), f"the end on {node}")
+                # Each look reads all of /proc.
+                launchers.until(
+                    lambda n=node: not cluster.list_on_node(job, n), f"the end on {node}", pause=0.2
+                )
             seconds = time.monotonic() - began
         finally:
             cluster.must("heal", "node2")
