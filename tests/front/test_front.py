@@ -820,6 +820,7 @@ def start(launcher, ranks: int, words: Sequence[str], **more):
     return launchers.start("alone", 1, [*options, *words], **more)
 
 
+@pytest.mark.long
 @pytest.mark.by_default("mpich")
 def test_a_script_finds_its_ranks(either_launcher, folder):
     with start(either_launcher, 2, ["hello.py", "--lr", "1"]) as job:
@@ -840,12 +841,12 @@ if count == "0" and rank == 1:
 @pytest.mark.by_default("openmpi")
 def test_ranks_that_failed_are_started_again(either_launcher, folder):
     (folder / "failing.py").write_text(FAILING)
-    with start(either_launcher, 2, ["--restarts", "1", "failing.py"]) as job:
+    with start(either_launcher, 2, ["--restarts", "1", "failing.py", "--lr", "1"]) as job:
         done = job.wait().expect(0)
     assert done.stderr.count("RuntimeError: the first time it fails") >= 1
     assert "restart 1 of 1" in done.stderr
     for rank in range(2):
-        assert f"rank {rank} of 2, restart 1 of 1, []" in done.stdout
+        assert f"rank {rank} of 2, restart 1 of 1, ['--lr', '1']" in done.stdout
 
 
 WAITING = """

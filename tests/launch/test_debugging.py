@@ -14,7 +14,8 @@ from mpiddp.launch import debugging
 SCRIPT = """
 import faulthandler, os, sys, torch, torch.distributed as dist
 dist.init_process_group()
-torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+model(torch.ones(1, 4)).sum().backward()
 names = ("TORCH_DISTRIBUTED_DEBUG", "NCCL_DEBUG", "MPIDDP_DEBUG")
 words = [str(dist.get_debug_level()), *map(os.environ.get, names)]
 print(*words, faulthandler.is_enabled(), sys.stdout.line_buffering)

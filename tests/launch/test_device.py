@@ -282,15 +282,6 @@ def test_without_gpus_the_device_is_the_cpu():
 
 # What a session makes of GPUs: the driver is faked, so that the way to the error is real.
 
-FAKE_GPUS = """
-import torch, mpiddp
-from mpiddp.launch.device import device
-torch.cuda.device_count = lambda: 1
-device.find_identity = lambda index: "GPU-A"
-with mpiddp.init(timeout=90) as session:
-    pass
-"""
-
 # NVML tells nothing; CUDA does, once a device is set.
 FAKE_CUDA = """
 import os, sys, types
@@ -317,17 +308,11 @@ with mpiddp.init(timeout=90) as session:
 
 @pytest.mark.mpi
 def test_two_ranks_on_one_gpu_end_before_nccl():
-    result = launchers.run("mpich", 2, ["-c", FAKE_GPUS]).expect(3)
+    result = launchers.run("mpich", 2, ["-c", FAKE_CUDA, "A"]).expect(3)
     lines = messages(result)
     assert len(lines) == 1 and "ranks 0, 1 would use a GPU that another rank uses" in lines[0]
     assert "2 ranks for 1 visible GPU" in lines[0] and "--allow-shared-gpu" in lines[0]
     assert "Traceback" not in result.output
-
-
-@pytest.mark.mpi
-def test_two_ranks_on_one_gpu_are_seen_without_nvml():
-    result = launchers.run("mpich", 2, ["-c", FAKE_CUDA, "A"]).expect(3)
-    assert "ranks 0, 1 would use a GPU that another rank uses" in messages(result)[0]
 
 
 @pytest.mark.long
@@ -359,6 +344,7 @@ def run_mixed(devices, gpus, backend="auto"):
     return launchers.run("mpich", 2, words)
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_ranks_take_the_gpus_that_are_listed():
     rows = sorted(run_mixed("3,1", "4", "gloo").expect(0).stdout.splitlines())
@@ -366,11 +352,16 @@ def test_ranks_take_the_gpus_that_are_listed():
 
 
 @pytest.mark.mpi
-def test_cpus_and_gpus_in_one_job_are_connected_by_gloo_or_refused():
+def test_cpus_and_gpus_in_one_job_are_connected_by_gloo():
     result = run_mixed("auto", "0").expect(0)
     rows = sorted(result.stdout.splitlines())
     assert rows == ["0 gloo cuda:0 (0, 1, 2, 3) 2.0", "1 gloo cpu () 2.0"]
     assert re.search(r"note: rank 1 on \S+ has no GPU, rank 0 on \S+ has one: Gloo", result.stderr)
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+def test_cpus_and_gpus_in_one_job_are_refused_where_all_are_to_have_one():
     (line,) = messages(run_mixed("cuda", "0").expect(2))
     assert re.match(r"mpiddp: rank 1 of 2 on \S+: --devices cuda: this rank sees no GPU", line)
 

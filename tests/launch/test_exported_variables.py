@@ -106,9 +106,13 @@ import os
 names = ("MPIDDP_EXPORTED", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "WORLD_SIZE")
 print(os.environ["MPIDDP_PORT_RANGE"], *(name for name in names if name in os.environ))
 """
+# What each start-up begins with.
 RANK = """
-import mpiddp, os
-session = mpiddp.init(timeout=90)
+import os
+from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.options import Options
+from mpiddp.launch.startup import Starter
+Starter(Options(), FailureHandler(), make_group=True)
 print(os.environ["MPIDDP_PORT_RANGE"])
 """
 

@@ -211,6 +211,7 @@ def without_mpi4py(tmp_path):
     return {"PYTHONPATH": f"{tmp_path}:{launchers.ROOT}", "MPI4PY_LIBMPI": None}
 
 
+@pytest.mark.long
 def test_one_process_works_without_mpi(without_mpi4py):
     result = launchers.run("alone", 1, ["-c", HELLO], env=without_mpi4py).expect(0)
     assert "size 1 None (1, 2) True" in result.stdout
@@ -254,8 +255,10 @@ def test_two_ranks_need_a_library(tmp_path):
 
 ADDED = """
 import ctypes
-import mpiddp
+from mpiddp.launch import startup
+from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.mpi import mpi
+from mpiddp.launch.options import Options
 
 def list_names():
     table = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
@@ -275,7 +278,11 @@ class Library(ctypes.CDLL):
         return call if name == "MPI_Init_thread" else found
 
 mpi.ctypes.CDLL = Library
-mpiddp.init().close()
+startup.TorchImport = list  # Beside which MPI starts: that takes no part in it.
+starter = startup.Starter(Options(), FailureHandler(), make_group=False)
+starter.begin_import()
+starter.start_mpi()
+starter.module.Finalize()
 """
 
 

@@ -18,7 +18,7 @@ from mpiddp.process.outcome import read_outcome
 # Signals that are not named make no checkpoint, but end the run. One that has begun would be
 # finished, for which all ranks are needed.
 LONG = (
-    "--data", "toy", "--samples", "2000", "--epochs", "100000", "--name", "run",
+    "--data", "toy", "--samples", "200", "--epochs", "100000", "--name", "run",
     "--preempt-signal", "USR2", "--save-every", "never",
 )  # fmt: skip
 TERM, INT = signal.SIGTERM, signal.SIGINT

@@ -67,6 +67,7 @@ def test_a_pipe_has_an_end_on_every_rank(either_launcher, tmp_path):
     assert read_digests(done.stdout) == {f"0 0 {digest(BYTES)}", f"1 0 {digest(b'')}"}
 
 
+@pytest.mark.long
 @pytest.mark.by_default("openmpi")
 def test_each_attempt_reads_a_file_from_its_beginning(either_launcher, tmp_path):
     (tmp_path / "read.py").write_text(READ)
@@ -86,8 +87,9 @@ def launch(stdin, rank: int = 0) -> tuple[str, str]:
 
 
 def test_what_each_kind_of_input_becomes(tmp_path):
-    (tmp_path / "file").write_text("text")
-    with open(tmp_path / "file") as source:
+    (tmp_path / "file").write_text("read text")
+    with open(tmp_path / "file", "rb", buffering=0) as source:
+        source.seek(5)  # Each attempt begins where the front was given it.
         assert launch(source) == ("texttext", "NoneNone")
         assert launch(source, rank=1) == ("", "NoneNone")
     assert launch(subprocess.DEVNULL) == ("", "NoneNone")

@@ -146,9 +146,14 @@ def leave_to_nobody(failure_handler: FailureHandler) -> None:
     failure.PATIENCE_SECONDS = BOUND
 
 
+def be_alone(failure_handler: FailureHandler) -> None:
+    """One process: there is no rank to name."""
+    failure_handler.peers.world = World(0, 1, 0, 1, 0, 1, "node1", "node1")
+
+
 def fail_alone(failure_handler: FailureHandler) -> None:
     """One process, whose interpreter would end with 120 after it could not write."""
-    failure_handler.peers.world = World(0, 1, 0, 1, 0, 1, "node1", "node1")
+    be_alone(failure_handler)
     fill_stderr(failure_handler)
 
 
@@ -175,7 +180,8 @@ CASES: dict[str, Callable[[FailureHandler], None]] = {
     "deadline breaks": break_deadline,
     "claim breaks": break_claim,
     "speaker silent": leave_to_nobody,
-    "alone": fail_alone,
+    "alone": be_alone,
+    "alone, stderr full": fail_alone,
     "done": fail_after_the_end,
 }
 

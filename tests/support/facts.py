@@ -67,7 +67,10 @@ with mpiddp.init(timeout=60, interface=sys.argv[1]) as session:
     }
     del store
 
+session.close()  # A second time.
 facts["open afterwards"] = distributed.is_initialized()
+# torch.distributed has one of its own.
+facts["hook afterwards"] = sys.excepthook.__module__
 facts["changed afterwards"] = {
     name: os.environ.get(name)
     for name in before.keys() | os.environ.keys()

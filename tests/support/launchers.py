@@ -203,13 +203,15 @@ def drop_gloo_lines(stdout: str) -> str:
     return re.sub(r"(?m)^.*(\[Gloo\] Rank|connected peer ranks).*\n", "", stdout)
 
 
+def _read_environ(pid: str | int) -> bytes:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        return file.read()
+    return b""
+
+
 def environ_of(pid: str | int) -> dict[str, str]:
     """The environment that a process was started with; empty for one that is gone."""
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if entry)
+    pairs = (entry.partition(b"=") for entry in _read_environ(pid).split(b"\0") if entry)
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
@@ -291,8 +293,10 @@ class Processes:
 
     def list(self) -> list[int]:
         """Those that are alive."""
+        # Whoever waits asks 50 times a second: no environment is parsed.
+        sign = f"{MARK}={self.mark}".encode()
         pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
-        return [pid for pid in pids if environ_of(pid).get(MARK) == self.mark]
+        return [pid for pid in pids if sign in _read_environ(pid)]
 
     def ranks(self) -> dict[int, int]:
         """The process of each rank that has been started under an mpirun, by rank."""
