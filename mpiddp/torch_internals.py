@@ -36,6 +36,13 @@ def find_default_store() -> Any:
     return _get_default_store()
 
 
+def leave_uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.compiler.disable``, but torch._dynamo is imported by the first call: 0.7 s."""
+    from torch._compile import _disable_dynamo
+
+    return _disable_dynamo(function)
+
+
 def lower_debug_level() -> bool:
     """Lower torch.distributed's debug level from DETAIL to INFO; whether it was DETAIL."""
     from torch._C._distributed_c10d import DebugLevel, get_debug_level, set_debug_level

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.torch_internals import leave_uncompiled
 
 
 class _Mark(torch.autograd.Function):
@@ -52,10 +53,10 @@ class MarkedModel(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         return self._mark(self.module(*inputs, **named))
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @leave_uncompiled
     def _mark(self, outputs: Any) -> Any:
         # Not compiled: a compiled backward pass would give the mark of the pass that it was made
-        # in, whatever the loss is. torch has no types for either.
+        # in, whatever the loss is.
         count = 0
 
         def mark(tensor: torch.Tensor) -> Any:
