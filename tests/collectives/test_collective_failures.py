@@ -145,40 +145,28 @@ def test_a_rank_that_leaves_instead_of_a_first_call_over_torch_is_told_of_in_one
     assert "Traceback" not in result.output
 
 
-def differ(jobs: Sequence[str], parent: Path) -> dict[str, list[Any]]:
-    """For each transport the ranks' reports of calls in which rank 1 differs."""
-    folders = ranks.make_folders(parent, jobs)
-    programs = []
-    for job, folder in zip(jobs, folders, strict=True):
-        name, _, transport, more = JOBS[job]
-        arguments = [launchers.PROGRAMS / "differences.py", transport]
-        programs.append((name, 3, arguments, more, folder))
-    found = {}
-    results = ranks.run_together(programs, 90)
-    for job, folder, result in zip(jobs, folders, results, strict=True):
-        result.expect(differences.DONE)
-        found[job] = ranks.read_reports(folder, 3)
-    return found
-
-
 @pytest.mark.parametrize(
-    "jobs",
+    ("name", "transports", "variables"),
     [
-        ("shared-memory", "mpi", "torch"),
-        pytest.param(tuple(JOBS), id="all", marks=pytest.mark.long),
+        ("openmpi", ("shared-memory", "mpi", "torch"), {}),
+        pytest.param("mpich", ("shared-memory+mpi",), TWO_NODES, marks=pytest.mark.long),
     ],
 )
-def test_calls_that_differ_are_never_summed(jobs, tmp_path):
-    for job, reports in differ(jobs, tmp_path).items():
-        for case in differences.make_cases(job):
-            outcomes = [report[case] for report in reports]
+def test_calls_that_differ_are_never_summed(name, transports, variables, tmp_path):
+    program = [launchers.PROGRAMS / "differences.py", *transports]
+    job = launchers.run(name, 3, program, env=variables, cwd=tmp_path)
+    job.expect(differences.DONE)
+    reports = ranks.read_reports(tmp_path, 3)
+    for transport in transports:
+        for case in differences.make_cases(transport):
+            outcomes = [report[transport][case] for report in reports]
             errors = [outcome for outcome in outcomes if outcome[0] == "error"]
             # An error on any rank ends a job.
-            assert errors, (job, case, outcomes)
+            assert errors, (transport, case, outcomes)
             for _, kind, said in errors:
                 kinds = ("ConfigurationError", "DifferentCallError", "PeerLostError")
-                assert kind in kinds, (job, case, said)
-                assert re.search(r"rank \d", said), (job, case, said)
+                assert kind in kinds, (transport, case, said)
+                assert re.search(r"rank \d", said), (transport, case, said)
 
 
 @pytest.mark.parametrize(
