@@ -6,7 +6,6 @@ import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -65,7 +64,6 @@ def find_report(result: launchers.Result) -> str:
     [
         ("is killed", ("torch",)),
         ("is stopped", ("shared-memory",)),
-        ("stays away", ("mpi",)),
         *(pytest.param(how, tuple(JOBS), id=how, marks=pytest.mark.long)
           for how in ("is killed", "is stopped", "stays away")),
     ],
@@ -95,35 +93,37 @@ def test_a_rank_that_is_lost_ends_the_job(how, jobs, tmp_path):
 LONELY = """
 import sys, torch, mpiddp
 with mpiddp.init(timeout=60) as session:
-    if sys.argv[1] == "torch":
-        # Its group keeps the timeout that it begins with.
-        session._timeout = 5.0
-    mpiddp.all_reduce(torch.ones(5), transport=sys.argv[1])
-    session.collectives.waiter.set_seconds(1.0)
-    session.comm.Barrier()
+    for transport in sys.argv[1:]:
+        session.collectives = None
+        if transport == "torch":
+            # Its group keeps the timeout that it begins with.
+            session._timeout = 5.0
+        mpiddp.all_reduce(torch.ones(5), transport=transport)
+        session.collectives.waiter.set_seconds(1.0)
+        session.meet()
+        if session.world.rank == 0:
+            future = mpiddp.all_reduce_async(torch.ones(5), transport=transport)
+            for call in (future.wait, lambda: mpiddp.all_reduce(torch.ones(5))):
+                try:
+                    call()
+                except mpiddp.MpiddpError as error:
+                    print(f"{type(error).__name__}: {error}", flush=True)
+        session.meet()
     if session.world.rank == 0:
-        future = mpiddp.all_reduce_async(torch.ones(5), transport=sys.argv[1])
-        for call in (future.wait, lambda: mpiddp.all_reduce(torch.ones(5))):
-            try:
-                call()
-            except mpiddp.MpiddpError as error:
-                print(f"{type(error).__name__}: {error}", flush=True)
-        session.comm.Barrier()
         raise SystemExit(5)
-    session.comm.Barrier()
-    session.comm.Barrier()
+    session.meet()
 """
 
 
-@pytest.mark.parametrize(
-    "transport",
-    ["shared-memory", *(pytest.param(name, marks=pytest.mark.long) for name in ("mpi", "torch"))],
-)
-def test_the_error_of_a_call_that_was_begun_is_in_its_future_and_the_last(transport):
-    result = launchers.run("openmpi", 2, ["-c", LONELY, transport], timeout=60).expect(5)
-    lost, refused = result.stdout.splitlines()
-    assert lost.startswith("PeerLostError: ") and "waited for rank 1 on" in lost
-    assert refused.startswith("ConfigurationError: an earlier collective call failed (")
+def test_the_error_of_a_call_that_was_begun_is_in_its_future_and_the_last():
+    transports = ("shared-memory", "mpi", "torch")
+    result = launchers.run("openmpi", 2, ["-c", LONELY, *transports]).expect(5)
+    lines = result.stdout.splitlines()
+    assert len(lines) == 2 * len(transports), str(result)
+    for transport, lost, refused in zip(transports, lines[::2], lines[1::2], strict=True):
+        assert lost.startswith("PeerLostError: ") and "waited for rank 1 on" in lost
+        assert f" over {transport})" in lost
+        assert refused.startswith("ConfigurationError: an earlier collective call failed (")
 
 
 LEAVES = """
