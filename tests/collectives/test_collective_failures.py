@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -22,34 +21,14 @@ TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2", "UCX_TLS": "posix,self"}
 """MPICH takes the ranks in turn for ranks of two nodes; UCX aborts where a process has gone that it
 copies from."""
 
-# Launcher, number of ranks, transport, variables.
-JOBS: dict[str, tuple[str, int, str, dict[str, str]]] = {
-    "shared-memory": ("openmpi", 2, "shared-memory", {}),
-    "mpi": ("openmpi", 2, "mpi", {}),
-    "torch": ("mpich", 2, "torch", {}),
-    "shared-memory+mpi": ("mpich", 3, "shared-memory+mpi", TWO_NODES),
+# By transport: launcher, number of ranks, variables.
+JOBS: dict[str, tuple[str, int, dict[str, str]]] = {
+    "shared-memory": ("openmpi", 2, {}),
+    "mpi": ("openmpi", 2, {}),
+    "torch": ("mpich", 2, {}),
+    "shared-memory+mpi": ("mpich", 3, TWO_NODES),
 }
-
-
-def break_jobs(
-    names: Sequence[str], how: str, who: int, parent: Path
-) -> dict[str, launchers.Result]:
-    """Jobs in which a rank is lost, by transport."""
-    folders = ranks.make_folders(parent, names)
-    jobs = [JOBS[name] for name in names]
-    # A killed rank is found long before the deadline.
-    deadline = 60.0 if how == "is killed" else DEADLINE
-    programs = [
-        (
-            name,
-            size,
-            [launchers.PROGRAMS / "victims.py", transport, how, str(who), str(deadline)],
-            variables,
-            folder,
-        )
-        for (name, size, transport, variables), folder in zip(jobs, folders, strict=True)
-    ]
-    return dict(zip(names, ranks.run_together(programs, 60), strict=True))
+USUAL = {("is killed", "torch"), ("is stopped", "shared-memory")}
 
 
 def find_report(result: launchers.Result) -> str:
@@ -60,34 +39,36 @@ def find_report(result: launchers.Result) -> str:
 
 
 @pytest.mark.parametrize(
-    ("how", "jobs"),
+    ("how", "transport"),
     [
-        ("is killed", ("torch",)),
-        ("is stopped", ("shared-memory",)),
-        *(pytest.param(how, tuple(JOBS), id=how, marks=pytest.mark.long)
-          for how in ("is killed", "is stopped", "stays away")),
+        pytest.param(*case, marks=[pytest.mark.long] * (case not in USUAL))
+        for case in itertools.product(("is killed", "is stopped", "stays away"), JOBS)
     ],
-)  # fmt: skip
-def test_a_rank_that_is_lost_ends_the_job(how, jobs, tmp_path):
-    for job, result in break_jobs(jobs, how, 1, tmp_path).items():
-        assert "Traceback" not in result.output, str(result)
-        if how == "is killed":
-            # The launchers' code is the victim's; Hydra gives the signal alone.
-            assert result.returncode in (6, 128 + signal.SIGKILL, signal.SIGKILL), str(result)
-            lost = r"mpiddp: rank 1 of \d on \S+ was lost: it was killed by SIGKILL"
-            assert re.match(lost, find_report(result)), str(result)
-            continue
-        result.expect(6)
-        # Between nodes, who is told of may itself wait for the one that has stopped.
-        peer = r"rank \d" if how == "is stopped" and job == "shared-memory+mpi" else "rank 1"
-        place = r"(in step \d+ of \d+|at its end)"
-        said = (
-            rf"mpiddp: rank [02] of [23] on \S+: all-reduce \(one-shot over {re.escape(job)}\), "
-            rf"{place}: waited for {peer} on [^\s:]+"
-        )
-        assert re.match(said, find_report(result)), str(result)
-        # Gloo's own wait ends at about the same time.
-        assert re.search(f" for {DEADLINE:g} s| waiting {DEADLINE * 1000:g}ms", result.stderr)
+)
+def test_a_rank_that_is_lost_ends_the_job(how, transport, tmp_path):
+    name, size, variables = JOBS[transport]
+    # A killed rank is found long before the deadline.
+    deadline = 60.0 if how == "is killed" else DEADLINE
+    program = [launchers.PROGRAMS / "victims.py", transport, how, "1", str(deadline)]
+    result = launchers.run(name, size, program, env=variables, cwd=tmp_path)
+    assert "Traceback" not in result.output, str(result)
+    if how == "is killed":
+        # The launchers' code is the victim's; Hydra gives the signal alone.
+        assert result.returncode in (6, 128 + signal.SIGKILL, signal.SIGKILL), str(result)
+        lost = r"mpiddp: rank 1 of \d on \S+ was lost: it was killed by SIGKILL"
+        assert re.match(lost, find_report(result)), str(result)
+        return
+    result.expect(6)
+    # Between nodes, who is told of may itself wait for the one that has stopped.
+    peer = r"rank \d" if how == "is stopped" and transport == "shared-memory+mpi" else "rank 1"
+    place = r"(in step \d+ of \d+|at its end)"
+    said = (
+        rf"mpiddp: rank [02] of [23] on \S+: all-reduce \(one-shot over {re.escape(transport)}\), "
+        rf"{place}: waited for {peer} on [^\s:]+"
+    )
+    assert re.match(said, find_report(result)), str(result)
+    # Gloo's own wait ends at about the same time.
+    assert re.search(f" for {DEADLINE:g} s| waiting {DEADLINE * 1000:g}ms", result.stderr)
 
 
 LONELY = """
@@ -170,10 +151,10 @@ def test_calls_that_differ_are_never_summed(name, transports, variables, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "job", ["shared-memory", pytest.param("shared-memory+mpi", marks=pytest.mark.long)]
+    "transport", ["shared-memory", pytest.param("shared-memory+mpi", marks=pytest.mark.long)]
 )
-def test_calls_that_differ_are_compared_for_debugging(job, pool):
-    name, _, transport, variables = JOBS[job]
+def test_calls_that_differ_are_compared_for_debugging(transport, pool):
+    name, _, variables = JOBS[transport]
     called = pool(name, 3, **variables).call(
         differences.compare, transport, env={"MPIDDP_DEBUG": "1"}
     )
@@ -181,7 +162,7 @@ def test_calls_that_differ_are_compared_for_debugging(job, pool):
     for case in differences.make_cases(transport):
         for rank, report in enumerate(reports):
             kind, *said = report[case]
-            assert kind == "error", (job, case, rank, said)
+            assert kind == "error", (transport, case, rank, said)
             assert said[0] == "ConfigurationError"
             assert re.search(r"differs from rank 0's on rank 1: rank 0 has .*rank 1", said[1])
     assert [report["good"] for report in reports] == [[3.0] * 5] * 3
