@@ -135,8 +135,7 @@ def test_a_rank_that_leaves_instead_of_a_first_call_over_torch_is_told_of_in_one
 )
 def test_calls_that_differ_are_never_summed(name, transports, variables, tmp_path):
     program = [launchers.PROGRAMS / "differences.py", *transports]
-    job = launchers.run(name, 3, program, env=variables, cwd=tmp_path)
-    job.expect(differences.DONE)
+    launchers.run(name, 3, program, env=variables, cwd=tmp_path).expect(differences.DONE)
     reports = ranks.read_reports(tmp_path, 3)
     for transport in transports:
         for case in differences.make_cases(transport):
