@@ -290,8 +290,10 @@ def test_a_terminated_benchmark_ends_its_runs(tmp_path):
     note = tmp_path / "note"
     text = f'[ "$1" = --version ] && echo && exit\necho $$ >> {note}\nexec sleep 300'
     slow = write_program(tmp_path / "mpirun", text)
+    words = ["-m", "benchmarks", "startup", "--launcher", str(slow), "--ranks", "1"]
     with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks", "startup", "--launcher", str(slow), "--ranks", "1"],
+        # An order in which no torchrun comes first, which would be a real one.
+        [sys.executable, *words, "--seed", "5"],
         cwd=launchers.ROOT,
         env=launchers.clean_environment(),
         stdout=subprocess.DEVNULL,

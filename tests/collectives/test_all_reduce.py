@@ -10,10 +10,6 @@ from mpiddp.schedules import registry
 
 pytestmark = pytest.mark.mpi
 
-TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2"}
-"""MPICH takes the ranks in turn for ranks of two nodes."""
-OWN_NODES = {"MPIR_CVAR_NOLOCAL": "1"}
-"""MPICH takes every rank for a node of its own."""
 DEADLINE = 140.0
 
 
@@ -59,9 +55,9 @@ def test_calls_on_one_node_are_exact(name, size, parts, variables, wait, pool):
 
 
 def test_calls_on_uneven_nodes_in_cyclic_order_are_exact(pool):
-    cut = {"MPIDDP_MESSAGE_BYTES": "30000"}
-    ranks = pool("mpich", 3, **TWO_NODES)
-    reports = ranks.call(battery.run, "sums", timeout=DEADLINE, env=cut).values
+    cut, ranks = {"MPIDDP_MESSAGE_BYTES": "30000"}, pool("mpich", 3)
+    called = ranks.call(battery.run_on_nodes, [0, 1, 0], "sums", timeout=DEADLINE, env=cut)
+    reports = called.values
     transports = ("auto", "mpi", "torch", "shared-memory+mpi")
     battery.check_reports(reports, [battery.list_sums(3, transports)])
     described = reports[0]["describe"]
@@ -74,10 +70,12 @@ def test_calls_on_uneven_nodes_in_cyclic_order_are_exact(pool):
 
 
 def test_calls_on_nodes_of_one_rank_are_exact(pool):
-    reports = pool("mpich", 3, **OWN_NODES).call(battery.run, "between", timeout=DEADLINE).values
+    ranks = pool("mpich", 3)
+    reports = ranks.call(battery.run_on_nodes, [0, 1, 2], "between", timeout=DEADLINE).values
     battery.check_reports(
         reports, [battery.list_between(3, ("auto", "mpi", "torch", "shared-memory+mpi"))]
     )
+    assert reports[0]["describe"]["nodes"] == [1, 1, 1]
     described = reports[0]["describe"]
     assert described["transports"][0] == "mpi" and described["nodes"] == [1, 1, 1]
     assert reports[0]["chosen"]["64"] == "recursive-doubling over mpi"

@@ -53,7 +53,16 @@ def test_what_is_a_number_on_one_rank_has_the_same_bits_on_all(size, pool):
 
 
 ALONE = """
-import torch, mpiddp
+import os, torch, mpiddp
+try:
+    mpiddp.all_reduce(torch.ones(3))
+except mpiddp.ConfigurationError as error:
+    print(error, flush=True)
+# Nobody catches what is raised outside of a session: it is a plain exception.
+if os.fork() == 0:
+    mpiddp.init().close()
+    mpiddp.shared_empty(3)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 1
 with mpiddp.init(timeout=30) as session:
     for op in ("sum", "average", "product", "min", "max"):
         for transport in ("auto", "mpi", "torch", "shared-memory"):
@@ -75,31 +84,16 @@ with mpiddp.init(timeout=30) as session:
 """
 
 
-def test_one_rank_alone_needs_no_mpi():
+def test_one_rank_alone_needs_no_mpi_and_a_call_without_a_session_is_a_mistake():
     result = launchers.run("alone", 1, ["-c", ALONE], timeout=60).expect(2)
-    assert result.stdout.startswith("expected a contiguous tensor")
-    said = "mpiddp: root must be 0 to 0, found 1 (called at <string>:20)"
-    assert facts.messages(result)[-1] == said
-    assert "Traceback" not in result.stderr
-
-
-WITHOUT_A_SESSION = """
-import torch, mpiddp
-try:
-    mpiddp.all_reduce(torch.ones(3))
-except mpiddp.ConfigurationError as error:
-    print(error)
-mpiddp.init().close()
-mpiddp.shared_empty(3)
-"""
-
-
-def test_a_call_without_a_session_is_a_mistake():
-    # Nobody catches what is raised outside of a session: it is a plain exception.
-    result = launchers.run("alone", 1, ["-c", WITHOUT_A_SESSION], timeout=60).expect(1)
-    said = "there is no session: call mpiddp.init() first"
-    assert result.stdout == f"{said}\n"
-    assert result.stderr.strip().splitlines()[-1].endswith(f"ConfigurationError: {said}")
+    outside, inside = result.stdout.splitlines()
+    assert outside == "there is no session: call mpiddp.init() first"
+    assert inside.startswith("expected a contiguous tensor")
+    plain, _, reported = result.stderr.partition(f"ConfigurationError: {outside}\n")
+    assert "Traceback" in plain
+    said = "mpiddp: root must be 0 to 0, found 1 (called at <string>:29)"
+    assert reported.strip().splitlines()[-1] == said
+    assert "Traceback" not in reported
 
 
 CONTIGUOUS = r"expected a contiguous tensor, found one of shape .*: call \.contiguous\(\) first"

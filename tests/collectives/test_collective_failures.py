@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,34 +21,14 @@ TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2", "UCX_TLS": "posix,self"}
 """MPICH takes the ranks in turn for ranks of two nodes; UCX aborts where a process has gone that it
 copies from."""
 
-# Launcher, number of ranks, transport, variables.
-JOBS: dict[str, tuple[str, int, str, dict[str, str]]] = {
-    "shared-memory": ("openmpi", 2, "shared-memory", {}),
-    "mpi": ("openmpi", 2, "mpi", {}),
-    "torch": ("mpich", 2, "torch", {}),
-    "shared-memory+mpi": ("mpich", 3, "shared-memory+mpi", TWO_NODES),
+# By transport: launcher, number of ranks, variables.
+JOBS: dict[str, tuple[str, int, dict[str, str]]] = {
+    "shared-memory": ("openmpi", 2, {}),
+    "mpi": ("openmpi", 2, {}),
+    "torch": ("mpich", 2, {}),
+    "shared-memory+mpi": ("mpich", 3, TWO_NODES),
 }
-
-
-def break_jobs(
-    names: Sequence[str], how: str, who: int, parent: Path
-) -> dict[str, launchers.Result]:
-    """Jobs in which a rank is lost, by transport."""
-    folders = ranks.make_folders(parent, names)
-    jobs = [JOBS[name] for name in names]
-    # A killed rank is found long before the deadline.
-    deadline = 60.0 if how == "is killed" else DEADLINE
-    programs = [
-        (
-            name,
-            size,
-            [launchers.PROGRAMS / "victims.py", transport, how, str(who), str(deadline)],
-            variables,
-            folder,
-        )
-        for (name, size, transport, variables), folder in zip(jobs, folders, strict=True)
-    ]
-    return dict(zip(names, ranks.run_together(programs, 60), strict=True))
+USUAL = {("is killed", "torch"), ("is stopped", "shared-memory")}
 
 
 def find_report(result: launchers.Result) -> str:
@@ -61,69 +39,72 @@ def find_report(result: launchers.Result) -> str:
 
 
 @pytest.mark.parametrize(
-    ("how", "jobs"),
+    ("how", "transport"),
     [
-        ("is killed", ("torch",)),
-        ("is stopped", ("shared-memory",)),
-        ("stays away", ("mpi",)),
-        *(pytest.param(how, tuple(JOBS), id=how, marks=pytest.mark.long)
-          for how in ("is killed", "is stopped", "stays away")),
+        pytest.param(*case, marks=[pytest.mark.long] * (case not in USUAL))
+        for case in itertools.product(("is killed", "is stopped", "stays away"), JOBS)
     ],
-)  # fmt: skip
-def test_a_rank_that_is_lost_ends_the_job(how, jobs, tmp_path):
-    for job, result in break_jobs(jobs, how, 1, tmp_path).items():
-        assert "Traceback" not in result.output, str(result)
-        if how == "is killed":
-            # The launchers' code is the victim's; Hydra gives the signal alone.
-            assert result.returncode in (6, 128 + signal.SIGKILL, signal.SIGKILL), str(result)
-            lost = r"mpiddp: rank 1 of \d on \S+ was lost: it was killed by SIGKILL"
-            assert re.match(lost, find_report(result)), str(result)
-            continue
-        result.expect(6)
-        # Between nodes, who is told of may itself wait for the one that has stopped.
-        peer = r"rank \d" if how == "is stopped" and job == "shared-memory+mpi" else "rank 1"
-        place = r"(in step \d+ of \d+|at its end)"
-        said = (
-            rf"mpiddp: rank [02] of [23] on \S+: all-reduce \(one-shot over {re.escape(job)}\), "
-            rf"{place}: waited for {peer} on [^\s:]+"
-        )
-        assert re.match(said, find_report(result)), str(result)
-        # Gloo's own wait ends at about the same time.
-        assert re.search(f" for {DEADLINE:g} s| waiting {DEADLINE * 1000:g}ms", result.stderr)
+)
+def test_a_rank_that_is_lost_ends_the_job(how, transport, tmp_path):
+    name, size, variables = JOBS[transport]
+    # A killed rank is found long before the deadline.
+    deadline = 60.0 if how == "is killed" else DEADLINE
+    program = [launchers.PROGRAMS / "victims.py", transport, how, "1", str(deadline)]
+    result = launchers.run(name, size, program, env=variables, cwd=tmp_path)
+    assert "Traceback" not in result.output, str(result)
+    if how == "is killed":
+        # The launchers' code is the victim's; Hydra gives the signal alone.
+        assert result.returncode in (6, 128 + signal.SIGKILL, signal.SIGKILL), str(result)
+        lost = r"mpiddp: rank 1 of \d on \S+ was lost: it was killed by SIGKILL"
+        assert re.match(lost, find_report(result)), str(result)
+        return
+    result.expect(6)
+    # Between nodes, who is told of may itself wait for the one that has stopped.
+    peer = r"rank \d" if how == "is stopped" and transport == "shared-memory+mpi" else "rank 1"
+    place = r"(in step \d+ of \d+|at its end)"
+    said = (
+        rf"mpiddp: rank [02] of [23] on \S+: all-reduce \(one-shot over {re.escape(transport)}\), "
+        rf"{place}: waited for {peer} on [^\s:]+"
+    )
+    assert re.match(said, find_report(result)), str(result)
+    # Gloo's own wait ends at about the same time.
+    assert re.search(f" for {DEADLINE:g} s| waiting {DEADLINE * 1000:g}ms", result.stderr)
 
 
 LONELY = """
 import sys, torch, mpiddp
 with mpiddp.init(timeout=60) as session:
-    if sys.argv[1] == "torch":
-        # Its group keeps the timeout that it begins with.
-        session._timeout = 5.0
-    mpiddp.all_reduce(torch.ones(5), transport=sys.argv[1])
-    session.collectives.waiter.set_seconds(1.0)
-    session.comm.Barrier()
+    for transport in sys.argv[1:]:
+        session.collectives = None
+        if transport == "torch":
+            # Its group keeps the timeout that it begins with.
+            session._timeout = 5.0
+        mpiddp.all_reduce(torch.ones(5), transport=transport)
+        session.collectives.waiter.set_seconds(1.0)
+        session.meet()
+        if session.world.rank == 0:
+            future = mpiddp.all_reduce_async(torch.ones(5), transport=transport)
+            for call in (future.wait, lambda: mpiddp.all_reduce(torch.ones(5))):
+                try:
+                    call()
+                except mpiddp.MpiddpError as error:
+                    print(f"{type(error).__name__}: {error}", flush=True)
+        session.meet()
     if session.world.rank == 0:
-        future = mpiddp.all_reduce_async(torch.ones(5), transport=sys.argv[1])
-        for call in (future.wait, lambda: mpiddp.all_reduce(torch.ones(5))):
-            try:
-                call()
-            except mpiddp.MpiddpError as error:
-                print(f"{type(error).__name__}: {error}", flush=True)
-        session.comm.Barrier()
         raise SystemExit(5)
-    session.comm.Barrier()
-    session.comm.Barrier()
+    session.meet()
 """
 
 
-@pytest.mark.parametrize(
-    "transport",
-    ["shared-memory", *(pytest.param(name, marks=pytest.mark.long) for name in ("mpi", "torch"))],
-)
-def test_the_error_of_a_call_that_was_begun_is_in_its_future_and_the_last(transport):
-    result = launchers.run("openmpi", 2, ["-c", LONELY, transport], timeout=60).expect(5)
-    lost, refused = result.stdout.splitlines()
-    assert lost.startswith("PeerLostError: ") and "waited for rank 1 on" in lost
-    assert refused.startswith("ConfigurationError: an earlier collective call failed (")
+def test_the_error_of_a_call_that_was_begun_is_in_its_future_and_the_last():
+    transports = ("shared-memory", "mpi", "torch")
+    result = launchers.run("openmpi", 2, ["-c", LONELY, *transports]).expect(5)
+    lines = result.stdout.splitlines()
+    assert len(lines) == 2 * len(transports), str(result)
+    for transport, lost, refused in zip(transports, lines[::2], lines[1::2], strict=True):
+        assert lost.startswith("PeerLostError: ") and "waited for rank 1 on" in lost
+        assert f" over {transport})" in lost
+        assert refused.startswith("ConfigurationError: an earlier collective call failed (")
 
 
 LEAVES = """
@@ -145,47 +126,35 @@ def test_a_rank_that_leaves_instead_of_a_first_call_over_torch_is_told_of_in_one
     assert "Traceback" not in result.output
 
 
-def differ(jobs: Sequence[str], parent: Path) -> dict[str, list[Any]]:
-    """For each transport the ranks' reports of calls in which rank 1 differs."""
-    folders = ranks.make_folders(parent, jobs)
-    programs = []
-    for job, folder in zip(jobs, folders, strict=True):
-        name, _, transport, more = JOBS[job]
-        arguments = [launchers.PROGRAMS / "differences.py", transport]
-        programs.append((name, 3, arguments, more, folder))
-    found = {}
-    results = ranks.run_together(programs, 90)
-    for job, folder, result in zip(jobs, folders, results, strict=True):
-        result.expect(differences.DONE)
-        found[job] = ranks.read_reports(folder, 3)
-    return found
-
-
 @pytest.mark.parametrize(
-    "jobs",
+    ("name", "transports", "variables"),
     [
-        ("shared-memory", "mpi", "torch"),
-        pytest.param(tuple(JOBS), id="all", marks=pytest.mark.long),
+        ("openmpi", ("shared-memory", "mpi", "torch"), {}),
+        pytest.param("mpich", ("shared-memory+mpi",), TWO_NODES, marks=pytest.mark.long),
     ],
 )
-def test_calls_that_differ_are_never_summed(jobs, tmp_path):
-    for job, reports in differ(jobs, tmp_path).items():
-        for case in differences.make_cases(job):
-            outcomes = [report[case] for report in reports]
+def test_calls_that_differ_are_never_summed(name, transports, variables, tmp_path):
+    program = [launchers.PROGRAMS / "differences.py", *transports]
+    launchers.run(name, 3, program, env=variables, cwd=tmp_path).expect(differences.DONE)
+    reports = ranks.read_reports(tmp_path, 3)
+    for transport in transports:
+        for case in differences.make_cases(transport):
+            outcomes = [report[transport][case] for report in reports]
             errors = [outcome for outcome in outcomes if outcome[0] == "error"]
-            # An error on any rank ends a job.
-            assert errors, (job, case, outcomes)
-            for _, kind, said in errors:
-                kinds = ("ConfigurationError", "DifferentCallError", "PeerLostError")
-                assert kind in kinds, (job, case, said)
-                assert re.search(r"rank \d", said), (job, case, said)
+            # An error on any rank ends a job; a neighbour may have been told of it.
+            own = [outcome for outcome in errors if outcome[1] != "PeerFailedError"]
+            assert own, (transport, case, outcomes)
+            kinds = ("ConfigurationError", "DifferentCallError", "PeerLostError")
+            assert all(kind in kinds for _, kind, _ in own), (transport, case, outcomes)
+            for _, _, said in errors:
+                assert re.search(r"rank \d", said), (transport, case, said)
 
 
 @pytest.mark.parametrize(
-    "job", ["shared-memory", pytest.param("shared-memory+mpi", marks=pytest.mark.long)]
+    "transport", ["shared-memory", pytest.param("shared-memory+mpi", marks=pytest.mark.long)]
 )
-def test_calls_that_differ_are_compared_for_debugging(job, pool):
-    name, _, transport, variables = JOBS[job]
+def test_calls_that_differ_are_compared_for_debugging(transport, pool):
+    name, _, variables = JOBS[transport]
     called = pool(name, 3, **variables).call(
         differences.compare, transport, env={"MPIDDP_DEBUG": "1"}
     )
@@ -193,7 +162,7 @@ def test_calls_that_differ_are_compared_for_debugging(job, pool):
     for case in differences.make_cases(transport):
         for rank, report in enumerate(reports):
             kind, *said = report[case]
-            assert kind == "error", (job, case, rank, said)
+            assert kind == "error", (transport, case, rank, said)
             assert said[0] == "ConfigurationError"
             assert re.search(r"differs from rank 0's on rank 1: rank 0 has .*rank 1", said[1])
     assert [report["good"] for report in reports] == [[3.0] * 5] * 3

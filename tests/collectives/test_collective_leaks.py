@@ -33,7 +33,7 @@ def check_growth(reports: list[dict]) -> None:
         assert after["resident"] <= before["resident"] + MOST_RESIDENT, (rank, before, after)
 
 
-@pytest.mark.parametrize("name", [pytest.param("openmpi", marks=pytest.mark.long), "mpich"])
+@pytest.mark.parametrize("name", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
 def test_buffers_come_and_go_and_leave_nothing(name, pool):
     reports = pool(name, 2).call(churn.run, CALLS).values
     check_growth(reports)
@@ -66,7 +66,7 @@ NO_COPIES = (
         pytest.param(
             "descriptors",
             {"mpi", "torch"},
-            r"no shared memory: rank [12] cannot map rank 0's memory \(Permission denied\); .*",
+            r"no shared memory: rank 1 cannot map rank 0's memory \(Permission denied\); .*",
             marks=pytest.mark.long,
         ),
     ],
@@ -75,7 +75,7 @@ def test_what_is_forbidden_is_done_without(how, transports, note):
     row = launchers.table()["openmpi"]
     # MPI's own shared memory takes copies for granted.
     env = {"OMPI_MCA_btl": "self,tcp"}
-    reports = ranks.collect(row, 3, "forbidden.py", how, env=env)
+    reports = ranks.collect(row, 2, "forbidden.py", how, env=env)
     for rank, report in enumerate(reports):
         assert report["wrong"] == [] and report["calls"] > 20, f"rank {rank}"
         described = report["describe"]

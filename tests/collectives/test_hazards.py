@@ -236,7 +236,8 @@ def count_caught(victims, mutate, seeds=SEEDS) -> tuple[int, int]:
 
 
 def test_nearly_every_wait_is_needed():
-    victims = list_victims(Wait, 3, 4)
+    # Every third takes a third of the time.
+    victims = list_victims(Wait, 3, 4)[::3]
     caught, refused = count_caught(victims, replace_instruction)
     assert caught >= 0.95 * refused
     # The others say what an earlier wait for somebody else implies.

@@ -10,6 +10,7 @@ import sys
 import time
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from mpiddp.errors import PeerLostError
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Collective
 from pairs import Row, cover, find_all, find_pairs
+from pool_rank import renew
 
 CPU = torch.device("cpu")
 GUARDS = 3
@@ -273,6 +275,18 @@ def run(session: mpiddp.Session, *parts: str) -> dict[str, Any]:
         "describe": described,
         "chosen": {str(length): name_choice(length) for length in (64, 1 << 16, 1 << 22)},
     }
+
+
+def run_on_nodes(session: mpiddp.Session, nodes: Sequence[int], *parts: str) -> dict[str, Any]:
+    """As above, by ranks that take one another for ranks of these nodes."""
+    world = session.world
+    try:
+        session.world = replace(world, node_rank=nodes[world.rank])
+        renew(session)
+        return run(session, *parts)
+    finally:
+        session.world = world
+        renew(session)
 
 
 def check_reports(

@@ -1,6 +1,6 @@
 """A program for the ranks of a job: rank 1 makes another call than the others. What comes of it?
 
-    mpirun -n 3 python tests/programs/differences.py TRANSPORT
+    mpirun -n 3 python tests/programs/differences.py TRANSPORT…
 
 Without MPIDDP_DEBUG each case has a communicator of its own, since what went wrong in one leaves
 messages behind; for the same reason the job is ended with exit code 7 and not closed.
@@ -83,17 +83,19 @@ def compare(session: mpiddp.Session, transport: str) -> dict[str, Any]:
 
 def main() -> None:
     """Run and report."""
-    report = {}
+    report: dict[str, dict[str, Report]] = {}
     with mpiddp.init(timeout=60) as session:
         odd = session.world.rank == ODD
         # Start-up on a busy machine may take longer.
         session._timeout = DEADLINE
-        for name, call in make_cases(sys.argv[1]).items():
-            session.comm.Barrier()
-            session.collectives = None
-            report[name] = judge(call, odd)
+        for transport in sys.argv[1:]:
+            report[transport] = {}
+            for name, call in make_cases(transport).items():
+                session.meet()
+                session.collectives = None
+                report[transport][name] = judge(call, odd)
         write_report(Path(), session, report)
-        session.comm.Barrier()
+        session.meet()
         raise SystemExit(DONE)
 
 

@@ -1,6 +1,6 @@
 """A program for the ranks of a job: calls where the kernel forbids what shared memory needs.
 
-    mpirun -n 3 python tests/programs/forbidden.py
+    mpirun -n 2 python tests/programs/forbidden.py
         copies|writes|descriptors|nothing|funneled|serialized
 
 ``copies``: nobody may copy from another process's memory. ``writes``: rank 1 may read, not write.

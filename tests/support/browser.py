@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
-from benchmarks.models.drawing.page import draw_page
+from benchmarks.models.drawing import page
 from mpiddp.schedules.registry import parse
 from mpiddp.schedules.schedule import Collective
 
@@ -23,6 +25,8 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 DEADLINE = 20
+OFFERED = range(1, 9)
+"""Numbers of ranks of a page, beside the one that is asked for: larger ones take long to draw."""
 
 
 def find_obstacle() -> str | None:
@@ -98,6 +102,18 @@ return [...document.querySelectorAll("body *")].filter(seen).map((node) => {
 """
 """Returns for each text that is seen its contrast with what is behind it, and what it is."""
 
+
+@cache
+def draw(
+    text: str, ranks: int, nodes: Sequence[int] | None, beside: str | None,
+    collective: Collective, **figures: Any,
+) -> str:  # fmt: skip
+    """The animated page; many tests open the same one."""
+    first, second = replace(parse(text), collective=collective), parse(beside) if beside else None
+    with mock.patch.object(page, "OFFERED", OFFERED):
+        return page.draw_page(first, ranks, nodes, beside=second, **figures)
+
+
 PATIENCE = 60.0
 """Seconds for what an animation is to come to."""
 
@@ -115,9 +131,7 @@ class Page:
         collective: Collective = Collective.ALL_REDUCE, **figures: Any,
     ) -> None:  # fmt: skip
         file = self.folder / "page.html"
-        second = parse(beside) if beside else None
-        first = replace(parse(text), collective=collective)
-        file.write_text(draw_page(first, ranks, nodes, beside=second, **figures), "utf-8")
+        file.write_text(draw(text, ranks, nodes, beside, collective, **figures), "utf-8")
         self.visit(f"{file.as_uri()}{address}")
 
     def visit(self, address: str) -> None:

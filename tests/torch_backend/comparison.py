@@ -52,7 +52,7 @@ GATHER_ONE = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 SCATTER_ONE = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 """By the names that torch gave them in 2.13; it warns of the older ones."""
 SHAPES = ((), (0,), (0, 3))
-LONG_SHAPES = ((1000,), (1_500_000,))
+LONG_SHAPES = ((1000,), (400_000,))
 """More than fits a mailbox, and several pieces of a message."""
 REFUSALS = (RuntimeError, ValueError, TypeError)
 """What torch's users expect from a call that is refused."""

@@ -1,6 +1,7 @@
 """A script in which the backend is used beside forks, restarts, and a rank that is killed.
 
-torchrun --nproc-per-node 2 tests/torch_backend/failing.py HOW
+torchrun --nproc-per-node 2 tests/torch_backend/failing.py HOW,…
+python tests/torch_backend/failing.py HOW,… STORE
 """
 
 from __future__ import annotations
@@ -95,5 +96,6 @@ if __name__ == "__main__":
         dist.init_process_group("mpiddp", store, WAIT, 2, rank)
     else:
         dist.init_process_group("mpiddp", timeout=WAIT)
-    HOW[sys.argv[1]]()
+    for how in sys.argv[1].split(","):
+        HOW[how]()
     dist.destroy_process_group()

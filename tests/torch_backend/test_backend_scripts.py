@@ -50,24 +50,27 @@ def test_trainings_leave_the_same_bits_as_under_gloo(start, ranks, ways, tmp_pat
         assert len(set(found[way, "gloo"])) == ranks, "each rank has losses of its own"
 
 
-def test_a_rank_that_is_killed_is_noticed_long_before_the_timeout(tmp_path):
-    program = [HERE / "failing.py", "lost", tmp_path / "store"]
-    result = launchers.run(TABLE["alone"], 1, program, timeout=SECONDS).expect(0)
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory):
+    """Two ranks, beside which processes are forked, and of which one is killed after that."""
+    program = [HERE / "failing.py", "forks,lost", tmp_path_factory.mktemp("beside") / "store"]
+    return launchers.run(TABLE["alone"], 1, program, timeout=SECONDS).expect(0)
+
+
+def test_a_rank_that_is_killed_is_noticed_long_before_the_timeout(beside):
     # After the timeout it would not know that.
     said = r"^mpiddp: .*waited for rank 1 on \S+, whose process is gone"
-    assert re.search(said, result.output, re.MULTILINE), str(result)
+    assert re.search(said, beside.output, re.MULTILINE), str(beside)
 
 
-@pytest.mark.parametrize(
-    ("how", "says", "options"),
-    [
-        ("forks", "loaded", ()),
-        pytest.param("restart", "restarted", ("--max-restarts=1",), marks=pytest.mark.long),
-    ],
-)
-def test_scripts_go_on_beside(how, says, options):
-    result = torchrun(2, "failing.py", how, options=options).expect(0)
-    assert result.stdout.count(says) == 2, str(result)
+def test_scripts_go_on_beside_forks(beside):
+    assert beside.stdout.count("loaded") == 2, str(beside)
+
+
+@pytest.mark.long
+def test_scripts_go_on_beside_restarts():
+    result = torchrun(2, "failing.py", "restart", options=["--max-restarts=1"]).expect(0)
+    assert result.stdout.count("restarted") == 2, str(result)
 
 
 @pytest.mark.long

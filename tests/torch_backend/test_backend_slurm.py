@@ -24,8 +24,8 @@ def check(result, ranks):
 
 def test_ranks_of_mpiddp_send_over_mpi(slurm_cluster, tmp_path):
     launcher = slurm_cluster.srun(*PAIR, "--distribution=plane=2")
-    result = launchers.run(launcher, 4, ["-m", "mpiddp", SCRIPT], timeout=DEADLINE, cwd=tmp_path)
-    check(result, 4)
+    result = launchers.run(launcher, 3, ["-m", "mpiddp", SCRIPT], timeout=DEADLINE, cwd=tmp_path)
+    check(result, 3)
 
 
 @pytest.mark.long
