@@ -12,7 +12,7 @@ import pytest
 
 import copies
 import launchers
-from doctors import CHECKS, PATCHED, examine
+from doctors import CHECKS, NO_TORCH, PATCHED, examine
 from facts import messages
 
 SECRETS = {
@@ -33,20 +33,20 @@ def write_wrapper(folder: Path, *lines: str) -> Path:
 @pytest.mark.by_default("openmpi")
 def test_a_good_launch(either_launcher, tmp_path):
     env = {**SECRETS, "NCCL_DEBUG": "WARN"}
-    reading = examine(either_launcher, 3, "--json", "report.json", cwd=tmp_path, env=env)
+    reading = examine(either_launcher, 2, "--json", "report.json", cwd=tmp_path, env=env)
     assert tuple(line.check for line in reading.lines) == CHECKS
-    assert reading.bad() == ({"cores": "warn"} if len(os.sched_getaffinity(0)) < 3 else {})
+    assert reading.bad() == ({"cores": "warn"} if len(os.sched_getaffinity(0)) < 2 else {})
     for check in ("links", "clocks"):
         assert reading.line(check).text == "one node" and reading.line(check).status == "skip"
-    assert "3 ranks on 1 node" in reading.line("ranks").text
-    assert "right on 3 ranks with gloo" in reading.line("all-reduce").text
+    assert "2 ranks on 1 node" in reading.line("ranks").text
+    assert "right on 2 ranks with gloo" in reading.line("all-reduce").text
     # Only what the launcher itself says may be on stderr.
     assert messages(reading.result) == [] and "Traceback" not in reading.result.stderr
     # The directory of runs was made, and taken away again.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json"]
 
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["complete"] is True and report["exit_code"] == 0 and report["ranks"] == 3
+    assert report["complete"] is True and report["exit_code"] == 0 and report["ranks"] == 2
     assert len(report["nodes"]) == 1
     for row, line in zip(report["findings"], reading.lines, strict=True):
         assert (row["check"], row["status"], row["code"]) == (line.check, line.status, 0)
@@ -128,7 +128,8 @@ def test_other_code_on_one_rank(tmp_path):
     with (copy / "mpiddp" / "errors.py").open("a") as source:
         source.write("# A line more.\n")
     wrapper = write_wrapper(tmp_path, f'[ "$rank" = 1 ] && export PYTHONPATH="{copy}:$PYTHONPATH"')
-    reading = examine("openmpi", 3, cwd=tmp_path, exit_code=3, python=wrapper)
+    options = {"python": wrapper, "patch": NO_TORCH}
+    reading = examine("openmpi", 3, cwd=tmp_path, exit_code=3, **options)
     line = reading.line("code")
     assert line.status == "fail" and line.text.startswith("rank 1 on ")
     # Python, mpi4py and the version are the same, and not said twice.
@@ -178,24 +179,7 @@ def test_torch_that_cannot_be_imported_on_one_rank(has_other_code, tmp_path):
     assert [row["code"] for row in report["findings"] if row["check"] == "import torch"] == [1]
 
 
-@pytest.mark.mpi
-def test_limits_cores_and_threads(tmp_path):
-    core = min(os.sched_getaffinity(0))
-    bind = (
-        f"import os, sys; os.sched_setaffinity(0, {{{core}}}); "
-        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-    )
-    path = write_wrapper(tmp_path, "ulimit -n 200", f'set -- -c "{bind}" "$@"')
-    reading = examine("openmpi", 2, cwd=tmp_path, python=path, env={"OMP_NUM_THREADS": "3"})
-    assert reading.bad() == {"cores": "warn", "threads": "warn", "open files": "warn"}
-    cores, threads, files = (reading.line(c).text for c in ("cores", "threads", "open files"))
-    assert f"ranks 0-1 have only core {core} between them" in cores and "--cpus-per-task" in cores
-    assert "6 threads of 2 ranks on 1 cores" in threads and "unset OMP_NUM_THREADS" in threads
-    assert "limited to 200" in files and "ulimit -n" in files
-
-
-SHARED_GPU = """
-import torch
+SHARED_GPU = f"""{NO_TORCH}
 from mpiddp.launch.device import device
 torch.cuda.device_count = lambda: 1
 device.find_identity = lambda index: "GPU-A"
@@ -203,9 +187,24 @@ device.find_identity = lambda index: "GPU-A"
 
 
 @pytest.mark.mpi
-def test_two_ranks_on_one_gpu(tmp_path):
-    reading = examine("mpich", 2, cwd=tmp_path, exit_code=3, patch=SHARED_GPU)
-    assert reading.bad() == {"GPUs": "fail"}
+def test_limits_cores_and_threads_and_two_ranks_on_one_gpu(tmp_path):
+    core = min(os.sched_getaffinity(0))
+    bind = (
+        f"import os, sys; os.sched_setaffinity(0, {{{core}}}); "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    options = {
+        "python": write_wrapper(tmp_path, "ulimit -n 200", f'set -- -c "{bind}" "$@"'),
+        "patch": SHARED_GPU,
+        "env": {"OMP_NUM_THREADS": "3"},
+    }
+    reading = examine("mpich", 2, cwd=tmp_path, exit_code=3, **options)
+    warned = dict.fromkeys(("cores", "threads", "open files"), "warn")
+    assert reading.bad() == {**warned, "GPUs": "fail"}
+    cores, threads, files = (reading.line(check).text for check in warned)
+    assert f"ranks 0-1 have only core {core} between them" in cores and "--cpus-per-task" in cores
+    assert "6 threads of 2 ranks on 1 cores" in threads and "unset OMP_NUM_THREADS" in threads
+    assert "limited to 200" in files and "ulimit -n" in files
     text = reading.line("GPUs").text
     assert "ranks 0, 1 would use a GPU that another rank uses" in text
     assert "--ntasks-per-node=1" in text and reading.lines[-1].check == "the rest"
@@ -274,9 +273,8 @@ def test_an_all_reduce_that_fails(tmp_path):
     assert reading.line("all-reduce").text == "the first all-reduce gave nonsense"
 
 
-LATE = """
+LATE = f"""{NO_TORCH}
 import time
-import torch
 from mpiddp.doctor.node import software
 if rank == 1:
     software.find_versions = lambda: time.sleep(1000)
@@ -297,7 +295,7 @@ def test_a_stage_that_takes_too_long(tmp_path):
     assert [row["check"] for row in report["findings"]] == list(CHECKS[:3])
 
 
-RAISING = """
+RAISING = f"""{NO_TORCH}
 from mpiddp.doctor.node import cores
 def fail(bindings):
     raise ZeroDivisionError("in the doctor itself")

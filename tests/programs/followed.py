@@ -28,9 +28,10 @@ def follow(file: str, begin: str = "") -> None:
     seen: dict[CodeType, None] = {}
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_qualname == begin:
-            seen.clear()
         if event == "call" and frame.f_code not in seen:
+            seen[frame.f_code] = None
+        if event == "call" and begin and frame.f_code.co_qualname == begin:
+            seen.clear()
             seen[frame.f_code] = None
 
     def write() -> None:
@@ -78,6 +79,9 @@ def main() -> None:
         lose(file)
         return
     if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+        # Nothing of mpiddp is in this import, which takes twice as long if it is followed.
+        import torch.distributed  # noqa: F401 - see above
+
         follow(file)
     sys.argv = [program, *arguments]
     if program.endswith(".py"):

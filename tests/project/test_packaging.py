@@ -172,7 +172,7 @@ def test_an_installation_brings_benchmarks_and_job_scripts(installation):
 @pytest.mark.mpi
 def test_job_scripts_are_written_where_there_is_no_checkout(installation):
     installation("mpiddp", "jobs", "my jobs").expect(0)
-    trained = installation("bash", "my jobs/local.sh", "2", "--data", "toy", "--epochs", "1")
+    trained = installation("bash", "my jobs/local.sh", "1", "--data", "toy", "--epochs", "1")
     assert "Training done" in trained.expect(0).stdout
     installation("mpiddp", "jobs", "my jobs").expect(0)
     installation("mpiddp", "doctor").expect(0)

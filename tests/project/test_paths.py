@@ -17,8 +17,8 @@ pytestmark = pytest.mark.mpi
 
 FOLLOWED = launchers.PROGRAMS / "followed.py"
 TRAINING = (
-    "mpiddp.train", "--data", "toy", "--epochs", "1", "--sync", "ring", "--overlap", "off",
-    "--save-every", "5steps", "--name", "run", "--console", "all",
+    "mpiddp.train", "--data", "toy", "--samples", "200", "--epochs", "1", "--sync", "ring",
+    "--overlap", "off", "--save-every", "5steps", "--name", "run", "--console", "all",
 )  # fmt: skip
 SCRIPT = """
 import torch, mpiddp
@@ -27,7 +27,7 @@ with mpiddp.init():
     import mpiddp.torch_backend
     group = torch.distributed.new_group(backend="mpiddp")
     torch.distributed.all_reduce(torch.ones(1_000_000), group=group)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+    model = torch.nn.Linear(3, 2)
     with mpiddp.Checkpointer("checkpoints", model) as checkpointer:
         assert checkpointer.restore() == {"step": 1}
 """
