@@ -22,19 +22,18 @@ if TYPE_CHECKING:
     import torch
     from mpi4py import MPI
 
-_current: Session | None = None
-"""The session that is open in this process."""
+_open: list[Session] = []
+"""The sessions that are open in this process: a rank's own, and the one that its script opened."""
 
 
 def find_session() -> Session | None:
-    """The session that is open in this process, or None."""
-    return _current
+    """The session that was opened last in this process and is still open, or None."""
+    return _open[-1] if _open else None
 
 
 def make_current(session: Session) -> None:
-    """It is this process's from now on, until it is closed."""
-    global _current
-    _current = session
+    """It is the one that `find_session` finds from now on, until it is closed."""
+    _open.append(session)
 
 
 def find_failure_handler(session: Session) -> FailureHandler:
@@ -51,9 +50,9 @@ def is_broken(session: Session) -> bool:
 
 def current_session() -> Session:
     """The session that is open. Raises ConfigurationError if there is none."""
-    if _current is None:
+    if not _open:
         raise ConfigurationError("there is no session: call mpiddp.init() first")
-    return _current
+    return _open[-1]
 
 
 class Session(ControlChannel):
@@ -223,8 +222,7 @@ class Session(ControlChannel):
         self._resources.close(self)
 
     def _forget(self) -> None:
-        global _current
         self._calls = self.count_calls()
         self.collectives = None
-        if _current is self:
-            _current = None
+        if self in _open:
+            _open.remove(self)
