@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 import mpiddp
+from mistakes import hear
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.sync.parameter_server.mpi_messages import Wire
@@ -112,6 +113,8 @@ class Way:
     """What happens to that rank."""
     late: bool = False
     """At the end of the epoch, when nobody has gradients any more; else soon."""
+    comes: bool = False
+    """Whether it comes to the end of the epoch, once all others have missed it."""
     deadline: float = 60.0
     """Seconds after which the others give it up."""
     is_busy: bool = False
@@ -151,6 +154,22 @@ def lose_late(way: Way, serving: Serving) -> None:
     while not (serving._server is None or serving._server.epochs):
         time.sleep(0.01)
     way.lose()
+
+
+def miss(victim: int, session: Session, serving: Serving) -> str:
+    """What a rank says of the victim at the end of the epoch; the victim comes after that."""
+    rank, wire = session.world.rank, serving._wire
+    if rank == victim:
+        serving._worker.finish_epoch()
+        count = session.world.size - 1
+        assert wait_until(lambda: len(list(Path().glob("missed-*"))) == count, 60, 0.01)
+        serving._meet("", lambda: True)
+        return ""
+    serving._wire = replace(wire, timeout=SOON)
+    said = hear(serving.finish_epoch)
+    serving._wire = wire
+    Path(f"missed-{rank}").touch()
+    return said
 
 
 def keep_busy(server: Server, seconds: float) -> None:
@@ -201,7 +220,7 @@ def train(way: Way, session: Session) -> dict[str, object]:
         way.lose()
     if rank == way.victim and way.late:
         lose_late(way, serving)
-    serving.finish_epoch()
+    said = miss(way.victim, session, serving) if way.comes else serving.finish_epoch()
     serving.settle()
     serving.close()
     found = flatten(model)
@@ -210,7 +229,7 @@ def train(way: Way, session: Session) -> dict[str, object]:
         "same": len(set(digests)) == 1,
         "difference": measure_difference(found, train_alone(len(roles.workers), way.steps)),
         "staleness": {str(late): times for late, times in serving.staleness.items()},
-        "workers": len(roles.workers),
+        "said": said,
     }
     if len(roles.workers) == session.world.size:
         framework = train_framework(rank, way.steps)
