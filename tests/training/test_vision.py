@@ -9,6 +9,7 @@ import torch
 
 from mpiddp.training.data import vision
 
+
 def test_models_and_transforms_can_be_used_whatever_torch_it_is():
     found = vision.import_torchvision()
     assert found is vision.import_torchvision() is sys.modules["torchvision"]
