@@ -480,6 +480,5 @@ def test_a_restart_does_not_go_on_from_what_another_job_has_saved(session, monke
     assert Path(f"{own}20").exists()
     assert attempt("second", 0, f"{own}10", 13) == ["10"]
     assert attempt("second", 1, f"{own}10", 13) == ["10"]
-    # What it has saved itself.
     assert attempt("second", 2, f"{own}10", 23) == ["10"]
     assert attempt("second", 3, f"{own}10", 33) == ["20"]

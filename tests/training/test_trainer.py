@@ -270,15 +270,11 @@ BAD = {
 }
 
 
-PLACE = "place"
-"""Found by one rank: a launch shows that it ends the job. What all ranks find, before MPI and once
-it is up: test_scripts_of_others.py."""
-
-
+# What all ranks find, before MPI and once it is up: test_scripts_of_others.py.
 @pytest.mark.long
 @pytest.mark.mpi
 def test_bad_input_is_one_line_from_one_rank(tmp_path: Path) -> None:
-    options, fragment = BAD[PLACE]
+    options, fragment = BAD["place"]
     (tmp_path / "bad.toml").write_text("epoch = 3\n")
     result = launch(OPENMPI, 2, tmp_path, *options).expect(2)
     complaints = [line for line in result.stderr.splitlines() if fragment in line]
@@ -289,7 +285,7 @@ def test_bad_input_is_one_line_from_one_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", sorted(BAD.keys() - {PLACE}))
+@pytest.mark.parametrize("name", sorted(BAD.keys() - {"place"}))
 def test_bad_input_is_refused_on_every_rank(name: str, pool: Pools, tmp_path: Path) -> None:
     options, fragment = BAD[name]
     (tmp_path / "bad.toml").write_text("epoch = 3\n")
