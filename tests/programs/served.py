@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 import mpiddp
+from mistakes import hear
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.sync.parameter_server.mpi_messages import Wire
@@ -109,9 +110,7 @@ class Way:
     """Bytes of an MPI message."""
     victim: int | None = None
     how: str = ""
-    """What happens to that rank."""
-    late: bool = False
-    """At the end of the epoch, when nobody has gradients any more; else soon."""
+    """What happens to that rank soon: nothing if it is late at the end of the epoch."""
     deadline: float = 60.0
     """Seconds after which the others give it up."""
     is_busy: bool = False
@@ -129,7 +128,7 @@ def work(way: Way, rank: int, place: int, model: nn.Module, serving: Serving) ->
     samples = torch.Generator().manual_seed(place)
     dice = random.Random(rank)
     for step in range(way.steps):
-        if rank == way.victim and step == SOON_STEPS and not way.late:
+        if rank == way.victim and step == SOON_STEPS and way.how:
             way.lose()
         if rank == way.sleeper and 5 <= step < 5 + way.sleeps:
             time.sleep(way.sleep)
@@ -144,13 +143,23 @@ def work(way: Way, rank: int, place: int, model: nn.Module, serving: Serving) ->
         Path("done").touch()
 
 
-def lose_late(way: Way, serving: Serving) -> None:
-    """A worker goes when it has said that it is done, a server when all workers have."""
-    if serving._worker is not None:
-        serving._worker.finish_epoch()
-    while not (serving._server is None or serving._server.epochs):
-        time.sleep(0.01)
-    way.lose()
+def miss(victim: int, session: Session, serving: Serving) -> str:
+    """What a rank says of the victim at the end of the epoch; the victim comes after that."""
+    rank, wire, said = session.world.rank, serving._wire, ""
+    if rank == victim:
+        if serving._worker is not None:
+            serving._worker.finish_epoch()
+        count = session.world.size - 1
+        assert wait_until(lambda: len(list(Path().glob("missed-*"))) == count, 60, 0.01)
+        serving._meet("", lambda: True)
+    else:
+        serving._wire = replace(wire, timeout=SOON)
+        said = hear(serving.finish_epoch)
+        serving._wire = wire
+        Path(f"missed-{rank}").touch()
+    # Within it MPI goes on with the barrier that the others have given up.
+    session.comm.Barrier()
+    return said
 
 
 def keep_busy(server: Server, seconds: float) -> None:
@@ -196,12 +205,11 @@ def train(way: Way, session: Session) -> dict[str, object]:
     session.comm.Barrier()
     if rank in roles.workers:
         work(way, rank, roles.workers.index(rank), model, serving)
-    elif rank == way.victim and not way.late:
+    elif rank == way.victim and way.how:
         time.sleep(SOON)
         way.lose()
-    if rank == way.victim and way.late:
-        lose_late(way, serving)
-    serving.finish_epoch()
+    is_late = way.victim is not None and not way.how
+    said = miss(way.victim, session, serving) if is_late else serving.finish_epoch()
     serving.settle()
     serving.close()
     found = flatten(model)
@@ -210,7 +218,7 @@ def train(way: Way, session: Session) -> dict[str, object]:
         "same": len(set(digests)) == 1,
         "difference": measure_difference(found, train_alone(len(roles.workers), way.steps)),
         "staleness": {str(late): times for late, times in serving.staleness.items()},
-        "workers": len(roles.workers),
+        "said": said,
     }
     if len(roles.workers) == session.world.size:
         framework = train_framework(rank, way.steps)

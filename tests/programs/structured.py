@@ -17,7 +17,6 @@ from mpiddp.training.data.data import load as load_own
 from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.options.groups.model import AUTO
 from mpiddp.training.task.task import Task
-from mpiddp.training.trainer import train
 
 
 class Net(nn.Module):
@@ -124,6 +123,9 @@ def load_arrays() -> DataSet:
 
 def train_each(session: Session, words: Sequence[str]) -> dict[str, str]:
     """Train with each structure, and on streams; the digest of the weights, and the test loss."""
+    # Here, because it takes a second: workers that read samples import this module.
+    from mpiddp.training.trainer import train
+
     torch.set_num_threads(1)
     found = {}
     loads = {form: partial(load, form) for form in FORMS} | {"a dict of inputs": load_arrays}

@@ -211,3 +211,8 @@ def refuse_wrong(session: Session, *words: str) -> str:
     """As ``refuse``, where the algorithms of `wrong_algorithms` can be named."""
     with wrong_algorithms.registered():
         return refuse(session, *words)
+
+
+def refuse_different(session: Session) -> str:
+    """As ``refuse``, where each rank is given another number of epochs."""
+    return refuse(session, "--data", "toy", "--epochs", str(2 + session.world.rank))

@@ -7,7 +7,6 @@ import errno
 import os
 import pickle
 import re
-import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 
+import interrupted
 import launchers
 import mpiddp
 import trainings
@@ -436,18 +436,16 @@ def test_a_script_that_leaves_its_loop_and_ends_has_saved(sync: str, tmp_path: P
 
 RESTARTED = """
 import os
-import sys
 import time
 from pathlib import Path
 import mpiddp
 
 options = {"data": "toy", "samples": 1000, "epochs": 1, "name": "run", "save_every": "10steps"}
-trainer = mpiddp.Trainer(**options, resume=sys.argv[1])
-crash = int(sys.argv[2]) if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0
+trainer = mpiddp.Trainer(**options, resume="never")
 for step in trainer.steps():
     step.take()
-    if step.number == crash:
-        while not Path(f"runs/run/checkpoints/step-{crash // 10 * 10}").exists():
+    if step.number == 33 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        while not Path("runs/run/checkpoints/step-30").exists():
             time.sleep(0.01)
         os._exit(9)
 """
@@ -456,21 +454,31 @@ for step in trainer.steps():
 @pytest.mark.mpi
 def test_a_restart_goes_on_from_what_its_own_job_has_saved(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(RESTARTED)
-    own = "runs/run/checkpoints/step-"
-
     # Several threads for so small a model only wait for each other on a busy machine.
     variables = {**launchers.WAITING, "OMP_NUM_THREADS": "1"}
-
-    def run(resume: str, crash: int, restarts: int) -> list[str]:
-        """The steps at which its attempts went on."""
-        words = ["-n", "1", "--restarts", str(restarts), "script.py", resume, str(crash)]
-        done = launchers.run_python("-m", "mpiddp", *words, cwd=tmp_path, env=variables)
-        assert (done.returncode == 0) == (restarts > 0), done
-        return re.findall(f"Resumed from {own}([0-9]+):", done.stdout)
-
+    words = ["-m", "mpiddp", "-n", "1", "--restarts", "1", "script.py"]
+    done = launchers.run_python(*words, cwd=tmp_path, env=variables).expect(0)
     # The first attempt starts over; the second one goes on from it.
-    assert run("never", 33, 1) == ["30"]
-    shutil.rmtree(tmp_path / "runs")
+    assert re.findall(r"Resumed from runs/run/checkpoints/step-(\d+):", done.stdout) == ["30"]
+
+
+def test_a_restart_does_not_go_on_from_what_another_job_has_saved(session, monkeypatch, capsys):
+    words = ["--data", "toy", "--samples", "1000", "--epochs", "1", "--name", "run"]
+    words += ["--save-every", "10steps", "--resume"]
+    own = "runs/run/checkpoints/step-"
+
+    def attempt(job: str, restarts: int, resume: str, cut: int) -> list[str]:
+        """The step at which an attempt of a front's job went on that is cut off after a step."""
+        monkeypatch.setenv("MPIDDP_JOB_DIRECTORY", job)
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+        capsys.readouterr()
+        interrupted.run(session, [*words, resume], [cut], False)
+        return re.findall(f"Resumed from {own}(\\d+):", capsys.readouterr().out)
+
     # A job that ended after step 20 without a restart; then one that branches off before.
-    assert run("never", 25, 0) == []
-    assert run(f"{own}10", 13, 1) == ["10", "10"]
+    assert attempt("first", 0, "never", 25) == []
+    assert Path(f"{own}20").exists()
+    assert attempt("second", 0, f"{own}10", 13) == ["10"]
+    assert attempt("second", 1, f"{own}10", 13) == ["10"]
+    assert attempt("second", 2, f"{own}10", 23) == ["10"]
+    assert attempt("second", 3, f"{own}10", 33) == ["20"]

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-import launchers
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.training.data.data import DataSet, Split
 from mpiddp.training.data.samples import Batch, Samples
-from mpiddp.training.options.config import Configuration
+from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.records.metrics import Average
 from mpiddp.training.task.loading import load_data, read_first
 from mpiddp.training.task.task import (
@@ -32,6 +32,7 @@ from mpiddp.training.task.task import (
     count_top5,
     find_task,
 )
+from mpiddp.training.trainer import train
 from trainings import read_rows
 
 MINE = """
@@ -80,16 +81,16 @@ def configure(**options: str) -> Configuration:
     return Configuration(**options).resolve()  # type: ignore[arg-type]
 
 
-def test_a_task_brings_model_data_loss_and_metrics(mine: str, tmp_path: Path) -> None:
+def test_a_task_brings_model_data_loss_and_metrics(mine, session, tmp_path, capsys):
     words = ["--task", f"{mine}:make", "--name", "own", "--epochs", "6", "--learning-rate", "0.02"]
-    done = launchers.run_python("-m", "mpiddp.train", *words, cwd=tmp_path, timeout=150).expect(0)
-    run = tmp_path / "runs" / "own"
+    train(parse([*words, "--runs-dir", str(tmp_path)]), session, FailureHandler())
+    run, printed = tmp_path / "own", capsys.readouterr().out
     rows = read_rows(run)
     assert rows[-1]["test_gap"] < 0.5 < rows[0]["gap"]
     assert rows[-1]["loss"] < 0.1 * rows[0]["loss"]
     assert "accuracy" not in rows[0]
-    assert f"Gap: {rows[-1]['gap']:.6g}, Test Gap: {rows[-1]['test_gap']:.6g}\n" in done.stdout
-    assert f"Training done: test gap {rows[-1]['test_gap']:.6g} after 6 epochs" in done.stdout
+    assert f"Gap: {rows[-1]['gap']:.6g}, Test Gap: {rows[-1]['test_gap']:.6g}\n" in printed
+    assert f"Training done: test gap {rows[-1]['test_gap']:.6g} after 6 epochs" in printed
     assert f'model = "{mine}:Net"\n' in (run / "config.toml").read_text()
 
 

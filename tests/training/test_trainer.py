@@ -199,31 +199,25 @@ def test_digits_are_learnt_to_97_per_cent(ranks: int, pool: Pools, tmp_path: Pat
 
 
 @pytest.mark.by_default("mpich")
-def test_a_job_of_a_launcher_trains(either_launcher: launchers.Launcher, tmp_path: Path) -> None:
-    options = (*TOY, "--name", "toy", "--export", "w.pt", "--log-dir", "logs")
+def test_the_same_seed_gives_the_same_bits(either_launcher, pool, tmp_path):
+    # A job trains a alone; a pool, whose ranks have one thread each, trains c, then b.
+    seeds = {"a": "0", "c": "1", "b": "0"}
+    lines = [[*TOY, "--name", name, "--seed", seed] for name, seed in seeds.items()]
+    options = (*lines[0], "--export", "w.pt", "--log-dir", "logs")
     before = os.umask(0o007)
     try:
-        launch(either_launcher, 2, tmp_path, *options).expect(0)
+        launch(either_launcher, 2, tmp_path, *options, OMP_NUM_THREADS="1").expect(0)
     finally:
         os.umask(before)
-    assert len(read_rows(tmp_path / "runs" / "toy")) == 2
     # Files are made under the user's umask.
     found = {path: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
     names = {path.name for path in found}
     assert {"w.pt", "metrics.jsonl", "manifest.json", "outcome.json"} <= names
     assert any((tmp_path / "logs").iterdir())
     assert not [path for path, mode in found.items() if mode != (0o770 if path.is_dir() else 0o660)]
-
-
-@pytest.mark.mpi
-def test_the_same_seed_gives_the_same_bits(pool: Pools, tmp_path: Path) -> None:
-    # A job trains a alone; a pool, whose ranks have one thread each, trains c, then b.
-    seeds = {"a": "0", "c": "1", "b": "0"}
-    lines = [["--epochs", "2", "--name", name, "--seed", seed] for name, seed in seeds.items()]
-    launch(OPENMPI, 2, tmp_path, *lines[0], OMP_NUM_THREADS="1").expect(0)
     pool("openmpi", 2).call(trainings.run, *lines[1:], cwd=tmp_path)
     rows = {name: read_rows(tmp_path / "runs" / name, TIMES) for name in "abc"}
-    assert rows["a"] == rows["b"]
+    assert len(rows["a"]) == 2 and rows["a"] == rows["b"]
     assert rows["a"][-1]["parameters"] != rows["c"][-1]["parameters"]
 
 
@@ -276,15 +270,11 @@ BAD = {
 }
 
 
-LAUNCHED = ("ranks", "place")
-"""On every rank once MPI is up, on one rank: the ways in which the launch ends. Before MPI, and by
-each rank: test_scripts_of_others.py."""
-
-
+# What all ranks find, before MPI and once it is up: test_scripts_of_others.py.
+@pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", ["ranks", pytest.param("place", marks=pytest.mark.long)])
-def test_bad_input_is_one_line_from_one_rank(name: str, tmp_path: Path) -> None:
-    options, fragment = BAD[name]
+def test_bad_input_is_one_line_from_one_rank(tmp_path: Path) -> None:
+    options, fragment = BAD["place"]
     (tmp_path / "bad.toml").write_text("epoch = 3\n")
     result = launch(OPENMPI, 2, tmp_path, *options).expect(2)
     complaints = [line for line in result.stderr.splitlines() if fragment in line]
@@ -295,7 +285,7 @@ def test_bad_input_is_one_line_from_one_rank(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", sorted(BAD.keys() - {*LAUNCHED}))
+@pytest.mark.parametrize("name", sorted(BAD.keys() - {"place"}))
 def test_bad_input_is_refused_on_every_rank(name: str, pool: Pools, tmp_path: Path) -> None:
     options, fragment = BAD[name]
     (tmp_path / "bad.toml").write_text("epoch = 3\n")
@@ -312,24 +302,19 @@ def test_help_is_shown_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-def test_ranks_that_were_told_different_things_are_refused(tmp_path: Path) -> None:
-    script = tmp_path / "differ.py"
-    script.write_text(
-        "import sys\n"
-        "from mpiddp.launch.launcher.launcher import find_launcher\n"
-        "from mpiddp.train import main\n"
-        "sys.argv[1:] = ['--data', 'toy', '--epochs', str(2 + find_launcher().rank)]\n"
-        "main()\n"
-    )
-    result = launchers.run(OPENMPI, 3, [script], timeout=30, cwd=tmp_path).expect(2)
-    assert result.output.count("option epochs must be the same on all ranks") == 1
+def test_ranks_that_were_told_different_things_are_refused(pool: Pools, tmp_path: Path) -> None:
+    called = pool("openmpi", 2).call(trainings.refuse_different, cwd=tmp_path)
+    for said in called.values:
+        assert said.startswith("2: option epochs must be the same on all ranks")
+        assert "\n" not in said
+    assert called.output == ""
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.mpi
 def test_a_run_that_failed_says_so_and_can_be_started_again(pool: Pools, tmp_path: Path) -> None:
     words = [*TOY, "--name", "toy", "--learning-rate", "1e30"]
-    result, run = launch(OPENMPI, 2, tmp_path, *words).expect(1), tmp_path / "runs" / "toy"
+    result, run = launch(OPENMPI, 1, tmp_path, *words).expect(1), tmp_path / "runs" / "toy"
     assert result.stderr.count("training has diverged") == 1
     outcome = read_outcome(run)
     assert outcome["code"] == 1

@@ -21,6 +21,7 @@ its gradients to 8 bits."""
 PAIR = ("--nodelist=node[1-2]", "--nodes=2")
 SERVED = ("--sync", "parameter-server")
 SMALL = ("--data", "toy", "--samples", "200", "--epochs", "2")
+EPOCHS = 6  # The digits are learnt by then.
 
 
 def train(pool: Pool, folder: Path, name: str, *options: str) -> tuple[str, Path]:
@@ -53,6 +54,7 @@ def test_synchronous_ways_reach_the_frameworks_accuracy(ranks, pool, tmp_path):
         "narrow": ("--sync", "ring", "--transport", "mpi", "--wire-dtype", "bfloat16"),
         "served": (*SERVED, "--servers", "2"),
     }
+    ways = {name: ("--epochs", str(EPOCHS), *options) for name, options in ways.items()}
     _, rows = train_each(pool("openmpi", ranks), tmp_path, ways)
     accuracy = {name: row["test_accuracy"] for name, row in rows.items()}
     assert accuracy["plain"] > 0.97
@@ -66,13 +68,14 @@ def test_synchronous_ways_reach_the_frameworks_accuracy(ranks, pool, tmp_path):
 @pytest.mark.parametrize("staleness", ["2", pytest.param("unlimited", marks=pytest.mark.long)])
 def test_stale_gradients_train_as_well_and_their_staleness_is_told(staleness, pool, tmp_path):
     options = ["--staleness", staleness, "--server-placement", "dedicated", "--straggler", "0=2"]
+    options += ["--epochs", str(EPOCHS)]
     printed, run = train(pool("openmpi", 3), tmp_path, "stale", *SERVED, *options)
     row = read_last(run)
     assert row["test_accuracy"] > 0.96
     counts = {int(late): times for late, times in row["staleness"].items()}
     # Two workers have 1,438 samples, 16 in a step: each its own, or both together every one once.
     steps = 2 * 45 if staleness == "2" else 90
-    assert sum(counts.values()) == 15 * steps
+    assert sum(counts.values()) == EPOCHS * steps
     mean = sum(late * times for late, times in counts.items()) / sum(counts.values())
     assert f"Staleness, in updates: mean {mean:.2f}, at most {max(counts)} (" in printed
     if staleness == "2":
@@ -158,8 +161,8 @@ def test_the_choice_of_overlap_is_measured_told_and_used_again(pool, tmp_path):
 @pytest.mark.mpi
 def test_running_averages_are_the_same_on_all_ranks(pool, tmp_path):
     # The trainer refuses parameters and buffers that differ between ranks.
-    words = "--model resnet18 --data synthetic --samples 60 --batch-size 8 --epochs 1 --sync"
-    ways = {sync: (*words.split(), sync) for sync in ("framework", "ring")}
+    words = (*SMALL, "--model", "trainings:build_normalised", "--sync")
+    ways = {sync: (*words, sync) for sync in ("framework", "ring")}
     train_each(pool("openmpi", 2), tmp_path, ways)
 
 
