@@ -28,8 +28,6 @@ from mpiddp.wording import count_noun
 
 RANKS_PER_CORE = 64
 """The most on this machine. Beyond it, -n is more likely a slip than an experiment."""
-POLICIES = ("--map-by", "--bind-to")
-"""Options of Open MPI's mpirun that have one value."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ def _insert(words: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
     They replace the table's own: Open MPI refuses a policy that is given twice.
     """
     kept, given = list(words), {word.partition("=")[0] for word in options}
-    for policy in POLICIES:
+    for policy in ("--map-by", "--bind-to"):
         if policy in given and policy in kept:
             at = kept.index(policy)
             del kept[at : at + 2]

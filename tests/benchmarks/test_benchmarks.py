@@ -34,18 +34,15 @@ from benchmarks.startup.contenders import (
 )
 from benchmarks.startup.plot import draw
 from benchmarks.startup.targets import judge
+from copies import make_mpirun
 from launchers import is_alive, run_python, until
 from mpiddp.errors import ConfigurationError, LaunchError
 
 # Launchers
 
 
-def _make_mpirun(folder: Path, version: str) -> Path:
-    return write_program(folder / "mpirun", f"cat <<'TEXT'\n{version}\nTEXT")
-
-
 def _find_mpirun(folder: Path, version: str) -> launchers.Mpirun:
-    return launchers.find_mpirun(str(_make_mpirun(folder, version)), {})
+    return launchers.find_mpirun(str(make_mpirun(folder, version)), {})
 
 
 OPEN_MPI_5 = "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/"
@@ -76,7 +73,7 @@ def test_each_mpi_is_recognised(tmp_path, monkeypatch, text, title, tuned):
 
 
 def test_the_library_of_another_mpirun_is_found(tmp_path):
-    program = _make_mpirun(tmp_path / "bin", MPICH)
+    program = make_mpirun(tmp_path / "bin", MPICH)
     (tmp_path / "lib").mkdir()
     library = tmp_path / "lib" / "libmpi.so.12"
     library.touch()
@@ -86,8 +83,8 @@ def test_the_library_of_another_mpirun_is_found(tmp_path):
 
 
 def test_the_variable_names_an_mpirun_and_the_option_comes_first(tmp_path):
-    variable = _make_mpirun(tmp_path / "variable", OPEN_MPI_5)
-    option = _make_mpirun(tmp_path / "option", OPEN_MPI_4)
+    variable = make_mpirun(tmp_path / "variable", OPEN_MPI_5)
+    option = make_mpirun(tmp_path / "option", OPEN_MPI_4)
     variables = {"MPIDDP_MPIRUN": str(variable)}
     assert launchers.find_mpirun(None, variables).program == variable
     assert launchers.find_mpirun(str(option), variables).program == option

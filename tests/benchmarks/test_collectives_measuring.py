@@ -428,7 +428,7 @@ def test_busy_processes_end_with_the_rank_that_started_them():
         "print(subprocess.Popen(words, stdout=subprocess.DEVNULL).pid)"
     )
     words = [sys.executable, "-S", "-c", program, load.BUSY]
-    done = launchers.execute(*words, timeout=60).expect(0)
+    done = launchers.execute(*words).expect(0)
     launchers.until(lambda: not launchers.is_alive(int(done.stdout)), "the end of what is busy")
 
 

@@ -85,7 +85,7 @@ with mpiddp.init(timeout=30) as session:
 
 
 def test_one_rank_alone_needs_no_mpi_and_a_call_without_a_session_is_a_mistake():
-    result = launchers.run("alone", 1, ["-c", ALONE], timeout=60).expect(2)
+    result = launchers.run("alone", 1, ["-c", ALONE]).expect(2)
     outside, inside = result.stdout.splitlines()
     assert outside == "there is no session: call mpiddp.init() first"
     assert inside.startswith("expected a contiguous tensor")
@@ -184,7 +184,7 @@ def test_mistakes_are_said_in_one_line_on_every_rank(pool):
 @pytest.mark.mpi
 def test_a_mistake_ends_the_job(arguments, said):
     program = [launchers.PROGRAMS / "mistakes.py", *arguments]
-    result = launchers.run("openmpi", 2, program, timeout=60)
+    result = launchers.run("openmpi", 2, program)
     result.expect(1 if "no all-reduce" in arguments else 2)
     (line,) = [line for line in facts.messages(result) if "started" not in line]
     place = re.escape(str(launchers.PROGRAMS / "mistakes.py"))
@@ -214,7 +214,7 @@ with mpiddp.init(timeout=60) as session:
 @pytest.mark.mpi
 def test_calls_that_are_compared_are_named_in_words():
     variables = {"MPIDDP_DEBUG": "1"}
-    result = launchers.run("openmpi", 2, ["-c", DIFFER], timeout=60, env=variables).expect(2)
+    result = launchers.run("openmpi", 2, ["-c", DIFFER], env=variables).expect(2)
     differs = (
         "the collective call must be the same on all ranks, but it differs from rank 0's on rank 1:"
     )

@@ -119,7 +119,7 @@ with mpiddp.init(timeout=60) as session:
 
 @pytest.mark.long
 def test_a_rank_that_leaves_instead_of_a_first_call_over_torch_is_told_of_in_one_line(tmp_path):
-    result = launchers.run("openmpi", 2, ["-c", LEAVES], timeout=60, cwd=tmp_path).expect(6)
+    result = launchers.run("openmpi", 2, ["-c", LEAVES], cwd=tmp_path).expect(6)
     report = find_report(result)
     assert "transport torch waited 3 s for the other ranks" in report
     assert report.endswith(" (called at <string>:7)"), report

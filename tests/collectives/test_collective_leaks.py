@@ -191,7 +191,7 @@ else:
 
 
 def test_memory_is_there_as_long_as_anybody_uses_it():
-    result = launchers.run("openmpi", 2, ["-c", ALIVE], timeout=60).expect(0)
+    result = launchers.run("openmpi", 2, ["-c", ALIVE]).expect(0)
     # Both have added one to rank 0's tensor, each at its own end.
     said = ["at exit 1048576.0", "at exit 1048576.0", "late 2097152.0"]
     assert sorted(result.stdout.splitlines()) == said, str(result)

@@ -46,7 +46,7 @@ def test_a_rank_of_another_node_that_stops_is_named(slurm_cluster, tmp_path):
     launcher = slurm_cluster.srun(*PAIR, "--distribution=plane=3")
     arguments = ["shared-memory+mpi", "is stopped", "3", "4"]
     program = [launchers.PROGRAMS / "victims.py", *arguments]
-    result = launchers.run(launcher, 4, program, timeout=90, cwd=tmp_path)
+    result = launchers.run(launcher, 4, program, cwd=tmp_path)
     result.expect(6)
     (line,) = [line for line in facts.messages(result) if "waited for" in line]
     # One of its own node's neighbours may be told of that waits for it in turn.

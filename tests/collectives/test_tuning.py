@@ -275,7 +275,7 @@ def test_the_option_of_the_command_line_ends_with_exit_code_2(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import mpiddp\nwith mpiddp.init():\n    mpiddp.barrier()\n")
     arguments = ["-m", "mpiddp", "--tuning", "none.json", str(script)]
-    result = launchers.run("alone", 1, arguments, cwd=tmp_path, timeout=60).expect(2)
+    result = launchers.run("alone", 1, arguments, cwd=tmp_path).expect(2)
     (said,) = [each for each in facts.messages(result) if "tuning" in each]
     assert "none.json cannot be read: No such file or directory" in said
     assert "Traceback" not in result.stderr

@@ -218,7 +218,7 @@ def test_a_policy_of_the_user_replaces_the_tables_own(folder):
     before = words[: words.index("-n")]
     assert before.count("--map-by") == 1 and before[-2:] == ["--map-by", "core:OVERSUBSCRIBE"]
     # Open MPI refuses one that is given twice.
-    launchers.execute(*before, "-n", "2", "true", timeout=60).expect(0)
+    launchers.execute(*before, "-n", "2", "true").expect(0)
 
 
 def test_what_is_set_stays_and_what_is_needed_comes(folder):

@@ -306,7 +306,7 @@ def test_a_user_who_is_not_root(slurm_cluster):
 
     def run(*command):
         line = ["runuser", "-u", "nobody", "--", "env", *exports, *map(str, command)]
-        return launchers.execute(*line, cwd="/", timeout=60)
+        return launchers.execute(*line, cwd="/")
 
     done = run(slurm.find_program("srun"), "--mpi=none", "-N2", "id", "-un")
     assert done.stdout.split() == ["nobody", "nobody"], done.stderr
@@ -375,7 +375,7 @@ def test_every_command_explains_itself():
     for name in COMMANDS:
         program = slurm.COMMANDS / name
         assert os.access(program, os.X_OK), f"{name} is not executable"
-        shown = launchers.execute(program, "--help", timeout=60).expect(0).stdout
+        shown = launchers.execute(program, "--help").expect(0).stdout
         assert f"jobs/cluster/{name}" in shown
 
 

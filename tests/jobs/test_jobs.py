@@ -128,7 +128,7 @@ class MadeUp:
             **self.variables,
         }
         env = {**own, **variables}
-        return launchers.execute("bash", script, *arguments, env=env, cwd=self.cwd, timeout=120)
+        return launchers.execute("bash", script, *arguments, env=env, cwd=self.cwd)
 
     def submit(
         self,
@@ -426,7 +426,7 @@ def test_what_is_no_number_is_refused(made_up, script):
 
 def bash(text: str, *arguments: str) -> str:
     words = ("bash", "-c", f"source jobs/slurm.sh; {text}", "test", *arguments)
-    done = launchers.execute(*words, cwd=launchers.ROOT, timeout=60).expect(0)
+    done = launchers.execute(*words, cwd=launchers.ROOT).expect(0)
     assert done.stderr == ""
     return done.stdout
 

@@ -462,7 +462,7 @@ def test_every_mpi_with_the_real_script(recent_launcher, tmp_path):
 
     def run(*arguments: str) -> launchers.Result:
         words = ("bash", root / "jobs" / "local.sh", *arguments)
-        return launchers.execute(*words, env=env, cwd="/", timeout=120)
+        return launchers.execute(*words, env=env, cwd="/")
 
     for ranks in (2, (os.cpu_count() or 1) + 1):
         good = run(str(ranks)).expect(0)

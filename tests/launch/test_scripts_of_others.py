@@ -525,7 +525,7 @@ def test_a_mistake_in_a_later_init_ends_the_job_as_a_mistake(tmp_path):
     script = tmp_path / "again.py"
     # The rank's own session is the current one again.
     script.write_text("import mpiddp\nwith mpiddp.init(): pass\nmpiddp.init(timeout=-1)\n")
-    result = launchers.run("openmpi", 2, [*PREFIX, script], timeout=60).expect(2)
+    result = launchers.run("openmpi", 2, [*PREFIX, script]).expect(2)
     (message,) = (each for each in messages(result) if each != "mpiddp: started")
     assert message.startswith("mpiddp: rank 0 of 2 on ") and "timeout: expected" in message
 

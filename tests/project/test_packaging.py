@@ -50,7 +50,7 @@ def wheel(tmp_path_factory) -> Path:
         if path.is_file():
             copies.copy(path, source)
     program = "import setuptools.build_meta as b; print(b.build_wheel('wheels'))"
-    launchers.execute(sys.executable, "-c", program, cwd=source, timeout=120).expect(0)
+    launchers.execute(sys.executable, "-c", program, cwd=source).expect(0)
     [path] = (source / "wheels").iterdir()
     return path
 
@@ -198,7 +198,7 @@ def test_an_editable_install_is_not_hidden_by_a_folder_of_its_name(wheel, tmp_pa
     """As in the directory that a checkout lies in."""
     source = wheel.parents[1]
     program = "import sys, setuptools.build_meta as b; b.build_editable(sys.argv[1])"
-    launchers.execute(sys.executable, "-c", program, tmp_path, cwd=source, timeout=120).expect(0)
+    launchers.execute(sys.executable, "-c", program, tmp_path, cwd=source).expect(0)
     [path] = tmp_path.glob("*.whl")
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path / "site")

@@ -86,7 +86,7 @@ def test_a_companion_goes_the_path_of_a_lost_rank(tmp_path):
 
 def test_a_call_on_ranks_goes_its_path_here_and_on_a_rank(tmp_path):
     words = (sys.executable, FOLLOWED, tmp_path / "caller", "call")
-    launchers.execute(*words, timeout=120).expect(0)
+    launchers.execute(*words).expect(0)
     for number, name in enumerate(("caller", "caller-rank")):
         entered = (tmp_path / name).read_text().splitlines()
         check(find_path("The path of a call on ranks", number), entered)

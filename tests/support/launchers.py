@@ -493,7 +493,10 @@ def run(
 
 
 def execute(
-    *words: str | Path, timeout: float, env: Mapping[str, str] | None = None, **options: Any
+    *words: str | Path,
+    timeout: float = SHORTEST_DEADLINE,
+    env: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> Result:
     """Run any command to its end, without inherited launcher variables, and with those in ``env``.
 

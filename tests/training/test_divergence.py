@@ -168,7 +168,7 @@ def test_a_bad_sample_ends_the_run_on_its_rank_and_step(kind: str, tmp_path: Pat
     step, rank, samples = find_bad_steps()[0]
     bad = next(each for each in samples if each in BAD)
     arguments = [program, kind, str(bad), *WORDS, "--name", "stop"]
-    result = launchers.run("openmpi", RANKS, arguments, timeout=90, cwd=tmp_path).expect(1)
+    result = launchers.run("openmpi", RANKS, arguments, cwd=tmp_path).expect(1)
     text = {
         "nan": rf"expected a finite training loss, found nan in step {step}, with training sam",
         "unreadable": rf"training sample {bad} cannot be read: OSError: .*in step {step}",

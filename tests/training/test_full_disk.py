@@ -101,7 +101,7 @@ def run_on_small_disk(program: str, folder: Path) -> Any:
     """What the program prints; its argument is a disk of 64 KiB."""
     mount = f'mount -t tmpfs -o size=64k tmpfs "{folder}" && exec "$@"'
     command = ["unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", FILL + program]
-    return json.loads(launchers.execute(*command, folder, timeout=90).expect(0).stdout)
+    return json.loads(launchers.execute(*command, folder).expect(0).stdout)
 
 
 def test_metrics_have_whole_rows_and_lose_none(tmp_path: Path) -> None:

@@ -257,5 +257,5 @@ def test_a_script_makes_way_and_goes_on(name: str, tmp_path: Path) -> None:
     if name == "USR1":
         return  # test_checkpointer.py resumes scripts without a second launch.
     arguments += [str(int(step) + 3)]
-    again = launchers.run("openmpi", 2, arguments, timeout=90, cwd=tmp_path).expect(0)
+    again = launchers.run("openmpi", 2, arguments, cwd=tmp_path).expect(0)
     assert again.stdout.count(f"begins after step {step}\n") == 2

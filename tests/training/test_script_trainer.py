@@ -393,11 +393,11 @@ print("ended", trainer.row.step)
 def test_a_script_that_is_preempted_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(PREEMPTED)
     words = ["-m", "mpiddp", "script.py"]
-    launchers.run("openmpi", 2, words, timeout=60, cwd=tmp_path).expect(75)
+    launchers.run("openmpi", 2, words, cwd=tmp_path).expect(75)
     outcome = read_outcome(tmp_path / "runs" / "left")
     assert outcome is not None and outcome["code"] == 75
     assert signal.SIGUSR2.name in outcome["reason"]
-    second = launchers.run("openmpi", 2, words, timeout=60, cwd=tmp_path).expect(0)
+    second = launchers.run("openmpi", 2, words, cwd=tmp_path).expect(0)
     assert second.stdout.count("ended 200\n") == 2
     assert f"Resumed from runs/left/checkpoints/step-{outcome['step']}" in second.stdout
     rows = trainings.read_rows(tmp_path / "runs" / "left")
@@ -428,7 +428,7 @@ def test_a_script_that_leaves_its_loop_and_ends_has_saved(sync: str, tmp_path: P
     # The script keeps the iterator, closes nothing, and its own functions of atexit find the save.
     (tmp_path / "script.py").write_text(LEFT)
     words, openmpi = ["-m", "mpiddp", "script.py", sync], launchers.table()["openmpi"]
-    done = launchers.run(openmpi, 2, words, timeout=100, cwd=tmp_path).expect(0)
+    done = launchers.run(openmpi, 2, words, cwd=tmp_path).expect(0)
     assert done.stdout.count("saved: True") == 2
     outcome = read_outcome(tmp_path / "runs" / "left")
     assert [outcome[name] for name in ("code", "reason", "step")] == [0, "left after step 7", 7]

@@ -165,7 +165,7 @@ def launch(
     launcher: launchers.Launcher, ranks: int, folder: Path, *options: str, **variables: str
 ) -> launchers.Result:
     arguments = ["-W", "error", "-m", "mpiddp.train", *options]
-    return launchers.run(launcher, ranks, arguments, timeout=90, cwd=folder, env=variables)
+    return launchers.run(launcher, ranks, arguments, cwd=folder, env=variables)
 
 
 TOY = ("--data", "toy", "--samples", "200", "--epochs", "2")

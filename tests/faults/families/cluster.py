@@ -85,7 +85,7 @@ def submit(cluster: slurm.Cluster, folder: Path, *words: str, **variables: str) 
     """Submit from the folder; what is left of the job at the end is cancelled."""
     environment = cluster.job_environment(OMP_NUM_THREADS="1", **variables)
     command = ("sbatch", "--parsable", *words)
-    done = launchers.execute(*command, cwd=folder, env=environment, timeout=60)
+    done = launchers.execute(*command, cwd=folder, env=environment)
     job = Job(cluster, folder, done.expect(0).stdout.strip())
     try:
         yield job
