@@ -68,8 +68,6 @@ class MessageFilter:
         """The line above a paragraph, held back until the paragraph's first line is known."""
         self._is_after_text = False
         """Whether that rule stands behind the beginning of a rank's line."""
-        self._is_end_due = False
-        """Whether the end of such a rank's line is still to come."""
         self._warning = b""
         """torch's, held back since ``_warned``."""
         self._warned = 0.0
@@ -143,21 +141,14 @@ class MessageFilter:
         before = b""
         if self._state == _RULED:
             if _FIRST_LINE.match(line):
-                return self._begin_dropping()
+                self._state, of_rank = _DROP, self._rule.partition(b"-" * 20)[0]
+                return of_rank + b"\n" if of_rank or self._is_after_text else b""
             before = self._rule + b"\n"
         elif self._state == _COUNTED and _COUNT_HINT in line:
             self._state = _PASS
             return b""
         self._state = _PASS
         return before + self._pass(line, is_begun)
-
-    def _begin_dropping(self) -> bytes:
-        self._state = _DROP
-        of_rank = self._rule.partition(b"-" * 20)[0]
-        if not of_rank and not self._is_after_text:
-            return b""
-        self._is_end_due = True
-        return of_rank + b"\n"
 
     def _hold_warning(self, line: bytes) -> bool:
         """Whether this line belongs to torch's warning; it is kept."""
@@ -177,9 +168,6 @@ class MessageFilter:
         self._note_report(line, is_begun)
         if _RULE.fullmatch(line):
             self._rule, self._state, self._is_after_text = line, _RULED, is_begun
-            return b""
-        if not line and self._is_end_due and not is_begun:
-            self._is_end_due = False
             return b""
         if not is_begun and _ABORT.match(line):
             return b""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def find_library(variables: Mapping[str, str]) -> tuple[Kind | None, Path | None
     named = variables.get(environment.LIBRARY_PATH, "").split(":")
     folders += [Path(text) for text in named if text]
     candidates = [Path(explicit)] if explicit else (at / name for at in folders for name in NAMES)
-    library = _find_first(candidates)
+    library = next((path for path in candidates if path.exists()), None)
     if library is None and explicit is None:
         try:
             mpirun = find_mpirun(None, variables)
@@ -54,10 +54,6 @@ def find_library(variables: Mapping[str, str]) -> tuple[Kind | None, Path | None
             return None, None
         return mpirun.kind, mpirun.library
     return _recognise(library), library
-
-
-def _find_first(paths: Iterable[Path]) -> Path | None:
-    return next((path for path in paths if path.exists()), None)
 
 
 def _recognise(library: Path | None) -> Kind | None:

@@ -212,12 +212,11 @@ def test_the_launchers_options_stand_before_the_number_of_ranks(folder):
     assert words[at : at + 5] == ["-x", "A B", "-v", "-n", "2"]
 
 
-def test_a_policy_of_the_user_replaces_the_tables_own(folder):
+def test_a_policy_of_the_user_replaces_ours_since_open_mpi_refuses_two(folder):
     options = ("--launcher-options", "--map-by core:OVERSUBSCRIBE")
     words = read_dry("-n", str(plan.count_slots() + 1), *options, "hello.py")
     before = words[: words.index("-n")]
     assert before.count("--map-by") == 1 and before[-2:] == ["--map-by", "core:OVERSUBSCRIBE"]
-    # Open MPI refuses one that is given twice.
     launchers.execute(*before, "-n", "2", "true").expect(0)
 
 

@@ -493,11 +493,9 @@ def run(
 
 
 def execute(
-    *words: str | Path,
-    timeout: float = SHORTEST_DEADLINE,
-    env: Mapping[str, str] | None = None,
+    *words: str | Path, timeout: float = SHORTEST_DEADLINE, env: Mapping[str, str] | None = None,
     **options: Any,
-) -> Result:
+) -> Result:  # fmt: skip
     """Run any command to its end, without inherited launcher variables, and with those in ``env``.
 
     ``options`` are those of subprocess.run; by default the command reads nothing.
