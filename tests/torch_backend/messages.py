@@ -332,9 +332,7 @@ def compare_threads(session: Any, rounds: int, name: str) -> list[str]:
         except RuntimeError as error:
             differences.append(f"{side.ranks}: {error}")
 
-    threads = [
-        threading.Thread(target=work, args=pair, daemon=True) for pair in enumerate(mine)
-    ]
+    threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in enumerate(mine)]
     for thread in threads:
         thread.start()
     end = time.monotonic() + WAIT.total_seconds()
