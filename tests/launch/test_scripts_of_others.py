@@ -523,7 +523,6 @@ def test_a_session_of_the_scripts_own_is_no_hook_of_the_script(tmp_path):
 @pytest.mark.mpi
 def test_a_mistake_in_a_later_init_ends_the_job_as_a_mistake(tmp_path):
     script = tmp_path / "again.py"
-    # The rank's own session is the current one again.
     script.write_text("import mpiddp\nwith mpiddp.init(): pass\nmpiddp.init(timeout=-1)\n")
     result = launchers.run("openmpi", 2, [*PREFIX, script]).expect(2)
     (message,) = (each for each in messages(result) if each != "mpiddp: started")

@@ -115,6 +115,7 @@ class Copy:
             output.seek(0)
             text = output.read().strip()
         failed = re.search(r"^(?:FAILED|ERROR) (\S+\.py.*?)(?: - .*)?$", text, re.MULTILINE)
+        code = 1 if failed is not None and code < 0 else code  # Ranks of its did not end in time.
         return code, failed[1] if failed else text.rpartition("\n")[2]
 
     def end(self) -> None:
