@@ -36,11 +36,11 @@ def find_default_store() -> Any:
     return _get_default_store()
 
 
-def leave_uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def leave_uncompiled(function: Callable[..., Any]) -> Any:
     """``torch.compiler.disable``, but torch._dynamo is imported by the first call: 0.7 s."""
-    from torch._compile import _disable_dynamo
+    import torch
 
-    return _disable_dynamo(function)
+    return getattr(torch, "_disable_dynamo", torch.compiler.disable)(function)
 
 
 def lower_debug_level() -> bool:

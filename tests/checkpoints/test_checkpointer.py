@@ -40,10 +40,11 @@ def test_a_resumed_script_ends_as_the_uninterrupted_one(kind, pool, tmp_path):
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_another_number_of_ranks_loads_the_same(kind: str, pool: Pools, tmp_path: Path) -> None:
+def test_another_number_of_ranks_loads_the_same(kind, ranks, pool, tmp_path):
     written = pool("openmpi", 3).call(checkpointed.train, tmp_path, kind, 3).values
-    found = pool("openmpi", 2).call(checkpointed.load, tmp_path, kind).values
+    found = pool("openmpi", ranks).call(checkpointed.load, tmp_path, kind).values
     assert found[0] == (3, written[0]["state"])
     # This process is one as well, and needs no group.
     assert checkpointed.load(None, tmp_path, "alone") == (3, written[0]["state"])

@@ -10,7 +10,6 @@ import launchers
 from mpiddp.checkpoints.storage.manifest import list_checkpoints
 
 PROGRAM = launchers.ROOT / "tests/programs/leaving.py"
-OPENMPI = launchers.table()["openmpi"]
 CODES = {"end": 0, "forgotten": 0, "exit": 0, "failing": 1}
 """Exit codes by the way in which a script leaves."""
 
@@ -45,7 +44,7 @@ def test_the_last_checkpoint_of_one_process_is_finished(tmp_path: Path) -> None:
 )
 def test_the_last_checkpoint_of_two_ranks_is_finished(way: str, code: int, tmp_path: Path) -> None:
     words = ["-m", "mpiddp", str(PROGRAM), str(tmp_path / "c"), way]
-    result = launchers.run(OPENMPI, 2, words, timeout=160, cwd=tmp_path).expect(code)
+    result = launchers.run("openmpi", 2, words, timeout=160, cwd=tmp_path).expect(code)
     assert result.stdout.count("leaves") == 2
     if way == "full":
         assert "No space left on device" in result.output
@@ -59,5 +58,5 @@ def test_the_last_checkpoint_of_two_ranks_is_finished(way: str, code: int, tmp_p
 @pytest.mark.parametrize("way", ["end", "exit"])
 def test_a_slow_disk_is_no_stall(way: str, tmp_path: Path) -> None:
     words = ["-m", "mpiddp", "--stall-timeout", "5", str(PROGRAM), str(tmp_path / "c"), way, "15"]
-    launchers.run(OPENMPI, 2, words, timeout=160, cwd=tmp_path).expect(0)
+    launchers.run("openmpi", 2, words, timeout=160, cwd=tmp_path).expect(0)
     check(tmp_path / "c")

@@ -63,6 +63,7 @@ if os.fork() == 0:
     mpiddp.init().close()
     mpiddp.shared_empty(3)
 assert os.waitstatus_to_exitcode(os.wait()[1]) == 1
+mpiddp.init().close()
 with mpiddp.init(timeout=30) as session:
     for op in ("sum", "average", "product", "min", "max"):
         for transport in ("auto", "mpi", "torch", "shared-memory"):

@@ -78,7 +78,7 @@ with mpiddp.init(timeout=60) as session:
         session.collectives = None
         if transport == "torch":
             # Its group keeps the timeout that it begins with.
-            session._timeout = 5.0
+            session._timeout = 20.0
         mpiddp.all_reduce(torch.ones(5), transport=transport)
         session.collectives.waiter.set_seconds(1.0)
         session.meet()

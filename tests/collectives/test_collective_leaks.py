@@ -72,10 +72,9 @@ NO_COPIES = (
     ],
 )
 def test_what_is_forbidden_is_done_without(how, transports, note):
-    row = launchers.table()["openmpi"]
     # MPI's own shared memory takes copies for granted.
     env = {"OMPI_MCA_btl": "self,tcp"}
-    reports = ranks.collect(row, 2, "forbidden.py", how, env=env)
+    reports = ranks.collect("openmpi", 2, "forbidden.py", how, env=env)
     for rank, report in enumerate(reports):
         assert report["wrong"] == [] and report["calls"] > 20, f"rank {rank}"
         described = report["describe"]
@@ -115,10 +114,11 @@ AT_ONCE = (
     ],
 )
 def test_ranks_in_namespaces_of_their_own_use_messages(wrap, level, note):
-    row = launchers.table()["openmpi"]
     # MPI's own shared memory takes the same process numbers and rights for granted.
     env = {"OMPI_MCA_btl": "self,tcp"}
-    for rank, report in enumerate(ranks.collect(row, 2, "forbidden.py", level, env=env, wrap=wrap)):
+    for rank, report in enumerate(
+        ranks.collect("openmpi", 2, "forbidden.py", level, env=env, wrap=wrap)
+    ):
         assert report["wrong"] == [] and report["calls"] > 20, f"rank {rank}"
         described = report["describe"]
         assert described["transports"] == ["mpi", "torch"]

@@ -309,16 +309,15 @@ def test_an_attempt_passes(fault: str, wanted: dict[str, Any], laboratory: Labor
 
 @pytest.mark.mpi
 @pytest.mark.timeout(900)
-def test_an_attempt_passes_of_which_one_job_is_launched(
-    pool: Pools, laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_attempt_passes_with_one_launch(pool: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
     def finish(training: Training) -> str:
         ranks = pool("openmpi", training.ranks)
-        return ranks.call(trainings.run, training.words, cwd=training.folder).printed
+        return ranks.call(trainings.run, training.words, cwd=training.folder, timeout=400).printed
 
     # Only the job that is killed is launched. Ranks that stay make the runs that come to their end.
     monkeypatch.setattr(Training, "finish", finish)
-    test_an_attempt_passes("save", {"point": "shards"}, laboratory)
+    with Laboratory() as laboratory:
+        test_an_attempt_passes("save", {"point": "shards"}, laboratory)
 
 
 @pytest.mark.slurm

@@ -212,12 +212,11 @@ def test_the_launchers_options_stand_before_the_number_of_ranks(folder):
     assert words[at : at + 5] == ["-x", "A B", "-v", "-n", "2"]
 
 
-def test_a_policy_of_the_user_replaces_ours_since_open_mpi_refuses_two(folder):
-    options = ("--launcher-options", "--map-by core:OVERSUBSCRIBE")
-    words = read_dry("-n", str(plan.count_slots() + 1), *options, "hello.py")
-    before = words[: words.index("-n")]
-    assert before.count("--map-by") == 1 and before[-2:] == ["--map-by", "core:OVERSUBSCRIBE"]
-    launchers.execute(*before, "-n", "2", "true").expect(0)
+def test_a_policy_of_the_user_replaces_ours_since_open_mpi_refuses_two():
+    words = ("--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE", "--host", "a:2", "-n", "2")
+    mapped = (*words[:2], *words[4:6], "--map-by", "core", *words[6:])
+    assert plan._insert(words, ("--map-by", "core")) == mapped
+    assert plan._insert(words, ("--bind-to=core",)) == (*words[2:6], "--bind-to=core", *words[6:])
 
 
 def test_what_is_set_stays_and_what_is_needed_comes(folder):
@@ -898,7 +897,7 @@ time.sleep(600)
 def test_ranks_have_time_to_save_after_sigterm(folder):
     # Open MPI's mpirun kills its ranks a second after a SIGTERM of its own.
     (folder / "saving.py").write_text(SAVING)
-    with start(launchers.table()["openmpi"], 2, ["saving.py"]) as job:
+    with start("openmpi", 2, ["saving.py"]) as job:
         await_words(folder, "")
         os.kill(job.process.pid, signal.SIGTERM)
         assert job.wait().returncode == 75

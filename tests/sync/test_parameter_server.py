@@ -183,7 +183,7 @@ def test_who_stops_and_owes_nobody_is_missed(tmp_path):
         "victim": 2, "placement": "colocated", "bound": 100, "sleeper": 2, "sleep": 2,
     }  # fmt: skip
     program = [launchers.PROGRAMS / "served.py", json.dumps([way])]
-    result = launchers.run(launchers.table()["openmpi"], 3, program, cwd=tmp_path)
+    result = launchers.run("openmpi", 3, program, cwd=tmp_path)
     seconds = time.time() - float((tmp_path / "failed").read_text())
     result.expect(6)
     assert seconds >= DEADLINE / 2

@@ -115,6 +115,11 @@ def test_a_step_with_a_loss_that_is_not_finite_is_left_out_on_all_ranks(sync, po
     assert sum(row["left_out"] for row in read_rows(tmp_path / "runs/skip")) == len(bad)
 
 
+def test_what_does_not_train_imports_no_compiler() -> None:
+    program = "import sys, mpiddp.training.evaluation; assert 'torch._dynamo' not in sys.modules"
+    launchers.run_python("-c", program).expect(0)
+
+
 def test_a_compiled_model_marks_a_bad_loss() -> None:
     marked = MarkedModel(nn.Linear(3, 2))
     assert marked(input=torch.ones(4, 3)).shape == (4, 2)

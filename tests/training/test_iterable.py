@@ -163,8 +163,9 @@ def test_ranks_compare_the_first_sample() -> None:
 def test_a_run_on_a_stream_that_ends_early_ends(tmp_path: Path) -> None:
     words = ["--data", "structured:load_short", "--model", "mlp", "--batch-size", "8"]
     variables = {"PYTHONPATH": str(launchers.ROOT / "tests/programs")}
-    openmpi = launchers.table()["openmpi"]
-    result = launchers.run(openmpi, 2, ["-m", "mpiddp.train", *words], cwd=tmp_path, env=variables)
+    result = launchers.run(
+        "openmpi", 2, ["-m", "mpiddp.train", *words], cwd=tmp_path, env=variables
+    )
     (said,) = [line for line in result.stderr.splitlines() if "training data: " in line]
     assert "rank 1 of 2" in said and "expected 140 samples" in said
     assert said.endswith("found 127, in step 8") and result.returncode != 0

@@ -427,8 +427,8 @@ atexit.register(lambda: print("saved:", Path("runs/left/checkpoints/step-7").is_
 def test_a_script_that_leaves_its_loop_and_ends_has_saved(sync: str, tmp_path: Path) -> None:
     # The script keeps the iterator, closes nothing, and its own functions of atexit find the save.
     (tmp_path / "script.py").write_text(LEFT)
-    words, openmpi = ["-m", "mpiddp", "script.py", sync], launchers.table()["openmpi"]
-    done = launchers.run(openmpi, 2, words, cwd=tmp_path).expect(0)
+    words = ["-m", "mpiddp", "script.py", sync]
+    done = launchers.run("openmpi", 2, words, cwd=tmp_path).expect(0)
     assert done.stdout.count("saved: True") == 2
     outcome = read_outcome(tmp_path / "runs" / "left")
     assert [outcome[name] for name in ("code", "reason", "step")] == [0, "left after step 7", 7]

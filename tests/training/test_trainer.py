@@ -34,8 +34,6 @@ from mpiddp.training.trainer import train
 from pool import Pools
 from trainings import read_rows
 
-OPENMPI = launchers.table()["openmpi"]
-
 
 @pytest.fixture
 def configuration(tmp_path: Path) -> Configuration:
@@ -162,7 +160,7 @@ def test_evaluation_is_the_mean_over_samples_whatever_the_batches(session: Sessi
 
 
 def launch(
-    launcher: launchers.Launcher, ranks: int, folder: Path, *options: str, **variables: str
+    launcher: launchers.Launcher | str, ranks: int, folder: Path, *options: str, **variables: str
 ) -> launchers.Result:
     arguments = ["-W", "error", "-m", "mpiddp.train", *options]
     return launchers.run(launcher, ranks, arguments, cwd=folder, env=variables)
@@ -276,7 +274,7 @@ BAD = {
 def test_bad_input_is_one_line_from_one_rank(tmp_path: Path) -> None:
     options, fragment = BAD["place"]
     (tmp_path / "bad.toml").write_text("epoch = 3\n")
-    result = launch(OPENMPI, 2, tmp_path, *options).expect(2)
+    result = launch("openmpi", 2, tmp_path, *options).expect(2)
     complaints = [line for line in result.stderr.splitlines() if fragment in line]
     assert len(complaints) == 1, result
     assert "Traceback" not in result.output
@@ -298,7 +296,7 @@ def test_bad_input_is_refused_on_every_rank(name: str, pool: Pools, tmp_path: Pa
 
 @pytest.mark.mpi
 def test_help_is_shown_once(tmp_path: Path) -> None:
-    assert launch(OPENMPI, 3, tmp_path, "--help").expect(0).stdout.count("usage:") == 1
+    assert launch("openmpi", 3, tmp_path, "--help").expect(0).stdout.count("usage:") == 1
 
 
 @pytest.mark.mpi
@@ -314,7 +312,7 @@ def test_ranks_that_were_told_different_things_are_refused(pool: Pools, tmp_path
 @pytest.mark.mpi
 def test_a_run_that_failed_says_so_and_can_be_started_again(pool: Pools, tmp_path: Path) -> None:
     words = [*TOY, "--name", "toy", "--learning-rate", "1e30"]
-    result, run = launch(OPENMPI, 1, tmp_path, *words).expect(1), tmp_path / "runs" / "toy"
+    result, run = launch("openmpi", 1, tmp_path, *words).expect(1), tmp_path / "runs" / "toy"
     assert result.stderr.count("training has diverged") == 1
     outcome = read_outcome(run)
     assert outcome["code"] == 1
