@@ -72,9 +72,8 @@ def test_calls_on_uneven_nodes_in_cyclic_order_are_exact(pool):
 def test_calls_on_nodes_of_one_rank_are_exact(pool):
     ranks = pool("mpich", 3)
     reports = ranks.call(battery.run_on_nodes, [0, 1, 2], "between", timeout=DEADLINE).values
-    battery.check_reports(
-        reports, [battery.list_between(3, ("auto", "mpi", "torch", "shared-memory+mpi"))]
-    )
+    transports = ("auto", "mpi", "torch", "shared-memory+mpi")
+    battery.check_reports(reports, [battery.list_between(3, transports)])
     described = reports[0]["describe"]
     assert described["transports"][0] == "mpi" and described["nodes"] == [1, 1, 1]
     assert reports[0]["chosen"]["64"] == "recursive-doubling over mpi"

@@ -78,7 +78,8 @@ def test_without_a_disturbance_nobody_ends_later_than_in_step(name, ranks, hosts
     nodes = split(ranks, min(hosts, ranks))
     schedule = build(name, ranks, nodes if name == "two-level" else None)
     ends = Timeline(machine, nodes).run(schedule, count)
-    assert ends.max() <= simulate(schedule, count, machine, nodes).seconds * (1 + 1e-9)
+    limit = 1 + 1e-9 if max(nodes) == 1 else 2  # On a shared link the order may be another one.
+    assert ends.max() <= limit * simulate(schedule, count, machine, nodes).seconds
 
 
 @pytest.mark.parametrize("name", ["ring", "recursive-doubling", "one-shot", "direct", "central"])
