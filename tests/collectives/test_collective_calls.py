@@ -92,7 +92,7 @@ def test_one_rank_alone_needs_no_mpi_and_a_call_without_a_session_is_a_mistake()
     assert inside.startswith("expected a contiguous tensor")
     plain, _, reported = result.stderr.partition(f"ConfigurationError: {outside}\n")
     assert "Traceback" in plain
-    said = "mpiddp: root must be 0 to 0, found 1 (called at <string>:29)"
+    said = "mpiddp: root must be 0 to 0, found 1 (called at <string>:30)"
     assert reported.strip().splitlines()[-1] == said
     assert "Traceback" not in reported
 

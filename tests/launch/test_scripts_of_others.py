@@ -256,8 +256,8 @@ def test_a_torchrun_script_with_workers(name, tmp_path):
     result, found = train(name, 2, ["bare", "--epochs", "3"], tmp_path)
     check(found, 2, ["bare", "--epochs", "3"])
     assert [facts["workers"] for facts in found] == [
-        {"fork": BATCHES},
         {"fork": BATCHES, "spawn": BATCHES},
+        {"fork": BATCHES},
     ]
     assert "backend         left to the script (gloo)" in result.stderr
     assert "Traceback" not in result.stderr
