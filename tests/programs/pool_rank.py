@@ -28,16 +28,16 @@ def _restored(session: Session) -> Iterator[None]:
     """Undo what a call may change in this process."""
     import torch
 
-    before = dict(os.environ), Path.cwd(), os.sched_getaffinity(0), session._timeout
+    before = dict(os.environ), os.sched_getaffinity(0), session._timeout
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     random = torch.get_rng_state()
     try:
         yield
     finally:
-        variables, folder, cores, session._timeout = before
+        variables, cores, session._timeout = before
         os.environ.clear()
         os.environ.update(variables)
-        os.chdir(folder)
+        os.chdir("/")  # The directory of the test that has started the ranks may be gone.
         os.sched_setaffinity(0, cores)
         torch.set_default_dtype(dtype)
         torch.set_num_threads(threads)
