@@ -59,7 +59,7 @@ def test_a_rank_that_is_lost_ends_the_job(how, transport, tmp_path):
         assert re.match(lost, find_report(result)), str(result)
         return
     result.expect(6)
-    # Between nodes, who is told of may itself wait for the one that has stopped.
+    # Between nodes, the rank that is named may itself wait for the stopped one.
     peer = r"rank \d" if how == "is stopped" and transport == "shared-memory+mpi" else "rank 1"
     place = r"(in step \d+ of \d+|at its end)"
     said = (

@@ -78,7 +78,7 @@ def test_without_a_disturbance_nobody_ends_later_than_in_step(name, ranks, hosts
     nodes = split(ranks, min(hosts, ranks))
     schedule = build(name, ranks, nodes if name == "two-level" else None)
     ends = Timeline(machine, nodes).run(schedule, count)
-    limit = 1 + 1e-9 if max(nodes) == 1 else 2  # On a shared link the order may be another one.
+    limit = 1 + 1e-9 if max(nodes) == 1 else 2  # A shared link may change the order.
     assert ends.max() <= limit * simulate(schedule, count, machine, nodes).seconds
 
 

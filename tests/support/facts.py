@@ -69,7 +69,7 @@ with mpiddp.init(timeout=60, interface=sys.argv[1]) as session:
 
 session.close()  # A second time.
 facts["open afterwards"] = distributed.is_initialized()
-# torch.distributed has one of its own.
+# The exception hook that torch.distributed installs.
 facts["hook afterwards"] = sys.excepthook.__module__
 facts["changed afterwards"] = {
     name: os.environ.get(name)
