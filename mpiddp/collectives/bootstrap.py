@@ -26,12 +26,13 @@ from mpiddp.collectives.transport.mpi import (
 from mpiddp.collectives.transport.node_memory import NodeMemory, block_size, is_ordered
 from mpiddp.collectives.transport.shared_memory import SharedMemory, address_of, map_descriptor
 from mpiddp.collectives.transport.single_copy import can_copy
-from mpiddp.collectives.transport.waiting import Waiter, choose_policy, count_cores, find_quota
+from mpiddp.collectives.transport.waiting import Waiter, choose_policy
 from mpiddp.collectives.tuning import Reading, Table, check_readings, fit_table, read_own
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.mpi.mpi import find_thread_limit
 from mpiddp.launch.rendezvous.store import find_group_timeout
 from mpiddp.launch.session import Session, current_session
+from mpiddp.process.cpus import count_shared_cores, find_cpus, find_quota
 from mpiddp.wording import print_message
 
 TOKEN_BYTES = 16
@@ -154,7 +155,10 @@ def make_communicator(members: Members) -> Communicator:
         for number in set(members.nodes)
     ]
     nodes = [
-        (len(group), count_cores([each.cores for each in group], [each.quota for each in group]))
+        (
+            len(group),
+            count_shared_cores([each.cores for each in group], [each.quota for each in group]),
+        )
         for group in groups
     ]
     waiter = Waiter(choose_policy([each.wish for each in facts], nodes), members.timeout)
@@ -190,7 +194,7 @@ def _find_facts(
     return _Facts(
         members.hostname,
         os.getpid(),
-        tuple(sorted(os.sched_getaffinity(0))),
+        tuple(sorted(find_cpus())),
         find_quota(),
         os.environ.get(environment.WAIT, ""),
         os.environ.get(environment.MESSAGE_BYTES, ""),

@@ -27,12 +27,13 @@ from mpiddp.front.layout import JobLayout
 from mpiddp.front.plan import is_in_allocation, make_plan
 from mpiddp.front.rank_command import make_rank_command
 from mpiddp.launch.device.choice import CPU, read_list
-from mpiddp.launch.launcher.command import OTHER, SRUN, count_slots
+from mpiddp.launch.launcher.command import OTHER, SRUN
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
 from mpiddp.launch.script.command_line import COMMANDS, CommandLine, read_front
 from mpiddp.launch.script.front_options import NONE, FrontOptions
 from mpiddp.options.reader import name_as_typed
 from mpiddp.process import job_directory
+from mpiddp.process.cpus import count_cores
 from mpiddp.wording import count_noun
 
 CONTINUABLE = (FAILURE, PeerLostError.exit_code, PREEMPTED, INTERRUPTED)
@@ -314,7 +315,7 @@ def _settle_ranks(line: CommandLine, options: FrontOptions) -> FrontOptions:
     is_open = options.ranks is None and options.launcher != NONE
     if not is_open or is_in_allocation(os.environ) or (numbers is None and devices != CPU):
         return options
-    return replace(options, ranks=len(numbers) if numbers else count_slots())
+    return replace(options, ranks=len(numbers) if numbers else count_cores())
 
 
 def _check_output(line: CommandLine, ranks: int | None) -> None:

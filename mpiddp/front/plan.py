@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.front.allocation import ask, read_allocation, read_number, read_record
 from mpiddp.front.layout import JobLayout, choose_layout
 from mpiddp.front.mpi_library import choose_pmi
+from mpiddp.launch.device.visibility import count_gpus
 from mpiddp.launch.launcher.command import (
     OTHER,
     SRUN,
     SRUN_FIXED,
     Kind,
-    count_slots,
     find_mpirun,
     find_program,
 )
 from mpiddp.launch.script.front_options import NONE, FrontOptions, LayoutRequest, split_words
+from mpiddp.process.cpus import count_cores
 from mpiddp.wording import count_noun
 
 RANKS_PER_CORE = 64
@@ -153,8 +152,8 @@ def _plan_none(request: LayoutRequest, options: Sequence[str]) -> LaunchPlan:
 
 def _plan_machine(request: LayoutRequest, launcher: str, options: Sequence[str]) -> LaunchPlan:
     mpirun = find_mpirun(None if launcher in ("auto", "mpirun") else launcher)
-    slots = count_slots()
-    ranks = request.ranks or count_gpus(os.environ) or slots
+    slots = count_cores()
+    ranks = request.ranks or count_gpus() or slots
     if ranks > slots * RANKS_PER_CORE:
         raise ConfigurationError(
             f"-n {ranks} is more than {RANKS_PER_CORE} ranks per core: this process may use "
@@ -194,26 +193,3 @@ def _plan_srun(
     unset = (*environment.SLURM_CONTRADICTING, *most)
     cores = {environment.SRUN_CPUS_PER_TASK: str(layout.cores)}
     return LaunchPlan(SRUN, words, cores, unset, layout, layout.world)
-
-
-def count_gpus(variables: Mapping[str, str]) -> int:
-    """GPUs that this process may use, found without torch."""
-    visible = variables.get(environment.CUDA_VISIBLE_DEVICES)
-    if visible is not None:
-        names = [name.strip() for name in visible.split(",")]
-        # What follows one that does not exist is not used either.
-        return next((at for at, name in enumerate(names) if name in ("", "-1")), len(names))
-    try:
-        return len(list(Path("/proc/driver/nvidia/gpus").iterdir())) or _ask_driver()
-    except OSError:
-        return _ask_driver()
-
-
-def _ask_driver() -> int:
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in done.stdout.splitlines())

@@ -20,7 +20,7 @@ from mpiddp import environment
 from mpiddp.errors import AloneError, ConfigurationError, LaunchError
 from mpiddp.launch import debugging, summary
 from mpiddp.launch.device import device, nccl
-from mpiddp.launch.device.binding import Cpus, bind_threads, find_cpus
+from mpiddp.launch.device.binding import Cpus, bind_threads
 from mpiddp.launch.device.choice import AUTO, CUDA
 from mpiddp.launch.failure.deadline import PHASES, PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
@@ -47,6 +47,7 @@ from mpiddp.launch.torch_import import TorchImport
 from mpiddp.lifeline.lifeline import Lifeline, start_companion
 from mpiddp.lifeline.membership import Entrance
 from mpiddp.lifeline.movement import Movement
+from mpiddp.process.cpus import find_cpus
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.process.sockets import ports
 from mpiddp.process.streams.console import write_console
@@ -482,7 +483,10 @@ class Starter:
             interface=self.route.interface,
             mpi_interfaces=", ".join(self.mpi_interfaces),
             device=summary.describe_device(self.device, self.threads),
-            cores=summary.describe_cores([placement.cores for placement in self.placements]),
+            cores=summary.describe_cores(
+                [placement.cores for placement in self.placements],
+                [placement.quota for placement in self.placements],
+            ),
             remarks=self.assignment.remarks,
         )
         leaders = self.neighbourhood.leaders if self.neighbourhood is not None else None

@@ -10,6 +10,7 @@ from mpiddp.launch.device import nccl
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.mpi.compatibility import library_name
 from mpiddp.launch.mpi.world import Roster, World
+from mpiddp.process.cpus import count_shared_cores
 from mpiddp.wording import count_noun, fold_numbers
 
 if TYPE_CHECKING:
@@ -59,13 +60,19 @@ def describe_backend(backend: str, collectives: str) -> str:
     return " ".join([backend, *[".".join(map(str, version))] * bool(version)])
 
 
-def describe_cores(masks: Sequence[frozenset[int]]) -> str:
-    """``0-3 | 4-7 by local rank``, or ``0-7, shared``: on which cores a node's ranks run."""
+def describe_cores(masks: Sequence[frozenset[int]], quotas: Sequence[float] = ()) -> str:
+    """``0-3 | 4-7 by local rank``, or ``0-7, shared``: on which cores a node's ranks run.
+
+    ``quotas``: the cores' worth of time that each rank found its container to have.
+    """
+    usable = count_shared_cores(masks, quotas)
+    is_limited = usable < count_shared_cores(masks, ())
+    limit = f"; time of {usable:g} of them (quota)" if is_limited else ""
     texts = [fold_numbers(mask) for mask in masks]
     if len(set(texts)) == 1:
-        return texts[0] + (", shared" if len(masks) > 1 else "")
+        return texts[0] + (", shared" if len(masks) > 1 else "") + limit
     shown = texts[:SHOWN] + ["…"] * (len(texts) > SHOWN)
-    return f"{' | '.join(shown)} by local rank"
+    return f"{' | '.join(shown)} by local rank{limit}"
 
 
 def find_slowest(

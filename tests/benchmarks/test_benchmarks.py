@@ -94,7 +94,7 @@ def test_the_variable_names_an_mpirun_and_the_option_comes_first(tmp_path):
     ("text", "flag"), [(OPEN_MPI_5, ":OVERSUBSCRIBE"), (OPEN_MPI_4, "--oversubscribe")]
 )
 def test_more_ranks_than_cores_yield(tmp_path, monkeypatch, text, flag):
-    monkeypatch.setattr(launchers.command, "count_slots", lambda: 4)
+    monkeypatch.setattr(launchers.command, "count_cores", lambda: 4)
     mpirun = _find_mpirun(tmp_path, text)
     assert flag not in mpirun.command(4)
     assert flag in mpirun.command(5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -17,8 +16,6 @@ from mpiddp.collectives.transport.waiting import (
     Policy,
     Waiter,
     choose_policy,
-    count_cores,
-    find_quota,
 )
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.mpi.pauses import FIRST_PAUSE, PAUSE_SHARE
@@ -178,19 +175,3 @@ def test_time_for_which_a_rank_was_stopped_itself_does_not_count(policy, looks, 
 @POLICIES
 def test_a_wait_of_no_time_looks_at_least_once(policy):
     Waiter(policy, 0.0).wait(lambda: True, complain)
-
-
-@pytest.mark.parametrize(
-    ("text", "cores"),
-    [("max 100000", math.inf), ("200000 100000", 2.0), ("50000 100000", 0.5), ("", math.inf)],
-)
-def test_a_containers_share_of_the_cores_is_read(text, cores, tmp_path):
-    (tmp_path / "cpu.max").write_text(text + "\n")
-    assert find_quota(tmp_path / "cpu.max") == cores
-    assert find_quota(tmp_path / "nowhere") == math.inf
-
-
-def test_cores_are_the_ranks_together_and_no_more_than_their_container_has():
-    assert count_cores([[0, 1], [1, 2]]) == 3
-    assert count_cores([[0, 1], [1, 2]], [2.0, 2.0]) == 2
-    assert count_cores([[0], [1]], [math.inf, math.inf]) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -89,6 +90,16 @@ def test_threads(masks, threads, status, words):
     assert finding.status == status and words in finding.found
     if status == "warn":
         assert "gives each rank 2" in finding.advice
+
+
+def test_a_quota_counts_as_cores():
+    masks = ({0, 1, 2, 3},) * 4
+    bindings = [Binding(rank, frozenset(mask), None, 2.0) for rank, mask in enumerate(masks)]
+    finding = cores.judge_cores(bindings)
+    assert finding.status == "warn" and "4 ranks have the time of 2 cores" in finding.found
+    assert cores.judge_threads(bindings[:2]).found == "1 per rank (mpiddp's choice)"
+    finding = cores.judge_threads([replace(each, threads="2") for each in bindings[:2]])
+    assert finding.status == "warn" and "4 threads of 2 ranks on 2 cores" in finding.found
 
 
 @given(MASKS)

@@ -12,5 +12,5 @@ from mpiddp.launch.launcher import command
 sys.prefix = os.environ["FAKE_PREFIX"]
 sys.executable = f"{sys.prefix}/bin/python"
 os.geteuid = lambda: int(os.environ.get("FAKE_USER", "1000"))
-command.count_slots = plan.count_slots = lambda: 4
+command.count_cores = plan.count_cores = lambda: 4
 door.main()

@@ -230,21 +230,25 @@ def test_auto_is_one_rank_per_gpu_else_per_core(folder):
     assert words[words.index("-n") + 1] == "3"
     assert not any(word.startswith("OMP_NUM_THREADS=") for word in words)
     words = read_dry("-n", "auto", "hello.py", CUDA_VISIBLE_DEVICES="")
-    assert int(words[words.index("-n") + 1]) == plan.count_slots()
+    assert int(words[words.index("-n") + 1]) == plan.count_cores()
     words = read_dry("-n", "auto", "--devices", "0,2", "hello.py", CUDA_VISIBLE_DEVICES="0,1,2")
     assert words[words.index("-n") + 1] == "2"
     words = read_dry("-n", "auto", "train", "--devices=cpu", CUDA_VISIBLE_DEVICES="0,1,2")
-    assert int(words[words.index("-n") + 1]) == plan.count_slots()
+    assert int(words[words.index("-n") + 1]) == plan.count_cores()
     # The ranks choose their threads, however many ranks there are.
     assert not any(word.startswith("OMP_NUM_THREADS=") for word in words)
 
 
 @pytest.mark.parametrize(
     ("visible", "gpus"),
-    [("0", 1), ("3,1", 2), ("", 0), ("-1", 0), ("0,-1,2", 1), ("GPU-a,GPU-b", 2)],
+    [
+        *[("0", 1), ("3,1", 2), ("0,-1,2", 1), ("GPU-a,GPU-b", 2), ("MIG-a", 1), (" 0 , 1 ", 2)],
+        *[(none, 0) for none in ("", "-1", "NoDevFiles", "none", "void", "None")],
+    ],
 )
-def test_gpus_that_may_be_used(visible, gpus):
-    assert plan.count_gpus({"CUDA_VISIBLE_DEVICES": visible}) == gpus
+def test_gpus_that_may_be_used(visible, gpus, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert plan.count_gpus() == gpus
 
 
 @pytest.mark.by_default("openmpi")

@@ -17,13 +17,13 @@ from mpiddp.launch.device.binding import (
     bind_threads,
     choose_masks,
     find_allotted_cpus,
-    find_cpus,
     find_near_cpus,
     read_topology,
 )
 from mpiddp.launch.device.device import Placement, choose_cores
 from mpiddp.launch.options import Options
 from mpiddp.launch.summary import describe_cores
+from mpiddp.process.cpus import find_cpus
 
 
 def span(low: int, high: int) -> frozenset[int]:
@@ -224,6 +224,8 @@ def test_masks_are_shown_folded():
     assert describe_cores([span(0, 7)] * 2) == "0-7, shared"
     assert describe_cores([span(0, 3), LEFT]) == "0-3 | 0-3,8-11 by local rank"
     many = [frozenset({core}) for core in range(9)]
+    assert describe_cores([span(0, 7)] * 2, [2.0] * 2) == "0-7, shared; time of 2 of them (quota)"
+    assert describe_cores([span(0, 7)] * 2, [8.0] * 2) == "0-7, shared"
     assert describe_cores(many) == "0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | … by local rank"
 
 

@@ -20,7 +20,7 @@ HYDRA = "HYDRA build details:\n    Version:                                 5.0.
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     """Four cores, and no root."""
-    monkeypatch.setattr(command, "count_slots", lambda: 4)
+    monkeypatch.setattr(command, "count_cores", lambda: 4)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
 
 

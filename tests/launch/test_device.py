@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 import struct
 import types
+import warnings
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import launchers
 from facts import messages
 from mpiddp.errors import ConfigurationError, LaunchError
-from mpiddp.launch.device import device, nvml
+from mpiddp.launch.device import device, nvml, visibility
 from mpiddp.launch.device.choice import choose_gpus
 from mpiddp.launch.device.device import Placement
 from mpiddp.launch.mpi.world import World
@@ -143,6 +146,7 @@ def test_describe_sharing_names_ranks_and_remedies():
             [place(i, 1, 0) for i in range(4)],
             ["set_device(LOCAL_RANK)", "--gpus-per-node=4 --gpu-bind=none"],
         ),
+        ([replace(place(i), unseen="torch sees none") for i in range(2)], ["torch sees none"]),
     ],
 )
 def test_find_remarks(placements, words):
@@ -171,6 +175,31 @@ def test_find_remarks(placements, words):
 def test_share_cores(masks, shares):
     sets = [frozenset(mask) for mask in masks]
     assert [device.share_cores(sets, rank) for rank in range(len(sets))] == shares
+
+
+@pytest.mark.parametrize(
+    ("variables", "cuda", "words"),
+    [
+        ({}, None, ""),
+        ({"CUDA_VISIBLE_DEVICES": ""}, None, ""),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles", "SLURM_GPUS_ON_NODE": "2"}, None, ""),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, None, "none of the 2 GPUs .* built for CPUs alone"),
+        ({"SLURM_GPUS_ON_NODE": "4"}, None, "none of the 4 GPUs .* built for CPUs alone"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, "13.0", "none of the 1 GPU .*: The driver is too old$"),
+    ],
+)
+def test_gpus_that_torch_does_not_see_are_explained(variables, cuda, words, monkeypatch):
+    def warn():
+        warnings.warn("The driver is too old (Triggered internally at x.cpp:1.)", stacklevel=1)
+
+    launchers.set_variables(
+        monkeypatch, {"CUDA_VISIBLE_DEVICES": None, "SLURM_GPUS_ON_NODE": None, **variables}
+    )
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", warn)
+    monkeypatch.setattr(visibility, "DRIVER", Path("/nowhere"))
+    found = visibility.explain_unseen()
+    assert bool(found) == bool(words) and re.search(words, found)
 
 
 MASKS = st.lists(st.frozensets(st.integers(0, 15), min_size=1, max_size=16), min_size=1, max_size=6)

@@ -123,7 +123,7 @@ def _run_front(folder: Path, version: str, in_job: bool, words: Sequence[str]) -
         mock.patch.object(sys, "orig_argv", [sys.executable, "-m", "mpiddp", *words]),
         mock.patch.object(sys, "prefix", str(folder)),
         mock.patch.object(os, "geteuid", return_value=1000),
-        mock.patch.object(plan, "count_slots", return_value=4),
+        mock.patch.object(plan, "count_cores", return_value=4),
         mock.patch.object(plan, "count_gpus", return_value=0),
     ):
         try:

@@ -10,14 +10,12 @@ spins can keep a core from the rank that it waits for.
 from __future__ import annotations
 
 import enum
-import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.mpi.pauses import wait_until
@@ -67,21 +65,6 @@ def choose_policy(wishes: Sequence[str], nodes: Iterable[tuple[int, float]]) -> 
         return Policy(wishes[0])
     crowded = any(ranks > cores for ranks, cores in nodes)
     return Policy.YIELD if crowded else Policy.SPIN
-
-
-def count_cores(affinities: Sequence[Sequence[int]], quotas: Sequence[float] = ()) -> float:
-    """The cores that ranks of one node may use between them: at most their container's share."""
-    return min(len(set().union(*affinities)), max(quotas, default=math.inf))
-
-
-def find_quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> float:
-    """The cores' worth of time that this process's container has (cgroup v2); no limit is inf."""
-    try:
-        share, period = file.read_text().split()
-        return float(share) / float(period)
-    except (OSError, ValueError):
-        # There is no such file, or it says "max".
-        return math.inf
 
 
 def _do_nothing() -> None:

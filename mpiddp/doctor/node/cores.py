@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mpiddp.doctor.common.findings import Finding, describe_range, passed, warned
 from mpiddp.launch.device.device import share_cores
+from mpiddp.process.cpus import count_shared_cores
 from mpiddp.wording import count_noun, fold_numbers
 
 CORES = "cores"
@@ -20,12 +22,22 @@ class Binding:
     cores: frozenset[int]
     threads: str | None
     """OMP_NUM_THREADS as the rank found it; None if it was not set."""
+    quota: float = math.inf
+    """The cores' worth of time that its container has."""
 
 
 def judge_cores(bindings: Sequence[Binding]) -> Finding:
     """Whether a node has at least one core for each of its ranks."""
     crowd = find_crowd({binding.rank: binding.cores for binding in bindings})
     everyone = frozenset().union(*(binding.cores for binding in bindings))
+    usable = count_shared_cores(*_split(bindings))
+    if crowd is None and usable < len(bindings):
+        whom = count_noun(len(bindings), "rank")
+        return warned(
+            CORES,
+            f"{whom} have the time of {usable:g} cores between them: the quota of their container",
+            "Raise it (docker run --cpus, a pod's limits.cpu), or start fewer ranks per node",
+        )
     if crowd is None:
         bound = any(binding.cores != everyone for binding in bindings)
         each = describe_range([len(binding.cores) for binding in bindings])
@@ -75,9 +87,9 @@ def find_crowd(masks: Mapping[int, frozenset[int]]) -> tuple[list[int], list[int
 
 def judge_threads(bindings: Sequence[Binding]) -> Finding:
     """Whether the threads of all ranks of a node fit its cores."""
-    masks = [binding.cores for binding in bindings]
-    cores = len(frozenset().union(*masks))
-    shares = [share_cores(masks, index) for index in range(len(masks))]
+    masks, quotas = _split(bindings)
+    cores = count_shared_cores(masks, quotas)
+    shares = [share_cores(masks, index, quotas) for index in range(len(masks))]
     asked = [_read_threads(binding.threads) for binding in bindings]
     used = [
         share if number is None else number for share, number in zip(shares, asked, strict=True)
@@ -90,9 +102,14 @@ def judge_threads(bindings: Sequence[Binding]) -> Finding:
         return passed(THREADS, found)
     return warned(
         THREADS,
-        f"{found}: {sum(used)} threads of {len(bindings)} ranks on {cores} cores",
+        f"{found}: {sum(used)} threads of {len(bindings)} ranks on {cores:g} cores",
         f"unset OMP_NUM_THREADS (mpiddp then gives each rank {min(shares)}), or ask for more cores",
     )
+
+
+def _split(bindings: Sequence[Binding]) -> tuple[list[frozenset[int]], list[float]]:
+    """All ranks' cores, and their quotas."""
+    return [binding.cores for binding in bindings], [binding.quota for binding in bindings]
 
 
 def _read_threads(text: str | None) -> int | None:

@@ -11,8 +11,8 @@ from mpiddp.doctor.common.examiner import Examiner
 from mpiddp.doctor.common.findings import Finding
 from mpiddp.doctor.network import name_resolution
 from mpiddp.doctor.node import cores, directories, limits, variables
-from mpiddp.launch.device.binding import find_cpus
 from mpiddp.process.background import BackgroundCall
+from mpiddp.process.cpus import find_cpus, find_quota
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ def _gather_rows(examiner: Examiner, token: str, problem: str) -> list[NodeRow] 
     world, settings = examiner.starter.control.world, examiner.settings
     resolution = BackgroundCall(functools.partial(name_resolution.resolve, world.hostname))
     threads = examiner.before.get(environment.OMP_NUM_THREADS)
-    bindings = examiner.gather_on_node(cores.Binding(world.rank, find_cpus(), threads))
+    bindings = examiner.gather_on_node(
+        cores.Binding(world.rank, find_cpus(), threads, find_quota())
+    )
     mine = NodeRow([], None, variables.find_variables(examiner.before))
     if bindings is not None:
         runs = directories.DirectoryFacts(True, problem)

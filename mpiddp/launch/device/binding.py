@@ -14,6 +14,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpiddp.process.cpus import find_cpus
+
 AUTO, NONE, CORES, NUMA = "auto", "none", "cores", "numa"
 KINDS = (AUTO, NONE, CORES, NUMA)
 FEWEST_CORES = 2
@@ -66,13 +68,6 @@ def read_cpus(path: Path) -> Cpus:
 def find_near_cpus(bus: str | None, root: Path = SYSTEM) -> Cpus:
     """CPUs of the NUMA node that a PCI device hangs on; empty if the system does not say."""
     return read_cpus(root / "bus/pci/devices" / bus / "local_cpulist") if bus else frozenset()
-
-
-def find_cpus() -> Cpus:
-    """CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
 
 
 def find_allotted_cpus() -> Cpus:

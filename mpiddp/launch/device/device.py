@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,11 +15,12 @@ from mpiddp.launch.device.binding import (
     Cpus,
     choose_masks,
     find_allotted_cpus,
-    find_cpus,
     find_near_cpus,
     read_topology,
 )
-from mpiddp.launch.device.choice import choose_gpus
+from mpiddp.launch.device.choice import CPU, choose_gpus
+from mpiddp.launch.device.visibility import explain_unseen
+from mpiddp.process.cpus import find_cpus, find_quota
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +51,10 @@ class Placement:
     """Cores that it could be bound to."""
     near: Cpus = frozenset()
     """Cores of the NUMA node of its GPU; empty without a GPU, or if they are unknown."""
+    quota: float = math.inf
+    """The cores' worth of time that its container has."""
+    unseen: str = ""
+    """What `explain_unseen` says; empty if this process is on the CPU for another reason."""
 
     @property
     def visible(self) -> int:
@@ -90,6 +96,8 @@ def find_placement(
         cores=find_cpus(),
         allotted=find_allotted_cpus(),
         near=find_near_cpus(find_bus_of(identity)),
+        quota=find_quota(),
+        unseen=explain_unseen() if not visible and devices != CPU else "",
     )
 
 
@@ -215,7 +223,9 @@ def assign(world: World, placements: Sequence[Placement]) -> Assignment:
     return Assignment(
         index=index,
         crowded=world.rank in find_crowded(placements),
-        threads=share_cores([p.cores for p in placements], world.local_rank),
+        threads=share_cores(
+            [p.cores for p in placements], world.local_rank, [p.quota for p in placements]
+        ),
         remarks=find_remarks(world.hostname, placements),
     )
 
@@ -297,6 +307,7 @@ def find_remarks(hostname: str, placements: Sequence[Placement]) -> tuple[str, .
             "a script that calls set_device(LOCAL_RANK) needs all of them visible: "
             f"--gpus-per-node={count} --gpu-bind=none"
         )
+    remarks += dict.fromkeys(f"{hostname}: {p.unseen}" for p in placements if p.unseen)
     crowded = find_crowded(placements)
     if crowded and not nccl.takes_shared_gpus():
         ranks = ", ".join(str(rank) for rank in sorted(crowded))
@@ -307,13 +318,16 @@ def find_remarks(hostname: str, placements: Sequence[Placement]) -> tuple[str, .
     return tuple(remarks)
 
 
-def share_cores(masks: Sequence[frozenset[int]], local_rank: int) -> int:
+def share_cores(
+    masks: Sequence[frozenset[int]], local_rank: int, quotas: Sequence[float] = ()
+) -> int:
     """Threads for one rank: its cores, each divided among the ranks that may run on it.
 
-    Ranks bound to separate cores get those; unbound ranks split the node evenly. At least 1.
+    Ranks bound to separate cores get those; unbound ranks split the node evenly, and all split the
+    ``quotas`` of their container. At least 1.
     """
     share = sum(1.0 / sum(core in mask for mask in masks) for core in masks[local_rank])
-    return max(1, int(share + 1e-9))
+    return max(1, int(min(share, max(quotas, default=math.inf) / len(masks)) + 1e-9))
 
 
 def choose_backend(requested: str, is_refused: bool, lacking: int | None) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
+from mpiddp.process.cpus import count_cores
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Mpirun:
 
     def command(self, ranks: int, program: Sequence[str]) -> list[str]:
         """The command line that starts ``program``."""
-        flags = self.kind.flags(is_crowded=ranks > count_slots())
+        flags = self.kind.flags(is_crowded=ranks > count_cores())
         return [str(self.program), *flags, "-n", str(ranks), *program]
 
     def command_on(self, places: Mapping[str, int]) -> list[str]:
@@ -135,7 +136,7 @@ class Mpirun:
     def variables(self, ranks: int) -> dict[str, str]:
         """Variables for ``ranks`` ranks on this machine; what is set already should stay."""
         library = {environment.MPI4PY_LIBRARY: str(self.library)} if self.library else {}
-        yielding = self.kind.yielding if ranks > count_slots() else {}
+        yielding = self.kind.yielding if ranks > count_cores() else {}
         return {**self.kind.local, **yielding, **library}
 
 
@@ -206,13 +207,3 @@ def _find_library(program: Path, kind: Kind) -> Path | None:
     folders = [prefix / "lib", prefix / "lib64", *sorted(prefix.glob("lib/*-linux-gnu"))]
     paths = (folder / name for name in kind.libraries for folder in folders)
     return next((path for path in paths if path.exists()), None)
-
-
-def count_slots() -> int:
-    """Cores that this process may use, hardware threads not counted, as Open MPI counts slots."""
-    usable = os.sched_getaffinity(0)
-    siblings = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-    try:
-        return len({Path(siblings.format(each)).read_text() for each in usable})
-    except OSError:
-        return len(usable)
