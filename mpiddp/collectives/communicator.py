@@ -145,6 +145,17 @@ class Communicator:
             or tensor.is_conj()
         )
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether calls are compared between the ranks first, because of MPIDDP_DEBUG."""
+        return self._agree is not None
+
+    def compare(self, call: str) -> None:
+        """Raise ConfigurationError unless all ranks make the same call; if calls are compared."""
+        if self._agree is not None:
+            self._calls += 1
+            self._agree(f"call {self._calls}: {call}", "the collective call")
+
     def _is_worker(self) -> bool:
         return threading.get_ident() == self._worker_thread
 
@@ -318,12 +329,8 @@ class Communicator:
         self._check_open()
         problem = find_problem(tensor, self._device)
         with self._planning:
-            if self._agree is not None:
-                self._calls += 1
-                self._agree(
-                    f"call {self._calls}: {_describe(request, tensor)}{problem and ', ' + problem}",
-                    "the collective call",
-                )
+            if self.is_checked:
+                self.compare(f"{_describe(request, tensor)}{problem and ', ' + problem}")
             if problem:
                 raise ConfigurationError(problem)
             plan = self._plans.get(key)

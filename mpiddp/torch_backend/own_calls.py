@@ -13,6 +13,7 @@ from torch import distributed
 from mpiddp.collectives import SHARED, TORCH
 from mpiddp.collectives.communicator import Communicator, tell_autograd
 from mpiddp.collectives.planner import Request
+from mpiddp.collectives.transport.operators import name_type
 from mpiddp.schedules.schedule import Collective
 from mpiddp.torch_backend.members import Place, make_group_communicator, open_gloo
 from mpiddp.torch_backend.tensors import OPERATORS, Flat, Operators, Reduction, Tensors
@@ -88,8 +89,16 @@ class OwnCalls:
         """
         if not self._goes_through_gloo or (reduction is not None and reduction.factor is not None):
             return None
+        if self.find_communicator().is_checked:
+            return None
         is_flat = all(tensor.is_contiguous() for tensor in tensors)
         return self._find_whole(reduction) if is_flat else None
+
+    def _compare(self, call: str, tensor: torch.Tensor) -> None:
+        """With MPIDDP_DEBUG; for what the communicator sees as bytes, or does not see."""
+        communicator = self.find_communicator()
+        if communicator.is_checked:
+            communicator.compare(f"{call} of {tensor.numel()} {name_type(tensor.dtype)}")
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._place = replace(self._place, timeout=timeout)
@@ -121,6 +130,7 @@ class OwnCalls:
             if gloo is None and reduction.factor is None and tensor.is_contiguous():
                 communicator.run(request, tensor.detach())
                 continue
+            self._compare(f"all-reduce ({reduction.name})", tensor)
             with Flat(tensor) as flat:
                 reduction.scale(flat)
                 if gloo is not None:
@@ -131,6 +141,7 @@ class OwnCalls:
     def broadcast(self, tensors: Tensors, root: int) -> None:
         request, gloo = _request(Collective.BROADCAST, root=root), self._find_whole()
         for tensor in tensors:
+            self._compare(f"broadcast from {root}", tensor)
             with Flat(tensor) as flat:
                 if gloo is not None:
                     start_broadcast(gloo, flat, root).wait()
@@ -149,6 +160,7 @@ class OwnCalls:
     def gather(self, outputs: Tensors, inputs: Tensors) -> None:
         request, gloo = _request(Collective.ALL_GATHER), self._find_whole()
         for output, source in zip(outputs, inputs, strict=True):
+            self._compare("all-gather", source)
             with Flat(output, keeps=False) as flat:
                 count, rank = source.numel(), self._place.rank
                 own = flat[count * rank : count * (rank + 1)]

@@ -86,6 +86,24 @@ def make_mistakes(session: Any) -> tuple[dict[str, tuple[str, str]], float]:
     return found, total.sum().item()
 
 
+def make_different_calls(session: Any) -> list[str]:
+    """What a rank is told of calls whose types differ: all ranks have as many bytes."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine = torch.ones(4, dtype=torch.int32 if rank else torch.float32)
+    said = []
+    for call in (
+        lambda group: dist.all_gather([torch.empty_like(mine)] * size, mine, group=group),
+        lambda group: GATHER_ONE(mine.new_empty(4 * size), mine, group=group),
+        lambda group: dist.broadcast(mine, group_src=0, group=group),
+        lambda group: dist.broadcast(mine, group_src=0, group=group, async_op=True).wait(),
+    ):
+        sides = make_sides()
+        said.append(find_error(partial(call, sides[1].group)))
+        dist.barrier()
+        close_sides(*sides)
+    return said
+
+
 def make_again(session: Any) -> list[float]:
     """Groups of one name in one store, each after the one before is destroyed; their sums."""
     rank, size = dist.get_rank(), dist.get_world_size()

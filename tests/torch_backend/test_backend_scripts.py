@@ -89,6 +89,16 @@ def test_mistakes_are_refused_in_one_line_and_leave_the_group_usable(pool):
         assert total == 6
 
 
+def test_calls_of_different_types_are_told_apart_where_calls_are_compared(pool):
+    called = pool("openmpi", 2).call(refusals.make_different_calls, env={"MPIDDP_DEBUG": "1"})
+    for said in called.values:
+        for message, name in zip(said, ["all-gather"] * 2 + ["broadcast from 0"] * 2, strict=True):
+            assert re.search(
+                f"rank 0 has 'call 1: {name} of 4 float32', rank 1 has 'call 1: {name} of 4 int32'",
+                message,
+            ), message
+
+
 def test_groups_are_destroyed_in_any_order_and_refuse_calls_afterwards(pool):
     for again, after, never_used in pool("openmpi", 2).call(refusals.close_twice).values:
         assert again == "ValueError: Invalid process group specified"
