@@ -211,8 +211,9 @@ class RankFailedError(MpiddpError, ExceptionGroup[Exception]):
     # Python's stub is generic over the exceptions; a group of this class has one kind.
     def derive(self, exceptions: Sequence[Exception]) -> RankFailedError:  # type: ignore[override]
         """The group that ``except*`` makes of some of the exceptions."""
-        kept = {rank: error for rank, error in self.by_rank.items() if error in exceptions}
-        return RankFailedError(self.message, exceptions, kept)
+        kept = {*map(id, exceptions)}
+        by_rank = {rank: each for rank, each in self.by_rank.items() if id(each) in kept}
+        return RankFailedError(self.message, exceptions, by_rank)
 
 
 class RemoteError(MpiddpError):

@@ -378,7 +378,7 @@ class Call:
         for (_, _, trace), ranks in merged.items():
             error = self._errors[ranks[0]]
             where = describe_ranks([members[rank] for rank in ranks])
-            error.add_note(f"on {where}\n{trace}".rstrip())
+            _add_note(error, f"on {where}\n{trace}".rstrip())
             exceptions.append(error)
         count = len(self._errors)
         first = next(iter(self._errors.values()))  # The others may follow from it.
@@ -389,6 +389,12 @@ class Call:
             why = f"{problem}, so " if problem else ""
             message += f"; {why}the ranks have ended, and restart() starts them again"
         return RankFailedError(message, exceptions, self._errors)
+
+
+def _add_note(error: Exception, note: str) -> None:
+    """As ``add_note`` does, past a class that refuses attributes or has other notes."""
+    notes = error.__dict__.get("__notes__")
+    error.__dict__["__notes__"] = [*(notes if isinstance(notes, list) else ()), note]
 
 
 def find_stacks(job: RankJob, *, is_full: bool = False) -> str:

@@ -46,7 +46,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if torch is not None and type(value) is torch.UntypedStorage and value.device.type == "cpu":
             return _rebuild_storage, (pickle.PickleBuffer(_view_storage(torch, value)),)
         if isinstance(value, BaseException) and type(value).__reduce__ is BaseException.__reduce__:
-            return _rebuild_error, (type(value), value.args), value.__dict__ or None
+            content = type(value), value.args
+            return _rebuild_error, content, value.__dict__ or None, None, None, _set_attributes
         return super().reducer_override(value)
 
 
@@ -84,8 +85,9 @@ def _rebuild_tensor(kind: Any, storage: Any, dtype: Any, place: Any, needs_grad:
     return tensor.requires_grad_(needs_grad)
 
 
-def _set_attributes(tensor: Any, attributes: dict[str, Any]) -> None:
-    tensor.__dict__.update(attributes)
+def _set_attributes(value: Any, attributes: dict[str, Any]) -> None:
+    """Past its class, which may refuse them, as a frozen dataclass does."""
+    value.__dict__.update(attributes)
 
 
 def _view_storage(torch: Any, storage: Any) -> Any:

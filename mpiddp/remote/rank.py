@@ -271,7 +271,8 @@ def _format(error: BaseException) -> str:
         return ""  # It was raised by mpiddp, and its message says all.
     with contextlib.suppress(Exception):  # A ``__str__`` may raise anything.
         return "".join(traceback.format_exception(type(error), error, trace))
-    return f"{type(error).__qualname__}: {read_message(error)}\n"
+    lines = traceback.format_tb(trace)
+    return "".join([*lines, f"{type(error).__qualname__}: {read_message(error)}\n"])
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,23 @@ class MuteError(Exception):
         raise TypeError("no text")
 
 
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    code: int
+
+
+class UntrueError(Exception):
+    def __bool__(self) -> bool:
+        raise TypeError("no truth")
+
+
+class OddNotesError(Exception):
+    __notes__ = ()
+
+    def add_note(self, note: str) -> None:
+        raise TypeError("no notes")
+
+
 def make_error(kind: str) -> BaseException:
     """An exception of a kind that is hard to hand over."""
     if kind == "tensor":
@@ -111,6 +129,9 @@ def make_error(kind: str) -> BaseException:
         "awkward": lambda: AwkwardError(1, 2),
         "locked": LockedError,
         "mute": MuteError,
+        "frozen": lambda: FrozenError(7),
+        "untrue": UntrueError,
+        "notes": OddNotesError,
         "group": lambda: ExceptionGroup("two", [ValueError(1), KeyError("k")]),
         "exit": lambda: SystemExit(3),
         "interrupt": lambda: KeyboardInterrupt("own"),

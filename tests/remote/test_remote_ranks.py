@@ -103,6 +103,12 @@ def test_exceptions_are_the_ranks_own(ranks):
     note = second.__notes__[0]
     assert re.match(r"on rank 1 on \S+\nTraceback .*called.py.* in fail\n", note, re.DOTALL)
 
+    frozen, *others = fail("frozen", "untrue", "notes")
+    assert type(frozen) is called.FrozenError and frozen.code == 7
+    assert [type(each) for each in others] == [called.UntrueError, called.OddNotesError]
+    for rank, each in enumerate((frozen, *others)):
+        assert re.match(rf"on rank {rank} on .*called.py.* in fail\n", each.__notes__[0], re.DOTALL)
+
     first, second, third = fail("exit", "interrupt", "tensor")
     assert type(first) is RemoteError and str(first) == "SystemExit: 3"
     assert type(second) is RemoteError and str(second) == "KeyboardInterrupt: own"
