@@ -8,6 +8,7 @@ from mpiddp.errors import PreemptedError, StoppedError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.signals import heed_signals
 from mpiddp.launch.launcher.launcher import find_rank, is_first
+from mpiddp.launch.packages import NEEDED_TO_TRAIN, check_packages
 from mpiddp.launch.startup import start
 from mpiddp.options.reader import name_as_typed
 from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals
@@ -29,6 +30,7 @@ def main() -> None:
         configuration = parse(sys.argv[1:], show_help=is_first())
         signals.listen(parse_signals(configuration.preempt_signal))
         failure_handler.redirect(redirect(configuration, find_rank()))
+        check_packages(NEEDED_TO_TRAIN)
         if is_first() and not configuration.summary:
             failure_handler.foresee_run(forget_outcome(configuration))
         is_preempted = False

@@ -29,6 +29,7 @@ from mpiddp.front.rank_command import make_rank_command
 from mpiddp.launch.device.choice import CPU, read_list
 from mpiddp.launch.launcher.command import OTHER, SRUN
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
+from mpiddp.launch.packages import NEEDED, NEEDED_TO_TRAIN, check_packages
 from mpiddp.launch.script.command_line import COMMANDS, CommandLine, read_front
 from mpiddp.launch.script.front_options import NONE, FrontOptions
 from mpiddp.options.reader import name_as_typed
@@ -345,6 +346,12 @@ def _check_tuning(line: CommandLine) -> None:
         raise ConfigurationError(f"--tuning: {path} cannot be read: {error.strerror}") from None
 
 
+def _check_packages(line: CommandLine, options: FrontOptions) -> None:
+    """Raise ConfigurationError if the ranks lack a package; they may have another Python."""
+    if not options.python and not os.environ.get(environment.WRAP) and options.launcher != NONE:
+        check_packages(NEEDED_TO_TRAIN if line.own_program == TRAINER else NEEDED)
+
+
 def run(line: CommandLine) -> NoReturn:
     """Start the ranks that the command line asks for; ends this process with the exit code."""
     try:
@@ -353,6 +360,7 @@ def run(line: CommandLine) -> NoReturn:
         if options.dry_run:
             _write(sys.stdout, f"{job.plan.describe(job.program)}\n")
             raise SystemExit(0)
+        _check_packages(line, options)
         _check_output(line, job.plan.ranks)
         _check_tuning(line)
         end, _ = job.run()

@@ -39,6 +39,7 @@ from mpiddp.launch.mpi.world import (
 )
 from mpiddp.launch.network import interfaces
 from mpiddp.launch.options import COLLECTIVES, LaunchOptions, Options
+from mpiddp.launch.packages import check_packages
 from mpiddp.launch.rendezvous import companions, store
 from mpiddp.launch.rendezvous.route import Route, RouteFinder
 from mpiddp.launch.resources import Resources
@@ -270,6 +271,7 @@ class Starter:
 
     def begin_import(self) -> None:
         """Import torch in a thread from here on."""
+        check_packages()
         mpi.add_own_variables()
         if self.options.debug:
             self.variables.export(debugging.begin())
