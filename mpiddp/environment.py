@@ -191,6 +191,7 @@ TUNING = "MPIDDP_TUNING"
 """A tuning table, which says what ``auto`` chooses."""
 
 # What the front (`mpiddp/front/`) tells the ranks that it starts.
+HOME = "HOME"
 STATE_HOME = "XDG_STATE_HOME"
 JOB_DIRECTORY = "MPIDDP_JOB_DIRECTORY"
 """A private directory of the job (`process/job_directory.py`)."""

@@ -20,6 +20,7 @@ from mpiddp.launch.launcher.command import (
     Kind,
     find_mpirun,
     find_program,
+    with_home,
 )
 from mpiddp.launch.script.front_options import NONE, FrontOptions, LayoutRequest, split_words
 from mpiddp.process.cpus import count_cores
@@ -48,7 +49,7 @@ class LaunchPlan:
     def environment(self) -> dict[str, str]:
         """This process's environment with what the launcher needs."""
         kept = {name: value for name, value in os.environ.items() if name not in self.unset}
-        return {**kept, **self.variables}
+        return with_home({**kept, **self.variables})
 
     def describe(self, program: Sequence[str]) -> str:
         """One line that starts ``program`` in the same way when it is pasted into a shell."""

@@ -6,6 +6,7 @@ import errno
 import importlib.machinery
 import json
 import os
+import pwd
 import re
 import shlex
 import signal
@@ -249,6 +250,15 @@ def test_auto_is_one_rank_per_gpu_else_per_core(folder):
 def test_gpus_that_may_be_used(visible, gpus, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert plan.count_gpus() == gpus
+
+
+@pytest.mark.mpi
+def test_ranks_start_where_there_is_no_home(tmp_path):
+    """As in services and jobs of cron: Open MPI's mpirun needs one."""
+    (tmp_path / "say.py").write_text("import os\nprint(os.environ['HOME'])\n")
+    words = (sys.executable, "-m", "mpiddp", "-n", "1", tmp_path / "say.py")
+    result = launchers.execute("env", "-u", "HOME", *words, timeout=SECONDS, cwd=tmp_path)
+    assert result.stdout == f"{pwd.getpwuid(os.getuid()).pw_dir}\n", result
 
 
 @pytest.mark.by_default("openmpi")

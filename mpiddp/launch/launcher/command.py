@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,6 +188,13 @@ def find_mpirun(
     return Mpirun(program, kind, version, library)
 
 
+def with_home(variables: Mapping[str, str]) -> dict[str, str]:
+    """``variables`` with a HOME, which services and cron may lack: Open MPI does not start then."""
+    home = os.path.expanduser("~")
+    # A user without a name has no home either.
+    return {environment.HOME: home if os.path.isabs(home) else tempfile.gettempdir(), **variables}
+
+
 def _ask_version(program: Path) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
@@ -194,6 +202,7 @@ def _ask_version(program: Path) -> subprocess.CompletedProcess[str]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            env=with_home(os.environ),
             timeout=30,
             check=False,
         )
