@@ -7,7 +7,8 @@ import operator
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -121,7 +122,7 @@ class Checkpointer:
         modules = {name: each for name, each in more.items() if isinstance(each, nn.Module)}
         self._parts: dict[str, Stateful] = {
             "model": ModelState(model, self._ranks.rank),
-            **more,
+            **{name: _keep_by_names(each, {"": model, **modules}) for name, each in more.items()},
             "buffers": Buffers(model),
             "random": RandomState(device),
         }
@@ -298,6 +299,14 @@ class Checkpointer:
 _OWN_NAMES = frozenset({"buffers", "random", VALUES})
 """Of parts of a checkpoint, which nobody else's part can have."""
 ADVICE = "choose another directory, or begin from it with restore('{path}')"
+
+
+def _keep_by_names(part: Stateful, modules: Mapping[str, nn.Module]) -> Stateful:
+    """Another optimizer is kept as the first one, unless its parameters are not in a checkpoint."""
+    if isinstance(part, torch.optim.Optimizer):
+        with suppress(ConfigurationError):
+            return OptimizerState(part, modules)
+    return part
 
 
 def _finish_with_session(checkpointer: Checkpointer) -> None:
