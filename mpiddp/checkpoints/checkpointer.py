@@ -169,7 +169,7 @@ class Checkpointer:
 
         Waits if the one before is not on the disk yet. ``values``: what ``restore`` is to
         return, as numbers, strings, tensors, and lists and dicts of them; rank 0's are kept.
-        ``score``: how good the model is now; the best one is kept.
+        ``score``: how good the model is now; the best one is kept. NaN counts as none.
         ``wait``: whether to return when it is on the disk. That takes no memory for copies. If
         it is interrupted before the state is written, there is no such checkpoint.
 
@@ -189,9 +189,11 @@ class Checkpointer:
                 f"{step}: continue from that step, or start over in another directory"
             )
         self._directory.open(self._survey)
+        # One of NumPy's or torch's is not for JSON.
+        number = None if score is None else float(score)
         held = {"given": {**values, "step": step}, "buckets": read_bucket_order(self._model)}
         tensors = capture(self._parts, held, self._ranks.rank)
-        self._directory.start(step, tensors, score, self._tell, is_copied=not wait)
+        self._directory.start(step, tensors, number, self._tell, is_copied=not wait)
 
     @property
     def is_busy(self) -> bool:

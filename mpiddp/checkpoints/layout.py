@@ -60,6 +60,14 @@ def make(said: Mapping[str, Any], stored: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(stored.shape, said[STRIDES], dtype=stored.dtype).copy_(stored)
 
 
+def narrow(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of an expanded tensor that have memory of their own."""
+    for place, stride in enumerate(tensor.stride()):
+        if stride == 0:
+            tensor = tensor.narrow(place, 0, min(1, tensor.shape[place]))
+    return tensor
+
+
 def _group_by_memory(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
     """Names of tensors that share memory, in the order of their first ones."""
     places: dict[tuple[torch.device, int], list[str]] = {}
@@ -112,8 +120,9 @@ def _identify(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _is_usual(tensor: torch.Tensor) -> bool:
     """Whether its strides are those of a new tensor, also where a dimension has one element."""
-    expected = [math.prod(tensor.shape[place + 1 :]) for place in range(tensor.dim())]
-    return isinstance(tensor, DTensor) or tensor.numel() == 0 or [*tensor.stride()] == expected
+    sizes = [max(1, size) for size in tensor.shape]
+    expected = [math.prod(sizes[place + 1 :]) for place in range(len(sizes))]
+    return isinstance(tensor, DTensor) or list(tensor.stride()) == expected
 
 
 def _describe_part(tensor: torch.Tensor, begin: int) -> dict[str, Any]:

@@ -93,17 +93,20 @@ class OptimizerState:
         found, listed = self._optimizer.state_dict(), self._list_names()
         names = {number: name for name, number in _pair(listed, found).items()}
         parameters = self._find_parameters()
-        held = {names[key]: each for key, each in found["state"].items() if key in names}
+        own = {names[key]: each for key, each in found["state"].items() if key in names}
+        held = {**self._waiting, **own}.items()
         return {
-            "state": {
-                **self._waiting,
-                **{name: _make_plain(parameters[name], each) for name, each in held.items()},
-            },
+            "state": {name: _make_plain(parameters.get(name), each) for name, each in held},
             "others": {key: each for key, each in found["state"].items() if key not in names},
             STRIDES: {
                 name: list(each.stride())
                 for name, each in parameters.items()
                 if not each.is_contiguous()
+            },
+            TYPED: {
+                name: typed
+                for name, each in held
+                if (typed := _list_typed(parameters.get(name), each))
             },
             "groups": [
                 {**group, "params": each, CHANGED: self._list_changed(number, group)}
@@ -137,11 +140,17 @@ class OptimizerState:
         if "param_groups" in state:
             state = self._name(state)
         parameters, strides = self._find_parameters(), state.get(STRIDES)
+        typed = state.get(TYPED, {})
         strangers = [name for name in state["state"] if name not in parameters]
         if strangers:
             raise ValueError(f"the optimizer's {strangers[0]} is no parameter of the model")
         found = {
-            name: _fit(parameters[name], each, None if strides is None else strides.get(name, []))
+            name: _fit(
+                parameters[name],
+                each,
+                None if strides is None else strides.get(name, []),
+                typed.get(name, []),
+            )
             for name, each in state["state"].items()
         }
         own, listed = self._optimizer.state_dict(), self._list_names()
@@ -232,6 +241,8 @@ def _undo_cast(stored: Any, now: Any) -> Any:
     return now
 
 
+TYPED = "typed"
+"""Key of a stored state, as STRIDES: the keys of state that is of its parameter's type, by name."""
 CHANGED = "changed"
 """Key of a stored group: the names of options that the optimizer has changed."""
 _MEMBERS = frozenset({"params", "param_names", CHANGED})
@@ -259,46 +270,54 @@ def _move(value: torch.Tensor, device: torch.device, *, moves_counters: bool) ->
     return value.to(device) if value.dim() > 0 or moves_counters else value
 
 
-def _make_plain(parameter: torch.Tensor, state: Any) -> Any:
-    """A parameter's state, as tensors without the type that the parameter gives to its state.
+def _list_typed(parameter: torch.Tensor | None, state: Mapping[str, Any]) -> list[str]:
+    """The keys of state that is of the parameter's own subclass of tensors."""
+    kind = type(parameter)
+    is_usual = kind in (torch.Tensor, nn.Parameter) or isinstance(parameter, DTensor)
+    return [] if is_usual else [key for key, each in state.items() if type(each) is kind]
+
+
+def _make_plain(parameter: torch.Tensor | None, state: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter's state without the type of its parameter.
 
     Raises ConfigurationError for sharded tensors that could not be read again.
     """
-
-    def make_plain(value: torch.Tensor) -> torch.Tensor:
-        if isinstance(value, DTensor) and value.shape != parameter.shape:
+    for each in state.values():
+        if (
+            isinstance(parameter, DTensor)
+            and isinstance(each, DTensor)
+            and each.shape != parameter.shape
+        ):
             raise ConfigurationError(
                 "optimizer: expected sharded state of the shape of its parameter, "
-                f"{tuple(parameter.shape)}, found {tuple(value.shape)}, which checkpoints cannot "
+                f"{tuple(parameter.shape)}, found {tuple(each.shape)}, which checkpoints cannot "
                 "hold: use another optimizer"
             )
-        is_alike = _has_own_type(parameter) and type(value) is type(parameter)
-        return value.as_subclass(torch.Tensor) if is_alike else value
-
-    return tree_map_only(torch.Tensor, make_plain, state)
+    typed = _list_typed(parameter, state)
+    return {**state, **{key: state[key].as_subclass(torch.Tensor) for key in typed}}
 
 
-def _fit(parameter: torch.Tensor, state: Any, strides: list[int] | None) -> Any:
-    """A parameter's state as the optimizer would make it for this parameter.
+def _fit(
+    parameter: torch.Tensor, state: Any, strides: list[int] | None, typed: list[str]
+) -> dict[str, Any]:
+    """A parameter's state as the optimizer would have it for this parameter.
 
     ``strides``: the parameter's when it was saved, [] for those of a contiguous one, None if nobody
     knows. State that had them gets the parameter's present ones: torch's fused optimizers go
     through the memory of both alike. Other state keeps its own.
+    ``typed``: the keys of state of the parameter's type.
     """
+    like = parameter.detach().as_subclass(torch.Tensor)
 
     def fit(value: torch.Tensor) -> torch.Tensor:
-        if isinstance(parameter, DTensor) or value.shape != parameter.shape:
+        is_other = value.shape != like.shape or value.stride() == like.stride()
+        if is_other or isinstance(parameter, DTensor):
             return value
-        like = parameter.detach().as_subclass(torch.Tensor)
         was_alike = list(value.stride()) == strides if strides else value.is_contiguous()
-        if value.stride() != like.stride() and (strides is None or was_alike):
-            value = torch.empty_like(like, dtype=value.dtype, device=value.device).copy_(value)
-        return value.as_subclass(type(parameter)) if _has_own_type(parameter) else value
+        if strides is not None and not was_alike:
+            return value
+        return torch.empty_like(like, dtype=value.dtype, device=value.device).copy_(value)
 
-    return tree_map_only(torch.Tensor, fit, state)
-
-
-def _has_own_type(parameter: torch.Tensor) -> bool:
-    """Whether it is of a subclass of tensors, which its optimizer's state is of as well."""
-    is_usual = type(parameter) in (torch.Tensor, nn.Parameter)
-    return not is_usual and not isinstance(parameter, DTensor)
+    fitted: dict[str, Any] = tree_map_only(torch.Tensor, fit, state)
+    kind = type(parameter)
+    return {**fitted, **{key: fitted[key].as_subclass(kind) for key in typed}}

@@ -108,6 +108,11 @@ def _make_plain(tensor: torch.Tensor, path: str, is_copied: bool) -> torch.Tenso
             f"state {path or 'itself'}: expected a dense tensor of plain numbers, found {kind} one"
         )
     plain = tensor.detach()
+    if is_copied and 0 in plain.stride() and layout.narrow(plain).shape != plain.shape:
+        raise ConfigurationError(
+            f"state {path or 'itself'}: expected a tensor that a module can load, found an "
+            "expanded one, whose elements share memory: give tensor.clone()"
+        )
     if type(plain) is torch.Tensor or isinstance(plain, DTensor):
         return plain
     if is_traceable_wrapper_subclass(plain):

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from mpiddp.checkpoints.layout import narrow
 from mpiddp.checkpoints.packing import is_structure, pack, unpack
 from mpiddp.checkpoints.storage.finding import Found
 from mpiddp.checkpoints.storage.ranks import Ranks
@@ -100,21 +101,14 @@ class Buffers:
         self._module = find_module(model)
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: _narrow(each) for name, each in self._module.named_buffers()}
+        return {name: narrow(each) for name, each in self._module.named_buffers()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, buffer in self._module.named_buffers():
             if name in state:
                 # Older checkpoints have all elements of an expanded one.
-                own = _narrow(buffer)
+                own = narrow(buffer)
                 own.copy_(state[name][tuple(map(slice, own.shape))])
-
-
-def _narrow(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of an expanded tensor that have memory of their own."""
-    for place, stride in enumerate(tensor.stride()):
-        tensor = tensor[(slice(None),) * place + (slice(1),)] if stride == 0 else tensor
-    return tensor
 
 
 class RandomState:

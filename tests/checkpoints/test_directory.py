@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -65,15 +66,24 @@ def test_what_was_written_is_read(folder: Path) -> None:
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     with open_directory(tmp_path, keep=2) as directory:
-        for step, score in ((1, 0.5), (2, 0.9), (3, 0.8), (4, None), (5, 0.7), (6, None)):
+        scores = (0.5, 0.9, math.nan, None, 0.7, -math.inf, None)
+        for step, score in enumerate(scores, 1):
             directory.start(step, STATE, score)
         directory.wait()
     assert [path.name for path in manifests.list_checkpoints(tmp_path)] == [
+        "step-7",
         "step-6",
-        "step-5",
         "step-2",
     ]
-    assert list_names(tmp_path) == ["step-2", "step-5", "step-6"]
+    assert list_names(tmp_path) == ["step-2", "step-6", "step-7"]
+
+
+def test_the_first_score_may_be_nan(tmp_path: Path) -> None:
+    with open_directory(tmp_path, keep=1) as directory:
+        for step, score in ((1, math.nan), (2, 0.5), (3, math.nan), (4, 0.4)):
+            directory.start(step, STATE, score)
+        directory.wait()
+    assert list_names(tmp_path) == ["step-2", "step-4"]
 
 
 def test_the_newest_is_the_one_that_was_written_last(tmp_path: Path) -> None:
