@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,9 +24,10 @@ from hypothesis import strategies as st
 
 import stale
 from mpiddp.checkpoints.packing import pack, unpack
+from mpiddp.checkpoints.storage import directory as directories
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage import shards
-from mpiddp.checkpoints.storage.directory import Written
+from mpiddp.checkpoints.storage.directory import Staging, Written
 from mpiddp.checkpoints.storage.finding import find_demanded, find_newest
 from mpiddp.checkpoints.storage.manifest import MANIFEST
 from mpiddp.checkpoints.storage.owner import OWNER
@@ -76,6 +78,39 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
         "step-2",
     ]
     assert list_names(tmp_path) == ["step-2", "step-6", "step-7"]
+
+
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_a_save_waits_for_each_gpu_of_its_tensors(is_copied, tmp_path, monkeypatch):
+    """In the thread that makes them, before they are read, and until their copies are there."""
+    events = list[object]()
+    gpus = [torch.device("cuda", number) for number in (1, 3)]
+    made_up = dict(enumerate(SimpleNamespace(is_cuda=True, device=each) for each in gpus))
+
+    def synchronize(gpu: torch.device) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        events.append(gpu)
+
+    def copy(_: object, tensors: Any) -> dict[str, torch.Tensor]:
+        events.append("copied")
+        return STATE
+
+    def join(tensors: Any, _: Ranks) -> dict[str, torch.Tensor]:
+        events.append("written")
+        return STATE
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(Staging, "copy", copy)
+    monkeypatch.setattr(directories, "join_equal", join)
+    with open_directory(tmp_path) as directory:
+        directory.start(1, made_up | {"on the CPU": torch.ones(2)}, is_copied=is_copied)
+        directory.wait()
+    *before, last = events
+    assert last == "written" and set(before[:2]) == set(gpus)
+    if is_copied:
+        assert before[2] == "copied" and set(before[3:]) == set(gpus)
+    else:
+        assert len(before) == 2
 
 
 def test_the_first_score_may_be_nan(tmp_path: Path) -> None:

@@ -123,6 +123,11 @@ def read(model: nn.Module, optimizer: torch.optim.Optimizer) -> Bits:
     return {name: describe(each) for name, each in found.items()}
 
 
+def compare(found: Bits, expected: Bits) -> list[str]:
+    """The names of what differs: whole states are too long to be shown."""
+    return [name for name in expected | found if found.get(name) != expected.get(name)]
+
+
 def describe(tensor: Any) -> tuple[Any, ...]:
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
@@ -189,3 +194,32 @@ def go_on_alone(folder: Path, kind: str, name: str) -> tuple[Bits, Bits]:
         checkpointer.restore(folder / f"{kind}-{name}")
     take_steps(model, optimizer, CUT, STEPS)
     return whole, read(model, optimizer)
+
+
+def resume_two(session: mpiddp.Session, folder: Path) -> tuple[Bits, Bits]:
+    """Sharded modules with an optimizer each, as ``train``."""
+
+    def make_two() -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4))
+        fully_shard(model)
+        return model, [torch.optim.AdamW(each.parameters(), 0.01) for each in model]
+
+    def take(model: nn.Module, optimizers: list[torch.optim.Optimizer], steps: int) -> None:
+        for _ in range(steps):
+            torch.autograd.backward(model(torch.ones(3, 4)).square().mean())
+            for each in optimizers:
+                each.step()
+                each.zero_grad()
+
+    model, (first, second) = make_two()
+    with mpiddp.Checkpointer(folder, model, first, second=second) as checkpointer:
+        take(model, [first, second], 2)
+        checkpointer.save(2)
+        take(model, [first, second], 2)
+    whole = read(model, second)
+    model, (first, second) = make_two()
+    with mpiddp.Checkpointer(folder, model, first, second=second) as checkpointer:
+        checkpointer.restore()
+    take(model, [first, second], 2)
+    return whole, read(model, second)
