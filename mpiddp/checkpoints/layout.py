@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from mpiddp.torch_internals import view_negative
+
 TENSOR = "tensor"
 """The name of what is stored; it is all that is said of a contiguous tensor."""
 STRIDES = "strides"
@@ -96,7 +98,7 @@ def _split_apart(names: list[str], tensors: Mapping[str, torch.Tensor]) -> Itera
 def _find_range(tensor: torch.Tensor) -> tuple[int, int]:
     """Where it begins and ends in its storage, in bytes."""
     begin = tensor.storage_offset() * tensor.itemsize
-    return begin, begin + _measure(tensor.shape, tensor.stride()) * tensor.itemsize
+    return int(begin), int(begin + _measure(tensor.shape, tensor.stride()) * tensor.itemsize)
 
 
 def _measure(shape: Iterable[int], strides: Iterable[int]) -> int:
@@ -145,7 +147,7 @@ def _make_part(said: Mapping[str, Any], memory: torch.Tensor) -> torch.Tensor:
     ):
         raise ValueError(f"{memory.numel()} bytes hold no tensor of {said}")
     tensor = _view(storage, dtype, begin, shape, strides)
-    tensor = torch._neg_view(tensor) if NEGATIVE in said else tensor
+    tensor = view_negative(tensor) if NEGATIVE in said else tensor
     return tensor.conj() if CONJUGATE in said else tensor
 
 

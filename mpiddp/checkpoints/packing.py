@@ -115,7 +115,8 @@ def _make_plain(tensor: torch.Tensor, path: str, is_copied: bool) -> torch.Tenso
         )
     if type(plain) is torch.Tensor or isinstance(plain, DTensor):
         return plain
-    if is_traceable_wrapper_subclass(plain):
+    has_parts = is_traceable_wrapper_subclass(plain)
+    if has_parts:
         raise _refuse(path, tensor)
     if not is_copied:
         raise ConfigurationError(

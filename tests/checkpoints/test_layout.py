@@ -229,5 +229,6 @@ def test_a_second_optimizer_keeps_types_and_strides(
 
 @pytest.mark.mpi
 def test_a_second_optimizer_of_sharded_parameters_goes_on(pool: Pools, tmp_path: Path) -> None:
-    for whole, resumed in pool("openmpi", 2).call(layouts.resume_two, tmp_path).values:
+    for whole, resumed, said in pool("openmpi", 2).call(layouts.resume_two, tmp_path).values:
         assert layouts.compare(resumed, whole) == []
+        assert "of the shape of its parameter, (4, 6), found (6,), which" in said

@@ -196,8 +196,9 @@ def go_on_alone(folder: Path, kind: str, name: str) -> tuple[Bits, Bits]:
     return whole, read(model, optimizer)
 
 
-def resume_two(session: mpiddp.Session, folder: Path) -> tuple[Bits, Bits]:
-    """Sharded modules with an optimizer each, as ``train``."""
+def resume_two(session: mpiddp.Session, folder: Path) -> tuple[Bits, Bits, str]:
+    """Sharded modules with an optimizer each, as ``train``; and what is said of sharded state of
+    another shape."""
 
     def make_two() -> tuple[nn.Module, list[torch.optim.Optimizer]]:
         torch.manual_seed(3)
@@ -222,4 +223,12 @@ def resume_two(session: mpiddp.Session, folder: Path) -> tuple[Bits, Bits]:
     with mpiddp.Checkpointer(folder, model, first, second=second) as checkpointer:
         checkpointer.restore()
     take(model, [first, second], 2)
-    return whole, read(model, second)
+    resumed = read(model, second)
+    weight = next(iter(second.state))
+    second.state[weight]["row"] = weight.detach().sum(dim=0)
+    with mpiddp.Checkpointer(folder / "more", model, first, second=second) as checkpointer:
+        try:
+            checkpointer.save(1)
+        except mpiddp.ConfigurationError as error:
+            return whole, resumed, str(error)
+    raise AssertionError("a save holds what could not be restored")
