@@ -43,13 +43,6 @@ def leave_uncompiled(function: Callable[..., Any]) -> Any:
     return getattr(torch, "_disable_dynamo", torch.compiler.disable)(function)
 
 
-def view_negative(tensor: Any) -> Any:
-    """The numbers of a tensor times -1, in its memory, as ``tensor.conj().imag`` has them."""
-    import torch
-
-    return torch._neg_view(tensor)
-
-
 def lower_debug_level() -> bool:
     """Lower torch.distributed's debug level from DETAIL to INFO; whether it was DETAIL."""
     from torch._C._distributed_c10d import DebugLevel, get_debug_level, set_debug_level

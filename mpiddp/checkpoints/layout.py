@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from mpiddp.torch_internals import view_negative
-
 TENSOR = "tensor"
 """The name of what is stored; it is all that is said of a contiguous tensor."""
 STRIDES = "strides"
@@ -147,7 +145,7 @@ def _make_part(said: Mapping[str, Any], memory: torch.Tensor) -> torch.Tensor:
     ):
         raise ValueError(f"{memory.numel()} bytes hold no tensor of {said}")
     tensor = _view(storage, dtype, begin, shape, strides)
-    tensor = view_negative(tensor) if NEGATIVE in said else tensor
+    tensor = torch._neg_view(tensor) if NEGATIVE in said else tensor
     return tensor.conj() if CONJUGATE in said else tensor
 
 
