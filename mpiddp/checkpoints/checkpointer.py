@@ -7,7 +7,8 @@ import operator
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -121,7 +122,7 @@ class Checkpointer:
         modules = {name: each for name, each in more.items() if isinstance(each, nn.Module)}
         self._parts: dict[str, Stateful] = {
             "model": ModelState(model, self._ranks.rank),
-            **more,
+            **{name: _keep_by_names(each, {"": model, **modules}) for name, each in more.items()},
             "buffers": Buffers(model),
             "random": RandomState(device),
         }
@@ -168,7 +169,7 @@ class Checkpointer:
 
         Waits if the one before is not on the disk yet. ``values``: what ``restore`` is to
         return, as numbers, strings, tensors, and lists and dicts of them; rank 0's are kept.
-        ``score``: how good the model is now; the best one is kept.
+        ``score``: how good the model is now; the best one is kept. NaN counts as none.
         ``wait``: whether to return when it is on the disk. That takes no memory for copies. If
         it is interrupted before the state is written, there is no such checkpoint.
 
@@ -188,9 +189,11 @@ class Checkpointer:
                 f"{step}: continue from that step, or start over in another directory"
             )
         self._directory.open(self._survey)
+        # One of NumPy's or torch's is not for JSON.
+        number = None if score is None else float(score)
         held = {"given": {**values, "step": step}, "buckets": read_bucket_order(self._model)}
         tensors = capture(self._parts, held, self._ranks.rank)
-        self._directory.start(step, tensors, score, self._tell, is_copied=not wait)
+        self._directory.start(step, tensors, number, self._tell, is_copied=not wait)
 
     @property
     def is_busy(self) -> bool:
@@ -298,6 +301,14 @@ class Checkpointer:
 _OWN_NAMES = frozenset({"buffers", "random", VALUES})
 """Of parts of a checkpoint, which nobody else's part can have."""
 ADVICE = "choose another directory, or begin from it with restore('{path}')"
+
+
+def _keep_by_names(part: Stateful, modules: Mapping[str, nn.Module]) -> Stateful:
+    """Another optimizer is kept as the first one, unless its parameters are not in a checkpoint."""
+    if isinstance(part, torch.optim.Optimizer):
+        with suppress(ConfigurationError):
+            return OptimizerState(part, modules)
+    return part
 
 
 def _finish_with_session(checkpointer: Checkpointer) -> None:

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from mpiddp.checkpoints.layout import narrow
 from mpiddp.checkpoints.packing import is_structure, pack, unpack
 from mpiddp.checkpoints.storage.finding import Found
 from mpiddp.checkpoints.storage.ranks import Ranks
@@ -40,6 +41,9 @@ class Stateful(Protocol):
 
     ``is_of_rank``: True if its state is of no use to another number of ranks, which keep theirs.
 
+    ``is_copied``: True if ``load_state_dict`` copies its tensors into others, which are there and
+    keep their types, strides and memory, as modules do. All else comes back as it was saved.
+
     ``is_optional``: True if it is given an empty dict by a checkpoint that lacks it.
 
     ``load_state_dicts(states)``: called in place of ``load_state_dict`` if the number of ranks has
@@ -58,7 +62,7 @@ class Stateful(Protocol):
 class ModelState:
     """Parameters and persistent buffers, named as in the plain model; rank 0's buffers."""
 
-    is_replicated = True
+    is_replicated = is_copied = True
 
     def __init__(self, model: nn.Module, rank: int) -> None:
         self._model, self._rank = model, rank
@@ -72,7 +76,7 @@ class ModelState:
 
     def find_targets(self, stored: Mapping[str, Stored]) -> dict[str, torch.Tensor]:
         """The model's own tensors. Raises ValueError if the checkpoint's differ."""
-        targets = pack(get_model_state_dict(self._model))
+        targets = pack(get_model_state_dict(self._model), is_copied=True)
         for name, target in targets.items():
             if is_structure(name):
                 continue
@@ -91,18 +95,20 @@ class ModelState:
 class Buffers:
     """Each rank's buffers; those of batch normalisation differ between ranks."""
 
-    is_of_rank = True
+    is_of_rank = is_copied = True
 
     def __init__(self, model: nn.Module) -> None:
         self._module = find_module(model)
 
     def state_dict(self) -> dict[str, Any]:
-        return dict(self._module.named_buffers())
+        return {name: narrow(each) for name, each in self._module.named_buffers()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, buffer in self._module.named_buffers():
             if name in state:
-                buffer.copy_(state[name])
+                # Older checkpoints have all elements of an expanded one.
+                own = narrow(buffer)
+                own.copy_(state[name][tuple(map(slice, own.shape))])
 
 
 class RandomState:
@@ -163,7 +169,8 @@ def capture(
     tensors: dict[str, torch.Tensor] = {}
     for part, each in parts.items():
         is_replicated = getattr(each, "is_replicated", False)
-        for name, tensor in pack(each.state_dict()).items():
+        is_copied = isinstance(each, nn.Module) or getattr(each, "is_copied", False)
+        for name, tensor in pack(each.state_dict(), is_copied=is_copied).items():
             if is_replicated and is_structure(name) and rank != getattr(each, "writer", 0):
                 continue
             is_shared = is_replicated or isinstance(tensor, DTensor)
@@ -212,7 +219,7 @@ def _find_sharded(part: Stateful, stored: Mapping[str, Stored]) -> dict[str, tor
     """What takes the sharded tensors of a part, sharded as they are now."""
     return {
         name: torch.empty_like(each, dtype=stored[name].dtype)
-        for name, each in pack(part.state_dict()).items()
+        for name, each in pack(part.state_dict(), is_copied=True).items()
         if isinstance(each, DTensor) and name in stored and stored[name].shape == each.shape
     }
 

@@ -181,7 +181,7 @@ def _check_end(
 
 def check_model(training: Training) -> None:
     """Raises ConfigurationError if checkpoints cannot hold the model's state."""
-    pack({"model": training.engine.module.state_dict()})
+    pack({"model": training.engine.module.state_dict()}, is_copied=True)
 
 
 class Saver:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -146,6 +147,14 @@ def test_a_save_that_is_waited_for_needs_no_copies(tmp_path, monkeypatch):
             model.weight += 1
         state = checkpointer.restore()
         assert state is not None and state["step"] == 7
+
+
+def test_a_score_may_be_of_another_library(tmp_path: Path) -> None:
+    scores: list[Any] = [np.float32(0.5), torch.tensor(float("nan")), np.float64(0.25)]
+    with mpiddp.Checkpointer(tmp_path, torch.nn.Linear(2, 2), keep=1) as checkpointer:
+        for step, score in enumerate(scores, 1):
+            checkpointer.save(step, score=score)
+    assert list_names(tmp_path) == ["step-1", "step-3"]
 
 
 def test_a_save_goes_on_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

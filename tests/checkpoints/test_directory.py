@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,9 +24,10 @@ from hypothesis import strategies as st
 
 import stale
 from mpiddp.checkpoints.packing import pack, unpack
+from mpiddp.checkpoints.storage import directory as directories
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage import shards
-from mpiddp.checkpoints.storage.directory import Written
+from mpiddp.checkpoints.storage.directory import Staging, Written
 from mpiddp.checkpoints.storage.finding import find_demanded, find_newest
 from mpiddp.checkpoints.storage.manifest import MANIFEST
 from mpiddp.checkpoints.storage.owner import OWNER
@@ -65,15 +68,57 @@ def test_what_was_written_is_read(folder: Path) -> None:
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     with open_directory(tmp_path, keep=2) as directory:
-        for step, score in ((1, 0.5), (2, 0.9), (3, 0.8), (4, None), (5, 0.7), (6, None)):
+        scores = (0.5, 0.9, math.nan, None, 0.7, -math.inf, None)
+        for step, score in enumerate(scores, 1):
             directory.start(step, STATE, score)
         directory.wait()
     assert [path.name for path in manifests.list_checkpoints(tmp_path)] == [
+        "step-7",
         "step-6",
-        "step-5",
         "step-2",
     ]
-    assert list_names(tmp_path) == ["step-2", "step-5", "step-6"]
+    assert list_names(tmp_path) == ["step-2", "step-6", "step-7"]
+
+
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_a_save_waits_for_each_gpu_of_its_tensors(is_copied, tmp_path, monkeypatch):
+    """In the thread that makes them, before they are read, and until their copies are there."""
+    events = list[object]()
+    gpus = [torch.device("cuda", number) for number in (1, 3)]
+    made_up = dict(enumerate(SimpleNamespace(is_cuda=True, device=each) for each in gpus))
+
+    def synchronize(gpu: torch.device) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        events.append(gpu)
+
+    def copy(_: object, tensors: Any) -> dict[str, torch.Tensor]:
+        events.append("copied")
+        return STATE
+
+    def join(tensors: Any, _: Ranks) -> dict[str, torch.Tensor]:
+        events.append("written")
+        return STATE
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(Staging, "copy", copy)
+    monkeypatch.setattr(directories, "join_equal", join)
+    with open_directory(tmp_path) as directory:
+        directory.start(1, made_up | {"on the CPU": torch.ones(2)}, is_copied=is_copied)
+        directory.wait()
+    *before, last = events
+    assert last == "written" and set(before[:2]) == set(gpus)
+    if is_copied:
+        assert before[2] == "copied" and set(before[3:]) == set(gpus)
+    else:
+        assert len(before) == 2
+
+
+def test_the_first_score_may_be_nan(tmp_path: Path) -> None:
+    with open_directory(tmp_path, keep=1) as directory:
+        for step, score in ((1, math.nan), (2, 0.5), (3, math.nan), (4, 0.4)):
+            directory.start(step, STATE, score)
+        directory.wait()
+    assert list_names(tmp_path) == ["step-2", "step-4"]
 
 
 def test_the_newest_is_the_one_that_was_written_last(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import launchers
+import mpiddp
 from crews import Crew
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.transport.operators import make_span
@@ -115,6 +116,28 @@ def test_a_call_that_was_begun_lets_the_current_stream_go_on(device, monkeypatch
     results = [future.wait().clone() for future in futures]
     for number, result in enumerate(results):
         assert torch.equal(result, torch.full_like(result, 2.0 * number))
+
+
+@pytest.mark.parametrize("wait", [False, True])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_save_waits_for_each_stream_of_a_gpu_that_is_not_current(number, wait, device, tmp_path):
+    """The weights change on a side stream, of a GPU that the script has not made current."""
+    if number >= torch.cuda.device_count():
+        pytest.skip("one GPU")
+    model = torch.nn.Linear(1000, 1000, device=torch.device("cuda", number))
+    stream = torch.cuda.Stream(model.weight.device)
+    torch.cuda.synchronize(model.weight.device)
+    assert torch.cuda.current_device() == device.index
+    with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
+        with torch.cuda.stream(stream), torch.no_grad():
+            torch.cuda._sleep(CYCLES)
+            model.weight.fill_(3)
+        checkpointer.save(1, wait=wait)
+        checkpointer.wait()
+        with torch.no_grad():
+            model.weight.zero_()
+        checkpointer.restore()
+    assert (model.weight == 3).all()
 
 
 def test_a_straggler_sleeps_once_its_gpu_has_nothing_to_do(device, monkeypatch):

@@ -72,7 +72,7 @@ FOREIGN_NAMES = frozenset({
     "_get_zeros_like_grad_buckets", "_share_fd_cpu_", "_workers", "_shutdown_workers",
     "_foreach_copy_", "_foreach_lerp_", "_execution_engine", "_get_ddp_logging_data",
     "_parameters", "_C", "_get_backend", "_world", "_get_sequence_number_for_group",
-    "_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_class_setstate",
+    "_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_class_setstate", "_neg_view",
 })  # fmt: skip
 """Private names of other libraries' objects that nothing public stands for."""
 LONGEST_FUNCTION = 60

@@ -36,7 +36,7 @@ WAYS = {
     "framework": (),
     "ring": ("--sync", "ring"),
     "served": (*SERVED, "--servers", "2"),
-    "adamw": ("--optimizer", "adamw"),
+    "adamw": ("--optimizer", "adamw", "--model", "convnet", "--channels-last", "--ema", "0.9"),
     "narrow": ("--sync", "ring", "--wire-dtype", "bfloat16", "--overlap", "off"),
     "fsdp": (
         "--parallel", "fsdp", "--wrap-parameters", "1000", "--optimizer", "adamw", "--ema", "0.9",
@@ -50,7 +50,7 @@ WAYS = {
     "parts": ("--accumulation-steps", "2", "--ema", "0.9", "--clip-norm", "0.5"),
     "running averages": ("--model", "resnet18"),
 }  # fmt: skip
-DEFAULTS = ("framework", "served", "fsdp")
+DEFAULTS = ("framework", "served", "fsdp", "adamw")
 
 
 def assert_equal_ends(folder: Path, cut: str) -> None:

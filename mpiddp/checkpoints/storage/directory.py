@@ -96,8 +96,11 @@ class Staging:
         self._buffers: dict[str, torch.Tensor] = {}
 
     def copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copies of ``tensors``; those that it returned before are overwritten."""
-        copies, on_gpu = {}, False
+        """Copies of ``tensors``; those that it returned before are overwritten.
+
+        They are complete once `wait_for_gpus` has returned.
+        """
+        copies = {}
         for name, tensor in tensors.items():
             if isinstance(tensor, DTensor):
                 copies[name] = BlockingAsyncStager().stage({name: tensor})[name]
@@ -106,11 +109,17 @@ class Staging:
             if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
                 buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
             copies[name] = buffer.copy_(tensor.detach(), non_blocking=True)
-            on_gpu |= tensor.is_cuda
-        if on_gpu:
-            torch.cuda.synchronize()
         self._buffers = copies
         return copies
+
+
+def wait_for_gpus(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Wait until what was begun on the GPUs of these tensors is done, in whichever stream.
+
+    A script's GPU need not be torch's current one, nor its stream the one in which they are copied.
+    """
+    for gpu in {each.device for each in tensors.values() if each.is_cuda}:
+        torch.cuda.synchronize(gpu)
 
 
 class CheckpointDirectory:
@@ -300,7 +309,11 @@ class CheckpointDirectory:
         begin = time.monotonic()
         staged, problem = dict[str, torch.Tensor](), None
         try:
-            staged = self._staging.copy(tensors) if is_copied else dict(tensors)
+            wait_for_gpus(tensors)
+            staged = dict(tensors)
+            if is_copied:
+                staged = self._staging.copy(tensors)
+                wait_for_gpus(tensors)
         except (RuntimeError, MemoryError) as error:
             # Too little memory, for example. The other ranks learn of it when they write.
             problem = describe_failure(error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -376,7 +377,8 @@ def clean(directory: Path, owner: str) -> None:
 def prune(directory: Path, owner: str, keep: int) -> None:
     """Remove the checkpoints of ``owner`` but the newest ones, and the one with the highest score.
 
-    All is tried; raises the first OSError.
+    NaN is no score: it is neither higher nor lower than another. All is tried; raises the first
+    OSError.
     """
     found = [
         (path, manifest)
@@ -384,7 +386,11 @@ def prune(directory: Path, owner: str, keep: int) -> None:
         if (manifest := read_or_none(path)) is not None and manifest.owner == owner
     ]
     kept = {path for path, _ in found[:keep]}
-    measured = [(each.score, path) for path, each in found if each.score is not None]
+    measured = [
+        (each.score, path)
+        for path, each in found
+        if each.score is not None and not math.isnan(each.score)
+    ]
     if measured:
         # The newest of those that are equally good.
         kept.add(max(measured, key=lambda each: each[0])[1])

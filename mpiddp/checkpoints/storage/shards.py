@@ -180,7 +180,7 @@ class _Writer(FileSystemWriter):
 
 def _write_tensor(stream: Any, tensor: torch.Tensor, frames: Frames) -> None:
     """``torch.save`` takes 0.1 ms: small tensors get what it writes around others of their kind."""
-    tensor = tensor.contiguous().resolve_conj().resolve_neg()
+    tensor = _lay_flat(tensor)
     if tensor.nbytes >= BLOCK_BYTES:
         # All of a storage would be written.
         is_part = tensor.untyped_storage().nbytes() != tensor.nbytes
@@ -192,6 +192,11 @@ def _write_tensor(stream: Any, tensor: torch.Tensor, frames: Frames) -> None:
     before, after = frames[kind]
     content: Any = tensor.view(-1).view(torch.uint8).numpy()
     stream.write(b"".join((before, content, after)))
+
+
+def _lay_flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Its numbers as they are written: one after the other."""
+    return tensor.contiguous().resolve_conj().resolve_neg()
 
 
 def _make_frame(tensor: torch.Tensor) -> tuple[bytes, bytes]:
@@ -232,7 +237,7 @@ def _digest(tensor: torch.Tensor) -> str:
     """Of a tensor: its type, shape and bytes."""
     found = make_digest()
     found.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-    whole: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    whole: Any = _lay_flat(tensor.detach().cpu()).view(-1).view(torch.uint8)
     found.update(whole.numpy())
     return found.hexdigest()
 

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpiddp.checkpoints.optimizer_state import load_uncast
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.mpi.mpi import find_thread_limit
 from mpiddp.launch.mpi.pauses import Pauses
@@ -432,4 +433,4 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
         {**before, **{name: value for name, value in now.items() if name != "params"}}
         for before, now in zip(state["param_groups"], optimizer.param_groups, strict=True)
     ]
-    optimizer.load_state_dict({**state, "param_groups": groups})
+    load_uncast(optimizer, {**state, "param_groups": groups})

@@ -19,7 +19,7 @@ class MovingAverage:
     It is a part of checkpoints.
     """
 
-    is_replicated = True
+    is_replicated = is_copied = True
     is_optional = True
 
     def __init__(self, module: nn.Module, decay: float) -> None:
