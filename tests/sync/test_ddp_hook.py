@@ -214,7 +214,7 @@ def share_buckets(monkeypatch, rooms: list[int], refused: int | None = None) -> 
         found = []
         for number in range(2):
             bucket = torch.full((BUCKET // 4,), float(rank + number))
-            for _ in range(2):
+            for _ in range(3):
                 hook._share(bucket)
             hook._average(bucket, hook._request)
             assert torch.equal(bucket, torch.full_like(bucket, (ranks - 1) / 2 + number))
@@ -231,13 +231,13 @@ def share_buckets(monkeypatch, rooms: list[int], refused: int | None = None) -> 
 @pytest.mark.parametrize(
     ("rooms", "refused", "expected"),
     [
-        ([7 * BUCKET] * 3, None, True),
+        ([7 * BUCKET] * 3, None, [True] * 3),
         # Twice what each rank needs, but not what all of them need.
-        ([6 * BUCKET] * 3, None, False),
-        ([7 * BUCKET, 6 * BUCKET, 7 * BUCKET], None, False),
+        ([6 * BUCKET] * 3, None, [False] * 3),
+        ([7 * BUCKET, 6 * BUCKET, 7 * BUCKET], None, [True, False, True]),
         # Somebody else was quicker.
-        ([7 * BUCKET] * 3, 1, False),
+        ([7 * BUCKET] * 3, 1, [True, False, True]),
     ],
 )
-def test_all_ranks_share_a_bucket_or_none_does(rooms, refused, expected, monkeypatch):
-    assert share_buckets(monkeypatch, rooms, refused) == [[expected] * 3, [False] * 3]
+def test_a_rank_shares_a_bucket_if_there_is_room_for_all(rooms, refused, expected, monkeypatch):
+    assert share_buckets(monkeypatch, rooms, refused) == [expected, [False] * 3]
