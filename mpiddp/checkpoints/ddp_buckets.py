@@ -37,6 +37,7 @@ def read_bucket_order(model: nn.Module) -> list[int] | None:
     model._has_rebuilt_buckets = True
     if not (found := model._get_ddp_logging_data().get(ORDER)):
         # No forward pass has written it yet.
+        assert model.logger is not None
         model._set_ddp_runtime_logging_sample_rate(1)
         model.logger.set_runtime_stats_and_log()
         model._set_ddp_runtime_logging_sample_rate(USUAL_RATE)
@@ -48,6 +49,27 @@ def _can_rebuild(model: DistributedDataParallel) -> bool:
     return not (model.static_graph or model.find_unused_parameters)
 
 
+def _list_trained(model: DistributedDataParallel) -> list[nn.Parameter]:
+    ignored = model.parameters_to_ignore
+    named = model.module.named_parameters()
+    return [each for name, each in named if each.requires_grad and name not in ignored]
+
+
+def list_sparse(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The trained parameters, by their names, of which DDP expects sparse gradients.
+
+    Of a parameter in several modules, the first one decides.
+    """
+    found, seen = {}, set()
+    for prefix, each in module.named_modules():
+        is_sparse = isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.sparse
+        for name, parameter in each.named_parameters(prefix, recurse=False):
+            if is_sparse and parameter.requires_grad and parameter not in seen:
+                found[name] = parameter
+            seen.add(parameter)
+    return found
+
+
 class _Zeros(torch.autograd.Function):
     """Passes a tensor through; the backward pass gives a parameter a gradient of zeros."""
 
@@ -55,13 +77,14 @@ class _Zeros(torch.autograd.Function):
     def forward(
         ctx: Any, passed: torch.Tensor, parameter: nn.Parameter, is_sparse: bool
     ) -> torch.Tensor:
-        ctx.parameter, ctx.is_sparse = parameter, is_sparse
+        ctx.save_for_backward(parameter)
+        ctx.layout = torch.sparse_coo if is_sparse else torch.strided
         return passed.view_as(passed)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        layout = torch.sparse_coo if ctx.is_sparse else torch.strided
-        return gradient, torch.zeros_like(ctx.parameter, layout=layout), None
+        (parameter,) = ctx.saved_tensors
+        return gradient, torch.zeros_like(parameter, layout=ctx.layout), None
 
 
 class _Use(nn.Module):
@@ -87,12 +110,12 @@ def restore_bucket_order(model: nn.Module, order: Sequence[int] | None) -> None:
     """
     if order is None or not isinstance(model, DistributedDataParallel) or not _can_rebuild(model):
         return
-    # What DDP was made from.
-    trained, are_sparse = model._build_params_for_reducer()
+    trained = _list_trained(model)
     if sorted(order) != list(range(len(trained))):
         return  # The checkpoint is of another model, which its parameters say more clearly.
-    module, numbers = model.module, list(reversed(order))
-    model.module = _Use(module, [(trained[each], are_sparse[each]) for each in numbers])
+    module, sparse = model.module, set(list_sparse(model.module).values())
+    used = [trained[number] for number in reversed(order)]
+    model.module = _Use(module, [(each, each in sparse) for each in used])
     try:
         start = torch.zeros((), device=trained[0].device, requires_grad=True)
         torch.autograd.backward(model(start))

@@ -14,9 +14,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mpiddp.checkpoints.ddp_buckets import list_sparse
 from mpiddp.collectives import AUTO, BOTH, SHARED, TORCH
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.communicator import Communicator
@@ -219,16 +219,6 @@ class ScheduleHook:
 
 # DDP compares annotations with classes; in this module they are texts.
 ScheduleHook.synchronize.__annotations__ = {}
-
-
-def list_sparse(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The trained parameters of a module whose gradients are sparse, by their names."""
-    found = {}
-    for name, each in module.named_modules():
-        is_sparse = isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.sparse
-        if is_sparse and each.weight.requires_grad:
-            found[f"{name}.weight" if name else "weight"] = each.weight
-    return found
 
 
 def attach(synchronization: Synchronization, model: DistributedDataParallel) -> ScheduleHook:

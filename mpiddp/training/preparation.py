@@ -150,7 +150,7 @@ def prepare(
     rate = make_learning_rate(configuration, static.count(), cut.step_samples, task.schedule)
     batch = read_first(train, configuration.batch_size, session)
     seed_generators(configuration.seed)
-    module = _build(configuration, task, data)
+    module = _build(configuration, task, data, session)
     notes.append(load_initial(module, configuration) if taken is None else "")
     module = _place(configuration, module, session.device)
     sample = batch.to(next(module.parameters()).device)
@@ -212,7 +212,7 @@ def _settle_batch_size(
     trial = None
     if session.world.rank in workers:
         few = read_first(samples, min(batch_size.SAMPLES, len(data.train)), session)
-        module = _place(configuration, _build(configuration, task, data), session.device)
+        module = _place(configuration, _build(configuration, task, data, session), session.device)
         check_task(task, module, few, data.classes)
         recompute_some(module, configuration)
         forward = _make_forward(configuration, task, session, few)
@@ -230,10 +230,10 @@ def _settle_batch_size(
     return replace(configuration, batch_size=size), [line]
 
 
-def _build(configuration: Configuration, task: Task, data: DataSet) -> nn.Module:
-    """A new module, whose parameters can be trained as the options say. Raises ConfigurationError."""
+def _build(configuration: Configuration, task: Task, data: DataSet, session: Session) -> nn.Module:
+    """A new module whose parameters can be trained so. Raises ConfigurationError."""
     module = build_model(task, data)
-    check_parameters(module, configuration)
+    check_parameters(module, configuration, session.backend)
     return module
 
 

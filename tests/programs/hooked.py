@@ -74,7 +74,7 @@ def train_ordinary(session: mpiddp.Session, options: list[dict[str, Any]]) -> li
 
 
 def join_early(session: mpiddp.Session, ways: list[dict[str, Any]]) -> list[float]:
-    """Rank 0 has samples for one step, the others for all: how far parameters are from plain DDP's."""
+    """Rank 0 has one step, the others have all; how far parameters are from plain DDP's."""
     rank = session.world.rank
 
     def take_steps(way: dict[str, Any] | None) -> list[torch.Tensor]:

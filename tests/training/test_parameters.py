@@ -86,30 +86,28 @@ def compare(row: dict[str, Any], other: dict[str, Any]) -> None:
         assert row[name] == pytest.approx(other[name], rel=1e-4)
 
 
-def test_a_loss_scale_and_a_norm_of_sparse_gradients_are_refused() -> None:
-    """What the trainer gives fp16 on GPUs, and an optimizer of one's own its gradients as they are."""
+def test_what_torch_does_not_do_with_some_gradients_is_refused() -> None:
     for kind, options, message in (
         (
             "complex",
             {"precision": "fp16"},
             "precision = 'fp16' cannot be combined with parameter o",
         ),
-        (
-            "sparse",
-            {"clip_norm": 1.0, "optimizer": "a:b"},
-            "clip_norm = 1.0 cannot be combined with",
-        ),
+        ("mixed", {"precision": "fp16"}, "precision = 'fp16' cannot be combined with parameter na"),
+        # An optimizer of one's own is given gradients as they are.
+        ("sparse", {"clip_norm": 1.0, "optimizer": "a:b"}, "clip_norm = 1.0 cannot be combined wi"),
+        ("sparse", {}, "sync = 'framework' cannot be combined with parameter odd.weight, which"),
     ):
         with pytest.raises(ConfigurationError) as raised:
-            check_parameters(kinds.Model(kind, 10, 2), Configuration(**options))
+            check_parameters(kinds.Model(kind, 10, 2), Configuration(**options), "nccl")
         assert str(raised.value).startswith(message)
 
 
 def test_fsdp_takes_several_types_in_separate_groups() -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8).double())
-    check_parameters(module, Configuration(parallel="fsdp", wrap_parameters=30))
-    with pytest.raises(ConfigurationError, match="parameter 1.weight, which is of torch.float64"):
-        check_parameters(module, Configuration(parallel="fsdp"))
+    check_parameters(module, Configuration(parallel="fsdp", wrap_parameters=30), "gloo")
+    with pytest.raises(ConfigurationError, match=r"1\.weight, which is of torch.float64"):
+        check_parameters(module, Configuration(parallel="fsdp"), "gloo")
 
 
 @pytest.mark.mpi

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from mpiddp.checkpoints.ddp_buckets import list_sparse
 from mpiddp.checkpoints.optimizer_state import OptimizerState
 from mpiddp.errors import ConfigurationError
-from mpiddp.sync.ddp_hook import list_sparse
 from mpiddp.sync.parameter_server.server import LR_SHARE
 from mpiddp.training.data.factories import Factory, call_factory, describe
 from mpiddp.training.options.groups.optimisation import OptimisationOptions

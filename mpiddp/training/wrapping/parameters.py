@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from mpiddp.checkpoints.ddp_buckets import list_sparse
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import quote
-from mpiddp.sync.ddp_hook import list_sparse
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.optimisation import LEARNING_RATES
 from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER
@@ -51,36 +51,48 @@ class Rule:
     """Some parameters cannot be trained with some values of an option."""
 
     option: str
-    applies: Callable[[Configuration], bool]
+    applies: Callable[[Configuration, str], bool]
+    """To these options, with this backend of torch.distributed."""
     is_met: Callable[[Parameter], bool]
     found: str
     """What such a parameter is; ``{dtype}`` and ``{other}`` are types, its own and the others'."""
     advice: str
 
 
-def _is_fsdp(configuration: Configuration) -> bool:
+def _is_fsdp(configuration: Configuration, _: str = "") -> bool:
     return configuration.parallel == "fsdp"
 
 
-def _has_servers(configuration: Configuration) -> bool:
+def _has_servers(configuration: Configuration, _: str) -> bool:
     return configuration.sync == PARAMETER_SERVER
 
 
-def _has_schedules(configuration: Configuration) -> bool:
+def _averages_gradients(configuration: Configuration) -> bool:
+    return configuration.parallel == "ddp" and configuration.average_every is None
+
+
+def _has_schedules(configuration: Configuration, _: str) -> bool:
     others = (FRAMEWORK, PARAMETER_SERVER)
-    return configuration.sync not in others and configuration.average_every is None
+    return _averages_gradients(configuration) and configuration.sync not in others
 
 
-def _clips_sparse(configuration: Configuration) -> bool:
+def _has_nccl(configuration: Configuration, backend: str) -> bool:
+    is_framework = configuration.sync == FRAMEWORK
+    return _averages_gradients(configuration) and is_framework and backend == "nccl"
+
+
+def _clips_sparse(configuration: Configuration, _: str) -> bool:
     return configuration.clip_norm is not None and configuration.optimizer not in LEARNING_RATES
 
 
+SCALED = (torch.float32, torch.float64)
+"""Types of gradients that torch's loss scaler takes on GPUs."""
 SPARSE, COMPLEX = "has sparse gradients", "is complex"
 EMPTY, TYPES = "has no elements", "is of {dtype} beside others of {other}"
 RULES = (
     Rule(
         "model",
-        lambda _: True,
+        lambda *_: True,
         lambda each: each.tensor.is_meta,
         "is on the device meta, without values",
         "make the model on the CPU",
@@ -91,6 +103,13 @@ RULES = (
         lambda each: each.is_sparse,
         SPARSE,
         "make its embedding with sparse=False, or give --sync framework",
+    ),
+    Rule(
+        "sync",
+        _has_nccl,
+        lambda each: each.is_sparse,
+        f"{SPARSE}, which NCCL does not add",
+        "make its embedding with sparse=False, or give --backend gloo",
     ),
     Rule("sync", _has_servers, lambda each: each.is_complex, COMPLEX, "give --sync framework"),
     Rule("sync", _has_servers, lambda each: each.has_other_type, TYPES, "give --sync auto"),
@@ -118,21 +137,24 @@ RULES = (
     ),
     Rule(
         "precision",
-        lambda configuration: configuration.precision == "fp16",
-        lambda each: each.is_complex,
-        COMPLEX,
-        "give --precision fp32",
+        lambda configuration, _: configuration.precision == "fp16",
+        lambda each: each.is_trained and each.tensor.dtype not in SCALED,
+        "is of {dtype}",
+        "give --precision bf16 or fp32",
     ),
 )
-"""FSDP gathers a group's parameters as one tensor; torch's loss scaler knows no complex gradients,
-and its norm no sparse ones; servers hold one flat tensor of real numbers."""
+"""FSDP gathers a group's parameters as one tensor, torch has no norm of sparse gradients, and
+servers hold one flat tensor of real numbers."""
 
 
-def check_parameters(module: nn.Module, configuration: Configuration) -> None:
-    """Raise ConfigurationError if a parameter cannot be trained as the options say."""
+def check_parameters(module: nn.Module, configuration: Configuration, backend: str) -> None:
+    """Raise ConfigurationError if a parameter cannot be trained as the options say.
+
+    ``backend``: the session's.
+    """
     for each in _list_parameters(module, configuration):
         for rule in RULES:
-            if rule.applies(configuration) and rule.is_met(each):
+            if rule.applies(configuration, backend) and rule.is_met(each):
                 value = getattr(configuration, rule.option)
                 found = rule.found.format(dtype=each.tensor.dtype, other=each.dtype)
                 raise ConfigurationError(
