@@ -10,10 +10,16 @@ in this order: without data, before the state is loaded.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+ORDER = "rebuilt_per_bucket_param_indices"
+"""In DDP's account of itself: the numbers of parameters, as in "3 2, 1 0" for two buckets."""
+USUAL_RATE = 100
+"""Steps between two of these accounts, after the first ten."""
 
 
 def read_bucket_order(model: nn.Module) -> list[int] | None:
@@ -29,9 +35,14 @@ def read_bucket_order(model: nn.Module) -> list[int] | None:
         return None
     # Read by the forward pass, which then finds nothing to rebuild.
     model._has_rebuilt_buckets = True
-    numbers = {id(each): number for number, each in enumerate(_list_trained(model))}
-    buckets = model.reducer._get_zeros_like_grad_buckets()
-    return [numbers[id(each)] for bucket in buckets for each in bucket.parameters()]
+    if not (found := model._get_ddp_logging_data().get(ORDER)):
+        # No forward pass has written it yet.
+        assert model.logger is not None
+        model._set_ddp_runtime_logging_sample_rate(1)
+        model.logger.set_runtime_stats_and_log()
+        model._set_ddp_runtime_logging_sample_rate(USUAL_RATE)
+        found = model._get_ddp_logging_data()[ORDER]
+    return [int(each) for each in found.replace(",", " ").split()]
 
 
 def _can_rebuild(model: DistributedDataParallel) -> bool:
@@ -44,19 +55,52 @@ def _list_trained(model: DistributedDataParallel) -> list[nn.Parameter]:
     return [each for name, each in named if each.requires_grad and name not in ignored]
 
 
-class _Sum(nn.Module):
+def list_sparse(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The trained parameters, by their names, of which DDP expects sparse gradients.
+
+    Of a parameter in several modules, the first one decides.
+    """
+    found, seen = {}, set()
+    for prefix, each in module.named_modules():
+        is_sparse = isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.sparse
+        for name, parameter in each.named_parameters(prefix, recurse=False):
+            if is_sparse and parameter.requires_grad and parameter not in seen:
+                found[name] = parameter
+            seen.add(parameter)
+    return found
+
+
+class _Zeros(torch.autograd.Function):
+    """Passes a tensor through; the backward pass gives a parameter a gradient of zeros."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, passed: torch.Tensor, parameter: nn.Parameter, is_sparse: bool
+    ) -> torch.Tensor:
+        ctx.save_for_backward(parameter)
+        ctx.layout = torch.sparse_coo if is_sparse else torch.strided
+        return passed.view_as(passed)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        (parameter,) = ctx.saved_tensors
+        return gradient, torch.zeros_like(parameter, layout=ctx.layout), None
+
+
+class _Use(nn.Module):
     """Uses parameters one after the other, so that their gradients come in the opposite order."""
 
-    def __init__(self, module: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, module: nn.Module, used: Sequence[tuple[nn.Parameter, bool]]) -> None:
+        """``used``: with each parameter, whether DDP expects sparse gradients."""
         super().__init__()
         self.module = module
         """Whose buffers DDP broadcasts."""
-        self._used = list(parameters)
+        self._used = used
 
-    def forward(self, total: torch.Tensor) -> torch.Tensor:
-        for parameter in self._used:
-            total = total + 0 * parameter.sum()
-        return total
+    def forward(self, passed: torch.Tensor) -> torch.Tensor:
+        for parameter, is_sparse in self._used:
+            passed = _Zeros.apply(passed, parameter, is_sparse)  # type: ignore[no-untyped-call]
+        return passed
 
 
 def restore_bucket_order(model: nn.Module, order: Sequence[int] | None) -> None:
@@ -69,10 +113,12 @@ def restore_bucket_order(model: nn.Module, order: Sequence[int] | None) -> None:
     trained = _list_trained(model)
     if sorted(order) != list(range(len(trained))):
         return  # The checkpoint is of another model, which its parameters say more clearly.
-    module = model.module
-    model.module = _Sum(module, [trained[number] for number in reversed(order)])
+    module, sparse = model.module, set(list_sparse(model.module).values())
+    used = [trained[number] for number in reversed(order)]
+    model.module = _Use(module, [(each, each in sparse) for each in used])
     try:
-        torch.autograd.backward(model(torch.zeros((), device=trained[0].device)))
+        start = torch.zeros((), device=trained[0].device, requires_grad=True)
+        torch.autograd.backward(model(start))
     finally:
         model.module = module
     for parameter in trained:

@@ -11,11 +11,12 @@ import shutil
 import time
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from mpiddp.checkpoints.ddp_buckets import list_sparse
 from mpiddp.collectives import AUTO, BOTH, SHARED, TORCH
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.communicator import Communicator
@@ -29,7 +30,6 @@ from mpiddp.schedules.schedule import Collective
 
 SHARED_MEMORY_FILES = "/dev/shm"
 """The directory of torch's shared memory."""
-_AGREEMENT = Request(Collective.ALL_REDUCE, operator="min")
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ class ScheduleHook:
         """By length of a bucket."""
         in_memory = any(transport in (SHARED, BOTH) for transport in transports)
         self._shares = in_memory and communicator.node_memory is not None
-        self._looked_at: WeakSet[torch.UntypedStorage] = WeakSet()
+        self._uses: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
+        """How often each bucket's storage came: up to 2."""
         self._wires: WeakKeyDictionary[torch.UntypedStorage, torch.Tensor] = WeakKeyDictionary()
         """For each bucket's storage, a buffer of the narrower type."""
         self._exchange = Exchange()
@@ -190,36 +191,30 @@ class ScheduleHook:
         return wire
 
     def _share(self, gradients: torch.Tensor) -> None:
-        """Move a bucket to memory that the node's ranks share, if it is not there yet.
+        """Move a bucket that comes a second time to memory that the node's ranks share.
 
-        All ranks do so, or none: there must be room for all of them. DDP makes new buckets after
-        its first step, so every step checks. Collective if the bucket is new.
+        DDP makes new buckets after its first step, and a rank that has joined (``model.join()``)
+        has new ones in each call: those never come again. Each rank decides for itself, since only
+        it knows which bucket is new: a call works in shared and in private memory at once.
         """
         storage = gradients.untyped_storage()
-        if not self._shares or storage in self._looked_at:
+        if not self._shares or (uses := self._uses.get(storage, 0)) > 1:
             return
-        self._looked_at.add(storage)
-        # All ranks check before any of them allocates, and none goes on before all have allocated.
+        self._uses[storage] = uses + 1
+        if uses == 0:
+            return
+        # Room for all ranks, which allocate at about the same time; twice, since the old memory is
+        # kept until it has been copied.
         size = len(self._communicator.layout.neighbours) * storage.nbytes()
-        # Twice, since the old memory is kept until it has been copied.
-        has_room = 2 * size < shutil.disk_usage(SHARED_MEMORY_FILES).free
-        if not self._agree(has_room and not find_shortage(size)):
+        if 2 * size >= shutil.disk_usage(SHARED_MEMORY_FILES).free or find_shortage(size):
             return
-        is_shared = True
         try:
             # torch has no type for it.
             gradients.share_memory_()
         except (RuntimeError, OSError):
             # Another program has taken the room; the gradients are where they were.
-            is_shared = False
-        if self._agree(is_shared):
-            self._communicator.shared_memory.adopt(gradients)
-
-    def _agree(self, flag: bool) -> bool:
-        """Whether it is true on all ranks. Collective."""
-        found = torch.tensor([flag], dtype=torch.int32)
-        self._communicator.run(_AGREEMENT, found)
-        return bool(found)
+            return
+        self._communicator.shared_memory.adopt(gradients)
 
 
 # DDP compares annotations with classes; in this module they are texts.
@@ -241,6 +236,11 @@ def attach(synchronization: Synchronization, model: DistributedDataParallel) -> 
         raise ConfigurationError(
             f"the model's process group has {ranks} ranks, and the session "
             f"{communicator.layout.size}: mpiddp averages gradients over all ranks"
+        )
+    for name in list_sparse(model.module):
+        raise ConfigurationError(
+            f"parameter {name}: expected dense gradients, found an embedding with sparse=True: "
+            "make it with sparse=False, or leave the gradients to torch.distributed"
         )
     on_gpu = next(model.parameters()).is_cuda
     hook = ScheduleHook(synchronization, communicator, on_gpu=on_gpu)
@@ -267,7 +267,9 @@ def synchronize(
 
         model = mpiddp.synchronize(DistributedDataParallel(net, gradient_as_bucket_view=True))
 
-    With ``gradient_as_bucket_view=True`` DDP makes no copy of the gradients.
+    With ``gradient_as_bucket_view=True`` DDP makes no copy of the gradients. Within
+    ``model.join()`` a rank that has no more samples counts with gradients of zero: sums are always
+    divided by the number of all ranks.
 
     Args:
         model: wrapped in ``torch.nn.parallel.DistributedDataParallel`` over the default group.
@@ -279,8 +281,8 @@ def synchronize(
             machine. Without effect on CPUs if MPI has less than MPI_THREAD_MULTIPLE.
 
     Raises:
-        ConfigurationError: no DDP model, one over other ranks than the session's or with a hook of
-            its own; an algorithm or a transport that is not possible here.
+        ConfigurationError: no DDP model, one over other ranks than the session's, with a hook of
+            its own or with sparse gradients; an algorithm or a transport that is not possible here.
         ScheduleError: the algorithm is no all-reduce.
     """
     if not isinstance(wire_dtype, torch.dtype | None):

@@ -41,7 +41,7 @@ from mpiddp.training.options.groups.parallelism import ParallelismOptions
 from mpiddp.training.options.groups.straggler import Slowdown, check_straggler, parse_straggler
 from mpiddp.training.options.groups.synchronisation import PARAMETER_SERVER
 from mpiddp.training.step.learning_rate import LearningRate, make_learning_rate
-from mpiddp.training.step.optimizer_step import GuardedUpdate, make_optimizer
+from mpiddp.training.step.optimizer_step import GuardedUpdate, make_dense, make_optimizer
 from mpiddp.training.step.precision import Precision
 from mpiddp.training.step.step import Engine, Forward, split_batch
 from mpiddp.training.task.loading import choose_reading, choose_samples, load_on_all, read_first
@@ -49,6 +49,7 @@ from mpiddp.training.task.task import Task, add_test_metrics, build_model, check
 from mpiddp.training.wrapping import overlap
 from mpiddp.training.wrapping.engine import EngineParts, recompute_some, start_engine
 from mpiddp.training.wrapping.parallel import find_bound, find_roles
+from mpiddp.training.wrapping.parameters import check_parameters
 from mpiddp.training.wrapping.rehearsal import rehearse, takes_one_sample, time_pass
 
 WORKSPACE = ":4096:8"
@@ -149,7 +150,7 @@ def prepare(
     rate = make_learning_rate(configuration, static.count(), cut.step_samples, task.schedule)
     batch = read_first(train, configuration.batch_size, session)
     seed_generators(configuration.seed)
-    module = build_model(task, data)
+    module = _build(configuration, task, data, session)
     notes.append(load_initial(module, configuration) if taken is None else "")
     module = _place(configuration, module, session.device)
     sample = batch.to(next(module.parameters()).device)
@@ -211,7 +212,7 @@ def _settle_batch_size(
     trial = None
     if session.world.rank in workers:
         few = read_first(samples, min(batch_size.SAMPLES, len(data.train)), session)
-        module = _place(configuration, build_model(task, data), session.device)
+        module = _place(configuration, _build(configuration, task, data, session), session.device)
         check_task(task, module, few, data.classes)
         recompute_some(module, configuration)
         forward = _make_forward(configuration, task, session, few)
@@ -220,11 +221,20 @@ def _settle_batch_size(
 
         def compute(part: Batch) -> None:
             torch.autograd.backward(forward.precision.scale(forward(module, part)[1]))
+            if task.optimizer is None:
+                make_dense(module.parameters())
 
         trial = batch_size.StepTrial(configuration, session, compute, optimizer, few)
     most = len(data.train) // len(workers)
     size, line = batch_size.settle(configuration, session, trial, most)
     return replace(configuration, batch_size=size), [line]
+
+
+def _build(configuration: Configuration, task: Task, data: DataSet, session: Session) -> nn.Module:
+    """A new module whose parameters can be trained so. Raises ConfigurationError."""
+    module = build_model(task, data)
+    check_parameters(module, configuration, session.backend)
+    return module
 
 
 def _make_forward(

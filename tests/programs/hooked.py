@@ -73,6 +73,30 @@ def train_ordinary(session: mpiddp.Session, options: list[dict[str, Any]]) -> li
     ]
 
 
+def join_early(session: mpiddp.Session, ways: list[dict[str, Any]]) -> list[float]:
+    """Rank 0 has one step, the others have all; how far parameters are from plain DDP's."""
+    rank = session.world.rank
+
+    def take_steps(way: dict[str, Any] | None) -> list[torch.Tensor]:
+        model = DistributedDataParallel(make_model(), bucket_cap_mb=BUCKET_MEGABYTES)
+        if way is not None:
+            mpiddp.synchronize(model, **way)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        samples = torch.Generator().manual_seed(rank)
+        with model.join():
+            for _ in range(STEPS if rank > 0 else 1):
+                optimizer.zero_grad()
+                model(torch.randn(9, 40, generator=samples)).square().mean().backward()
+                optimizer.step()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    plain = take_steps(None)
+    return [
+        max(float((one - other).abs().max()) for one, other in zip(plain, found, strict=True))
+        for found in map(take_steps, ways)
+    ]
+
+
 def refuse(session: mpiddp.Session) -> list[str]:
     """What is said where gradients cannot be averaged by mpiddp."""
     model = DistributedDataParallel(make_model())
@@ -84,6 +108,9 @@ def refuse(session: mpiddp.Session) -> list[str]:
         lambda: mpiddp.synchronize(model, wire_dtype="bfloat16"),  # type: ignore[arg-type]
         lambda: mpiddp.synchronize(model, wire_dtype=torch.int32),
         lambda: mpiddp.synchronize(mpiddp.synchronize(model)),
+        lambda: mpiddp.synchronize(
+            DistributedDataParallel(nn.Sequential(nn.Embedding(5, 3, sparse=True)))
+        ),
     ]
     return list(map(hear, calls))
 

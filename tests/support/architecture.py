@@ -61,6 +61,7 @@ FOREIGN_ATTRIBUTES = frozenset({
     "single_copy.restype", "single_copy.argtypes", "channel.restype", "channel.argtypes",
     "channel.atexit", "shards.fs", "ddp_hook.__annotations__",
     "ddp_buckets.module", "ddp_buckets._has_rebuilt_buckets", "ddp_buckets.grad",
+    "ddp_buckets.layout", "optimizer_step.grad",
     "flat_parameters.grad", "flat_parameters.data", "server.grad", "divergence.grad",
     "divergence.model", "models.conv1", "models.maxpool", "activations.forward",
     "activations.momentum", "preparation.benchmark",
@@ -69,7 +70,8 @@ FOREIGN_ATTRIBUTES = frozenset({
 FOREIGN_NAMES = frozenset({
     "_exit", "_current_frames", "_replace", "_fields", "_make", "_run", "_NamedFuncPointer",
     "_sizeof", "_handleof", "_has_rebuilt_buckets", "_rebuild_buckets", "_showtraceback",
-    "_get_zeros_like_grad_buckets", "_share_fd_cpu_", "_workers", "_shutdown_workers",
+    "_check_reducer_finalized", "_set_ddp_runtime_logging_sample_rate", "_share_fd_cpu_",
+    "_workers", "_shutdown_workers",
     "_foreach_copy_", "_foreach_lerp_", "_execution_engine", "_get_ddp_logging_data",
     "_parameters", "_C", "_get_backend", "_world", "_get_sequence_number_for_group",
     "_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_class_setstate", "_neg_view",

@@ -28,6 +28,7 @@ ROUNDING = 2e-6
 """Of float32, added up in another order over some steps, relative to the largest parameter."""
 NARROW = 2e-2
 """The same where gradients travel in bfloat16, which has 8 bits."""
+NARROW_WAYS = [{"wire_dtype": torch.bfloat16}]
 WHOLE = [name for name in names() if name != "central"]
 """All algorithms that leave nobody out."""
 
@@ -72,21 +73,29 @@ def test_one_line_in_an_ordinary_script_changes_no_gradient(pool):
     options = [{}, {"overlap": True}, {"algorithm": "ring", "transport": "mpi"}]
     # Two numbers are added in one order only, so that all bits are the same.
     assert pool("openmpi", 2).call(hooked.train_ordinary, options).values == [[0.0] * 3] * 2
-    narrow = [{"wire_dtype": torch.bfloat16}]
-    for (difference,) in pool("openmpi", 2).call(hooked.train_ordinary, narrow).values:
+    for (difference,) in pool("openmpi", 2).call(hooked.train_ordinary, NARROW_WAYS).values:
+        assert 0 < difference < 1e-3
+
+
+@pytest.mark.mpi
+def test_a_rank_that_has_joined_counts_with_zeros(pool):
+    ways = [{}, {"overlap": True}, {"algorithm": "ring", "transport": "mpi"}]
+    assert pool("openmpi", 2).call(hooked.join_early, ways).values == [[0.0] * 3] * 2
+    for (difference,) in pool("openmpi", 2).call(hooked.join_early, NARROW_WAYS).values:
         assert 0 < difference < 1e-3
 
 
 @pytest.mark.mpi
 def test_what_cannot_be_synchronized_is_refused_in_one_line(pool):
     for said in pool("openmpi", 2).call(hooked.refuse).values:
-        module, ranks, algorithm, dtype, integer, twice = said
+        module, ranks, algorithm, dtype, integer, twice, sparse = said
         assert module == "expected a model in DistributedDataParallel, found Sequential"
         assert "process group has 1 ranks, and the session 2" in ranks
         assert algorithm.startswith("central leaves out the buffers of 1 of 2 ranks")
         assert dtype == "wire_dtype: expected a torch type, found 'bfloat16'"
         assert "int32" in integer
         assert twice.startswith("the model takes no communication hook: ")
+        assert sparse.startswith("parameter 0.weight: expected dense gradients, found an embeddi")
 
 
 @pytest.mark.mpi
@@ -214,7 +223,7 @@ def share_buckets(monkeypatch, rooms: list[int], refused: int | None = None) -> 
         found = []
         for number in range(2):
             bucket = torch.full((BUCKET // 4,), float(rank + number))
-            for _ in range(2):
+            for _ in range(3):
                 hook._share(bucket)
             hook._average(bucket, hook._request)
             assert torch.equal(bucket, torch.full_like(bucket, (ranks - 1) / 2 + number))
@@ -231,13 +240,13 @@ def share_buckets(monkeypatch, rooms: list[int], refused: int | None = None) -> 
 @pytest.mark.parametrize(
     ("rooms", "refused", "expected"),
     [
-        ([7 * BUCKET] * 3, None, True),
+        ([7 * BUCKET] * 3, None, [True] * 3),
         # Twice what each rank needs, but not what all of them need.
-        ([6 * BUCKET] * 3, None, False),
-        ([7 * BUCKET, 6 * BUCKET, 7 * BUCKET], None, False),
+        ([6 * BUCKET] * 3, None, [False] * 3),
+        ([7 * BUCKET, 6 * BUCKET, 7 * BUCKET], None, [True, False, True]),
         # Somebody else was quicker.
-        ([7 * BUCKET] * 3, 1, False),
+        ([7 * BUCKET] * 3, 1, [True, False, True]),
     ],
 )
-def test_all_ranks_share_a_bucket_or_none_does(rooms, refused, expected, monkeypatch):
-    assert share_buckets(monkeypatch, rooms, refused) == [[expected] * 3, [False] * 3]
+def test_a_rank_shares_a_bucket_if_there_is_room_for_all(rooms, refused, expected, monkeypatch):
+    assert share_buckets(monkeypatch, rooms, refused) == [expected, [False] * 3]

@@ -312,9 +312,3 @@ def test_more_servers_than_parameters_are_refused(monkeypatch):
     module, shared_out = nn.Linear(1, 2), assign_roles(5, 5, dedicated=False)
     with pytest.raises(ConfigurationError, match="5 servers share 4 parameters: use fewer"):
         roles.Serving(session, shared_out, module, UpdateRule(None, None, 0), None)
-
-
-def test_a_model_of_several_types_is_refused():
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
-    with pytest.raises(ConfigurationError, match=r"float32 on cpu, torch.float64 on cpu"):
-        FlatModel(module)

@@ -68,6 +68,7 @@ EXAMPLES: dict[str, tuple[str, str, Any]] = {
     "shard_within": ("node", '"node"', "node"),
     "cpu_offload": ("", "true", True),
     "bucket_mb": ("auto", '"auto"', "auto"),
+    "find_unused_parameters": ("", "true", True),
     "deterministic": ("", "true", True),
     "seed": ("12", "12", 12),
     "evaluate_every": ("2", "2", 2),

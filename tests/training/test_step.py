@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -186,6 +187,44 @@ def test_a_loss_scale_leaves_the_step_as_it_is_and_drops_gradients_that_overflow
     engine.take_step(draw(16), CPU, Totals(CPU, {}), lambda: "")
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
     assert engine.update.list_parts(0)["scaler"].state_dict()["scale"] < 1e38
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_first_step_that_overflows_leaves_no_momentum(kind):
+    """torch's fused SGD makes its buffers there, and does not write them."""
+    options = {"momentum": 0.9, "dampening": 0.5} if kind is torch.optim.SGD else {}
+
+    def train_fused(overflows: bool) -> tuple[nn.Module, int]:
+        """The trained module; and how many parameters had state after the overflow."""
+        module = make_model()
+        optimizer = kind(module.parameters(), 0.1, fused=True, **options)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        update = LocalUpdate(module, optimizer, lambda step: 0.1, Treatment(scaler=scaler))
+        engine = replace(make_engine(module), update=update)
+        engine.forward.precision.scaler = scaler
+        stateful = 0
+        if overflows:
+            hook = module[0].weight.register_hook(lambda gradient: gradient * torch.inf)
+            engine.take_step(draw(16, 7), CPU, Totals(CPU, {}), lambda: "")
+            hook.remove()
+            stateful = len(optimizer.state)
+        for seed in range(3):
+            engine.take_step(draw(16, seed), CPU, Totals(CPU, {}), lambda: "")
+        return module, stateful
+
+    (plain, _), (module, stateful) = train_fused(False), train_fused(True)
+    assert stateful == 0
+    assert find_difference(plain, module) < 1e-7
+
+
+def test_an_average_leaves_whole_numbers_as_they_are():
+    module = nn.ParameterList([torch.ones(2), nn.Parameter(torch.arange(3), requires_grad=False)])
+    average = MovingAverage(module, 0.5)
+    with torch.no_grad():
+        module[0].fill_(2)
+    average.update(100)
+    assert average.weights["0"].tolist() == [1.5, 1.5]
+    assert average.weights["1"].tolist() == [0, 1, 2]
 
 
 def test_the_average_follows_the_weights_and_is_applied_for_a_while():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from mpiddp.errors import ConfigurationError
-
 
 class FlatModel:
     """Owns the memory of a module's trained parameters, and room for their gradients.
@@ -16,16 +14,9 @@ class FlatModel:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        """Raises ConfigurationError for parameters of several types or devices."""
+        """``module``: its trained parameters have one type, not a complex one, and one device."""
         self._trained = [each for each in module.parameters() if each.requires_grad]
-        kinds = {(each.dtype, each.device) for each in self._trained}
-        if len(kinds) != 1:
-            found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-            raise ConfigurationError(
-                f"parameter servers expect trained parameters of one type on one device, found "
-                f"{found or 'none'}: use --sync auto"
-            )
-        ((dtype, device),) = kinds
+        ((dtype, device),) = {(each.dtype, each.device) for each in self._trained}
         self._lengths = [each.numel() for each in self._trained]
         self.parameters = torch.empty(sum(self._lengths), dtype=dtype, device=device)
         """Flat, in the order of ``module.parameters()``."""
@@ -50,7 +41,7 @@ class FlatModel:
             if each.grad is None:
                 room.zero_()
             else:
-                room.copy_(each.grad.flatten())
+                room.copy_(each.grad.to_dense().flatten())
 
     def shards(self, count: int) -> list[slice]:
         """The elements in ``count`` parts, whose lengths differ by at most one."""

@@ -89,9 +89,14 @@ RULES = (
         lambda parallel: parallel == "ddp",
         "its gradients are exchanged in another way: leave out --sync, or give --parallel ddp",
     ),
-    Rule(("bucket_mb",), "parallel", lambda parallel: parallel == "ddp", "give --parallel ddp"),
     Rule(
-        ("bucket_mb",),
+        ("bucket_mb", "find_unused_parameters"),
+        "parallel",
+        lambda parallel: parallel == "ddp",
+        "give --parallel ddp",
+    ),
+    Rule(
+        ("bucket_mb", "find_unused_parameters"),
         "sync",
         lambda sync: sync != PARAMETER_SERVER,
         "servers get all gradients at once: give another --sync",
@@ -117,7 +122,7 @@ RULES = (
         "servers hold the weights: give another --sync, or --staleness STEPS",
     ),
     Rule(
-        ("wire_dtype", "overlap", "bucket_mb"),
+        ("wire_dtype", "overlap", "bucket_mb", "find_unused_parameters"),
         "average_every",
         lambda steps: steps is None,
         "it is about gradients, and weights are sent: leave out one of them",

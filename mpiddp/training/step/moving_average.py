@@ -35,6 +35,13 @@ class MovingAverage:
         """The average, named as the parameters in a checkpoint."""
         self._parameters = [find_local(each.detach()) for each in averages]
         self._averages = [find_local(each) for each in averages.values()]
+        moving = [
+            (average, each)
+            for average, each in zip(self._averages, self._parameters, strict=True)
+            if each.is_floating_point() or each.is_complex()
+        ]
+        self._moving = [average for average, _ in moving], [each for _, each in moving]
+        """Averages and parameters, without whole numbers, which do not change."""
 
     def update(self, step: int, steps: int = 1) -> None:
         """After a step, counted from 0, the last of so many since the last call.
@@ -42,7 +49,7 @@ class MovingAverage:
         The first ones forget the initial weights sooner.
         """
         decay = min(self._decay, (1 + step) / (10 + step)) ** steps
-        torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
+        torch._foreach_lerp_(*self._moving, 1 - decay)
 
     def state_dict(self) -> dict[str, Any]:
         return {"weights": self.weights}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from mpiddp.checkpoints.ddp_buckets import list_sparse
 from mpiddp.checkpoints.optimizer_state import OptimizerState
 from mpiddp.errors import ConfigurationError
 from mpiddp.sync.parameter_server.server import LR_SHARE
@@ -93,6 +94,8 @@ class Treatment:
     clip_norm: float | None = None
     """Longest gradient, in the 2-norm over all parameters."""
     average: MovingAverage | None = None
+    keeps_sparse: bool = False
+    """Whether the optimizer is given sparse gradients as they are; they become dense otherwise."""
 
 
 class LocalUpdate:
@@ -113,6 +116,10 @@ class LocalUpdate:
         self._rate = rate
         self._treatment = treatment or Treatment()
         self._step = 0
+        self._sparse = list(list_sparse(module).values())
+        """Parameters with sparse gradients."""
+        self._has_looked = False
+        """Whether the first gradients have shown all of them."""
 
     @property
     def average(self) -> MovingAverage | None:
@@ -141,6 +148,11 @@ class LocalUpdate:
 
     def _apply_gradients(self) -> None:
         scaler, clip_norm = self._treatment.scaler, self._treatment.clip_norm
+        if not self._treatment.keeps_sparse:
+            if not self._has_looked:
+                self._has_looked = True
+                self._sparse += make_dense(self._module.parameters())
+            make_dense(self._sparse)
         if scaler is not None:
             scaler.unscale_(self.optimizer)
         if clip_norm is not None:
@@ -148,8 +160,7 @@ class LocalUpdate:
         if scaler is None:
             self.optimizer.step()
         else:
-            scaler.step(self.optimizer)
-            scaler.update()
+            step_scaled(self.optimizer, scaler)
 
     staleness = None
 
@@ -207,6 +218,32 @@ class _ScalerState:
             self._scaler.load_state_dict(state)
 
 
+def make_dense(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Make sparse gradients dense; returns the parameters that had any."""
+    found = [each for each in parameters if each.grad is not None and each.grad.is_sparse]
+    for each in found:
+        assert each.grad is not None
+        each.grad = each.grad.to_dense()
+    return found
+
+
+def step_scaled(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
+    """Take an optimizer's step with unscaled gradients, unless they are not finite.
+
+    A fused optimizer makes its state also in a first step that is left out, but does not write it:
+    the momentum would be whatever was in memory. Such state is removed again.
+    """
+    known = len(optimizer.state)
+    scaler.step(optimizer)
+    new = list(optimizer.state)[known:]
+    # Read then only, since on a GPU that waits for it.
+    before = scaler.get_scale() if new else 0.0
+    scaler.update()
+    if new and scaler.get_scale() < before:
+        for parameter in new:
+            del optimizer.state[parameter]
+
+
 def clip_gradients(optimizer: torch.optim.Optimizer, longest: float) -> None:
     """Scale all gradients alike if their 2-norm is above ``longest``. Collective with FSDP."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
@@ -226,18 +263,19 @@ def make_optimizer(
     ``module``: whose they are, if this rank has them whole or in parts. Raises ConfigurationError.
 
     The fused form reads and writes each number once. With momentum and decay on a CPU it took a
-    quarter of the plain form's time, which is longer than a large model's backward pass.
+    quarter of the plain form's time, which is longer than a large model's backward pass. torch has
+    none for complex parameters, and no fused SGD for FSDP's.
     """
     rate, decay = options.learning_rate, options.weight_decay
     assert rate is not None
     if own is not None:
         return _make_own(own, rate, parameters, module)
-    momentum = options.momentum
-    if options.optimizer == "adamw":
-        betas = (momentum, 0.999)
-        return torch.optim.AdamW(parameters, rate, betas, weight_decay=decay, fused=True)
-    # torch has no fused SGD for FSDP's parameters.
-    form = {"foreach": True} if any(map(is_sharded, parameters)) else {"fused": True}
+    momentum, is_adamw = options.momentum, options.optimizer == "adamw"
+    are_plain = is_adamw or not any(map(is_sharded, parameters))
+    is_fused = are_plain and not any(each.is_complex() for each in parameters)
+    form = {"fused": True} if is_fused else {"foreach": True}
+    if is_adamw:
+        return torch.optim.AdamW(parameters, rate, (momentum, 0.999), weight_decay=decay, **form)
     return torch.optim.SGD(
         parameters, rate, momentum, weight_decay=decay, nesterov=momentum > 0, **form
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -9,11 +10,13 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.data.structure import call_model, count_samples, map_leaves, split_leaves
 from mpiddp.training.records.metrics import Totals
-from mpiddp.training.step.divergence import LossGuard
+from mpiddp.training.step.divergence import LossGuard, MarkedModel
 from mpiddp.training.step.moving_average import MovingAverage
 from mpiddp.training.step.optimizer_step import GuardedUpdate, LocalUpdate
 from mpiddp.training.step.precision import Precision
@@ -55,6 +58,42 @@ class Forward:
             return tensor.contiguous(memory_format=self.memory_format) if is_image else tensor
 
         return map_leaves(store, inputs)
+
+
+UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+"""In DDP's error: the numbers of trained parameters."""
+FEW = 4
+"""Names in a message."""
+
+
+def check_gradients(model: nn.Module) -> None:
+    """After a backward pass: whether it has made all gradients that DDP waits for.
+
+    ``model``: what has taken the pass. Raises ConfigurationError.
+    """
+    ddp = getattr(model, "_orig_mod", model)
+    if not isinstance(ddp, DistributedDataParallel):
+        return
+    try:
+        ddp.reducer._check_reducer_finalized()
+    except RuntimeError as error:
+        if (found := UNUSED.search(str(error))) is None:
+            raise
+        numbers = [int(each) for each in found[1].split()]
+    else:
+        return
+    module = ddp.module.module if isinstance(ddp.module, MarkedModel) else ddp.module
+    names = {id(each): name for name, each in module.named_parameters()}
+    trained = [each for each in ddp.module.parameters() if each.requires_grad]
+    unused = [names.get(id(trained[number]), "") for number in numbers]
+    listed = ", ".join(unused[:FEW]) + (f" and {len(unused) - FEW} more" if unused[FEW:] else "")
+    advice = "give --find-unused-parameters, or have the loss depend on them"
+    if ddp.find_unused_parameters:
+        advice = "have the loss depend on all outputs of the model"
+    raise ConfigurationError(
+        "parallel: ddp expected a gradient of each trained parameter in every pass, found none of "
+        f"{listed}: {advice}"
+    )
 
 
 @dataclass(frozen=True)
@@ -127,6 +166,7 @@ class Engine:
             if part.weight > 0:
                 totals.add(loss.detach(), outputs, targets)
                 self.clock.end(Stage.FORWARD)
+        check_gradients(self.model)
         if not self.update.finish_step(is_bad=bad is not None):
             self.guard.restore()
         self.update.exchange_weights()

@@ -44,7 +44,7 @@ class Weights:
         sent = 0.0
         for flat, copies, group in self._groups:
             torch._foreach_copy_(copies, group)
-            sent += self._mean(flat)
+            sent += self._mean(torch.view_as_real(flat) if flat.is_complex() else flat)
             torch._foreach_copy_(group, copies)
         return sent
 

@@ -43,6 +43,7 @@ from mpiddp.training.wrapping.parallel import (
     serve,
     share_weights,
 )
+from mpiddp.training.wrapping.parameters import late_sparse_named
 from mpiddp.wording import count_noun
 
 
@@ -153,13 +154,14 @@ def _wrap_in_ddp(
     configuration: Configuration, device: torch.device, start: EngineParts
 ) -> tuple[Configuration, _Wrapped]:
     part = split_batch(start.batch, configuration.accumulation_steps)[0]
-    configuration = buckets.settle(configuration, start.module, part, start.forward)
-    replica = replicate(start.module, device, configuration)
-    traffic = observe(replica.model, replica.hook)
-    # What torch makes of the wrapper has its attributes, too.
-    compiled: Any = compile_model(replica.model, configuration)
-    replica = replace(replica, model=compiled)
-    configuration, pace = overlap.settle(configuration, replica, part, start.forward)
+    with late_sparse_named(start.module):
+        configuration = buckets.settle(configuration, start.module, part, start.forward)
+        replica = replicate(start.module, device, configuration)
+        traffic = observe(replica.model, replica.hook)
+        # What torch makes of the wrapper has its attributes, too.
+        compiled: Any = compile_model(replica.model, configuration)
+        replica = replace(replica, model=compiled)
+        configuration, pace = overlap.settle(configuration, replica, part, start.forward)
     hold = replica.model.no_sync
     wrapped = _Wrapped(replica.model, hold, replica.marked, pace=pace, traffic=traffic)
     return configuration, wrapped
@@ -217,7 +219,9 @@ def _make_update(
     decay = configuration.ema
     average = None if decay is None else MovingAverage(module, decay)
     scaler = start.forward.precision.scaler
-    treatment = Treatment(refusal, scaler, configuration.clip_norm, average)
+    treatment = Treatment(
+        refusal, scaler, configuration.clip_norm, average, keeps_sparse=start.optimizer is not None
+    )
     every = configuration.average_every
     if every is None:
         return LocalUpdate(module, optimizer, start.rate, treatment)

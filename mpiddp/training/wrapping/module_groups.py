@@ -49,15 +49,21 @@ def find_innermost(groups: list[nn.Module]) -> Iterator[nn.Module]:
             yield group
 
 
-def count_parameters(model: nn.Module, groups: list[nn.Module]) -> list[int]:
-    """How many parameters each group has, without those of groups inside it; last the rest, if any.
+def list_parameters(model: nn.Module, groups: list[nn.Module]) -> list[list[nn.Parameter]]:
+    """The parameters of each group, without those of groups inside it; last the rest.
 
     ``groups``: the inner ones first.
     """
-    counted: set[int] = set()
-    counts = []
+    listed: set[int] = set()
+    found = []
     for group in [*groups, model]:
-        own = {id(each): each.numel() for each in group.parameters() if id(each) not in counted}
-        counted |= own.keys()
-        counts.append(sum(own.values()))
+        own = {id(each): each for each in group.parameters() if id(each) not in listed}
+        listed |= own.keys()
+        found.append(list(own.values()))
+    return found
+
+
+def count_parameters(model: nn.Module, groups: list[nn.Module]) -> list[int]:
+    """The number of parameters in each of these lists that has any."""
+    counts = (sum(each.numel() for each in own) for own in list_parameters(model, groups))
     return [count for count in counts if count]

@@ -44,6 +44,7 @@ def replicate(model: nn.Module, device: torch.device, configuration: Configurati
     wrapped = DistributedDataParallel(
         inner, device_ids=devices, bucket_cap_mb=find_cap(configuration),
         gradient_as_bucket_view=True,
+        find_unused_parameters=configuration.find_unused_parameters,
     )  # fmt: skip
     hook = None
     if configuration.sync != FRAMEWORK:

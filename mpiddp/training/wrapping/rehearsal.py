@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.data.structure import call_model
-from mpiddp.training.step.step import Compute
+from mpiddp.training.step.step import Compute, check_gradients
 from mpiddp.training.task.task import cross_entropy
 
 WARM_UP, PASSES = 3, 20
@@ -41,6 +41,7 @@ def rehearse(
 
     def take_pass() -> None:
         torch.autograd.backward(compute(model, batch)[1])
+        check_gradients(model)
         model.zero_grad(set_to_none=True)
 
     buffers = [buffer.clone() for buffer in module.buffers()]

@@ -48,6 +48,10 @@ class ParallelismOptions:
     bucket_mb: Annotated[str, Argument("MB")] = "25"
     """Size of DDP's gradient buckets in MB, or auto: measured at the start."""
 
+    find_unused_parameters: bool = False
+    """Have DDP look in each step for parameters that take no part in the loss; it waits for the
+    gradients of all parameters otherwise."""
+
     deterministic: bool = False
     """Use deterministic algorithms only, so that a GPU computes the same bits each time."""
 
