@@ -29,6 +29,18 @@ def add_prefix(prefix: str, store: Any) -> Any:
     return PrefixStore(prefix, store)
 
 
+def wrap_rendezvous(wrap: Callable[[Any], Any]) -> Callable[[], None]:
+    """Have ``wrap(handler)`` answer for each handler of ``init_method`` that torch has.
+
+    Returns what puts the old ones back.
+    """
+    from torch.distributed.rendezvous import _rendezvous_handlers as handlers
+
+    before = dict(handlers)
+    handlers.update({scheme: wrap(handler) for scheme, handler in before.items()})
+    return lambda: handlers.update(before)
+
+
 def find_default_store() -> Any:
     """The store of torch.distributed's default group."""
     from torch.distributed.distributed_c10d import _get_default_store
