@@ -66,6 +66,7 @@ def export_for_good(variables: Mapping[str, str], *, own: bool = False) -> None:
 def read_original() -> dict[str, str]:
     """The environment without what start-up has set, here or in a parent: the launcher's word."""
     variables = dict(os.environ)
+    variables.pop(environment.EXPORTED, None)
     for name, entry in _read()[1].items():
         if variables.get(name) == entry.value:
             del variables[name]

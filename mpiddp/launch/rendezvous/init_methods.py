@@ -55,6 +55,8 @@ class ScriptGroups:
         self._process = os.getpid()
         self._count = 0
         """Of groups that have met; the same on all ranks, and the beginning of their keys."""
+        self._is_noted = False
+        """Whether rank 0 has said that a place is not used."""
 
     def wrap(self, handler: Handler) -> Handler:
         """What answers instead of ``handler``."""
@@ -96,15 +98,16 @@ class ScriptGroups:
                 f"init_process_group() gets rank {rank} here and on {holder}: expected another "
                 f"number on each rank; RANK has it, {world.rank} here"
             )
-        if self._count == 1 and world.rank == 0 and request.place != self._place:
+        if world.rank == 0 and request.place != self._place and not self._is_noted:
+            self._is_noted = True
             write_console(
-                f"mpiddp: the script lets its ranks meet at {request.place}; they meet at "
-                f"{self._place}, in the store that is open there\n"
+                f"mpiddp: init_process_group() names {request.place}; the ranks meet at "
+                f"{self._place} instead, in mpiddp's store\n"
             )
         if rank != world.rank and store.add("differing", 1) == 1:
             write_console(
-                f"mpiddp: the script numbers its ranks differently from MPI: {own} is rank {rank} "
-                "in init_process_group()\n"
+                f"mpiddp: the script's ranks have other numbers than MPI's: {own} is rank {rank} in "
+                "init_process_group()\n"
             )
         return store
 
@@ -133,7 +136,8 @@ class ScriptGroups:
                 raise
             raise UnreachableError(
                 f"init_process_group() with rank {request.rank} of {size} did not meet the others "
-                f"at {place}: {read_message(error)}; MPI has started {self._world.size} ranks"
+                f"at {place}: {read_message(error).rstrip('.')} (MPI has started "
+                f"{self._world.size} ranks)"
             ) from None
 
     @property
