@@ -5,6 +5,7 @@ torch is imported in the functions: processes without it import this module as w
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -30,14 +31,14 @@ def add_prefix(prefix: str, store: Any) -> Any:
 
 
 def wrap_rendezvous(wrap: Callable[[Any], Any]) -> Callable[[], None]:
-    """Have ``wrap(handler)`` answer for each handler of ``init_method`` that torch has.
+    """Have ``wrap(handler)`` answer instead of each handler of ``init_method`` that torch has.
 
-    Returns what puts the old ones back.
+    It gets torch's own, if that is wrapped already. Returns what puts back what was there before.
     """
     from torch.distributed.rendezvous import _rendezvous_handlers as handlers
 
     before = dict(handlers)
-    handlers.update({scheme: wrap(handler) for scheme, handler in before.items()})
+    handlers.update({scheme: wrap(inspect.unwrap(each)) for scheme, each in before.items()})
     return lambda: handlers.update(before)
 
 

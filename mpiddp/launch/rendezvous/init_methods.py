@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -61,6 +62,7 @@ class ScriptGroups:
     def wrap(self, handler: Handler) -> Handler:
         """What answers instead of ``handler``."""
 
+        @wraps(handler)
         def answer(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
             if os.environ.get(environment.TORCHELASTIC_USE_AGENT_STORE) != str(True):
                 # The script says that a rank of its group opens the server.
