@@ -168,15 +168,19 @@ def test_who_waits_for_others_than_the_ranks_waits_for_the_timeout(rank, monkeyp
     monkeypatch.setenv(AGENT, "True")
     undo = wrap_rendezvous(make_groups(2).wrap)
     try:
-        with ports.reserve(HERE) as holder, pytest.raises(UnreachableError) as caught:
+        with ports.reserve(HERE) as holder:
             place = f"{HERE}:{holder.getsockname()[1]}"
-            next(rendezvous(f"tcp://{place}", rank, 3, timeout=timedelta(seconds=900)))
+            asked = rendezvous(f"tcp://{place}", rank, 3, timeout=timedelta(seconds=900))
+            with pytest.raises(UnreachableError) as caught:
+                next(asked)
     finally:
         undo()
     text = f"init_process_group() with rank {rank} of 3 did not meet the others at {place}: "
     assert str(caught.value).startswith(text)
     assert str(caught.value).endswith(" (MPI has started 2 ranks)")
-    assert "is for 3 ranks in rank 0, and MPI has started 2: they meet at " in capfd.readouterr().err
+    assert (
+        "is for 3 ranks in rank 0, and MPI has started 2: they meet at " in capfd.readouterr().err
+    )
     assert os.environ[AGENT] == "True"
 
 

@@ -144,10 +144,11 @@ def test_a_heterogeneous_job(slurm_cluster):
 )
 def test_mpirun_inside_an_allocation(name, slurm_cluster):
     mpirun = launchers.table()[name].mpirun
-    root = () if name == "mpich" else ("--allow-run-as-root", "--map-by", "ppr:2:node:OVERSUBSCRIBE")
+    flags = ["--allow-run-as-root", "--map-by", "ppr:2:node:OVERSUBSCRIBE"]
+    if name == "mpich":
+        flags = ["-n", "4", "-ppn", "2"]
     launcher = slurm_cluster.srun(library=name)
-    command = [mpirun, *root, *(("-n", "4", "-ppn", "2") if name == "mpich" else ())]
-    result = run_inside(launcher, ["--nodes=2", "--ntasks-per-node=1"], command)
+    result = run_inside(launcher, ["--nodes=2", "--ntasks-per-node=1"], [mpirun, *flags])
     rows = expect_ranks(result, 4)
     # For Slurm there is one task on each node, a daemon of mpirun's.
     assert [row[5:] for row in rows] == [["0", "0"], ["1", "0"], ["0", "1"], ["1", "1"]]

@@ -77,15 +77,17 @@ class ScriptGroups:
         return answer
 
     def _read(self, url: str) -> _Request:
-        """Numbers stand in the URL or, as RANK and WORLD_SIZE, in the environment."""
-        parts, meeting = urlsplit(url), self._meeting
-        numbers, variables = dict(parse_qsl(parts.query)), os.environ
+        """What stands in the URL, else in the environment; what is in neither is the rank's own."""
+        world, parts = self._world, urlsplit(url)
+        own = {environment.RANK: str(world.rank), environment.WORLD_SIZE: str(world.size)}
+        variables = own | dict(os.environ)
+        numbers = dict(parse_qsl(parts.query))
+        rank = numbers.get("rank", variables[environment.RANK])
+        size = numbers.get("world_size", variables[environment.WORLD_SIZE])
         place = parts.netloc or f"{parts.scheme}://{parts.path}"
         if parts.scheme == "env":
-            address = variables.get(environment.MASTER_ADDR, meeting.address)
-            place = f"{address}:{variables.get(environment.MASTER_PORT, meeting.port)}"
-        rank = numbers.get("rank") or variables.get(environment.RANK, self._world.rank)
-        size = numbers.get("world_size") or variables.get(environment.WORLD_SIZE, self._world.size)
+            address = variables.get(environment.MASTER_ADDR, self._meeting.address)
+            place = f"{address}:{variables.get(environment.MASTER_PORT, self._meeting.port)}"
         return _Request(place, int(rank), int(size))
 
     def _meet(self, request: _Request) -> Any:
@@ -108,8 +110,8 @@ class ScriptGroups:
             )
         if rank != world.rank and store.add("differing", 1) == 1:
             write_console(
-                f"mpiddp: the script's ranks have other numbers than MPI's: {own} is rank {rank} in "
-                "init_process_group()\n"
+                f"mpiddp: the script's ranks have other numbers than MPI's: {own} is rank {rank} "
+                "in init_process_group()\n"
             )
         return store
 

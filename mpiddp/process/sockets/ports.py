@@ -62,7 +62,9 @@ def listen(address: str, ports: PortRange | None = None) -> socket.socket:
     A port that is in use is passed over. One that an ended job has left in the state TIME_WAIT is
     not in use. Raises OSError, EADDRINUSE if the range is used up.
     """
-    return _open(lambda port: socket.create_server((address, port), backlog=socket.SOMAXCONN), ports)
+    return _open(
+        lambda port: socket.create_server((address, port), backlog=socket.SOMAXCONN), ports
+    )
 
 
 def reserve(address: str, ports: PortRange | None = None) -> socket.socket:
