@@ -146,9 +146,8 @@ RANK_VARIABLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Where launchers tell a process its numbers, by the attribute of ``World`` that has them.
 
-In a rank each says what MPI says, whichever launcher there is: the step of an mpirun in a Slurm
-allocation is that of its daemons. None is a sign of a Slurm job, such as SLURM_JOB_ID, or of a
-library that is there."""
+In a rank each says to Python what MPI says, whichever launcher there is: for Slurm, an mpirun in an
+allocation has started its daemons only. None is a sign of a Slurm job, such as SLURM_JOB_ID."""
 
 PMI_DESCRIPTOR = "PMI_FD"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,16 +113,31 @@ def test_what_is_for_this_process_alone_reaches_no_child(monkeypatch: pytest.Mon
     assert dict(os.environ) == before and children_see() == now()
 
 
-def test_a_child_that_got_the_rest_puts_back_what_was_there_before(
+CHILD = """
+import os, sys
+from mpiddp.launch.launcher.exported_variables import forget_inherited
+os.environ.update(word.split("=") for word in sys.argv[1:])
+forget_inherited()
+print([os.environ.get(name) for name in ("FIRST", "SECOND", "THIRD")])
+"""
+
+
+def test_a_launch_from_a_rank_keeps_what_its_launcher_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Though that is a number that the rank has itself."""
+    monkeypatch.setenv("PYTHONPATH", str(launchers.ROOT))
     monkeypatch.setenv("FIRST", "the user's")
     ExportedVariables().export({"FIRST": "a child's"})
-    ExportedVariables().export({"FIRST": "1", "SECOND": "2"}, own=True)
-    os.environ["FIRST"] = "a child's"
-    become_another_process()
-    forget_inherited()
-    assert now() == ["the user's", None, None]
+    ExportedVariables().export({"FIRST": "1", "SECOND": "2", "THIRD": "3"}, own=True)
+
+    def start(*words: str, env: dict[str, str] | None = None) -> str:
+        command = [sys.executable, "-c", CHILD, *words]
+        return subprocess.run(command, env=env, stdout=-1, check=True, timeout=60).stdout.decode()
+
+    assert start("SECOND=2") == "[\"the user's\", '2', None]\n"
+    # A script may hand on all that it sees.
+    assert start(env=dict(os.environ)) == '["the user\'s", None, None]\n'
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '[1, {"FIRST": 3}]', '[1, {"FIRST": [1, null]}]'])

@@ -99,7 +99,7 @@ def forget_inherited() -> None:
     if process == os.getpid():
         return
     for name, entry in entries.items():
-        if os.environ.get(name) in (entry.value, entry.inherited):
+        if os.environ.get(name) == entry.value:
             _set(name, entry.before, entry.before)
     os.environ.pop(environment.EXPORTED, None)
 
@@ -121,8 +121,17 @@ def _read() -> tuple[int | None, dict[str, _Entry]]:
 
 
 def _write(entries: Mapping[str, _Entry]) -> None:
-    text = json.dumps([os.getpid(), entries]) if entries else None
-    _set(environment.EXPORTED, text, text)
+    """Note ``entries``; for the children those that reach them.
+
+    What does not, a launcher that this process starts may set to the same value.
+    """
+    reaching = {
+        name: _Entry(entry.inherited, entry.before, entry.inherited)
+        for name, entry in entries.items()
+        if entry.inherited is not None and entry.inherited != entry.before
+    }
+    texts = [json.dumps([os.getpid(), rows]) if rows else None for rows in (entries, reaching)]
+    _set(environment.EXPORTED, *texts)
 
 
 def _put_back(name: str, value: str | None, entry: _Entry | None) -> None:
