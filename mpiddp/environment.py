@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,54 @@ LAUNCHERS: tuple[LauncherVariables, ...] = (
         local_size="PALS_LOCAL_SIZE",
     ),
 )
+
+RANK_VARIABLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "rank": (
+            "SLURM_PROCID",
+            "OMPI_COMM_WORLD_RANK",
+            "PMIX_RANK",
+            "PMI_RANK",
+            "MV2_COMM_WORLD_RANK",
+            "FLUX_TASK_RANK",
+            "JSM_NAMESPACE_RANK",
+            "PALS_RANKID",
+        ),
+        "size": (
+            "SLURM_NTASKS",
+            "SLURM_NPROCS",
+            "SLURM_STEP_NUM_TASKS",
+            "OMPI_COMM_WORLD_SIZE",
+            "PMI_SIZE",
+            "MV2_COMM_WORLD_SIZE",
+            "FLUX_JOB_SIZE",
+            "JSM_NAMESPACE_SIZE",
+        ),
+        "local_rank": (
+            "SLURM_LOCALID",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+            "OMPI_COMM_WORLD_NODE_RANK",
+            "MPI_LOCALRANKID",
+            "MV2_COMM_WORLD_LOCAL_RANK",
+            "FLUX_TASK_LOCAL_ID",
+            "JSM_NAMESPACE_LOCAL_RANK",
+            "PALS_LOCAL_RANKID",
+        ),
+        "local_size": (
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+            "MPI_LOCALNRANKS",
+            "MV2_COMM_WORLD_LOCAL_SIZE",
+            "JSM_NAMESPACE_LOCAL_SIZE",
+            "PALS_LOCAL_SIZE",
+        ),
+        "node_rank": ("SLURM_NODEID", "PALS_NODEID"),
+        "node_count": ("SLURM_NNODES", "SLURM_STEP_NUM_NODES"),
+    }
+)
+"""Where launchers tell a process its numbers, by the attribute of ``World`` that has them.
+
+In a rank each says to Python what MPI says, whichever launcher there is: for Slurm, an mpirun in an
+allocation has started its daemons only. None is a sign of a Slurm job, such as SLURM_JOB_ID."""
 
 PMI_DESCRIPTOR = "PMI_FD"
 

@@ -5,6 +5,7 @@ torch is imported in the functions: processes without it import this module as w
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -27,6 +28,18 @@ def add_prefix(prefix: str, store: Any) -> Any:
     from torch._C._distributed_c10d import PrefixStore
 
     return PrefixStore(prefix, store)
+
+
+def wrap_rendezvous(wrap: Callable[[Any], Any]) -> Callable[[], None]:
+    """Have ``wrap(handler)`` answer instead of each handler of ``init_method`` that torch has.
+
+    It gets torch's own, if that is wrapped already. Returns what puts back what was there before.
+    """
+    from torch.distributed.rendezvous import _rendezvous_handlers as handlers
+
+    before = dict(handlers)
+    handlers.update({scheme: wrap(inspect.unwrap(each)) for scheme, each in before.items()})
+    return lambda: handlers.update(before)
 
 
 def find_default_store() -> Any:

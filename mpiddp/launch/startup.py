@@ -7,6 +7,7 @@ imported in a thread from the first moment on, while MPI starts.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import os
 import secrets
@@ -41,6 +42,7 @@ from mpiddp.launch.network import interfaces
 from mpiddp.launch.options import COLLECTIVES, LaunchOptions, Options
 from mpiddp.launch.packages import check_packages
 from mpiddp.launch.rendezvous import companions, store
+from mpiddp.launch.rendezvous.init_methods import ScriptGroups
 from mpiddp.launch.rendezvous.route import Route, RouteFinder
 from mpiddp.launch.resources import Resources
 from mpiddp.launch.session import Session, find_failure_handler, find_session, make_current
@@ -52,6 +54,7 @@ from mpiddp.process.cpus import find_cpus
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.process.sockets import ports
 from mpiddp.process.streams.console import write_console
+from mpiddp.torch_internals import wrap_rendezvous
 
 if TYPE_CHECKING:
     import torch
@@ -439,14 +442,30 @@ class Starter:
     def open_store(self) -> None:
         """Connect to the store, or open it, at the agreed address."""
         world, meeting = self.control.world, self.route.meeting
-        secret = self.control.broadcast(secrets.token_hex(KEY_BYTES))
+        free = self._reserve_port()
+        secret, free = self.control.broadcast((secrets.token_hex(KEY_BYTES), free))
         descriptor = self.route_finder.descriptor if self.route_finder is not None else None
         timeout = self.options.timeout
         self.store = store.make_store(meeting, world, descriptor, timeout, secret)
-        self.variables.export(store.torchrun_variables(world, meeting))
+        self.variables.export(store.torchrun_variables(world, meeting) | free)
+        self.variables.export(store.rank_variables(world, meeting), own=True)
+        groups = ScriptGroups(
+            world, meeting, lambda: store.make_store(meeting, world, None, timeout, secret), timeout
+        )
+        self._on_close.append(wrap_rendezvous(groups.wrap))
         if self.make_group:
             # Here, where no rank waits for another yet.
             interfaces.check_variables(self.backend, world.hostname)
+
+    def _reserve_port(self) -> dict[str, str]:
+        """On rank 0: MASTER_PORT for processes that ranks start, if another port is free."""
+        if self.control.world.rank == 0:
+            allowed = self.route_finder.ports if self.route_finder is not None else None
+            with contextlib.suppress(OSError):
+                holder = ports.reserve(self.route.meeting.address, allowed)
+                self._on_close.append(holder.close)
+                return {environment.MASTER_PORT: str(holder.getsockname()[1])}
+        return {}
 
     def join_lifeline(self) -> None:
         """Connect this rank with its node's companion, and that one with the other nodes'."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from mpiddp.launch.launcher.exported_variables import (
     ExportedVariables,
     export_for_good,
     forget_inherited,
+    read_original,
+    set_meanwhile,
 )
 
 NAMES = ("FIRST", "SECOND", "THIRD", environment.EXPORTED)
@@ -79,6 +83,61 @@ def test_nothing_is_left_of_a_session_but_what_is_set_for_good() -> None:
     become_another_process()
     forget_inherited()
     assert dict(os.environ) == before
+
+
+def children_see() -> list[str | None]:
+    lines = subprocess.run("env", stdout=-1, check=True, timeout=60).stdout.decode().splitlines()
+    found = dict(line.split("=", 1) for line in lines if "=" in line)
+    return [found.get(name) for name in NAMES[:3]]
+
+
+def test_what_is_for_this_process_alone_reaches_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECOND", "the user's")
+    before = dict(os.environ)
+    outer, inner = ExportedVariables(), ExportedVariables()
+    outer.export({"THIRD": "a child's"})
+    outer.export({"FIRST": "1", "SECOND": "2", "THIRD": "3"}, own=True)
+    inherited = [None, "the user's", "a child's"]
+    assert (now(), children_see()) == (["1", "2", "3"], inherited)
+    inner.export({"FIRST": "4", "SECOND": "5"}, own=True)
+    with set_meanwhile({"FIRST": "6"}):
+        assert children_see()[0] == "6"
+    assert (now(), children_see()) == (["4", "5", "3"], inherited)
+    assert read_original() == before
+    inner.restore()
+    assert (now(), children_see()) == (["1", "2", "3"], inherited)
+    # What a script sets itself is its children's as well.
+    os.environ["FIRST"] = "the script's"
+    assert children_see()[0] == read_original()["FIRST"] == "the script's"
+    outer.restore()
+    assert dict(os.environ) == before and children_see() == now()
+
+
+CHILD = """
+import os, sys
+from mpiddp.launch.launcher.exported_variables import forget_inherited
+os.environ.update(word.split("=") for word in sys.argv[1:])
+forget_inherited()
+print([os.environ.get(name) for name in ("FIRST", "SECOND", "THIRD")])
+"""
+
+
+def test_a_launch_from_a_rank_keeps_what_its_launcher_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though that is a number that the rank has itself."""
+    monkeypatch.setenv("PYTHONPATH", str(launchers.ROOT))
+    monkeypatch.setenv("FIRST", "the user's")
+    ExportedVariables().export({"FIRST": "a child's"})
+    ExportedVariables().export({"FIRST": "1", "SECOND": "2", "THIRD": "3"}, own=True)
+
+    def start(*words: str, env: dict[str, str] | None = None) -> str:
+        command = [sys.executable, "-c", CHILD, *words]
+        return subprocess.run(command, env=env, stdout=-1, check=True, timeout=60).stdout.decode()
+
+    assert start("SECOND=2") == "[\"the user's\", '2', None]\n"
+    # A script may hand on all that it sees.
+    assert start(env=dict(os.environ)) == '["the user\'s", None, None]\n'
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '[1, {"FIRST": 3}]', '[1, {"FIRST": [1, null]}]'])

@@ -11,6 +11,7 @@ import pytest
 import facts
 import launchers
 import mpiddp
+from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.mpi.world import solitary_world
 from mpiddp.launch.options import Options
@@ -44,13 +45,29 @@ def check_environment(found: list[dict]) -> None:
         job = {"MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": f"mpiddp-{row['job']}"}
         expected = {**facts.torchrun_variables(rank, len(found), address), **job}
         assert {name: row["set"].get(name) for name in expected} == expected
-        others = row["set"].keys() - expected.keys()
+        numbers = facts.rank_numbers(rank, len(found))
+        found_numbers = row["before"] | row["set"]
+        assert {name: found_numbers.get(name) for name in numbers} == numbers
+        check_inherited(row, numbers)
+        names = {name for group in environment.RANK_VARIABLES.values() for name in group}
+        others = row["set"].keys() - expected.keys() - names
         assert others - {"MPI4PY_RC_INITIALIZE"} == {
             "OMP_NUM_THREADS",
             "GLOO_SOCKET_IFNAME",
             "MPIDDP_EXPORTED",
         }
         assert row["removed"] == []
+
+
+def check_inherited(row: dict, numbers: dict[str, str]) -> None:
+    """A child has the launcher's own numbers, and its own groups meet at a port that is free."""
+    inherited = dict(line.split("=", 1) for line in row["inherited"] if "=" in line)
+    for name in numbers:
+        assert inherited.get(name) == row["before"].get(name), name
+    assert inherited["RANK"] == row["set"]["RANK"]
+    assert inherited["MASTER_ADDR"] == row["set"]["MASTER_ADDR"]
+    assert inherited["MASTER_PORT"] not in ("", row["set"]["MASTER_PORT"])
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in inherited
 
 
 @pytest.mark.parametrize("ranks", SIZES)

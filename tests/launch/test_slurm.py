@@ -21,10 +21,12 @@ pytestmark = pytest.mark.slurm
 
 INTERFACES = ("ens1f1", "ens1f0np0", "ens1f0", "eth0")
 INIT = """
-import sys, mpiddp
+import os, sys, mpiddp
 with mpiddp.init(timeout=60) as session:
     world = session.world
-    sys.stdout.write(f"seen {world.rank} {world.size} {world.hostname}\\n")
+    names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID")
+    numbers = " ".join(os.environ[name] for name in names)
+    sys.stdout.write(f"seen {world.rank} {world.size} {world.hostname} {numbers}\\n")
 """
 
 
@@ -46,10 +48,12 @@ def collect(launcher, ranks, folder, **env):
 
 
 def expect_ranks(result, ranks: int) -> list[list[str]]:
-    """What INIT printed on so many ranks, by rank: rank, size, host."""
+    """What INIT printed on so many ranks, by rank: rank, size, host, and by Slurm's variables
+    rank, size, local rank, node rank."""
     lines = result.expect(0).stdout.splitlines()
     rows = sorted(line.split()[1:] for line in lines if line.startswith("seen "))
-    assert [row[:2] for row in rows] == [[str(rank), str(ranks)] for rank in range(ranks)], result
+    expected = [[str(rank), str(ranks)] for rank in range(ranks)]
+    assert [row[:2] for row in rows] == [row[3:5] for row in rows] == expected, result
     return rows
 
 
@@ -140,10 +144,31 @@ def test_a_heterogeneous_job(slurm_cluster):
 )
 def test_mpirun_inside_an_allocation(name, slurm_cluster):
     mpirun = launchers.table()[name].mpirun
-    root = () if name == "mpich" else ("--allow-run-as-root",)
+    flags = ["--allow-run-as-root", "--map-by", "ppr:2:node:OVERSUBSCRIBE"]
+    if name == "mpich":
+        flags = ["-n", "4", "-ppn", "2"]
     launcher = slurm_cluster.srun(library=name)
-    result = run_inside(launcher, ["--nodes=2", "--ntasks-per-node=1"], [mpirun, *root])
-    assert len({row[2] for row in expect_ranks(result, 2)}) == 2
+    result = run_inside(launcher, ["--nodes=2", "--ntasks-per-node=1"], [mpirun, *flags])
+    rows = expect_ranks(result, 4)
+    # For Slurm there is one task on each node, a daemon of mpirun's.
+    assert [row[5:] for row in rows] == [["0", "0"], ["1", "0"], ["0", "1"], ["1", "1"]]
+    assert len({row[2] for row in rows}) == 2
+
+
+@pytest.mark.long
+def test_a_script_whose_master_is_localhost_on_each_node(slurm_cluster, tmp_path):
+    script = tmp_path / "tutorial.py"
+    script.write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'] = 'localhost', '12355'\n"
+        "rank, size = int(os.environ['SLURM_PROCID']), int(os.environ['SLURM_NTASKS'])\n"
+        "dist.init_process_group('gloo', rank=rank, world_size=size)\n"
+        "total = torch.ones(1)\ndist.all_reduce(total)\nprint(int(total))\n"
+    )
+    launcher = slurm_cluster.srun("--nodes=2")
+    result = launchers.run(launcher, 2, ["-m", "mpiddp", "--timeout", "60", script]).expect(0)
+    assert result.stdout.split() == ["2", "2"]
+    assert result.stderr.count("mpiddp: init_process_group() names localhost:12355; ") == 1
 
 
 TRAPS = {

@@ -107,6 +107,19 @@ def test_a_port_of_a_job_that_has_ended_is_free():
             assert again.getsockname()[1] == pair.low
 
 
+def test_a_reserved_port_is_for_who_asks_for_it():
+    with hold_two() as (pair, held):
+        held[0].close()
+        with ports.reserve(HOST, pair) as holder:
+            assert holder.getsockname() == (HOST, pair.low)
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((HOST, pair.low), 5)
+            with socket.create_server(("", pair.low)), pytest.raises(OSError, match="is free"):
+                ports.reserve(HOST, pair)
+    with ports.reserve(HOST) as holder, ports.reserve(HOST) as other:
+        assert 0 != holder.getsockname()[1] != other.getsockname()[1]
+
+
 def test_another_error_is_told_at_once():
     with pytest.raises(OSError, match="Cannot assign requested address"):
         ports.listen("192.0.2.1", RANGE)

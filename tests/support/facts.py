@@ -16,7 +16,7 @@ from typing import Any
 import launchers
 
 PROGRAM = """
-import dataclasses, json, os, sys
+import dataclasses, json, os, subprocess, sys
 from pathlib import Path
 
 before = dict(os.environ)
@@ -64,6 +64,8 @@ with mpiddp.init(timeout=60, interface=sys.argv[1]) as session:
         "listening": [place for place in find_listening() if place not in inherited],
         "set": {name: value for name, value in os.environ.items() if before.get(name) != value},
         "removed": sorted(before.keys() - os.environ.keys()),
+        "inherited": subprocess.run("env", capture_output=True, text=True).stdout.splitlines(),
+        "before": before,
     }
     del store
 
@@ -100,6 +102,18 @@ def torchrun_variables(rank: int, ranks: int, address: str) -> dict[str, str]:
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
+
+
+def rank_numbers(rank: int, ranks: int) -> dict[str, str]:
+    """What other launchers would set on one node, by the names that scripts read most."""
+    numbers = (
+        (rank, "SLURM_PROCID OMPI_COMM_WORLD_RANK PMIX_RANK PMI_RANK MV2_COMM_WORLD_RANK"),
+        (rank, "SLURM_LOCALID OMPI_COMM_WORLD_LOCAL_RANK MV2_COMM_WORLD_LOCAL_RANK"),
+        (ranks, "SLURM_NTASKS OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE PMI_SIZE"),
+        (0, "SLURM_NODEID"),
+        (1, "SLURM_NNODES"),
+    )
+    return {name: str(number) for number, names in numbers for name in names.split()}
 
 
 def messages(result: launchers.Result) -> list[str]:

@@ -1,6 +1,7 @@
 """Which launcher started this process, and what it says about rank and size.
 
-Only environment variables are read here, so it works before MPI and torch are imported.
+Only environment variables are read here, so it works before MPI and torch are imported. They are
+read as the launcher has set them: start-up gives scripts a rank's numbers under all names.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from mpiddp import environment
 from mpiddp.environment import LAUNCHERS, LauncherVariables
 from mpiddp.errors import LaunchError
+from mpiddp.launch.launcher.exported_variables import read_original
 from mpiddp.launch.launcher.hostnames import expand_hostnames
 
 
@@ -36,12 +38,13 @@ class Launcher:
         return max(self.sizes, default=None)
 
 
-def find_launcher(variables: Mapping[str, str] = os.environ) -> Launcher | None:
+def find_launcher(variables: Mapping[str, str] | None = None) -> Launcher | None:
     """The launcher that really started this process, or None if it was started by hand.
 
     Raises:
         LaunchError: its variables contradict each other.
     """
+    variables = read_original() if variables is None else variables
     for row in LAUNCHERS:
         if not environment.is_set(row.signs, variables):
             continue
@@ -54,24 +57,26 @@ def find_launcher(variables: Mapping[str, str] = os.environ) -> Launcher | None:
     return None
 
 
-def has_manager_hint(variables: Mapping[str, str] = os.environ) -> bool:
+def has_manager_hint(variables: Mapping[str, str] | None = None) -> bool:
     """Whether a process manager that the table does not know left its variables."""
+    variables = read_original() if variables is None else variables
     return environment.is_set(environment.MANAGER_HINTS, variables)
 
 
-def is_first(variables: Mapping[str, str] = os.environ) -> bool:
+def is_first(variables: Mapping[str, str] | None = None) -> bool:
     """Whether this process reports for the job while MPI is not up: the launcher's rank 0."""
     return find_rank(variables) == 0
 
 
-def find_rank(variables: Mapping[str, str] = os.environ) -> int:
+def find_rank(variables: Mapping[str, str] | None = None) -> int:
     """This process's rank by its launcher's word; 0 without a launcher."""
     launcher = find_launcher(variables)
     return launcher.rank if launcher is not None else 0
 
 
-def tasks_of_allocation(variables: Mapping[str, str] = os.environ) -> int:
+def tasks_of_allocation(variables: Mapping[str, str] | None = None) -> int:
     """Tasks of the Slurm job around a process that no launcher started; 1 outside Slurm."""
+    variables = read_original() if variables is None else variables
     return _count(variables.get(environment.SLURM_JOB_TASKS, "")) or 1
 
 

@@ -40,7 +40,10 @@ class Meeting:
 
 
 def torchrun_variables(world: World, meeting: Meeting) -> dict[str, str]:
-    """What torchrun gives its workers, for scripts and libraries that look for it."""
+    """What torchrun gives its workers, for scripts and libraries that look for it.
+
+    ``rank_variables`` has the rest, which is for the rank alone.
+    """
     return {
         environment.RANK: str(world.rank),
         environment.LOCAL_RANK: str(world.local_rank),
@@ -52,12 +55,26 @@ def torchrun_variables(world: World, meeting: Meeting) -> dict[str, str]:
         environment.ROLE_NAME: "default",
         environment.ROLE_WORLD_SIZE: str(world.size),
         environment.MASTER_ADDR: meeting.address,
-        environment.MASTER_PORT: str(meeting.port),
         environment.TORCHELASTIC_RUN_ID: environment.OUR_RUN_ID_PREFIX + meeting.job,
         # From the front, if it has started this rank.
         **{name: os.environ.get(name) or "0" for name in environment.RESTARTS},
-        # The server runs already; init_process_group() must only connect to it.
-        environment.TORCHELASTIC_USE_AGENT_STORE: "True",
+    }
+
+
+def rank_variables(world: World, meeting: Meeting) -> dict[str, str]:
+    """What holds in a rank and not in its children, which may make groups of their own.
+
+    The job's store, which runs already, so that init_process_group() only connects to it; and a
+    rank's numbers by the names that other launchers give them.
+    """
+    return {
+        environment.MASTER_PORT: str(meeting.port),
+        environment.TORCHELASTIC_USE_AGENT_STORE: str(True),
+        **{
+            name: str(getattr(world, number))
+            for number, names in environment.RANK_VARIABLES.items()
+            for name in names
+        },
     }
 
 

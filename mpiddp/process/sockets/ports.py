@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from mpiddp import environment
@@ -62,11 +62,38 @@ def listen(address: str, ports: PortRange | None = None) -> socket.socket:
     A port that is in use is passed over. One that an ended job has left in the state TIME_WAIT is
     not in use. Raises OSError, EADDRINUSE if the range is used up.
     """
+    return _open(
+        lambda port: socket.create_server((address, port), backlog=socket.SOMAXCONN), ports
+    )
+
+
+def reserve(address: str, ports: PortRange | None = None) -> socket.socket:
+    """A socket that holds a port for a server that another process opens there.
+
+    It does not listen. The kernel gives the port to nobody, and to a server that asks for it by
+    number and reuses addresses, as all do that Python and torch open. Raises OSError as `listen`.
+    """
+
+    def bind(port: int) -> socket.socket:
+        holder = socket.socket()
+        try:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind((address, port))
+        except OSError:
+            holder.close()
+            raise
+        return holder
+
+    return _open(bind, ports)
+
+
+def _open(make: Callable[[int], socket.socket], ports: PortRange | None) -> socket.socket:
+    """What ``make`` makes of the first port of ``ports`` that is free, or of 0."""
     if ports is None:
-        return socket.create_server((address, 0), backlog=socket.SOMAXCONN)
+        return make(0)
     for port in ports.order():
         try:
-            return socket.create_server((address, port), backlog=socket.SOMAXCONN)
+            return make(port)
         except OSError as error:
             if error.errno not in OCCUPIED:
                 raise
