@@ -43,7 +43,7 @@ WORDS = (
     (r"(?<!length) >= (\S+)$", r" of \1 or more"),
     (r"(?<!length) <= (\S+)$", r" of at most \1"),
     (r"^Object missing required field `(.*)`$", r"lacks \1"),
-    (r"^Object contains unknown field `(.*)`$", r"\1 is not known"),
+    (r"^Object contains unknown field `(.*)`$", r"has a field that is not known: \1"),
     (r"^Invalid enum value (.*)$", r"\1 is not known"),
     (r"^(Number|Integer value) out of range$", "expected a smaller number"),
 )
@@ -83,7 +83,10 @@ def _read_float(text: str) -> float | str:
 
 
 def convert(value: Any, kind: type[T], *, strict: bool = True) -> T:
-    """The value of what JSON or TOML holds; not ``strict``: numbers may be texts. Raises ContentError."""
+    """The value of what a parser made: dicts, lists, texts, numbers. Raises ContentError.
+
+    ``strict``: a text is no number.
+    """
     import msgspec  # Who reads nothing does not wait for it.
 
     try:
@@ -149,16 +152,6 @@ def _find(value: Any, path: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
     for key in keys:
         own = f".{key}" if name else f"[{key!r}]"
         yield from ((own + where, found) for where, found in _find(value[key], rest))
-
-
-def read_xml(path: Path, tag: str, kind: type[T], most: int = MOST_BYTES) -> T:
-    """As `read_json`: the document's one element of this ``tag``."""
-    try:
-        return decode_xml(read_whole(path, most), tag, kind)
-    except ContentError as error:
-        raise ContentError(f"{path}: {error}") from None
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def decode_xml(data: bytes, tag: str, kind: type[T]) -> T:

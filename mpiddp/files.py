@@ -13,8 +13,8 @@ from typing import Any
 
 from mpiddp.errors import ContentError
 
-MOST_BYTES = 1 << 28
-"""Of a file that is read as a whole: 256 MiB."""
+MOST_BYTES = 1 << 26
+"""Of a file that is read as a whole, unless its reader says otherwise: 64 MiB."""
 
 
 @contextlib.contextmanager

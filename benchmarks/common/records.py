@@ -24,6 +24,8 @@ from mpiddp.errors import ConfigurationError, ContentError
 from mpiddp.files import read_whole
 from mpiddp.wording import print_message
 
+MOST_BYTES = 1 << 30
+"""Of a record: 1 GiB. Its lines are read one by one."""
 SCHEMA = 3
 """Version of the records' form; a change that breaks readers raises it."""
 
@@ -236,6 +238,11 @@ def _open_alone(path: Path) -> io.FileIO:
 
 
 @dataclass(frozen=True)
+class _Line:
+    kind: str
+
+
+@dataclass(frozen=True)
 class _Form:
     kind: str
     schema: int
@@ -255,33 +262,20 @@ class _End:
 
 def read_record(path: Path) -> Record:
     """Read a file of records. Raises ConfigurationError, with the line, if it is none."""
-    try:
-        # Not splitlines, which also breaks at separators that JSON allows in strings.
-        lines = read_whole(path).removesuffix(b"\n").split(b"\n")
-    except ContentError as error:
-        raise ContentError(f"{path}: {error}") from None
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
     head: _Head | None = None
     end: _End | None = None
     cells, others = list[Cell](), list[Mapping[str, Any]]()
-    for number, line in enumerate(lines, start=1):
+    for number, content in _read_lines(path):
         try:
-            content = decode(line, dict[str, Any])
-            kind = content.get("kind")
             if head is None:
                 head = _read_head(content)
-            elif kind == "cell":
+            elif convert(content, _Line).kind == "cell":
                 cells.append(convert(content, Cell))
-            elif kind is not None:
-                others.append(content)
-                end = convert(content, _End) if kind == "end" else None
             else:
-                raise ContentError("expected a JSON object with 'kind'")
+                others.append(content)
+                end = convert(content, _End) if content["kind"] == "end" else None
         except ContentError as error:
-            is_last = number == len(lines) > 1
-            advice = ": if it was cut off, delete this last line, and the others are read"
-            raise ContentError(f"{path}, line {number}: {error}{advice * is_last}") from None
+            raise ContentError(f"{path}, line {number}: {error}") from None
     assert head is not None
     return Record(
         path=path,
@@ -292,6 +286,23 @@ def read_record(path: Path) -> Record:
         others=tuple(others),
         is_complete=end is not None and end.is_complete,
     )
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        # Not splitlines, which also breaks at separators that JSON allows in strings.
+        lines = read_whole(path, MOST_BYTES).removesuffix(b"\n").split(b"\n")
+    except ContentError as error:
+        raise ContentError(f"{path}: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield number, decode(line, dict[str, Any])
+        except ContentError as error:
+            is_last = number == len(lines) > 1
+            advice = ": if it was cut off, delete this last line, and the others are read"
+            raise ContentError(f"{path}, line {number}: {error}{advice * is_last}") from None
 
 
 def _read_head(content: Mapping[str, Any]) -> _Head:

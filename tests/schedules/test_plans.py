@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from mpiddp.errors import ConfigurationError, ScheduleError
-from mpiddp.schedules.plans.msccl_xml import read_tree
+from mpiddp.schedules.plans.msccl_xml import read_xml
 from mpiddp.schedules.plans.mscclpp_json import read_content
 from mpiddp.schedules.plans.proof import prove_plan
 from mpiddp.schedules.plans.reading import read_plans
@@ -101,7 +100,7 @@ def make_plan(*gpus, chunks=1, scratch=2, proto="LL", coll="allreduce"):
 
 def find_fault(text):
     try:
-        for plan in read_tree(ElementTree.fromstring(text)):
+        for plan in read_xml(text.encode()):
             prove_plan(plan)
     except ScheduleError as error:
         return str(error)
