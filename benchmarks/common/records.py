@@ -266,6 +266,7 @@ def read_record(path: Path) -> Record:
     end: _End | None = None
     cells, others = list[Cell](), list[Mapping[str, Any]]()
     for number, content in _read_lines(path):
+        end = None
         try:
             if head is None:
                 head = _read_head(content)

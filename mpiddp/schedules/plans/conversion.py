@@ -160,7 +160,7 @@ class _Recorder:
         self._rules.extend(islice(rules, MOST_RULES + 1 - len(self._rules)))
         if len(self._rules) > MOST_RULES:
             raise ConfigurationError(
-                f"{self._plan.title}: expected at most {MOST_RULES:,} messages that wait for another"
+                f"{self._plan.title}: expected at most {MOST_RULES:,} pairs of which one waits"
             )
 
     def _is_home(self, value: _Held, operation: Operation) -> bool:
