@@ -83,7 +83,7 @@ class ConfigurationError(MpiddpError):
 class ContentError(ConfigurationError, ValueError):
     """A file or message is not of the form that its reader declares.
 
-    ``__post_init__`` of a declared type raises it, too: `mpiddp.decoding` adds the field's place.
+    ``__post_init__`` of a declared type raises it, too: `mpiddp.files` adds the field's place.
     """
 
 

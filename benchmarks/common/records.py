@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.common.statistics import Summary, summarize
-from mpiddp.decoding import convert, decode
 from mpiddp.errors import ConfigurationError, ContentError
-from mpiddp.files import read_whole
+from mpiddp.files import convert, decode, read_whole
 from mpiddp.wording import print_message
 
 MOST_BYTES = 1 << 30

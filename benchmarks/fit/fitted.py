@@ -14,9 +14,8 @@ from benchmarks.common.options import describe_seconds
 from benchmarks.common.records import Cell, Record
 from benchmarks.common.statistics import quantile
 from benchmarks.fit.segments import Point, Segment, fit_segments
-from mpiddp.decoding import read_json
 from mpiddp.errors import ConfigurationError, ContentError
-from mpiddp.files import write_whole
+from mpiddp.files import read_json, write_whole
 from mpiddp.schedules.machine import Machine, MessageCost, Piece
 from mpiddp.wording import count_noun, describe_size
 

@@ -22,9 +22,8 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.collectives import AUTO, TRANSPORTS
-from mpiddp.decoding import decode
 from mpiddp.errors import ConfigurationError, ContentError
-from mpiddp.files import read_whole, write_whole
+from mpiddp.files import decode, read_whole, write_whole
 from mpiddp.schedules.registry import parse
 from mpiddp.schedules.schedule import Collective
 from mpiddp.wording import count_noun, name_ranks

@@ -33,7 +33,7 @@ def read(path: Path, fields: Mapping[str, Field]) -> dict[str, Any]:
     except OSError as error:
         raise ConfigurationError(f"config: cannot read {path}: {error.strerror}") from None
     except ContentError as error:
-        raise ContentError(f"{path}: {error}") from None
+        raise ContentError(f"config: {path}: {error}") from None
     for key in values:
         if key not in fields:
             hint = did_you_mean(key, fields)

@@ -14,8 +14,8 @@ from typing import Any
 
 from mpiddp.checkpoints.state import read_values
 from mpiddp.checkpoints.storage.finding import Found
-from mpiddp.decoding import decode
 from mpiddp.errors import CheckpointError
+from mpiddp.files import decode
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.data import AUTO_BATCH
 from mpiddp.training.options.groups.effects import FIXED, FREE, list_options

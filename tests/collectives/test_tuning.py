@@ -120,7 +120,7 @@ def test_overlapping_ranges_and_doubled_sections_are_refused(tmp_path):
 def test_a_table_that_is_truncated_or_in_another_encoding_is_refused(cut, more, tmp_path):
     path = write(tmp_path / "table.json")
     path.write_bytes(path.read_bytes()[:cut] + more)
-    with pytest.raises(ConfigurationError, match="table.json: expected JSON: .*; make one with"):
+    with pytest.raises(ConfigurationError, match=r"table\.json: expected JSON: .*; make one with"):
         read_table(path)
 
 

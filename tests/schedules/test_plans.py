@@ -382,7 +382,7 @@ def test_json_that_is_not_known_is_named(change, words, tmp_path):
     ("change", "words"),
     [({"name": "shout"}, "operation 'shout' is not known"),
      ({"reduce_op": "min"}, "reduce_op 'min': expected sum"),
-     ({"loudness": 3}, r"gpus\[0\].threadblocks\[0\].ops\[5\]: has a field that is not known: loudness")],
+     ({"loudness": 3}, r"threadblocks\[0\].ops\[5\]: has a field that is not known: loudness")],
 )  # fmt: skip
 def test_an_operation_that_is_not_known(change, words):
     with pytest.raises(ConfigurationError, match=words):

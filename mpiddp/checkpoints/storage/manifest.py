@@ -23,9 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mpiddp.decoding import decode
 from mpiddp.errors import CheckpointError, ContentError
-from mpiddp.files import read_toml, read_whole, write_whole
+from mpiddp.files import decode, read_toml, read_whole, write_whole
 from mpiddp.wording import describe_error, print_message
 
 if TYPE_CHECKING:

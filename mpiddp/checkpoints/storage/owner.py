@@ -19,9 +19,8 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.checkpoints.storage import manifest as manifests
-from mpiddp.decoding import decode
 from mpiddp.errors import ConfigurationError, ContentError
-from mpiddp.files import read_whole, write_whole
+from mpiddp.files import decode, read_whole, write_whole
 from mpiddp.process.directory_lock import DirectoryLock
 from mpiddp.wording import print_message
 

@@ -16,8 +16,8 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
-from mpiddp.decoding import decode_xml
 from mpiddp.errors import ConfigurationError, ContentError, ScheduleError
+from mpiddp.files import decode_xml
 from mpiddp.schedules.plans.plan import (
     MOST_CHUNKS,
     MOST_OPERATIONS,

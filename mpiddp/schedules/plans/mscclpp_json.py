@@ -19,8 +19,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from msgspec import Meta, Struct
 
-from mpiddp.decoding import convert, decode
 from mpiddp.errors import ConfigurationError, ContentError, ScheduleError
+from mpiddp.files import convert, decode
 from mpiddp.schedules.plans.mscclpp_order import Key, Move, link
 from mpiddp.schedules.plans.plan import (
     MOST_BLOCKS,

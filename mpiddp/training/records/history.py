@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from mpiddp.decoding import convert, decode
 from mpiddp.errors import ConfigurationError, ContentError
-from mpiddp.files import read_whole
+from mpiddp.files import convert, decode, read_whole
 
 METRICS = "metrics.jsonl"
 STAGES = ("read", "transform", "transfer", "forward", "backward", "communication", "update")

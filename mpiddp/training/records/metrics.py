@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 import torch.distributed as dist
 
-from mpiddp.decoding import convert, decode
+from mpiddp.files import convert, decode
 from mpiddp.training.data.structure import count_samples
 from mpiddp.training.records.history import STEPS
 from mpiddp.wording import count_noun
