@@ -55,6 +55,7 @@ WORDS = (
 """What msgspec says, in our words."""
 
 _OTHERS = bytes(set(range(256)) - set(b'"[]{}'))
+_ALIKE = bytes.maketrans(b"{}", b"[]")
 _MESSAGE = re.compile(r"(.*?)(?:, got `(\w+)`)?(?: - at (`key` in )?`\$(.*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 
@@ -164,6 +165,8 @@ def convert(value: Any, kind: type[T], *, strict: bool = True) -> T:
         return msgspec.convert(value, kind, strict=strict, str_keys=True)
     except msgspec.ValidationError as error:
         raise ContentError(_explain(str(error), value)) from None
+    except UnicodeError:
+        raise ContentError("a text has half of a character, which no encoding has") from None
 
 
 def _check_depth(data: bytes) -> None:
@@ -171,9 +174,10 @@ def _check_depth(data: bytes) -> None:
     if b"\\" in data:
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     # Quotes that are next to each other end one text and begin another, or hold nothing.
-    brackets = re.sub(rb'"[^"]*"', b"", data.translate(None, _OTHERS).replace(b'""', b""))
+    brackets = data.translate(_ALIKE, _OTHERS).replace(b'""', b"")
+    brackets = re.sub(rb'"[^"]*"', b"", brackets)
     for _ in range(MOST_DEPTH):
-        before, brackets = brackets, brackets.replace(b"[]", b"").replace(b"{}", b"")
+        before, brackets = brackets, brackets.replace(b"[]", b"")
         if len(brackets) == len(before):
             return
     if brackets:

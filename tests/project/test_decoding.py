@@ -85,8 +85,8 @@ def nest(depth: int, word: str = "") -> str:
 
 @pytest.mark.parametrize("word", ["", '"[[["', r'"\"[\\"', r'"]", "\\\"]"', '{"a": "}"}'])
 def test_brackets_in_texts_nest_nothing(word):
-    most = MOST_DEPTH - 3
-    assert decode(nest(most - ("{" in word), word), Tree).leaves[0].cnt == 1
+    most = MOST_DEPTH - 3 - word.startswith("{")
+    assert decode(nest(most, word), Tree).leaves[0].cnt == 1
     with pytest.raises(ContentError, match="levels of lists"):
         decode(nest(most + 1, word), Tree)
 
@@ -139,8 +139,7 @@ def use(name: str, path: Path) -> str:
 def test_a_good_file_is_read(name, tmp_path):
     path = tmp_path / KINDS[name].name
     KINDS[name].make(path)
-    said = use(name, path)
-    assert not said or (name, said) == ("manifest", said)
+    assert use(name, path)[:4] == ("race" if name == "groups" else "")
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -175,8 +174,8 @@ def test_what_is_no_file_is_not_waited_for(name, tmp_path):
         path.parent.mkdir()
         make()
         said = use(name, path)
-        silent = ("owner", "outcome", "address", "holder")
-        assert said or name in silent or (name, what) == ("metrics", "empty"), (what, said)
+        is_silent = name in ("owner", "outcome", "address", "holder")
+        assert said or is_silent or (name, what) == ("options", "empty"), what
 
 
 # ---- what took memory and time ------------------------------------------------------------
@@ -229,7 +228,7 @@ def test_a_hostile_manifest_is_one_bad_checkpoint(field_name, tmp_path, capsys):
     made = [text.replace(f'"{field_name}":', f'"{field_name}": "abc", "x":', 1)]
     for content in made if field_name else HOSTILE:
         path.write_text(content)
-        with pytest.raises(manifests.DamageError, match=r"manifest.json: ."):
+        with pytest.raises(manifests.DamageError, match=r"manifest\.json: "):
             KINDS["manifest"].read(path)
         survey = find_newest(folder, Ranks())
         assert survey.newest is not None and survey.newest.path == folder / "step-2"

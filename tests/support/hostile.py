@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
 import re
@@ -251,7 +252,8 @@ def change_xml(draw: st.DrawFn, text: str) -> str:
     elif how == "delete":
         del element.attrib[name]
     elif how == "child":
-        element.append(draw(st.sampled_from(list(root.iter()))) if len(element) else root[0][0])
+        # A copy: an element in itself would have no end.
+        element.append(copy.deepcopy(draw(st.sampled_from(list(root.iter())))))
     else:
         element.tag = name
     return ElementTree.tostring(root, encoding="unicode")
