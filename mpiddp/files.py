@@ -266,7 +266,7 @@ def decode_xml(data: bytes, tag: str, kind: type[T]) -> T:
     parser = ElementTree.XMLParser(target=_Elements())
     try:
         parser.feed(data)
-        root: dict[str, Any] = parser.close()
+        root: Any = parser.close()
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         said = "" if isinstance(error, ContentError) else "expected XML: "
         raise ContentError(f"{said}{error}") from None

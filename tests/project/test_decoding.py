@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from hostile import CHANGES, KINDS, NAMED, change_bytes, limited
+from hostile import CHANGES, KINDS, NAMED, change_bytes, limited, make_good
 from mpiddp.checkpoints.__main__ import show
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage import owner as owners
@@ -124,6 +124,10 @@ def test_neither_the_front_nor_an_import_waits_for_the_library():
 # ---- every kind of file --------------------------------------------------------------------
 
 
+EXAMPLES = 60
+"""Of each kind of file."""
+
+
 def use(name: str, path: Path) -> str:
     """What is said of a file; empty if it can be used."""
     with limited():
@@ -138,19 +142,16 @@ def use(name: str, path: Path) -> str:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_good_file_is_read(name, tmp_path):
     path = tmp_path / KINDS[name].name
-    KINDS[name].make(path)
+    path.write_bytes(make_good(name))
     assert use(name, path)[:4] == ("race" if name == "groups" else "")
 
 
 @pytest.mark.parametrize("name", KINDS)
 @seed(20261128)
-@settings(max_examples=60, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES, database=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_whatever_a_file_holds(name, data, tmp_path):
-    kind = KINDS[name]
-    path = tmp_path / kind.name
-    kind.make(path)
-    good = path.read_bytes()
+    path, good = tmp_path / KINDS[name].name, make_good(name)
     if data.draw(st.integers(0, 3)):
         path.write_text(data.draw(CHANGES[path.suffix](good.decode())))
     else:

@@ -9,8 +9,10 @@ import json
 import re
 import resource
 import signal
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -188,6 +190,15 @@ KINDS = {
     "options": Kind("config.toml", lambda path: path.write_text(OPTIONS), _use_options),
     "holder": Kind("lock", _dump(asdict(directory_lock.Holder.of_this_process())), _use_holder),
 }
+
+
+@cache
+def make_good(name: str) -> bytes:
+    """The same bytes whenever they are asked for."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, KINDS[name].name)
+        KINDS[name].make(path)
+        return path.read_bytes()
 
 
 # ---- what strangers make of them ----------------------------------------------------------
