@@ -2,6 +2,7 @@
 
     MpiddpError                 1   an error in your code, or in mpiddp
     ├── ConfigurationError      2   bad arguments or configuration
+    │   └── ContentError        2   a file is not of the form that its reader expects
     ├── LaunchError             3   the launch is wrong: wrong PMI, no MPI, GPUs shared
     │   └── AloneError          3   every rank would be rank 0 of 1
     ├── UnreachableError        4   ranks could not reach each other in time
@@ -77,6 +78,13 @@ class ConfigurationError(MpiddpError):
     """
 
     exit_code = 2
+
+
+class ContentError(ConfigurationError, ValueError):
+    """A file or message is not of the form that its reader declares.
+
+    ``__post_init__`` of a declared type raises it, too: `mpiddp.files` adds the field's place.
+    """
 
 
 class LaunchError(MpiddpError):

@@ -1,12 +1,63 @@
-"""Files that are written as a whole."""
+"""Files that are written, and read, as a whole; values of declared types from what others wrote.
+
+    table = read_json(Path("tuning.json"), Table)
+
+A type is a frozen dataclass or a ``msgspec.Struct``, and what such types are made of. Whatever does
+not fit it is one line that names the file and the field:
+
+    plan.json: gpus[3].threadblocks[0].id: expected a whole number of 0 or more, found 'abc'
+
+Numbers are finite: NaN and infinities, which JSON does not have and Python writes, are texts.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import os
+import re
 import secrets
+import stat
 from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
+from typing import Any, TypeVar
+
+from mpiddp.errors import ConfigurationError, ContentError
+
+T = TypeVar("T")
+
+MOST_BYTES = 1 << 26
+"""Of a file that is read as a whole, unless its reader says otherwise: 64 MiB."""
+MOST_DEPTH = 64
+"""Levels of lists and objects in each other, or of elements; real files have fewer than ten."""
+TOO_DEEP = f"expected at most {MOST_DEPTH} levels of lists and objects"
+SHOWN = 40
+"""Characters of a value in a message."""
+KINDS = {
+    "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false",
+    "null": "null", "array": "a list", "object": "an object",
+}  # fmt: skip
+TYPES = {
+    "int": int, "float": float, "str": str, "bool": bool, "null": type(None), "array": list,
+    "object": dict,
+}  # fmt: skip
+WORDS = (
+    (r"^Expected ", "expected "),
+    (r"(?<!length) >= (\S+)$", r" of \1 or more"),
+    (r"(?<!length) <= (\S+)$", r" of at most \1"),
+    (r"^Object missing required field `(.*)`$", r"lacks \1"),
+    (r"^Object contains unknown field `(.*)`$", r"has a field that is not known: \1"),
+    (r"^Invalid enum value (.*)$", r"\1 is not known"),
+    (r"^(Number|Integer value) out of range$", "expected a smaller number"),
+)
+"""What msgspec says, in our words."""
+
+_OTHERS = bytes(set(range(256)) - set(b'"[]{}'))
+_ALIKE = bytes.maketrans(b"{}", b"[]")
+_MESSAGE = re.compile(r"(.*?)(?:, got `(\w+)`)?(?: - at (`key` in )?`\$(.*)`)?", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 
 
 @contextlib.contextmanager
@@ -34,3 +85,191 @@ def write_whole(path: Path, text: str) -> None:
         file.flush()
         # Some systems say only now that the disk is full, or empty the file after a crash.
         os.fsync(file.fileno())
+
+
+def read_whole(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a regular file. Nothing is waited for, as the writer of a pipe would be.
+
+    Raises OSError if it cannot be read, and ContentError if it is no regular file, or has more than
+    ``most`` bytes.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        # A socket, and a link to itself: no file comes of waiting.
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise ContentError(f"expected a file: {error.strerror}") from None
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        found = "a directory" if stat.S_ISDIR(mode) else "a device or a pipe"
+        raise ContentError(f"expected a file, found {found}")
+    with os.fdopen(descriptor, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ContentError(f"expected at most {most} bytes, found more")
+    return data
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file's table. Raises OSError, and ContentError if it is none."""
+    import tomllib  # Most processes read none.
+
+    data = read_whole(path)
+    try:
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise ContentError(f"not valid TOML: {error}") from None
+
+
+# Files of others
+
+
+def read_json(path: Path, kind: type[T], most: int = MOST_BYTES) -> T:
+    """The value that a file holds. Raises ConfigurationError, which names the file."""
+    try:
+        return decode(read_whole(path, most), kind)
+    except ContentError as error:
+        raise ContentError(f"{path}: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def decode(data: bytes | str, kind: type[T]) -> T:
+    """The value of a JSON document. Raises ContentError, which names the field."""
+    text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    _check_depth(text)
+    try:
+        value = json.loads(data, parse_constant=str, parse_float=_read_float)
+    except ValueError as error:
+        raise ContentError(f"expected JSON: {error}") from None
+    except RecursionError:
+        raise ContentError(TOO_DEEP) from None
+    return convert(value, kind)
+
+
+def _read_float(text: str) -> float | str:
+    value = float(text)
+    return value if isfinite(value) else text
+
+
+def convert(value: Any, kind: type[T], *, strict: bool = True) -> T:
+    """The value of what a parser made: dicts, lists, texts, numbers. Raises ContentError.
+
+    ``strict``: a text is no number.
+    """
+    import msgspec  # Who reads nothing does not wait for it.
+
+    try:
+        return msgspec.convert(value, kind, strict=strict, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise ContentError(_explain(str(error), value)) from None
+    except UnicodeError:
+        raise ContentError("a text has half of a character, which no encoding has") from None
+
+
+def _check_depth(data: bytes) -> None:
+    """Raise ContentError if too much is nested; what is no JSON may pass."""
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # Quotes that are next to each other end one text and begin another, or hold nothing.
+    brackets = data.translate(_ALIKE, _OTHERS).replace(b'""', b"")
+    brackets = re.sub(rb'"[^"]*"', b"", brackets)
+    for _ in range(MOST_DEPTH):
+        before, brackets = brackets, brackets.replace(b"[]", b"")
+        if len(brackets) == len(before):
+            return
+    if brackets:
+        raise ContentError(TOO_DEEP)
+
+
+def _explain(message: str, value: Any) -> str:
+    """What msgspec says, with the place and what stands there instead."""
+    match = _MESSAGE.fullmatch(message)
+    assert match is not None
+    text, got, is_key, path = match.groups()
+    for pattern, words in WORDS:
+        text = re.sub(pattern, words, text)
+    text = re.sub(r"`([^`]*)`", _name_kinds, text)
+    found = list(_find(value, _STEP.findall(path or "")))
+    if got and not is_key:
+        found = [each for each in found if type(each[1]) is TYPES.get(got)]
+    if len(found) > 1 and not got:
+        return f"{path.lstrip('.').replace('...', '…')}: {text}"
+    place, value = found[0] if found else (path or "", value)
+    shows = text.startswith("expected") and ", found" not in text and not is_key and found
+    shown = f", found {_show(value)}" if shows else ""
+    name = f"a key of {place.lstrip('.')}" if is_key else place.lstrip(".")
+    return f"{name}: {text}{shown}" if name else f"{text}{shown}"
+
+
+def _name_kinds(match: re.Match[str]) -> str:
+    return " or ".join(KINDS.get(each, each) for each in match[1].split(" | "))
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, list | dict):
+        return KINDS["array" if isinstance(value, list) else "object"] if value else str(value)
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def _find(value: Any, path: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
+    """Where a path may lead, and what is there; msgspec does not say which key of a mapping."""
+    if not path:
+        yield "", value
+        return
+    (name, place), *rest = path
+    keys: list[Any] = [name]
+    if place:
+        keys = list(value) if isinstance(value, dict) else [int(place)]
+    for key in keys:
+        own = f".{key}" if name else f"[{key!r}]"
+        yield from ((own + where, found) for where, found in _find(value[key], rest))
+
+
+class _Elements:
+    """Makes a dict of each element: its attributes, and the elements in it by their tags."""
+
+    def __init__(self) -> None:
+        self._path: list[dict[str, Any]] = [{}]
+
+    def start(self, tag: str, fields: dict[str, Any]) -> None:
+        if len(self._path) > MOST_DEPTH:
+            raise ContentError(f"expected at most {MOST_DEPTH} levels of elements")
+        others = self._path[-1].setdefault(tag, [])
+        if not isinstance(others, list):
+            raise ContentError(f"{tag} is both an element and a field")
+        others.append(fields)
+        self._path.append(fields)
+
+    def end(self, tag: str) -> None:
+        self._path.pop()
+
+    def doctype(self, name: str, *_: object) -> None:
+        # Its entities may grow without end.
+        raise ContentError(f"expected no document type, found {name!r}")
+
+    def close(self) -> dict[str, Any]:
+        return self._path[0]
+
+
+def decode_xml(data: bytes, tag: str, kind: type[T]) -> T:
+    """The value of an XML document: attributes are fields, and so are the elements of each tag.
+
+    ``kind``, of the outermost element, has a list of values for each tag. Text between elements is
+    left out. Raises ContentError.
+    """
+    from xml.etree import ElementTree
+
+    parser = ElementTree.XMLParser(target=_Elements())
+    try:
+        parser.feed(data)
+        root: Any = parser.close()
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        said = "" if isinstance(error, ContentError) else "expected XML: "
+        raise ContentError(f"{said}{error}") from None
+    if tag not in root:
+        raise ContentError(f"expected an element {tag}, found {next(iter(root))}")
+    return convert(root[tag][0], kind, strict=False)

@@ -15,14 +15,16 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.common.statistics import Interval, Summary, summarize
-from mpiddp.errors import ConfigurationError
+from benchmarks.common.statistics import Summary, summarize
+from mpiddp.errors import ConfigurationError, ContentError
+from mpiddp.files import convert, decode, read_whole
 from mpiddp.wording import print_message
 
+MOST_BYTES = 1 << 30
+"""Of a record: 1 GiB. Its lines are read one by one."""
 SCHEMA = 3
 """Version of the records' form; a change that breaks readers raises it."""
 
@@ -55,6 +57,12 @@ class Cell:
     """What the command knows beside: ``ran`` (the algorithm that ran), ``algbw``, ``busbw``
     (GB/s), ``wrong`` (elements), ``stopped`` (``interval`` or ``budget``), …"""
 
+    def __post_init__(self) -> None:
+        if not self.ranks >= self.nodes >= 1:
+            raise ContentError(f"expected 1 <= nodes <= ranks, found {self.nodes} and {self.ranks}")
+        if not self.samples:
+            raise ContentError("samples: expected one or more")
+
     @property
     def key(self) -> tuple[Coordinate, ...]:
         """Unique among the cells of a record; equal for the same measurement in two records."""
@@ -64,7 +72,11 @@ class Cell:
     @property
     def bytes(self) -> int:
         """Of a cell that has a size."""
-        return int(self.at["bytes"])
+        if not isinstance(size := self.at.get("bytes"), int):
+            raise ContentError(
+                f"{self.quantity} of {self.contender}: expected bytes, found {size!r}"
+            )
+        return size
 
     @property
     def ran(self) -> tuple[str, str]:
@@ -224,93 +236,80 @@ def _open_alone(path: Path) -> io.FileIO:
     return file
 
 
+@dataclass(frozen=True)
+class _Line:
+    kind: str
+
+
+@dataclass(frozen=True)
+class _Form:
+    kind: str
+    schema: int
+
+
+@dataclass(frozen=True)
+class _Head:
+    benchmark: str
+    environment: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _End:
+    is_complete: bool
+
+
 def read_record(path: Path) -> Record:
     """Read a file of records. Raises ConfigurationError, with the line, if it is none."""
-    lines = list(_read_lines(path))
-    if lines[0]["kind"] != "run":
-        raise ConfigurationError(
-            f"{path} is no record of a benchmark: expected a first line of kind 'run', as "
-            "--json FILE writes it"
-        )
-    head = lines[0]
-    if head.get("schema") != SCHEMA:
-        raise ConfigurationError(
-            f"{path} has schema {head.get('schema')!r}, expected {SCHEMA}: measure again with this "
-            "version of mpiddp"
-        )
-    try:
-        return Record(
-            path=path,
-            benchmark=head["benchmark"],
-            environment=head["environment"],
-            options=head["options"],
-            cells=tuple(_read_cell(line, path) for line in lines if line["kind"] == "cell"),
-            others=tuple(line for line in lines[1:] if line["kind"] != "cell"),
-            is_complete=lines[-1]["kind"] == "end" and lines[-1]["is_complete"],
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"{path} lacks what a record must have: {error!r}") from None
+    head: _Head | None = None
+    end: _End | None = None
+    cells, others = list[Cell](), list[Mapping[str, Any]]()
+    for number, content in _read_lines(path):
+        end = None
+        try:
+            if head is None:
+                head = _read_head(content)
+            elif convert(content, _Line).kind == "cell":
+                cells.append(convert(content, Cell))
+            else:
+                others.append(content)
+                end = convert(content, _End) if content["kind"] == "end" else None
+        except ContentError as error:
+            raise ContentError(f"{path}, line {number}: {error}") from None
+    assert head is not None
+    return Record(
+        path=path,
+        benchmark=head.benchmark,
+        environment=head.environment,
+        options=head.options,
+        cells=tuple(cells),
+        others=tuple(others),
+        is_complete=end is not None and end.is_complete,
+    )
 
 
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        # Not splitlines, which also breaks at separators that JSON allows in strings.
+        lines = read_whole(path, MOST_BYTES).removesuffix(b"\n").split(b"\n")
+    except ContentError as error:
+        raise ContentError(f"{path}: {error}") from None
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"{path} is no record of a benchmark: it is no text") from None
-    # Not splitlines, which also breaks at separators that JSON allows in strings.
-    lines = text.removesuffix("\n").split("\n")
     for number, line in enumerate(lines, start=1):
         try:
-            content = json.loads(line)
-        except ValueError:
-            content = None
-        if not isinstance(content, dict) or "kind" not in content:
+            yield number, decode(line, dict[str, Any])
+        except ContentError as error:
             is_last = number == len(lines) > 1
             advice = ": if it was cut off, delete this last line, and the others are read"
-            raise ConfigurationError(
-                f"{path}, line {number}: expected a JSON object with 'kind', found {line[:40]!r}"
-                + advice * is_last
-            )
-        yield content
+            raise ContentError(f"{path}, line {number}: {error}{advice * is_last}") from None
 
 
-def _read_cell(line: Mapping[str, Any], path: Path) -> Cell:
-    fields = {name: value for name, value in line.items() if name != "kind"}
-    cell = Cell(
-        **{
-            **fields,
-            "samples": tuple(fields["samples"]),
-            "summary": _read_summary(fields["summary"]),
-            "by_rank": tuple(map(_read_summary, fields["by_rank"])),
-        }
-    )
-    _check_cell(cell, path)
-    return cell
-
-
-def _check_cell(cell: Cell, path: Path) -> None:
-    """Raise ConfigurationError unless the values are of the kind that every record has."""
-    counts = _are(int, cell.ranks, cell.nodes) and cell.ranks >= cell.nodes >= 1
-    samples = cell.samples and _are(int | float, *cell.samples) and all(map(isfinite, cell.samples))
-    places = _are(Mapping, cell.at) and _are(int | float | str, *cell.at.values())
-    for what, fits in (
-        ("texts as quantity and contender", _are(str, cell.quantity, cell.contender, cell.unit)),
-        ("ranks, and nodes that have some of them", counts),
-        ("samples that are finite numbers", samples),
-        ("places as texts or numbers", places),
-        ("details by name", isinstance(cell.details, Mapping)),
-    ):
-        if not fits:
-            shown = f"{cell.quantity!s:.40} of {cell.contender!s:.40}"
-            raise ConfigurationError(f"{path} has a cell ({shown}) without {what}: measure again")
-
-
-def _are(kind: Any, *values: object) -> bool:
-    return all(isinstance(value, kind) for value in values)
-
-
-def _read_summary(content: Mapping[str, Any]) -> Summary:
-    interval = content["interval"]
-    return Summary(**{**content, "interval": interval and Interval(**interval)})
+def _read_head(content: Mapping[str, Any]) -> _Head:
+    form = convert(content, _Form)
+    if form != _Form("run", SCHEMA):
+        raise ContentError(
+            f"expected kind 'run' and schema {SCHEMA}, as --json FILE writes it, found "
+            f"{form.kind!r} and {form.schema}: measure again with this version of mpiddp"
+        )
+    return convert(content, _Head)

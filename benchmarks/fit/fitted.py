@@ -14,8 +14,8 @@ from benchmarks.common.options import describe_seconds
 from benchmarks.common.records import Cell, Record
 from benchmarks.common.statistics import quantile
 from benchmarks.fit.segments import Point, Segment, fit_segments
-from mpiddp.errors import ConfigurationError
-from mpiddp.files import write_whole
+from mpiddp.errors import ConfigurationError, ContentError
+from mpiddp.files import read_json, write_whole
 from mpiddp.schedules.machine import Machine, MessageCost, Piece
 from mpiddp.wording import count_noun, describe_size
 
@@ -41,6 +41,10 @@ class Curve:
     """What was measured, by rising size; of one size there may be several."""
     segments: tuple[Segment, ...]
 
+    def __post_init__(self) -> None:
+        if not self.segments or not self.cost.is_possible:
+            raise ContentError("lines that no machine can have")
+
     @property
     def cost(self) -> MessageCost:
         first, *others = self.segments
@@ -63,6 +67,10 @@ class Fit:
     both_ways: Mapping[str, float]
     """How many times as long large messages of a link take while others go the other way, if that
     was measured. The model does without."""
+
+    def __post_init__(self) -> None:
+        if not self.links or not set(self.links) <= set(PLACES):
+            raise ContentError(f"links: expected {' or '.join(PLACES)}")
 
     def make_machine(self, nodes: Sequence[int], shared: float | None = None) -> Machine:
         """The machine for nodes of so many ranks.
@@ -172,58 +180,34 @@ def write_fit(path: Path, fit: Fit) -> None:
     write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
+@dataclass(frozen=True)
+class _Form:
+    kind: str
+    version: int
+
+
 def is_fit(path: Path) -> bool:
     """Whether the file is a fit, of any version, and no record."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path, _Form).kind == KIND
+    except ConfigurationError:
         return False
-    return isinstance(content, dict) and content.get("kind") == KIND
 
 
 def read_fit(path: Path) -> Fit:
     """Raises ConfigurationError if the file is no fit of this version."""
-    advice = "expected a file that python -m benchmarks fit RECORD… --output FILE writes"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise ConfigurationError(f"{path} is no fit (or truncated): {advice}") from None
-    if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise ConfigurationError(f"{path} is no fit: {advice}")
-    if content.get("version") != VERSION:
-        raise ConfigurationError(
-            f"{path} is a fit of version {content.get('version')!r}, expected {VERSION}: fit the "
-            "records again with this version of mpiddp"
-        )
-    try:
-        fit = Fit(
-            contender=content["contender"],
-            environment=content["environment"],
-            links={link: _read_curve(content["links"][link]) for link in content["links"]},
-            addition=content["addition"] and _read_curve(content["addition"]),
-            both_ways={link: float(ratio) for link, ratio in content["both_ways"].items()},
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigurationError(f"{path} lacks what a fit must have: {error!r}") from None
-    if not fit.links or not set(fit.links) <= set(PLACES):
-        raise ConfigurationError(f"{path}: expected links {' or '.join(PLACES)}")
-    return fit
-
-
-def _read_curve(content: Mapping[str, Any]) -> Curve:
-    segments = []
-    for each in content["segments"]:
-        between = each["break_between"]
-        segments.append(Segment(**{**each, "break_between": between and tuple(between)}))
-    curve = Curve(
-        points=tuple(Point(*map(float, each)) for each in content["points"]),
-        segments=tuple(segments),
-    )
-    if not curve.segments or not curve.cost.is_possible:
-        raise ValueError("lines that no machine can have")
-    return curve
+        form = read_json(path, _Form)
+        if form != _Form(KIND, VERSION):
+            raise ContentError(
+                f"{path}: expected kind {KIND!r} and version {VERSION}, found {form.kind!r} and "
+                f"{form.version}"
+            )
+        return read_json(path, Fit)
+    except ContentError as error:
+        raise ContentError(
+            f"{error}; python -m benchmarks fit RECORD… --output FILE writes a fit"
+        ) from None
 
 
 # ---- in words -----------------------------------------------------------------------------

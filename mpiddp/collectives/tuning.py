@@ -22,8 +22,8 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.collectives import AUTO, TRANSPORTS
-from mpiddp.errors import ConfigurationError
-from mpiddp.files import write_whole
+from mpiddp.errors import ConfigurationError, ContentError
+from mpiddp.files import decode, read_whole, write_whole
 from mpiddp.schedules.registry import parse
 from mpiddp.schedules.schedule import Collective
 from mpiddp.wording import count_noun, name_ranks
@@ -49,15 +49,15 @@ class Range:
     transport: str = AUTO
 
     def __post_init__(self) -> None:
-        sizes = (self.least, self.most)
-        if not all(type(size) is int for size in sizes) or not 0 <= self.least <= self.most:
-            raise ConfigurationError(f"expected 0 <= least <= most, in bytes, found {sizes}")
-        if not isinstance(self.algorithm, str):
-            raise ConfigurationError(f"expected an algorithm's name, found {self.algorithm!r}")
-        if self.algorithm != AUTO:
-            parse(self.algorithm)
+        if not 0 <= self.least <= self.most:
+            sizes = (self.least, self.most)
+            raise ContentError(f"expected 0 <= least <= most, in bytes, found {sizes}")
+        try:
+            parse(self.algorithm if self.algorithm != AUTO else "ring")
+        except ConfigurationError as error:
+            raise ContentError(str(error)) from None
         if self.transport not in (AUTO, *TRANSPORTS):
-            raise ConfigurationError(
+            raise ContentError(
                 f"no transport is called {self.transport!r}; there are auto, "
                 f"{', '.join(TRANSPORTS)}"
             )
@@ -80,14 +80,14 @@ class Section:
 
     def __post_init__(self) -> None:
         if self.collective not in {each.value for each in Collective}:
-            raise ConfigurationError(f"no collective is called {self.collective!r}")
-        if not self.nodes or not all(type(each) is int and each > 0 for each in self.nodes):
-            raise ConfigurationError(f"nodes: expected the ranks of each, found {self.nodes}")
+            raise ContentError(f"no collective is called {self.collective!r}")
+        if not self.nodes or min(self.nodes) < 1:
+            raise ContentError(f"nodes: expected the ranks of each, found {self.nodes}")
         if self.device not in (CPU, GPU):
-            raise ConfigurationError(f"device: expected cpu or gpu, found {self.device!r}")
+            raise ContentError(f"device: expected cpu or gpu, found {self.device!r}")
         for one, other in pairwise(self.ranges):
             if other.least <= one.most:
-                raise ConfigurationError(
+                raise ContentError(
                     f"expected ranges in ascending order that do not overlap, found one up to "
                     f"{one.most} B and the next from {other.least} B"
                 )
@@ -168,49 +168,42 @@ def write_table(path: Path, made: Mapping[str, Any], sections: Sequence[Section]
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
 
 
+@dataclass(frozen=True)
+class _Form:
+    kind: str
+    schema: int
+
+    def __post_init__(self) -> None:
+        if (self.kind, self.schema) != (KIND, SCHEMA):
+            raise ContentError(
+                f"expected kind {KIND!r} and schema {SCHEMA}, found {self.kind!r} and {self.schema}"
+            )
+
+
+@dataclass(frozen=True)
+class _Content:
+    made: Mapping[str, Any]
+    sections: tuple[Section, ...]
+
+    def __post_init__(self) -> None:
+        for one, others in Counter((each.nodes, each.key) for each in self.sections).items():
+            if others > 1:
+                raise ContentError(f"it has two sections for {' '.join(one[1])}")
+
+
 def read_table(path: Path) -> Table:
     """Read a table. Raises ConfigurationError that says what is wrong with it."""
     try:
-        data = path.read_bytes()
+        data = read_whole(path)
+        decode(data, _Form)
+        content = decode(data, _Content)
+    except ContentError as error:
+        raise ContentError(f"the tuning table {path}: {error}; {MAKE}") from None
     except OSError as error:
         raise ConfigurationError(
             f"the tuning table {path} cannot be read: {error.strerror}"
         ) from None
-    try:
-        text = data.decode()
-        content = json.loads(text)
-    except ValueError:
-        raise ConfigurationError(
-            f"the tuning table {path} is no JSON: is it truncated? {MAKE}"
-        ) from None
-    if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise ConfigurationError(f"{path} is no tuning table: expected kind {KIND!r}; {MAKE}")
-    if content.get("schema") != SCHEMA:
-        raise ConfigurationError(
-            f"the tuning table {path} has schema {content.get('schema')!r}, expected {SCHEMA}: "
-            f"{MAKE}"
-        )
-    try:
-        sections = tuple(map(_read_section, content["sections"]))
-        made = dict(content["made"])
-        for one, others in Counter((each.nodes, each.key) for each in sections).items():
-            if others > 1:
-                raise ConfigurationError(f"it has two sections for {' '.join(one[1])}")
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"the tuning table {path} lacks what a table must have ({error!r}): {MAKE}"
-        ) from None
-    except ConfigurationError as error:
-        raise ConfigurationError(f"the tuning table {path}: {error}") from None
-    return Table(path, text, made, sections)
-
-
-def _read_section(content: Mapping[str, Any]) -> Section:
-    return Section(**{
-        **content,
-        "nodes": tuple(content["nodes"]),
-        "ranges": tuple(Range(**each) for each in content["ranges"]),
-    })  # fmt: skip
+    return Table(path, data.decode(), content.made, content.sections)
 
 
 def find_table_path() -> Path | None:

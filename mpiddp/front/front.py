@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from mpiddp import environment
 from mpiddp.errors import FAILURE, INTERRUPTED, PREEMPTED, ConfigurationError, PeerLostError
+from mpiddp.files import read_toml
 from mpiddp.front.allocation import ask, find_lost_hosts
 from mpiddp.front.attempt import Files, Launch, is_ended_by_slurm, write
 from mpiddp.front.job_end import FINAL, Exit, JobEnd, find_end
@@ -229,15 +230,14 @@ class Job:
 
 def _find_why_anew(run: Path) -> str:
     """Why the trainer's run begins anew if it is started again; empty if it goes on."""
-    import tomllib  # Most jobs do not fail.
-
     try:
-        options = tomllib.loads((run / "config.toml").read_text())
+        options = read_toml(run / "config.toml")
     except (OSError, ValueError):
         options = {}
     if options.get("resume") == "never":
         return "--resume never"
-    folder = Path(options.get("checkpoint_dir", run / "checkpoints"))
+    elsewhere = options.get("checkpoint_dir")
+    folder = Path(elsewhere) if isinstance(elsewhere, str) else run / "checkpoints"
     return "" if any(folder.glob("step-*[0-9]")) else f"there is no checkpoint in {folder}"
 
 

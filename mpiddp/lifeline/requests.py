@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from mpiddp.errors import UnreachableError
 from mpiddp.lifeline.stacks.positions import StackPosition, read_answers
-from mpiddp.process.publication import ADDRESS_FILE
+from mpiddp.process.publication import ADDRESS_FILE, read_address
 from mpiddp.process.sockets.event_loop import EventLoop
 from mpiddp.process.sockets.links import connect
 
@@ -59,11 +58,7 @@ def ask(directory: Path, name: str) -> tuple[list[str], dict[int, Any]]:
     Returns the hosts of all ranks, and the answers that came in time, by rank. Raises OSError if
     the job does not answer, and ValueError if what it says, or the file, is damaged.
     """
-    found = json.loads((directory / ADDRESS_FILE).read_text())
-    try:
-        link = connect(found["address"], found["token"], ANSWER_SECONDS)
-    except (KeyError, TypeError):
-        raise ValueError(f"{directory / ADDRESS_FILE} holds no address") from None
+    link = connect(*read_address(directory / ADDRESS_FILE), ANSWER_SECONDS)
     try:
         link.send(name)
         while link.wait(2 * ANSWER_SECONDS):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import ConfigurationError, ContentError
+from mpiddp.files import read_toml
 from mpiddp.options.checks import check_choice, did_you_mean, quote
 from mpiddp.options.fields import Field
 
@@ -29,13 +29,11 @@ def read(path: Path, fields: Mapping[str, Field]) -> dict[str, Any]:
     was expected and what was found.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = read_toml(path)
     except OSError as error:
         raise ConfigurationError(f"config: cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path}: expected UTF-8 text: {error.reason}") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigurationError(f"{path}: not valid TOML: {error}") from None
+    except ContentError as error:
+        raise ContentError(f"config: {path}: {error}") from None
     for key in values:
         if key not in fields:
             hint = did_you_mean(key, fields)

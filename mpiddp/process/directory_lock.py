@@ -215,7 +215,7 @@ def _read(descriptor: int) -> Holder:
         return Holder.from_record(
             json.loads(os.pread(descriptor, LONGEST_RECORD, 0).partition(b"\n")[0])
         )
-    except ValueError:
+    except (ValueError, RecursionError):
         return Holder()
 
 

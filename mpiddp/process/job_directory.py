@@ -22,12 +22,17 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import PeerLostError
-from mpiddp.files import replaced
+from mpiddp.files import read_whole, replaced
 from mpiddp.process.directory_lock import HELD
 
 LOCK = "lock"
 ATTEMPT = "attempt"
 OUTCOME = "outcome.json"
+KINDS = {
+    "code": int, "reason": str, "rank": int, "host": str, "step": int, "attempt": int,
+    "lost_rank": int, "lost_host": str, "path": str,
+}  # fmt: skip
+"""What an outcome may hold; None stands for whatever is of another type."""
 
 
 def choose_name() -> str:
@@ -122,10 +127,14 @@ def begin_attempt(path: Path, token: str) -> None:
 def read_outcome(path: Path) -> dict[str, Any] | None:
     """The outcome in a directory: code, reason, rank, host, …; None if none was written."""
     try:
-        found = json.loads((path / OUTCOME).read_text())
-    except (OSError, ValueError):
+        # The standard library's alone: the front reads it, too.
+        found = json.loads(read_whole(path / OUTCOME))
+    except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    values = {name: found[name] for name in KINDS if type(found.get(name)) is KINDS[name]}
+    return dict.fromkeys(KINDS) | values if values.get("code") in range(256) else None
 
 
 def is_superseded() -> bool:

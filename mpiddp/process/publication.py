@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from mpiddp.files import replaced
+from mpiddp.files import read_whole, replaced
 from mpiddp.process import job_directory
 
 ADDRESS_FILE = "lifeline.json"
@@ -53,8 +53,20 @@ def publish(directory: Path, place: str, token: str) -> Path:
     return path
 
 
+def read_address(path: Path) -> tuple[str, str]:
+    """The place and the token that `publish` has written. Raises OSError and ValueError."""
+    try:
+        found = json.loads(read_whole(path))
+        place, token = found["address"], found["token"]
+    except (LookupError, TypeError, RecursionError):
+        place = token = None
+    if not isinstance(place, str) or not isinstance(token, str):
+        raise ValueError(f"{path} holds no address")
+    return place, token
+
+
 def _withdraw(path: Path, token: str) -> None:
     """Remove a file, unless another job has written there since."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        if json.loads(path.read_text())["token"] == token:
+    with contextlib.suppress(OSError, ValueError):
+        if read_address(path)[1] == token:
             path.unlink()

@@ -15,6 +15,7 @@ from typing import Any
 from mpiddp.checkpoints.state import read_values
 from mpiddp.checkpoints.storage.finding import Found
 from mpiddp.errors import CheckpointError
+from mpiddp.files import decode
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.data import AUTO_BATCH
 from mpiddp.training.options.groups.effects import FIXED, FREE, list_options
@@ -41,8 +42,7 @@ class Position:
 
 def name_values(configuration: Any) -> dict[str, Any]:
     """The options, as JSON can hold them."""
-    values: dict[str, Any] = json.loads(json.dumps(asdict(configuration), default=str))
-    return values
+    return decode(json.dumps(asdict(configuration), default=str), dict[str, Any])
 
 
 class EpochSums:

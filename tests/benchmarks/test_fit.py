@@ -301,12 +301,12 @@ def test_records_that_cannot_be_fitted_are_refused(messages, tmp_path):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda text: text.replace('"version": 1', '"version": 9'), "version 9, expected 1"),
-        (lambda text: text[:100], "no fit (or truncated)"),
-        (lambda text: "[]", "is no fit"),
-        (lambda text: text.replace('"contender"', '"other"'), "lacks what a fit must have"),
-        (lambda text: text.replace('"latency": ', '"latency": -'), "lines that no machine can"),
-        (lambda text: text.replace('"network"', '"moon"'), "expected links node or network"),
+        (lambda text: text.replace('"version": 1', '"version": 9'), "version 1, found 'fit' and 9"),
+        (lambda text: text[:100], "expected JSON: Unterminated"),
+        (lambda text: "[]", "expected an object, found []"),
+        (lambda text: text.replace('"contender"', '"other"'), "lacks contender"),
+        (lambda text: text.replace('"latency": ', '"latency": -'), ": lines that no machine can"),
+        (lambda text: text.replace('"network"', '"moon"'), "links: expected node or network"),
     ],
 )
 def test_files_that_are_no_fit_are_refused(fit, tmp_path, change, problem):
@@ -322,7 +322,7 @@ def test_a_fit_of_another_version_is_not_read_as_a_record(fit, tmp_path):
     path = tmp_path / "fit.json"
     write_fit(path, fit)
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(ConfigurationError, match="version 2, expected 1"):
+    with pytest.raises(ConfigurationError, match="version 1, found 'fit' and 2"):
         command.main([str(path)])
 
 

@@ -244,8 +244,10 @@ def test_a_second_type_is_told_and_not_written_for_nccl(tmp_path):
 def test_what_cannot_be_tuned_by_is_refused(record, tmp_path, monkeypatch, capsys):
     text = record.read_text()
     for content, said in {
-        text[:-30]: "record.jsonl, line 18: expected a JSON object",
-        text.replace('"schema": 3', '"schema": 2'): "record.jsonl has schema 2, expected 3",
+        text[:-30]: "record.jsonl, line 18: expected JSON",
+        text.replace(
+            '"schema": 3', '"schema": 2'
+        ): "record.jsonl, line 1: expected kind 'run' and schema 3",
         text.replace('"kind": "end"', '"collectives": {"tuning": "a table"}, "kind": "end"'): "was "
         "measured with a tuning table",
         text.replace("all-reduce", "checkpoint"): "nothing to choose from",

@@ -17,7 +17,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.schedules import registry
 from mpiddp.schedules.plans.conversion import make_schedule
 from mpiddp.schedules.plans.msccl_writer import write_xml
-from mpiddp.schedules.plans.msccl_xml import read_tree
+from mpiddp.schedules.plans.msccl_xml import read_xml
 from mpiddp.schedules.plans.mscclpp_json import read_content
 from mpiddp.schedules.plans.mscclpp_writer import write_json
 from mpiddp.schedules.plans.plan import Buffer, Operation, Plan, Promise, Span
@@ -28,7 +28,7 @@ from mpiddp.schedules.schedule import Collective, Transfer, all_reduce
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "plans"
 FORMATS = {
-    "msccl-xml": lambda schedule: next(read_tree(ElementTree.fromstring(write_xml(schedule, "a")))),
+    "msccl-xml": lambda schedule: next(read_xml(write_xml(schedule, "a").encode())),
     "mscclpp-json": lambda schedule: read_content(json.loads(write_json(schedule, "a"))),
 }
 NAMES = [name for name in registry.names() if name != "central"]

@@ -12,7 +12,7 @@ import pytest
 
 from mpiddp.errors import ScheduleError
 from mpiddp.schedules.plans.msccl_writer import write_xml
-from mpiddp.schedules.plans.msccl_xml import read_tree
+from mpiddp.schedules.plans.msccl_xml import read_xml
 from mpiddp.schedules.plans.proof import prove_plan
 from mpiddp.schedules.registry import parse
 from plan_runs import is_all_reduce
@@ -34,7 +34,7 @@ def make_tree(name, ranks):
 def find_fault(root):
     """What the proof says of a plan; empty if it is proved."""
     try:
-        for plan in read_tree(root):
+        for plan in read_xml(ElementTree.tostring(root)):
             prove_plan(plan)
     except ScheduleError as error:
         return str(error)
@@ -85,7 +85,7 @@ def take_forgotten(root):
 
 def is_waited_for(root, later, earlier):
     """Whether a step still waits for another by what others wait for: nothing was lost."""
-    (plan,) = read_tree(root)
+    (plan,) = read_xml(ElementTree.tostring(root))
     operations = plan.operations
     places = {(each.rank, each.block, each.step): at for at, each in enumerate(operations)}
     reached, stack = set(), [places[later]]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from mpiddp.errors import ConfigurationError, ScheduleError
-from mpiddp.schedules.plans.msccl_xml import read_tree
+from mpiddp.schedules.plans.msccl_xml import read_xml
 from mpiddp.schedules.plans.mscclpp_json import read_content
 from mpiddp.schedules.plans.proof import prove_plan
 from mpiddp.schedules.plans.reading import read_plans
@@ -101,7 +100,7 @@ def make_plan(*gpus, chunks=1, scratch=2, proto="LL", coll="allreduce"):
 
 def find_fault(text):
     try:
-        for plan in read_tree(ElementTree.fromstring(text)):
+        for plan in read_xml(text.encode()):
             prove_plan(plan)
     except ScheduleError as error:
         return str(error)
@@ -233,16 +232,20 @@ def test_another_chunk_is_never_added():
 
 
 UNKNOWN = [
-    ('coll="allreduce"', 'coll="custom"', "coll='custom': what it promises is not known"),
-    ('proto="LL"', 'proto="LL" colour="red"', "element algo has fields that are not known: colour"),
-    ('cnt="1"', 'cnt="1" priority="3"', "element step has fields that are not known: priority"),
+    ('coll="allreduce"', 'coll="custom"', "coll='custom' is not known: expected allreduce,"),
+    ('proto="LL"', 'proto="LL" colour="red"', "plan.xml: has a field that is not known: colour"),
+    (
+        'cnt="1"',
+        'cnt="1" priority="3"',
+        "gpu[0].tb[0].step[0]: has a field that is not known: priority",
+    ),
     ('type="s"', 'type="ra"', "type='ra' of a step is not known"),
-    ('cnt="1"', 'cnt="one"', "cnt: expected an integer >= 0, found 'one'"),
-    ('chan="0"', "", "element tb lacks chan"),
-    ('srcbuf="i"', 'srcbuf="x"', "srcbuf: expected i, o or s, found 'x'"),
+    ('cnt="1"', 'cnt="one"', "gpu[0].tb[0].step[0].cnt: expected a whole number, found 'one'"),
+    ('chan="0"', "", "gpu[0].tb[0]: lacks chan"),
+    ('srcbuf="i"', 'srcbuf="x"', "gpu[0].tb[0].step[0].srcbuf: 'x' is not known"),
     ('ngpus="2"', 'ngpus="3"', "expected one gpu element for each of 3 ranks"),
-    ('proto="LL"', 'proto="Fast"', "proto='Fast': expected Simple, LL, LL128"),
-    ("</algo>", "", "expected MSCCL's XML"),
+    ('proto="LL"', 'proto="Fast"', "proto='Fast' is not known: expected Simple, LL, LL128"),
+    ("</algo>", "", "plan.xml: expected XML: no element found"),
 ]
 
 
@@ -359,9 +362,9 @@ def test_a_call_does_not_overwrite_what_the_last_one_still_needs():
 
 
 WRONG = [
-    ({"colour": 1}, "plan has fields that are not known: colour"),
+    ({"colour": 1}, "plan.json: has a field that is not known: colour"),
     ({"collective": "sendrecv"}, "collective 'sendrecv': what it promises is not known"),
-    ({"gpus": [{"id": 0}]}, "expected MSCCL++'s execution plan: KeyError"),
+    ({"gpus": [{"id": 0}]}, "gpus[0]: lacks input_chunks"),
 ]
 
 
@@ -379,7 +382,7 @@ def test_json_that_is_not_known_is_named(change, words, tmp_path):
     ("change", "words"),
     [({"name": "shout"}, "operation 'shout' is not known"),
      ({"reduce_op": "min"}, "reduce_op 'min': expected sum"),
-     ({"loudness": 3}, "operation has fields that are not known: loudness")],
+     ({"loudness": 3}, r"threadblocks\[0\].ops\[5\]: has a field that is not known: loudness")],
 )  # fmt: skip
 def test_an_operation_that_is_not_known(change, words):
     with pytest.raises(ConfigurationError, match=words):

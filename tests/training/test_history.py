@@ -114,7 +114,7 @@ def test_a_run_without_rows_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_row_is_named(line: str, tmp_path: Path) -> None:
     write_run(tmp_path / "run", [row(1)], tail=f"{line}\n{json.dumps(row(3))}\n")
     message = refuse("run", tmp_path)
-    assert f"{METRICS}, line 2: expected" in message
+    assert f"{METRICS}, line 2: " in message and message.endswith(": remove the line")
     assert "\n" not in message
 
 

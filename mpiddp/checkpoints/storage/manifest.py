@@ -18,15 +18,14 @@ import shutil
 import socket
 import stat
 import time
-import tomllib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mpiddp.errors import CheckpointError
-from mpiddp.files import write_whole
+from mpiddp.errors import CheckpointError, ContentError
+from mpiddp.files import decode, read_toml, read_whole, write_whole
 from mpiddp.wording import describe_error, print_message
 
 if TYPE_CHECKING:
@@ -54,6 +53,8 @@ T = TypeVar("T")
 _STEP = "step-(0|[1-9][0-9]*)"
 _NAME = re.compile(rf"{_STEP}(\.{REPLACED})?")
 _PARTIAL_NAME = re.compile(rf"{_STEP}(\.[A-Za-z0-9_-]+)?\.{PARTIAL}")
+_NOT_FINITE = re.compile(r'("score": )-?(?:NaN|Infinity)')
+"""A score that counts for nothing."""
 _DAMAGED_NAME = re.compile(rf"{_STEP}(\.{REPLACED})?(\.[0-9]+)?\.{DAMAGED}")
 
 
@@ -95,6 +96,14 @@ class Manifest:
     """Of the test samples, if it was measured at this step: the best one has the highest."""
     files: dict[str, File]
     """By name."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What other releases' manifests say, too."""
+
+    format: int
+    algorithm: str
 
 
 class DamageError(Exception):
@@ -183,10 +192,10 @@ def read_text(directory: Path) -> str:
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             raise DamageError([f"{MANIFEST} is not a regular file"])
-        return path.read_text(encoding="utf-8")
+        return read_whole(path).decode()
     except (FileNotFoundError, NotADirectoryError):
         raise DamageError([f"{MANIFEST} is missing"]) from None
-    except UnicodeDecodeError as error:
+    except ValueError as error:
         raise DamageError([f"{MANIFEST} cannot be read: {error}"]) from None
 
 
@@ -196,22 +205,20 @@ def interpret(directory: Path, content: str) -> Manifest:
     if content != f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n":
         raise DamageError([f"{MANIFEST} is not what was written"])
     try:
-        values = json.loads(text)
-        if (values["format"], values["algorithm"]) != (FORMAT, ALGORITHM):
+        found = decode(text, Form)
+        if found != Form(FORMAT, ALGORITHM):
             raise FormatError(
-                f"the checkpoint {directory} has format {values['format']} with "
-                f"{values['algorithm']}, and this mpiddp reads format {FORMAT} with {ALGORITHM}: "
-                "use the release that wrote it, or another directory"
+                f"the checkpoint {directory} has format {found.format} with {found.algorithm}, and "
+                f"this mpiddp reads format {FORMAT} with {ALGORITHM}: use the release that wrote "
+                "it, or another directory"
             )
-        known = {field.name for field in fields(Manifest)}
-        files = {name: File(**each) for name, each in values["files"].items()}
-        outside = [name for name in files if not _is_plain(name)]
-        if outside:
-            raise DamageError([f"{MANIFEST} names {outside[0]!r}, which is not a file name"])
-        given = {name: value for name, value in values.items() if name in known}
-        return Manifest(**{**given, "files": files})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DamageError([f"{MANIFEST} has no such contents: {error!r}"]) from None
+        manifest = decode(_NOT_FINITE.sub(r"\1null", text), Manifest)
+    except ContentError as error:
+        raise DamageError([f"{MANIFEST}: {error}"]) from None
+    outside = [name for name in manifest.files if not _is_plain(name)]
+    if outside:
+        raise DamageError([f"{MANIFEST} names {outside[0]!r}, which is not a file name"])
+    return manifest
 
 
 def _is_plain(name: str) -> bool:
@@ -297,8 +304,8 @@ def find_directory(path: Path) -> Path:
     if inside.is_dir():
         return inside
     with suppress(OSError, ValueError):
-        elsewhere = tomllib.loads((path / CONFIGURATION).read_text("utf-8")).get("checkpoint_dir")
-        if elsewhere is not None:
+        elsewhere = read_toml(path / CONFIGURATION).get("checkpoint_dir")
+        if isinstance(elsewhere, str):
             return Path(elsewhere)
     return path
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.checkpoints.storage import manifest as manifests
-from mpiddp.errors import ConfigurationError
-from mpiddp.files import write_whole
+from mpiddp.errors import ConfigurationError, ContentError
+from mpiddp.files import decode, read_whole, write_whole
 from mpiddp.process.directory_lock import DirectoryLock
 from mpiddp.wording import print_message
 
@@ -54,7 +54,7 @@ class Owner:
         """This process, with a new token."""
         return cls(
             run=run,
-            identity=json.loads(json.dumps(dict(identity))),
+            identity=decode(json.dumps(dict(identity)), dict[str, Any]),
             token=secrets.token_hex(8),
             job=environment.job_name(),
             host=socket.gethostname(),
@@ -97,6 +97,13 @@ class Owner:
         return f"{name} ({details})" if details else name
 
 
+@dataclass(frozen=True)
+class Form:
+    """What other releases' files say, too."""
+
+    format: int
+
+
 UNKNOWN = Owner(run=None)
 """Of checkpoints without an owner file that can be used."""
 
@@ -107,17 +114,16 @@ def read_owner(directory: Path) -> Owner | None:
     Raises OSError, and ConfigurationError if a later release wrote the file.
     """
     try:
-        values = json.loads((directory / OWNER).read_text(encoding="utf-8"))
-        if values["format"] != FORMAT:
-            raise ConfigurationError(
-                f"checkpoints: {directory / OWNER} has format {values['format']}, and this mpiddp "
-                f"reads format {FORMAT}: use the release that wrote it, or another directory"
-            )
-        if not (isinstance(values["identity"], dict) and isinstance(values["token"], str)):
-            raise ValueError(OWNER)
-        return Owner(**{name: values[name] for name in asdict(UNKNOWN) if name in values})
-    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
+        data = read_whole(directory / OWNER)
+        found = decode(data, Form)
+        if found.format == FORMAT:
+            return decode(data, Owner)
+    except (FileNotFoundError, NotADirectoryError, ContentError):
         return UNKNOWN if holds_checkpoints(directory) else None
+    raise ConfigurationError(
+        f"checkpoints: {directory / OWNER} has format {found.format}, and this mpiddp reads format "
+        f"{FORMAT}: use the release that wrote it, or another directory"
+    )
 
 
 def holds_checkpoints(directory: Path) -> bool:

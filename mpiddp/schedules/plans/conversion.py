@@ -10,8 +10,9 @@ any other schedule.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.plans.plan import Operation, Plan, Promise
@@ -25,6 +26,11 @@ COLLECTIVES = {
     Promise.ALL_GATHER: Collective.ALL_GATHER,
     Promise.REDUCE_SCATTER: Collective.REDUCE_SCATTER,
 }
+
+MOST_RULES = 1 << 23
+"""Which transfer comes before which: 64 ranks that all send to all need 2 % of them."""
+MOST_PASSES = 16
+"""Over so many rules; over fewer more."""
 
 
 def make_schedule(plan: Plan) -> Schedule:
@@ -107,12 +113,12 @@ class _Recorder:
         is_whole = self._plan.promise is Promise.ALL_GATHER or mask.bit_count() == self._plan.ranks
         reduce = not is_whole and not mask >> target & 1
         self.transfers.append(_Arrow(source, target, chunk, reduce, value.arrived))
-        self._rules += ((other, number, 1) for other in value.arrived)
+        self._demand((other, number, 1) for other in value.arrived)
         self._sent[source, chunk].append(number)
         if not reduce:
             place = target, chunk
-            self._rules += ((other, number, 1) for other in self._sent[place])
-            self._rules += ((other, number, 1) for other in self._merged[place])
+            self._demand((other, number, 1) for other in self._sent[place])
+            self._demand((other, number, 1) for other in self._merged[place])
             self._merged[place].append(number)
         return _Held(value.tree, frozenset((number,)))
 
@@ -130,25 +136,32 @@ class _Recorder:
             if self._is_home(value, operation):
                 new, before, is_home = union, value.arrived, True
             if is_home:
-                self._rules += (
+                self._demand(
                     (old, each, 0 if len(new) == 1 and self._may_share(each, old, operation) else 1)
                     for each in new - before
                     for old in before
                 )
             else:
                 # Added in scratch memory: they came together.
-                self._rules += ((old, each, 0) for each in new for old in before)
-                self._rules += ((each, old, 0) for each in new for old in before)
+                self._demand((old, each, 0) for each in new for old in before)
+                self._demand((each, old, 0) for each in new for old in before)
             union = new | before
         for new_one in union:
             if new_one not in self._merged[place]:
                 self._merged[place].append(new_one)
-                self._rules += (
+                self._demand(
                     (sent, new_one, 0)
                     for sent in self._sent[place]
                     if new_one not in self.transfers[sent].carries
                 )
         return _Held(tree, union)
+
+    def _demand(self, rules: Iterable[tuple[int, int, int]]) -> None:
+        self._rules.extend(islice(rules, MOST_RULES + 1 - len(self._rules)))
+        if len(self._rules) > MOST_RULES:
+            raise ConfigurationError(
+                f"{self._plan.title}: expected at most {MOST_RULES:,} pairs of which one waits"
+            )
 
     def _is_home(self, value: _Held, operation: Operation) -> bool:
         """Whether the adding rank's own contribution is in it: the others came from elsewhere."""
@@ -172,7 +185,7 @@ class _Recorder:
     def find_levels(self) -> list[int]:
         """The step of each transfer. Raises ConfigurationError if the rules contradict."""
         levels = [0] * len(self.transfers)
-        for _ in range(len(levels) + 1):
+        for _ in range(min(len(levels), MOST_RULES * MOST_PASSES // max(len(self._rules), 1)) + 1):
             is_changed = False
             for first, second, distance in self._rules:
                 if levels[second] < levels[first] + distance:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from mpiddp.errors import ConfigurationError, ScheduleError
-from mpiddp.schedules.plans.msccl_xml import NOP, SLOTS, read_tree
+from mpiddp.schedules.plans.msccl_xml import NOP, SLOTS, read_xml
 from mpiddp.schedules.plans.plan import Buffer
 from mpiddp.schedules.plans.proof import find_order, prove_plan
 from mpiddp.schedules.schedule import Collective, Round, Schedule, Transfer, project
@@ -50,12 +50,12 @@ def write_xml(schedule: Schedule, name: str) -> str:
     check_exportable(schedule)
     algo = _make_algo(schedule, name, is_in_turns=False)
     try:
-        find_order(next(read_tree(algo)))
+        find_order(next(read_xml(ElementTree.tostring(algo))))
     except ScheduleError:
         # Two ranks send each other more than a connection holds, before either takes any of it.
         algo = _make_algo(schedule, name, is_in_turns=True)
         try:
-            prove_plan(next(read_tree(algo)))
+            prove_plan(next(read_xml(ElementTree.tostring(algo))))
         except ScheduleError as error:
             raise ConfigurationError(
                 f"{name} does not fit MSCCL's connections, which hold {SLOTS[PROTOCOL]} chunks: "

@@ -8,15 +8,26 @@ later one, and only steps with ``hasdep="1"`` announce themselves.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
-from xml.etree import ElementTree
+from typing import Annotated, NamedTuple
 
-from mpiddp.errors import ConfigurationError, ScheduleError
-from mpiddp.schedules.plans.plan import Buffer, Operation, Plan, Promise, Span
+from msgspec import Meta, Struct
+
+from mpiddp.errors import ConfigurationError, ContentError, ScheduleError
+from mpiddp.files import decode_xml
+from mpiddp.schedules.plans.plan import (
+    MOST_CHUNKS,
+    MOST_OPERATIONS,
+    MOST_RANKS,
+    Buffer,
+    Operation,
+    Plan,
+    Promise,
+    Span,
+)
 
 PROMISES = {
     "allreduce": Promise.ALL_REDUCE,
@@ -27,17 +38,6 @@ PROMISES = {
 }
 SLOTS = {"Simple": 2, "LL": 8, "LL128": 8}
 """Messages in a connection's buffer: NCCL_STEPS is 8, and a chunk of Simple takes four of them."""
-IGNORED = {"nchannels", "minBytes", "maxBytes", "nthreads", "maxcount", "nthreadblocks"}
-"""Of the algorithm: when and how broadly it runs, and not what it does."""
-FIELDS = {
-    "algo": {"name", "proto", "nchunksperloop", "ngpus", "coll", "inplace", "outofplace"} | IGNORED,
-    "gpu": {"id", "i_chunks", "o_chunks", "s_chunks"},
-    "tb": {"id", "send", "recv", "chan"},
-    "step": {
-        "s", "type", "srcbuf", "srcoff", "dstbuf", "dstoff", "cnt", "depid", "deps", "hasdep",
-    },
-}  # fmt: skip
-OPTIONAL = {"outofplace"} | IGNORED
 NOP = "nop"
 
 
@@ -62,6 +62,75 @@ KINDS = {
     "re": Kind(reads="ds", writes=True),
     NOP: Kind(),
 }
+
+
+# ---- the elements --------------------------------------------------------------------------
+
+Number = Annotated[int, Meta(ge=0, le=MOST_OPERATIONS)]
+Count = Annotated[int, Meta(ge=0, le=MOST_CHUNKS)]
+OrNone = Annotated[int, Meta(ge=-1, le=MOST_OPERATIONS)]
+"""-1 for none."""
+
+
+class _StepElement(Struct, frozen=True, forbid_unknown_fields=True):
+    s: Number
+    type: str
+    srcbuf: Buffer
+    srcoff: OrNone
+    dstbuf: Buffer
+    dstoff: OrNone
+    cnt: Count
+    depid: OrNone
+    deps: OrNone
+    hasdep: Number
+
+    def __post_init__(self) -> None:
+        if self.type not in KINDS:
+            raise ContentError(
+                f"type={self.type!r} of a step is not known: expected {', '.join(KINDS)}"
+            )
+
+
+class _BlockElement(Struct, frozen=True, forbid_unknown_fields=True):
+    id: Number
+    send: OrNone
+    recv: OrNone
+    chan: Number
+    step: tuple[_StepElement, ...] = ()
+
+
+class _Gpu(Struct, frozen=True, forbid_unknown_fields=True):
+    id: Number
+    i_chunks: Count
+    o_chunks: Count
+    s_chunks: Count
+    tb: tuple[_BlockElement, ...] = ()
+
+
+class _Algorithm(
+    Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    rename={"min_bytes": "minBytes", "max_bytes": "maxBytes"},
+):
+    name: str
+    proto: str
+    nchunksperloop: Annotated[int, Meta(ge=1, le=MOST_CHUNKS)]
+    ngpus: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+    coll: str
+    inplace: Number
+    outofplace: Number = 0
+    gpu: tuple[_Gpu, ...] = ()
+    # When and how broadly it runs, and not what it does.
+    nchannels: str = ""
+    min_bytes: str = ""
+    max_bytes: str = ""
+    nthreads: str = ""
+    maxcount: str = ""
+    nthreadblocks: str = ""
+
+
+# ---- the steps of a rank -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -97,100 +166,56 @@ class _Block:
         return f"rank {self.rank}, thread block {self.number}"
 
 
-def read_xml(path: Path) -> list[Plan]:
+def read_xml(data: bytes) -> Iterator[Plan]:
     """The plan, in place and out of place if it is said to work both ways.
 
     Raises ConfigurationError for a file that is no such plan, or has fields that are not known;
     ScheduleError for one that the interpreter would refuse, or could never finish.
     """
-    try:
-        root = ElementTree.parse(path).getroot()
-    except (OSError, ElementTree.ParseError) as error:
-        raise ConfigurationError(f"expected MSCCL's XML: {error}") from None
-    return list(read_tree(root))
-
-
-def read_tree(root: ElementTree.Element) -> Iterator[Plan]:
-    """The plans of an ``algo`` element; as ``read_xml``."""
-    algo = _read_fields(root, "algo")
-    promise = PROMISES.get(algo["coll"])
-    if promise is None:
-        raise ConfigurationError(
-            f"coll={algo['coll']!r}: what it promises is not known; expected {', '.join(PROMISES)}"
-        )
-    ranks, chunks = _read_number(algo, "ngpus", 1), _read_number(algo, "nchunksperloop", 1)
+    algo = decode_xml(data, "algo", _Algorithm)
+    ranks, chunks = algo.ngpus, algo.nchunksperloop
+    for name, known in (("coll", PROMISES), ("proto", SLOTS)):
+        if (found := getattr(algo, name)) not in known:
+            raise ConfigurationError(f"{name}={found!r} is not known: expected {', '.join(known)}")
+    promise = PROMISES[algo.coll]
     if promise is not Promise.ALL_REDUCE and chunks % ranks:
         raise ConfigurationError(f"{chunks} chunks are not shared evenly by {ranks} ranks")
-    if algo["proto"] not in SLOTS:
-        raise ConfigurationError(f"proto={algo['proto']!r}: expected {', '.join(SLOTS)}")
-    gpus = sorted(root, key=lambda gpu: _read_number(gpu.attrib, "id"))
-    if [int(gpu.attrib["id"]) for gpu in gpus] != list(range(ranks)):
+    gpus = sorted(algo.gpu, key=lambda gpu: gpu.id)
+    if [gpu.id for gpu in gpus] != list(range(ranks)):
         raise ConfigurationError(f"expected one gpu element for each of {ranks} ranks")
-    sizes = tuple(_read_sizes(gpu, promise, chunks, ranks) for gpu in gpus)
-    blocks = [block for gpu in gpus for block in _read_blocks(gpu, ranks)]
+    sizes = tuple(_find_sizes(gpu, promise, chunks, ranks) for gpu in gpus)
+    blocks = [block for gpu in gpus for block in _list_blocks(gpu, ranks)]
     operations = _link(blocks)
-    ways = [bool(_read_number(algo, "inplace"))]
-    if ways[0] and _read_number({"outofplace": "0"} | algo, "outofplace"):
-        ways.append(False)
-    for is_in_place in ways:
+    for is_in_place in (True, False) if algo.inplace and algo.outofplace else (bool(algo.inplace),):
         yield Plan(
-            algo["name"], promise, ranks, chunks, is_in_place, sizes, operations,
-            slots=SLOTS[algo["proto"]],
+            algo.name, promise, ranks, chunks, is_in_place, sizes, operations,
+            slots=SLOTS[algo.proto],
         )  # fmt: skip
 
 
-def _read_fields(element: ElementTree.Element, tag: str) -> dict[str, str]:
-    if element.tag != tag:
-        raise ConfigurationError(f"expected an element {tag}, found {element.tag}")
-    fields = element.attrib
-    if fields.keys() == FIELDS[tag]:
-        return fields
-    if unknown := sorted(fields.keys() - FIELDS[tag]):
-        raise ConfigurationError(
-            f"element {tag} has fields that are not known: {', '.join(unknown)}"
-        )
-    if missing := sorted(FIELDS[tag] - OPTIONAL - fields.keys()):
-        raise ConfigurationError(f"element {tag} lacks {', '.join(missing)}")
-    return fields
-
-
-def _read_number(fields: Mapping[str, str], name: str, least: int = -1) -> int:
-    text = fields.get(name, "")
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise ConfigurationError(f"{name}: expected an integer >= {least}, found {text!r}")
-    return value
-
-
-def _read_sizes(
-    gpu: ElementTree.Element, promise: Promise, chunks: int, ranks: int
-) -> tuple[int, int, int]:
-    fields = _read_fields(gpu, "gpu")
+def _find_sizes(gpu: _Gpu, promise: Promise, chunks: int, ranks: int) -> tuple[int, int, int]:
     inputs, outputs = promise.count_chunks(chunks, ranks)
-    for name, expected in (("i_chunks", inputs), ("o_chunks", outputs)):
-        if (found := _read_number(fields, name, 0)) not in (0, expected):
+    for name, found, expected in (
+        ("i_chunks", gpu.i_chunks, inputs),
+        ("o_chunks", gpu.o_chunks, outputs),
+    ):
+        if found not in (0, expected):
             raise ScheduleError(
-                f"rank {fields['id']}: {name} is {found}, but {chunks} chunks on {ranks} ranks "
-                f"make {expected}"
+                f"rank {gpu.id}: {name} is {found}, but {chunks} chunks on {ranks} ranks make "
+                f"{expected}"
             )
-    return inputs, outputs, _read_number(fields, "s_chunks", 0)
+    return inputs, outputs, gpu.s_chunks
 
 
-def _read_blocks(gpu: ElementTree.Element, ranks: int) -> list[_Block]:
-    rank = int(gpu.attrib["id"])
+def _list_blocks(gpu: _Gpu, ranks: int) -> list[_Block]:
     found = []
-    for element in gpu:
-        fields = _read_fields(element, "tb")
-        number, channel = _read_number(fields, "id", 0), _read_number(fields, "chan", 0)
-        send, recv = _read_number(fields, "send"), _read_number(fields, "recv")
-        steps = tuple(_read_step(step, rank, number) for step in element)
-        block = _Block(rank, number, send, recv, channel, steps)
-        if rank in (send, recv) or max(send, recv) >= ranks:
+    for tb in gpu.tb:
+        steps = tuple(_make_step(each, gpu.id, tb.id) for each in tb.step)
+        block = _Block(gpu.id, tb.id, tb.send, tb.recv, tb.chan, steps)
+        if gpu.id in (tb.send, tb.recv) or max(tb.send, tb.recv) >= ranks:
             raise ScheduleError(
-                f"{block}: a peer must be another of {ranks} ranks, found send={send}, recv={recv}"
+                f"{block}: a peer must be another of {ranks} ranks, found send={tb.send}, "
+                f"recv={tb.recv}"
             )
         if [step.number for step in steps] != list(range(len(steps))):
             raise ScheduleError(f"{block}: its steps are not numbered 0 to {len(steps) - 1}")
@@ -198,33 +223,17 @@ def _read_blocks(gpu: ElementTree.Element, ranks: int) -> list[_Block]:
     found.sort(key=lambda block: block.number)
     if [block.number for block in found] != list(range(len(found))):
         raise ScheduleError(
-            f"rank {rank}: its thread blocks are not numbered 0 to {len(found) - 1}"
+            f"rank {gpu.id}: its thread blocks are not numbered 0 to {len(found) - 1}"
         )
     return found
 
 
-def _read_step(element: ElementTree.Element, rank: int, block: int) -> _Step:
-    fields = _read_fields(element, "step")
-    kind, count = fields["type"], _read_number(fields, "cnt", 0)
-    if kind not in KINDS:
-        raise ConfigurationError(
-            f"type={kind!r} of a step is not known; expected {', '.join(KINDS)}"
-        )
-    spans = []
-    for side in ("src", "dst"):
-        try:
-            buffer = Buffer(fields[f"{side}buf"])
-        except ValueError:
-            raise ConfigurationError(
-                f"{side}buf: expected i, o or s, found {fields[f'{side}buf']!r}"
-            ) from None
-        low = _read_number(fields, f"{side}off")
-        spans.append(Span(rank, buffer, low, low + count))
-    other = _read_number(fields, "depid")
-    waits = None if other < 0 else (other, _read_number(fields, "deps", 0))
-    announces = _read_number(fields, "hasdep", 0) == 1 and kind != NOP
-    number = _read_number(fields, "s", 0)
-    return _Step(rank, block, number, kind, spans[0], spans[1], waits, announces)
+def _make_step(step: _StepElement, rank: int, block: int) -> _Step:
+    source = Span(rank, step.srcbuf, step.srcoff, step.srcoff + step.cnt)
+    target = Span(rank, step.dstbuf, step.dstoff, step.dstoff + step.cnt)
+    waits = None if step.depid < 0 else (step.depid, step.deps)
+    announces = step.hasdep == 1 and step.type != NOP
+    return _Step(rank, block, step.s, step.type, source, target, waits, announces)
 
 
 # ---- who waits for whom -------------------------------------------------------------------
@@ -247,15 +256,14 @@ def _link(blocks: Sequence[_Block]) -> tuple[Operation, ...]:
             after: tuple[int, ...] = ()
             if step.waits is not None:
                 other, least = step.waits
-                said = next(
-                    (each for each in announced.get((block.rank, other), ()) if each >= least), None
-                )
-                if said is None:
+                numbers = announced.get((block.rank, other), [])
+                place = bisect_left(numbers, least)
+                if place == len(numbers):
                     raise ScheduleError(
                         f"deadlock: {step} waits for thread block {other}, step {least}, which "
                         "never says that it is done (hasdep=1)"
                     )
-                after = (places[block.rank, other, said],)
+                after = (places[block.rank, other, numbers[place]],)
             sides = {"s": step.source, "d": step.target}
             operations.append(
                 Operation(

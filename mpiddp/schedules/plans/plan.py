@@ -13,7 +13,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from mpiddp.errors import ScheduleError
+from mpiddp.errors import ConfigurationError, ScheduleError
+
+MOST_RANKS = 1 << 12
+MOST_CHUNKS = 1 << 20
+"""Of a buffer."""
+MOST_BLOCKS = 1 << 13
+"""Thread blocks of all ranks: eight on each of 1,024 ranks."""
+MOST_OPERATIONS = 1 << 22
+"""A ring of 1,024 ranks has half as many."""
+MOST_WORK = 1 << 24
+"""Chunks of memory of all ranks, and those that operations read and write."""
 
 
 class Buffer(enum.Enum):
@@ -95,6 +105,19 @@ class Plan:
     """Messages that a connection holds before its sender must wait; 0 if there is no such limit."""
     scratches: int = 0
     """Scratch memories that calls take in turn; 0 if the runtime lets no other rank write there."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError for what nobody has memory and time to prove."""
+        spans = (span for each in self.operations for span in (*each.reads, *each.writes))
+        blocks = len({(each.rank, each.block) for each in self.operations})
+        for what, found, most in (
+            ("ranks", self.ranks, MOST_RANKS),
+            ("thread blocks", blocks, MOST_BLOCKS),
+            ("operations", len(self.operations), MOST_OPERATIONS),
+            ("chunks to look at", self.cells + sum(abs(s.hi - s.lo) for s in spans), MOST_WORK),
+        ):
+            if found > most:
+                raise ConfigurationError(f"expected at most {most:,} {what}, found {found:,}")
 
     @property
     def share(self) -> int:

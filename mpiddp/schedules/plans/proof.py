@@ -21,6 +21,9 @@ from mpiddp.errors import ScheduleError
 from mpiddp.schedules.plans.plan import Buffer, Operation, Plan, Promise, Span, list_connections
 from mpiddp.schedules.trees import Trees, make_mask, name_ranks
 
+MOST_CLOCKS = 1 << 28
+"""Numbers in the clocks that are kept: 1 GiB."""
+
 Value = TypeVar("Value")
 Clock = NDArray[np.int32]
 
@@ -265,6 +268,8 @@ def _run_clocks(
         current[block] = clock
         if waiting[number]:
             kept[number] = clock.copy()
+            if len(kept) * blocks > MOST_CLOCKS:
+                raise ScheduleError(f"{operations[number]}: too many others wait for too long")
 
 
 def _name_race(plan: Plan, numbers: tuple[int, int], span: Span, verb: str) -> ScheduleError:

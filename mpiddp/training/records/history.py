@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import ConfigurationError, ContentError
+from mpiddp.files import convert, decode, read_whole
 
 METRICS = "metrics.jsonl"
 STAGES = ("read", "transform", "transfer", "forward", "backward", "communication", "update")
 """Of a training step, in their order (`mpiddp.training.step.stages`)."""
 STEPS = "steps"
 """The ``kind`` of a row of ``--log-every``; rows of epochs have no kind."""
-NEEDED = ("epoch", "step", "loss")
-"""The loss may be null: one that is not finite."""
+MOST_BYTES = 1 << 30
+"""Of a file: 1 GiB, some millions of rows."""
 LARGEST = 1e300
 """What is beyond it, or not a number, cannot be drawn."""
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What each row must have, and what is computed with."""
+
+    epoch: int
+    step: int
+    loss: float | None
+    """None for one that is not finite."""
+    stages: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,22 +90,21 @@ def _find_run(name: str, runs_dir: Path) -> Path:
 def _read_rows(path: Path) -> Iterator[tuple[Mapping[str, Any], ...]]:
     """Those of epochs, then those of steps."""
     try:
-        text = path.read_bytes()
+        text = read_whole(path, MOST_BYTES)
     except FileNotFoundError:
         text = b""
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+    except ContentError as error:
+        raise ContentError(f"{path}: {error}") from None
     rows: dict[int, Mapping[str, Any]] = {}
     steps: dict[int, Mapping[str, Any]] = {}
     # The last part is empty, or half a row: of a job that is writing it, or was killed then.
     for number, line in enumerate(text.split(b"\n")[:-1], start=1):
-        row = parse_row(line)
-        if row is None:
-            shown = line[:60].decode(errors="replace")
-            raise ConfigurationError(
-                f"{path}, line {number}: expected a JSON object with numbers {', '.join(NEEDED)}, "
-                f"found {shown!r}: remove the line"
-            )
+        try:
+            row = _read_row(line)
+        except ContentError as error:
+            raise ContentError(f"{path}, line {number}: {error}: remove the line") from None
         if is_of_steps(row):
             steps[row["step"]] = row
         else:
@@ -111,13 +121,16 @@ def is_of_steps(row: Mapping[str, Any]) -> bool:
 def parse_row(line: bytes) -> Mapping[str, Any] | None:
     """None for whatever is no row."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        return _read_row(line)
+    except ContentError:
         return None
-    if not isinstance(row, dict) or not all(type(row.get(name)) is int for name in NEEDED[:2]):
-        return None
-    loss = row.get("loss", "")
-    return row if loss is None or _is_number(loss) else None
+
+
+def _read_row(line: bytes) -> Mapping[str, Any]:
+    """Raises ContentError."""
+    row = decode(line, dict[str, Any])
+    convert(row, Needed)
+    return row
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 import torch.distributed as dist
 
+from mpiddp.files import convert, decode
 from mpiddp.training.data.structure import count_samples
 from mpiddp.training.records.history import STEPS
 from mpiddp.wording import count_noun
@@ -225,13 +226,15 @@ class Row:
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Row:
-        """What `to_json` has written; a metric that was not finite is NaN."""
-        values: dict[str, Any] = json.loads(line)
+        """What `to_json` has written; a metric that was not finite is NaN. Raises ContentError."""
+        values = decode(line, dict[str, Any])
+        if values.get("loss", "") is None:
+            values["loss"] = math.nan
         known = {each.name for each in fields(cls)}
         own = {name: each for name, each in values.items() if name in known}
         # Metrics follow the loss of their kind.
         names = list(values)
-        middle = names.index("test_loss")
+        middle = names.index("test_loss") if "test_loss" in names else len(names)
 
         def select(names: Sequence[str]) -> dict[str, float]:
             found = {name: values[name] for name in names if name not in known}
@@ -239,11 +242,8 @@ class Row:
 
         tested = {name.removeprefix("test_"): each for name, each in select(names[middle:]).items()}
         own["metrics"] = select(names[:middle])
-        own["test_metrics"] = tested if values["test_loss"] is not None else None
-        if values["staleness"] is not None:
-            # JSON's keys are strings.
-            own["staleness"] = {int(late): each for late, each in values["staleness"].items()}
-        return cls(**own)
+        own["test_metrics"] = tested if values.get("test_loss") is not None else None
+        return convert(own, cls)
 
 
 @dataclass(frozen=True, kw_only=True)

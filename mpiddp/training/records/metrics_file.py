@@ -7,9 +7,9 @@ import os
 import time
 from pathlib import Path
 
-from mpiddp.files import replaced
+from mpiddp.files import read_whole, replaced
 from mpiddp.process.job_directory import check_attempt
-from mpiddp.training.records.history import is_of_steps, parse_row
+from mpiddp.training.records.history import MOST_BYTES, is_of_steps, parse_row
 from mpiddp.training.records.metrics import Row, StepsRow
 
 WRITE_SECONDS = 5.0
@@ -18,7 +18,7 @@ WRITE_SECONDS = 5.0
 
 def read_last_row(path: Path) -> Row | None:
     """The last epoch's row of a finished run's ``metrics.jsonl``; None if there is none."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
+    lines = read_whole(path, MOST_BYTES).splitlines() if path.exists() else []
     found = (line for line in reversed(lines) if not is_of_steps(parse_row(line) or {}))
     return next(map(Row.from_json, found), None)
 
