@@ -31,6 +31,7 @@ class LauncherVariables:
     """How many of the processes are on this host."""
 
 
+PRRTE_LAUNCHED = "PRTE_LAUNCHED"
 SLURM_STEP_IDS = ("SLURM_STEP_ID", "SLURM_STEPID")
 SLURM_FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Step ids from here on are the batch script, salloc's shell and the like: nobody's srun."""
@@ -54,7 +55,7 @@ LAUNCHERS: tuple[LauncherVariables, ...] = (
         local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     # read: `prterun` without Open MPI's personality gives the rank alone.
-    LauncherVariables(key="prrte", name="PRRTE", signs=("PRTE_LAUNCHED",), rank="PMIX_RANK"),
+    LauncherVariables(key="prrte", name="PRRTE", signs=(PRRTE_LAUNCHED,), rank="PMIX_RANK"),
     # HYDI_CONTROL_FD is MPICH's; Intel MPI and older MPICH set only the MPI_LOCAL… pair (read).
     LauncherVariables(
         key="hydra",

@@ -3,8 +3,9 @@
 Rounds of one run are more alike than two runs of one program are, and this the rounds cannot show.
 Therefore
 
-- a cell is slower if its samples refute that its ratio is within half the tolerance (`ratios`),
-  with Holm's correction for all cells of the record; the other half is left for the runs;
+- a cell is slower if its samples refute that its ratio is within half the tolerance
+  (`benchmarks.judge`), with Holm's correction for all cells of the record; the other half is left
+  for the runs;
 - a cell that looks slower is measured again, in runs of its own: all runs together must refute
   that, and the median of the runs' ratios must be beyond the tolerance.
 
@@ -16,12 +17,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
 from benchmarks.common.records import Cell, Coordinate, Record
-from benchmarks.compare.ratios import Ratio, adjust, estimate_ratio, find_probability
+from benchmarks.judge.correlation import find_coefficient
+from benchmarks.judge.ratios import Ratio, adjust, compare_runs
 from mpiddp.errors import ConfigurationError
 
 Key = tuple[Coordinate, ...]
@@ -81,6 +83,8 @@ class Evidence:
     new: Cell
     runs: tuple[tuple[float, ...], ...]
     """The samples of each run of NEW: the record's own, then those that were measured again."""
+    coefficient: float
+    """How alike neighbouring rounds are, in all cells together."""
 
     @property
     def together(self) -> list[float]:
@@ -90,43 +94,31 @@ class Evidence:
     @cached_property
     def ratio(self) -> Ratio:
         """New over old, in the cell's unit, of all runs together."""
-        return estimate_ratio(self.old.samples, self.together)
-
-    @property
-    def run_ratios(self) -> tuple[float, ...]:
-        """Of each run, new over old."""
-        return tuple(estimate_ratio(self.old.samples, run).estimate for run in self.runs)
-
-    def find_costs(self, *runs: Sequence[float]) -> list[Sequence[float]]:
-        """OLD's samples and those of ``runs``; turned round if larger is better, so that what is
-        larger is worse."""
-        samples = (self.old.samples, *runs)
-        is_rate = larger_is_better(self.new.unit)
-        return [[1 / value for value in run] if is_rate else run for run in samples]
+        return compare_runs(self.old.samples, self.runs, self.coefficient)
 
     @cached_property
+    def run_ratios(self) -> tuple[float, ...]:
+        """Of each run, new over old."""
+        ratios = (compare_runs(self.old.samples, [run], self.coefficient) for run in self.runs)
+        return tuple(each.estimate for each in ratios)
+
+    @property
     def slowdown(self) -> float:
         """The median of the runs' ratios of costs: above 1 is worse."""
-        old, *runs = self.find_costs(*self.runs)
-        return statistics.median(estimate_ratio(old, run).estimate for run in runs)
+        is_rate = larger_is_better(self.new.unit)
+        return statistics.median(1 / each if is_rate else each for each in self.run_ratios)
 
-    def test_slower(self, bound: float) -> float:
-        """How probable the samples are if NEW takes at most ``bound`` times as long."""
-        old, new = self.find_costs(self.together)
-        return find_probability(old, new, bound)
-
-    def test_faster(self, bound: float) -> float:
-        """The same if OLD takes at most ``bound`` times as long."""
-        old, new = self.find_costs(self.together)
-        return find_probability(new, old, bound)
+    @cached_property
+    def costs(self) -> Ratio:
+        """New over old, turned round if larger is better, so that above 1 is worse."""
+        return self.ratio.turned if larger_is_better(self.new.unit) else self.ratio
 
     @property
     def largest(self) -> float:
         """The upper end of the slowdown's interval; infinite for too few rounds to have one."""
-        old, new = self.find_costs(self.together)
-        if len({*old, *new}) == 1:  # Counts and prices have no spread.
+        if len({*self.old.samples, *self.together}) == 1:  # Counts and prices have no spread.
             return 1.0
-        interval = estimate_ratio(old, new).interval
+        interval = self.costs.interval
         return interval.high if interval is not None else inf
 
 
@@ -193,7 +185,10 @@ def judge(
 
     ``measure`` is called ``again`` times with the cells that look slower; not at all for none.
     """
-    found = {key: Evidence(old, new, (new.samples,)) for key, (old, new) in pairs.items()}
+    coefficient = _find_coefficient(pairs)
+    found = {
+        key: Evidence(old, new, (new.samples,), coefficient) for key, (old, new) in pairs.items()
+    }
     suspects = [key for key, each in found.items() if _is_suspect(each, rule)]
     for _ in range(again if measure is not None and suspects else 0):
         assert measure is not None
@@ -201,18 +196,24 @@ def judge(
         for key in suspects:
             each = found[key]
             if key in measured and is_comparable(each.old, measured[key]):
-                runs = (*each.runs, measured[key].samples)
-                found[key] = Evidence(each.old, each.new, runs)
+                found[key] = replace(each, runs=(*each.runs, measured[key].samples))
     return _decide(found, rule)
 
 
+def _find_coefficient(pairs: Mapping[Key, tuple[Cell, Cell]]) -> float:
+    """How alike neighbouring rounds are, in both records together."""
+    return find_coefficient([each.samples for each in side] for side in zip(*pairs.values()))
+
+
 def _is_suspect(each: Evidence, rule: Rule) -> bool:
-    return each.slowdown > rule.bound or each.test_slower(1.0) <= LOOK
+    return each.slowdown > rule.bound or each.costs.find_probability(1.0) <= LOOK
 
 
 def _decide(found: Mapping[Key, Evidence], rule: Rule) -> list[Verdict]:
-    slower = adjust({key: each.test_slower(rule.tested) for key, each in found.items()})
-    faster = adjust({key: each.test_faster(rule.tested) for key, each in found.items()})
+    slower = adjust({key: each.costs.find_probability(rule.tested) for key, each in found.items()})
+    faster = adjust(
+        {key: each.costs.turned.find_probability(rule.tested) for key, each in found.items()}
+    )
     verdicts = []
     for key, each in found.items():
         slowdown, word = each.slowdown, SAME
@@ -223,5 +224,5 @@ def _decide(found: Mapping[Key, Evidence], rule: Rule) -> list[Verdict]:
         elif each.largest > rule.bound**2:
             word = UNKNOWN
         probability = min(slower[key], faster[key])
-        verdicts.append(Verdict(each.old, each.new, each.runs, probability, word))
+        verdicts.append(Verdict(each.old, each.new, each.runs, each.coefficient, probability, word))
     return verdicts

@@ -234,6 +234,8 @@ def _start_writer(logs: dict[int, int], label: str | None) -> socket.socket:
         rows.append({"source": source, "log": logs.get(number), "console": console})
     given = [d for row in rows for d in row.values() if d is not None]
     settings = {"label": label, "control": its.fileno(), "streams": rows}
+    # It puts lines together again that it has read in parts.
+    settings["in_portions"] = environment.PRRTE_LAUNCHED not in os.environ
     program = [sys.executable, "-I", "-S", output_writer.__file__, json.dumps(settings)]
     detached.start(program, [*given, its.fileno()], subprocess.DEVNULL)
     for number, channel in channels.items():

@@ -105,6 +105,7 @@ class Console:
 
     @classmethod
     def find(cls, descriptor: int) -> Console:
+        """One whose reader may mix up the lines of ranks, if it reads them in parts."""
         is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
         return cls(descriptor, is_pipe, os.isatty(descriptor))
 
@@ -266,11 +267,12 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     label = settings["label"]
     control: int = settings["control"]
+    find = Console.find if settings["in_portions"] else Console
     streams = [
         Stream(
             source=row["source"],
             log=row["log"],
-            console=Console.find(row["console"]) if row["console"] is not None else None,
+            console=find(row["console"]) if row["console"] is not None else None,
             lines=Lines(label.encode()) if label is not None else None,
         )
         for row in settings["streams"]

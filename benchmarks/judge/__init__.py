@@ -1,0 +1,1 @@
+"""Is A faster than B? One answer with one error rate, for whatever says so."""

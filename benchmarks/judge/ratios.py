@@ -1,0 +1,179 @@
+"""Is A slower than B: their ratio, with an interval and tests that assume no distribution.
+
+Two contenders that were measured in the same rounds are compared round by round. If neither is the
+slower one, each of the ratios lies above 1 with probability 1/2: the sign test, and the interval of
+their median that belongs to it. The values of two runs are not paired. If neither is the slower
+one, every order of the values is equally likely, and how many of all pairs lie above 1 has a known
+distribution (Mann & Whitney 1947). The estimate is the median of the ratios of all pairs
+(Hodges & Lehmann 1963, on logarithms), and the ends of its interval are two of those ratios (Moses;
+Hollander, Wolfe & Chicken, "Nonparametric statistical methods", 4.3).
+
+Both suppose that rounds are independent. If neighbouring rounds are alike (`correlation`), the
+interval is widened around the estimate, and a bound counts as so much nearer to it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from statistics import NormalDist
+from typing import TypeVar
+
+import numpy
+from numpy.typing import NDArray
+
+from benchmarks.common.statistics import CONFIDENCE, Interval
+from benchmarks.judge.correlation import find_widening
+
+Key = TypeVar("Key")
+
+MOST_PAIRS = 2500
+"""Up to so many pairs the distribution is counted; beyond, it is close to the normal one."""
+LARGEST_LOGARITHM = 700.0
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Of two contenders' values, the second one's over the first one's."""
+
+    ratios: NDArray[numpy.float64]
+    """Of rounds or of all pairs, in rising order."""
+    counts: tuple[int, int]
+    """Of the values of each, if pairs of all are counted; of the rounds and 0, if rounds are."""
+    widening: float
+    """Of the interval, for rounds that are alike; infinite if they tell nothing."""
+
+    @cached_property
+    def estimate(self) -> float:
+        """The median; of two in the middle their geometric mean, so that it can be turned round."""
+        middle = self.ratios[[(len(self.ratios) - 1) // 2, len(self.ratios) // 2]]
+        return math.sqrt(float(middle[0]) * float(middle[1]))
+
+    @property
+    def turned(self) -> Ratio:
+        """The first one's values over the second one's."""
+        return replace(self, ratios=1 / self.ratios[::-1])
+
+    @property
+    def interval(self) -> Interval | None:
+        return self.find_interval(CONFIDENCE)
+
+    def find_interval(self, confidence: float) -> Interval | None:
+        """None if the values are too few for one."""
+        outside = find_quantile(*self.counts, (1 - confidence) / 2)
+        if outside is None:
+            return None
+        ends = (float(self.ratios[outside]), float(self.ratios[-1 - outside]))
+        return Interval(*map(self._widen, ends), confidence)
+
+    def _widen(self, end: float) -> float:
+        distance = math.log(end / self.estimate)
+        if distance == 0:
+            return end
+        moved = math.log(self.estimate) + self.widening * distance
+        return math.exp(max(-LARGEST_LOGARITHM, min(LARGEST_LOGARITHM, moved)))
+
+    def find_probability(self, bound: float) -> float:
+        """How probable such values are if the ratio is at most ``bound``.
+
+        Ties count half, rounded against a finding.
+        """
+        near = bound * (self.estimate / bound) ** (1 - 1 / self.widening)
+        above = (self.ratios > near).sum() + (self.ratios == near).sum() / 2
+        return tail(*self.counts, math.floor(above))
+
+
+def compare_rounds(olds: Sequence[float], news: Sequence[float], coefficient: float) -> Ratio:
+    """``news`` over ``olds``, round by round, as far as both have rounds; all are above 0.
+
+    ``coefficient``: of the ratios of all that is judged together (`find_coefficient`).
+    """
+    rounds = min(len(olds), len(news))
+    ratios = numpy.divide(news[:rounds], olds[:rounds])
+    return Ratio(numpy.sort(ratios), (rounds, 0), find_widening([ratios.tolist()], coefficient))
+
+
+def compare_runs(
+    olds: Sequence[float], runs: Sequence[Sequence[float]], coefficient: float
+) -> Ratio:
+    """The values of ``runs``, all together, over ``olds``; all are above 0.
+
+    ``coefficient``: of the values of all that is judged together.
+    """
+    news = [value for run in runs for value in run]
+    ratios = numpy.sort(numpy.divide.outer(news, olds), axis=None)
+    return Ratio(ratios, (len(olds), len(news)), find_widening([olds, *runs], coefficient))
+
+
+def tail(count: int, others: int, above: int) -> float:
+    """Probability that at least ``above`` of all pairs of two like samples lie above 1.
+
+    Of ``count`` rounds, if there are no ``others``.
+    """
+    if not others:
+        return sum(itertools.islice(_choose(count), count - above + 1)) / (1 << count)
+    pairs = count * others
+    if pairs > MOST_PAIRS:
+        deviation = math.sqrt(pairs * (count + others + 1) / 12)
+        return 1 - NormalDist(pairs / 2, deviation).cdf(above - 0.5)
+    # By symmetry: as many arrangements have at least so many pairs above as below.
+    ways = count_arrangements(*sorted((count, others)))
+    return ways[pairs - above] / ways[-1]
+
+
+@lru_cache
+def _choose(count: int) -> tuple[int, ...]:
+    """In how many ways 0, 1, … of ``count`` rounds are chosen."""
+    ways = [1]
+    for k in range(1, count + 1):
+        ways.append(ways[-1] * (count - k + 1) // k)
+    return tuple(ways)
+
+
+@lru_cache
+def find_quantile(count: int, others: int, probability: float) -> int | None:
+    """The most pairs k of which at most k lie above 1 with ``probability`` or less; None for none.
+
+    Of the sorted ratios, those at k and -1 - k, from 0, enclose the true one with probability
+    1 - 2 ``probability`` at least.
+    """
+    pairs = count * (others or 1)
+    at_most = range(pairs // 2)
+    found = bisect.bisect_right(at_most, probability, key=lambda k: tail(count, others, pairs - k))
+    return found - 1 if found else None
+
+
+@lru_cache
+def count_arrangements(count: int, others: int) -> tuple[int, ...]:
+    """At place k, in how many orders of two samples at most k of all pairs lie above.
+
+    The numbers of exactly k are the coefficients of a Gaussian binomial, the product of
+    (1 - x^(others + i)) / (1 - x^i) for i from 1 to ``count``.
+    """
+    size = count * others + 1
+    ways = [1] + [0] * (size - 1)
+    for i in range(1, count + 1):
+        for k in range(size - 1, others + i - 1, -1):
+            ways[k] -= ways[k - others - i]
+        for k in range(i, size):
+            ways[k] += ways[k - i]
+    return tuple(itertools.accumulate(ways))
+
+
+def adjust(probabilities: Mapping[Key, float]) -> dict[Key, float]:
+    """Each probability for the whole family: those at most r hold, all together, with rate r.
+
+    Holm's step-down of Bonferroni's correction (1979), which holds however the tests depend on
+    one another.
+    """
+    adjusted, highest = {}, 0.0
+    for place, (key, probability) in enumerate(
+        sorted(probabilities.items(), key=lambda item: item[1])
+    ):
+        highest = max(highest, min(1.0, probability * (len(probabilities) - place)))
+        adjusted[key] = highest
+    return adjusted
