@@ -208,7 +208,9 @@ class Job:
             number = found.signal
             if number is not None and job_end.code == 128 + number and found.outcome is None:
                 # No rank has said why. Launchers only name a rank that has ended, or nothing.
-                say(f"stopped by {signal.Signals(number).name}: exit code {job_end.code}")
+                killed = f" ({self.plan.kind.name} did not end, and was killed)"
+                why = killed if found.was_killed else ""
+                say(f"stopped by {signal.Signals(number).name}: exit code {job_end.code}{why}")
             return
         say(f"job {job_directory.choose_name()} ended with {job_end}")
         if job_end.code == 0:

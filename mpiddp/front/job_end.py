@@ -49,6 +49,8 @@ class Exit:
     """The last one that came to the front."""
     outcome: Mapping[str, Any] | None = None
     """What a rank has written (`failure.outcome`)."""
+    was_killed: bool = False
+    """Whether the launcher did not end after a signal, and was killed with what it had started."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +151,9 @@ def _choose(found: Exit) -> JobEnd | None:
 
 
 def _choose_after_signal(found: Exit, number: int) -> JobEnd | None:
-    """A script may choose its exit code; 1 is also mpirun's after a signal."""
-    if FAILURE < found.status <= 128 and found.status != PeerLostError.exit_code:
+    """A script may choose its exit code; 1 is also mpirun's after a signal, and MPICH's the signal."""
+    taken = (PeerLostError.exit_code, number)
+    if FAILURE < found.status <= 128 and found.status not in taken:
         return None
     return JobEnd(128 + number, _describe_signal(number))
 
