@@ -22,6 +22,7 @@ from mpiddp.front.job_end import Exit, FailureReader
 from mpiddp.front.messages import copy_messages
 from mpiddp.launch.launcher.command import OPEN_MPI, OPEN_MPI_4, OTHER, SRUN, Kind
 from mpiddp.process.descendants import list_children
+from mpiddp.process.publication import ADDRESS_FILE
 from mpiddp.process.streams.standard_input import copy_input, offer
 
 PR_SET_PDEATHSIG = 1
@@ -60,6 +61,8 @@ class Launch:
         self.preemption: int | None = None
         """The last one that preempted the job while no ranks ran: they cannot react to it."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._directory = ""
+        """The job's, for the attempt that runs."""
         self._guard: Guard | None = None
         self._told: set[int] = set()
         """Signals that the guard knows of."""
@@ -93,6 +96,7 @@ class Launch:
             if files is not None and not is_srun:
                 output = stack.enter_context(open(files.output, "ab"))
                 error = stack.enter_context(open(files.error, "ab"))
+            self._directory = variables.get(environment.JOB_DIRECTORY, "")
             try:
                 self._process = subprocess.Popen(
                     command,
@@ -201,7 +205,10 @@ class Launch:
         if not self.starts_ranks and self._is_told_by_slurm(number):
             return
         processes = [self._process.pid]
-        if self._goes_past_launcher(number):
+        is_early = not self._have_ranks_met()
+        if is_early and number == signal.SIGINT and not self._shares_terminal():
+            number = signal.SIGTERM  # Python may be starting, and would show where it was.
+        elif self._goes_past_launcher(number):
             self._told_ranks.add(number)
             processes = list_children(self._process.pid) or processes
         for process in processes:
@@ -209,6 +216,11 @@ class Launch:
                 os.kill(process, number)
         if number in ENDING:
             self._process.send_signal(signal.SIGCONT)  # It may be stopped.
+
+    def _have_ranks_met(self) -> bool:
+        """Whether start-up is about to be over; True if that is not known, as in a container."""
+        is_known = self._directory and not os.environ.get(environment.WRAP)
+        return not is_known or os.path.exists(f"{self._directory}/{ADDRESS_FILE}")
 
     def _tell_guard(self, number: int) -> None:
         """Have it end what does not end by itself.
@@ -318,4 +330,3 @@ def find_step(text: str, host: str, srun: int) -> str | None:
         if match is not None:
             return match[1]
     return None
-

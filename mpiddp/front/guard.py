@@ -217,10 +217,12 @@ class _Watch:
             limits.append(self._front_gone + LAUNCHER_SECONDS)
         if len(self._signals) > 1:
             limits.append(self._signals[1][1] + LAUNCHER_SECONDS)
-        if self._signals and self._watched.has_ranks and not (self._ranks and self._ranks_gone is None):
+        has_ranks = bool(self._ranks) and self._ranks_gone is None
+        if self._signals and self._watched.has_ranks and not has_ranks:
             limits.append(max(self._signals[0][1], self._ranks_gone or 0.0) + LAUNCHER_SECONDS)
         # A person can type Ctrl-C a second time.
-        limits += [when + RANKS_SECONDS for number, when in self._signals if number != signal.SIGINT]
+        lasting = [when for number, when in self._signals if number != signal.SIGINT]
+        limits += [when + RANKS_SECONDS for when in lasting]
         return min(limits)
 
     # Ends

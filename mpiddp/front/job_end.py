@@ -151,8 +151,8 @@ def _choose(found: Exit) -> JobEnd | None:
 
 
 def _choose_after_signal(found: Exit, number: int) -> JobEnd | None:
-    """A script may choose its exit code; 1 is also mpirun's after a signal, and MPICH's the signal."""
-    taken = (PeerLostError.exit_code, number)
+    """A script may choose its exit code. After a signal 1 is mpirun's; MPICH names what it sent."""
+    taken = (PeerLostError.exit_code, number, signal.SIGTERM, signal.SIGKILL)
     if FAILURE < found.status <= 128 and found.status not in taken:
         return None
     return JobEnd(128 + number, _describe_signal(number))
