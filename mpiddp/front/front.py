@@ -206,7 +206,8 @@ class Job:
     def _report(self, job_end: JobEnd, found: Exit) -> None:
         if self.files is None:
             number = found.signal
-            if number is not None and job_end.code == 128 + number and found.outcome is None:
+            said = (found.outcome or {}).get("code")
+            if number is not None and job_end.code == 128 + number != said:
                 # No rank has said why. Launchers only name a rank that has ended, or nothing.
                 killed = f" ({self.plan.kind.name} did not end, and was killed)"
                 why = killed if found.was_killed else ""

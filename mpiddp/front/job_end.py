@@ -134,7 +134,8 @@ def _choose(found: Exit) -> JobEnd | None:
         if code == TERMINATED and found.signal is None and found.failure.endswith(": Killed"):
             return JobEnd(PeerLostError.exit_code, f"{found.failure}; srun terminated the others")
         # Ranks that were told to end, and did so at once, are missed by those that were slower.
-        if code == PeerLostError.exit_code and found.signal is not None:
+        # After Ctrl-C in start-up the launcher terminates them.
+        if code in (PeerLostError.exit_code, TERMINATED) and found.signal is not None:
             return _choose_after_signal(found, found.signal)
         return JobEnd(code, _describe_outcome(found.outcome or {}))
     if found.status == SUCCESS:
