@@ -49,6 +49,7 @@ class Job:
 
     def __init__(self, line: CommandLine, options: FrontOptions) -> None:
         """Raises ConfigurationError if there is nothing to run, or no way to start it."""
+        _check_directory()
         self.line = line
         self.options = options
         self.program = make_rank_command(line, options)
@@ -226,6 +227,17 @@ class Job:
         if last:
             shown = b"\n".join(last).decode(errors="surrogateescape")
             _write(sys.stderr, f"The last lines of {self.files.error}:\n{shown}\n")
+
+
+def _check_directory() -> None:
+    """Raise ConfigurationError if ranks could not be started where this process is."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigurationError(
+            "the current directory has been deleted: change to another one, in which the ranks are "
+            "to run"
+        ) from None
 
 
 def _find_why_anew(run: Path) -> str:
