@@ -11,7 +11,16 @@ Names are loaded when they are first used: importing mpiddp imports neither torc
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+# python -m mpiddp…, or the installed command; sys.argv is that of python -m until the module runs.
+if (
+    sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].startswith(("mpiddp", "-mmpiddp"))
+) or (sys.argv[:1] and sys.argv[0].endswith("/bin/mpiddp")):
+    from mpiddp.launch.failure import early
+
+    early.heed()
 
 if TYPE_CHECKING:
     import mpiddp.models as models

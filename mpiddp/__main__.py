@@ -15,6 +15,7 @@ import sys
 import mpiddp
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, LaunchError
+from mpiddp.launch.failure import early
 from mpiddp.launch.launcher.exported_variables import forget_inherited
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
 from mpiddp.launch.script.command_line import COMMANDS, WITHOUT_RANKS, CommandLine, split
@@ -37,7 +38,9 @@ def main() -> None:
         front.run(line)
     if line is not None and line.command is not None and not (line.front or line.ranks):
         sys.argv = [f"{sys.argv[0]} {line.command}", *line.rest[1:]]
-        importlib.import_module(COMMANDS[line.command]).main()
+        program = importlib.import_module(COMMANDS[line.command])
+        early.forget()
+        program.main()
         return
     from mpiddp.launch.script import script
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import signal
@@ -18,14 +17,16 @@ from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.front import leftovers
 from mpiddp.front.allocation import ask
+from mpiddp.front.guard import Guard, Watched
 from mpiddp.front.job_end import Exit, FailureReader
 from mpiddp.front.messages import copy_messages
 from mpiddp.launch.launcher.command import OPEN_MPI, OPEN_MPI_4, OTHER, SRUN, Kind
+from mpiddp.process.descendants import list_children
+from mpiddp.process.publication import ADDRESS_FILE
 from mpiddp.process.streams.standard_input import copy_input, offer
 
 PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
-SYSTEM = ctypes.CDLL(None)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PREEMPTING = (signal.SIGUSR1, signal.SIGUSR2)
 PASSED_ON = (*ENDING, *PREEMPTING, signal.SIGTSTP, signal.SIGCONT)
@@ -60,6 +61,11 @@ class Launch:
         self.preemption: int | None = None
         """The last one that preempted the job while no ranks ran: they cannot react to it."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._directory = ""
+        """The job's, for the attempt that runs."""
+        self._guard: Guard | None = None
+        self._told: set[int] = set()
+        """Signals that the guard knows of."""
         self._told_ranks: set[int] = set()
         """Signals that ranks have got from here, past their launcher."""
 
@@ -84,11 +90,13 @@ class Launch:
         """
         is_srun = self.kind is SRUN
         with contextlib.ExitStack() as stack:
+            self._guard = guard = stack.enter_context(Guard(self._describe(variables)))
             offered = offer(stack, partial(_prepare_copy, os.getpid())) if offers_input else ""
             output, error = None, None
             if files is not None and not is_srun:
                 output = stack.enter_context(open(files.output, "ab"))
                 error = stack.enter_context(open(files.error, "ab"))
+            self._directory = variables.get(environment.JOB_DIRECTORY, "")
             try:
                 self._process = subprocess.Popen(
                     command,
@@ -98,13 +106,12 @@ class Launch:
                     stdout=output,
                     stderr=subprocess.PIPE if self._is_filtered() else error,
                     process_group=None if self._shares_terminal() else 0,
-                    # It must not outlive this process, however that ends.
-                    preexec_fn=partial(_follow_parent, os.getpid()),
                 )
             except OSError as problem:
                 raise ConfigurationError(
                     f"{command[0]} cannot be run: {problem.strerror}"
                 ) from None
+            guard.watch(self._process.pid)
             for number in (self.signal, self.preemption):
                 if number is not None:
                     # It came before there was a process to pass it on to.
@@ -123,7 +130,18 @@ class Launch:
             code = self._process.wait()
             # What comes from here on is for the next attempt.
             self._process = None
-        return Exit(code if code >= 0 else 128 - code, reader.find(), self.signal)
+            was_killed = guard.finish(code)
+        status = code if code >= 0 else 128 - code
+        return Exit(status, reader.find(), self.signal, was_killed=was_killed)
+
+    def _describe(self, variables: Mapping[str, str]) -> Watched:
+        is_local = environment.SLURM_JOB_ID not in os.environ
+        is_srun = self.kind is SRUN
+        return Watched(
+            token="" if is_srun else variables.get(environment.ATTEMPT_TOKEN, ""),
+            has_ranks=self.starts_ranks and is_local and not is_srun,
+            kill_step=lambda srun: is_srun and _signal_step(srun, signal.SIGKILL),
+        )
 
     def _is_filtered(self) -> bool:
         """Whether the launcher is known, and its standard error goes through this process."""
@@ -173,7 +191,11 @@ class Launch:
 
     def _pass_on(self, number: int) -> None:
         assert self._process is not None
-        if number == signal.SIGINT and self._shares_terminal() and _is_in_foreground():
+        is_told = number == signal.SIGINT and self._shares_terminal() and _is_in_foreground()
+        if is_told and not self.starts_ranks:
+            return  # A program may go on after Ctrl-C.
+        self._tell_guard(number)
+        if is_told:
             return
         if self.kind is SRUN and number not in (signal.SIGINT, signal.SIGTSTP, signal.SIGCONT):
             if not _signal_step(self._process.pid, number) and number in ENDING:
@@ -183,12 +205,33 @@ class Launch:
         if not self.starts_ranks and self._is_told_by_slurm(number):
             return
         processes = [self._process.pid]
-        if self._goes_past_launcher(number):
+        is_early = not self._have_ranks_met()
+        if is_early and number == signal.SIGINT and not self._shares_terminal():
+            number = signal.SIGTERM  # Python may be starting, and would show where it was.
+        elif self._goes_past_launcher(number):
             self._told_ranks.add(number)
-            processes = _find_children(self._process.pid) or processes
+            processes = list_children(self._process.pid) or processes
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, number)
+        if number in ENDING:
+            self._process.send_signal(signal.SIGCONT)  # It may be stopped.
+
+    def _have_ranks_met(self) -> bool:
+        """Whether start-up is about to be over; True if that is not known, as in a container."""
+        is_known = self._directory and not os.environ.get(environment.WRAP)
+        return not is_known or os.path.exists(f"{self._directory}/{ADDRESS_FILE}")
+
+    def _tell_guard(self, number: int) -> None:
+        """Have it end what does not end by itself.
+
+        A second SIGTERM is no hurry in a Slurm job, which gets one before its time is over and one
+        then. Slurm kills what is left.
+        """
+        is_new = number == signal.SIGINT or environment.SLURM_JOB_ID not in os.environ
+        if self._guard is not None and number in ENDING and (is_new or number not in self._told):
+            self._told.add(number)
+            self._guard.tell(number)
 
     def _goes_past_launcher(self, number: int) -> bool:
         """Whether Open MPI's ranks get the signal from here: the first SIGINT, and SIGTERM.
@@ -239,7 +282,9 @@ def _prepare_copy(parent: int) -> None:
 
 def _follow_parent(parent: int) -> None:
     """End this process when ``parent`` ends; called before its program is run."""
-    SYSTEM.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    import ctypes  # Standard input is seldom copied.
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGTERM)  # It has gone already.
 
@@ -285,12 +330,3 @@ def find_step(text: str, host: str, srun: int) -> str | None:
         if match is not None:
             return match[1]
     return None
-
-
-def _find_children(process: int) -> list[int]:
-    found = []
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{process}/task"):
-            with open(f"/proc/{process}/task/{task}/children") as children:
-                found += [int(child) for child in children.read().split()]
-    return found

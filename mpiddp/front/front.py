@@ -52,6 +52,7 @@ class Job:
 
     def __init__(self, line: CommandLine, options: FrontOptions) -> None:
         """Raises ConfigurationError if there is nothing to run, or no way to start it."""
+        _check_directory()
         self.line = line
         self.options = options
         self.program = make_rank_command(line, options)
@@ -209,9 +210,12 @@ class Job:
     def _report(self, job_end: JobEnd, found: Exit) -> None:
         if self.files is None:
             number = found.signal
-            if number is not None and job_end.code == 128 + number and found.outcome is None:
+            said = (found.outcome or {}).get("code")
+            if number is not None and job_end.code == 128 + number != said:
                 # No rank has said why. Launchers only name a rank that has ended, or nothing.
-                say(f"stopped by {signal.Signals(number).name}: exit code {job_end.code}")
+                killed = f" ({self.plan.kind.name} did not end, and was killed)"
+                why = killed if found.was_killed else ""
+                say(f"stopped by {signal.Signals(number).name}: exit code {job_end.code}{why}")
             return
         say(f"job {job_directory.choose_name()} ended with {job_end}")
         if job_end.code == 0:
@@ -226,6 +230,17 @@ class Job:
         if last:
             shown = b"\n".join(last).decode(errors="surrogateescape")
             _write(sys.stderr, f"The last lines of {self.files.error}:\n{shown}\n")
+
+
+def _check_directory() -> None:
+    """Raise ConfigurationError if ranks could not be started where this process is."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigurationError(
+            "the current directory has been deleted: change to another one, in which the ranks are "
+            "to run"
+        ) from None
 
 
 def _find_why_anew(run: Path) -> str:

@@ -49,6 +49,8 @@ class Exit:
     """The last one that came to the front."""
     outcome: Mapping[str, Any] | None = None
     """What a rank has written (`failure.outcome`)."""
+    was_killed: bool = False
+    """Whether the launcher did not end after a signal, and was killed with what it had started."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,8 @@ def _choose(found: Exit) -> JobEnd | None:
         if code == TERMINATED and found.signal is None and found.failure.endswith(": Killed"):
             return JobEnd(PeerLostError.exit_code, f"{found.failure}; srun terminated the others")
         # Ranks that were told to end, and did so at once, are missed by those that were slower.
-        if code == PeerLostError.exit_code and found.signal is not None:
+        # After Ctrl-C in start-up the launcher terminates them.
+        if code in (PeerLostError.exit_code, TERMINATED) and found.signal is not None:
             return _choose_after_signal(found, found.signal)
         return JobEnd(code, _describe_outcome(found.outcome or {}))
     if found.status == SUCCESS:
@@ -149,8 +152,9 @@ def _choose(found: Exit) -> JobEnd | None:
 
 
 def _choose_after_signal(found: Exit, number: int) -> JobEnd | None:
-    """A script may choose its exit code; 1 is also mpirun's after a signal."""
-    if FAILURE < found.status <= 128 and found.status != PeerLostError.exit_code:
+    """A script may choose its exit code. After a signal 1 is mpirun's; MPICH names what it sent."""
+    taken = (PeerLostError.exit_code, number, signal.SIGTERM, signal.SIGKILL)
+    if FAILURE < found.status <= 128 and found.status not in taken:
         return None
     return JobEnd(128 + number, _describe_signal(number))
 

@@ -8,9 +8,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
 
 from mpiddp import environment
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import FAILURE, ConfigurationError
 from mpiddp.front.plan import is_in_allocation
 from mpiddp.launch.launcher.command import find_program
 from mpiddp.launch.script.command_line import COMMANDS, LAUNCHING, WITHOUT_RANKS, CommandLine
@@ -37,6 +38,8 @@ def make_rank_command(line: CommandLine, options: FrontOptions) -> list[str]:
     else:
         _check_starter("--python", options.python or sys.executable)
         _check_program(line)
+        if options.python is None:
+            _check_syntax(line)
     start = [
         *_block_signals(options),
         *wrap,
@@ -118,6 +121,46 @@ def _check_places(line: CommandLine, options: FrontOptions) -> None:
         raise ConfigurationError("no SCRIPT given: python -m mpiddp --help shows what to type")
     if line.command in WITHOUT_RANKS and options.launcher != NONE:
         raise ConfigurationError(f"{line.command} starts no ranks; it takes none of these options")
+
+
+def _check_syntax(line: CommandLine) -> None:
+    """Show a syntax error of what the ranks would run, as Python does, and end with its code.
+
+    What is no file of Python's text, or does not lie still, is left to the ranks.
+    """
+    if line.command is not None:
+        return
+    path = _find_module(line.module) if line.module is not None else line.rest[0]
+    if path is not None and os.path.isdir(path):
+        path = os.path.join(path, "__main__.py")
+    if path is None or not os.path.isfile(path) or path.endswith((".zip", ".pyz")):
+        return
+    import warnings
+
+    try:
+        with warnings.catch_warnings(), open(path, "rb") as file:
+            warnings.simplefilter("ignore")  # The ranks warn.
+            compile(file.read(), os.path.abspath(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        import traceback
+
+        traceback.print_exception(error.with_traceback(None))
+        raise SystemExit(FAILURE) from None
+    except (OSError, ValueError, RecursionError, MemoryError):
+        return
+
+
+def _find_module(name: str) -> str | None:
+    """The file of a module, or the directory of a package, found without running anything."""
+    places = None if sys.flags.safe_path else [os.getcwd(), *sys.path]
+    path = None
+    for end in range(1, name.count(".") + 2):
+        spec = PathFinder.find_spec(".".join(name.split(".")[:end]), places)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations
+        path = spec.origin if places is None else next(iter(places), None)
+    return path if path is not None and (places is not None or path.endswith(".py")) else None
 
 
 def _check_program(line: CommandLine) -> None:

@@ -19,7 +19,7 @@ POLL_SECONDS = 0.1
 """How often a process is looked for if the kernel does not tell of its end."""
 
 
-def _read_stat(process: int | str) -> list[str]:
+def read_stat(process: int | str) -> list[str]:
     """Of proc(5), from the third field on: the state, the parent, … Raises OSError."""
     # The second one, the program's name in brackets, may hold anything.
     with open(f"/proc/{process}/stat", errors="replace") as stat:
@@ -32,7 +32,7 @@ def find_start(process: int | str) -> int | None:
     ``process``: its number, or ``self``. None too without /proc.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
-        fields = _read_stat(process)
+        fields = read_stat(process)
         return int(fields[19]) if fields[0] not in "ZX" else None
     return None
 
@@ -59,7 +59,7 @@ class RankProcess(PeerProcess):
         self.launcher: int | None = None
         """Readable once the process that started the rank has ended; None if nobody knows."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            self.launcher = os.pidfd_open(int(_read_stat(process)[1]))
+            self.launcher = os.pidfd_open(int(read_stat(process)[1]))
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ class RankProcess(PeerProcess):
         """How it ended, as waitpid() tells it; None if that cannot be known any more."""
         # Until its parent has waited for it, and then.
         with contextlib.suppress(OSError):
-            fields = _read_stat(self._process)
+            fields = read_stat(self._process)
             if fields[0] == "Z":
                 return int(fields[49])
         with contextlib.suppress(OSError):

@@ -183,8 +183,11 @@ class RankJob:
         with os.fdopen(os.dup(self.report)) as file:
             try:
                 self.end = End(**json.load(file))
-            except (ValueError, TypeError):  # It was killed.
-                self.end = End(self.starter.returncode, "the process that started them has gone")
+            except (ValueError, TypeError):
+                # It was killed; else it has said why in the log.
+                killed = self.starter.returncode < 0
+                reason = "the process that started them was killed" if killed else ""
+                self.end = End(self.starter.returncode, reason)
 
     # Its end
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import itertools
 import json
+import os
 import socket
+import weakref
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -122,6 +125,9 @@ def _unpack(data: Any, like: Any) -> Any:
     return tuple(data) if isinstance(like, tuple) else data
 
 
+_backends: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
 def open_gloo(
     place: Place, purpose: str, note_timeout: Callable[[timedelta], None] | None = None
 ) -> Any:
@@ -132,7 +138,18 @@ def open_gloo(
     """
     # Its own connection: while Gloo waits in the store, other threads may not use it.
     store = add_prefix(purpose, place.store.clone())
-    return make_gloo(store, place.rank, place.size, place.timeout, note_timeout)
+    backend = make_gloo(store, place.rank, place.size, place.timeout, note_timeout)
+    _backends.add(backend)
+    return backend
+
+
+def _keep_backends() -> None:
+    """In a forked child: its end would wait for threads of Gloo's, which only the parent has."""
+    for backend in list(_backends):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))
+
+
+os.register_at_fork(after_in_child=_keep_backends)
 
 
 def make_group_communicator(place: Place, find_gloo: Callable[[], Any]) -> Communicator:

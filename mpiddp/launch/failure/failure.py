@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from mpiddp.errors import SUCCESS, AloneError, LaunchError, PeerLostError, UnreachableError
+from mpiddp.launch.failure import early
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.error_report import exit_code, find_call, find_origin
 from mpiddp.launch.failure.missing_ranks import (
@@ -129,6 +130,7 @@ class FailureHandler(FailureReports):
         self.step_under_way, self.step = None, step
 
     def __enter__(self) -> FailureHandler:
+        early.forget()
         return self
 
     def __exit__(
