@@ -96,8 +96,10 @@ def take_steps(
     """Go on from the newest checkpoint, up to this step; the parameters then."""
     torch.manual_seed(5)
     model: nn.Module = Model(kind, 10, 4)
-    if wrap == "ddp":
+    if wrap in ("ddp", "synchronized"):
         model = DistributedDataParallel(model, bucket_cap_mb=1e-4)  # type: ignore[arg-type]
+    if wrap == "synchronized":
+        mpiddp.synchronize(model)  # type: ignore[arg-type]
     elif wrap == "fsdp":
         fully_shard(model)
     trained = [each for each in model.parameters() if each.requires_grad]

@@ -89,11 +89,31 @@ def compare(row: dict[str, Any], other: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "backend", "message"),
     [
-        ("complex", {"precision": "fp16"}, "gloo", "precision = 'fp16' cannot be combined with par"),
-        ("mixed", {"precision": "fp16"}, "gloo", "precision = 'fp16' cannot be combined with param"),
+        (
+            "complex",
+            {"precision": "fp16"},
+            "gloo",
+            "precision = 'fp16' cannot be combined with par",
+        ),
+        (
+            "mixed",
+            {"precision": "fp16"},
+            "gloo",
+            "precision = 'fp16' cannot be combined with param",
+        ),
         # An optimizer of one's own is given gradients as they are.
-        ("sparse", {"clip_norm": 1.0, "optimizer": "a:b"}, "gloo", "clip_norm = 1.0 cannot be comb"),
-        ("sparse", {}, "nccl", "sync = 'framework' cannot be combined with parameter odd.weight, wh"),
+        (
+            "sparse",
+            {"clip_norm": 1.0, "optimizer": "a:b"},
+            "gloo",
+            "clip_norm = 1.0 cannot be comb",
+        ),
+        (
+            "sparse",
+            {},
+            "nccl",
+            "sync = 'framework' cannot be combined with parameter odd.weight, wh",
+        ),
     ],
 )
 def test_what_torch_does_not_do_with_some_gradients_is_refused(

@@ -71,7 +71,9 @@ def check_gradients(model: nn.Module) -> None:
 
     ``model``: what has taken the pass. Raises ConfigurationError.
     """
-    ddp = getattr(model, "_orig_mod", model)
+    ddp: Any = model
+    if not isinstance(ddp, DistributedDataParallel):
+        ddp = getattr(model, "_orig_mod", None)
     if not isinstance(ddp, DistributedDataParallel):
         return
     try:
