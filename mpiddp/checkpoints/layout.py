@@ -5,7 +5,6 @@ Tensors that share memory, and those whose elements do, are stored as that memor
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -31,12 +30,12 @@ def describe(
     """
     stored, said = dict[str, torch.Tensor](), dict[str, dict[str, Any]]()
     for names in _group_by_memory(tensors):
-        first = tensors[names[0]]
-        group = [tensors[name] for name in names]
+        first, group = tensors[names[0]], [tensors[name] for name in names]
         if isinstance(first, DTensor) or _are_one(group):
             stored[names[0]] = first
             about = {} if _is_usual(first) else {STRIDES: list(first.stride())}
-            said |= {name: {TENSOR: names[0], **about} for name in names}
+            for name in names:
+                said[name] = {TENSOR: names[0], **about}
             continue
         begin = min(_find_range(each)[0] for each in group) // ALIGNMENT * ALIGNMENT
         end = max(_find_range(each)[1] for each in group)
@@ -72,11 +71,12 @@ def _group_by_memory(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[str]]
     """Names of tensors that share memory, in the order of their first ones."""
     places: dict[tuple[torch.device, int], list[str]] = {}
     for name, each in tensors.items():
-        if isinstance(each, DTensor) or each.numel() == 0:
-            yield [name]
+        # Where there is nothing, or it is elsewhere, the address is 0.
+        address = 0 if isinstance(each, DTensor) else each.untyped_storage().data_ptr()
+        if address:
+            places.setdefault((each.device, address), []).append(name)
         else:
-            place = each.device, each.untyped_storage().data_ptr()
-            places.setdefault(place, []).append(name)
+            yield [name]
     for names in places.values():
         yield from _split_apart(names, tensors) if len(names) > 1 else [names]
 
@@ -107,10 +107,11 @@ def _measure(shape: Iterable[int], strides: Iterable[int]) -> int:
 def _are_one(group: list[torch.Tensor]) -> bool:
     """Whether they are one and the same tensor, with memory for each of its elements."""
     first = group[0]
-    is_plain = not (first.is_conj() or first.is_neg())
-    begin, end = _find_range(first)
-    has_room = end - begin >= first.nbytes or first.numel() == 0
-    return is_plain and has_room and all(_identify(each) == _identify(first) for each in group[1:])
+    if first.is_conj() or first.is_neg():
+        return False
+    if not first.is_contiguous() and _measure(first.shape, first.stride()) < first.numel():
+        return False
+    return all(_identify(each) == _identify(first) for each in group[1:])
 
 
 def _identify(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -120,9 +121,14 @@ def _identify(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _is_usual(tensor: torch.Tensor) -> bool:
     """Whether its strides are those of a new tensor, also where a dimension has one element."""
-    sizes = [max(1, size) for size in tensor.shape]
-    expected = [math.prod(sizes[place + 1 :]) for place in range(len(sizes))]
-    return isinstance(tensor, DTensor) or list(tensor.stride()) == expected
+    if isinstance(tensor, DTensor):
+        return True
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if stride != expected:
+            return False
+        expected *= max(1, size)
+    return True
 
 
 def _describe_part(tensor: torch.Tensor, begin: int) -> dict[str, Any]:
