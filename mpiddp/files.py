@@ -138,10 +138,13 @@ def read_json(path: Path, kind: type[T], most: int = MOST_BYTES) -> T:
 
 def decode(data: bytes | str, kind: type[T]) -> T:
     """The value of a JSON document. Raises ContentError, which names the field."""
-    text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    _check_depth(text)
     try:
-        value = json.loads(data, parse_constant=str, parse_float=_read_float)
+        # A parser that is given bytes takes other encodings, too.
+        text = data if isinstance(data, str) else data.decode()
+        _check_depth(text.encode(errors="surrogatepass"))
+        value = json.loads(text, parse_constant=str, parse_float=_read_float)
+    except ContentError:
+        raise
     except ValueError as error:
         raise ContentError(f"expected JSON: {error}") from None
     except RecursionError:

@@ -116,7 +116,10 @@ def test_overlapping_ranges_and_doubled_sections_are_refused(tmp_path):
         read_table(path)
 
 
-@pytest.mark.parametrize(("cut", "more"), [(0, b""), (60, b""), (-3, b""), (None, b"\xff")])
+@pytest.mark.parametrize(
+    ("cut", "more"),
+    [(0, b""), (60, b""), (-3, b""), (None, b"\xff"), (0, '{"kind": 1}'.encode("utf-16"))],
+)
 def test_a_table_that_is_truncated_or_in_another_encoding_is_refused(cut, more, tmp_path):
     path = write(tmp_path / "table.json")
     path.write_bytes(path.read_bytes()[:cut] + more)

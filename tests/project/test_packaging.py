@@ -29,6 +29,7 @@ REQUIREMENTS = {
     "numpy",
     "psutil",
     "tqdm",
+    "msgspec>=0.19",
     "xxhash>=3",
 }
 TRACKERS = {"tensorboard", "mlflow", "wandb"}

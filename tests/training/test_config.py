@@ -425,7 +425,7 @@ def test_an_integer_is_fine_for_a_float(write_toml: WriteToml) -> None:
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "options.toml"
     path.write_bytes(b"name = '\xff'")
-    assert "UTF-8" in refuse(["--config", str(path)])
+    assert "utf-8" in refuse(["--config", str(path)])
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])

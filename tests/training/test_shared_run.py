@@ -46,7 +46,7 @@ def test_a_run_has_a_copy_of_its_tuning_table_and_hears_of_another(tmp_path, mon
     assert kept.read_bytes() == other.read_bytes()
     other.write_text(other.read_text()[:50])
     monkeypatch.setenv("MPIDDP_TUNING", str(other))
-    with pytest.raises(ConfigurationError, match=r"100.json is no JSON: is it truncated"):
+    with pytest.raises(ConfigurationError, match=r"100.json: expected JSON: .*; make one with"):
         keep_table(tmp_path)
     kept.unlink()
     kept.mkdir()

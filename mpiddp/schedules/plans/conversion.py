@@ -28,7 +28,7 @@ COLLECTIVES = {
 }
 
 MOST_RULES = 1 << 23
-"""Which transfer comes before which: 64 ranks that all send to all need 2 % of them."""
+"""Which transfer comes before which: 64 ranks that all send to all need 5 % of them."""
 MOST_PASSES = 16
 """Over so many rules; over fewer more."""
 
