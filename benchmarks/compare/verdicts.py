@@ -202,7 +202,8 @@ def judge(
 
 def _find_coefficient(pairs: Mapping[Key, tuple[Cell, Cell]]) -> float:
     """How alike neighbouring rounds are, in both records together."""
-    return find_coefficient([each.samples for each in side] for side in zip(*pairs.values()))
+    sides = zip(*pairs.values(), strict=True)
+    return find_coefficient([each.samples for each in side] for side in sides)
 
 
 def _is_suspect(each: Evidence, rule: Rule) -> bool:

@@ -63,9 +63,9 @@ class Ratio:
         return self.find_interval(CONFIDENCE)
 
     def find_interval(self, confidence: float) -> Interval | None:
-        """None if the values are too few for one."""
+        """None if the values are too few for one, or tell nothing."""
         outside = find_quantile(*self.counts, (1 - confidence) / 2)
-        if outside is None:
+        if outside is None or self.widening == math.inf:
             return None
         ends = (float(self.ratios[outside]), float(self.ratios[-1 - outside]))
         return Interval(*map(self._widen, ends), confidence)
@@ -75,7 +75,7 @@ class Ratio:
         if distance == 0:
             return end
         moved = math.log(self.estimate) + self.widening * distance
-        return math.exp(max(-LARGEST_LOGARITHM, min(LARGEST_LOGARITHM, moved)))
+        return math.exp(min(LARGEST_LOGARITHM, moved))
 
     def find_probability(self, bound: float) -> float:
         """How probable such values are if the ratio is at most ``bound``.
