@@ -26,7 +26,7 @@ def list_broken(task: Task, times: Times) -> list[str]:
     """What the contender loses to on this size, of what was measured."""
     if task.contender.quantity not in (*PARTS, *SUBSTITUTES):
         return []
-    coefficient = find_coefficient([times.values()])
+    coefficient = find_coefficient([list(times.values())])
     found = []
     for name, count, parts in _list_replacements(task, times):
         rounds = zip(*(times[part] for part in parts), strict=False)

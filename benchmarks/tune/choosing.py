@@ -162,10 +162,12 @@ def _time(buffer: str, groups: Sequence[Cells]) -> dict[Way, Timing]:
     others = [[own / today for today, own in pairs] for way, pairs in rounds.items() if way != RULE]
     coefficient = find_coefficient([others])
     usual = quantile([today for today, _ in rounds[RULE]], 0.5)
-    ratios = {
-        way: compare_rounds(*zip(*pairs, strict=True), coefficient) for way, pairs in rounds.items()
-    }
-    return {way: Timing(usual * ratio.estimate, ratio) for way, ratio in ratios.items()}
+    found = {}
+    for way, pairs in rounds.items():
+        olds, news = zip(*pairs, strict=True)
+        ratio = compare_rounds(olds, news, coefficient)
+        found[way] = Timing(usual * ratio.estimate, ratio)
+    return found
 
 
 def _is_faster(timings: Sequence[Timing], confidence: float) -> bool:
