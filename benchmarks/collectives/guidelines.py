@@ -3,8 +3,8 @@
 After Träff, Gropp & Thakur, "Self-consistent MPI performance guidelines" (IEEE TPDS 21, 2010), and
 Hunold & Carpen-Amarie's PGMPI: a user could replace a collective by others, or by calls on parts of
 its buffer, so it should never be slower than they are. Each contender is compared with itself.
-A guideline counts as broken only if the 95 % intervals of the medians over the rounds do not
-overlap; with fewer than six rounds there are none, and nothing is said.
+A guideline counts as broken only if the 95 % interval of the ratio lies above 1; with too few
+rounds there is none, and nothing is said.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from benchmarks.collectives.contenders import PARTS, SUBSTITUTES, Contender, Task
-from benchmarks.common.options import describe_seconds
-from benchmarks.common.statistics import median_interval
+from benchmarks.common.options import describe_interval
+from benchmarks.judge.correlation import find_coefficient
+from benchmarks.judge.ratios import compare_runs
 from mpiddp.wording import describe_size
 
 Times = Mapping[Task, tuple[float, ...]]
@@ -25,15 +26,17 @@ def list_broken(task: Task, times: Times) -> list[str]:
     """What the contender loses to on this size, of what was measured."""
     if task.contender.quantity not in (*PARTS, *SUBSTITUTES):
         return []
-    own = median_interval(times[task])
+    coefficient = find_coefficient([list(times.values())])
     found = []
     for name, count, parts in _list_replacements(task, times):
-        theirs = [median_interval(times[part]) for part in parts]
-        known = [interval.high for interval in theirs if interval is not None]
-        bound = count * sum(known)
-        if own is not None and len(known) == len(parts) and own.low > bound:
-            mine = f"{describe_seconds(own.low)} or more"
-            found.append(f"loses to {name}: {mine}, and {describe_seconds(bound)} or less")
+        rounds = zip(*(times[part] for part in parts), strict=False)
+        # Other sizes were measured in other rounds.
+        ratio = compare_runs([count * sum(each) for each in rounds], [times[task]], coefficient)
+        if ratio.interval is not None and ratio.interval.low > 1:
+            found.append(
+                f"loses to {name}: takes {ratio.estimate:.2f} times as long "
+                f"({describe_interval(ratio.interval)})"
+            )
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -54,7 +55,8 @@ def format_csv(cells: Sequence[Cell]) -> str:
 TYPES = {"float32": "float", "float64": "double", "float16": "half"}
 OPERATORS = {"product": "prod", "average": "avg"}
 SHARED = ("reduce-scatter", "all-gather")
-"""Their count is that of one rank's share."""
+"""Their count is that of one rank's share: of the largest one, if the shares differ. nccl-tests
+shortens a size that it cannot share evenly, to 0 if it must, and writes what is left."""
 ROOTED = ("broadcast", "reduce")
 COPYING = ("all-gather", "broadcast")
 HALF = ("time", "algbw", "busbw", "#wrong")
@@ -108,7 +110,7 @@ def _describe_place(cell: Cell) -> list[Coordinate]:
     operator = "none" if cell.quantity in COPYING else str(cell.at.get("operator", "sum"))
     return [
         size,
-        size // ITEM_BYTES[kind] // shares,
+        math.ceil(size // ITEM_BYTES[kind] / shares),
         TYPES.get(kind, kind),
         OPERATORS.get(operator, operator),
         0 if cell.quantity in ROOTED else -1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from math import inf
 from typing import Any
 
 from benchmarks.common.options import describe_interval, describe_value, format_rows
@@ -20,6 +21,8 @@ CONDITIONS = (
 """Of the environment: what two records should have in common. So should versions of packages."""
 ORDER = {word: place for place, word in enumerate((SLOWER, FASTER, UNKNOWN, SAME))}
 MOST_NAMED = 8
+ALIKE = 1.5
+"""Times wider, from which on it is said."""
 
 
 def list_warnings(old: Record, new: Record) -> Iterator[str]:
@@ -114,6 +117,7 @@ def _summarize(rule: Rule, verdicts: Sequence[Verdict]) -> str:
         f"slower, faster: beyond the tolerance of {tolerance:.0%}, with p <= {rate:g} ({method})",
     ]
     if verdicts:
+        lines += _describe_likeness([each.ratio.widening for each in verdicts])
         middle = statistics.median(each.slowdown for each in verdicts)
         lines.append(
             f"half of all cells take {middle:.3f} times as long as before or longer"
@@ -125,6 +129,21 @@ def _summarize(rule: Rule, verdicts: Sequence[Verdict]) -> str:
             "rounds (--repetitions), or on a quieter machine"
         )
     return "\n".join(lines)
+
+
+def _describe_likeness(widenings: Sequence[float]) -> Iterator[str]:
+    """What neighbouring rounds that are alike do to the intervals."""
+    middle = statistics.median(widenings)
+    if ALIKE < middle < inf:
+        yield (
+            f"neighbouring rounds are alike: half of all intervals are {middle:.1f} times as wide "
+            "as those of independent rounds, or wider"
+        )
+    if inf in widenings:
+        yield (
+            f"{count_noun(widenings.count(inf), 'cell')} cannot be judged: the rounds are too few, "
+            "or rise and fall together too slowly, to tell how much they say"
+        )
 
 
 def describe_place(cell: Cell) -> dict[str, Any]:
@@ -146,5 +165,6 @@ def describe(verdict: Verdict) -> dict[str, Any]:
         "ratio": verdict.ratio.estimate,
         "interval": asdict(verdict.ratio.interval) if verdict.ratio.interval else None,
         "run_ratios": verdict.run_ratios,
+        "widening": verdict.ratio.widening if verdict.ratio.widening < inf else None,
         "probability": verdict.probability,
     }

@@ -23,7 +23,7 @@ from math import inf
 
 from benchmarks.common.records import Cell, Coordinate, Record
 from benchmarks.judge.correlation import find_coefficient
-from benchmarks.judge.ratios import Ratio, adjust, compare_runs
+from benchmarks.judge.ratios import Ratio, adjust, compare_runs, estimate_ratio
 from mpiddp.errors import ConfigurationError
 
 Key = tuple[Coordinate, ...]
@@ -99,8 +99,7 @@ class Evidence:
     @cached_property
     def run_ratios(self) -> tuple[float, ...]:
         """Of each run, new over old."""
-        ratios = (compare_runs(self.old.samples, [run], self.coefficient) for run in self.runs)
-        return tuple(each.estimate for each in ratios)
+        return tuple(estimate_ratio(self.old.samples, run) for run in self.runs)
 
     @property
     def slowdown(self) -> float:
@@ -202,7 +201,8 @@ def judge(
 
 def _find_coefficient(pairs: Mapping[Key, tuple[Cell, Cell]]) -> float:
     """How alike neighbouring rounds are, in both records together."""
-    return find_coefficient([each.samples for each in side] for side in zip(*pairs.values()))
+    sides = zip(*pairs.values(), strict=True)
+    return find_coefficient([each.samples for each in side] for side in sides)
 
 
 def _is_suspect(each: Evidence, rule: Rule) -> bool:

@@ -49,9 +49,7 @@ class Ratio:
 
     @cached_property
     def estimate(self) -> float:
-        """The median; of two in the middle their geometric mean, so that it can be turned round."""
-        middle = self.ratios[[(len(self.ratios) - 1) // 2, len(self.ratios) // 2]]
-        return math.sqrt(float(middle[0]) * float(middle[1]))
+        return _find_middle(self.ratios)
 
     @property
     def turned(self) -> Ratio:
@@ -63,19 +61,20 @@ class Ratio:
         return self.find_interval(CONFIDENCE)
 
     def find_interval(self, confidence: float) -> Interval | None:
-        """None if the values are too few for one."""
+        """None if the values are too few for one, or tell nothing."""
         outside = find_quantile(*self.counts, (1 - confidence) / 2)
-        if outside is None:
+        if outside is None or self.widening == math.inf:
             return None
         ends = (float(self.ratios[outside]), float(self.ratios[-1 - outside]))
-        return Interval(*map(self._widen, ends), confidence)
+        low, high = map(self._widen, ends)
+        return Interval(low, high, confidence)
 
     def _widen(self, end: float) -> float:
         distance = math.log(end / self.estimate)
         if distance == 0:
             return end
         moved = math.log(self.estimate) + self.widening * distance
-        return math.exp(max(-LARGEST_LOGARITHM, min(LARGEST_LOGARITHM, moved)))
+        return math.exp(min(LARGEST_LOGARITHM, moved))
 
     def find_probability(self, bound: float) -> float:
         """How probable such values are if the ratio is at most ``bound``.
@@ -105,8 +104,23 @@ def compare_runs(
     ``coefficient``: of the values of all that is judged together.
     """
     news = [value for run in runs for value in run]
-    ratios = numpy.sort(numpy.divide.outer(news, olds), axis=None)
-    return Ratio(ratios, (len(olds), len(news)), find_widening([olds, *runs], coefficient))
+    widening = find_widening([olds, *runs], coefficient)
+    return Ratio(_divide_all(olds, news), (len(olds), len(news)), widening)
+
+
+def estimate_ratio(olds: Sequence[float], news: Sequence[float]) -> float:
+    """The estimate alone, of two runs."""
+    return _find_middle(_divide_all(olds, news))
+
+
+def _divide_all(olds: Sequence[float], news: Sequence[float]) -> NDArray[numpy.float64]:
+    return numpy.sort(numpy.divide.outer(news, olds), axis=None)
+
+
+def _find_middle(ratios: NDArray[numpy.float64]) -> float:
+    """The median; of two in the middle their geometric mean, so that it can be turned round."""
+    middle = len(ratios) // 2
+    return math.sqrt(float(ratios[middle]) * float(ratios[-1 - middle]))
 
 
 def tail(count: int, others: int, above: int) -> float:

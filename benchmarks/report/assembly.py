@@ -11,7 +11,7 @@ from benchmarks.common.records import group_by
 from benchmarks.common.tables import COLLECTIVES
 from benchmarks.report.curves import draw_curves
 from benchmarks.report.findings import list_alerts, list_facts
-from benchmarks.report.groups import Group, find_speed, make_groups, shorten
+from benchmarks.report.groups import Group, make_groups, shorten
 from benchmarks.report.machine import Model, find_fit, highlight_links, make_model
 from benchmarks.report.material import Material
 from benchmarks.report.page import Report
@@ -106,7 +106,7 @@ def _highlight_collectives(groups: dict[str, list[Group]]) -> Iterator[Highlight
             base = group.find_framework(group.rows[order[0]][size]) if order else None
             if base is None:
                 continue
-            speed = find_speed(base, group.rows[order[0]][size]).median
+            speed = group.find_speed(base, group.rows[order[0]][size]).median
             short = shorten(group.rows)
             yield Highlight(
                 title=f"{quantity.capitalize()}, {group.place.parts[0]}",

@@ -8,13 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from benchmarks.common.options import RATE, SECONDS, SHARE, SPEED, describe_seconds
 from benchmarks.common.statistics import Spread
 from benchmarks.common.tables import COLLECTIVES, find_bus_factor
-from benchmarks.report.groups import (
-    Group,
-    find_speed,
-    is_told_apart,
-    name_places,
-    shorten,
-)
+from benchmarks.report.groups import Group, name_places, shorten
 from benchmarks.report.machine import Model
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import Chart, Grid, Line, Link, Panel, Section, Square
@@ -65,7 +59,7 @@ def _draw_panel(group: Group, label: str, names: Mapping[str, str], model: Model
 
     def find_ratio(each: Measured) -> Spread | None:
         base = group.find_framework(each)
-        return None if base is None or base is each else find_speed(base, each)
+        return None if base is None or base is each else group.find_speed(base, each)
 
     def find_share(each: Measured) -> Spread | None:
         least = model.bound(each.cell)
@@ -91,7 +85,7 @@ def _draw_panel(group: Group, label: str, names: Mapping[str, str], model: Model
         Chart(
             title=f"Speed, relative to {framework}", unit=SPEED, is_log=True,
             lines=draw(find_ratio), mark=(1.0, f"as fast as {framework}"),
-            text=f"How many times faster than {framework}, round by round; higher is better.",
+            text=f"How many times faster than {framework}, by medians; higher is better.",
         ),
         Chart(
             title="Share of the bound", unit=SHARE, is_log=False, lines=draw(find_share),
@@ -168,14 +162,14 @@ def _draw_winner(group: Group, size: int, names: Mapping[str, str]) -> Square | 
     # What mpiddp has chosen is no second contender beside what was chosen.
     others = (name for name in order if _name_kind(group.rows[name][size], names) != kind)
     second = next(others, None)
-    is_clear = second is None or is_told_apart(best, group.rows[second][size])
+    is_clear = second is None or group.is_told_apart(best, group.rows[second][size])
     if second is not None:
         time = describe_seconds(group.times[second][size].median)
         words.append(f"second {names[second]}: {time}" + ("" if is_clear else ", not told apart"))
     base = group.find_framework(best)
     speed = ""
     if base is not None:
-        speed = _describe_speed(find_speed(base, best).median)
+        speed = _describe_speed(group.find_speed(base, best).median)
         words.append(f"{speed} as fast as {names[base.name]}")
     text = speed if is_clear else f"≈{speed}"
     return Square(text, "; ".join(words), kind=kind, is_marked=not is_clear)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from benchmarks.collectives.contenders import GLOO, MPI, NCCL, OWN, PREPARED
-from benchmarks.common.statistics import Spread, compare, exact, spread
+from benchmarks.common.statistics import Spread, spread
+from benchmarks.judge.correlation import find_coefficient
+from benchmarks.judge.ratios import Ratio, compare_rounds, compare_runs
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import MOST_SHOWN, is_usable
 from mpiddp.wording import count_noun
@@ -112,6 +114,34 @@ class Group:
                 return base
         return None
 
+    def find_speed(self, base: Measured, other: Measured) -> Spread:
+        """How many times faster the other is: the ratio of their medians, and by the other's
+        quartiles."""
+        times = self.times[other.name][other.cell.bytes]
+        return times.inverted(self.times[base.name][base.cell.bytes].median)
+
+    @cached_property
+    def coefficient(self) -> float:
+        """How alike neighbouring rounds are, in the ratios of contenders of a size."""
+        runs = []
+        for size in self.sizes:
+            first, *others = (row[size].cell for row in self.rows.values() if size in row)
+            pairs = [other for other in others if len(other.samples) == len(first.samples)]
+            runs.append([_divide(other.samples, first.samples) for other in pairs])
+        return find_coefficient(runs)
+
+    def is_told_apart(self, winner: Measured, second: Measured) -> bool:
+        """Whether the winner's lead is more than its rounds differ, with 95 % confidence."""
+        interval = self._compare(winner, second).interval
+        return interval is not None and interval.low > 1
+
+    def _compare(self, winner: Measured, second: Measured) -> Ratio:
+        """The second one's time over the winner's."""
+        mine, theirs = winner.cell.samples, second.cell.samples
+        if winner.record == second.record and len(mine) == len(theirs):
+            return compare_rounds(mine, theirs, self.coefficient)
+        return compare_runs(mine, [theirs], self.coefficient)
+
     def rank_at(self, size: int) -> list[str]:
         """Contenders with right results, the quickest first."""
         known = [name for name, row in self.rows.items() if size in row and not row[size].wrong]
@@ -170,20 +200,5 @@ def shorten(names: Iterable[str]) -> dict[str, str]:
     return short if len(set(short.values())) == len(short) else {name: name for name in short}
 
 
-def find_speed(base: Measured, other: Measured) -> Spread:
-    """How many times faster the other is, round by round; by medians if rounds differ."""
-    mine, theirs = other.cell.samples, base.cell.samples
-    if len(mine) == len(theirs):
-        return spread([there / here for here, there in zip(mine, theirs, strict=True)])
-    ratio = spread(theirs).median / spread(mine).median
-    return exact(ratio)
-
-
-def is_told_apart(winner: Measured, second: Measured) -> bool:
-    """Whether the winner's lead is more than its rounds differ, with 95 % confidence."""
-    mine, theirs = winner.cell.samples, second.cell.samples
-    if winner.record == second.record and len(mine) == len(theirs):
-        interval = compare(theirs, mine).interval
-        if interval is not None:
-            return interval.low > 1
-    return spread(mine).upper_quartile < spread(theirs).lower_quartile
+def _divide(values: Sequence[float], others: Sequence[float]) -> list[float]:
+    return [value / other for value, other in zip(values, others, strict=True)]

@@ -17,14 +17,15 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
 from benchmarks.collectives.contenders import CONDITIONS, OWN
 from benchmarks.common.records import Cell
-from benchmarks.common.statistics import CONFIDENCE, Summary, median_interval, quantile, summarize
+from benchmarks.common.statistics import CONFIDENCE, quantile
 from benchmarks.common.tables import COLLECTIVES
+from benchmarks.judge.correlation import find_coefficient
+from benchmarks.judge.ratios import Ratio, compare_rounds
 from mpiddp.collectives import AUTO
 from mpiddp.collectives.tuning import CPU, GPU, Range, Section
 from mpiddp.errors import ConfigurationError, ScheduleError
@@ -58,13 +59,9 @@ class Timing:
     """One way at one size, in one kind of buffer."""
 
     seconds: float
-    """The median of its rounds."""
-    ratios: tuple[float, ...]
+    """The median of today's choice, times the ratio."""
+    ratio: Ratio
     """Of its times to those of today's choice, round by round."""
-
-    @cached_property
-    def ratio(self) -> Summary:
-        return summarize(self.ratios)
 
 
 @dataclass(frozen=True)
@@ -149,35 +146,38 @@ def judge(size: int, groups: Sequence[Cells]) -> Verdict:
     for way in sorted(others):
         own = [timings[buffer][way] for buffer in buffers]
         if _is_faster(own, 1 - (1 - CONFIDENCE) / (len(others) * len(buffers))):
-            faster[way] = math.prod(each.ratio.median for each in own)
+            faster[way] = math.prod(each.ratio.estimate for each in own)
     chosen = min(faster, key=faster.__getitem__) if faster else RULE
     return Verdict(size, str(todays[0].details.get("ran", AUTO)), chosen, timings)
 
 
 def _time(buffer: str, groups: Sequence[Cells]) -> dict[Way, Timing]:
     """All ways in one kind of buffer that were measured beside today's choice."""
-    seconds: dict[Way, list[float]] = defaultdict(list)
-    ratios: dict[Way, list[float]] = defaultdict(list)
+    rounds: dict[Way, list[tuple[float, float]]] = defaultdict(list)
     for cells in groups:
         today = cells.get((buffer, RULE))
         for (kind, way), cell in cells.items():
             if today is not None and kind == buffer:
-                seconds[way] += cell.samples
-                pairs = zip(cell.samples, today.samples, strict=False)
-                ratios[way] += [own / other for own, other in pairs]
-    return {
-        way: Timing(quantile(values, 0.5), tuple(ratios[way])) for way, values in seconds.items()
-    }
+                rounds[way] += zip(today.samples, cell.samples, strict=False)
+    others = [[own / today for today, own in pairs] for way, pairs in rounds.items() if way != RULE]
+    coefficient = find_coefficient([others])
+    usual = quantile([today for today, _ in rounds[RULE]], 0.5)
+    found = {}
+    for way, pairs in rounds.items():
+        olds, news = zip(*pairs, strict=True)
+        ratio = compare_rounds(olds, news, coefficient)
+        found[way] = Timing(usual * ratio.estimate, ratio)
+    return found
 
 
 def _is_faster(timings: Sequence[Timing], confidence: float) -> bool:
     """By the rule of the module's docstring; ``confidence``: of the interval below 1."""
-    intervals = [median_interval(each.ratios, confidence) for each in timings]
+    wide = [each.ratio.find_interval(confidence) for each in timings]
+    usual = [each.ratio.interval for each in timings]
     return (
-        any(each is not None and each.high < 1 for each in intervals)
-        and all(each.ratio.interval is not None for each in timings)
-        and not any(each.ratio.interval.low > 1 for each in timings if each.ratio.interval)
-        and all(each.ratio.median <= LIKE for each in timings)
+        any(each is not None and each.high < 1 for each in wide)
+        and all(each is not None and each.low <= 1 for each in usual)
+        and all(each.ratio.estimate <= LIKE for each in timings)
     )
 
 

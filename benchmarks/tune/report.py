@@ -45,7 +45,7 @@ def _describe_gain(verdict: Verdict, buffer: str) -> str:
     ratio = verdict.timings[buffer][verdict.chosen].ratio
     assert ratio.interval is not None
     low, high = 1 / ratio.interval.high, 1 / ratio.interval.low
-    return f"{1 / ratio.median:.2f} × ({low:.2f}–{high:.2f})"
+    return f"{1 / ratio.estimate:.2f} × ({low:.2f}–{high:.2f})"
 
 
 def describe_share(verdicts: Mapping[Section, Sequence[Verdict]]) -> str:

@@ -660,7 +660,7 @@ def test_a_planted_straggler_is_named_in_the_cells_and_the_table(monkeypatch):
 
 # ---- guidelines --------------------------------------------------------------------------------
 
-NARROW = (0.99, 1.0, 1.0, 1.0, 1.0, 1.01)
+NARROW = (1.0, 1.004, 0.99, 1.01, 0.996, 1.002)
 
 
 def make_times(**seconds: float):
@@ -699,7 +699,7 @@ def test_a_collective_must_not_lose_to_what_replaces_it(seconds, broken):
 def test_a_guideline_needs_intervals_of_the_same_contender():
     times = make_times(all_reduce=9, reduce=1, broadcast=1)
     task = next(iter(times))
-    assert list_broken(task, {key: rounds[:5] for key, rounds in times.items()}) == []
+    assert list_broken(task, {key: rounds[:3] for key, rounds in times.items()}) == []
     gloo = {
         replace(key, contender=replace(key.contender, maker=GLOO)): v for key, v in times.items()
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import numpy
 
 from benchmarks.common.records import Cell, make_cell, open_record
 from benchmarks.common.statistics import summarize
@@ -116,6 +119,36 @@ def _make_cell(
         details={**found, "algbw": rate, "busbw": rate * factor, "wrong": 0, "stopped": "interval",
                  "iterations": 10 * planted.rounds},
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Of the rounds of a run, as logarithms: what each cell meets alone, and what all meet."""
+
+    independent: float = 0.0
+    """Standard deviation, of each round of each cell."""
+    alike: float = 0.0
+    """Standard deviation of an AR(1) process."""
+    coefficient: float = 0.7
+    is_shared: bool = False
+    """Whether all cells meet one process and one neighbour, or each its own."""
+    neighbour: float = 1.0
+    """How many times slower a neighbour on the machine makes the rounds in which it is there."""
+    stays: int = 5
+    """For so many rounds of a run, from any round on, or it came before."""
+
+    def draw(self, generator: numpy.random.Generator, cells: int, rounds: int) -> Any:
+        """Logarithms, by cell and round."""
+        found = generator.normal(0, self.independent, (cells, rounds))
+        rows = 1 if self.is_shared else cells
+        state = generator.normal(0, self.alike, (rows, rounds))
+        for place in range(1, rounds):
+            fresh = math.sqrt(1 - self.coefficient**2) * state[:, place]
+            state[:, place] = self.coefficient * state[:, place - 1] + fresh
+        begins = generator.integers(1 - self.stays, rounds, (rows, 1))
+        places = numpy.arange(rounds)
+        is_there = (begins <= places) & (places < begins + self.stays)
+        return found + state + math.log(self.neighbour) * is_there
 
 
 def make_pairs(

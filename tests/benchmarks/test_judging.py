@@ -1,0 +1,200 @@
+"""Is A slower than B: ratios, their intervals, and what rounds that are alike say of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.common import records
+from benchmarks.common.records import Cell
+from benchmarks.common.statistics import median_interval
+from benchmarks.compare.verdicts import SLOWER, UNKNOWN, Rule, judge
+from benchmarks.judge import ratios
+from benchmarks.judge.correlation import find_coefficient, find_widening
+from planted_records import Noise
+
+# The ratio of two samples
+
+few = st.lists(st.integers(1, 40), min_size=1, max_size=4)
+
+
+@given(few, few, st.sampled_from([0.5, 1.0, 1.25]))
+def test_a_probability_counts_all_orders_of_the_values(olds, news, ratio):
+    """As enumerated: of all ways to choose the new ones among the values, as many pairs above."""
+    pairs = [(new, ratio * old) for new in news for old in olds]
+    above = sum((new > old) + (new == old) / 2 for new, old in pairs)
+    size, ways = len(olds) + len(news), 0
+    for chosen in itertools.combinations(range(size), len(news)):
+        others = [place for place in range(size) if place not in chosen]
+        ways += sum(a > b for a in chosen for b in others) >= math.floor(above)
+    expected = ways / math.comb(size, len(news))
+    found = replace(ratios.compare_runs(olds, [news], 0.0), widening=1.0)
+    assert found.find_probability(ratio) == pytest.approx(expected)
+
+
+def test_many_pairs_have_the_normal_distribution():
+    exact = ratios.tail(50, 50, 1600)
+    assert ratios.tail(50, 51, 1632) == pytest.approx(exact, rel=0.1)
+
+
+def test_the_interval_of_a_ratio_covers_the_true_one():
+    generator = numpy.random.default_rng(0)
+    covered = 0
+    for _ in range(300):
+        olds, news = generator.lognormal(0, 0.3, 8), generator.lognormal(math.log(2), 0.3, 8)
+        interval = ratios.compare_runs(olds.tolist(), [news.tolist()], 0.0).interval
+        covered += interval.low <= 2 <= interval.high
+    assert 0.93 * 300 <= covered <= 0.99 * 300
+
+
+def test_three_values_have_a_ratio_and_no_interval():
+    found = ratios.compare_runs([1.0, 2.0, 3.0], [[2.0, 4.0, 6.0]], 0.0)
+    assert found.estimate == 2 and found.interval is None
+
+
+def test_probabilities_of_a_family_are_those_of_holm():
+    """The example of Holm's procedure: 0.01, 0.04, 0.03 and 0.005 for four tests."""
+    found = ratios.adjust({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
+    assert found == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02})
+
+
+@given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=40), st.sampled_from([0.9, 0.95, 0.99]))
+def test_rounds_that_are_independent_have_the_interval_of_their_median(values, confidence):
+    found = replace(ratios.compare_rounds([1.0] * len(values), values, 0.0), widening=1.0)
+    interval, expected = found.find_interval(confidence), median_interval(values, confidence)
+    assert (interval is None) == (expected is None)
+    if interval is not None and expected is not None:
+        assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
+
+
+@given(
+    st.lists(st.floats(0.5, 2.0), min_size=8, max_size=12),
+    st.floats(0.5, 2.0),
+    st.floats(1.0, 20.0),
+)
+def test_a_wider_interval_goes_with_a_larger_probability(values, bound, widening):
+    """The bound that a probability refutes is the end of the interval of that probability."""
+    olds = [1 + 0.01 * place for place in range(8)]
+    narrow = replace(ratios.compare_runs(olds, [values], 0.0), widening=1.0)
+    wide = replace(narrow, widening=widening)
+    low = wide.find_interval(0.98).low
+    assert low <= narrow.find_interval(0.98).low * (1 + 1e-9)
+    assert wide.find_probability(low * (1 - 1e-9)) <= 0.01
+    if bound < narrow.estimate:
+        assert wide.find_probability(bound) >= narrow.find_probability(bound)
+
+
+# ---- how alike rounds are ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounds", [8, 10, 20, 60])
+@pytest.mark.parametrize("coefficient", [0.0, 0.3, 0.7])
+def test_the_coefficient_of_many_series_is_found(coefficient, rounds):
+    noise = Noise(alike=0.1, coefficient=coefficient)
+    series = numpy.exp(noise.draw(numpy.random.default_rng(1), 400, rounds)).tolist()
+    found = find_coefficient([series])
+    assert coefficient - 0.05 <= found <= coefficient + 0.15
+
+
+@pytest.mark.parametrize("coefficient", [0.3, 0.7])
+def test_intervals_are_as_much_wider_as_means_differ_more(coefficient):
+    """Of ten rounds each: the spread of t-values, by that of independent rounds."""
+    generator = numpy.random.default_rng(2)
+
+    def spread(noise: Noise) -> float:
+        found = noise.draw(generator, 20_000, 10)
+        return float(numpy.std(found.mean(1)) / math.sqrt(numpy.var(found, axis=1, ddof=1).mean()))
+
+    alike = Noise(alike=0.1, coefficient=coefficient)
+    expected = spread(alike) / spread(Noise(independent=0.1))
+    # The spread of ten that are alike is less known, which widens it by another third or so.
+    restless = [[1.0, 1.1] * 5]
+    assert expected <= find_widening(restless, coefficient) <= 1.4 * expected
+
+
+def test_series_that_move_together_count_as_one():
+    """And few rounds leave a margin."""
+    generator = numpy.random.default_rng(3)
+    one = numpy.exp(Noise(independent=0.1).draw(generator, 1, 10)).tolist()
+    several = numpy.exp(Noise(independent=0.1).draw(generator, 24, 10)).tolist()
+    assert find_coefficient([one * 24]) == pytest.approx(find_coefficient([one]))
+    assert find_coefficient([several]) < 0.3
+
+
+def test_what_cannot_be_told_from_the_rounds_is_not_judged():
+    rising = [1 + 0.01 * place for place in range(10)]
+    assert find_widening([rising], 0.0) == math.inf
+    assert find_coefficient([[[1.0, 2.0]]]) == 1 and find_widening([[1.0, 2.0]], 1.0) == math.inf
+    found = ratios.compare_runs(rising, [[2 * value for value in rising]], 0.0)
+    assert found.interval is None and found.find_probability(1.0) > 0.3
+    # Counts and prices have no noise.
+    assert find_coefficient([[[5.0] * 6]]) == 0 and find_widening([[5.0] * 6], 0.0) == 1
+
+
+# ---- records whose rounds are alike --------------------------------------------------------------
+
+RULE = Rule(tolerance=0.05, error_rate=0.01)
+
+
+def make_cell(samples, contender: str) -> Cell:
+    place = {"quantity": "all-reduce", "ranks": 2, "at": {}}
+    return records.make_cell(samples, contender=contender, **place)
+
+
+def count_findings(noise: Noise, *, cells=24, rounds=10, trials=100, factor=1.0) -> tuple[int, int]:
+    """In how many pairs of records the first cell is called slower, and any other one."""
+    found = alarms = 0
+    for trial in range(trials):
+        generator = numpy.random.default_rng(trial)
+        old, new = (numpy.exp(noise.draw(generator, cells, rounds)) for _ in range(2))
+        new[0] *= factor
+        pairs = {
+            (place,): tuple(make_cell(run[place].tolist(), f"cell {place}") for run in (old, new))
+            for place in range(cells)
+        }
+        slower = [each.new.contender for each in judge(pairs, RULE) if each.word == SLOWER]
+        found += "cell 0" in slower
+        alarms += any(name != "cell 0" for name in slower)
+    return found, alarms
+
+
+MOST_ALARMS = 5
+"""Of 100 pairs, at one in a hundred: six or more have a probability of 0.05 %."""
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        pytest.param(Noise(alike=0.1), id="each cell its own states"),
+        pytest.param(Noise(0.02, alike=0.1, is_shared=True), id="states that all cells meet"),
+        pytest.param(Noise(0.03, neighbour=1.3), id="a neighbour of each cell"),
+        pytest.param(Noise(0.03, neighbour=1.3, is_shared=True), id="a neighbour of all cells"),
+    ],
+)
+def test_equal_records_whose_rounds_are_alike_give_no_alarm(noise):
+    assert max(count_findings(noise)) <= MOST_ALARMS
+
+
+@pytest.mark.parametrize(
+    ("noise", "cells", "rounds"), [(0.03, 24, 10), (0.1, 24, 20), (0.03, 1, 10), (0.1, 1, 20)]
+)
+def test_a_quarter_slower_is_found_if_rounds_are_independent(noise, cells, rounds):
+    found, alarms = count_findings(Noise(noise), cells=cells, rounds=rounds, factor=1.25)
+    assert found >= 92 and alarms <= MOST_ALARMS
+
+
+def test_a_record_whose_rounds_are_alike_is_not_said_to_be_the_same():
+    generator = numpy.random.default_rng(4)
+    old, new = (numpy.exp(Noise(alike=0.1).draw(generator, 24, 10)).tolist() for _ in range(2))
+    pairs = {
+        (place,): (make_cell(old[place], str(place)), make_cell(new[place], str(place)))
+        for place in range(24)
+    }
+    words = [each.word for each in judge(pairs, RULE)]
+    assert words.count(UNKNOWN) >= 14
