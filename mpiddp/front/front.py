@@ -33,7 +33,7 @@ from mpiddp.launch.script.command_line import COMMANDS, CommandLine, read_front
 from mpiddp.launch.script.front_options import NONE, FrontOptions
 from mpiddp.options.reader import name_as_typed
 from mpiddp.process import job_directory
-from mpiddp.wording import count_noun
+from mpiddp.wording import count_noun, encode
 
 CONTINUABLE = (FAILURE, PeerLostError.exit_code, PREEMPTED, INTERRUPTED)
 """Codes after which the trainer's run can go on from its last checkpoint."""
@@ -230,7 +230,7 @@ def _find_why_anew(run: Path) -> str:
     import tomllib  # Most jobs do not fail.
 
     try:
-        options = tomllib.loads((run / "config.toml").read_text())
+        options = tomllib.loads((run / "config.toml").read_text("utf-8"))
     except (OSError, ValueError):
         options = {}
     if options.get("resume") == "never":
@@ -300,7 +300,7 @@ def say(text: str) -> None:
 
 def _write(stream: Any, text: str) -> None:
     # Names of jobs and files may hold bytes that are no text.
-    write(stream, text.encode(errors="surrogateescape"))
+    write(stream, encode(text, stream))
 
 
 def _settle_ranks(line: CommandLine, options: FrontOptions) -> FrontOptions:
