@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import did_you_mean, quote
 from mpiddp.options.fields import Field, list_fields, pick, read_docstrings
-from mpiddp.wording import print_text
+from mpiddp.wording import fit
 
 T = TypeVar("T")
 HELP = frozenset({"-h", "--help"})
@@ -223,7 +223,8 @@ class _Parser(argparse.ArgumentParser):
     """Raises ConfigurationError instead of printing and exiting: the ranks agree on a mistake."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        print_text(message.removesuffix("\n"), stream=file)
+        file = file or sys.stdout
+        super()._print_message(fit(message, file), file)
 
     def error(self, message: str) -> NoReturn:
         text = message.removeprefix("argument ")
