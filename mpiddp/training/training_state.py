@@ -38,6 +38,11 @@ class Position:
     row: Row | None = None
     """Of the last epoch, if the next one has not begun."""
 
+    @property
+    def last_epoch(self) -> int:
+        """The one that the last step belonged to; 0 if there was none."""
+        return self.epoch if self.samples else self.epoch - 1
+
 
 def name_values(configuration: Any) -> dict[str, Any]:
     """The options, as JSON can hold them."""
