@@ -139,7 +139,7 @@ def check_fit(found: Found, values: Mapping[str, Any]) -> list[str]:
         listed = describe_changes(refused, before, values)
         raise CheckpointError(
             f"the checkpoint {found.path} is of another training ({listed}): choose another "
-            "--name, or start over with --resume never"
+            "--name or --checkpoint-dir, or start over with --resume never"
         )
     return changed
 

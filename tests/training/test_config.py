@@ -312,7 +312,8 @@ def test_a_saved_configuration_can_be_run_again(configuration, tmp_path_factory)
         (["--weights-except", "a.*"], ["weights_except = 'a.*'", "no weights: say of which"]),
         (["--weights", "a", "--resume", "b"], ["weights = 'a'", "resume = 'b': both say where"]),
         (["--weights", "a", "--summary"], ["weights = 'a'", "summary = true"]),
-        (["--export", "w-{epoch}.pt"], ["export: expected no braces but {step}, in the file's"]),
+        (["--export", "w-{loss}.pt"], ["expected no braces but {epoch} and {step}, in the file's"]),
+        (["--export", "w-{epoch:03d}.pt"], ["export: expected ", "found 'w-{epoch:03d}.pt'"]),
         (["--export", "{step}/w.pt"], ["export: expected ", "found '{step}/w.pt'"]),
         (
             ["--export", "b", "--evaluate-only", "--weights", "a"],
