@@ -82,7 +82,10 @@ def write(path: Path, **changes: object) -> Path:
 
 
 WRONG = {
-    "algorithm": ("rong", r"table.json: no algorithm is called 'rong'; there are .*ring"),
+    "algorithm": (
+        "rong",
+        r"table.json: no algorithm is called 'rong' \(did you mean ring\?\); there are .*ring",
+    ),
     "transport": ("pigeon", r"table.json: no transport is called 'pigeon'; there are auto, "),
     "schema": (2, r"table.json has schema 2, expected 1: make one with: .*tune"),
     "kind": ("else", r"table.json is no tuning table: expected kind"),

@@ -226,7 +226,6 @@ def test_each_checkpoint_leaves_weights_where_asked(pool: Pools, tmp_path: Path)
         assert_equal(read(tmp_path / name), model.state_dict())
         export(checkpoints / f"step-{step}", tmp_path / "again.safetensors", is_raw=False)
         assert_equal(load_file(tmp_path / "again.safetensors"), model.state_dict())
-    (tmp_path / "w-18.pt").unlink()
     (tmp_path / "w-18.pt").mkdir()
     words = [*SMALL, "--epochs", "3", "--name", "last", "--export", "w-{step}.pt"]
     for said in pool("openmpi", 2).call(trainings.refuse, *words, cwd=tmp_path).values:
