@@ -26,12 +26,7 @@ from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.process.step_agreement import PREEMPTED, Members, StepAgreement, Wish
 from mpiddp.training.data.seeding import mix_seed, seed_generators
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.groups.checkpoints import (
-    AUTO,
-    NEVER,
-    has_places,
-    parse_interval,
-)
+from mpiddp.training.options.groups.checkpoints import AUTO, NEVER, has_places, parse_interval
 from mpiddp.training.preparation import Training
 from mpiddp.training.records.metrics import Row
 from mpiddp.training.records.run_directory import RunDirectory, find_path
