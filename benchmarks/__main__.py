@@ -13,6 +13,7 @@ from benchmarks.launching.launchers import PROGRAM
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.options.checks import did_you_mean
+from mpiddp.wording import print_text
 
 COMMANDS = {
     "allreduce": "all-reduces by size: the framework's, MPI's, a plain ring's, mpiddp's",
@@ -80,7 +81,7 @@ def run(arguments: Sequence[str]) -> None:
         raise ConfigurationError(f"no COMMAND given; {PROGRAM} --help lists them")
     name, *rest = arguments
     if name in ("-h", "--help"):
-        print(describe_commands())
+        print_text(describe_commands())
         return
     if name not in COMMANDS:
         raise ConfigurationError(

@@ -20,6 +20,7 @@ from mpiddp.launch.launcher.exported_variables import forget_inherited
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
 from mpiddp.launch.script.command_line import COMMANDS, WITHOUT_RANKS, CommandLine, split
 from mpiddp.options.reader import HELP
+from mpiddp.wording import print_text
 
 
 def main() -> None:
@@ -30,7 +31,7 @@ def main() -> None:
     with contextlib.suppress(ConfigurationError):  # `script` says what is wrong.
         line = split(words)
     if line is not None and ("--version", "") in line.front:
-        print(f"mpiddp {mpiddp.__version__}")
+        print_text(f"mpiddp {mpiddp.__version__}")
         return
     if line is not None and _is_front(line):
         from mpiddp.front import front

@@ -13,7 +13,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.options.fields import Argument
 from mpiddp.options.reader import read
-from mpiddp.wording import count_noun, describe_size, print_message
+from mpiddp.wording import count_noun, describe_size, print_message, print_text
 
 DESCRIPTION = """\
 Write the weights of a checkpoint as a plain state_dict, which torch.load(FILE, weights_only=True)
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     with FailureHandler():
         options = read(ExportOptions, words, "python -m mpiddp export", DESCRIPTION)
-        print(export(options.run, options.file, is_raw=options.raw))
+        print_text(export(options.run, options.file, is_raw=options.raw))
 
 
 def export(run: Path, file: Path | None, *, is_raw: bool) -> str:

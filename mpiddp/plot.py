@@ -15,6 +15,7 @@ from mpiddp.options.checks import check
 from mpiddp.options.fields import Argument
 from mpiddp.options.reader import read
 from mpiddp.training.records.history import History, read_histories
+from mpiddp.wording import print_text
 
 DESCRIPTION = """\
 Draw what runs have written to metrics.jsonl: loss, accuracy, learning rate, samples per second, and
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     with FailureHandler():
         options = read(PlotOptions, words, "python -m mpiddp plot", DESCRIPTION)
-        print(draw_runs(options))
+        print_text(draw_runs(options))
 
 
 def draw_runs(options: PlotOptions) -> str:

@@ -20,7 +20,7 @@ from mpiddp.options.fields import Argument
 from mpiddp.options.reader import read
 from mpiddp.process import job_directory
 from mpiddp.process.publication import ADDRESS_FILE
-from mpiddp.wording import count_noun
+from mpiddp.wording import count_noun, print_text
 
 DESCRIPTION = """\
 Show where each rank of a running job is: the innermost line of the script, and the function that it
@@ -77,8 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         directory = find_directory(options.job)
         positions = gather_stacks(directory)
     hosts = count_noun(len({position.hostname for position in positions}), "host")
-    print(f"{directory.name}: {count_noun(len(positions), 'rank')} on {hosts}")
-    print(describe(positions, is_full=options.full), end="")
+    print_text(f"{directory.name}: {count_noun(len(positions), 'rank')} on {hosts}")
+    print_text(describe(positions, is_full=options.full).removesuffix("\n"))
 
 
 if __name__ == "__main__":

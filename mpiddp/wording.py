@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+PLAIN = {
+    "…": "...", "×": "x", "·": ".", "−": "-", "–": "-", "—": "-", "→": "->", "≈": "~", "±": "+-",
+    "≤": "<=", "≥": ">=", "²": "^2", "√": "sqrt", "‖": "||", "\u00a0": " ", "₁": "1", "₂": "2",
+    "⌈": "ceil(", "⌉": ")", "⌊": "floor(", "⌋": ")", "█": "#", "▓": "*", "▒": "+", "░": ":",
+    "─": "-", "│": "|", "├": "+", "└": "+", "Σ": "sum", "µ": "u", "α": "alpha", "β": "beta",
+    "γ": "gamma", "ν": "nu", "ρ": "rho", "σ": "sigma",
+}  # fmt: skip
+"""What stands on the console for a character that its encoding lacks."""
 
 
 def fold_numbers(numbers: Iterable[int], *, width: int = 1, most: int | None = None) -> str:
@@ -60,9 +71,44 @@ def describe_error(error: OSError) -> str:
     return f"{named}{error.strerror or error}"
 
 
+def fit(text: str, stream: TextIO | None, errors: str = "") -> str:
+    """``text`` with other characters for those that the stream's encoding lacks.
+
+    ``errors`` (default: the stream's own) decides on what has no plain form, such as the bytes in
+    a file's name that are no text.
+    """
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    errors = errors or getattr(stream, "errors", None) or "strict"
+
+    def replace(letter: str) -> str:
+        for each, handling in ((letter, "strict"), (PLAIN.get(letter, letter), errors)):
+            with contextlib.suppress(UnicodeError):
+                each.encode(encoding, handling)
+                return each
+        return ascii(letter)[1:-1]
+
+    try:
+        text.encode(encoding)
+    except UnicodeError:
+        return "".join(map(replace, text))
+    return text
+
+
+def encode(text: str, stream: TextIO | None) -> bytes:
+    """What goes past the stream to its descriptor; bytes that are no text stay what they are."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return fit(text, stream, "surrogateescape").encode(encoding, "surrogateescape")
+
+
+def print_text(*lines: str, stream: TextIO | None = None) -> None:
+    """Print lines on standard output, or on ``stream``, whatever its encoding is."""
+    stream = sys.stdout if stream is None else stream
+    print(*(fit(line, stream) for line in lines), sep="\n", file=stream, flush=True)
+
+
 def print_message(text: str) -> None:
     """Print a line of mpiddp's own on standard error."""
-    print(f"mpiddp: {text}", file=sys.stderr, flush=True)
+    print_text(f"mpiddp: {text}", stream=sys.stderr)
 
 
 def read_message(error: BaseException) -> str:

@@ -25,6 +25,7 @@ from benchmarks.common.targets import Target
 from benchmarks.launching.launchers import ROOT, THREADS, clean_environment
 from benchmarks.launching.srun import Launcher, Srun, list_nodes, place_ranks
 from mpiddp.launch.mpi.compatibility import library_name
+from mpiddp.wording import print_text
 
 PACKAGES = ("mpiddp", "torch", "mpi4py", "numpy")
 
@@ -122,7 +123,7 @@ class Output:
         verdicts = "\n".join(f"target: {target}" for target in targets)
         text = "\n\n".join(filter(None, [*parts, verdicts]))
         if text:
-            print(text, flush=True)
+            print_text(text)
 
 
 @contextmanager
@@ -139,7 +140,7 @@ def open_output(
     """
     environment = describe_environment(launcher)
     heading = describe_heading(environment)
-    print(f"{heading}; load {os.getloadavg()[0]:.1f}\n{more}", flush=True)
+    print_text(f"{heading}; load {os.getloadavg()[0]:.1f}\n{more}")
     hidden = [] if options.hosts else find_hosts(launcher)
     if options.hosts:
         ranks = options.plan.ranks

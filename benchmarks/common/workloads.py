@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.options.checks import did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +56,8 @@ def parse_workload(text: str) -> Workload:
     name, colon, rest = text.partition(":")
     if name not in SHAPES:
         raise ConfigurationError(
-            f"--models: no model is called {name!r}; there are {', '.join(SHAPES)}"
+            f"--models: no model is called {name!r}{did_you_mean(name, SHAPES)}; there are "
+            f"{', '.join(SHAPES)}"
         )
     if not colon:
         return Workload(name)

@@ -15,6 +15,7 @@ from benchmarks.common.records import Cell, Record, read_record
 from benchmarks.common.results import find_commit, find_processor
 from benchmarks.launching.launchers import find_python_path
 from mpiddp.errors import ConfigurationError, MpiddpError
+from mpiddp.wording import print_text
 
 FILES = ("csv", "html", "json", "nccl_tests", "plot", "png")
 FLAGS = ("hosts", "targets")
@@ -113,7 +114,7 @@ def measure_again(record: Record, cells: Sequence[Cell], folder: Path) -> Record
     path = folder / "again.jsonl"
     arguments = restrict(find_arguments(record), record.options, find_wanted(cells))
     words = ["-m", "benchmarks", record.benchmark, *arguments]
-    print(f"measuring again: {shlex.join(['python', *words])}", flush=True)
+    print_text(f"measuring again: {shlex.join(['python', *words])}")
     code, output = _run([sys.executable, *words, "--json", str(path)])
     if code != 0:
         raise CannotMeasureError(

@@ -20,7 +20,7 @@ from benchmarks.compare.again import CannotMeasureError, check_place, measure_ag
 from benchmarks.compare.verdicts import SLOWER, Matched, Rule, Verdict, judge, match
 from mpiddp.errors import MpiddpError
 from mpiddp.options.fields import Argument, pick
-from mpiddp.wording import count_noun, print_message
+from mpiddp.wording import count_noun, print_message, print_text
 
 
 def share(text: str) -> float:
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str]) -> None:
         print_message(f"warning: {warning}")
     with open_model("compare", options) as writer:
         verdicts = compare(options, rule, new, matched)
-        print(report.format_report(rule, matched, verdicts, show_all=options.all))
+        print_text(report.format_report(rule, matched, verdicts, show_all=options.all))
         for verdict in verdicts:
             writer.write("verdict", **report.describe(verdict))
         for name in ("gone", "added", "incomparable"):

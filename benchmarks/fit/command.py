@@ -28,7 +28,7 @@ from benchmarks.fit.fitted import (
 from benchmarks.fit.plot import draw
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.fields import Argument, pick
-from mpiddp.wording import describe_size
+from mpiddp.wording import describe_size, print_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +62,13 @@ def main(arguments: Sequence[str]) -> None:
     options = pick(Options, READER.read(arguments))
     check_outputs(options.output, plot=options.plot, inputs=(*options.files, *options.check))
     fit = make_fit(options)
-    print(*describe(fit), sep="\n")
+    print_text(*describe(fit))
     if options.output is not None:
         write_fit(options.output, fit)
     if options.plot is not None:
         draw(options.plot, fit)
     for path in options.check:
-        print("", *describe_checks(check_record(fit, read_record(path))), sep="\n")
+        print_text("", *describe_checks(check_record(fit, read_record(path))))
 
 
 def make_fit(options: Options) -> Fit:

@@ -33,6 +33,7 @@ from mpiddp.options.fields import Argument, pick
 from mpiddp.schedules.cost import flat, simulate
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, parse
 from mpiddp.schedules.schedule import Schedule
+from mpiddp.wording import print_text
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -206,7 +207,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.plot is not None and len(set(options.ranks)) < 2:
         raise ConfigurationError("--plot needs two numbers of ranks at least")
     found = measure_all(options)
-    print(*describe(options, found), sep="\n")
+    print_text(*describe(options, found))
     if options.plot is not None:
         draw(options.plot, options, found)
 

@@ -34,7 +34,7 @@ from mpiddp.schedules.cost import Simulation, bound, simulate, split, split_in_t
 from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, names, parse
 from mpiddp.schedules.schedule import Collective, Schedule, segment
-from mpiddp.wording import count_noun, describe_size
+from mpiddp.wording import count_noun, describe_size, print_text
 
 MOST_CELLS = {"svg": 100_000, "text": 10_000_000}
 """Ranks × chunks × steps, above which it is too large to read."""
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str]) -> None:
     check_outputs(options.svg, options.html)
     (_explain_step if options.subject == STEP else _explain_collective)(options)
     for path in filter(None, (options.svg, options.html)):
-        print(f"wrote {path}")
+        print_text(f"wrote {path}")
 
 
 def _explain_collective(options: Options) -> None:
@@ -177,7 +177,7 @@ def _explain_collective(options: Options) -> None:
             beside=beside, size=options.size, machine=options.machine,
         )  # fmt: skip
         options.html.write_text(page, encoding="utf-8")
-    print(*describe_price(options, schedule, run), sep="\n")
+    print_text(*describe_price(options, schedule, run))
 
 
 def _explain_step(options: Options) -> None:
@@ -193,8 +193,8 @@ def _explain_step(options: Options) -> None:
     if options.html is not None:
         options.html.write_text(draw_timeline_page(step, options.title), encoding="utf-8")
     figures = machines.describe_machine(machine, several=options.sizes is not None)
-    print(f"{options.title}, {describe_size(options.size)} of gradients, {figures}\n")
-    print(*step.describe(shutil.get_terminal_size((100, 24)).columns), sep="\n")
+    print_text(f"{options.title}, {describe_size(options.size)} of gradients, {figures}\n")
+    print_text(*step.describe(shutil.get_terminal_size((100, 24)).columns))
 
 
 def build(options: Options) -> Schedule:
@@ -220,13 +220,13 @@ def _list_notes(run: Simulation) -> list[str]:
 
 
 def _print_steps(options: Options, schedule: Schedule, run: Simulation) -> None:
-    print(f"{options.title}: {options.choice.summary}")
+    print_text(f"{options.title}: {options.choice.summary}")
     colour = sys.stdout.isatty()
     width = shutil.get_terminal_size((100, 24)).columns
     notes = _list_notes(run)
     for line in describe(schedule, width=width, colour=colour, notes=notes, nodes=options.sizes):
-        print(line)
-    print()
+        print_text(line)
+    print_text()
 
 
 def describe_price(options: Options, schedule: Schedule, run: Simulation) -> Iterator[str]:

@@ -18,7 +18,7 @@ from mpiddp.schedules.plans.mscclpp_writer import write_json
 from mpiddp.schedules.plans.traces import write_chakra, write_goal
 from mpiddp.schedules.registry import Choice, parse
 from mpiddp.schedules.schedule import Schedule
-from mpiddp.wording import count_noun, describe_size
+from mpiddp.wording import count_noun, describe_size, print_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> None:
     first, *others = contents
     files = f"{first} and {len(others)} more" if others else str(first)
     buffer = "" if options.format.startswith("msccl") else f", {describe_size(options.bytes)}"
-    print(
+    print_text(
         f"wrote {files}: {options.algorithm} on {options.ranks} ranks, "
         f"{count_noun(len(schedule.steps), 'step')}, {count_noun(messages, 'message')}{buffer}"
     )

@@ -46,6 +46,7 @@ from mpiddp.errors import ScheduleError
 from mpiddp.options.checks import positive
 from mpiddp.options.fields import Argument, pick
 from mpiddp.schedules.schedule import Schedule
+from mpiddp.wording import print_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -219,8 +220,8 @@ def main(arguments: Sequence[str]) -> None:
         rows = measure_all(options)
         for row in rows:
             record_row(record, row)
-    print(describe_inputs(options) + "\n")
-    print(report(rows, options.error))
+    print_text(describe_inputs(options) + "\n")
+    print_text(report(rows, options.error))
     if options.plot is not None:
         draw(options.plot, rows, options.error, describe_inputs(options))
 

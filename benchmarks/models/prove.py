@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -35,6 +34,7 @@ from mpiddp.schedules.plans.reading import PLANS
 from mpiddp.schedules.proof import check_programs, prove
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, find, parse
 from mpiddp.schedules.schedule import Schedule, halve, project, segment
+from mpiddp.wording import print_text
 
 RANKS = 64
 CORES = len(os.sched_getaffinity(0))
@@ -235,14 +235,13 @@ def main(arguments: Sequence[str]) -> None:
         plans = prove_files([path for path in options.load if path.suffix in PLANS])
         for plan in plans:
             record.write("plan", **asdict(plan))
-    for line in describe(verdicts, options, seconds) if verdicts else ():
-        print(line)
-    for line in describe_plans(plans) if plans else ():
-        print(line)
+    if verdicts:
+        print_text(*describe(verdicts, options, seconds))
+    if plans:
+        print_text(*describe_plans(plans))
     failures = [failure for verdict in verdicts.values() for failure in verdict.failures]
-    print(*failures, sep="\n", end="\n" if failures else "")
     if failures:
-        sys.stdout.flush()
+        print_text(*failures)
         raise ScheduleError(f"{len(failures)} schedules do not keep their promise")
     raise_for_wrong(plans)
 

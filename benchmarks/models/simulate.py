@@ -26,6 +26,7 @@ from mpiddp.options.checks import at_least
 from mpiddp.options.fields import Argument, list_fields, pick
 from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice
+from mpiddp.wording import print_text
 
 RANKS = (8, 64, 1024, 65536)
 MOST_RANKS = 1 << 24
@@ -160,14 +161,14 @@ def _show_prices(options: Options, record: RecordWriter, machine: str) -> None:
     tables = prices.price_all(options.question)
     for table in tables:
         prices.record_table(record, table, options.sizes)
-    print(machine, *prices.describe(options.sizes, options.shown, tables), sep="\n")
+    print_text(machine, *prices.describe(options.sizes, options.shown, tables))
     if options.plot is not None:
         prices.draw(options.plot, options.sizes, tables, machine)
 
 
 def _show_map(options: Options, record: RecordWriter, machine: str) -> None:
     rows = winners.make_map(options.question)
-    print(machine, *winners.describe_map(rows, options.sizes), sep="\n")
+    print_text(machine, *winners.describe_map(rows, options.sizes))
     if options.plot is not None:
         winners.draw_map(options.plot, rows, machine)
     for row in rows:
@@ -178,8 +179,8 @@ def _show_disturbed(options: Options, record: RecordWriter, machine: str) -> Non
     named = " and ".join(map(str, (*options.straggler, *options.slow_link)))
     disturbance = disturbed.make_disturbance(options.straggler, options.slow_link)
     tables = disturbed.time_all(options.question, disturbance)
-    print(machine, f"time with {named}; in brackets, what that costs", sep="\n")
+    print_text(machine, f"time with {named}; in brackets, what that costs")
     for nodes, rows in tables:
         disturbed.record_times(record, named, nodes, options.sizes, rows)
         title = machines.describe_place(sum(nodes), len(nodes))
-        print("", title, *disturbed.describe_times(rows, options.sizes), sep="\n")
+        print_text("", title, *disturbed.describe_times(rows, options.sizes))

@@ -16,7 +16,7 @@ from benchmarks.report.slides import write_slides
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.options.fields import Argument, pick
-from mpiddp.wording import count_noun
+from mpiddp.wording import count_noun, print_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
     report = assemble(read_material(options.records), options.fit)
     if options.html is not None:
         write_whole(options.html, draw_report(report))
-        print(f"wrote {options.html}")
+        print_text(f"wrote {options.html}")
     if options.png is not None:
         count = write_slides(options.png, report)
-        print(f"wrote {count_noun(count, 'picture')} into {options.png}")
+        print_text(f"wrote {count_noun(count, 'picture')} into {options.png}")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.common.records import Cell, Record, read_record
 from mpiddp.errors import ConfigurationError
+from mpiddp.options.checks import read_usable
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,14 @@ class Material:
 
 
 def read_material(paths: Sequence[Path]) -> Material:
-    """Read all records. Raises ConfigurationError for one that is none, that shows nothing, or that
-    is given twice."""
-    records: list[Record] = []
-    for path in paths:
-        record = read_record(path)
-        _check_record(record, records)
-        records.append(record)
+    """Read all records; what is none, or shows nothing, is left out with a line.
+
+    Raises ConfigurationError if none is left, or for one that is given twice.
+    """
+    records = read_usable(paths, _read)
+    paths = [record.path for record in records]
+    for number, record in enumerate(records):
+        _check_new(record, records[:number])
     if not any(record.cells for record in records):
         where = ", ".join(str(path) for path in paths)
         raise ConfigurationError(f"{where}: expected cells to draw, found failures and refusals")
@@ -62,12 +64,17 @@ def read_material(paths: Sequence[Path]) -> Material:
     return Material(records, names, cells)
 
 
-def _check_record(record: Record, others: Sequence[Record]) -> None:
+def _read(path: Path) -> Record:
+    record = read_record(path)
     if not record.cells and not {"refusal", "failure"} & {line["kind"] for line in record.others}:
         raise ConfigurationError(
             f"{record.path} has no cells, so there is nothing to show: expected a record of a "
             f"command that measures or predicts, found one of {record.benchmark}"
         )
+    return record
+
+
+def _check_new(record: Record, others: Sequence[Record]) -> None:
     for other in others:
         if replace(record, path=other.path) == other:
             raise ConfigurationError(

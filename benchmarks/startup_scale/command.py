@@ -17,6 +17,7 @@ from benchmarks.startup_scale.measurement import (
     measure_starts,
 )
 from benchmarks.startup_scale.plot import draw
+from mpiddp.wording import print_text
 
 READER = make_reader(
     command="startup-scale",
@@ -53,6 +54,6 @@ def _show(starts: Sequence[Starts], options: RunOptions[Plan], output: results.O
     models, plan = report.fit_all(starts), options.plan
     for line in report.describe_models(models, plan.predicted):
         output.record.write("model", **line)
-    print(report.format_report(starts, models, plan))
+    print_text(report.format_report(starts, models, plan))
     if options.plot is not None:
         draw(options.plot, starts, models, plan, output.heading)

@@ -33,6 +33,7 @@ from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.options import Options
 from mpiddp.launch.session import make_current
 from mpiddp.launch.startup import Starter
+from mpiddp.wording import print_text
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class ObservedStarter(Starter):
 
 def report(counts: Mapping[tuple[str, str], float], finished: float) -> None:
     words = {f"{stage}/{quantity}": value for (stage, quantity), value in counts.items()}
-    print(WORD + json.dumps({"finished": finished, "seconds": words}), flush=True)
+    print_text(WORD + json.dumps({"finished": finished, "seconds": words}))
 
 
 def read_counts(trace: Path) -> Mapping[tuple[str, str], float]:

@@ -21,6 +21,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import check_servers
 from mpiddp.schedules.registry import parse as parse_algorithm
 from mpiddp.training.options.groups.straggler import parse_straggler
+from mpiddp.wording import print_text
 
 RANKS_ON_CLUSTER = (4,)
 
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str]) -> None:
     with results.open_output("training-step", options, launcher, text) as output:
         for ranks in options.plan.ranks:
             for group in measure(ranks, launcher, options.plan):
-                print(f"{report.format_group(group)}\n", flush=True)
+                print_text(f"{report.format_group(group)}\n")
                 report.record_group(output.record, group)
                 groups.append(group)
         output.show(targets=judge(groups) if options.targets else ())

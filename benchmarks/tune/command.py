@@ -34,7 +34,7 @@ from mpiddp.collectives import AUTO, MPI
 from mpiddp.collectives.tuning import NO_TABLE, write_table
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.fields import Argument, pick
-from mpiddp.wording import describe_size
+from mpiddp.wording import describe_size, print_text
 
 SCREENING_ROUNDS = 3
 ROUNDS = 15
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str]) -> None:
         finally:
             # Whatever was measured before an interruption or an error.
             if any(each.cells for each in found):
-                print()
+                print_text()
                 finish_table([each.cells for each in found], output.environment, options)
     if wrong := list_wrong([*screened, *found]):
         raise WrongResultError(f"wrong results: {'; '.join(wrong)}")
@@ -176,7 +176,7 @@ def tell(items: Iterable[Finding], what: str) -> Iterator[Finding]:
                 told.add(text)
                 # The bar, if there is one, stays below.
                 with tqdm.external_write_mode():
-                    print(text, flush=True)
+                    print_text(text)
         yield item
 
 
@@ -186,18 +186,18 @@ def finish_table(
     """Choose, print what was found, and write it."""
     verdicts, left_out = choose(groups)
     parts = [report.format_section(section, found) for section, found in verdicts.items()]
-    print("\n\n".join([*parts, report.describe_share(verdicts)]))
+    print_text("\n\n".join([*parts, report.describe_share(verdicts)]))
     for text in left_out:
-        print(f"Left out: {text}.")
+        print_text(f"Left out: {text}.")
     if options.output is not None:
         sections = [replace(one, ranges=list_ranges(found)) for one, found in verdicts.items()]
         write_table(options.output, {name: described.get(name) for name in MADE}, sections)
-        print(
+        print_text(
             f"Written: {options.output}; used by --tuning {options.output}, or "
             f"{environment.TUNING}={options.output}."
         )
     if options.nccl_csv is not None:
         lacking = nccl.write_csv(options.nccl_csv, verdicts)
-        print(f"Written: {options.nccl_csv}.")
+        print_text(f"Written: {options.nccl_csv}.")
         for text in lacking:
-            print(f"NCCL has no such algorithm: {text}.")
+            print_text(f"NCCL has no such algorithm: {text}.")

@@ -13,6 +13,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.options.fields import Argument
 from mpiddp.options.reader import read
+from mpiddp.wording import print_text
 
 DESCRIPTION = """\
 Write the job scripts to DIR: run.sbatch, train.sbatch, sweep.sbatch, benchmark.sbatch, chain.sh,
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with FailureHandler():
         directory = read(ScriptsOptions, words, "python -m mpiddp jobs", DESCRIPTION).directory
         names = write_scripts(directory)
-    print(f"Written to {directory}: {', '.join(names)}; they use {sys.executable}")
+    print_text(f"Written to {directory}: {', '.join(names)}; they use {sys.executable}")
 
 
 def write_scripts(directory: Path) -> list[str]:

@@ -21,7 +21,7 @@ from mpiddp.errors import CheckpointError, ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.options.fields import Argument
 from mpiddp.options.reader import read
-from mpiddp.wording import describe_error, describe_size, fold
+from mpiddp.wording import describe_error, describe_size, fold, print_text
 
 DESCRIPTION = """\
 Show the checkpoints in DIR: a run's directory, a directory of checkpoints, or one checkpoint. All
@@ -83,7 +83,9 @@ def show(path: Path, *, is_quick: bool) -> None:
     if not entries:
         raise CheckpointError(f"expected a checkpoint in {directory}, found none")
     owner = read_owner(directory)
-    print(f"{directory}: {'an unknown owner' if owner in (None, UNKNOWN) else owner.describe()}")
+    print_text(
+        f"{directory}: {'an unknown owner' if owner in (None, UNKNOWN) else owner.describe()}"
+    )
     rows = [_describe(each, owner) for each in entries]
     widths = [max(len(row[place]) for row in (HEAD, *rows)) for place in range(len(HEAD) - 1)]
     _print(HEAD, widths)
@@ -158,7 +160,7 @@ def _shorten(problems: Sequence[str]) -> str:
 
 def _print(row: Sequence[str], widths: Sequence[int]) -> None:
     cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
-    print("  ".join([*cells, *row[len(widths) :]]).rstrip(), flush=True)
+    print_text("  ".join([*cells, *row[len(widths) :]]).rstrip())
 
 
 if __name__ == "__main__":

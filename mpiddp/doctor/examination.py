@@ -106,7 +106,8 @@ def _start_mpi(examiner: Examiner) -> None:
     launcher = starter.peers.launcher
     module = starter.module
     library = module.Get_library_version() if module is not None else None
-    examiner.add(launching.judge_library(library, launcher))
+    missing = launching.find_mpi(examiner.before) if module is None else ""
+    examiner.add(launching.judge_library(library, launcher, missing))
     world, roster = starter.control.world, starter.peers.roster
     others = examiner.gather_on_node(world.hostname)
     others = [name for name in others or () if not is_host(name, world.hostname)]
@@ -162,6 +163,10 @@ def _compare_torch(examiner: Examiner) -> None:
     longest, rank = find_slowest(seconds, starter.comm)[name]
     size = starter.control.world.size
     examiner.add(software.judge_import(longest, examiner.describe_rank(rank), size))
+    mine = [software.judge_torchvision(*software.find_torchvision())] if examiner.leads_node else []
+    nodes = examiner.gather_nodes(mine)
+    if nodes is not None:
+        examiner.add_merged(nodes)
 
 
 # Store and group

@@ -36,7 +36,7 @@ from mpiddp.launch.script.front_options import NONE, FrontOptions
 from mpiddp.options.reader import name_as_typed
 from mpiddp.process import job_directory
 from mpiddp.process.cpus import count_cores
-from mpiddp.wording import count_noun
+from mpiddp.wording import count_noun, encode
 
 CONTINUABLE = (FAILURE, PeerLostError.exit_code, PREEMPTED, INTERRUPTED)
 """Codes after which the trainer's run can go on from its last checkpoint."""
@@ -317,7 +317,7 @@ def say(text: str) -> None:
 
 def _write(stream: Any, text: str) -> None:
     # Names of jobs and files may hold bytes that are no text.
-    write(stream, text.encode(errors="surrogateescape"))
+    write(stream, encode(text, stream))
 
 
 def _settle_ranks(line: CommandLine, options: FrontOptions) -> FrontOptions:

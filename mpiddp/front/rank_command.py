@@ -16,7 +16,7 @@ from mpiddp.front.plan import is_in_allocation
 from mpiddp.launch.launcher.command import find_program
 from mpiddp.launch.script.command_line import COMMANDS, LAUNCHING, WITHOUT_RANKS, CommandLine
 from mpiddp.launch.script.front_options import NONE, FrontOptions, split_words
-from mpiddp.options.checks import did_you_mean
+from mpiddp.launch.script.other_words import explain_command
 
 
 def make_rank_command(line: CommandLine, options: FrontOptions) -> list[str]:
@@ -188,7 +188,7 @@ def _check_program(line: CommandLine) -> None:
             raise ConfigurationError(f"{script!r} is a directory without a __main__.py")
     elif not os.path.exists(script):
         raise ConfigurationError(
-            f"there is no script {script!r} in {here}{did_you_mean(script, COMMANDS)}"
+            f"there is no script {script!r} in {here}{explain_command(script, COMMANDS)}"
         )
     elif not os.access(script, os.R_OK):
         raise ConfigurationError(f"the script {script!r} cannot be read")

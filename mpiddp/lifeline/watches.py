@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from mpiddp.errors import PeerLostError
 from mpiddp.lifeline.membership import Membership
 from mpiddp.process import job_directory
 from mpiddp.process.sockets.event_loop import EventLoop
+from mpiddp.wording import print_message
 
 CHECK_SECONDS = 3.0
 """Between two looks at the newest attempt's token."""
@@ -95,6 +95,4 @@ class AttemptWatch:
         except PeerLostError as error:
             self.is_superseded = True
             with contextlib.suppress(OSError):
-                sys.stderr.write(
-                    f"mpiddp: rank {own.rank} of {own.size} on {own.hostname}: {error}\n"
-                )
+                print_message(f"rank {own.rank} of {own.size} on {own.hostname}: {error}")

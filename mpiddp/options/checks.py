@@ -6,8 +6,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.wording import fold, print_message
+
+T = TypeVar("T")
 
 REFERENCE = "package.module:factory"
 """How ``--help`` shows the name of a user's function."""
@@ -42,6 +46,28 @@ def check_text(options: object, *names: str) -> None:
     for name in names:
         text = str(getattr(options, name) or "")
         check(name, _is_text(text), "text without broken characters", text)
+
+
+def read_usable(paths: Iterable[Path], read: Callable[[Path], T]) -> list[T]:
+    """What ``read`` makes of each path; what it refuses is left out with a line.
+
+    A shell's ``runs/*`` names more than what is meant. Raises ConfigurationError for a path that is
+    not there, and if nothing is left.
+    """
+    found: list[T] = []
+    problems: list[str] = []
+    for path in paths:
+        try:
+            found.append(read(path))
+        except ConfigurationError as error:
+            if not path.exists():
+                raise
+            problems.append(str(error))
+    if not found:
+        raise ConfigurationError(fold(problems))
+    for problem in problems:
+        print_message(f"left out: {problem}")
+    return found
 
 
 def is_positive(value: float) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import did_you_mean, quote
 from mpiddp.options.fields import Field, list_fields, pick, read_docstrings
+from mpiddp.wording import fit
 
 T = TypeVar("T")
 HELP = frozenset({"-h", "--help"})
@@ -65,8 +66,11 @@ class Reader:
             is_whole=wanted is None,
             shows_help=not HELP.isdisjoint(words),
         )
-        with redirect_stdout(sys.stdout if show_help else io.StringIO()):
-            values, rest = parser.parse_known_args(_join_negative(words, groups))
+        try:
+            with redirect_stdout(sys.stdout if show_help else io.StringIO()):
+                values, rest = parser.parse_known_args(_join_negative(words, groups))
+        except _MissingValueError as error:
+            self.refuse_missing(str(error))
         rest = [word for word in rest if word != "--"]
         if rest:
             word = next((word for word in rest if word.startswith("-")), rest[0])
@@ -85,10 +89,22 @@ class Reader:
         if explanation is not None:
             raise ConfigurationError(explanation)
         fields = chain.from_iterable(self._list().values())
-        known = [flag for field in fields for flag in self._flags(field)]
+        known = [*HELP, *(flag for field in fields for flag in self._flags(field))]
         hint = did_you_mean(option.replace("_", "-"), known)
         advice = advice or ("" if hint else self._advice)
         raise ConfigurationError(f"unknown option {option}{hint}{advice}")
+
+    def refuse_missing(self, flag: str) -> NoReturn:
+        """Raise ConfigurationError for an option without its value, with what that can be."""
+        kind, field = next(
+            (self.groups[title], field)
+            for title, fields in self._list().items()
+            for field in fields
+            if field.flag == flag
+        )
+        text = read_docstrings(kind).get(field.name, "").partition(". ")[0].removesuffix(".")
+        values = re.sub(r"{(.*)}", r"one of \1", field.metavar).replace(",", ", ")
+        raise ConfigurationError(f"{flag} expects a value, {values}{f': {text}' if text else ''}")
 
     @property
     def _advice(self) -> str:
@@ -218,12 +234,21 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return re.sub(r"^({\S+}) \[\1 \.\.\.\]$", r"\1 ...", text)
 
 
+class _MissingValueError(ConfigurationError):
+    """Its message is the option."""
+
+
 class _Parser(argparse.ArgumentParser):
     """Raises ConfigurationError instead of printing and exiting: the ranks agree on a mistake."""
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        file = file or sys.stdout
+        super()._print_message(fit(message, file), file)
+
     def error(self, message: str) -> NoReturn:
         text = message.removeprefix("argument ")
-        text = re.sub(r": expected (one|at least one) argument", " expects a value", text)
+        if match := re.fullmatch(r"(-\S+): expected (one|at least one) argument", text):
+            raise _MissingValueError(match[1])
         refused = r"(/--no-\S+)?: ignored explicit argument (.*)"
         text = re.sub(refused, r" takes no value, found \2", text)
         advice = "" if "found " in text else f"; {self.prog} --help shows the options"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mpiddp.errors import ConfigurationError, ContentError
 from mpiddp.files import read_toml
-from mpiddp.options.checks import check_choice, did_you_mean, quote
+from mpiddp.options.checks import check_choice, quote
 from mpiddp.options.fields import Field
 
 TYPES: Mapping[Any, tuple[Any, str]] = {
@@ -22,11 +22,11 @@ TYPES: Mapping[Any, tuple[Any, str]] = {
 """For each type of an option, what TOML holds, and how it is called in a message."""
 
 
-def read(path: Path, fields: Mapping[str, Field]) -> dict[str, Any]:
+def read(path: Path, fields: Mapping[str, Field], hint: Callable[[str], str]) -> dict[str, Any]:
     """Return the options in a TOML file, checked for unknown keys and wrong types.
 
-    ``fields``: every option, by its name. Raises ConfigurationError, with the file, the key, what
-    was expected and what was found.
+    ``fields``: every option, by its name. ``hint``: what to say of another key. Raises
+    ConfigurationError, with the file, the key, what was expected and what was found.
     """
     try:
         values = read_toml(path)
@@ -36,8 +36,7 @@ def read(path: Path, fields: Mapping[str, Field]) -> dict[str, Any]:
         raise ContentError(f"config: {path}: {error}") from None
     for key in values:
         if key not in fields:
-            hint = did_you_mean(key, fields)
-            raise ConfigurationError(f"{path}: unknown key {quote(key)}{hint}")
+            raise ConfigurationError(f"{path}: unknown key {quote(key)}{hint(key)}")
     return {key: convert(f"{path}: {key}", value, fields[key]) for key, value in values.items()}
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from mpiddp.process.streams.output_writer import Lines
 from mpiddp.remote.channel import MARK
+from mpiddp.wording import fit
 
 CLOSE_SECONDS = 5.0
 """For which what has come is still printed."""
@@ -27,7 +28,7 @@ def write(role: str, text: str) -> None:
     """Write to what is ``sys.stdout`` or ``sys.stderr`` now; what nobody reads is lost."""
     stream = sys.stdout if role == "out" else sys.stderr
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        stream.write(text)
+        stream.write(fit(text, stream))
         stream.flush()
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, get_args, get_type_hints
 
 from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.options.checks import did_you_mean
 from mpiddp.schedules.cost import ClosedForm, Phase, Simulation, check_nodes, simulate
 from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.proof import prove, prove_half
@@ -131,7 +132,10 @@ def is_ours(choice: Choice) -> bool:
 def find(name: str) -> Algorithm:
     """The algorithm of that name. Raises ConfigurationError if there is none."""
     if name not in _algorithms:
-        raise ConfigurationError(f"no algorithm is called {name!r}; there are {', '.join(names())}")
+        raise ConfigurationError(
+            f"no algorithm is called {name!r}{did_you_mean(name, names())}; there are "
+            f"{', '.join(names())}"
+        )
     return _algorithms[name]
 
 

@@ -15,6 +15,7 @@ from mpiddp.training.options.config import Configuration
 from mpiddp.training.preparation import agree
 from mpiddp.training.task.loading import choose_samples, load_on_all, read_first
 from mpiddp.training.task.task import build_model, check_task, find_task
+from mpiddp.wording import print_text
 
 STATES = {"sgd": 1, "adamw": 2}
 """Numbers that an optimizer keeps for each parameter; sgd without momentum keeps none."""
@@ -48,7 +49,7 @@ def summarise(configuration: Configuration, session: Session) -> None:
     check_task(task, module, batch, data.classes)
     if session.world.rank == 0:
         layers = list_layers(module, batch.inputs)
-        print(*describe(module, layers, configuration), sep="\n", flush=True)
+        print_text(*describe(module, layers, configuration))
 
 
 def list_layers(module: nn.Module, sample: Any) -> list[Layer]:

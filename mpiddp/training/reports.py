@@ -31,7 +31,7 @@ from mpiddp.training.step.learning_rate import describe_scaling
 from mpiddp.training.training_state import Position, name_values
 from mpiddp.training.wrapping import overlap
 from mpiddp.training.wrapping.parallel import find_bound
-from mpiddp.wording import count_noun, print_message
+from mpiddp.wording import count_noun, print_message, print_text
 
 
 class RankLog:
@@ -62,7 +62,7 @@ def say(session: Session, *lines: str) -> None:
     """Print on rank 0."""
     if session.world.rank == 0:
         for line in lines:
-            print(line, flush=True)
+            print_text(line)
 
 
 def warn(session: Session, text: str) -> None:
@@ -178,9 +178,10 @@ class Reports:
         if sys.stderr.isatty():
             from tqdm import tqdm
 
-            tqdm.write(line)  # Above the bar.
+            with tqdm.external_write_mode():  # Above the bar.
+                print_text(line)
         else:
-            print(line, flush=True)
+            print_text(line)
 
     def _record(self, position: Position, loss: float, means: Sequence[float]) -> None:
         """Write a row of steps; ``means``: of the task's metrics."""

@@ -26,7 +26,7 @@ from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.process.step_agreement import PREEMPTED, Members, StepAgreement, Wish
 from mpiddp.training.data.seeding import mix_seed, seed_generators
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.groups.checkpoints import AUTO, NEVER, STEP, parse_interval
+from mpiddp.training.options.groups.checkpoints import AUTO, NEVER, has_places, parse_interval
 from mpiddp.training.preparation import Training
 from mpiddp.training.records.metrics import Row
 from mpiddp.training.records.run_directory import RunDirectory, find_path
@@ -42,7 +42,7 @@ from mpiddp.training.training_state import (
     name_values,
     read_position,
 )
-from mpiddp.training.weights import export_saved, export_trained
+from mpiddp.training.weights import Exports, export_saved, export_trained
 from mpiddp.wording import count_noun
 
 DUE, WRITTEN = "checkpoint", "written"
@@ -206,6 +206,8 @@ class Saver:
         """On rank 0, of the last checkpoint."""
         self._saved: int | None = None
         """The step of the last checkpoint that was begun, unless it could not be written."""
+        named = configuration.export
+        self._exports = None if named is None else Exports(named)
         self._exported: int | None = None
         """The step whose weights were written for others, once training is over."""
         self._is_writing = False
@@ -412,21 +414,23 @@ class Saver:
             f"Checkpoint written: {written.path} ({written.seconds:.2f} s, of which training "
             f"waited {written.staging_seconds:.2f} s)",
         )
-        export = self._training.configuration.export
-        if export is not None and STEP in export.name and written.step != self._exported:
-            say(self._training.session, export_saved(written, export))
+        exports = self._exports
+        if exports and has_places(exports.named) and written.step != self._exported:
+            say(self._training.session, export_saved(written, exports))
 
     def note_last(self, step: int) -> None:
         """The run ends after this step: `export` writes its weights, no checkpoint's thread."""
         self._exported = step
 
-    def export(self, step: int) -> str:
+    def export(self, position: Position) -> str:
         """Training is over: write the weights for others, if asked for. Collective.
 
         Returns, on all ranks, why they cannot be written; empty if they are.
         """
-        self._exported = step
-        return export_trained(self._training, step)
+        self._exported = position.step
+        if self._exports is None:
+            return ""
+        return export_trained(self._training, self._exports, position)
 
     def pass_no_more(self) -> None:
         """There are no more steps: other ranks do not wait for this one's answers. Collective."""

@@ -331,7 +331,7 @@ class Loop:
         """
         row = self.position.row
         assert row is not None
-        problem = self.saver.export(row.step)
+        problem = self.saver.export(self.position)
         self.saver.save_end(self.position)
         self._close(is_done=not problem)
         if problem:
@@ -385,7 +385,7 @@ class Loop:
         position, handler = self.position, training.failure_handler
         handler.end_step(position.step or None)
         training.engine.update.settle()
-        problem = self.saver.export(position.step)
+        problem = self.saver.export(position)
         self.reports.flush()
         self.saver.save_last(position)
         # What a script predicts with is the same on all ranks.

@@ -39,6 +39,11 @@ class Position:
     row: Row | None = None
     """Of the last epoch, if the next one has not begun."""
 
+    @property
+    def last_epoch(self) -> int:
+        """The one that the last step belonged to; 0 if there was none."""
+        return self.epoch if self.samples else self.epoch - 1
+
 
 def name_values(configuration: Any) -> dict[str, Any]:
     """The options, as JSON can hold them."""
@@ -134,7 +139,7 @@ def check_fit(found: Found, values: Mapping[str, Any]) -> list[str]:
         listed = describe_changes(refused, before, values)
         raise CheckpointError(
             f"the checkpoint {found.path} is of another training ({listed}): choose another "
-            "--name, or start over with --resume never"
+            "--name or --checkpoint-dir, or start over with --resume never"
         )
     return changed
 

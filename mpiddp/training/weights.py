@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,53 @@ from mpiddp.checkpoints.plain_weights import read_weights, write_weights
 from mpiddp.checkpoints.storage.directory import Written
 from mpiddp.checkpoints.storage.finding import Found
 from mpiddp.checkpoints.storage.manifest import read_manifest
-from mpiddp.training.options.groups.checkpoints import STEP
+from mpiddp.files import replaced
+from mpiddp.training.options.groups.checkpoints import PLACES, has_places
 from mpiddp.training.preparation import Training
 from mpiddp.training.reports import say
 from mpiddp.training.step.sharded_tensors import collect
+from mpiddp.training.training_state import Position, read_position
 
 
-def export_trained(training: Training, step: int) -> str:
-    """Write the weights to predict with to the options' file, if they name one; collective.
+class Exports:
+    """The files of ``--export``. If its name has places, ``latest.pt`` leads to the newest."""
 
-    ``step``: the last one. Returns, on all ranks, why they cannot be written; empty if they are.
+    def __init__(self, named: Path) -> None:
+        self.named = named
+        self._lock = threading.Lock()
+        self._newest = -1
+        """The step of the file that ``latest.pt`` leads to."""
+
+    def name_file(self, position: Position) -> Path:
+        name = self.named.name
+        for place, value in zip(PLACES, (position.last_epoch, position.step), strict=True):
+            name = name.replace(place, str(value))
+        return self.named.with_name(name)
+
+    def describe(self, path: Path, step: int) -> str:
+        """The console's line about a file that is written now."""
+        line = f"Weights written: {path}"
+        latest = path.with_name(f"latest{path.suffix}")
+        with self._lock:  # At the end the last checkpoint may still be written beside the training.
+            if not has_places(self.named) or step < self._newest:
+                return line
+            self._newest = step
+            try:
+                if latest.exists() and not latest.is_symlink():
+                    return f"{line} ({latest} is a file of its own, and left alone)"
+                with replaced(latest) as link:
+                    link.symlink_to(path.name)
+            except OSError as error:
+                return f"{line} ({latest} cannot be made: {error.strerror})"
+        return f"{line}, also as {latest}"
+
+
+def export_trained(training: Training, exports: Exports, position: Position) -> str:
+    """Write the weights to predict with, once training is over; collective.
+
+    Returns, on all ranks, why they cannot be written; empty if they are.
     """
-    if training.configuration.export is None:
-        return ""
-    path = _name_file(training.configuration.export, step)
-    problem = None
+    path, problem = exports.name_file(position), None
     try:
         with training.engine.at_average():
             export_weights(training.engine.module, path, training.session.world.rank)
@@ -38,7 +71,8 @@ def export_trained(training: Training, step: int) -> str:
     training.session.meet()
     if problem := training.session.broadcast(problem):
         return f"export: cannot write {path}: {problem}"
-    say(training.session, f"Weights written: {path}")
+    if training.session.world.rank == 0:
+        say(training.session, exports.describe(path, position.step))
     return ""
 
 
@@ -50,23 +84,20 @@ def export_weights(model: nn.Module, path: Path, rank: int) -> None:
         write_weights(path, weights)
 
 
-def export_saved(written: Written, path: Path) -> str:
+def export_saved(written: Written, exports: Exports) -> str:
     """Write the weights to predict with of a checkpoint that is on the disk, in any thread.
 
     Returns the console's line, also for an error: the checkpoint stays as it is.
     """
-    path = _name_file(path, written.step)
+    path = exports.named
     try:
         found = Found(written.path, read_manifest(written.path))
+        path = exports.name_file(read_position(found))
         write_weights(path, read_weights(found))
     except Exception as error:  # Training goes on, whatever it is.
         reason = error.strerror or error if isinstance(error, OSError) else repr(error)
         return f"mpiddp: export: cannot write {path}: {reason}; training goes on"
-    return f"Weights written: {path}"
-
-
-def _name_file(path: Path, step: int) -> Path:
-    return path.with_name(path.name.replace(STEP, str(step)))
+    return exports.describe(path, written.step)
 
 
 def digest_parameters(model: nn.Module) -> str:

@@ -344,6 +344,23 @@ def test_records_without_cells_are_one_line(tmp_path, refuses, expected):
     assert not (tmp_path / "a.html").exists()
 
 
+def test_a_file_that_is_no_record_is_left_out_with_a_line(tmp_path, capsys):
+    path = write_record(tmp_path / "a.jsonl", [cell("c", [1.0])])
+    page = tmp_path / "page.html"
+    page.write_text("<html>")
+    empty = tmp_path / "empty.jsonl"
+    with open_record(empty, "prove", ENVIRONMENT, {}):
+        pass
+    command.main([*map(str, (path, page, empty)), "--html", str(tmp_path / "b.html")])
+    shown = capsys.readouterr()
+    assert shown.out == f"wrote {tmp_path / 'b.html'}\n"
+    lines = shown.err.splitlines()
+    assert [each.startswith("mpiddp: left out: ") for each in lines] == [True, True]
+    assert str(page) in lines[0] and str(empty) in lines[1]
+    with pytest.raises(ConfigurationError, match=r"gone\.jsonl cannot be read"):
+        command.main([str(path), str(tmp_path / "gone.jsonl"), "--html", str(tmp_path / "b.html")])
+
+
 def test_bad_options_are_one_line(tmp_path):
     path = str(write_record(tmp_path / "a.jsonl", [cell("c", [1.0])]))
     copy = tmp_path / "copy.jsonl"

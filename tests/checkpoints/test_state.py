@@ -125,6 +125,21 @@ def test_saves_change_nothing_and_each_can_be_gone_on_from(name: str, tmp_path: 
         assert are_equal(read_all(model, optimizer), expected[STEPS])
 
 
+def test_a_directory_of_another_model_says_what_to_do(tmp_path: Path) -> None:
+    with mpiddp.Checkpointer(tmp_path, torch.nn.Linear(3, 2)) as checkpointer:
+        checkpointer.save(1)
+    for other, problem in (
+        (torch.nn.Linear(4, 2), "weight: expected (2, 4), found (2, 3)"),
+        (torch.nn.Sequential(torch.nn.Linear(3, 2)), "0.weight is not in it"),
+    ):
+        with pytest.raises(mpiddp.CheckpointError) as caught:
+            mpiddp.Checkpointer(tmp_path, other).restore()
+        assert f"{tmp_path}/step-1 does not fit: {problem}; go on with the model" in str(
+            caught.value
+        )
+        assert "a directory of their own" in str(caught.value) and "\n" not in str(caught.value)
+
+
 def test_a_parameter_without_a_gradient_has_no_state_yet(tmp_path: Path) -> None:
     models = [Net(), Net()]
     optimizers = [torch.optim.AdamW(each.parameters(), 0.1) for each in models]

@@ -119,7 +119,7 @@ SAID = {
     "name for a type": r"reduction_dtype: expected a torch type, found 'float64'",
     "shape of halves": r"shape: expected integers, found 2.5",
     "prepared": CONTIGUOUS,
-    "algorithm": r"no algorithm is called 'rong'; there are .*\bring\b.*",
+    "algorithm": r"no algorithm is called 'rong' \(did you mean ring\?\); there are .*\bring\b.*",
     "parameter": r"'parts=3' in 'ring:parts=3': ring takes segments=…",
     "segments": r"segments must be an integer >= 1, found '0'",
     "server": r"central leaves out the buffers of 1 of \d ranks, which only serve: use "

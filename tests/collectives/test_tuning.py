@@ -84,7 +84,7 @@ def write(path: Path, **changes: object) -> Path:
 WRONG = {
     "algorithm": (
         "rong",
-        r"table.json: sections\[0\].ranges\[0\]: no algorithm is called 'rong'; there are .*ring",
+        r"ranges\[0\]: no algorithm is called 'rong' \(did you mean ring\?\); there are .*ring",
     ),
     "transport": ("pigeon", r"ranges\[0\]: no transport is called 'pigeon'; there are auto, "),
     "schema": (2, r"table.json: expected .* schema 1, found .* and 2; make one with: .*tune"),

@@ -70,6 +70,16 @@ def test_one_process_without_mpi(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_process_on_a_machine_without_mpi(tmp_path):
+    absent = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
+    reading = examine("alone", 1, cwd=tmp_path, exit_code=3, patch=NO_TORCH, env=absent)
+    line = reading.line("MPI library")
+    assert line.status == "fail" and "several cannot be started" in line.text
+    assert "mpi4py found no MPI library" in line.text and "pip install" in line.text
+    # The rest is examined all the same.
+    assert reading.line("ranks").status == "pass"
+
+
 @pytest.mark.by_default("openmpi")
 def test_help_comes_once_and_needs_nothing(either_launcher, tmp_path):
     program = (
@@ -210,7 +220,7 @@ def test_limits_cores_and_threads_and_two_ranks_on_one_gpu(tmp_path):
     assert "--ntasks-per-node=1" in text and reading.lines[-1].check == "the rest"
 
 
-# GPUs, InfiniBand and NCCL's log are pretended, and Gloo does NCCL's part: all the rest is real.
+# GPUs, Slingshot's cards and NCCL's log are pretended, and Gloo does NCCL's part: the rest is real.
 PRETENDED_GPUS = """
 import torch
 from mpiddp.doctor.common import examiner
@@ -221,7 +231,7 @@ torch.cuda.device_count = lambda: 2
 device.find_identity = lambda index: f"GPU-{index}"
 device.select = lambda placement: placement
 device.choose_backend = lambda *_: "nccl"
-examiner.find_infiniband = lambda *_: ("mlx5_0",)
+examiner.find_libfabric = lambda *_: ("cxi0", "cxi1")
 def examine_gpu(rank, taken):
     assert taken.index == rank
     return gpus.Gpu(rank, "NVIDIA H200", "2.27.3", True, frozenset({10**6}), 6e14 / (1 + 2 * rank))
@@ -251,7 +261,8 @@ def test_gpus_that_are_pretended(tmp_path):
     assert "its GPU is near 1000000" in reading.line("GPU place").text
     assert "with nccl" in reading.line("all-reduce").text
     text = reading.line("NCCL transport").text
-    assert "NCCL 2.27.3+cuda12.9" in text and "though there is mlx5_0" in text
+    assert "NCCL 2.27.3+cuda12.9" in text and "though there is cxi0, cxi1. " in text
+    assert 'NCCL_NET="AWS Libfabric"' in text and "aws-ofi-nccl" in text
     assert not list(tmp_path.glob("mpiddp-nccl-*"))
 
 

@@ -33,6 +33,18 @@ def test_library(version, launcher, status, found):
     assert (finding.status, finding.found) == (status, found)
 
 
+def test_what_one_process_cannot_start(monkeypatch, tmp_path):
+    finding = launching.judge_library(None, None, "no mpirun")
+    assert (finding.status, finding.code) == ("fail", 3)
+    assert finding.found.endswith("several cannot be started: no mpirun")
+    assert launching.find_mpi({}) == ""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    missing = {"MPIDDP_MPIRUN": "/nowhere/mpirun"}
+    assert "/nowhere/mpirun is not a program" in launching.find_mpi(missing)
+    write_program(tmp_path / "srun", "exit 1")
+    assert launching.find_mpi(missing) == ""
+
+
 def judge(roster, oddities=(), strangers=None):
     count = len(roster.hostnames)
     world = World(0, len(roster.nodes), 0, roster.local_sizes[0], 0, count, "n1", "n1")

@@ -8,7 +8,7 @@ import pytest
 
 from doctors import RECORDED, read_recorded
 from mpiddp.doctor.gpu import nccl
-from mpiddp.doctor.gpu.nccl import Transport
+from mpiddp.doctor.gpu.nccl import Cards, Transport
 
 # Written here, after the formats in NCCL's sources (src/transport/) and in its plugins; what was
 # really recorded is tested at the end.
@@ -105,9 +105,46 @@ def test_logs_are_read(text, version, network, kinds, direct):
     ],
 )
 def test_what_is_made_of_it(text, infiniband, nodes, peers, status, words):
-    finding = nccl.judge_transport(nccl.read_log(text), infiniband, nodes, peers, False)
+    cards = Cards(infiniband=infiniband)
+    finding = nccl.judge_transport(nccl.read_log(text), cards, nodes, peers, False)
     assert finding.status == status and words in finding.found
     assert finding.code == (1 if status == "fail" else 0)
+
+
+# RCCL's log has NCCL's lines.
+RCCL = f"""\
+RCCL version : 2.22.3-develop:d380693+
+{HEAD}NET/Plugin: Could not find: librccl-net.so. Using internal net plugin.
+{HEAD}NET/IB : No device found.
+{HEAD}NET/Socket : Using [0]hsn0:10.0.0.1<0> [1]hsn1:10.0.0.2<0>
+{HEAD}Using network Socket
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "cards", "nodes", "status"),
+    [
+        (RCCL, Cards(libfabric=("cxi0", "cxi1")), 2, "fail"),
+        (SOCKETS, Cards(libfabric=("hsn0",)), 2, "fail"),
+        # AWS's card stands among InfiniBand's.
+        (SOCKETS, Cards(("rdmap0s6",), ("rdmap0s6",)), 2, "fail"),
+        (SLINGSHOT, Cards(libfabric=("cxi0",)), 2, "pass"),
+        (LIBFABRIC, Cards(("rdmap0s6",), ("rdmap0s6",)), 2, "pass"),
+        (f"{HEAD}Using network Socket\n{POINTER}", Cards(libfabric=("cxi0",)), 1, "pass"),
+    ],
+)
+def test_sockets_beside_a_card_that_needs_a_plugin(text, cards, nodes, status):
+    finding = nccl.judge_transport(nccl.read_log(text), cards, nodes, True, False)
+    assert finding.status == status
+    if status == "fail":
+        assert f"though there is {', '.join(cards.libfabric)}" in finding.found
+        assert 'NCCL_NET="AWS Libfabric"' in finding.advice
+        assert "aws-ofi-nccl" in finding.advice and "rccl-net-plugin" in finding.advice
+
+
+def test_the_version_of_rccl_is_read():
+    assert nccl.read_log(RCCL).version == "2.22.3"
+    assert nccl.read_log("RCCL version 2.18.6+hip6.0 HEAD:4d47a4f").version == "2.18.6+hip6.0"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +153,7 @@ def test_what_is_made_of_it(text, infiniband, nodes, peers, status, words):
 )
 def test_the_advice_on_gpudirect_depends_on_the_kernel(has_module, words):
     transport = nccl.merge_transports([Transport(), nccl.read_log(UNABLE)])
-    finding = nccl.judge_transport(transport, ("mlx5_0",), 1, True, has_module)
+    finding = nccl.judge_transport(transport, Cards(infiniband=("mlx5_0",)), 1, True, has_module)
     assert finding.status == "warn" and all(word in finding.advice for word in words)
 
 
@@ -189,5 +226,5 @@ def test_every_recorded_log_is_read():
 )
 def test_what_is_made_of_recorded_logs(name, status, words):
     transport = nccl.read_log(read_recorded(name))
-    finding = nccl.judge_transport(transport, ("mlx5_0",), 2, True, False)
+    finding = nccl.judge_transport(transport, Cards(infiniband=("mlx5_0",)), 2, True, False)
     assert finding.status == status and words in finding.found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,3 +86,24 @@ def test_import(seconds, size, status, words):
     finding = software.judge_import(seconds, "rank 3 on n2", size)
     assert (finding.status, finding.found) == (status, words)
     assert ("node-local disk" in finding.advice) == (status == "warn")
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("", ""),
+        ("raise RuntimeError('operator torchvision::nms does not exist\\nmore')",
+         "RuntimeError: operator torchvision::nms does not exist"),
+        ("from torch import gone", "ImportError: cannot import name 'gone' from 'torch'"),
+    ],
+)  # fmt: skip
+def test_a_torchvision_that_does_not_fit(source, problem, monkeypatch, tmp_path):
+    (tmp_path / "torchvision.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    monkeypatch.setattr(software, "version", lambda name: "0.28.0")
+    found, said = software.find_torchvision()
+    assert found == "0.28.0" and said.startswith(problem) and bool(said) == bool(problem)
+    finding = software.judge_torchvision(found, said)
+    assert finding.status == ("warn" if problem else "pass") and problem in finding.found
+    assert software.judge_torchvision("", "").status == "skip"

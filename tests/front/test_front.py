@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import benchmarks.__main__ as benchmarks
 import launchers
 import mpiddp
 from copies import write_program
@@ -31,10 +32,11 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.front import attempt, front, plan
 from mpiddp.front.job_end import Exit
 from mpiddp.front.rank_command import make_rank_command
-from mpiddp.launch.script import other_launchers
-from mpiddp.launch.script.command_line import FRONT, RANKS, READER, read_front, split
+from mpiddp.launch.script import other_words
+from mpiddp.launch.script.command_line import COMMANDS, FRONT, RANKS, READER, read_front, split
 from mpiddp.launch.script.front_options import FrontOptions
 from mpiddp.process import job_directory
+from mpiddp.training.options import config
 
 SECONDS = 120
 MPIDDP = [sys.executable, "-m", "mpiddp"]
@@ -112,22 +114,57 @@ def test_help_explains_the_options_of_the_front_and_of_the_ranks(capsys):
     assert sorted(explained) == sorted({*FRONT, *RANKS} - {"--python", "--help"})
 
 
-def test_the_documentation_maps_every_option_of_torchrun():
+def test_every_option_of_torchrun_is_explained():
     from torch.distributed.run import get_args_parser
 
     unnamed = [
         names
         for action in get_args_parser()._actions
-        if (names := action.option_strings)
-        and not any(other_launchers.explain(name) for name in names)
+        if (names := action.option_strings) and not any(other_words.explain(name) for name in names)
     ]
     assert unnamed == [["-h", "--help"]]
-    text = (launchers.ROOT / "docs" / "launching.md").read_text()
-    for launcher, rows in other_launchers.TABLES.items():
-        head = re.search(rf"\| `?{launcher}`? \| .*\n\|---\|---\|\n", text)
-        assert head is not None
-        table = text[head.end() :].partition("\n\n")[0]
-        assert table.splitlines() == [f"| {names} | {what} |" for names, what in rows.items()]
+
+
+TABLES = {
+    **other_words.LAUNCHERS,
+    "other trainers": other_words.TRAINER,
+    "the word": other_words.OTHER_COMMANDS,
+}
+
+
+@pytest.mark.parametrize("head", TABLES)
+def test_the_documentation_has_the_tables_of_others_words(head):
+    text = (launchers.ROOT / "docs" / "coming-from-torchrun.md").read_text()
+    found = re.search(rf"\| `?{head}`? \| .*\n\|---\|---\|\n", text)
+    assert found is not None
+    table = text[found.end() :].partition("\n\n")[0]
+    rows = TABLES[head]
+    assert table.splitlines() == [f"| {names} | {what} |" for names, what in rows.items()]
+
+
+def list_typed(text: str) -> set[str]:
+    """The options in what is to be typed for mpiddp itself."""
+    own = [part for part in re.findall(r"`([^`]*)`", text) if not part.startswith("mpirun ")]
+    return set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", " ".join(own).replace(' "--mca', "")))
+
+
+def test_what_to_type_exists_and_what_is_explained_does_not():
+    trainer = {f"--{name.replace('_', '-')}" for name in config.from_keywords({}).__dict__}
+    trainer |= {"--config"}
+    for launcher, rows in other_words.LAUNCHERS.items():
+        for names, text in rows.items():
+            assert list_typed(text) <= {*FRONT, *RANKS, "-m"}, (launcher, text)
+            assert all(map(other_words.explain, re.findall(r"`(--?[\w-]+)", names))), names
+    for names, text in other_words.TRAINER.items():
+        assert list_typed(text) <= {*trainer, "-n", "-m"}, text
+        given = {each.replace("_", "-") for each in re.findall(r"`(--?[\w-]+)", names)}
+        assert not given & trainer, names
+        assert all(other_words.explain_training(each) for each in given)
+    named = re.findall(r"`([\w-]+)`", " ".join(other_words.OTHER_COMMANDS))
+    assert len(named) == len({*named}) and not {*named} & COMMANDS.keys()
+    # `checkpoint` is more likely meant for `checkpoints`, which is beside it.
+    measuring = re.findall(r"`([\w-]+)`", next(iter(other_words.OTHER_COMMANDS)))
+    assert {*measuring} == benchmarks.COMMANDS.keys() - COMMANDS.keys() - {"checkpoint"}
 
 
 # ---- what would be started -------------------------------------------------------------------
@@ -292,7 +329,12 @@ def test_the_installed_command_is_the_same(folder):
         ("-n x hello.py", "-n: expected auto or an integer from 1 to 1000000000"),
         ("-n 0 hello.py", "-n: expected auto or an integer from 1 to"),
         ("-n 2 -n 3 hello.py", "-n is given twice"),
-        ("-n", "-n expects a value"),
+        ("-n", "-n expects a value, N: Ranks; or auto"),
+        (
+            "-n 2 --console",
+            "--console expects a value, RANKS: Ranks that print to the console: all",
+        ),
+        ("-n 2 --hlep x", "unknown option --hlep (did you mean --help?)"),
         ("-n 2", "no SCRIPT given"),
         ("-n 2 gone.py", "there is no script 'gone.py'"),
         ("-n 2 below", "'below' is a directory without a __main__.py"),
@@ -305,15 +347,49 @@ def test_the_installed_command_is_the_same(folder):
             "-n 2 --timeout -1 --nproc-per-node 2 x",
             "option of torchrun; for mpiddp, type -n N or -n auto, or in a Slurm job --ranks-per-n",
         ),
-        ("-n 2 --master_addr=x x", "master_addr is an option of torchrun; for mpiddp, leave it o"),
+        (
+            "-n 2 --master_addr=x x",
+            "of torchrun and deepspeed; for mpiddp, leave it out: MPI knows",
+        ),
         ("-n 2 --num_processes 2 x", "of accelerate launch; for mpiddp, type -n N, the number on"),
         ("-n 2 --ntasks 2 x", "--ntasks is an option of srun; for mpiddp, type -n N\n"),
         ("-n 2 --ntasks-per-node 2 x", "of srun; for mpiddp, type --ranks-per-node N\n"),
         (
             "-G 2 x",
-            "mpiddp: -G is an option of srun; for mpiddp, leave it out: give it to sbatch or",
+            "of srun; for mpiddp, type -n N, a rank for each GPU; in a Slurm job nothing: g",
         ),
-        ("-N2 x", "mpiddp: -N2 is an option of srun; for mpiddp, type --nodes N\n"),
+        ("--gpus 2 x", "of srun; for mpiddp, type -n N, a rank for each GPU; in a Slurm job nothi"),
+        ("--gres gpu:2 x", "--gres is an option of srun; for mpiddp, type -n N, a rank for each"),
+        ("--exclusive x", "of srun; for mpiddp, leave it out: give it to sbatch or salloc\n"),
+        ("-np 2 x", "-np is an option of mpirun and horovodrun; for mpiddp, type -n N\n"),
+        ("--np 2 x", "--np is an option of mpirun; for mpiddp, type -n N\n"),
+        (
+            "--hostfile h x",
+            "of mpirun, horovodrun and deepspeed; for mpiddp, leave it out: a Slurm",
+        ),
+        (
+            "--host a,b x",
+            "--host is an option of mpirun; for mpiddp, leave it out: a Slurm job kno",
+        ),
+        (
+            "--oversubscribe x",
+            "of mpirun; for mpiddp, leave it out: -n N starts N ranks, also more",
+        ),
+        ("--num_gpus 2 x", "--num_gpus is an option of deepspeed; for mpiddp, type -n N\n"),
+        ("--include a:0 x", "of deepspeed; for mpiddp, type --devices LIST, the GPUs of each node"),
+        (
+            "-x FOO=1 x",
+            "before the command: all variables reach the ranks; as an option of srun, leave it",
+        ),
+        (
+            "-N2 x",
+            "type --ranks-per-node N, in a Slurm job only; as an option of srun, type --nodes N\n",
+        ),
+        ("-n 2 prove", "there is no script 'prove' in "),
+        ("-n 2 prove", "(for mpiddp, type python -m mpiddp bench prove)"),
+        ("-n 2 simualte", "(did you mean bench simulate?)"),
+        ("-n 2 launch", "(for mpiddp, type python -m mpiddp -n N SCRIPT)"),
+        ("-n 2 checkpoint", "(did you mean checkpoints?)"),
         (
             "-c 2 x",
             "mpiddp: -c is an option of srun; for mpiddp, leave it out: give it to sbatch or",

@@ -373,6 +373,14 @@ def find_unpickling(module: Module, node: ast.AST) -> Iterator[str]:
             yield "numpy.load with pickles"
 
 
+def find_prints(module: Module, node: ast.AST) -> Iterator[str]:
+    """Writing to the console anywhere but in ``wording.print_text``, which knows its encoding."""
+    called = module.find_name(node.func) if isinstance(node, ast.Call) else ""
+    writes = called == "print" or called in ("sys.stdout.write", "sys.stderr.write")
+    if writes and module.name != "mpiddp.wording" and not module.name.startswith(SCRIPTS):
+        yield f"calls {called}"
+
+
 def find_long_functions(_: Module, node: ast.AST) -> Iterator[str]:
     """Functions that are too long to be taken in at a glance."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -414,6 +422,7 @@ RULES = (
     find_exits,
     find_variables,
     find_unpickling,
+    find_prints,
     find_long_functions,
     find_foreign_attributes,
     find_broad_exceptions,

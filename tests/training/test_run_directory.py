@@ -150,11 +150,16 @@ def write_outcome(configuration: Configuration, code: int) -> Path:
 
 
 def test_a_finished_run_is_refused_and_left_alone(configuration: Configuration) -> None:
-    write_outcome(configuration, 0)
+    outcome = write_outcome(configuration, 0)
     before = snapshot(configuration.runs_dir)
-    with pytest.raises(ConfigurationError, match=r"has finished .* choose another --name"):
+    # An evaluation has nothing to train on from.
+    with pytest.raises(ConfigurationError, match=r"has finished .* choose another --name$"):
         open_run(configuration)
     assert snapshot(configuration.runs_dir) == before
+    outcome.with_name("metrics.jsonl").touch()
+    more = f"; to train on from it: --resume {outcome.parent} --name {configuration.name}-2, with"
+    with pytest.raises(ConfigurationError, match=re.escape(more)):
+        open_run(configuration)
 
 
 @pytest.mark.parametrize("code", [1, 6, 75])

@@ -22,7 +22,8 @@ from mpiddp.training.options.config import Configuration
 from mpiddp.training.prediction import write_outputs
 from mpiddp.training.task import models
 from mpiddp.training.task.task import Task
-from mpiddp.training.weights import digest_parameters
+from mpiddp.training.training_state import Position
+from mpiddp.training.weights import Exports, digest_parameters
 from pool import Pools
 from saves import assert_equal
 
@@ -207,32 +208,51 @@ def test_a_run_that_resumes_does_not_read_the_weights_again(pool: Pools, tmp_pat
 @pytest.mark.mpi
 def test_each_checkpoint_leaves_weights_where_asked(pool: Pools, tmp_path: Path) -> None:
     words = [*SMALL, "--epochs", "3", "--save-every", "1epoch", "--ema", "0.5", "--keep", "3"]
-    fsdp = [*words, "--parallel", "fsdp", "--name", "run", "--export", "w-{step}.pt"]
+    fsdp = [*words, "--parallel", "fsdp", "--name", "run", "--export", "w-{epoch}-{step}.pt"]
     # Nothing can take the place of a directory.
-    (tmp_path / "w-12.pt").mkdir()
+    (tmp_path / "w-2-12.pt").mkdir()
     called = pool("openmpi", 2).call(trainings.run, fsdp, cwd=tmp_path)
-    problem = "mpiddp: export: cannot write w-12.pt: Is a directory; training goes on\n"
-    written = [f"Weights written: w-{step}.pt\n" for step in (6, 18)]
+    problem = "mpiddp: export: cannot write w-2-12.pt: Is a directory; training goes on\n"
+    names = {6: "w-1-6.pt", 18: "w-3-18.pt"}
+    written = [f"Weights written: {name}, also as latest.pt\n" for name in names.values()]
     assert [called.printed.count(each) for each in (*written, problem)] == [1, 1, 1]
     checkpoints = tmp_path / "runs/run/checkpoints"
     assert {path.name for path in checkpoints.glob("step-*")} == {"step-6", "step-12", "step-18"}
-    for step in (6, 18):
+    assert (tmp_path / "latest.pt").readlink() == Path("w-3-18.pt")
+    for step, name in names.items():
         model = nn.Sequential(nn.Flatten(), nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 2))
         said = load_weights(model, checkpoints / f"step-{step}", Selection())
         assert said == f"Weights taken from {checkpoints}/step-{step}: 4 tensors"
-        assert_equal(read(tmp_path / f"w-{step}.pt"), model.state_dict())
+        assert_equal(read(tmp_path / name), model.state_dict())
         export(checkpoints / f"step-{step}", tmp_path / "again.safetensors", is_raw=False)
         assert_equal(load_file(tmp_path / "again.safetensors"), model.state_dict())
-    (tmp_path / "w-18.pt").unlink()
     (tmp_path / "w-18.pt").mkdir()
     words = [*SMALL, "--epochs", "3", "--name", "last", "--export", "w-{step}.pt"]
     for said in pool("openmpi", 2).call(trainings.refuse, *words, cwd=tmp_path).values:
         assert said == "2: export: cannot write w-18.pt: Is a directory"
     # The checkpoint is there: when there is room, the same command writes the weights.
     (tmp_path / "w-18.pt").rmdir()
+    # What another has put there stays.
+    (tmp_path / "latest.pt").unlink()
+    (tmp_path / "latest.pt").write_text("theirs")
     called = pool("openmpi", 2).call(trainings.run, words, cwd=tmp_path)
     assert "Resumed from runs/last/checkpoints/step-18: step 18" in called.printed
-    assert "Weights written: w-18.pt\n" in called.printed
+    alone = "Weights written: w-18.pt (latest.pt is a file of its own, and left alone)\n"
+    assert alone in called.printed and (tmp_path / "latest.pt").read_text() == "theirs"
+
+
+def test_the_newest_file_is_the_latest_whoever_is_ready_first(tmp_path: Path) -> None:
+    exports = Exports(tmp_path / "checkpoint_epoch_{epoch}.safetensors")
+    steps = {3: Position(epoch=2, step=3), 2: Position(epoch=1, samples=4, step=2)}
+    paths = {step: exports.name_file(position) for step, position in steps.items()}
+    assert [path.name for path in paths.values()] == [
+        f"checkpoint_epoch_{epoch}.safetensors" for epoch in (1, 1)
+    ]
+    latest = tmp_path / "latest.safetensors"
+    end = exports.name_file(Position(epoch=4, step=9))
+    assert exports.describe(end, 9) == f"Weights written: {end}, also as {latest}"
+    assert exports.describe(paths[3], 3) == f"Weights written: {paths[3]}"
+    assert latest.readlink() == Path("checkpoint_epoch_3.safetensors")
 
 
 def test_the_digest_sees_every_parameter_and_its_place() -> None:

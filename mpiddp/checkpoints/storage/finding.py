@@ -263,6 +263,13 @@ def _look_for(path: Path) -> str | None:
     return f"the checkpoint {path} does not exist; in {path.parent} there is {names or 'none'}"
 
 
+OTHER_STATE = (
+    "go on with the model, optimizer and other parts that were saved, or give these a directory of "
+    "their own; for the weights alone: mpiddp export"
+)
+"""What to do if a checkpoint holds another state than it is to be read into."""
+
+
 def read_together(found: Found, ranks: Ranks, read: Callable[[], T]) -> T:
     """What ``read`` returns, which reads a verified checkpoint. Collective.
 
@@ -277,7 +284,8 @@ def read_together(found: Found, ranks: Ranks, read: Callable[[], T]) -> T:
     except CheckpointError as error:
         problem = (False, str(error))
     except Exception as error:  # What a script's load_state_dict raises.
-        problem = (False, f"the checkpoint {found.path} does not fit: {error}")
+        reason = " ".join(f"{type(error).__name__}: {error}".removeprefix("ValueError: ").split())
+        problem = (False, f"the checkpoint {found.path} does not fit: {reason}; {OTHER_STATE}")
     problems = [each for each in ranks.gather(problem) if each]
     # The lowest rank's; what may succeed next time comes first.
     for is_transient, text in sorted(problems, key=lambda each: not each[0])[:1]:

@@ -18,7 +18,7 @@ from mpiddp.launch.failure.error_report import exit_code
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import find_launcher, is_first
 from mpiddp.launch.mpi import mpi
-from mpiddp.launch.network.infiniband import find_infiniband
+from mpiddp.launch.network.infiniband import find_infiniband, find_libfabric
 from mpiddp.launch.startup import Starter
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Examiner:
         self.before = dict(os.environ)
         """What start-up found; it sets variables itself."""
         self.infiniband = find_infiniband()
+        self.libfabric = find_libfabric()
         self._began = time.monotonic()
         self._deadlines = PhaseDeadlines(settings.timeout, failure_handler.expire)
 

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,6 +16,7 @@ from mpiddp import environment
 from mpiddp.doctor.common.findings import FAIL, PASS, WARN, Finding, exit_code, summarise
 from mpiddp.files import write_whole
 from mpiddp.launch.launcher.launcher import Launcher
+from mpiddp.wording import print_text
 
 COLOURS = {PASS: "\033[32m", WARN: "\033[33m", FAIL: "\033[31m"}
 RESET = "\033[0m"
@@ -57,8 +57,7 @@ class Report:
         return exit_code(self.findings)
 
     def _print(self, line: str) -> None:
-        self._stream.write(line + "\n")
-        self._stream.flush()
+        print_text(line, stream=self._stream)
 
     def _write(self, *, is_complete: bool) -> None:
         if self._path is None:
@@ -109,7 +108,4 @@ def _is_terminal(descriptor: Path) -> bool:
 
 def open_report(path: Path | None, launcher: Launcher | None) -> Report:
     """The report of the process that reports for the job, on its standard output."""
-    if isinstance(sys.stdout, TextIOWrapper):
-        # A terminal that knows ASCII alone shows a question mark where there is an arrow.
-        sys.stdout.reconfigure(errors="replace")
     return Report(sys.stdout, path, coloured=wants_colour(sys.stdout, launcher))

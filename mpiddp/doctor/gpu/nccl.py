@@ -17,8 +17,18 @@ from mpiddp import environment
 from mpiddp.doctor.common.findings import Finding, failed, passed, skipped, warned
 
 TRANSPORT = "NCCL transport"
+SOCKET_ADVICE = (
+    "See why with NCCL_DEBUG=INFO: NCCL_IB_DISABLE set? user-space libraries (rdma-core) missing, "
+    "in a container above all? locked memory limited? NCCL_IB_HCA names another?"
+)
+PLUGIN_ADVICE = (
+    "NCCL has found no plugin for libfabric: load the site's aws-ofi-nccl (libnccl-net.so; for "
+    "RCCL rccl-net-plugin, librccl-net.so), as a module or by a hook of the container, "
+    'and set NCCL_NET="AWS Libfabric" (of newer plugins Libfabric or OFI), with which NCCL stops '
+    "where it is missing"
+)
 
-_VERSION = re.compile(r"NCCL version (\d[\w.]*(?:\+[\w.]+)?)")
+_VERSION = re.compile(r"[NR]CCL version (?:: )?(\d[\w.]*(?:\+[\w.]+)?)")
 _NETWORK = re.compile(r"NCCL INFO Using network (.+?)\s*$", re.MULTILINE)
 # Before 2.12 a rank is followed by the GPU's bus id, later by its number; until 2.10 the channel
 # has no connection behind a slash, and before 2.5 it is called a ring.
@@ -28,6 +38,15 @@ _CHANNEL = re.compile(
 )
 # Once for each card. A line about a single GPU ("for GPU 0 / HCA 1") may be of a distant card.
 _ABILITY = re.compile(r"NET/(?:IB|NCCL RDMA)[^:\n]* : GPU Direct RDMA (\w+) for HCA")
+
+
+@dataclass(frozen=True)
+class Cards:
+    """The fast network cards of a node."""
+
+    infiniband: Sequence[str] = ()
+    libfabric: Sequence[str] = ()
+    """Those that NCCL uses by a plugin alone: Slingshot's, AWS's."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +84,17 @@ def read_log(text: str) -> Transport:
 
 def judge_transport(
     transport: Transport,
-    infiniband: Sequence[str],
+    cards: Cards,
     node_count: int,
     has_peers: bool,
     has_module: bool,
 ) -> Finding:
     """Whether NCCL took the best that a node has.
 
-    ``infiniband``: its devices; ``has_peers``: whether its GPUs can read each other's memory;
+    ``has_peers``: whether its GPUs can read each other's memory;
     ``has_module``: whether the kernel has nvidia-peermem.
     """
-    kinds = transport.kinds
+    kinds, infiniband = transport.kinds, cards.infiniband
     by_socket = "NET/Socket" in kinds or (node_count > 1 and transport.network == "Socket")
     parts = [f"NCCL {transport.version or '(version not in its log)'}"]
     if transport.network:
@@ -84,12 +103,12 @@ def judge_transport(
     if kinds:
         parts.append("channels by " + " and ".join(sorted(kinds)))
     found = ", ".join(parts)
-    if by_socket and infiniband:
+    if by_socket and (cards.libfabric or infiniband):
+        names = ", ".join(cards.libfabric or infiniband)
         return failed(
             TRANSPORT,
-            f"{found}: between nodes by TCP sockets, though there is {', '.join(infiniband)}",
-            "See why with NCCL_DEBUG=INFO: NCCL_IB_DISABLE set? user-space libraries (rdma-core) "
-            "missing, in a container above all? locked memory limited? NCCL_IB_HCA names another?",
+            f"{found}: between nodes by TCP sockets, though there is {names}",
+            PLUGIN_ADVICE if cards.libfabric else SOCKET_ADVICE,
         )
     if by_socket and node_count == 1:
         return warned(

@@ -97,7 +97,8 @@ class GpuStage:
             merged = nccl.merge_transports(rows)
             count = examiner.starter.control.world.node_count
             has_peers, has_module = self._has_peers, has_peer_memory()
-            mine = [nccl.judge_transport(merged, examiner.infiniband, count, has_peers, has_module)]
+            cards = nccl.Cards(examiner.infiniband, examiner.libfabric)
+            mine = [nccl.judge_transport(merged, cards, count, has_peers, has_module)]
         nodes = examiner.gather_nodes(mine)
         if nodes is not None:
             examiner.add_merged(nodes)

@@ -8,9 +8,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from mpiddp import environment
-from mpiddp.doctor.common.findings import Finding, describe_range, passed, skipped, warned
+from mpiddp.doctor.common.findings import Finding, describe_range, failed, passed, skipped, warned
+from mpiddp.errors import ConfigurationError, LaunchError
+from mpiddp.launch.launcher.command import SRUN, find_mpirun, find_program
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.launcher.launcher import Launcher
+from mpiddp.launch.mpi import mpi
 from mpiddp.launch.mpi.compatibility import library_name
 from mpiddp.launch.mpi.world import Roster, World
 from mpiddp.wording import count_noun
@@ -22,8 +25,25 @@ SLURM_SECONDS = 1.0
 """How long Slurm may take to show its configuration."""
 
 
-def judge_library(version: str | None, launcher: Launcher | None) -> Finding:
-    """The library and the launcher that started it; a pair that does not fit never gets here."""
+def find_mpi(variables: Mapping[str, str]) -> str:
+    """What keeps one process from starting several; empty if nothing does."""
+    try:
+        mpi.load(None)
+        if find_program(SRUN.program) is None:
+            find_mpirun(None, variables)
+    except (LaunchError, ConfigurationError) as error:
+        return str(error)
+    return ""
+
+
+def judge_library(version: str | None, launcher: Launcher | None, missing: str = "") -> Finding:
+    """The library and the launcher that started it; a pair that does not fit never gets here.
+
+    ``missing``: what keeps one process from starting more.
+    """
+    if version is None and missing:
+        found = f"one process, which needs none; several cannot be started: {missing}"
+        return failed(MPI_LIBRARY, found, code=LaunchError.exit_code)
     if version is None:
         return skipped(MPI_LIBRARY, "one process, which needs none")
     starter = launcher.name if launcher is not None else "no launcher that mpiddp knows"

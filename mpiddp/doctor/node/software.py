@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import platform
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,12 +11,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import mpiddp
-from mpiddp.doctor.common.findings import Finding, failed, join_some, passed, warned
+from mpiddp.doctor.common.findings import Finding, failed, join_some, passed, skipped, warned
 from mpiddp.errors import LaunchError
+from mpiddp.wording import read_message
 
 CODE = "code"
 TORCH_VERSION = "torch version"
 IMPORT_TORCH = "import torch"
+TORCHVISION = "torchvision"
 
 PATIENCE_SECONDS = 20.0
 """How long an import of torch may take before it is worth doing something about."""
@@ -72,6 +75,32 @@ def judge_versions(
         f"{join_some(parts)}; the others have {', '.join(usual)}",
         ADVICE,
         LaunchError.exit_code,
+    )
+
+
+def find_torchvision() -> tuple[str, str]:
+    """The version, empty if there is none; and why a script cannot import it beside this torch."""
+    try:
+        found = version(TORCHVISION)
+    except PackageNotFoundError:
+        return "", ""
+    try:
+        importlib.import_module(TORCHVISION)
+    except Exception as error:  # A library that does not fit may raise anything.
+        return found, f"{type(error).__name__}: {read_message(error)}".partition("\n")[0]
+    return found, ""
+
+
+def judge_torchvision(found: str, problem: str) -> Finding:
+    if not found:
+        return skipped(TORCHVISION, "not installed; its models and data sets need it")
+    if not problem:
+        return passed(TORCHVISION, found)
+    return warned(
+        TORCHVISION,
+        f"torchvision {found} cannot be imported beside this torch ({problem})",
+        "Install the release and the build that fit torch, from the index that torch comes from "
+        "(pip install torchvision --index-url …). The trainer does without its operators",
     )
 
 

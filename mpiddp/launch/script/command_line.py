@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.options import Options
 from mpiddp.launch.script.front_options import FrontOptions
-from mpiddp.launch.script.other_launchers import explain
+from mpiddp.launch.script.other_words import explain
 from mpiddp.options.fields import list_fields, pick
 from mpiddp.options.reader import HELP, Reader, name_as_typed
 
@@ -157,7 +157,7 @@ def split(words: Sequence[str]) -> CommandLine:
         at += 1
         if takes_value and value is None:
             if at == len(words):
-                raise ConfigurationError(f"{name} expects a value; python -m mpiddp --help")
+                READER.refuse_missing(name)
             value = words[at]
             at += 1
             ranks += [word, value] if name not in FRONT else []

@@ -25,8 +25,8 @@ from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import find_rank, is_first
 from mpiddp.launch.options import Options
 from mpiddp.launch.script.command_line import COMMANDS, read_ranks, split
+from mpiddp.launch.script.other_words import explain_command
 from mpiddp.launch.startup import start
-from mpiddp.options.checks import did_you_mean
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.process.streams.console import write_console
 from mpiddp.process.streams.output import redirect
@@ -64,7 +64,7 @@ def prepare_script(path: str, arguments: Sequence[str]) -> Callable[[], object]:
     except OSError as error:
         raise ConfigurationError(
             f"script {path!r} cannot be read: {error.strerror} (looked in {os.getcwd()})"
-            f"{did_you_mean(path, COMMANDS)}"
+            f"{explain_command(path, COMMANDS)}"
         ) from None
     if path.endswith((".zip", ".pyz")):
         return _prepare_archive(path, arguments)

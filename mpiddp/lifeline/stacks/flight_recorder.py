@@ -73,8 +73,7 @@ def has_broken_group() -> bool:
 def read_record() -> list[str]:
     """The last collectives, one line each: of mpiddp's groups, and of NCCL's.
 
-    torch keeps those of NCCL if TORCH_FR_BUFFER_SIZE, or TORCH_NCCL_TRACE_BUFFER_SIZE before torch
-    2.9, is above 0.
+    torch keeps those of NCCL unless TORCH_FR_BUFFER_SIZE is 0.
     """
     parts = [find_part(group, "list_calls") for group in list_groups()]
     own = [line for part in parts if part is not None for line in part.list_calls()]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 from mpiddp.process.background import BackgroundCall
+from mpiddp.wording import fit
 
 CONSOLE_SECONDS = 3.0
 """How long the console may take to accept a report."""
@@ -24,7 +25,7 @@ def write_console(text: str) -> None:
     for stream in (sys.stderr, sys.__stderr__):
         # One that is None fails like one that is closed.
         with contextlib.suppress(Exception):
-            stream.write(text)  # type: ignore[union-attr]
+            stream.write(fit(text, stream))  # type: ignore[union-attr]
             stream.flush()  # type: ignore[union-attr]
             return
 

@@ -33,6 +33,7 @@ from mpiddp.options.fields import Argument
 from mpiddp.process import detached
 from mpiddp.process.streams import output_writer
 from mpiddp.process.streams.output_writer import ANSWER, ASK
+from mpiddp.wording import encode
 
 STREAMS = {1: "out", 2: "err"}
 """Descriptor and the end of its log's name."""
@@ -131,7 +132,7 @@ class Redirection:
         """Write ``text`` to the console, if standard error leads elsewhere."""
         if self.console is not None:
             with contextlib.suppress(OSError):
-                output_writer.write_all(self.console, text.encode(errors="backslashreplace"))
+                output_writer.write_all(self.console, encode(text, sys.stderr))
 
     def drain(self) -> None:
         """Return when everything is written that was printed so far, or when time is up.

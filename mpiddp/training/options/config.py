@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.options import Options
-from mpiddp.launch.script.other_launchers import explain
+from mpiddp.launch.script.other_words import explain_training
 from mpiddp.options import toml
 from mpiddp.options.checks import did_you_mean
 from mpiddp.options.fields import Argument, Field, list_fields, pick
@@ -114,7 +114,7 @@ Train a model on all ranks:
     groups={**GROUPS, "file": ConfigurationFile},
     has_negations=True,
     has_group_help=True,
-    explain=explain,
+    explain=explain_training,
 )
 
 
@@ -141,7 +141,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
     Raises ConfigurationError, with the file, the key, what was expected and what was found.
     """
-    return toml.read(path, _list_fields())
+    return toml.read(path, _list_fields(), _explain)
 
 
 def from_keywords(values: Mapping[str, Any]) -> Configuration:
@@ -153,11 +153,17 @@ def from_keywords(values: Mapping[str, Any]) -> Configuration:
     found = {}
     for name, value in values.items():
         if name not in known:
-            raise ConfigurationError(f"unknown option {name}{did_you_mean(name, known)}")
+            raise ConfigurationError(f"unknown option {name}{_explain(name)}")
         if value is not None:
             text = str(value) if isinstance(value, Path) else value
             found[name] = toml.convert(name, text, known[name])
     return Configuration(**found).resolve()
+
+
+def _explain(name: str) -> str:
+    """What to say of an unknown name."""
+    explanation = explain_training("--" + name)
+    return f": {explanation}" if explanation else did_you_mean(name, _list_fields())
 
 
 def _list_fields() -> dict[str, Field]:

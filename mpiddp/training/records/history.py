@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from mpiddp.errors import ConfigurationError, ContentError
 from mpiddp.files import convert, decode, read_whole
+from mpiddp.options.checks import read_usable
 
 METRICS = "metrics.jsonl"
 STAGES = ("read", "transform", "transfer", "forward", "backward", "communication", "update")
@@ -68,27 +69,30 @@ class History:
 def read_histories(names: Sequence[str], runs_dir: Path = Path("runs")) -> list[History]:
     """Read runs, each named by its directory, or by its name in ``runs_dir``.
 
-    Raises ConfigurationError for a run that is missing, has no rows yet, or has a damaged one.
+    What is no run, has no rows yet, or has a damaged one, is left out with a line. Raises
+    ConfigurationError for a run that is missing, and if none is left.
     """
-    paths = [_find_run(name, runs_dir) for name in names]
-    short = [path.resolve().name for path in paths]
+    found = read_usable([_find_run(name, runs_dir) for name in names], _read_run)
+    short = [path.resolve().name for path, _ in found]
     return [
-        History(label if short.count(label) == 1 else str(path), *_read_rows(path / METRICS))
-        for path, label in zip(paths, short, strict=True)
+        History(label if short.count(label) == 1 else str(path), *rows)
+        for (path, rows), label in zip(found, short, strict=True)
     ]
 
 
 def _find_run(name: str, runs_dir: Path) -> Path:
-    for path in (Path(name), runs_dir / name):
-        if path.is_dir():
-            return path
+    places = (Path(name), runs_dir / name)
+    path = next((path for path in places if path.is_dir()), places[0])
+    if path.exists():
+        return path
     found = sorted(path.parent.name for path in runs_dir.glob(f"*/{METRICS}"))
     shown = f"{', '.join(found[:8])}{', …' * (len(found) > 8)}" if found else "none"
     raise ConfigurationError(f"no run {name!r}: expected a run directory; in {runs_dir}: {shown}")
 
 
-def _read_rows(path: Path) -> Iterator[tuple[Mapping[str, Any], ...]]:
-    """Those of epochs, then those of steps."""
+def _read_run(run: Path) -> tuple[Path, list[tuple[Mapping[str, Any], ...]]]:
+    """With its rows: those of epochs, then those of steps."""
+    path = run / METRICS
     try:
         text = read_whole(path, MOST_BYTES)
     except FileNotFoundError:
@@ -110,8 +114,10 @@ def _read_rows(path: Path) -> Iterator[tuple[Mapping[str, Any], ...]]:
         else:
             rows[row["epoch"]] = row
     if not rows and not steps:
-        raise ConfigurationError(f"{path} has no rows: the run has not finished an epoch")
-    return (tuple(found[place] for place in sorted(found)) for found in (rows, steps))
+        raise ConfigurationError(
+            f"{path} has no rows: no epoch is finished, or none was trained (an evaluation)"
+        )
+    return run, [tuple(found[place] for place in sorted(found)) for found in (rows, steps)]
 
 
 def is_of_steps(row: Mapping[str, Any]) -> bool:

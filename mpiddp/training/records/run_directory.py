@@ -29,6 +29,7 @@ from mpiddp.files import write_whole
 from mpiddp.process.directory_lock import DirectoryLock
 from mpiddp.process.outcome import outcome_path, read_outcome
 from mpiddp.training.options.config import Configuration, to_toml
+from mpiddp.training.records.history import METRICS
 
 LOGS = "logs"
 LOCK = "lock"
@@ -155,8 +156,10 @@ def find_success(path: Path) -> dict[str, Any] | None:
 
 def _refuse_finished(path: Path) -> None:
     if find_success(path) is not None:
+        more = f"; to train on from it: --resume {path} --name {path.name}-2, with more --epochs"
         raise ConfigurationError(
             f"name: the run {path} has finished and is not overwritten: choose another --name"
+            f"{more if (path / METRICS).exists() else ''}"
         )
 
 

@@ -62,8 +62,12 @@ def describe_interval(text: str) -> str:
     return f"Checkpoints: {every}, and at the end (--save-every {text})"
 
 
-STEP = "{step}"
-"""In the name of the file to export."""
+PLACES = ("{epoch}", "{step}")
+"""In the name of the file to export: each checkpoint leaves one."""
+
+
+def has_places(path: Path) -> bool:
+    return any(place in path.name for place in PLACES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +100,8 @@ class CheckpointOptions:
 
     export: Annotated[Path | None, FREE] = None
     """File for the trained weights, a plain state_dict; FILE.safetensors for that format. With
-    {step} in its name, such as weights-{step}.pt, each checkpoint leaves one."""
+    {epoch} or {step} in its name, such as weights-{epoch}.pt, each checkpoint leaves one, and
+    latest.pt leads to the newest."""
 
     evaluate_only: Annotated[bool, FREE] = False
     """Write predictions for the test samples, from the weights given; nothing is trained."""
@@ -130,6 +135,6 @@ class CheckpointOptions:
 
 def _check_export(path: Path | None) -> None:
     text = "" if path is None else str(path)
-    others = [each for each in re.findall(r"\{.*?\}", text) if each != STEP]
-    is_known = not others and STEP not in os.path.dirname(text)
-    check("export", is_known, f"no braces but {STEP}, in the file's name", text)
+    is_known = set(re.findall(r"\{.*?\}", os.path.basename(text))) <= set(PLACES)
+    is_known &= "{" not in os.path.dirname(text)
+    check("export", is_known, f"no braces but {' and '.join(PLACES)}, in the file's name", text)
