@@ -34,8 +34,7 @@ from mpiddp.launch.packages import NEEDED, NEEDED_TO_TRAIN, check_packages
 from mpiddp.launch.script.command_line import COMMANDS, CommandLine, read_front
 from mpiddp.launch.script.front_options import NONE, FrontOptions
 from mpiddp.options.reader import name_as_typed
-from mpiddp.process import job_directory
-from mpiddp.process.cpus import count_cores
+from mpiddp.process import cpus, job_directory
 from mpiddp.wording import count_noun, encode
 
 CONTINUABLE = (FAILURE, PeerLostError.exit_code, PREEMPTED, INTERRUPTED)
@@ -331,7 +330,7 @@ def _settle_ranks(line: CommandLine, options: FrontOptions) -> FrontOptions:
     is_open = options.ranks is None and options.launcher != NONE
     if not is_open or is_in_allocation(os.environ) or (numbers is None and devices != CPU):
         return options
-    return replace(options, ranks=len(numbers) if numbers else count_cores())
+    return replace(options, ranks=len(numbers) if numbers else cpus.count_cores())
 
 
 def _check_output(line: CommandLine, ranks: int | None) -> None:

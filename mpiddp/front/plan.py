@@ -23,7 +23,7 @@ from mpiddp.launch.launcher.command import (
     with_home,
 )
 from mpiddp.launch.script.front_options import NONE, FrontOptions, LayoutRequest, split_words
-from mpiddp.process.cpus import count_cores
+from mpiddp.process import cpus
 from mpiddp.wording import count_noun
 
 RANKS_PER_CORE = 64
@@ -153,7 +153,7 @@ def _plan_none(request: LayoutRequest, options: Sequence[str]) -> LaunchPlan:
 
 def _plan_machine(request: LayoutRequest, launcher: str, options: Sequence[str]) -> LaunchPlan:
     mpirun = find_mpirun(None if launcher in ("auto", "mpirun") else launcher)
-    slots = count_cores()
+    slots = cpus.count_cores()
     ranks = request.ranks or count_gpus() or slots
     if ranks > slots * RANKS_PER_CORE:
         raise ConfigurationError(

@@ -37,6 +37,7 @@ from benchmarks.startup.targets import judge
 from copies import make_mpirun
 from launchers import is_alive, run_python, until
 from mpiddp.errors import ConfigurationError, LaunchError
+from mpiddp.process import cpus
 
 # Launchers
 
@@ -94,7 +95,7 @@ def test_the_variable_names_an_mpirun_and_the_option_comes_first(tmp_path):
     ("text", "flag"), [(OPEN_MPI_5, ":OVERSUBSCRIBE"), (OPEN_MPI_4, "--oversubscribe")]
 )
 def test_more_ranks_than_cores_yield(tmp_path, monkeypatch, text, flag):
-    monkeypatch.setattr(launchers.command, "count_cores", lambda: 4)
+    monkeypatch.setattr(cpus, "count_cores", lambda: 4)
     mpirun = _find_mpirun(tmp_path, text)
     assert flag not in mpirun.command(4)
     assert flag in mpirun.command(5)

@@ -6,11 +6,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from mpiddp import __main__ as door
-from mpiddp.front import plan
-from mpiddp.launch.launcher import command
+from mpiddp.process import cpus
 
 sys.prefix = os.environ["FAKE_PREFIX"]
 sys.executable = f"{sys.prefix}/bin/python"
 os.geteuid = lambda: int(os.environ.get("FAKE_USER", "1000"))
-command.count_cores = plan.count_cores = lambda: 4
+cpus.count_cores = lambda: 4
 door.main()

@@ -35,7 +35,7 @@ from mpiddp.front.rank_command import make_rank_command
 from mpiddp.launch.script import other_words
 from mpiddp.launch.script.command_line import COMMANDS, FRONT, RANKS, READER, read_front, split
 from mpiddp.launch.script.front_options import FrontOptions
-from mpiddp.process import job_directory
+from mpiddp.process import cpus, job_directory
 from mpiddp.training.options import config
 
 SECONDS = 120
@@ -268,11 +268,11 @@ def test_auto_is_one_rank_per_gpu_else_per_core(folder):
     assert words[words.index("-n") + 1] == "3"
     assert not any(word.startswith("OMP_NUM_THREADS=") for word in words)
     words = read_dry("-n", "auto", "hello.py", CUDA_VISIBLE_DEVICES="")
-    assert int(words[words.index("-n") + 1]) == plan.count_cores()
+    assert int(words[words.index("-n") + 1]) == cpus.count_cores()
     words = read_dry("-n", "auto", "--devices", "0,2", "hello.py", CUDA_VISIBLE_DEVICES="0,1,2")
     assert words[words.index("-n") + 1] == "2"
     words = read_dry("-n", "auto", "train", "--devices=cpu", CUDA_VISIBLE_DEVICES="0,1,2")
-    assert int(words[words.index("-n") + 1]) == plan.count_cores()
+    assert int(words[words.index("-n") + 1]) == cpus.count_cores()
     # The ranks choose their threads, however many ranks there are.
     assert not any(word.startswith("OMP_NUM_THREADS=") for word in words)
 

@@ -10,6 +10,7 @@ import pytest
 from copies import make_mpirun
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.launcher import command
+from mpiddp.process import cpus
 
 OPEN_MPI_5 = "mpirun (Open MPI) 5.0.11"
 OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4"
@@ -20,7 +21,7 @@ HYDRA = "HYDRA build details:\n    Version:                                 5.0.
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     """Four cores, and no root."""
-    monkeypatch.setattr(command, "count_cores", lambda: 4)
+    monkeypatch.setattr(cpus, "count_cores", lambda: 4)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
 
 

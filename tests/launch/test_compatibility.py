@@ -17,9 +17,9 @@ import launchers
 from copies import write_program
 from facts import messages
 from mpiddp.errors import LaunchError
-from mpiddp.launch.launcher import command as table
 from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.launch.mpi import compatibility
+from mpiddp.process import cpus
 
 OPEN_MPI_5 = (
     "Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11, "
@@ -117,7 +117,7 @@ def prefix(tmp_path, monkeypatch):
     path.mkdir()
     monkeypatch.setenv("PATH", str(path))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(table, "count_cores", lambda: 4)
+    monkeypatch.setattr(cpus, "count_cores", lambda: 4)
     return folder
 
 
@@ -254,7 +254,7 @@ def test_root_needs_open_mpis_consent(prefix, monkeypatch):
 
 
 def test_more_ranks_than_cores_need_open_mpis_consent(prefix, monkeypatch):
-    monkeypatch.setattr(table, "count_cores", lambda: 2)
+    monkeypatch.setattr(cpus, "count_cores", lambda: 2)
     row = LAUNCHERS["mpiexec"]
     message = compatibility.alone_message(OPEN_MPI_5, row)
     assert ": mpirun --map-by :OVERSUBSCRIBE -n 4 python" in message

@@ -34,7 +34,7 @@ def read_on_gpu(session: Session) -> dict[str, Any]:
     moved, _ = choose_samples(configuration, data, session.device)
     key = Key(1, [3, 1, 200])
     expected = Samples(data.train).read(key)
-    batch, _ = moved[key]
+    batch = moved[key].batch
     (pinned,) = Reader(Samples(data.train), Reading(pins=True)).read([key])
     copied = pinned.to(session.device)
     assert batch is not None

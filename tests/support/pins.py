@@ -29,6 +29,7 @@ from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.errors import ConfigurationError
 from mpiddp.front import front, plan
 from mpiddp.launch.script.command_line import split
+from mpiddp.process import cpus
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import halve, segment
 from mpiddp.training.options.config import Configuration, parse
@@ -123,7 +124,7 @@ def _run_front(folder: Path, version: str, in_job: bool, words: Sequence[str]) -
         mock.patch.object(sys, "orig_argv", [sys.executable, "-m", "mpiddp", *words]),
         mock.patch.object(sys, "prefix", str(folder)),
         mock.patch.object(os, "geteuid", return_value=1000),
-        mock.patch.object(plan, "count_cores", return_value=4),
+        mock.patch.object(cpus, "count_cores", return_value=4),
         mock.patch.object(plan, "count_gpus", return_value=0),
     ):
         try:

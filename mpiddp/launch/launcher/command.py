@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
-from mpiddp.process.cpus import count_cores
+from mpiddp.process import cpus
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Mpirun:
 
     def command(self, ranks: int, program: Sequence[str]) -> list[str]:
         """The command line that starts ``program``."""
-        flags = self.kind.flags(is_crowded=ranks > count_cores())
+        flags = self.kind.flags(is_crowded=ranks > cpus.count_cores())
         return [str(self.program), *flags, "-n", str(ranks), *program]
 
     def command_on(self, places: Mapping[str, int]) -> list[str]:
@@ -137,7 +137,7 @@ class Mpirun:
     def variables(self, ranks: int) -> dict[str, str]:
         """Variables for ``ranks`` ranks on this machine; what is set already should stay."""
         library = {environment.MPI4PY_LIBRARY: str(self.library)} if self.library else {}
-        yielding = self.kind.yielding if ranks > count_cores() else {}
+        yielding = self.kind.yielding if ranks > cpus.count_cores() else {}
         return {**self.kind.local, **yielding, **library}
 
 

@@ -18,6 +18,7 @@ from mpiddp import environment
 from mpiddp.errors import AloneError, LaunchError
 from mpiddp.launch.launcher import command
 from mpiddp.launch.launcher.launcher import Launcher
+from mpiddp.process import cpus
 
 
 def library_name(version: str) -> str:
@@ -168,7 +169,7 @@ def _own_command(version: str, launcher: Launcher, program: str) -> str:
     candidate = library.parent.parent / "bin" / kind.program if library is not None else None
     is_there = candidate is not None and candidate.exists()
     # Slurm's allocation has as many slots as its tasks, on however many nodes.
-    is_crowded = launcher.key != "slurm" and (launcher.size or 1) > command.count_cores()
+    is_crowded = launcher.key != "slurm" and (launcher.size or 1) > cpus.count_cores()
     start = shlex.quote(str(candidate)) if is_there else kind.program
     which = "" if is_there else f" the {kind.program} of {library_name(version)}"
     flags = kind.flags(is_crowded=is_crowded)
