@@ -17,14 +17,14 @@ from mpiddp import environment
 from mpiddp.errors import ConfigurationError, LaunchError
 from mpiddp.launch.launcher.exported_variables import forget_inherited
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
-from mpiddp.launch.script.command_line import COMMANDS, WITHOUT_RANKS, CommandLine, split
+from mpiddp.launch.script.command_line import WITHOUT_RANKS, CommandLine, split, take_words
 from mpiddp.options.reader import HELP
 
 
 def main() -> None:
     """Do what the command line and the environment ask for."""
     forget_inherited()
-    words = sys.argv[1:]
+    sys.argv[1:] = words = take_words(sys.argv[1:])
     line: CommandLine | None = None
     with contextlib.suppress(ConfigurationError):  # `script` says what is wrong.
         line = split(words)
@@ -35,9 +35,10 @@ def main() -> None:
         from mpiddp.front import front
 
         front.run(line)
-    if line is not None and line.command is not None and not (line.front or line.ranks):
-        sys.argv = [f"{sys.argv[0]} {line.command}", *line.rest[1:]]
-        importlib.import_module(COMMANDS[line.command]).main()
+    if line is not None and line.own_module is not None and not (line.front or line.ranks):
+        name = f"{sys.argv[0]} {line.command or ''}".rstrip()
+        sys.argv = [name, *line.rest[line.module is None :]]
+        importlib.import_module(line.own_module).main()
         return
     from mpiddp.launch.script import script
 

@@ -12,8 +12,13 @@ from collections.abc import Sequence
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.front.plan import is_in_allocation
-from mpiddp.launch.launcher.command import find_program
-from mpiddp.launch.script.command_line import COMMANDS, LAUNCHING, WITHOUT_RANKS, CommandLine
+from mpiddp.launch.launcher.command import READ_EVERYWHERE, find_program
+from mpiddp.launch.script.command_line import (
+    COMMANDS,
+    WITHOUT_RANKS,
+    CommandLine,
+    underscore,
+)
 from mpiddp.launch.script.front_options import NONE, FrontOptions, split_words
 from mpiddp.options.checks import did_you_mean
 
@@ -43,14 +48,15 @@ def make_rank_command(line: CommandLine, options: FrontOptions) -> list[str]:
         options.python or sys.executable,
         *_interpreter_options(),
     ]
-    if line.command is not None:
-        module = COMMANDS[line.command].removesuffix(".__main__")
-        return [*start, "-m", module, *line.rest[1:]]
-    if line.module in LAUNCHING:
-        return [*start, "-m", line.module, *line.rest]
     if options.launcher == NONE:
         return [*start, *_list_program(line)]
-    return [*start, "-m", "mpiddp", *line.ranks, *_list_program(line)]
+    for word in start:
+        if word in READ_EVERYWHERE:
+            raise ConfigurationError(
+                f"{environment.WRAP}, --python or Python's own options have the word {word!r}, "
+                "which a launcher reads as its own: write it inside a longer one (sh -c '…')"
+            )
+    return [*start, "-m", "mpiddp", *underscore([*line.ranks, *_list_program(line)])]
 
 
 def _check_starter(name: str, program: str) -> None:
@@ -79,6 +85,9 @@ def _block_signals(options: FrontOptions) -> Sequence[str]:
 
 
 def _list_program(line: CommandLine) -> list[str]:
+    """What a Python without mpiddp takes, but for the mark of a script that is like an option."""
+    if line.command is not None:
+        return ["-m", COMMANDS[line.command].removesuffix(".__main__"), *line.rest[1:]]
     if line.module is not None:
         return ["-m", line.module, *line.rest]
     is_like_an_option = line.rest[0].startswith("-") or line.is_marked
