@@ -95,7 +95,7 @@ def initialize(MPI: Any, launcher: Launcher | None) -> tuple[str, ...]:
     import. ``launcher`` started this process. Returns the interfaces to which MPI's TCP transports
     were confined; none if they choose.
     """
-    if MPI.Is_finalized():
+    if has_ended(MPI):
         raise LaunchError(
             "MPI was shut down earlier in this process and cannot start again: "
             "use one mpiddp.init() for the whole program"
@@ -112,8 +112,10 @@ def initialize(MPI: Any, launcher: Launcher | None) -> tuple[str, ...]:
             code = library.MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
         if code != MPI.SUCCESS:
             raise LaunchError(f"MPI_Init failed with MPI's error code {code}")
+        # As mpi4py does; what a script has chosen since stays.
+        for communicator in (MPI.COMM_SELF, MPI.COMM_WORLD):
+            communicator.Set_errhandler(MPI.ERRORS_RETURN)
         _let_others_leave(version, MPI.COMM_WORLD.Get_size())
-    MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     # Spawned DataLoader workers inherit the launcher's variables; one that ran MPI_Init would
     # die or join a job that does not expect it.
     export_for_good({environment.MPI4PY_INITIALIZE: "0"})
@@ -134,9 +136,51 @@ def add_own_variables() -> None:
         os.putenv(name, found[name])
 
 
+class KeptMpi:
+    """Keeps MPI up for a session in a script that starts and ends MPI itself.
+
+    Until ``close``, ``MPI.Init`` of the script finds MPI started, and its ``MPI.Finalize`` does
+    nothing yet: the session has messages to send until its end.
+    """
+
+    def __init__(self, MPI: Any, *, is_own: bool) -> None:
+        """``MPI``: mpi4py's module, initialised; ``is_own``: by the session."""
+        self._module = MPI
+        self._is_own, self._is_left = is_own, False
+        is_finalized = MPI.Is_finalized
+        replaced = {
+            "Init": lambda: None,
+            "Init_thread": lambda required=MPI.THREAD_MULTIPLE: MPI.Query_thread(),
+            "Finalize": self._leave,
+            "Is_finalized": lambda: self._is_left or is_finalized(),
+        }
+        self._before = {name: getattr(MPI, name) for name in replaced}
+        vars(MPI).update(replaced)
+
+    def _leave(self) -> None:
+        self._is_left = True
+
+    def release(self) -> None:
+        """Give the script its functions back."""
+        vars(self._module).update(self._before)
+
+    def close(self) -> None:
+        """End MPI if the session has started it, or the script has done with it."""
+        self.release()
+        if (self._is_own or self._is_left) and not has_ended(self._module):
+            finalize(self._module)
+
+
 def finalize(MPI: Any) -> None:
     """Call MPI_Finalize without holding the interpreter's lock, so that a deadline can fire."""
     ctypes.CDLL(MPI.__file__).MPI_Finalize()
+
+
+def has_ended(MPI: Any) -> bool:
+    """Whether MPI_Finalize was called, by whomever: a library of the script's may have done so."""
+    flag = ctypes.c_int()
+    ctypes.CDLL(MPI.__file__).MPI_Finalized(ctypes.byref(flag))
+    return bool(flag.value)
 
 
 def leave_alone(MPI: Any) -> None:
