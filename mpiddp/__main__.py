@@ -23,7 +23,7 @@ from mpiddp.options.reader import HELP
 
 def main() -> None:
     """Do what the command line and the environment ask for."""
-    forget_inherited()
+    is_started_by_rank = forget_inherited()
     sys.argv[1:] = words = take_words(sys.argv[1:])
     line: CommandLine | None = None
     with contextlib.suppress(ConfigurationError):  # `script` says what is wrong.
@@ -31,7 +31,7 @@ def main() -> None:
     if line is not None and ("--version", "") in line.front:
         print(f"mpiddp {mpiddp.__version__}")
         return
-    if line is not None and _is_front(line):
+    if line is not None and _is_front(line, is_started_by_rank):
         from mpiddp.front import front
 
         front.run(line)
@@ -45,11 +45,16 @@ def main() -> None:
     script.main(hidden_files=(__file__, os.path.abspath(sys.argv[0])))
 
 
-def _is_front(line: CommandLine) -> bool:
-    """Whether this process starts the ranks: no launcher has started it, and there are some."""
+def _is_front(line: CommandLine, is_started_by_rank: bool) -> bool:
+    """Whether this process starts the ranks: no launcher has started it, and there are some.
+
+    Variables of a launcher are those of the rank if one has started it, and asks for ranks.
+    """
     is_own = not line.front and not line.ranks and line.own_program is not None
     if HELP & {*line.ranks, *(line.rest[1:] if is_own else ())}:
         return False
+    if line.front and is_started_by_rank:
+        return True
     try:
         if find_launcher() is not None or has_manager_hint():
             return False

@@ -15,12 +15,13 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpiddp import environment
 from mpiddp.errors import LaunchError
-from mpiddp.launch.launcher.exported_variables import export_for_good
+from mpiddp.launch.launcher.exported_variables import set_meanwhile
 from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.launch.mpi.compatibility import (
     check_gpu_support,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+OPEN_MPI_5 = r"Open MPI v([5-9]|\d\d)"
+"""Matches what the library says of its version, for 5.0 and later."""
 LEAVING_SECONDS = 0.2
 """How much later than the first the last rank may leave MPI_Init."""
 LENGTH_BYTES = 8
@@ -91,8 +94,7 @@ def _hide_enclosing_step(launcher: Launcher) -> None:
 def initialize(MPI: Any, launcher: Launcher | None) -> tuple[str, ...]:
     """Call MPI_Init_thread(MPI_THREAD_MULTIPLE) without holding the interpreter's lock.
 
-    Errors of MPI calls become exceptions. Processes started from here on do not initialise MPI on
-    import. ``launcher`` started this process. Returns the interfaces to which MPI's TCP transports
+    Errors of MPI calls become exceptions. ``launcher`` started this process. Returns the interfaces to which MPI's TCP transports
     were confined; none if they choose.
     """
     if has_ended(MPI):
@@ -116,10 +118,24 @@ def initialize(MPI: Any, launcher: Launcher | None) -> tuple[str, ...]:
         for communicator in (MPI.COMM_SELF, MPI.COMM_WORLD):
             communicator.Set_errhandler(MPI.ERRORS_RETURN)
         _let_others_leave(version, MPI.COMM_WORLD.Get_size())
-    # Spawned DataLoader workers inherit the launcher's variables; one that ran MPI_Init would
-    # die or join a job that does not expect it.
-    export_for_good({environment.MPI4PY_INITIALIZE: "0"})
+        if not re.match(OPEN_MPI_5, version):
+            _keep_workers_out()
     return interfaces
+
+
+def _keep_workers_out() -> None:
+    """Let workers that multiprocessing spawns import mpi4py: most MPIs would end them in MPI_Init.
+
+    They inherit the launcher's variables. Open MPI 5 takes them for the rank that has started
+    them, so that they can ask for its number. Other programs, as an mpirun, are left alone.
+    """
+    spawn = util.spawnv_passfds
+
+    def start(*arguments: Any) -> Any:
+        with set_meanwhile({environment.MPI4PY_INITIALIZE: "0"}):
+            return spawn(*arguments)
+
+    vars(util)["spawnv_passfds"] = start
 
 
 def add_own_variables() -> None:
@@ -202,7 +218,7 @@ def _let_others_leave(version: str, size: int) -> None:
     none of 68 with it; PMIx's own fence instead left 8 of 203. A pause makes the crash rarer and
     excludes nothing. torch is imported meanwhile.
     """
-    if size > 1 and re.match(r"Open MPI v([5-9]|\d\d)", version):
+    if size > 1 and re.match(OPEN_MPI_5, version):
         time.sleep(LEAVING_SECONDS)
 
 
