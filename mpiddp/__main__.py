@@ -45,7 +45,7 @@ def main() -> None:
     script.main(hidden_files=(__file__, os.path.abspath(sys.argv[0])))
 
 
-def _is_front(line: CommandLine, is_started_by_rank: bool) -> bool:
+def _is_front(line: CommandLine, is_started_by_rank: bool = False) -> bool:
     """Whether this process starts the ranks: no launcher has started it, and there are some.
 
     Variables of a launcher are those of the rank if one has started it, and asks for ranks.

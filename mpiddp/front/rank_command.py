@@ -48,6 +48,9 @@ def make_rank_command(line: CommandLine, options: FrontOptions) -> list[str]:
         options.python or sys.executable,
         *_interpreter_options(),
     ]
+    if options.launcher == NONE and line.command is not None:
+        module = COMMANDS[line.command].removesuffix(".__main__")
+        return [*start, "-m", module, *line.rest[1:]]
     if options.launcher == NONE:
         return [*start, *_list_program(line)]
     for word in start:
@@ -85,9 +88,6 @@ def _block_signals(options: FrontOptions) -> Sequence[str]:
 
 
 def _list_program(line: CommandLine) -> list[str]:
-    """What a Python without mpiddp takes, but for the mark of a script that is like an option."""
-    if line.command is not None:
-        return ["-m", COMMANDS[line.command].removesuffix(".__main__"), *line.rest[1:]]
     if line.module is not None:
         return ["-m", line.module, *line.rest]
     is_like_an_option = line.rest[0].startswith("-") or line.is_marked

@@ -94,8 +94,8 @@ def _hide_enclosing_step(launcher: Launcher) -> None:
 def initialize(MPI: Any, launcher: Launcher | None) -> tuple[str, ...]:
     """Call MPI_Init_thread(MPI_THREAD_MULTIPLE) without holding the interpreter's lock.
 
-    Errors of MPI calls become exceptions. ``launcher`` started this process. Returns the interfaces to which MPI's TCP transports
-    were confined; none if they choose.
+    Errors of MPI calls become exceptions. ``launcher`` started this process. Returns the interfaces
+    to which MPI's TCP transports were confined; none if they choose.
     """
     if has_ended(MPI):
         raise LaunchError(
@@ -127,7 +127,7 @@ def _keep_workers_out() -> None:
     """Let workers that multiprocessing spawns import mpi4py: most MPIs would end them in MPI_Init.
 
     They inherit the launcher's variables. Open MPI 5 takes them for the rank that has started
-    them, so that they can ask for its number. Other programs, as an mpirun, are left alone.
+    them, so that they can ask for its number. Other programs, such as an mpirun, are left alone.
     """
     spawn = util.spawnv_passfds
 
