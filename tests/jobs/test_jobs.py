@@ -226,7 +226,7 @@ def test_ranks_of_a_job_that_can_be_requeued_are_started_with_signals_blocked(ma
     arguments = {"train": TOY, "run": ["x.py"]}[name]
     (made_up.cwd / "x.py").touch()
     made_up.submit(name, *arguments)
-    words = made_up.srun
+    words = launchers.read_words(made_up.srun)
     assert words[words.index("env") :][:2] == BLOCKED
     assert words[words.index("env") :][2:] == made_up.program_line
 
@@ -710,7 +710,7 @@ def test_each_task_has_its_configuration_and_the_last_axis_varies_fastest(made_u
     done = sweep(made_up, *AXES, "--", *TOY, task=task)
     rate, batch = list(itertools.product(["0.1", "0.01", "0.001"], ["32", "64"]))[task]
     point = ["--learning-rate", rate, "--batch-size", batch]
-    assert made_up.program_line[3:] == [*point, *TOY]
+    assert made_up.program_line[4:] == [*point, *TOY]
     assert done.stdout.startswith(f"mpiddp: configuration {task} of 0-5: {' '.join(point)}\n")
     assert f"--output=logs/sweep-40_{task}.out" in made_up.srun
 

@@ -131,9 +131,10 @@ ALLOWED = {
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("name", "asks", "worker"), [("openmpi", "asks", "1"), ("mpich", "", "None")]
+    ("name", "asks", "workers"),
+    [("openmpi", "asks", ["0", "1"]), ("mpich", "", ["None", "None"])],
 )
-def test_what_a_rank_starts_may_use_mpi(name, asks, worker, tmp_path):
+def test_what_a_rank_starts_may_use_mpi(name, asks, workers, tmp_path):
     """Ranks of its own, and workers; Open MPI 5 takes these for the rank that has started them."""
     words = [str(launchers.find(name).mpirun), asks]
     result = run(name, tmp_path, STARTS, *words, env=ALLOWED).expect(0)

@@ -166,12 +166,15 @@ class KeptMpi:
         is_finalized = MPI.Is_finalized
         replaced = {
             "Init": lambda: None,
-            "Init_thread": lambda required=MPI.THREAD_MULTIPLE: MPI.Query_thread(),
+            "Init_thread": self._find_thread_level,
             "Finalize": self._leave,
             "Is_finalized": lambda: self._is_left or is_finalized(),
         }
         self._before = {name: getattr(MPI, name) for name in replaced}
         vars(MPI).update(replaced)
+
+    def _find_thread_level(self, required: int | None = None) -> Any:
+        return self._module.Query_thread()
 
     def _leave(self) -> None:
         self._is_left = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 
 from mpiddp.launch.mpi.control import count_exchanges
@@ -19,7 +19,8 @@ from mpiddp.options.reader import HELP
 
 KNOWS_RANKS = re.compile(rb"\b(mpi4py|mpiddp|RANK|SLURM_PROCID|\w+_WORLD_RANK|PMIX?_RANK)\b")
 """In a file of a script that has to do with ranks in a way that leaves no trace."""
-OWN = ("mpiddp", "mpi4py")
+OWN = re.compile(r"(mpiddp|mpi4py)(\.|$)")
+"""Names of modules that are there anyway."""
 
 
 def watch(session: Session) -> Callable[[], bool]:
@@ -34,7 +35,8 @@ def watch(session: Session) -> Callable[[], bool]:
     def is_silent() -> bool:
         if not HELP.isdisjoint(sys.argv[1:]) or _count(session) != before or read_calls():
             return False
-        return not any(map(_knows_ranks, _list_modules()))
+        modules = list(sys.modules.items())
+        return not any(_knows_ranks(each) for name, each in modules if not OWN.match(name))
 
     return is_silent
 
@@ -43,15 +45,10 @@ def _count(session: Session) -> tuple[int, ...]:
     return (session.store.num_keys(), *count_exchanges(session), *session.count_calls())
 
 
-def _list_modules() -> Iterator[ModuleType]:
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType) and name.partition(".")[0] not in OWN:
-            yield module
-
-
 def _knows_ranks(module: ModuleType) -> bool:
     """Whether it has imported MPI, or it is the script's own and names ranks in its text."""
-    if vars(module).get("MPI") is sys.modules.get("mpi4py.MPI", module):
+    # Some modules are objects of other kinds.
+    if getattr(module, "__dict__", {}).get("MPI") is sys.modules.get("mpi4py.MPI", module):
         return True
     path = getattr(module, "__file__", None) or ""
     package = (sys.modules["__main__"].__package__ or "__main__").partition(".")[0]
