@@ -175,7 +175,7 @@ def test_a_script_that_knows_its_rank_is_not_told(text, knows, tmp_path):
     module = ModuleType("part")
     module.__file__ = str(tmp_path / "part.py")
     (tmp_path / "part.py").write_text(text)
-    assert silence._knows_ranks(module) is knows
+    assert silence._knows_ranks("part", module) is knows
     # What is installed is not the script's own; one that has MPI is enough.
     module.__file__ = os.path.join(sys.prefix, "gone.py")
-    assert not silence._knows_ranks(module)
+    assert not silence._knows_ranks("part", module)

@@ -6,11 +6,11 @@ alone. What is seen here costs nothing while the script runs. Rather no hint tha
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 from collections.abc import Callable
-from types import ModuleType
 
 from mpiddp.launch.mpi.control import count_exchanges
 from mpiddp.launch.session import Session
@@ -33,10 +33,11 @@ def watch(session: Session) -> Callable[[], bool]:
     before = _count(session)
 
     def is_silent() -> bool:
-        if not HELP.isdisjoint(sys.argv[1:]) or _count(session) != before or read_calls():
-            return False
-        modules = list(sys.modules.items())
-        return not any(_knows_ranks(each) for name, each in modules if not OWN.match(name))
+        with contextlib.suppress(Exception):  # A hint must not fail a job.
+            if HELP.isdisjoint(sys.argv[1:]) and _count(session) == before and not read_calls():
+                modules = list(sys.modules.items())
+                return not any(_knows_ranks(*each) for each in modules if not OWN.match(each[0]))
+        return False
 
     return is_silent
 
@@ -45,14 +46,13 @@ def _count(session: Session) -> tuple[int, ...]:
     return (session.store.num_keys(), *count_exchanges(session), *session.count_calls())
 
 
-def _knows_ranks(module: ModuleType) -> bool:
+def _knows_ranks(name: str, module: object) -> bool:
     """Whether it has imported MPI, or it is the script's own and names ranks in its text."""
-    # Some modules are objects of other kinds.
     if getattr(module, "__dict__", {}).get("MPI") is sys.modules.get("mpi4py.MPI", module):
         return True
     path = getattr(module, "__file__", None) or ""
     package = (sys.modules["__main__"].__package__ or "__main__").partition(".")[0]
-    is_own = module.__name__.partition(".")[0] in ("__main__", package)
+    is_own = name.partition(".")[0] in ("__main__", package)
     is_installed = path.startswith((sys.prefix, sys.base_prefix))
     if not os.path.isabs(path) or (is_installed and not is_own):
         return False
