@@ -18,28 +18,29 @@ from mpiddp.errors import ConfigurationError, LaunchError
 from mpiddp.launch.failure import early
 from mpiddp.launch.launcher.exported_variables import forget_inherited
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
-from mpiddp.launch.script.command_line import COMMANDS, WITHOUT_RANKS, CommandLine, split
+from mpiddp.launch.script.command_line import WITHOUT_RANKS, CommandLine, split, take_words
 from mpiddp.options.reader import HELP
 from mpiddp.wording import print_text
 
 
 def main() -> None:
     """Do what the command line and the environment ask for."""
-    forget_inherited()
-    words = sys.argv[1:]
+    is_started_by_rank = forget_inherited()
+    sys.argv[1:] = words = take_words(sys.argv[1:])
     line: CommandLine | None = None
     with contextlib.suppress(ConfigurationError):  # `script` says what is wrong.
         line = split(words)
     if line is not None and ("--version", "") in line.front:
         print_text(f"mpiddp {mpiddp.__version__}")
         return
-    if line is not None and _is_front(line):
+    if line is not None and _is_front(line, is_started_by_rank):
         from mpiddp.front import front
 
         front.run(line)
-    if line is not None and line.command is not None and not (line.front or line.ranks):
-        sys.argv = [f"{sys.argv[0]} {line.command}", *line.rest[1:]]
-        program = importlib.import_module(COMMANDS[line.command])
+    if line is not None and line.own_module is not None and not (line.front or line.ranks):
+        name = f"{sys.argv[0]} {line.command or ''}".rstrip()
+        sys.argv = [name, *line.rest[line.module is None :]]
+        program = importlib.import_module(line.own_module)
         early.forget()
         program.main()
         return
@@ -48,11 +49,16 @@ def main() -> None:
     script.main(hidden_files=(__file__, os.path.abspath(sys.argv[0])))
 
 
-def _is_front(line: CommandLine) -> bool:
-    """Whether this process starts the ranks: no launcher has started it, and there are some."""
+def _is_front(line: CommandLine, is_started_by_rank: bool = False) -> bool:
+    """Whether this process starts the ranks: no launcher has started it, and there are some.
+
+    Variables of a launcher are those of the rank if one has started it, and asks for ranks.
+    """
     is_own = not line.front and not line.ranks and line.own_program is not None
     if HELP & {*line.ranks, *(line.rest[1:] if is_own else ())}:
         return False
+    if line.front and is_started_by_rank:
+        return True
     try:
         if find_launcher() is not None or has_manager_hint():
             return False

@@ -247,6 +247,8 @@ JOB_DIRECTORY = "MPIDDP_JOB_DIRECTORY"
 """A private directory of the job (`process/job_directory.py`)."""
 ATTEMPT_TOKEN = "MPIDDP_ATTEMPT_TOKEN"
 """Identifies one start of the job's ranks: it differs after each restart."""
+OF_JOB = (JOB_DIRECTORY, ATTEMPT_TOKEN, *RESTARTS)
+"""What the front tells its own ranks, and is wrong for a job that one of them starts."""
 
 CALLER = "MPIDDP_CALLER"
 """How ranks reach the process that calls functions on them (`remote/`)."""

@@ -13,8 +13,13 @@ from importlib.machinery import PathFinder
 from mpiddp import environment
 from mpiddp.errors import FAILURE, ConfigurationError
 from mpiddp.front.plan import is_in_allocation
-from mpiddp.launch.launcher.command import find_program
-from mpiddp.launch.script.command_line import COMMANDS, LAUNCHING, WITHOUT_RANKS, CommandLine
+from mpiddp.launch.launcher.command import READ_EVERYWHERE, find_program
+from mpiddp.launch.script.command_line import (
+    COMMANDS,
+    WITHOUT_RANKS,
+    CommandLine,
+    underscore,
+)
 from mpiddp.launch.script.front_options import NONE, FrontOptions, split_words
 from mpiddp.launch.script.other_words import explain_command
 
@@ -46,14 +51,18 @@ def make_rank_command(line: CommandLine, options: FrontOptions) -> list[str]:
         options.python or sys.executable,
         *_interpreter_options(),
     ]
-    if line.command is not None:
+    if options.launcher == NONE and line.command is not None:
         module = COMMANDS[line.command].removesuffix(".__main__")
         return [*start, "-m", module, *line.rest[1:]]
-    if line.module in LAUNCHING:
-        return [*start, "-m", line.module, *line.rest]
     if options.launcher == NONE:
         return [*start, *_list_program(line)]
-    return [*start, "-m", "mpiddp", *line.ranks, *_list_program(line)]
+    for word in start:
+        if word in READ_EVERYWHERE:
+            raise ConfigurationError(
+                f"{environment.WRAP}, --python or Python's own options have the word {word!r}, "
+                "which a launcher reads as its own: write it inside a longer one (sh -c '…')"
+            )
+    return [*start, "-m", "mpiddp", *underscore([*line.ranks, *_list_program(line)])]
 
 
 def _check_starter(name: str, program: str) -> None:

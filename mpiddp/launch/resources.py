@@ -13,7 +13,7 @@ from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.exported_variables import ExportedVariables
 from mpiddp.launch.mpi import mpi
-from mpiddp.launch.mpi.control import ControlChannel, free
+from mpiddp.launch.mpi.control import ControlChannel, free, hand_over
 from mpiddp.lifeline.lifeline import Lifeline
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ class Resources:
     """Called before anything is closed, the last added first."""
     module: Any
     """mpi4py.MPI, None without MPI."""
-    finalizes: bool
-    """Whether MPI was initialised here."""
+    kept_mpi: mpi.KeptMpi | None
+    """None without MPI, and if another session of this process keeps it."""
     comm: MPI.Intracomm | None
     """The user's."""
     store: Any
@@ -50,6 +50,11 @@ class Resources:
 
         Waits for all ranks, however long they still work. Ends the job if anything fails.
         """
+        if self.module is not None and mpi.has_ended(self.module):
+            # Past `KeptMpi`, by a library: nothing can be freed any more, and nobody waited for.
+            hand_over(control)
+            self.comm = None
+            self.failure_handler.peers.forget_communicator()
         try:
             with contextlib.ExitStack() as stack:
                 # Whatever fails before, what the launch has opened is closed.
@@ -119,8 +124,8 @@ class Resources:
         free(control)
         # Last, for a failure of the others.
         self.failure_handler.peers.free_communicator()
-        if self.finalizes:
-            mpi.finalize(self.module)
+        if self.kept_mpi is not None:
+            self.kept_mpi.close()
 
     def abandon(self) -> None:
         """Undo a start-up that failed, as far as one process can, so that it can be tried again."""
@@ -130,4 +135,6 @@ class Resources:
         if self.has_group and distributed is not None and distributed.is_initialized():
             distributed.destroy_process_group()
         self.store = None
+        if self.kept_mpi is not None:
+            self.kept_mpi.release()
         self._restore_process()

@@ -207,8 +207,7 @@ class Session(ControlChannel):
 
         Waits for all ranks, however long they still work. The job ends if one is lost meanwhile, or
         waits in a collective that this rank does not call.
-        Variables that were set at the start get their old values back, except the one that keeps
-        child processes out of MPI.
+        Variables that were set at the start get their old values back.
         """
         if self._closed or not self._resources.failure_handler.is_own_process():
             return

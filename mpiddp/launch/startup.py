@@ -178,7 +178,8 @@ class Starter:
         self.comm: MPI.Intracomm | None = None
         self.store: Any = None
         self.backend = ""
-        self._finalizes = self._has_group = False
+        self._kept_mpi: mpi.KeptMpi | None = None
+        self._has_group = False
         self._on_close: list[Callable[[], None]] = []
         self._lifeline: Lifeline | None = None
         self._unbound: Cpus = frozenset()
@@ -238,7 +239,7 @@ class Starter:
             variables=self.variables,
             on_close=self._on_close,
             module=self.module,
-            finalizes=self._finalizes,
+            kept_mpi=self._kept_mpi,
             comm=self.comm,
             store=self.store,
             backend=self.backend,
@@ -289,16 +290,18 @@ class Starter:
             peers.meet_world(self.control.world)
             return
         is_joined = peers.communicator is not None
+        is_own = not is_joined and not module.Is_initialized()
         if not is_joined:
-            self._finalizes = not module.Is_initialized()
             self.mpi_interfaces = mpi.initialize(module, peers.launcher)
         version = module.Get_library_version()
         try:
             check_size(module.COMM_WORLD.Get_size(), version, peers.launcher)
         except AloneError:
-            if self._finalizes:
+            if is_own:
                 mpi.leave_alone(module)
             raise
+        if self.previous is None:
+            self._kept_mpi = mpi.KeptMpi(module, is_own=is_own)
         if not is_joined:
             peers.join_mpi(module.COMM_WORLD)
         self.meet_ranks(module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import importlib.machinery
 import json
 import os
@@ -16,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import benchmarks.__main__ as benchmarks
 import launchers
@@ -33,7 +36,17 @@ from mpiddp.front import attempt, front, plan
 from mpiddp.front.job_end import Exit
 from mpiddp.front.rank_command import make_rank_command
 from mpiddp.launch.script import other_words
-from mpiddp.launch.script.command_line import COMMANDS, FRONT, RANKS, READER, read_front, split
+from mpiddp.launch.script.command_line import (
+    COMMANDS,
+    FRONT,
+    RANKS,
+    READER,
+    UNDERSCORED,
+    read_front,
+    split,
+    take_words,
+    underscore,
+)
 from mpiddp.launch.script.front_options import FrontOptions
 from mpiddp.process import cpus, job_directory
 from mpiddp.training.options import config
@@ -76,8 +89,7 @@ def read_dry(*words: str, **variables: str) -> list[str]:
     """The words of the line that --dry-run prints."""
     done = run("--dry-run", *words, **variables)
     assert (done.returncode, done.stderr) == (0, "")
-    [line] = done.stdout.splitlines()
-    return shlex.split(line)
+    return launchers.read_words(shlex.split(done.stdout))
 
 
 # ---- the command line ------------------------------------------------------------------------
@@ -105,6 +117,24 @@ def test_a_command_line_is_cut_before_the_program(words, given, ranks, module, r
     line = split(words.split())
     assert (list(line.front), line.module) == (given, module)
     assert (" ".join(line.ranks), " ".join(line.rest)) == (ranks, rest)
+
+
+WORD = st.binary(max_size=20).map(lambda word: os.fsdecode(word.replace(b"\0", b"")))
+HARD = (
+    *(":", "::", "", " ", "a b", "a\nb", "'", '"', "\\", "$HOME", "%", "%t", "a=b", "=", "-", "--"),
+    *("--map-by", "--bind-to", "--rank-by", "--runtime-options", "--np", "-n", "-x"),
+    *("_", UNDERSCORED, "\udcff"),
+)
+"""Words that a launcher, a shell or an encoding could take for something else."""
+
+
+@given(st.lists(st.sampled_from(HARD) | WORD))
+def test_the_words_of_a_rank_are_nothing_to_a_launcher(words):
+    found = underscore(words)
+    assert take_words(found) == words
+    assert all(word == UNDERSCORED or word.startswith("_") for word in found)
+    # What a person types reaches the script as it is.
+    assert take_words(["script.py", *words]) == ["script.py", *words]
 
 
 def test_help_explains_the_options_of_the_front_and_of_the_ranks(capsys):
@@ -182,8 +212,9 @@ def test_a_dry_run_names_launcher_ranks_and_program(folder):
 @pytest.mark.parametrize(
     ("words", "program"),
     [
-        (["train", "--epochs", "1"], ["-m", "mpiddp.train", "--epochs", "1"]),
-        (["doctor"], ["-m", "mpiddp.doctor"]),
+        (["train", "--epochs", "1"], ["-m", "mpiddp", "train", "--epochs", "1"]),
+        (["doctor"], ["-m", "mpiddp", "doctor"]),
+        (["-m", "mpiddp.train", ":"], ["-m", "mpiddp", "train", ":"]),
         (["-m", "this", "x"], ["-m", "mpiddp", "-m", "this", "x"]),
         (["./train"], ["-m", "mpiddp", "./train"]),
         (["--", "-odd.py"], ["-m", "mpiddp", "--", "-odd.py"]),
@@ -200,7 +231,7 @@ def test_pythons_own_options_and_a_prefix_reach_the_ranks(folder):
     environment = {"MPIDDP_WRAP": "nice -n '1'"}
     done = launchers.run_python(*words, env=environment, cwd=folder)
     start = ["nice", "-n", "1", sys.executable, "-u", "-X", "dev", "-m", "mpiddp", "hello.py"]
-    assert shlex.split(done.stdout)[-len(start) :] == start
+    assert launchers.read_words(shlex.split(done.stdout))[-len(start) :] == start
     # Where the ranks are in a container, their Python and script may be as well.
     assert read_dry("-n", "1", "--python", "py", "gone.py", MPIDDP_WRAP="env")[-5:] == [
         "env", "py", "-m", "mpiddp", "gone.py",
@@ -224,7 +255,7 @@ def test_which_words_are_pythons_own(folder, monkeypatch, words, kept):
     own = ["-n", "2", "hello.py", "-m", "-u"]
     monkeypatch.setattr(sys, "argv", ["mpiddp", *own])
     monkeypatch.setattr(sys, "orig_argv", ["python", *words.split(), *own])
-    program = make_rank_command(split(own), FrontOptions())
+    program = launchers.read_words(make_rank_command(split(own), FrontOptions()))
     expected = [sys.executable, *kept.split(), "-m", "mpiddp", "hello.py", "-m", "-u"]
     assert program == expected
 
@@ -240,7 +271,7 @@ def test_a_module_that_only_a_hook_of_the_import_finds(folder, monkeypatch):
     with pytest.raises(ConfigurationError, match="no module named 'editable'"):
         make_rank_command(line, FrontOptions())
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
-    assert make_rank_command(line, FrontOptions())[-2:] == ["-m", "editable.part"]
+    assert make_rank_command(line, FrontOptions())[-2:] == ["_-m", "_editable.part"]
 
 
 def test_the_launchers_options_stand_before_the_number_of_ranks(folder):
@@ -306,7 +337,7 @@ def test_the_line_of_a_dry_run_can_be_pasted(either_launcher, folder):
     words = ("-n", str(ranks), "--launcher", str(either_launcher.mpirun), "say.py")
     line = run("--dry-run", *words).stdout
     pasted = launchers.execute(
-        "sh", "-c", line.replace("-m mpiddp say.py", "say.py"), timeout=SECONDS
+        "sh", "-c", line.replace("-m mpiddp --underscored _say.py", "say.py"), timeout=SECONDS
     )
     assert pasted.stdout == "a rank\n" * ranks, line + pasted.stderr
 
@@ -317,7 +348,7 @@ def test_the_installed_command_is_the_same(folder):
     command.write_text("import sys\nfrom mpiddp.__main__ import main\nsys.exit(main())\n")
     for program in (["hello.py"], ["-m", "this", "-m"]):
         done = launchers.run_python(command, "-n", "2", "--dry-run", *program, cwd=folder)
-        assert shlex.split(done.stdout) == read_dry("-n", "2", *program)
+        assert launchers.read_words(shlex.split(done.stdout)) == read_dry("-n", "2", *program)
 
 
 # ---- mistakes --------------------------------------------------------------------------------
@@ -582,7 +613,10 @@ def test_who_is_the_front(folder, monkeypatch, words, job, is_front):
     # What a launcher has started is a rank.
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     monkeypatch.setenv("SLURM_PROCID", "0")
-    assert not __main__._is_front(split(words.split()))
+    line = split(words.split())
+    assert not __main__._is_front(line)
+    # A rank may start ranks, if it asks for some.
+    assert __main__._is_front(line, is_started_by_rank=True) == (is_front and bool(line.front))
 
 
 def test_without_an_option_the_shell_of_an_allocation_starts_ranks(allocation, monkeypatch):
@@ -594,7 +628,7 @@ def test_without_an_option_the_shell_of_an_allocation_starts_ranks(allocation, m
     monkeypatch.setattr(sys, "orig_argv", [*MPIDDP, "hello.py"])
     with pytest.raises(StartedError) as caught:
         __main__.main()
-    assert caught.value.args[0][-2:] == ["mpiddp", "hello.py"]
+    assert launchers.read_words(caught.value.args[0])[-2:] == ["mpiddp", "hello.py"]
 
 
 def test_help_is_shown_beside_the_fronts_options(folder):
@@ -908,6 +942,29 @@ def start(launcher, ranks: int, words: Sequence[str], **more):
     return launchers.start("alone", 1, [*options, *words], **more)
 
 
+@pytest.mark.parametrize("name", [row.name for row in launchers.available()])
+def test_words_reach_the_script_as_they_were_typed(name, folder):
+    """Past the launcher and a prefix, also long lists of files."""
+    launcher = launchers.find(name)
+    (folder / "words.py").write_text(WORDS)
+    words = [*HARD, *(f"/data/file-{number:05d}.bin" for number in range(3_000))]
+    with start(launcher, 1, ["--quiet", "words.py", *words], env={"MPIDDP_WRAP": "env"}) as job:
+        done = job.wait().expect(0)
+    assert done.stdout == f"{digest_words(words)}\n" and done.stderr.count("hint") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [(["hello.py"], {"MPIDDP_WRAP": "sh -c ':' :"}), (["--python", ":", "hello.py"], {})],
+)
+def test_what_a_launcher_must_read_holds_none_of_its_own_words(folder, words, variables):
+    (folder / "bin").mkdir(exist_ok=True)
+    write_program(folder / "bin" / ":", "exit 0")
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    done = run("-n", "2", *words, **variables, PATH=path).expect(2)
+    assert "have the word ':', which a launcher reads as its own" in done.stderr
+
+
 @pytest.mark.long
 @pytest.mark.by_default("mpich")
 def test_a_script_finds_its_ranks(either_launcher, folder):
@@ -915,6 +972,17 @@ def test_a_script_finds_its_ranks(either_launcher, folder):
         done = job.wait().expect(0)
     lines = [f"rank {rank} of 2, restart 0 of 0, ['--lr', '1']" for rank in range(2)]
     assert sorted(launchers.drop_gloo_lines(done.stdout).splitlines()) == lines
+
+
+WORDS = """
+import hashlib, os, sys
+# It names RANK: no hint.
+print(hashlib.sha256(b"\\0".join(map(os.fsencode, sys.argv[1:]))).hexdigest(), flush=True)
+"""
+
+
+def digest_words(words: Sequence[str]) -> str:
+    return hashlib.sha256(b"\0".join(map(os.fsencode, words))).hexdigest()
 
 
 FAILING = (

@@ -180,7 +180,7 @@ class MadeUp:
     @property
     def program_line(self) -> list[str]:
         """What each rank is, without what blocks signals until it has handlers."""
-        words = self.srun
+        words = launchers.read_words(self.srun)
         words = words[next(at for at, word in enumerate(words) if not word.startswith("-")) :]
         return words[len(BLOCKED) :] if words[: len(BLOCKED)] == BLOCKED else words
 
@@ -226,7 +226,7 @@ def test_ranks_of_a_job_that_can_be_requeued_are_started_with_signals_blocked(ma
     arguments = {"train": TOY, "run": ["x.py"]}[name]
     (made_up.cwd / "x.py").touch()
     made_up.submit(name, *arguments)
-    words = made_up.srun
+    words = launchers.read_words(made_up.srun)
     assert words[words.index("env") :][:2] == BLOCKED
     assert words[words.index("env") :][2:] == made_up.program_line
 
@@ -484,7 +484,7 @@ def test_arguments_reach_the_trainer_as_they_were(made_up):
     arguments = ["--name", "two words", "--runs-dir", "a*b", "", "'"]
     made_up.submit("train", *arguments)
     # The job's record says where the checkout is.
-    assert made_up.program_line == [PYTHON, "-m", "mpiddp.train", *arguments]
+    assert made_up.program_line == [PYTHON, "-m", "mpiddp", "train", *arguments]
 
 
 @pytest.mark.parametrize(
@@ -581,7 +581,7 @@ def test_without_an_environment_one_line_says_how_to_get_one(made_up):
     assert "bash jobs/local.sh" in line and "MPIDDP_ENV" in line and str(made_up.root) in line
     # A container brings its own.
     made_up.submit("train", *TOY, MPIDDP_WRAP="env 'A=two words'", **NO_PYTHON).expect(0)
-    assert made_up.program_line == ["env", "A=two words", "python", "-m", "mpiddp.train", *TOY]
+    assert made_up.program_line == ["env", "A=two words", "python", "-m", "mpiddp", "train", *TOY]
     assert str(made_up.root) in made_up.exported["PYTHONPATH"].split(":")
 
 
@@ -602,7 +602,7 @@ def test_with_a_prefix_an_old_python_of_the_host_does_not_start_the_ranks(made_u
     (made_up.cwd / "mine.sh").write_text("export LOADED=1\n")
     variables = {"MPIDDP_PYTHON": "", "MPIDDP_ENV": "mine.sh"}
     made_up.submit("train", *TOY, MPIDDP_WRAP="container", **variables).expect(0)
-    assert made_up.program_line == ["container", "python", "-m", "mpiddp.train", *TOY]
+    assert made_up.program_line == ["container", "python", "-m", "mpiddp", "train", *TOY]
 
 
 # ---- the exit code ---------------------------------------------------------------------------
@@ -710,7 +710,7 @@ def test_each_task_has_its_configuration_and_the_last_axis_varies_fastest(made_u
     done = sweep(made_up, *AXES, "--", *TOY, task=task)
     rate, batch = list(itertools.product(["0.1", "0.01", "0.001"], ["32", "64"]))[task]
     point = ["--learning-rate", rate, "--batch-size", batch]
-    assert made_up.program_line[3:] == [*point, *TOY]
+    assert made_up.program_line[4:] == [*point, *TOY]
     assert done.stdout.startswith(f"mpiddp: configuration {task} of 0-5: {' '.join(point)}\n")
     assert f"--output=logs/sweep-40_{task}.out" in made_up.srun
 
@@ -811,11 +811,11 @@ def test_job_scripts_know_the_options_of_the_front():
 @pytest.mark.parametrize(
     ("script", "words", "program"),
     [
-        ("train", ["--restarts", "1", *TOY], ["-m", "mpiddp.train", *TOY]),
-        ("train", ["--restarts=1", "--min_nodes", "1", *TOY], ["-m", "mpiddp.train", *TOY]),
+        ("train", ["--restarts", "1", *TOY], ["-m", "mpiddp", "train", *TOY]),
+        ("train", ["--restarts=1", "--min_nodes", "1", *TOY], ["-m", "mpiddp", "train", *TOY]),
         ("run", ["--ranks-per-node", "2", "--restarts", "1", "x.py"], ["-m", "mpiddp", "x.py"]),
         ("sweep", ["--restarts", "1", "lr=1,2", "--", *TOY],
-         ["-m", "mpiddp.train", "--lr", "1", *TOY]),
+         ["-m", "mpiddp", "train", "--lr", "1", *TOY]),
         ("sweep", ["lr=1,2", "--", "--restarts", "1", "x.py", "--a"],
          ["-m", "mpiddp", "x.py", "--lr", "1", "--a"]),
     ],
@@ -855,11 +855,11 @@ def test_scripts_that_were_written_use_the_python_that_wrote_them(made_up):
     command = f"{made_up.root}/slurm/train.sbatch --restarts 1"
     variables = {**NO_PYTHON, "command": command}
     made_up.submit("train", "--restarts", "1", *TOY, **variables).expect(0)
-    assert made_up.program_line == [PYTHON, "-m", "mpiddp.train", *TOY]
+    assert made_up.program_line == [PYTHON, "-m", "mpiddp", "train", *TOY]
     assert str(made_up.root) not in made_up.exported.get("PYTHONPATH", "")
     # Also where the ranks' Python is in a container, which is to have mpiddp itself.
     done = made_up.submit("train", *TOY, MPIDDP_WRAP="env", **variables)
-    assert made_up.program_line == ["env", "python", "-m", "mpiddp.train", *TOY], done.stderr
+    assert made_up.program_line == ["env", "python", "-m", "mpiddp", "train", *TOY], done.stderr
 
 
 def test_a_python_that_has_gone_is_named(made_up):
@@ -878,7 +878,7 @@ def test_a_python_that_has_gone_is_named(made_up):
         (["x y.py", "--its own", "a*"], ["-m", "mpiddp", "x y.py", "--its own", "a*"]),
         (["--timeout", "9", "x y.py"], ["-m", "mpiddp", "--timeout", "9", "x y.py"]),
         (["-m", "this"], ["-m", "mpiddp", "-m", "this"]),
-        (["train", *TOY], ["-m", "mpiddp.train", *TOY]),
+        (["train", *TOY], ["-m", "mpiddp", "train", *TOY]),
     ],
 )
 def test_a_script_of_anybodys_is_started(made_up, arguments, program):

@@ -46,10 +46,16 @@ def test_another_process_puts_back_what_was_there_before(monkeypatch: pytest.Mon
     forget_inherited()
     assert now() == ["1", "2", "3"]
     os.environ["THIRD"] = "changed since"
+    for name in environment.OF_JOB:
+        monkeypatch.setenv(name, "of the rank's job")
+    assert not forget_inherited()
     become_another_process()
-    forget_inherited()
+    assert forget_inherited()
     assert now() == [None, "the user's", "changed since"]
-    assert environment.EXPORTED not in os.environ
+    assert os.environ.keys().isdisjoint({environment.EXPORTED, *environment.OF_JOB})
+    # A job's own variables stay, in the ranks that the front has started.
+    monkeypatch.setenv(environment.JOB_DIRECTORY, "/job")
+    assert not forget_inherited() and environment.JOB_DIRECTORY in os.environ
 
 
 def test_an_inner_session_gives_back_what_the_outer_one_has_set(

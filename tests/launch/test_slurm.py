@@ -121,6 +121,18 @@ def run_inside(launcher, allocation, command) -> launchers.Result:
     return launchers.run(alone, 1, line, python=salloc, env={"HYDRA_IFACE": None})
 
 
+def test_words_reach_the_script_past_srun(slurm_cluster, tmp_path):
+    words = [":", "a", "", "a\nb", "--map-by", "-n", "%t", "'", "\udcff"]
+    script = tmp_path / "words.py"
+    script.write_text("import sys\nsys.stdout.write(f'{sys.argv[1:]}\\n')  # mpiddp\n")
+    # salloc reads colons as well.
+    inside = shlex.join([sys.executable, "-m", "mpiddp", "-n", "2", str(script), *words])
+    salloc, alone = slurm.find_program("salloc"), replace(slurm_cluster.srun(), mpirun=None)
+    line = ["--nodes=2", "sh", "-c", inside]
+    result = launchers.run(alone, 1, line, python=salloc, env={"HYDRA_IFACE": None}).expect(0)
+    assert result.stdout.splitlines() == [str(words)] * 2
+
+
 @pytest.mark.long
 def test_a_heterogeneous_job(slurm_cluster):
     # Where both components end together, two threads of Slurm 22.05's srun may wait for the end of

@@ -35,6 +35,7 @@ import pytest
 
 from benchmarks.launching import launchers as left
 from mpiddp.launch.launcher.command import MPICH, OPEN_MPI, OPEN_MPI_4, Kind
+from mpiddp.launch.script.command_line import UNDERSCORED, take_words
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
@@ -193,6 +194,12 @@ def clean_environment(changes: Mapping[str, str] | None = None) -> dict[str, str
     kept = {name: value for name, value in os.environ.items() if not INHERITED.fullmatch(name)}
     kept["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**kept, **(changes or {})}
+
+
+def read_words(line: Sequence[str]) -> list[str]:
+    """A command line of the front's, with the program's words as they reach the program."""
+    at = line.index(UNDERSCORED) if UNDERSCORED in line else len(line)
+    return [*line[:at], *take_words(line[at:])]
 
 
 def drop_gloo_lines(stdout: str) -> str:

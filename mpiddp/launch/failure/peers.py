@@ -47,6 +47,10 @@ class Peers:
             communicator, self.communicator = self.communicator, None
             communicator.Free()
 
+    def forget_communicator(self) -> None:
+        """MPI has ended, and the communicator with it."""
+        self.communicator = None
+
     def join_lifeline(self, lifeline: Lifeline | None) -> None:
         """The lifeline is connected; or another session's is, if it is given; or none."""
         self.lifeline = lifeline

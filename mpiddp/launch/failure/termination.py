@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from mpiddp import environment
+from mpiddp.launch.mpi import mpi
 from mpiddp.process.background import BackgroundCall
 from mpiddp.process.streams.console import CONSOLE_SECONDS
 
@@ -106,6 +107,8 @@ def abort(code: int, seconds: float = ABORT_SECONDS) -> None:
         threading.Thread(target=leave, name="mpiddp-leave", daemon=True).start()
     except RuntimeError:  # The interpreter is shutting down: Python 3.12 starts no threads then.
         end_soon(seconds)
+    if mpi.has_ended(MPI):
+        os._exit(code)  # The launcher and the companions see it.
     size = MPI._sizeof(MPI.Comm)
     handle = {4: ctypes.c_int, 8: ctypes.c_void_p}[size](MPI._handleof(MPI.COMM_WORLD))
     ctypes.CDLL(MPI.__file__).MPI_Abort(handle, ctypes.c_int(code))

@@ -86,6 +86,8 @@ SRUN_FIXED = ("--kill-on-bad-exit=1", "--export=ALL", "--disable-status")
 """What no setting may change: a rank that fails ends the others, all variables reach them, and
 Ctrl-C goes to the ranks, who write it down, and not to srun's own display."""
 OTHER = Kind(key="other", name="", program="mpiexec")
+READ_EVERYWHERE = frozenset({":", "--map-by", "--rank-by", "--bind-to", "--runtime-options"})
+"""Words that some launcher reads as its own wherever they stand, behind the program as well."""
 
 
 def find_kind(version: str) -> tuple[Kind, str]:

@@ -93,15 +93,22 @@ def take(name: str) -> str | None:
     return os.environ.pop(name, None)
 
 
-def forget_inherited() -> None:
-    """Undo what another process has set for itself, as far as it is unchanged."""
+def forget_inherited() -> bool:
+    """Undo what another process has set for itself, as far as it is unchanged.
+
+    Returns whether there was one: a rank, whose job is not this process's own.
+    """
     process, entries = _read()
     if process == os.getpid():
-        return
+        return False
     for name, entry in entries.items():
         if os.environ.get(name) == entry.value:
             _set(name, entry.before, entry.before)
+    if process is not None:
+        for name in environment.OF_JOB:
+            os.environ.pop(name, None)
     os.environ.pop(environment.EXPORTED, None)
+    return process is not None
 
 
 def _read_own() -> dict[str, _Entry]:

@@ -15,12 +15,13 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpiddp import environment
 from mpiddp.errors import LaunchError
-from mpiddp.launch.launcher.exported_variables import export_for_good
+from mpiddp.launch.launcher.exported_variables import set_meanwhile
 from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.launch.mpi.compatibility import (
     check_gpu_support,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+OPEN_MPI_5 = r"Open MPI v([5-9]|\d\d)"
+"""Matches what the library says of its version, for 5.0 and later."""
 LEAVING_SECONDS = 0.2
 """How much later than the first the last rank may leave MPI_Init."""
 LENGTH_BYTES = 8
@@ -91,11 +94,10 @@ def _hide_enclosing_step(launcher: Launcher) -> None:
 def initialize(MPI: Any, launcher: Launcher | None) -> tuple[str, ...]:
     """Call MPI_Init_thread(MPI_THREAD_MULTIPLE) without holding the interpreter's lock.
 
-    Errors of MPI calls become exceptions. Processes started from here on do not initialise MPI on
-    import. ``launcher`` started this process. Returns the interfaces to which MPI's TCP transports
-    were confined; none if they choose.
+    Errors of MPI calls become exceptions. ``launcher`` started this process. Returns the interfaces
+    to which MPI's TCP transports were confined; none if they choose.
     """
-    if MPI.Is_finalized():
+    if has_ended(MPI):
         raise LaunchError(
             "MPI was shut down earlier in this process and cannot start again: "
             "use one mpiddp.init() for the whole program"
@@ -112,12 +114,28 @@ def initialize(MPI: Any, launcher: Launcher | None) -> tuple[str, ...]:
             code = library.MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
         if code != MPI.SUCCESS:
             raise LaunchError(f"MPI_Init failed with MPI's error code {code}")
+        # As mpi4py does; what a script has chosen since stays.
+        for communicator in (MPI.COMM_SELF, MPI.COMM_WORLD):
+            communicator.Set_errhandler(MPI.ERRORS_RETURN)
         _let_others_leave(version, MPI.COMM_WORLD.Get_size())
-    MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
-    # Spawned DataLoader workers inherit the launcher's variables; one that ran MPI_Init would
-    # die or join a job that does not expect it.
-    export_for_good({environment.MPI4PY_INITIALIZE: "0"})
+        if not re.match(OPEN_MPI_5, version):
+            _keep_workers_out()
     return interfaces
+
+
+def _keep_workers_out() -> None:
+    """Let workers that multiprocessing spawns import mpi4py: most MPIs would end them in MPI_Init.
+
+    They inherit the launcher's variables. Open MPI 5 takes them for the rank that has started
+    them, so that they can ask for its number. Other programs, such as an mpirun, are left alone.
+    """
+    spawn = util.spawnv_passfds
+
+    def start(*arguments: Any) -> Any:
+        with set_meanwhile({environment.MPI4PY_INITIALIZE: "0"}):
+            return spawn(*arguments)
+
+    vars(util)["spawnv_passfds"] = start
 
 
 def add_own_variables() -> None:
@@ -134,9 +152,54 @@ def add_own_variables() -> None:
         os.putenv(name, found[name])
 
 
+class KeptMpi:
+    """Keeps MPI up for a session in a script that starts and ends MPI itself.
+
+    Until ``close``, ``MPI.Init`` of the script finds MPI started, and its ``MPI.Finalize`` does
+    nothing yet: the session has messages to send until its end.
+    """
+
+    def __init__(self, MPI: Any, *, is_own: bool) -> None:
+        """``MPI``: mpi4py's module, initialised; ``is_own``: by the session."""
+        self._module = MPI
+        self._is_own, self._is_left = is_own, False
+        is_finalized = MPI.Is_finalized
+        replaced = {
+            "Init": lambda: None,
+            "Init_thread": self._find_thread_level,
+            "Finalize": self._leave,
+            "Is_finalized": lambda: self._is_left or is_finalized(),
+        }
+        self._before = {name: getattr(MPI, name) for name in replaced}
+        vars(MPI).update(replaced)
+
+    def _find_thread_level(self, required: int | None = None) -> Any:
+        return self._module.Query_thread()
+
+    def _leave(self) -> None:
+        self._is_left = True
+
+    def release(self) -> None:
+        """Give the script its functions back."""
+        vars(self._module).update(self._before)
+
+    def close(self) -> None:
+        """End MPI if the session has started it, or the script has done with it."""
+        self.release()
+        if (self._is_own or self._is_left) and not has_ended(self._module):
+            finalize(self._module)
+
+
 def finalize(MPI: Any) -> None:
     """Call MPI_Finalize without holding the interpreter's lock, so that a deadline can fire."""
     ctypes.CDLL(MPI.__file__).MPI_Finalize()
+
+
+def has_ended(MPI: Any) -> bool:
+    """Whether MPI_Finalize was called, by whomever: a library of the script's may have done so."""
+    flag = ctypes.c_int()
+    ctypes.CDLL(MPI.__file__).MPI_Finalized(ctypes.byref(flag))
+    return bool(flag.value)
 
 
 def leave_alone(MPI: Any) -> None:
@@ -158,7 +221,7 @@ def _let_others_leave(version: str, size: int) -> None:
     none of 68 with it; PMIx's own fence instead left 8 of 203. A pause makes the crash rarer and
     excludes nothing. torch is imported meanwhile.
     """
-    if size > 1 and re.match(r"Open MPI v([5-9]|\d\d)", version):
+    if size > 1 and re.match(OPEN_MPI_5, version):
         time.sleep(LEAVING_SECONDS)
 
 

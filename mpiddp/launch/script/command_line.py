@@ -45,6 +45,8 @@ LAUNCHING = frozenset({"mpiddp.remote.rank"})
 OWN_MODULES = {module.removesuffix(".__main__"): word for word, module in COMMANDS.items()}
 """What ``-m MODULE`` is for each of these modules: its word."""
 WITHOUT_RANKS = frozenset(COMMANDS) - {"train", "doctor"}
+UNDERSCORED, UNDERSCORE = "--underscored", "_"
+"""Before the words that the front hands to a rank, and at the beginning of each of them."""
 
 USAGE = """\
 python -m mpiddp [OPTIONS] SCRIPT [ARGS…]
@@ -97,6 +99,11 @@ class CommandLine:
         return self.rest[0] if self.rest[0] in COMMANDS else None
 
     @property
+    def own_module(self) -> str | None:
+        """The module of mpiddp whose ``main()`` this is, if it is no script."""
+        return self.module if self.module in LAUNCHING else COMMANDS.get(self.command or "")
+
+    @property
     def own_program(self) -> str | None:
         """The module of mpiddp that the ranks run in place of a script."""
         if self.command is None or self.command in WITHOUT_RANKS:
@@ -131,6 +138,22 @@ class CommandLine:
             if is_count or word.partition("=")[0] in ("--launcher", "--ranks-per-node"):
                 return word
         return None
+
+
+def underscore(words: Sequence[str]) -> list[str]:
+    """The words for a rank, in a form of which no launcher takes one for its own.
+
+    A launcher reads the program's words too: all of them take ``:`` for the end of a command, and
+    Open MPI 5 writes ``--mapby`` for ``--map-by``. None has words that begin like this.
+    """
+    return [UNDERSCORED, *(UNDERSCORE + word for word in words)]
+
+
+def take_words(words: Sequence[str]) -> list[str]:
+    """A rank's words, as they were before `underscore`; what a person has typed stays."""
+    if words[:1] != [UNDERSCORED]:
+        return list(words)
+    return [word.removeprefix(UNDERSCORE) for word in words[1:]]
 
 
 def split(words: Sequence[str]) -> CommandLine:

@@ -24,6 +24,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import find_rank, is_first
 from mpiddp.launch.options import Options
+from mpiddp.launch.script import silence
 from mpiddp.launch.script.command_line import COMMANDS, read_ranks, split
 from mpiddp.launch.script.other_words import explain_command
 from mpiddp.launch.startup import start
@@ -165,8 +166,17 @@ def main(hidden_files: tuple[str, ...] = ()) -> None:
             )
         run = prepare_script(rest[0], rest[1:]) if module is None else prepare_module(module, rest)
         session = start(options, failure_handler, make_group=False, signals=signals)
+        is_silent = silence.watch(session)
+
+        def close() -> None:
+            has_talked = not failure_handler.is_own_process() or not is_silent()
+            session.close()
+            # All ranks have come to a good end.
+            if not has_talked:
+                write_console(silence.describe(session.world.size))
+
         # Registered before the script's own functions, it runs after them and after its threads.
-        atexit.register(session.close)
+        atexit.register(close)
         failure_handler.begin_script()
         signals.hand_over()
         run()

@@ -1,0 +1,181 @@
+"""Scripts that start MPI, end it, or start programs that do: as under a bare mpirun."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import launchers
+from mpiddp.launch.mpi.mpi import KeptMpi
+from mpiddp.launch.script import silence
+
+PREFIX = ["-m", "mpiddp", "--quiet"]
+
+OWN = """
+    import mpi4py
+    mpi4py.rc(initialize=False, finalize=False)
+    from mpi4py import MPI
+
+    MPI.Init()
+    assert MPI.Init_thread() == MPI.Query_thread() and MPI.Is_initialized()
+    MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_ARE_FATAL)
+    assert MPI.COMM_WORLD.allreduce(1) == 2 and not MPI.Is_finalized()
+    if MPI.COMM_WORLD.Get_rank() == 0:
+        MPI.Finalize()
+        assert MPI.Is_finalized()
+
+    # torch's messages go on after MPI's.
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    print("sum", ones.item(), flush=True)
+    raise SystemExit(int(__import__("sys").argv[1]) if dist.get_rank() else 0)
+"""
+
+
+def run(launcher, tmp_path, text, *words, ranks=2, **options):
+    (tmp_path / "script.py").write_text(textwrap.dedent(text))
+    arguments = [*PREFIX, "script.py", *words]
+    return launchers.run(launcher, ranks, arguments, cwd=tmp_path, **options)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [(row.name, 0) for row in launchers.available()]
+    + [pytest.param("openmpi", 5, marks=pytest.mark.long)],
+)
+def test_a_script_may_start_and_end_mpi_itself(name, code, tmp_path):
+    """One of its ranks ends it, in the middle; the exit code is the script's."""
+    result = run(name, tmp_path, OWN, str(code)).expect(code)
+    assert result.stdout.splitlines() == ["sum 2.0"] * 2
+    assert "MPI_" not in result.stderr.upper() and "hint" not in result.stderr
+
+
+LIBRARY = """
+    import ctypes
+    from mpi4py import MPI
+
+    assert MPI.COMM_WORLD.allreduce(1) == 2
+    ctypes.CDLL(MPI.__file__).MPI_Finalize()
+    if __import__("sys").argv[1] == "fails" and __import__("os").environ["RANK"] == "1":
+        raise ValueError("after MPI")
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("how", "code"), [("ends", 0), ("fails", 1)])
+def test_a_library_may_end_mpi_for_good(how, code, tmp_path):
+    result = run("openmpi", tmp_path, LIBRARY, how).expect(code)
+    assert "after MPI_FINALIZE" not in result.stderr
+    assert result.stderr.count("ValueError: after MPI") == code
+
+
+def test_mpi_is_ended_when_its_owner_has_done_with_it(monkeypatch):
+    ended: list[str] = []
+    monkeypatch.setattr("mpiddp.launch.mpi.mpi.finalize", lambda module: ended.append("end"))
+    monkeypatch.setattr("mpiddp.launch.mpi.mpi.has_ended", lambda module: False)
+    for is_own, calls, expected in ((True, 0, 1), (False, 0, 0), (False, 1, 1), (True, 1, 1)):
+        module = SimpleNamespace(
+            Init=None, Init_thread=None, Finalize=None, Is_finalized=lambda: False,
+            THREAD_MULTIPLE=3, Query_thread=lambda: 3,
+        )  # fmt: skip
+        before = dict(vars(module))
+        kept = KeptMpi(module, is_own=is_own)
+        for _ in range(calls):
+            module.Finalize()
+        assert module.Is_finalized() is bool(calls) and not ended
+        kept.close()
+        assert len(ended) == expected and vars(module) == before
+        ended.clear()
+
+
+STARTS = """
+    import os, subprocess, sys
+    import torch
+    from mpi4py import MPI
+    from torch.utils.data import DataLoader, Dataset
+
+    # A worker that is spawned comes here as well.
+    RANK = MPI.COMM_WORLD.Get_rank() if "asks" in sys.argv or __name__ == "__main__" else None
+    INNER = "from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1), flush=True)"
+
+    class Ranks(Dataset):
+        def __len__(self): return 1
+        def __getitem__(self, at): return str(RANK)
+
+    if __name__ == "__main__":
+        # On all ranks, since MPI_Init waits for as many.
+        for batch in DataLoader(Ranks(), num_workers=1, multiprocessing_context="spawn"):
+            print("worker", *batch, flush=True)
+        with open("inner.py", "w") as file:
+            file.write(INNER)
+        mpirun, python = sys.argv[1], sys.executable
+        plain = [mpirun, "-n", "2", python]
+        for start in (plain, [python, "-m", "mpiddp", "--launcher", mpirun, "-n", "2"]):
+            if RANK == 0:
+                said = subprocess.check_output([*start, "inner.py"], text=True, stdin=-3)
+                print(said.split(), flush=True)
+"""
+ALLOWED = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("name", "asks", "workers"),
+    [("openmpi", "asks", ["0", "1"]), ("mpich", "", ["None", "None"])],
+)
+def test_what_a_rank_starts_may_use_mpi(name, asks, workers, tmp_path):
+    """Ranks of its own, and workers; Open MPI 5 takes these for the rank that has started them."""
+    words = [str(launchers.find(name).mpirun), asks]
+    result = run(name, tmp_path, STARTS, *words, env=ALLOWED).expect(0)
+    lines = sorted(result.stdout.splitlines())
+    assert lines == ["['2', '2']", "['2', '2']", *(f"worker {worker}" for worker in workers)]
+
+
+# The hint
+
+
+SILENT = """
+    import torch
+
+    model = torch.nn.Linear(2, 1)
+    model(torch.ones(1, 2)).sum().backward()
+    print("done")
+"""
+
+
+@pytest.mark.mpi
+def test_ranks_that_never_talked_are_told_so_once(tmp_path):
+    result = run("openmpi", tmp_path, SILENT).expect(0)
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("mpiddp: ")]
+    assert line.startswith("mpiddp: hint: the 2 ranks never talked to each other")
+
+
+@pytest.mark.parametrize(
+    ("text", "knows"),
+    [
+        ("def main():\n    from mpi4py import MPI\n", True),
+        ("import os\nprint(os.environ['RANK'])\n", True),
+        ("import os\nprint(os.getenv('OMPI_COMM_WORLD_RANK'), os.getenv('SLURM_PROCID'))", True),
+        ("import os, torch\ntorch.cuda.set_device(int(os.environ.get('LOCAL_RANK', 0)))\n", False),
+        ("import torch.distributed\n", False),
+    ],
+)
+def test_a_script_that_knows_its_rank_is_not_told(text, knows, tmp_path):
+    module = ModuleType("part")
+    module.__file__ = str(tmp_path / "part.py")
+    (tmp_path / "part.py").write_text(text)
+    assert silence._knows_ranks("part", module) is knows
+    # What is installed is not the script's own; one that has MPI is enough.
+    module.__file__ = os.path.join(sys.prefix, "gone.py")
+    assert not silence._knows_ranks("part", module)
