@@ -882,7 +882,9 @@ def test_ranks_that_failed_are_started_again(either_launcher, folder):
 
 
 WAITING = """
-import os, pathlib, signal, time
+import os, pathlib, signal, subprocess, time
+# It holds the rank's output, and nobody else would end it.
+subprocess.Popen(["sleep", "1000"])
 said = pathlib.Path(f"said-{os.environ['RANK']}")
 
 def say(number, _):
@@ -931,7 +933,7 @@ time.sleep(600)
 def test_ranks_have_time_to_save_after_sigterm(folder):
     # Open MPI's mpirun kills its ranks a second after a SIGTERM of its own.
     (folder / "saving.py").write_text(SAVING)
-    with start("openmpi", 2, ["saving.py"]) as job:
+    with start(launchers.find("openmpi"), 2, ["saving.py"]) as job:
         await_words(folder, "")
         os.kill(job.process.pid, signal.SIGTERM)
         assert job.wait().returncode == 75
