@@ -42,17 +42,21 @@ def has_variable(process: int, starts: Iterable[bytes]) -> bool:
 
 
 def survey(mark: bytes) -> dict[int, Relative]:
-    """This user's processes that have not ended. ``mark``: for `has_variable`; empty for none."""
-    user, found = os.geteuid(), {}
+    """This user's processes that have not ended. ``mark``: for `has_variable`; empty for none.
+
+    Those that are older than this process are not marked.
+    """
+    user, found, begin = os.geteuid(), {}, int(read_stat("self")[19])
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             process = int(name)
             if os.stat(f"/proc/{name}").st_uid != user:
                 continue
-            state, parent, _, session, *_ = read_stat(process)
-            if state not in "ZX":
-                is_marked = bool(mark) and has_variable(process, [mark])
-                found[process] = Relative(int(parent), int(session), is_marked)
+            stat = read_stat(process)
+            if stat[0] not in "ZX":
+                is_young = int(stat[19]) >= begin
+                is_marked = is_young and bool(mark) and has_variable(process, [mark])
+                found[process] = Relative(int(stat[1]), int(stat[3]), is_marked)
     return found
 
 

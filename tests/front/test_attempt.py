@@ -16,9 +16,11 @@ import time
 import pytest
 
 import launchers
+from mpiddp.environment import JOB_DIRECTORY
 from mpiddp.front import attempt
 from mpiddp.front.attempt import Files, Launch
 from mpiddp.launch.launcher.command import OPEN_MPI, SRUN
+from mpiddp.process.publication import ADDRESS_FILE
 
 SECONDS = 60
 RUN = """
@@ -95,28 +97,24 @@ def test_a_preemption_behind_the_end_of_a_launcher_is_for_the_next(launch, monke
     assert launch.preemption == signal.SIGUSR1
 
 
-KILLED = """
-import os, signal, time
-from types import SimpleNamespace
-from mpiddp.front import attempt
-from mpiddp.launch.launcher.command import OPEN_MPI
+def test_ctrl_c_before_the_ranks_have_met_is_no_interrupt_of_python(launch, monkeypatch, tmp_path):
+    sent = []
 
-front = os.getpid()
+    def interrupt(_, process, show):
+        monkeypatch.setattr(os, "kill", lambda _, number: sent.append(number))
+        signal.raise_signal(signal.SIGINT)
+        (tmp_path / ADDRESS_FILE).touch()
+        signal.raise_signal(signal.SIGINT)
+        monkeypatch.setattr(os, "kill", kill)
+        process.kill()
 
-def follow(*given, prctl=attempt.SYSTEM.prctl):
-    os.kill(front, signal.SIGKILL)
-    while os.getppid() == front:
-        time.sleep(0.01)
-    prctl(*given)
-
-attempt.SYSTEM = SimpleNamespace(prctl=follow)
-attempt.Launch(OPEN_MPI, starts_ranks=True).run(["echo", "started"], os.environ, None)
-"""
-
-
-def test_no_launcher_is_started_for_a_front_that_was_killed_meanwhile():
-    done = launchers.run_python("-c", KILLED)
-    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
+    kill = os.kill
+    monkeypatch.setattr(attempt, "copy_messages", interrupt)
+    launch.run(["sleep", str(SECONDS)], {**os.environ, JOB_DIRECTORY: str(tmp_path)}, None)
+    assert [number for number in sent if number != signal.SIGCONT] == [
+        signal.SIGTERM,
+        signal.SIGINT,
+    ]
 
 
 @pytest.mark.parametrize("step", ["", "StepId=7.0 SrunHost:Pid={host}:{process}"])

@@ -505,6 +505,40 @@ def test_a_script_that_cannot_be_read(folder):
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    "text", [b"def f(:\n  pass\n", b"return 1\n", b"# coding: none\n", b"\xff"]
+)
+@pytest.mark.parametrize("words", [["package/module.py"], ["-m", "package.module"]])
+def test_a_syntax_error_is_found_before_anything_starts(folder, monkeypatch, capsys, words, text):
+    monkeypatch.setattr(plan, "find_mpirun", lambda _: pytest.fail("it is being started"))
+    (folder / "package").mkdir()
+    script = folder / "package" / "module.py"
+    (folder / "package" / "__init__.py").write_text("raise SystemExit(7)  # Not run.")
+    script.write_bytes(text)
+    assert call(["-n", "2", *words], monkeypatch) == 1
+    said = capsys.readouterr().err
+    assert "SyntaxError: " in said and "Traceback" not in said
+    # As Python itself says it, apart from mistakes in bytes, where it names no file.
+    alone = launchers.run_python(script).stderr
+    assert said == alone or text[0] in b"#\xff"
+
+
+def test_a_script_that_another_python_may_know_is_left_to_it(folder, monkeypatch, capsys):
+    (folder / "new.py").write_text("def f(:")
+    assert call(["-n", "2", "--python", sys.executable, "--dry-run", "new.py"], monkeypatch) == 0
+
+
+def test_a_directory_that_was_deleted_starts_nothing(folder, monkeypatch, capsys):
+    (folder / "gone").mkdir()
+    monkeypatch.chdir(folder / "gone")
+    (folder / "gone").rmdir()
+    assert call(["-n", "2", "../hello.py"], monkeypatch) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "the current directory has been deleted" in line
+    with pytest.raises(ConfigurationError, match="the current directory has been deleted"):
+        mpiddp.ranks(2)
+
+
 def test_without_any_mpirun_one_line_says_so(folder, monkeypatch, capsys):
     monkeypatch.setattr(sys, "prefix", str(folder))
     monkeypatch.setenv("PATH", str(folder))
@@ -1006,7 +1040,9 @@ def test_ranks_that_failed_are_started_again(either_launcher, folder):
 
 
 WAITING = """
-import os, pathlib, signal, time
+import os, pathlib, signal, subprocess, time
+# It holds the rank's output, and nobody else would end it.
+subprocess.Popen(["sleep", "1000"])
 said = pathlib.Path(f"said-{os.environ['RANK']}")
 
 def say(number, _):
@@ -1055,7 +1091,7 @@ time.sleep(600)
 def test_ranks_have_time_to_save_after_sigterm(folder):
     # Open MPI's mpirun kills its ranks a second after a SIGTERM of its own.
     (folder / "saving.py").write_text(SAVING)
-    with start("openmpi", 2, ["saving.py"]) as job:
+    with start(launchers.find("openmpi"), 2, ["saving.py"]) as job:
         await_words(folder, "")
         os.kill(job.process.pid, signal.SIGTERM)
         assert job.wait().returncode == 75

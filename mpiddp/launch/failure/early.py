@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
-USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+USUAL: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
 def heed() -> None:

@@ -1,0 +1,131 @@
+"""Whatever ends the front, and whatever a launcher catches: what was started ends as well."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import launchers
+from mpiddp.front import guard
+from mpiddp.process.background import LASTING_SECONDS
+from mpiddp.process.descendants import list_children
+
+FRONT = """
+import os, sys
+from mpiddp.front.attempt import Launch
+from mpiddp.launch.launcher.command import OTHER
+
+launch = Launch(OTHER, starts_ranks=True)
+launch.listen()
+variables = {**os.environ, "MPIDDP_ATTEMPT_TOKEN": os.urandom(8).hex()}
+found = launch.run([sys.executable, "-S", "-c", *sys.argv[1:]], variables, None)
+print(found.status, found.was_killed, flush=True)
+"""
+DEAF = """
+import signal, time
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+# As Open MPI's: it reads what its rank writes until nobody can write there any more.
+LAUNCHER = """
+import os, signal, subprocess, sys
+rank = subprocess.Popen(
+    [sys.executable, "-S", "-c", sys.argv[1]], env={**os.environ, "PMI_RANK": "0"},
+    stdout=subprocess.PIPE, start_new_session=True,
+)
+signal.signal(signal.SIGTERM, lambda number, _: rank.send_signal(number))
+for line in rank.stdout:
+    os.write(1, line)
+os._exit(abs(rank.wait()))
+"""
+CHILD = """
+import os, signal, subprocess, sys, time
+child = subprocess.Popen(["sleep", "1000"]{options})
+print("ready", child.pid, flush=True)
+"""
+DETACHED = ", start_new_session=True, stdout=subprocess.DEVNULL"
+LONG = "time.sleep(1000)\n"
+SLOW = """
+import os, signal, time
+
+def save(number, _):
+    time.sleep({seconds})
+    os._exit(75)
+
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+@contextlib.contextmanager
+def started(*words: str) -> Iterator[launchers.Job]:
+    """A front with this launcher, once that is ready. Nothing may be left when it has ended."""
+    with launchers.start("alone", 1, ["-c", FRONT, *words]) as job:
+        job.until(lambda: "ready" in job.stdout(), "the launcher")
+        # The guard looks at ranks once in a second.
+        time.sleep(1.5 * guard.QUIET_SECONDS)
+        yield job
+
+
+def end(job: launchers.Job, *numbers: int) -> str:
+    for number in numbers:
+        os.kill(job.process.pid, number)
+        time.sleep(0.3)
+    return job.wait().stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "numbers", [(signal.SIGTERM,), (signal.SIGINT,), (signal.SIGHUP, signal.SIGTERM)]
+)
+def test_a_launcher_that_hangs_is_killed_after_a_signal(numbers):
+    with started(DEAF) as job:
+        assert end(job, *numbers) == f"{128 + signal.SIGKILL} True"
+
+
+def test_a_launcher_that_is_stopped_hears_of_a_signal():
+    with started(LAUNCHER, CHILD.format(options="") + LONG) as job:
+        # Beside the guard, which the front has forked first.
+        launcher = max(list_children(job.process.pid))
+        os.kill(launcher, signal.SIGSTOP)
+        assert end(job, signal.SIGTERM) == "15 False"
+
+
+def test_a_launcher_that_hangs_ends_with_a_front_that_was_killed():
+    with started(DEAF) as job:
+        job.process.kill()
+        job.wait()
+
+
+@pytest.mark.parametrize("options", ["", DETACHED])
+def test_what_ranks_have_started_ends_with_a_signal(options):
+    with started(LAUNCHER, CHILD.format(options=options) + LONG) as job:
+        assert end(job, signal.SIGTERM) == "15 False"
+
+
+def test_what_ranks_have_left_behind_does_not_delay_the_end():
+    with started(LAUNCHER, CHILD.format(options="") + "time.sleep(4)\n") as job:
+        assert job.wait().stdout.splitlines()[-1] == "0 False"
+
+
+def test_what_has_left_on_purpose_outlives_a_good_end():
+    with started(LAUNCHER, CHILD.format(options=DETACHED) + "time.sleep(4)\n") as job:
+        job.process.wait(launchers.SHORTEST_DEADLINE)
+        os.kill(int(job.stdout().split()[1]), signal.SIGKILL)  # Raises, if it has gone.
+        assert job.wait().stdout.splitlines()[-1] == "0 False"
+
+
+def test_ranks_have_their_time_after_a_first_signal_but_not_after_a_second():
+    long = 2 * guard.LAUNCHER_SECONDS
+    with started(LAUNCHER, SLOW.format(seconds=long)) as job:
+        assert end(job, signal.SIGTERM) == "75 False"
+    with started(LAUNCHER, SLOW.format(seconds=1000)) as job:
+        assert end(job, signal.SIGTERM, signal.SIGTERM) == f"{128 + signal.SIGKILL} True"
+    assert guard.RANKS_SECONDS > LASTING_SECONDS
