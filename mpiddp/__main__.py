@@ -16,7 +16,7 @@ import mpiddp
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, LaunchError
 from mpiddp.launch.failure import early
-from mpiddp.launch.launcher.exported_variables import forget_inherited
+from mpiddp.launch.launcher.exported_variables import forget_inherited, forget_launch
 from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
 from mpiddp.launch.script.command_line import WITHOUT_RANKS, CommandLine, split, take_words
 from mpiddp.options.reader import HELP
@@ -34,6 +34,8 @@ def main() -> None:
         print_text(f"mpiddp {mpiddp.__version__}")
         return
     if line is not None and _is_front(line, is_started_by_rank):
+        if is_started_by_rank or _find_size() is not None:
+            forget_launch()
         from mpiddp.front import front
 
         front.run(line)
@@ -52,24 +54,35 @@ def main() -> None:
 def _is_front(line: CommandLine, is_started_by_rank: bool = False) -> bool:
     """Whether this process starts the ranks: no launcher has started it, and there are some.
 
-    Variables of a launcher are those of the rank if one has started it, and asks for ranks.
+    It starts them, too, if a rank has started it, or a launcher has started a single process, as
+    ``srun --pty bash`` does, and the command line asks for ranks.
     """
     is_own = not line.front and not line.ranks and line.own_program is not None
     if HELP & {*line.ranks, *(line.rest[1:] if is_own else ())}:
         return False
     if line.front and is_started_by_rank:
         return True
-    try:
-        if find_launcher() is not None or has_manager_hint():
-            return False
-    except LaunchError:
-        return False  # A rank says what is wrong.
+    size = _find_size()
+    if size is not None:
+        return bool(line.front) and size == 1
     if line.front:
         return True
     if line.command in WITHOUT_RANKS:
         return False
     in_job = environment.is_set((environment.SLURM_JOB_ID,))
     return in_job or line.find_misplaced() is not None
+
+
+def _find_size() -> int | None:
+    """How many processes this one's launcher has started; 0 if it does not say, or contradicts
+    itself, which a rank then says. None without a launcher."""
+    try:
+        launcher = find_launcher()
+    except LaunchError:
+        return 0
+    if launcher is None:
+        return 0 if has_manager_hint() else None
+    return launcher.size or 0
 
 
 if __name__ == "__main__":

@@ -158,6 +158,21 @@ MANAGER_HINTS = ("PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", PMI_DESCRIPTOR, "PMI
 PMIX_SIGNS = ("PMIX_NAMESPACE", "PMIX_RANK")
 PMI_SIGNS = (PMI_DESCRIPTOR, "PMI_PORT", "PMI_RANK")
 
+OF_LAUNCH = frozenset(
+    (
+        *(name for names in RANK_VARIABLES.values() for name in names),
+        *(sign for row in LAUNCHERS for sign in row.signs),
+    )
+)
+OF_LAUNCH_BEGINNINGS = ("PMI_", "PMIX_", "SLURM_")
+"""What a launcher has told a process, and would mislead a launcher that this process starts: Open
+MPI's would start its ranks by srun where Slurm's variables are, the job's too."""
+SETTINGS_BEGINNINGS = ("PMIX_MCA_", "SLURM_CONF")
+"""Among them, what a user or an administrator sets."""
+
+SLURM_TERMINAL = "SLURM_PTY_PORT"
+"""Set by ``srun --pty``."""
+
 LAUNCH_IDENTITY = ("PMIX_NAMESPACE", "SLURM_JOB_ID", *SLURM_STEP_IDS)
 """What is the same for all processes of a launch, as far as it is set."""
 

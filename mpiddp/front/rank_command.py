@@ -195,6 +195,11 @@ def _check_program(line: CommandLine) -> None:
     if os.path.isdir(script):
         if not os.path.isfile(os.path.join(script, "__main__.py")):
             raise ConfigurationError(f"{script!r} is a directory without a __main__.py")
+    elif script == "-" or os.path.abspath(script).startswith(("/dev/", "/proc/")):
+        raise ConfigurationError(
+            f"each rank reads the script, and {script!r} is what this process reads alone: save it "
+            "to a file, and give its name"
+        )
     elif not os.path.exists(script):
         raise ConfigurationError(
             f"there is no script {script!r} in {here}{explain_command(script, COMMANDS)}"

@@ -320,6 +320,32 @@ def test_gpus_that_may_be_used(visible, gpus, monkeypatch):
     assert plan.count_gpus() == gpus
 
 
+@pytest.mark.parametrize("name", ["-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"])
+def test_a_script_that_can_be_read_once_is_refused(name):
+    done = launchers.run_python("-m", "mpiddp", "-n", "2", name, input="print('hello')\n")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"mpiddp: each rank reads the script, and {name!r} is what this process reads alone: save "
+        "it to a file, and give its name\n"
+    )
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [("openmpi", "openmpi"), pytest.param("openmpi", "mpich", marks=pytest.mark.long),
+     pytest.param("mpich", "openmpi", marks=pytest.mark.long)],
+)  # fmt: skip
+def test_a_shell_that_mpirun_has_started_starts_ranks(outer, inner, tmp_path):
+    (tmp_path / "say.py").write_text("import os\nos.write(1, os.environ['WORLD_SIZE'].encode())\n")
+    inside = [*MPIDDP, "-n", "2", "--launcher", launchers.find(inner).mpirun, "say.py"]
+    line = shlex.join(map(str, inside))
+    launcher = launchers.find(outer)
+    words = ["-c", f"import os; os.execlp('sh', 'sh', '-c', {line!r})"]
+    result = launchers.run(launcher, 1, words, cwd=tmp_path).expect(0)
+    assert result.stdout == "22", result
+
+
 @pytest.mark.mpi
 def test_ranks_start_where_there_is_no_home(tmp_path):
     """As in services and jobs of cron: Open MPI's mpirun needs one."""

@@ -133,6 +133,21 @@ def test_words_reach_the_script_past_srun(slurm_cluster, tmp_path):
     assert result.stdout.splitlines() == [str(words)] * 2
 
 
+def test_a_shell_in_a_step_starts_ranks_of_its_own(slurm_cluster, tmp_path):
+    """As ``srun --pty bash`` gives one: a task with several cores."""
+    (tmp_path / "seen.py").write_text(INIT)
+    words = [sys.executable, "-m", "mpiddp"]
+    inside = shlex.join([*words, "-n", "2", str(tmp_path / "seen.py")])
+    alone = shlex.join(["env", "SLURM_PTY_PORT=1", *words, str(tmp_path / "seen.py")])
+    srun, launcher = slurm.find_program("srun"), replace(slurm_cluster.srun(), mpirun=None)
+    line = ["-n1", "--cpus-per-task=2", "sh", "-c", f"{inside} && echo then && {alone}"]
+    result = launchers.run(launcher, 1, line, python=srun)
+    two, one = result.expect(0).stdout.split("then")
+    for rows, count in ((two, 2), (one, 1)):
+        expect_ranks(replace(result, stdout=rows), count)
+    assert result.stderr.count("this terminal is one task of a Slurm step") == 1
+
+
 @pytest.mark.long
 def test_a_heterogeneous_job(slurm_cluster):
     # Where both components end together, two threads of Slurm 22.05's srun may wait for the end of

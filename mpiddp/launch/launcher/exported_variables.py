@@ -111,6 +111,14 @@ def forget_inherited() -> bool:
     return process is not None
 
 
+def forget_launch() -> None:
+    """Forget the launcher of this process, which starts ranks on its machine by another one."""
+    for name in list(os.environ):
+        is_told = name in environment.OF_LAUNCH or name.startswith(environment.OF_LAUNCH_BEGINNINGS)
+        if is_told and not name.startswith(environment.SETTINGS_BEGINNINGS):
+            _set(name, None, None)
+
+
 def _read_own() -> dict[str, _Entry]:
     process, entries = _read()
     return entries if process == os.getpid() else {}

@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from mpiddp import environment
 from mpiddp.errors import AloneError, LaunchError
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.launcher.launcher import Launcher, tasks_of_allocation
@@ -139,6 +140,11 @@ def find_oddities(world: World, launcher: Launcher | None, roster: Roster | None
         oddities.append(
             f"this is one process alone in an allocation of {tasks} tasks; to use them all: "
             "srun --mpi=pmix python -m …"
+        )
+    if world.size == 1 and environment.is_set((environment.SLURM_TERMINAL,)):
+        oddities.append(
+            "this terminal is one task of a Slurm step, and so one rank; to start more in it: "
+            "python -m mpiddp -n RANKS …"
         )
     if roster is not None:
         repeated = sorted({name for name in roster.hostnames if roster.hostnames.count(name) > 1})

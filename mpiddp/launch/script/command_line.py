@@ -164,7 +164,7 @@ def split(words: Sequence[str]) -> CommandLine:
     front: list[tuple[str, str]] = []
     ranks: list[str] = []
     at = 0
-    while at < len(words) and words[at].startswith("-") and words[at] != "--":
+    while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
         word = words[at]
         if word.startswith("-m") and word[2:3] != "-":
             at += 1 if word[2:] else 2

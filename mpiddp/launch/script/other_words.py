@@ -149,6 +149,11 @@ SRUN = {
         '`--launcher-options "…"`'
     ),
 }
+PYTHON = {
+    "`-c CODE`": "a file's name: each rank reads the script by itself",
+    "`-i`": "nothing: ranks have no terminal to read from; `mpiddp.ranks` calls functions on ranks",
+    "`-u`, `-O`, `-X OPTION`, `-W ACTION`": "it before `-m mpiddp`: the ranks get it too",
+}
 LAUNCHERS: Mapping[str, Mapping[str, str]] = {
     "torchrun": TORCHRUN,
     "accelerate launch": ACCELERATE,
@@ -156,6 +161,7 @@ LAUNCHERS: Mapping[str, Mapping[str, str]] = {
     "horovodrun": HOROVODRUN,
     "deepspeed": DEEPSPEED,
     "srun": SRUN,
+    "python": PYTHON,
 }
 """By the name of the launcher; each row in Markdown: its options, and what to type."""
 TRAINER = {
