@@ -338,7 +338,9 @@ def test_a_script_that_can_be_read_once_is_refused(name):
 )  # fmt: skip
 def test_a_shell_that_mpirun_has_started_starts_ranks(outer, inner, tmp_path):
     (tmp_path / "say.py").write_text("import os\nos.write(1, os.environ['WORLD_SIZE'].encode())\n")
-    inside = [*MPIDDP, "-n", "2", "--launcher", launchers.find(inner).mpirun, "say.py"]
+    # Not the outer one's library.
+    program = [*MPIDDP, "-n", "2", "--launcher", launchers.find(inner).mpirun, "say.py"]
+    inside = ["env", "-u", "MPI4PY_LIBMPI", *program]
     line = shlex.join(map(str, inside))
     launcher = launchers.find(outer)
     words = ["-c", f"import os; os.execlp('sh', 'sh', '-c', {line!r})"]
