@@ -105,46 +105,26 @@ LAUNCHERS: tuple[LauncherVariables, ...] = (
 RANK_VARIABLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "rank": (
-            "SLURM_PROCID",
-            "OMPI_COMM_WORLD_RANK",
-            "PMIX_RANK",
-            "PMI_RANK",
-            "MV2_COMM_WORLD_RANK",
-            "FLUX_TASK_RANK",
-            "JSM_NAMESPACE_RANK",
-            "PALS_RANKID",
+            "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK",
+            "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK", "PALS_RANKID",
         ),
         "size": (
-            "SLURM_NTASKS",
-            "SLURM_NPROCS",
-            "SLURM_STEP_NUM_TASKS",
-            "OMPI_COMM_WORLD_SIZE",
-            "PMI_SIZE",
-            "MV2_COMM_WORLD_SIZE",
-            "FLUX_JOB_SIZE",
-            "JSM_NAMESPACE_SIZE",
+            "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE",
+            "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE",
         ),
         "local_rank": (
-            "SLURM_LOCALID",
-            "OMPI_COMM_WORLD_LOCAL_RANK",
-            "OMPI_COMM_WORLD_NODE_RANK",
-            "MPI_LOCALRANKID",
-            "MV2_COMM_WORLD_LOCAL_RANK",
-            "FLUX_TASK_LOCAL_ID",
-            "JSM_NAMESPACE_LOCAL_RANK",
-            "PALS_LOCAL_RANKID",
+            "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK",
+            "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "FLUX_TASK_LOCAL_ID",
+            "JSM_NAMESPACE_LOCAL_RANK", "PALS_LOCAL_RANKID",
         ),
         "local_size": (
-            "OMPI_COMM_WORLD_LOCAL_SIZE",
-            "MPI_LOCALNRANKS",
-            "MV2_COMM_WORLD_LOCAL_SIZE",
-            "JSM_NAMESPACE_LOCAL_SIZE",
-            "PALS_LOCAL_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE",
+            "JSM_NAMESPACE_LOCAL_SIZE", "PALS_LOCAL_SIZE",
         ),
         "node_rank": ("SLURM_NODEID", "PALS_NODEID"),
         "node_count": ("SLURM_NNODES", "SLURM_STEP_NUM_NODES"),
     }
-)
+)  # fmt: skip
 """Where launchers tell a process its numbers, by the attribute of ``World`` that has them.
 
 In a rank each says to Python what MPI says, whichever launcher there is: for Slurm, an mpirun in an

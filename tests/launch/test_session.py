@@ -37,6 +37,8 @@ def test_what_every_rank_is_given(recent_launcher, ranks):
         assert row["stored"] == [str(rank) for rank in range(ranks)]
         assert row["master"] == found[0]["master"]
         assert row["is_torchelastic_launched"] is True
+        # Though scripts find a rank's numbers under all names.
+        assert row["launcher"] == {"mpich": "hydra"}.get(recent_launcher.name, "openmpi")
 
 
 def check_environment(found: list[dict]) -> None:
@@ -80,6 +82,7 @@ def test_the_environment_is_torchruns_and_is_given_back(recent_launcher, ranks):
 def test_without_mpi_the_environment_is_the_same():
     found, _ = facts.collect("alone", 1)
     check_environment(found)
+    assert (found[0]["launcher"], found[0]["is managed"]) == (None, False)
     assert found[0]["changed afterwards"] == {}
     assert found[0]["hook afterwards"].startswith("torch.") and not found[0]["open afterwards"]
     assert "finalized" not in found[0]

@@ -34,6 +34,7 @@ with mpiddp.init(timeout=60, interface=sys.argv[1]) as session:
     import socket, torch
     import torch.distributed as distributed
     from torch._C._distributed_c10d import TCPStore
+    from mpiddp.launch.launcher.launcher import find_launcher, has_manager_hint
 
     world = session.world
     rank, size = world.rank, world.size
@@ -60,6 +61,8 @@ with mpiddp.init(timeout=60, interface=sys.argv[1]) as session:
         "master": [session.meeting.address, session.meeting.port],
         "job": session.meeting.job,
         "seconds": session.seconds,
+        "launcher": getattr(find_launcher(), "key", None),
+        "is managed": has_manager_hint(),
         "is_torchelastic_launched": distributed.is_torchelastic_launched(),
         "listening": [place for place in find_listening() if place not in inherited],
         "set": {name: value for name, value in os.environ.items() if before.get(name) != value},
