@@ -109,6 +109,13 @@ def test_a_win_by_chance_is_not_called_one(tmp_path):
     assert isinstance(winners, Grid) and winners.squares[0][0].is_marked
 
 
+def test_a_win_in_each_round_is_one_however_the_rounds_differ(tmp_path):
+    times = [1.0, 3.0, 1.5, 2.5, 1.2, 2.8, 1.1, 2.9]
+    cells = [cell("one", times), cell("other", [1.1 * each for each in times])]
+    (winners,) = find(report(write_record(tmp_path / "a.jsonl", cells)), "all-reduce").pictures
+    assert isinstance(winners, Grid) and not winners.squares[0][0].is_marked
+
+
 def test_the_fastest_is_never_slower_than_the_framework(tmp_path):
     """By medians ours wins, 1.0 against 1.5; round by round Gloo is faster in seven of nine."""
     gloo = [0.9, 0.9, 0.9, 0.9, 1.5, 9.0, 9.0, 9.0, 9.0]
@@ -371,5 +378,5 @@ def test_bad_options_are_one_line(tmp_path):
         command.main([path, "--html", str(tmp_path / "no" / "a.html")])
     with pytest.raises(ConfigurationError, match="cannot be written: Not a directory"):
         command.main([path, "--png", f"{path}/slides"])
-    with pytest.raises(ConfigurationError, match="is no fit"):
+    with pytest.raises(ConfigurationError, match="fit RECORD… --output FILE writes a fit"):
         command.main([path, "--html", str(tmp_path / "a.html"), "--fit", path])

@@ -101,6 +101,8 @@ def torchrun_variables(rank: int, ranks: int, address: str) -> dict[str, str]:
         "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": address,
+        "TORCHCOMM_RANK": str(rank),
+        "TORCHCOMM_SIZE": str(ranks),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "True",

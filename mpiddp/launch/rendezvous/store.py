@@ -55,6 +55,8 @@ def torchrun_variables(world: World, meeting: Meeting) -> dict[str, str]:
         environment.ROLE_NAME: "default",
         environment.ROLE_WORLD_SIZE: str(world.size),
         environment.MASTER_ADDR: meeting.address,
+        environment.TORCHCOMM_RANK: str(world.rank),
+        environment.TORCHCOMM_SIZE: str(world.size),
         environment.TORCHELASTIC_RUN_ID: environment.OUR_RUN_ID_PREFIX + meeting.job,
         # From the front, if it has started this rank.
         **{name: os.environ.get(name) or "0" for name in environment.RESTARTS},
