@@ -575,7 +575,7 @@ def test_without_any_mpirun_one_line_says_so(folder, monkeypatch, capsys):
 
 
 def test_a_rank_starts_no_ranks(folder):
-    done = run("-n", "2", "hello.py", OMPI_COMM_WORLD_SIZE="1", OMPI_COMM_WORLD_RANK="0")
+    done = run("-n", "2", "hello.py", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0")
     assert (done.returncode, done.stdout) == (2, "")
     assert "-n starts ranks, and this process is one" in done.stderr
 

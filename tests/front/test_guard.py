@@ -127,5 +127,8 @@ def test_ranks_have_their_time_after_a_first_signal_but_not_after_a_second():
     with started(LAUNCHER, SLOW.format(seconds=long)) as job:
         assert end(job, signal.SIGTERM) == "75 False"
     with started(LAUNCHER, SLOW.format(seconds=1000)) as job:
-        assert end(job, signal.SIGTERM, signal.SIGTERM) == f"{128 + signal.SIGKILL} True"
+        # The launcher may still say how its rank has ended, before it is killed itself.
+        codes = signal.SIGKILL, 128 + signal.SIGKILL
+        found = end(job, signal.SIGTERM, signal.SIGTERM)
+        assert found in [f"{int(code)} True" for code in codes]
     assert guard.RANKS_SECONDS > LASTING_SECONDS

@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -194,7 +193,7 @@ def with_home(variables: Mapping[str, str]) -> dict[str, str]:
     """``variables`` with a HOME, which services and cron may lack: Open MPI does not start then."""
     home = os.path.expanduser("~")
     # A user without a name has no home either.
-    return {environment.HOME: home if os.path.isabs(home) else tempfile.gettempdir(), **variables}
+    return {environment.HOME: home if os.path.isabs(home) else "/tmp", **variables}
 
 
 def _ask_version(program: Path) -> subprocess.CompletedProcess[str]:
