@@ -104,7 +104,7 @@ def refused(path: Path, needed: int = 0) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # Libraries raise their own types.
         cause = find_cause(error)
         if cause is None:
             raise
