@@ -110,7 +110,9 @@ def test_metrics_have_whole_rows_and_lose_none(tmp_path: Path) -> None:
     *before, first, second, last = found
     assert all(problem == "" for problem, _ in before)
     for problem, text in (first, second):
-        assert problem.endswith("metrics.jsonl could not be written: No space left on device")
+        assert problem.endswith(
+            "metrics.jsonl could not be written: No space left on device (0 B free)"
+        )
         assert text == before[-1][1]
     assert last[0] == ""
     epochs = [json.loads(line)["epoch"] for line in last[1].splitlines()]

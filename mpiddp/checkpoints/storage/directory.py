@@ -411,12 +411,11 @@ class CheckpointDirectory:
                 advice = f": free some there, {fewer}or choose another {directory}"
             elif error.errno == errno.EFBIG:
                 advice = ": raise that limit"
-            elif error.errno in (*owners.READ_ONLY, errno.EIO, errno.ENOENT):
+            elif error.errno in (*owners.READ_ONLY, errno.EIO):
                 advice = f": choose another {directory}"
-        return (
-            f"a checkpoint in {self.path} could not be written: {reason}{advice}; the older ones "
-            "are as they were"
-        )
+        is_there = self.path.is_dir()
+        older = "the older ones are as they were" if is_there else "somebody has removed them all"
+        return f"a checkpoint in {self.path} could not be written: {reason}{advice}; {older}"
 
     def _write(
         self,
