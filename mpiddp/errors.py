@@ -8,6 +8,7 @@
     ├── UnreachableError        4   ranks could not reach each other in time
     ├── CheckpointError         5   no usable checkpoint where one was demanded
     ├── StorageError            1   a file system could not be read: another attempt may succeed
+    │   └── UnwritableError     1   a file system does not take a file: it is full, for example
     ├── PeerLostError           6   a rank or peer was lost or stalled
     │   └── PeerFailedError     6   another rank has failed, so this one gives up
     ├── ScheduleError           1   a collective algorithm does not do what it promises
@@ -141,6 +142,17 @@ class StorageError(MpiddpError):
 
     Other than after a CheckpointError, another attempt may succeed.
     """
+
+
+class UnwritableError(StorageError, OSError):
+    """A file system does not take what is written to it: it is full, for example.
+
+    As in every OSError, ``errno`` and ``strerror`` say why; ``filename`` is the file, if it is one.
+    """
+
+    def __str__(self) -> str:
+        named = f"{self.filename} cannot be written: " if self.filename else ""
+        return f"{named}{self.strerror}"
 
 
 class PeerLostError(MpiddpError):

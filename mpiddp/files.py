@@ -24,7 +24,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mpiddp.errors import ConfigurationError, ContentError
+from mpiddp.errors import ConfigurationError, ContentError, UnwritableError
+from mpiddp.wording import describe_size
 
 T = TypeVar("T")
 
@@ -33,6 +34,8 @@ MOST_BYTES = 1 << 26
 MOST_DEPTH = 64
 """Levels of lists and objects in each other, or of elements; real files have fewer than ten."""
 TOO_DEEP = f"expected at most {MOST_DEPTH} levels of lists and objects"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""What a full disk says, and a quota that is used up."""
 SHOWN = 40
 """Characters of a value in a message."""
 KINDS = {
@@ -60,28 +63,87 @@ _MESSAGE = re.compile(r"(.*?)(?:, got `(\w+)`)?(?: - at (`key` in )?`\$(.*)`)?",
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 
 
+def explain_unwritable(error: OSError, path: Path, needed: int = 0) -> str:
+    """Why ``path`` cannot be written: ``No space left on device (2 GiB needed, 6 MiB free)``.
+
+    ``needed``: bytes; 0 if they are not known. Of a full disk it tells what is free there now, and
+    of a file that is too large what its limit is.
+    """
+    details = [f"{describe_size(needed)} needed"] if needed else []
+    if isinstance(error, UnwritableError) or error.errno not in (*NO_ROOM, errno.EFBIG):
+        details = []
+    elif error.errno == errno.EFBIG:
+        import resource  # Most processes need none.
+
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        if limit != resource.RLIM_INFINITY:
+            details.append(f"ulimit -f allows {describe_size(limit)}")
+    else:
+        with contextlib.suppress(OSError):
+            found = os.statvfs(path if path.is_dir() else path.parent)
+            details.append(f"{describe_size(found.f_bavail * found.f_frsize)} free")
+            if found.f_files and not found.f_favail:
+                details.append("no file more")
+    reason = error.strerror or str(error)
+    return f"{reason} ({', '.join(details)})" if details else reason
+
+
+def find_cause(error: BaseException) -> OSError | None:
+    """The OSError that ``error`` came of: libraries have errors of their own for a full disk."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__cause__ or found.__context__
+    return found
+
+
 @contextlib.contextmanager
-def replaced(path: Path) -> Iterator[Path]:
+def refused(path: Path, needed: int = 0) -> Iterator[None]:
+    """Raises UnwritableError for an OSError in the body, or for another that came of one.
+
+    ``needed``: bytes that are written to ``path``; 0 if they are not known.
+    """
+    try:
+        yield
+    except Exception as error:  # Libraries raise their own types.
+        cause = find_cause(error)
+        if cause is None:
+            raise
+        reason = explain_unwritable(cause, path, needed)
+        raise UnwritableError(cause.errno or errno.EIO, reason, str(path)) from None
+
+
+@contextlib.contextmanager
+def replaced(path: Path, needed: int = 0) -> Iterator[Path]:
     """Yields the path of a file to be made in the body, which then takes the place of ``path``.
 
-    No reader sees half of it, whichever process is killed. Raises OSError if it cannot take that
-    place; after that and any other error what stood there before stays.
+    No reader sees half of it, whichever process is killed. Raises as `refused` if it cannot take
+    that place; after that and any other error what stood there before stays.
     """
     # Processes of several hosts may write one file, and a name may be as long as names can be.
     temporary = path.with_name(f".{secrets.token_hex(8)}.partial")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    with refused(path, needed):
+        try:
+            yield temporary
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file, in UTF-8, as `replaced` does. Raises OSError."""
-    with replaced(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file, text in UTF-8, as `replaced` does; a link stays, and leads to it.
+
+    A device or a pipe is written as it is. Raises UnwritableError.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    if path.exists() and not path.is_file():
+        with refused(path):
+            path.write_bytes(data)
+        return
+    target = path.resolve() if path.is_symlink() else path
+    with replaced(target, len(data)) as temporary, temporary.open("wb") as file:
+        file.write(data)
         file.flush()
         # Some systems say only now that the disk is full, or empty the file after a crash.
         os.fsync(file.fileno())

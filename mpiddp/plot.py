@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.files import write_whole
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.options.checks import check
 from mpiddp.options.fields import Argument
@@ -55,7 +56,7 @@ def draw_runs(options: PlotOptions) -> str:
     histories = read_histories(options.runs, options.runs_dir)
     picture = _render(histories, output.suffix)
     try:
-        output.write_bytes(picture)
+        write_whole(output, picture)
     except OSError as error:
         raise ConfigurationError(f"cannot write {output}: {error.strerror}") from None
     points = [each.label for each in histories if len(each.rows) == 1 and not each.steps]

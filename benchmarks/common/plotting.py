@@ -7,6 +7,7 @@ Repetitions are a band between the quartiles, around the median.
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from benchmarks.common.statistics import Spread, Summary, summarize
+from mpiddp.files import write_whole
 from mpiddp.wording import count_noun
 
 if TYPE_CHECKING:
@@ -132,7 +134,9 @@ def open_figure(
         text = wrap_note(note, width)
         figure.supxlabel(text, fontsize=NOTE_POINTS, color="#555555", parse_math=False)
     yield figure
-    figure.savefig(path, dpi=dpi)
+    picture = io.BytesIO()
+    figure.savefig(picture, format=path.suffix.removeprefix(".") or None, dpi=dpi)
+    write_whole(path, picture.getvalue())
 
 
 def wrap_note(note: str, width: float) -> str:

@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from benchmarks.common.records import Cell, Coordinate
+from mpiddp.files import write_whole
 from mpiddp.schedules.schedule import Collective
 
 COLLECTIVES = {kind.value: kind for kind in Collective}
@@ -158,4 +159,4 @@ def write_tables(cells: Sequence[Cell], forms: Mapping[str, Path | None]) -> Non
     formats = {"csv": format_csv, "nccl_tests": format_nccl_tests}
     for form, path in forms.items():
         if path is not None:
-            path.write_text(formats[form](cells), encoding="utf-8")
+            write_whole(path, formats[form](cells))

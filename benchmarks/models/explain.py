@@ -28,6 +28,7 @@ from benchmarks.models.drawing.text import describe
 from benchmarks.models.drawing.timeline import draw_timeline, draw_timeline_page
 from benchmarks.models.drawing.workflow import TrainingStep
 from mpiddp.errors import ConfigurationError
+from mpiddp.files import write_whole
 from mpiddp.options.checks import at_least, positive
 from mpiddp.options.fields import Argument, pick
 from mpiddp.schedules.cost import Simulation, bound, simulate, split, split_in_two
@@ -169,14 +170,14 @@ def _explain_collective(options: Options) -> None:
         _print_steps(options, schedule, run)
     if options.svg is not None:
         text = draw_diagram(schedule, options.title, notes=_list_notes(run), nodes=options.sizes)
-        options.svg.write_text(text, encoding="utf-8")
+        write_whole(options.svg, text)
     if options.html is not None:
         beside = options.beside and replace(options.beside, collective=options.choice.collective)
         page = draw_page(
             options.choice, options.ranks, options.sizes,
             beside=beside, size=options.size, machine=options.machine,
         )  # fmt: skip
-        options.html.write_text(page, encoding="utf-8")
+        write_whole(options.html, page)
     print_text(*describe_price(options, schedule, run))
 
 
@@ -189,9 +190,9 @@ def _explain_step(options: Options) -> None:
         (options.compute or COMPUTE) / 1000, (run.seconds,) * count, options.size * machine.addition
     )
     if options.svg is not None:
-        options.svg.write_text(draw_timeline(step, options.title), encoding="utf-8")
+        write_whole(options.svg, draw_timeline(step, options.title))
     if options.html is not None:
-        options.html.write_text(draw_timeline_page(step, options.title), encoding="utf-8")
+        write_whole(options.html, draw_timeline_page(step, options.title))
     figures = machines.describe_machine(machine, several=options.sizes is not None)
     print_text(f"{options.title}, {describe_size(options.size)} of gradients, {figures}\n")
     print_text(*step.describe(shutil.get_terminal_size((100, 24)).columns))

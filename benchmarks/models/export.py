@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from benchmarks.common.checks import check_outputs
 from benchmarks.common.machines import GIGABYTE, AdditionRate
 from benchmarks.common.options import ITEM, Count, Load, make_model_reader, size
+from mpiddp.files import write_whole
 from mpiddp.options.checks import at_least
 from mpiddp.options.fields import Argument, pick
 from mpiddp.schedules.cost import split
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
     schedule = options.algorithm.build(options.ranks, nodes)
     contents = write(schedule, options)
     for path, content in contents.items():
-        path.write_bytes(content)
+        write_whole(path, content)
     messages = sum(map(len, schedule.steps))
     first, *others = contents
     files = f"{first} and {len(others)} more" if others else str(first)

@@ -174,9 +174,10 @@ class Checkpointer:
         it is interrupted before the state is written, there is no such checkpoint.
 
         Raises OSError, or MpiddpError for whatever else fails, on all ranks, if the one before, or
-        with ``wait`` this one, could not be written. Raises ConfigurationError for a directory that
-        holds checkpoints which this training has not gone on from, or that not all ranks share, and
-        for a step before the one that ``restore()`` has returned.
+        with ``wait`` this one, could not be written. The OSError is a MpiddpError, too: a script
+        that does not catch it ends with one line, which says what to do. Raises ConfigurationError
+        for a directory that holds checkpoints which this training has not gone on from, or that not
+        all ranks share, and for a step before the one that ``restore()`` has returned.
         """
         self._check_open()
         step = operator.index(step)

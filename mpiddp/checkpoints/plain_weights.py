@@ -25,7 +25,7 @@ from mpiddp.checkpoints.storage.finding import Found, find_valid, read_together
 from mpiddp.checkpoints.storage.ranks import Ranks
 from mpiddp.checkpoints.storage.shards import read_shards
 from mpiddp.errors import ConfigurationError
-from mpiddp.files import replaced
+from mpiddp.files import find_cause, replaced
 from mpiddp.wording import count_noun
 
 SAFETENSORS = ".safetensors"
@@ -270,18 +270,20 @@ def write_weights(path: Path, weights: Mapping[str, Any]) -> None:
     """Write tensors on the CPU, by name, to one file, which replaces one that is there.
 
     Nobody sees half of the file. ``torch.load(path, weights_only=True)``, or for ``.safetensors``
-    ``safetensors.torch.load_file(path)``, reads it. Raises OSError.
+    ``safetensors.torch.load_file(path)``, reads it. Raises UnwritableError.
     """
-    try:
-        with replaced(path) as temporary:
+    tensors = [each for each in weights.values() if isinstance(each, torch.Tensor)]
+    with replaced(path, sum(each.nbytes for each in tensors)) as temporary:
+        try:
             _write(temporary, weights, is_safe=path.suffix == SAFETENSORS)
-    except OSError:
-        raise
-    except Exception as error:
-        # Both libraries have errors of their own for a disk that is full.
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None
-        raise OSError(errno.EIO, " ".join(str(error).split()), str(path)) from None
+        except Exception as error:
+            # Both libraries have errors of their own for a disk that is full.
+            if find_cause(error) is not None:
+                raise
+            reason = " ".join(str(error).split())
+            found = re.search(r"\(os error (\d+)\)", reason)
+            number = int(found[1]) if found else errno.EIO
+            raise OSError(number, os.strerror(number) if found else reason) from None
 
 
 def _write(path: Path, weights: Mapping[str, Any], *, is_safe: bool) -> None:

@@ -62,7 +62,7 @@ def write_report(
             if outcome is not None:
                 write_outcome(directory, outcome)
         except OSError as error:
-            problem = f"{outcome_path(directory or Path())} could not be written: {error}"
+            problem = f"{outcome_path(directory or Path())} could not be written: {error.strerror}"
         if log is None:
             return problem
         with contextlib.suppress(OSError):  # The console has it as well.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from mpiddp.files import explain_unwritable
 from mpiddp.launch.session import Session
 from mpiddp.process.outcome import find_log
 from mpiddp.process.streams.output import parse_ranks
@@ -51,7 +52,8 @@ class RankLog:
                 file.write(f"{datetime.now().isoformat(timespec='milliseconds')} {text}\n")
         except OSError as error:
             self._is_good = False
-            self._warn(f"{self._path} could not be written: {error.strerror}")
+            reason = explain_unwritable(error, self._path)
+            self._warn(f"{self._path} could not be written: {reason}")
 
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from mpiddp.checkpoints.storage.finding import Found, Survey, find_valid, read_t
 from mpiddp.checkpoints.storage.manifest import CHECKPOINTS
 from mpiddp.checkpoints.storage.ranks import Ranks
 from mpiddp.checkpoints.storage.shards import WriteError
-from mpiddp.errors import ConfigurationError, MpiddpError, PreemptedError
+from mpiddp.errors import ConfigurationError, PreemptedError
 from mpiddp.launch.session import Session
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.process.step_agreement import PREEMPTED, Members, StepAgreement, Wish
@@ -153,6 +153,7 @@ def _make_source(configuration: Configuration, path: Path, attempt: str) -> Sour
         configuration=values,
         identity={name: values[name] for name in list_deciding() if name not in open_ones},
         advice=ADVICE,
+        options=("--keep", "--checkpoint-dir"),
         replaces=configuration.resume == NEVER,
     )
 
@@ -389,8 +390,8 @@ class Saver:
     def _finish_write(self, *, is_last: bool = False) -> None:
         """Wait until what was begun is on the disk. Collective.
 
-        Raises MpiddpError if it could not be written, unless training is to go on: not after
-        the last one, since nothing would be left of the steps since the one before.
+        Raises UnwritableError or WriteError if it could not be written, unless training is to go
+        on: not after the last one, since nothing would be left of the steps since the one before.
         """
         self._is_writing = False
         try:
@@ -398,14 +399,9 @@ class Saver:
         except (OSError, WriteError) as error:
             # On all ranks alike. After any other error ranks may be in different places.
             self._saved = None
-            reason = error.reason if isinstance(error, WriteError) else error.strerror or error
-            text = (
-                f"a checkpoint in {self._checkpointer.path} could not be written: {reason}; the "
-                "older ones are as they were"
-            )
             if is_last or self._training.configuration.on_save_error == "stop":
-                raise MpiddpError(text) from None
-            say(self._training.session, f"mpiddp: {text}, and training goes on")
+                raise
+            say(self._training.session, f"mpiddp: {error}, and training goes on")
 
     def _tell(self, written: Written) -> None:
         self._write_seconds = written.seconds
@@ -441,7 +437,7 @@ class Saver:
         self._agreement.stop()
 
     def close(self) -> None:
-        """Wait until the last checkpoint is on the disk. Collective. Raises MpiddpError."""
+        """Wait until the last checkpoint is on the disk. Collective. Raises as `wait`."""
         try:
             self._finish_write(is_last=True)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -71,15 +72,17 @@ def test_all_ranks_hear_of_a_save_that_cannot_be_planned(pool: Pools, tmp_path: 
     ranks = pool("openmpi", 2)
     for step, rank in (("create_global_plan", 0), ("create_local_plan", 1), ("finish_plan", 1)):
         said = ranks.call(checkpointed.fail_to_plan, tmp_path, step, rank).values
-        text = f"a checkpoint cannot be written: rank {rank}: ValueError: no such plan"
-        assert said == [text, text]
+        text = (
+            f"could not be written: rank {rank} on {socket.gethostname()}: ValueError: no such plan"
+        )
+        assert said[0] == said[1] and f"{text}; the older" in said[0]
         assert {path.name for path in tmp_path.iterdir()} == {"lock", "owner.json"}
 
 
 @pytest.mark.mpi
 def test_mistakes_of_a_script_are_told_and_nothing_is_saved(pool: Pools, tmp_path: Path) -> None:
     for steps, optimizer in pool("openmpi", 2).call(checkpointed.make_mistakes, tmp_path).values:
-        assert steps.endswith("expected one step on all ranks, found [5, 6]")
+        assert "expected one step on all ranks, found [5, 6]" in steps
         assert optimizer.startswith("optimizer: expected one with its whole state on each rank, ")
     assert {path.name for path in tmp_path.iterdir()} == {"lock", "owner.json"}
 
@@ -195,7 +198,7 @@ def test_a_save_goes_on_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.M
         assert weight.tolist() == [step, step]
     # The tensors themselves, which may change now.
     interrupt(lambda: checkpointer.save(3, wait=True))
-    with pytest.raises(OSError, match="rank 0: interrupted before its tensors were written"):
+    with pytest.raises(OSError, match=r"rank 0 on \S+: interrupted before its tensors were"):
         checkpointer.wait()
     assert list_names(tmp_path) == ["step-1", "step-2"]
     # The next save is not refused because of the interrupt.

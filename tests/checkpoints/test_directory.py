@@ -33,7 +33,7 @@ from mpiddp.checkpoints.storage.manifest import MANIFEST
 from mpiddp.checkpoints.storage.owner import OWNER
 from mpiddp.checkpoints.storage.ranks import Ranks
 from mpiddp.checkpoints.storage.shards import read_shards
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.training.options.groups.checkpoints import Interval, parse_interval
 from pool import Pools
 from saves import METADATA, SHARD, STATE, Clock, list_names, make_directory, open_directory, write
@@ -64,6 +64,45 @@ def test_what_was_written_is_read(folder: Path) -> None:
 
 
 # Which are kept
+
+
+def test_what_need_not_be_kept_goes_before_a_save_that_may_find_no_room(tmp_path, monkeypatch):
+    with open_directory(tmp_path, keep=9) as directory:
+        for step, score in enumerate((0.5, 0.9, 0.1, None, None), 1):
+            directory.start(step, STATE, score)
+        directory.wait()
+    directory = make_directory(tmp_path, keep=1)
+    directory.open(directory.look())
+    # Somebody may go on from an older one, before the next is written.
+    assert len(list_names(tmp_path)) == 5
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(directories, "write_shards", fail)
+    directory.start(6, STATE)
+    with pytest.raises(OSError, match="free some there, or choose another directory"):
+        directory.wait()
+    assert list_names(tmp_path) == ["step-2", "step-5"]
+    directory.close()
+
+
+def test_nothing_goes_before_a_save_if_nobody_has_seen_that_the_newest_is_whole(
+    tmp_path, monkeypatch
+):
+    write(tmp_path, 1, 2, 3, keep=9)
+    directory = make_directory(tmp_path, keep=1, replaces=True)
+    directory.open()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(directories, "write_shards", fail)
+    directory.start(4, STATE)
+    with pytest.raises(OSError, match="Input/output error: choose another directory"):
+        directory.wait()
+    assert list_names(tmp_path) == ["step-1", "step-2", "step-3"]
+    directory.close()
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
@@ -219,7 +258,13 @@ def test_a_write_that_fails_leaves_the_older_ones(tmp_path, monkeypatch):
         directory.start(2, STATE)
         with pytest.raises(OSError, match="No space left") as caught:
             directory.wait()
-    assert (caught.value.errno, caught.value.strerror) == (28, "rank 0: No space left on device")
+    assert isinstance(caught.value, MpiddpError) and caught.value.errno == errno.ENOSPC
+    said = (
+        rf"a checkpoint in {tmp_path} could not be written: rank 0 on {socket.gethostname()}: No "
+        r"space left on device \([\d.]+ KiB needed, .* free\): free some there, lower keep, or "
+        "choose another directory; the older ones are as they were"
+    )
+    assert re.fullmatch(said, str(caught.value))
     assert list_names(tmp_path) == ["step-1"]
     find_demanded(tmp_path / "step-1", Ranks())
     directory.start(3, STATE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -109,7 +110,9 @@ def test_metrics_have_whole_rows_and_lose_none(tmp_path: Path) -> None:
     *before, first, second, last = found
     assert all(problem == "" for problem, _ in before)
     for problem, text in (first, second):
-        assert problem.endswith("metrics.jsonl could not be written: No space left on device")
+        assert problem.endswith(
+            "metrics.jsonl could not be written: No space left on device (0 B free)"
+        )
         assert text == before[-1][1]
     assert last[0] == ""
     epochs = [json.loads(line)["epoch"] for line in last[1].splitlines()]
@@ -118,7 +121,7 @@ def test_metrics_have_whole_rows_and_lose_none(tmp_path: Path) -> None:
 
 def test_an_outcome_that_finds_no_room_leaves_the_old_one(tmp_path: Path) -> None:
     problem, outcome, names = run_on_small_disk(OUTCOME, tmp_path)
-    assert problem == "No space left on device"
+    assert problem == "No space left on device (8.92 KiB needed, 0 B free)"
     assert (outcome["code"], outcome["step"]) == (6, 3)
     assert names == ["ballast", "outcome.json"]
 
@@ -127,4 +130,46 @@ def test_a_run_on_a_full_disk_is_refused_and_keeps_its_number_of_attempts(tmp_pa
     attempts, problem = run_on_small_disk(LOCK, tmp_path)
     # The third was refused when its configuration found no room.
     assert attempts == [1, 2, 4]
-    assert "No space left on device: choose another --runs-dir" in problem
+    assert "No space left on device (" in problem
+    assert problem.endswith(" needed, 0 B free): choose another --runs-dir")
+
+
+SAVES = """
+import os, sys, torch, mpiddp
+import torch.distributed as dist
+folder, keep, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+if "RANK" in os.environ:
+    dist.init_process_group("gloo")
+model = torch.nn.Linear(400, 400)
+with mpiddp.Checkpointer(folder, model, keep=keep) as checkpointer:
+    begun = (checkpointer.restore() or {"step": 0})["step"]
+    for step in range(begun + 1, last + 1):
+        checkpointer.save(step)
+print("from", begun, "to", last)
+"""
+
+
+@pytest.mark.mpi
+def test_a_save_that_finds_no_room_is_one_line_and_to_keep_fewer_helps(tmp_path: Path) -> None:
+    """Two ranks fill the disk, whose newest checkpoints one process then goes on from."""
+    script, disk = tmp_path / "saves.py", tmp_path / "disk"
+    script.write_text(SAVES)
+    disk.mkdir()
+    lines = [
+        f'mount -t tmpfs -o size=3m tmpfs "{disk}"',
+        f'"{sys.executable}" -m mpiddp -n 2 "{script}" "{disk}/c" 9 9; echo "code $?"',
+        f'ls "{disk}/c"',
+        f'"{sys.executable}" "{script}" "{disk}/c" 1 6',
+    ]
+    command = ["unshare", "--mount", "sh", "-c", "\n".join(lines)]
+    result = launchers.execute(*command, timeout=160).expect(0)
+    (said,) = (line for line in result.stderr.splitlines() if "could not be written" in line)
+    assert re.search(
+        rf"rank \d of 2 on .*: a checkpoint in {disk}/c could not be written: rank \d on \S+: .*No "
+        r"space left on device \([\d.]+ KiB needed, [\d.]+ KiB free\): free some there, lower "
+        "keep, or choose another directory; the older ones are as they were$",
+        said,
+    )
+    assert "Traceback" not in result.output
+    names = ["lock", "owner.json", *(f"step-{step}" for step in range(1, 5))]
+    assert result.stdout.splitlines()[-len(names) - 2 :] == ["code 1", *names, "from 4 to 6"]

@@ -236,7 +236,7 @@ def test_training_goes_on_after_any_save_that_fails(pool: Pools, tmp_path: Path)
     called = ranks.call(trainings.run_with_bad_saves, words, cwd=tmp_path)
     assert called.values == ["nothing was said"] * 2
     said = [line for line in called.printed.splitlines() if "could not be written" in line]
-    assert [line.partition("written: rank 1: ")[2] for line in said] == [
+    assert [line.partition("written: rank 1 on ")[2].partition(": ")[2] for line in said] == [
         f"{reason}; the older ones are as they were, and training goes on"
         for reason in ("RuntimeError: torn apart", "MemoryError: no room")
     ]
@@ -245,7 +245,7 @@ def test_training_goes_on_after_any_save_that_fails(pool: Pools, tmp_path: Path)
     assert {each.name for each in folder.glob("step-*")} == {"step-2", "step-8"}
     stopped = [*words, "--on-save-error", "stop", "--name", "stopped"]
     for found in ranks.call(trainings.run_with_bad_saves, stopped, cwd=tmp_path).values:
-        assert found.endswith("rank 1: RuntimeError: torn apart; the older ones are as they were")
+        assert found.endswith(": RuntimeError: torn apart; the older ones are as they were")
     folder = tmp_path / "runs" / "stopped" / "checkpoints"
     assert [each.name for each in folder.glob("step-*")] == ["step-2"]
 

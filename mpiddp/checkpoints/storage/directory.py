@@ -20,8 +20,8 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,14 @@ from mpiddp.checkpoints.storage.shards import (
     Frames,
     WriteError,
     attempt,
+    count_bytes,
     describe_failure,
     join_equal,
     raise_first,
     write_shards,
 )
-from mpiddp.errors import ConfigurationError, StorageError
+from mpiddp.errors import ConfigurationError, StorageError, UnwritableError
+from mpiddp.files import NO_ROOM, explain_unwritable
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.process.background import LastingCall, call_at_exit, finish_lasting_calls
 from mpiddp.process.directory_lock import DirectoryLock
@@ -71,6 +73,8 @@ class Source:
     """JSON values that must not differ from the owner's."""
     advice: str = "choose another directory"
     """What to do about a directory that is another owner's; {path} is the newest checkpoint."""
+    options: tuple[str, str] = ("keep", "directory")
+    """What the user calls how many to keep, and where."""
     is_current: Callable[[], bool] = lambda: True
     """Whether no later attempt writes there, asked on rank 0."""
     replaces: bool = False
@@ -142,11 +146,15 @@ class CheckpointDirectory:
         """On rank 0."""
         self._release: Callable[[], object] = lambda: None
         self._is_open = False
+        self._is_newest_valid = False
+        """On rank 0: whether older ones than the newest may go before the next is written."""
         self._has_warned = False
         self._sequence = 0
         self._staging = Staging()
         self._frames: Frames = {}
         """Of the save before; the thread's."""
+        self._bytes = 0
+        """This rank's part of the last save; the thread's."""
         self._save: LastingCall[None] | None = None
         call_at_exit(finish_lasting_calls)
 
@@ -199,6 +207,8 @@ class CheckpointDirectory:
         self._attempt, probe = self._ask_rank_0(enter)
         self._check_shared(probe)
         self._ask_rank_0(lambda: self._put_in_order(survey or NOTHING_FOUND))
+        has_valid = survey is not None and survey.newest is not None
+        self._is_newest_valid = self.ranks.rank == 0 and has_valid
         self._is_open = True
 
     def set_aside(self, survey: Survey) -> None:
@@ -296,14 +306,15 @@ class CheckpointDirectory:
     ) -> None:
         """Begin a checkpoint; the tensors may be changed afterwards. Collective.
 
-        Waits for the one before. Older ones that need not be kept are removed at the end.
+        Waits for the one before. Older ones that need not be kept are removed at the end; those
+        that ``look`` has found older than a valid one, at the beginning.
         ``score``: of the test samples, higher if it is better. ``tell`` is called on rank 0, in
         a thread, once the checkpoint is on the disk. ``is_copied``: False saves the copies' time
         and memory, and returns when it is on the disk; if it is interrupted before the tensors
         are written, the checkpoint is dropped.
 
-        Raises OSError, or WriteError for whatever else failed, on all ranks alike, if the one
-        before could not be written.
+        Raises UnwritableError, which is an OSError, or WriteError for whatever else failed, on all
+        ranks alike, if the one before could not be written.
         """
         self.finish()
         begin = time.monotonic()
@@ -322,10 +333,13 @@ class CheckpointDirectory:
 
         def write() -> None:
             found = self.ranks.gather((step, problem))
-            raise_first([each for _, each in found])
-            if len(steps := {each for each, _ in found}) > 1:
-                raise WriteError(f"expected one step on all ranks, found {sorted(steps)}")
-            path = self._write(step, join_equal(staged, self.ranks), score, interrupted)
+            with self._dropped_after_error(step):
+                raise_first([each for _, each in found])
+                if len(steps := {each for each, _ in found}) > 1:
+                    raise WriteError(f"expected one step on all ranks, found {sorted(steps)}")
+                joined = join_equal(staged, self.ranks)
+                self._bytes = count_bytes(joined, self.ranks.rank)
+                path = self._write(step, joined, score, interrupted)
             if self.ranks.rank == 0:
                 tell(Written(path, step, time.monotonic() - begin, staging))
 
@@ -352,10 +366,10 @@ class CheckpointDirectory:
     def wait(self) -> None:
         """Wait until what was begun is on the disk. Collective.
 
-        Raises OSError, or WriteError for whatever else fails, on all ranks alike, if it could
-        not be written: the older checkpoints are whole then, and nothing is left of this one. Only
-        if the directory itself could not be flushed, this one is whole, too. After an interrupt,
-        what was begun goes on, and is waited for again.
+        Raises UnwritableError, which is an OSError, or WriteError for whatever else fails, on all
+        ranks alike, if it could not be written: the older checkpoints are whole then, and nothing
+        is left of this one. Only if the directory itself could not be flushed, this one is whole,
+        too. After an interrupt, what was begun goes on, and is waited for again.
         """
         save = self._save
         try:
@@ -364,6 +378,44 @@ class CheckpointDirectory:
         finally:
             if not self.is_busy:
                 self._save = None
+
+    @contextmanager
+    def _dropped_after_error(self, step: int) -> Iterator[None]:
+        """Nothing is left of a checkpoint that cannot be written, and all ranks say why.
+
+        Collective after an OSError or WriteError, which all ranks have alike.
+        """
+        try:
+            yield
+        except (OSError, WriteError) as error:
+            said, needed = "", sum(self.ranks.gather(self._bytes))
+            if self.ranks.rank == 0:
+                partial = manifests.make_partial_name(step, self._attempt)
+                shutil.rmtree(self.path / partial, ignore_errors=True)
+                said = self._explain(error, needed)
+            said = self.ranks.broadcast(said)
+            if isinstance(error, InterruptedError):
+                raise
+            if isinstance(error, OSError):
+                raise UnwritableError(error.errno or errno.EIO, said) from None
+            raise WriteError(said) from None
+
+    def _explain(self, error: OSError | WriteError, needed: int) -> str:
+        """What went wrong, and what to do about it. On rank 0."""
+        reason, advice = str(error), ""
+        if isinstance(error, OSError):
+            keep, directory = self._source.options
+            reason = explain_unwritable(error, self.path, needed)
+            fewer = f"lower {keep}, " if self._keep > 1 else ""
+            if error.errno in NO_ROOM:
+                advice = f": free some there, {fewer}or choose another {directory}"
+            elif error.errno == errno.EFBIG:
+                advice = ": raise that limit"
+            elif error.errno in (*owners.READ_ONLY, errno.EIO):
+                advice = f": choose another {directory}"
+        is_there = self.path.is_dir()
+        older = "the older ones are as they were" if is_there else "somebody has removed them all"
+        return f"a checkpoint in {self.path} could not be written: {reason}{advice}; {older}"
 
     def _write(
         self,
@@ -385,18 +437,20 @@ class CheckpointDirectory:
             # Counted first: it may have its name though publishing failed.
             self._sequence = manifest.sequence
             manifests.publish(partial, target, manifest.owner)
-            self._tidy(lambda: manifests.prune(self.path, manifest.owner, self._keep))
+            self._prune()
 
-        try:
-            parts = write_shards(partial, tensors, self.ranks, self._frames, interrupted)
-            problem = attempt(complete) if self.ranks.rank == 0 else None
-            raise_first([self.ranks.broadcast(problem)])
-        except (OSError, WriteError):
-            # On all ranks.
-            if self.ranks.rank == 0:
-                shutil.rmtree(partial, ignore_errors=True)
-            raise
+        if self._is_newest_valid:
+            # There may be no room for one more.
+            self._is_newest_valid = False
+            self._prune()
+        parts = write_shards(partial, tensors, self.ranks, self._frames, interrupted)
+        problem = attempt(complete) if self.ranks.rank == 0 else None
+        raise_first([self.ranks.broadcast(problem)])
         return target
+
+    def _prune(self) -> None:
+        """Remove checkpoints that need not be kept. On rank 0."""
+        self._tidy(lambda: manifests.prune(self.path, self._owner.token, self._keep))
 
     def _tidy(self, work: Callable[[], None]) -> None:
         """Remove what is not needed; what cannot be removed stays, and is told of once."""

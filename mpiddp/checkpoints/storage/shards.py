@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,12 +29,14 @@ from torch.distributed.checkpoint.filesystem import (
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from mpiddp.checkpoints.storage import unpickling
 from mpiddp.checkpoints.storage.manifest import DamageError, File, Patience, make_digest
 from mpiddp.checkpoints.storage.ranks import Ranks
 from mpiddp.errors import MpiddpError
+from mpiddp.files import find_cause
 from mpiddp.torch_internals import find_record
 from mpiddp.wording import describe_error
 
@@ -46,10 +49,6 @@ _METADATA = ".metadata"
 
 class WriteError(MpiddpError):
     """A checkpoint could not be written, though not because of an OSError; all ranks know."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"a checkpoint cannot be written: {reason}")
-        self.reason = reason
 
 
 class _Stream(io.RawIOBase):
@@ -233,6 +232,17 @@ def join_equal(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> dict[str, t
     }
 
 
+def count_bytes(tensors: Mapping[str, torch.Tensor], rank: int) -> int:
+    """What this rank adds to a checkpoint; what all ranks hold is rank 0's. About: no headers."""
+    size = 0
+    for name, tensor in tensors.items():
+        if isinstance(tensor, DTensor):
+            size += tensor.to_local().nbytes
+        elif rank == 0 or name.startswith(f"rank-{rank}."):
+            size += tensor.nbytes
+    return size
+
+
 def _digest(tensor: torch.Tensor) -> str:
     """Of a tensor: its type, shape and bytes."""
     found = make_digest()
@@ -251,7 +261,8 @@ def write_shards(
 ) -> list[dict[str, File]]:
     """Write each tensor once, whichever ranks hold it; returns every rank's files, on rank 0.
 
-    ``directory`` is made. ``frames``: to be given again the next time, which saves their making.
+    ``directory`` is made; its parent is there. ``frames``: to be given again the next time, which
+    saves their making.
     ``interrupted``: set if the tensors may have changed meanwhile.
     Collective. Raises, on all ranks if on any, OSError, or WriteError for whatever else fails.
     """
@@ -295,7 +306,7 @@ def _make_plan(
     problems = [each for each, _ in found]
 
     def make_global_plan() -> None:
-        Path(writer.path).mkdir(parents=True)
+        Path(writer.path).mkdir()
         plans, metadata = planner.create_global_plan([plan for _, (plan,) in found])
         made.extend((writer.prepare_global_plan(plans), metadata))
 
@@ -321,9 +332,11 @@ def attempt(work: Callable[[], object]) -> Problem | None:
 
 
 def describe_failure(error: Exception) -> Problem:
-    if isinstance(error, OSError):
-        return error.errno or errno.EIO, describe_error(error)
-    return 0, f"{type(error).__name__}: {' '.join(str(error).split())}"
+    # On a full disk torch has an error of its own.
+    cause, host = find_cause(error), socket.gethostname()
+    if cause is not None:
+        return cause.errno or errno.EIO, f"{host}: {describe_error(cause)}"
+    return 0, f"{host}: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def raise_first(problems: list[Problem | None]) -> None:
@@ -336,8 +349,8 @@ def raise_first(problems: list[Problem | None]) -> None:
             continue
         number, text = problem
         if number:
-            raise OSError(number, f"rank {rank}: {text}")
-        raise WriteError(f"rank {rank}: {text}")
+            raise OSError(number, f"rank {rank} on {text}")
+        raise WriteError(f"rank {rank} on {text}")
 
 
 def read_metadata(directory: Path) -> Metadata:

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from mpiddp.files import read_whole, replaced
+from mpiddp.files import explain_unwritable, read_whole, replaced
 from mpiddp.process.job_directory import check_attempt
 from mpiddp.training.records.history import MOST_BYTES, is_of_steps, parse_row
 from mpiddp.training.records.metrics import Row, StepsRow
@@ -62,7 +62,7 @@ class MetricsFile:
         try:
             _append_whole(self._path, "".join(self._rows).encode())
         except OSError as error:
-            return f"{self._path} could not be written: {error.strerror}"
+            return f"{self._path} could not be written: {explain_unwritable(error, self._path)}"
         self._rows.clear()
         return ""
 

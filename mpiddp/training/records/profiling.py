@@ -58,4 +58,5 @@ class StepProfiler:
             with replaced(self._path) as partial:
                 found.export_chrome_trace(str(partial))
         except (OSError, RuntimeError) as error:
-            self._warn(f"{self._path} could not be written: {error}")
+            reason = error.strerror if isinstance(error, OSError) else error
+            self._warn(f"{self._path} could not be written: {reason}")

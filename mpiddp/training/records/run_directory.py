@@ -25,7 +25,7 @@ from typing import Any
 from mpiddp import environment
 from mpiddp.checkpoints.storage.manifest import CONFIGURATION
 from mpiddp.errors import SUCCESS, ConfigurationError
-from mpiddp.files import write_whole
+from mpiddp.files import explain_unwritable, write_whole
 from mpiddp.process.directory_lock import DirectoryLock
 from mpiddp.process.outcome import outcome_path, read_outcome
 from mpiddp.training.options.config import Configuration, to_toml
@@ -165,6 +165,6 @@ def _refuse_finished(path: Path) -> None:
 
 def _unwritable(path: Path, error: OSError) -> ConfigurationError:
     return ConfigurationError(
-        f"runs_dir: cannot write the run directory {path}: {error.strerror}: "
+        f"runs_dir: cannot write the run directory {path}: {explain_unwritable(error, path)}: "
         "choose another --runs-dir"
     )
