@@ -40,8 +40,6 @@ ENDED, FAILED = 0, 255
 """What the front says of the launcher's end; other numbers are signals."""
 KILLED = 1
 """Exit code of this process if it had to kill the launcher."""
-RANK_SIGNS = tuple(dict.fromkeys(row.rank for row in environment.LAUNCHERS))
-"""Variables that ranks have, and launchers and what these start beside them have not."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +119,10 @@ class _Watch:
         self._watched, self._receiver = watched, receiver
         mark = f"{environment.ATTEMPT_TOKEN}={watched.token}" if watched.token else ""
         self._mark = mark.encode()
-        # What the front has inherited says nothing of those below it.
-        self._signs = [f"{sign}=".encode() for sign in RANK_SIGNS if sign not in os.environ]
+        # Ranks have these, and launchers and what these start beside them have not. What the front
+        # has inherited says nothing of those below it.
+        signs = [sign for sign in environment.RANK_VARIABLES["rank"] if sign not in os.environ]
+        self._signs = [f"{sign}=".encode() for sign in signs]
         self._launcher = self._began = 0
         self._signals: list[tuple[int, float]] = []
         """That were to end the job, and when."""

@@ -128,7 +128,8 @@ def test_ranks_have_their_time_after_a_first_signal_but_not_after_a_second():
     with started(LAUNCHER, SLOW.format(seconds=long)) as job:
         assert end(job, signal.SIGTERM) == "75 False"
     with started(LAUNCHER, SLOW.format(seconds=1000)) as job:
-        assert end(job, signal.SIGTERM, signal.SIGTERM) == f"{128 + signal.SIGKILL} True"
+        # The launcher may see its rank's end before its own.
+        assert end(job, signal.SIGTERM, signal.SIGTERM) in ("9 True", "137 True")
     assert guard.RANKS_SECONDS > LASTING_SECONDS
 
 
