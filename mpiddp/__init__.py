@@ -15,9 +15,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 # python -m mpiddp…, or the installed command; sys.argv is that of python -m until the module runs.
-if (
-    sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].startswith(("mpiddp", "-mmpiddp"))
-) or (sys.argv[:1] and sys.argv[0].endswith("/bin/mpiddp")):
+_module = sys.orig_argv[-len(sys.argv)].removeprefix("-m") if sys.argv[:1] == ["-m"] else ""
+if _module.partition(".")[0] == "mpiddp" or "".join(sys.argv[:1]).endswith("/bin/mpiddp"):
     from mpiddp.launch.failure import early
 
     early.heed()

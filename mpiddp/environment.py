@@ -102,24 +102,24 @@ LAUNCHERS: tuple[LauncherVariables, ...] = (
     ),
 )
 
+
+def _list_names(attribute: str, *others: str) -> tuple[str, ...]:
+    """The variables that the launchers' rows have, and others."""
+    names = (getattr(row, attribute) for row in LAUNCHERS)
+    return (*dict.fromkeys(filter(None, names)), *others)
+
+
 RANK_VARIABLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "rank": (
-            "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK",
-            "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK", "PALS_RANKID",
-        ),
-        "size": (
-            "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE",
-            "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE",
-        ),
+        "rank": _list_names("rank", "MV2_COMM_WORLD_RANK"),
+        "size": _list_names("size", "SLURM_NTASKS", "SLURM_NPROCS", "MV2_COMM_WORLD_SIZE"),
         "local_rank": (
             "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK",
             "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "FLUX_TASK_LOCAL_ID",
             "JSM_NAMESPACE_LOCAL_RANK", "PALS_LOCAL_RANKID",
         ),
-        "local_size": (
-            "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE",
-            "JSM_NAMESPACE_LOCAL_SIZE", "PALS_LOCAL_SIZE",
+        "local_size": _list_names(
+            "local_size", "MV2_COMM_WORLD_LOCAL_SIZE", "JSM_NAMESPACE_LOCAL_SIZE"
         ),
         "node_rank": ("SLURM_NODEID", "PALS_NODEID"),
         "node_count": ("SLURM_NNODES", "SLURM_STEP_NUM_NODES"),

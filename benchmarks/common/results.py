@@ -25,6 +25,7 @@ from benchmarks.common.targets import Target
 from benchmarks.launching.launchers import ROOT, THREADS, clean_environment
 from benchmarks.launching.srun import Launcher, Srun, list_nodes, place_ranks
 from mpiddp.launch.mpi.compatibility import library_name
+from mpiddp.process.cpus import find_cpus
 from mpiddp.wording import print_text
 
 PACKAGES = ("mpiddp", "torch", "mpi4py", "numpy")
@@ -53,7 +54,7 @@ def describe_environment(launcher: Launcher | None) -> dict[str, Any]:
         "processor": find_processor(),
         "cores": psutil.cpu_count(logical=False),
         "hardware_threads": psutil.cpu_count(),
-        "usable_hardware_threads": len(os.sched_getaffinity(0)),
+        "usable_hardware_threads": len(find_cpus()),
         "memory_bytes": psutil.virtual_memory().total,
         "kernel": f"{platform.system()} {platform.release()}",
         "load_average": list(os.getloadavg()),

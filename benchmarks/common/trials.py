@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from benchmarks.launching.remote_job import Job, count_others_seconds
 from mpiddp.errors import MpiddpError
 from mpiddp.options.checks import at_least
 from mpiddp.options.fields import Argument
+from mpiddp.process.cpus import find_cpus
 from mpiddp.wording import count_noun
 
 
@@ -205,7 +205,7 @@ class Visitor(ABC, Generic[Key, Visit]):
 
         def find_share() -> float | None:
             others = count_others_seconds(jobs.values()) - before
-            share = others / (time.monotonic() - begin) / len(os.sched_getaffinity(0))
+            share = others / (time.monotonic() - begin) / len(find_cpus())
             return max(0.0, share) if local else None
 
         with show_progress(total, "visit") as self._bar:

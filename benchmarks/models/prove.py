@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -29,6 +28,7 @@ from benchmarks.models.plan_proofs import describe_plans, prove_files, raise_for
 from mpiddp.errors import ConfigurationError, MpiddpError, ScheduleError
 from mpiddp.options.checks import at_least
 from mpiddp.options.fields import Argument, pick
+from mpiddp.process.cpus import count_cores
 from mpiddp.schedules.plans.loading import load
 from mpiddp.schedules.plans.reading import PLANS
 from mpiddp.schedules.proof import check_programs, prove
@@ -37,7 +37,7 @@ from mpiddp.schedules.schedule import Schedule, halve, project, segment
 from mpiddp.wording import print_text
 
 RANKS = 64
-CORES = len(os.sched_getaffinity(0))
+CORES = count_cores()
 SEGMENTS = (1, 2)
 """For every number of ranks."""
 MORE_SEGMENTS = (3, 5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from benchmarks.common.records import Cell, make_cell
 from benchmarks.common.statistics import Series, compare, summarize
 from benchmarks.launching.processes import Run
 from benchmarks.startup.contenders import FLOOR, TORCHRUN, TORCHRUN_STATIC, Contender
+from mpiddp.process.cpus import find_cpus
 from mpiddp.wording import count_noun
 
 QUANTITY = "start-up"
@@ -97,7 +97,7 @@ def describe_warm_up(group: Group) -> str:
 
 def describe_others(group: Group) -> str:
     """How busy other programs kept the machine meanwhile; empty if that is unknown."""
-    cores = len(os.sched_getaffinity(0))
+    cores = len(find_cpus())
     shares = [
         run.others_cpu_seconds / run.seconds / cores
         for series in group.series.values()

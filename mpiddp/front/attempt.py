@@ -98,7 +98,7 @@ class Launch:
                 error = stack.enter_context(open(files.error, "ab"))
             self._directory = variables.get(environment.JOB_DIRECTORY, "")
             try:
-                self._process = subprocess.Popen(
+                process = subprocess.Popen(
                     command,
                     # Not what a front around this one has offered.
                     env={**variables, environment.STANDARD_INPUT: offered},
@@ -111,7 +111,9 @@ class Launch:
                 raise ConfigurationError(
                     f"{command[0]} cannot be run: {problem.strerror}"
                 ) from None
-            guard.watch(self._process.pid)
+            # Signals are passed on from here on: the guard must know the launcher before.
+            guard.watch(process.pid)
+            self._process = process
             for number in (self.signal, self.preemption):
                 if number is not None:
                     # It came before there was a process to pass it on to.

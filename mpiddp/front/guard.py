@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from mpiddp import environment
 from mpiddp.process.descendants import find_descendants, has_variable, list_children, survey
+from mpiddp.process.rank_process import find_start
 
 RANKS_SECONDS = 360.0
 """How long ranks may go on after SIGTERM or SIGHUP: longer than they wait for a checkpoint that
@@ -39,8 +40,6 @@ ENDED, FAILED = 0, 255
 """What the front says of the launcher's end; other numbers are signals."""
 KILLED = 1
 """Exit code of this process if it had to kill the launcher."""
-RANK_SIGNS = tuple(dict.fromkeys(row.rank for row in environment.LAUNCHERS))
-"""Variables that ranks have, and launchers and what these start beside them have not."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +119,11 @@ class _Watch:
         self._watched, self._receiver = watched, receiver
         mark = f"{environment.ATTEMPT_TOKEN}={watched.token}" if watched.token else ""
         self._mark = mark.encode()
-        # What the front has inherited says nothing of those below it.
-        self._signs = [f"{sign}=".encode() for sign in RANK_SIGNS if sign not in os.environ]
-        self._launcher = 0
+        # Ranks have these, and launchers and what these start beside them have not. What the front
+        # has inherited says nothing of those below it.
+        signs = [sign for sign in environment.RANK_VARIABLES["rank"] if sign not in os.environ]
+        self._signs = [f"{sign}=".encode() for sign in signs]
+        self._launcher = self._began = 0
         self._signals: list[tuple[int, float]] = []
         """That were to end the job, and when."""
         self._front_gone: float | None = None
@@ -137,8 +138,10 @@ class _Watch:
 
     def run(self) -> bool:
         """Until launcher and all that it has started have ended. Returns whether it was killed."""
-        self._launcher = int.from_bytes(os.read(self._receiver, 4), "big")
-        status = FAILED if self._launcher < 1 << 8 else None  # It was not started.
+        told = os.read(self._receiver, 4)
+        self._launcher = int.from_bytes(told, "big")
+        self._began = find_start(self._launcher) or 0
+        status = None if len(told) == 4 else FAILED  # It was not started.
         while status is None:
             status = self._receive()
             if status is None:
@@ -157,7 +160,7 @@ class _Watch:
         """Hear what the front says. Returns how the launcher has ended, once it has."""
         if self._front_gone is not None:
             time.sleep(BUSY_SECONDS)
-            return None if self._launcher in survey(b"") else FAILED
+            return None if find_start(self._launcher) == self._began else FAILED
         is_busy = self._is_asked or self._ranks_gone is not None
         seconds = BUSY_SECONDS if is_busy else QUIET_SECONDS if self._watched.has_ranks else None
         if not select.select([self._receiver], [], [], seconds)[0]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from mpiddp.errors import ConfigurationError
 
 NEEDED = ("torch", "numpy", "psutil")
-NEEDED_TO_TRAIN = (*NEEDED, "tqdm", "xxhash")
+NEEDED_TO_TRAIN = (*NEEDED, "msgspec", "tqdm", "xxhash")
 OLDEST_TORCH = (2, 10)
 """As in `setup.cfg`, though a site's own 2.10.0a0 will do."""
 

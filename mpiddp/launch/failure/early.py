@@ -30,9 +30,9 @@ def forget() -> None:
 def _leave(number: int, _: object) -> None:
     """A rank leaves the line to the front or the launcher."""
     try:
-        from mpiddp.environment import JOB_DIRECTORY, LAUNCHERS, is_set
+        from mpiddp.environment import JOB_DIRECTORY, RANK_VARIABLES, is_set
 
-        if not is_set((JOB_DIRECTORY, *(row.rank for row in LAUNCHERS))):
+        if not is_set((JOB_DIRECTORY, *RANK_VARIABLES["rank"])):
             name = signal.Signals(number).name
             os.write(2, f"mpiddp: stopped by {name}: exit code {128 + number}\n".encode())
     finally:  # That module is just being imported, or nobody reads.
