@@ -16,12 +16,13 @@ from mpiddp.front.plan import is_in_allocation
 from mpiddp.launch.launcher.command import READ_EVERYWHERE, find_program
 from mpiddp.launch.script.command_line import (
     COMMANDS,
+    NO_SCRIPT,
     WITHOUT_RANKS,
     CommandLine,
+    describe_missing,
     underscore,
 )
 from mpiddp.launch.script.front_options import NONE, FrontOptions, split_words
-from mpiddp.launch.script.other_words import explain_command
 
 
 def make_rank_command(line: CommandLine, options: FrontOptions) -> list[str]:
@@ -127,7 +128,7 @@ def _check_places(line: CommandLine, options: FrontOptions) -> None:
             f"the script, or -- before {line.rest[0]} if it is the script's own"
         )
     if line.module is None and not line.rest:
-        raise ConfigurationError("no SCRIPT given: python -m mpiddp --help shows what to type")
+        raise ConfigurationError(NO_SCRIPT)
     if line.command in WITHOUT_RANKS and options.launcher != NONE:
         raise ConfigurationError(f"{line.command} starts no ranks; it takes none of these options")
 
@@ -201,8 +202,6 @@ def _check_program(line: CommandLine) -> None:
             "to a file, and give its name"
         )
     elif not os.path.exists(script):
-        raise ConfigurationError(
-            f"there is no script {script!r} in {here}{explain_command(script, COMMANDS)}"
-        )
+        raise ConfigurationError(describe_missing(script))
     elif not os.access(script, os.R_OK):
         raise ConfigurationError(f"the script {script!r} cannot be read")

@@ -121,7 +121,7 @@ def describe_start(start: StartedLaunch) -> str:
     world, roster, reports = start.world, start.roster, start.reports
     hostnames = roster.hostnames if roster is not None else (world.hostname,)
     local_sizes = roster.local_sizes if roster is not None else (world.local_size,)
-    library = "none (one process; for more: mpirun -n RANKS python …)"
+    library = "none (one process; for more: python -m mpiddp -n RANKS …)"
     if start.library is not None:
         library = library_name(start.library)
     confined = [report.mpi_interfaces or "any interface" for report in reports]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -417,7 +419,7 @@ def test_help_needs_nothing():
 def test_a_mistake_of_one_process():
     result = launchers.run("alone", 1, [*PREFIX, "doctro"]).expect(2)
     (line,) = result.stderr.splitlines()
-    assert line.startswith("mpiddp: script 'doctro' cannot be read: No such file")
+    assert line.startswith("mpiddp: there is no script 'doctro' in ")
     assert line.endswith("(did you mean doctor?)")
 
 
@@ -444,7 +446,7 @@ def test_mistakes_of_the_command_line(arguments, words):
     ("prepare", "name", "words"),
     [
         (prepare_module, "no_such_module", "no module named 'no_such_module'"),
-        (prepare_script, "none.pyz", "script 'none.pyz' cannot be read"),
+        (prepare_script, "none.pyz", "there is no script 'none.pyz' in "),
         (prepare_script, ".", "directory '.' has no __main__.py"),
     ],
 )
@@ -452,6 +454,18 @@ def test_mistakes_of_the_command_line(arguments, words):
 def test_what_is_not_there_is_said_before_anything_starts(prepare, name, words):
     with pytest.raises(ConfigurationError, match=re.escape(words)):
         prepare(name, [])
+
+
+def test_a_module_that_is_not_found_is_a_mistake_and_what_it_lacks_is_not(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    Path("lacking.py").write_text("import no_such_module\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        prepare_module("lacking", [])()
+    for name, words in (("json.absent", "No module named json.absent"), ("xml", "xml.__main__")):
+        with pytest.raises(ConfigurationError, match=f"-m {name}: .*{words}"):
+            prepare_module(name, [])()
 
 
 @pytest.mark.by_default("mpich")

@@ -237,7 +237,7 @@ def test_the_block_of_one_process():
     _, result = facts.collect("alone", 1)
     rows = block(result)
     assert rows["ranks"].startswith("1 rank on 1 node: ")
-    assert rows["MPI"] == "none (one process; for more: mpirun -n RANKS python …)"
+    assert rows["MPI"] == "none (one process; for more: python -m mpiddp -n RANKS …)"
     assert [item.rsplit(" ", 1)[0] for item in rows["seconds"].split(", ")] == PHASES
 
 

@@ -6,13 +6,14 @@ go to each rank as they are (`script`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.options import Options
 from mpiddp.launch.script.front_options import FrontOptions
-from mpiddp.launch.script.other_words import explain
+from mpiddp.launch.script.other_words import explain, explain_command
 from mpiddp.options.fields import list_fields, pick
 from mpiddp.options.reader import HELP, Reader, name_as_typed
 
@@ -48,6 +49,7 @@ WITHOUT_RANKS = frozenset(COMMANDS) - {"train", "doctor"}
 UNDERSCORED, UNDERSCORE = "--underscored", "_"
 """Before the words that the front hands to a rank, and at the beginning of each of them."""
 
+NO_SCRIPT = "no SCRIPT given; python -m mpiddp --help shows what to type"
 USAGE = """\
 python -m mpiddp [OPTIONS] SCRIPT [ARGS…]
        python -m mpiddp [OPTIONS] -m MODULE [ARGS…]
@@ -205,6 +207,11 @@ def _pair(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
         if value is None and RANKS.get(name):
             value = next(left, None)
         yield name, value
+
+
+def describe_missing(script: str) -> str:
+    """That there is no file of this name, and what to type if it is a word of others."""
+    return f"there is no script {script!r} in {os.getcwd()}{explain_command(script, COMMANDS)}"
 
 
 def read_front(line: CommandLine) -> FrontOptions:

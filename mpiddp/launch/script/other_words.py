@@ -40,6 +40,7 @@ TORCHRUN = {
     ),
     "`--run-path`": "nothing: a script runs as by `python SCRIPT`",
     "`--no-python`": "nothing: start the program with mpirun or srun",
+    "`--use-env`": "nothing: `LOCAL_RANK` is a variable, and no argument",
     "`--virtual-local-rank`": (
         "nothing: each rank sees all GPUs of its node, and `LOCAL_RANK` counts them"
     ),
@@ -51,9 +52,11 @@ ACCELERATE = {
     "`--num_machines N`": "`--nodes N`, in a Slurm job only",
     "`--machine_rank`, `--main_process_ip`, `--main_process_port`, `--same_network`, "
     "`--rdzv_backend`": LAUNCHER_KNOWS,
-    "`--multi_gpu`, `--cpu`, `--use_deepspeed`, `--use_fsdp`, `--dynamo_backend`": (
+    "`--multi_gpu`, `--cpu`, `--use_deepspeed`, `--use_fsdp`, `--dynamo_backend`, `--zero_stage`, "
+    "`--deepspeed_config_file`, `--gradient_accumulation_steps`, `--gradient_clipping`": (
         "nothing: the script says so in `Accelerator(…)`"
     ),
+    "`--enable_cpu_affinity`": BIND,
     "`--gpu_ids LIST`": "`--devices LIST`",
     "`--num_cpu_threads_per_process N`": "`OMP_NUM_THREADS=N` before the command",
     "`--mixed_precision TYPE`": (
@@ -155,13 +158,13 @@ PYTHON = {
     "`-u`, `-O`, `-X OPTION`, `-W ACTION`": "it before `-m mpiddp`: the ranks get it too",
 }
 LAUNCHERS: Mapping[str, Mapping[str, str]] = {
+    "python": PYTHON,
     "torchrun": TORCHRUN,
     "accelerate launch": ACCELERATE,
     "mpirun": MPIRUN,
     "horovodrun": HOROVODRUN,
     "deepspeed": DEEPSPEED,
     "srun": SRUN,
-    "python": PYTHON,
 }
 """By the name of the launcher; each row in Markdown: its options, and what to type."""
 TRAINER = {

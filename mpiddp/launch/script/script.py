@@ -14,6 +14,7 @@ import io
 import os
 import runpy
 import sys
+import traceback
 import types
 from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
@@ -25,8 +26,7 @@ from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import find_rank, is_first
 from mpiddp.launch.options import Options
 from mpiddp.launch.script import silence
-from mpiddp.launch.script.command_line import COMMANDS, read_ranks, split
-from mpiddp.launch.script.other_words import explain_command
+from mpiddp.launch.script.command_line import NO_SCRIPT, describe_missing, read_ranks, split
 from mpiddp.launch.startup import start
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.process.streams.console import write_console
@@ -51,7 +51,7 @@ def parse(
             "started: give it to the launcher, or leave the launcher out"
         )
     if line.module is None and not line.rest:
-        raise ConfigurationError("no SCRIPT given; python -m mpiddp --help shows the options")
+        raise ConfigurationError(NO_SCRIPT)
     return options, line.module, list(line.rest)
 
 
@@ -62,11 +62,10 @@ def prepare_script(path: str, arguments: Sequence[str]) -> Callable[[], object]:
     try:
         with io.open_code(path) as source:
             text = source.read()
+    except FileNotFoundError:
+        raise ConfigurationError(describe_missing(path)) from None
     except OSError as error:
-        raise ConfigurationError(
-            f"script {path!r} cannot be read: {error.strerror} (looked in {os.getcwd()})"
-            f"{explain_command(path, COMMANDS)}"
-        ) from None
+        raise ConfigurationError(f"the script {path!r} cannot be read: {error.strerror}") from None
     if path.endswith((".zip", ".pyz")):
         return _prepare_archive(path, arguments)
     # As in plain Python, __file__ is absolute and sys.argv[0] is what was typed.
@@ -138,7 +137,13 @@ def prepare_module(name: str, arguments: Sequence[str]) -> Callable[[], object]:
     def run() -> None:
         sys.argv = [name, *arguments]
         _set_first_path(os.getcwd())
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
+        try:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        except ImportError as error:
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+            if frame.f_code.co_filename != runpy.run_module.__code__.co_filename:
+                raise
+            raise ConfigurationError(f"-m {name}: {error}") from None  # runpy finds no module.
 
     return run
 
