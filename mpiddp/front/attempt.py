@@ -71,6 +71,8 @@ class Launch:
 
     def listen(self) -> None:
         """Take signals from here on."""
+        # While it is ignored, as it may be from the start, nobody learns how a child has ended.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in PASSED_ON:
             # A signal that was ignored from the start, as under nohup, stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:

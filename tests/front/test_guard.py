@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -131,6 +133,16 @@ def test_ranks_have_their_time_after_a_first_signal_but_not_after_a_second():
         # The launcher may see its rank's end before its own.
         assert end(job, signal.SIGTERM, signal.SIGTERM) in ("9 True", "137 True")
     assert guard.RANKS_SECONDS > LASTING_SECONDS
+
+
+def test_an_end_is_known_if_a_parent_ignored_the_end_of_its_children():
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+    ignoring += "os.execv(sys.executable, [sys.executable, '-c', *sys.argv[1:]])"
+    words = [sys.executable, "-c", ignoring, FRONT, "raise SystemExit(3)"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=launchers.SHORTEST_DEADLINE, check=False
+    )
+    assert done.stdout == "3 False\n", done.stderr
 
 
 def test_a_launcher_has_a_small_number_in_a_container():
