@@ -35,8 +35,10 @@ def wrap_rendezvous(wrap: Callable[[Any], Any]) -> Callable[[], None]:
 
     It gets torch's own, if that is wrapped already. Returns what puts back what was there before.
     """
-    from torch.distributed.rendezvous import _rendezvous_handlers as handlers
+    from torch.distributed import rendezvous
 
+    # A torch without this table starts all the same: its own handlers then do what they do.
+    handlers = getattr(rendezvous, "_rendezvous_handlers", {})
     before = dict(handlers)
     handlers.update({scheme: wrap(inspect.unwrap(each)) for scheme, each in before.items()})
     return lambda: handlers.update(before)
