@@ -35,7 +35,7 @@ def wrap_rendezvous(wrap: Callable[[Any], Any]) -> Callable[[], None]:
 
     It gets torch's own, if that is wrapped already. Returns what puts back what was there before.
     """
-    from torch.distributed import rendezvous
+    import torch.distributed.rendezvous as rendezvous
 
     # A torch without this table starts all the same: its own handlers then do what they do.
     handlers = getattr(rendezvous, "_rendezvous_handlers", {})
