@@ -63,6 +63,25 @@ def test_what_was_written_is_read(folder: Path) -> None:
         assert file.size == (folder / "step-2" / name).stat().st_size
 
 
+def test_a_script_may_go_elsewhere_and_its_directory_may_be_removed(tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with open_directory(Path("c")) as directory:
+        directory.start(1, STATE)
+        directory.wait()
+        monkeypatch.chdir(tmp_path / "there")
+        directory.start(2, STATE)
+        directory.wait()
+        assert list_names(tmp_path / "here" / "c") == ["step-1", "step-2"]
+        # It is not made again, without the file that says whose it is.
+        shutil.rmtree(tmp_path / "here" / "c")
+        directory.start(3, STATE)
+        with pytest.raises(OSError, match="No such file or directory; somebody has removed them"):
+            directory.wait()
+    assert list(tmp_path.glob("*/*")) == []
+
+
 # Which are kept
 
 

@@ -136,6 +136,8 @@ class CheckpointDirectory:
     def __init__(self, path: Path, ranks: Ranks, source: Source, keep: int) -> None:
         """Touches nothing. ``keep``: how many of the newest checkpoints to keep."""
         self.path = path
+        self._place = path.absolute()
+        """The same, wherever a script goes meanwhile."""
         self.ranks = ranks
         self._source = source
         self._keep = keep
@@ -391,7 +393,7 @@ class CheckpointDirectory:
             said, needed = "", sum(self.ranks.gather(self._bytes))
             if self.ranks.rank == 0:
                 partial = manifests.make_partial_name(step, self._attempt)
-                shutil.rmtree(self.path / partial, ignore_errors=True)
+                shutil.rmtree(self._place / partial, ignore_errors=True)
                 said = self._explain(error, needed)
             said = self.ranks.broadcast(said)
             if isinstance(error, InterruptedError):
@@ -405,7 +407,7 @@ class CheckpointDirectory:
         reason, advice = str(error), ""
         if isinstance(error, OSError):
             keep, directory = self._source.options
-            reason = explain_unwritable(error, self.path, needed)
+            reason = explain_unwritable(error, self._place, needed)
             fewer = f"lower {keep}, " if self._keep > 1 else ""
             if error.errno in NO_ROOM:
                 advice = f": free some there, {fewer}or choose another {directory}"
@@ -413,7 +415,7 @@ class CheckpointDirectory:
                 advice = ": raise that limit"
             elif error.errno in (*owners.READ_ONLY, errno.EIO):
                 advice = f": choose another {directory}"
-        is_there = self.path.is_dir()
+        is_there = self._place.is_dir()
         older = "the older ones are as they were" if is_there else "somebody has removed them all"
         return f"a checkpoint in {self.path} could not be written: {reason}{advice}; {older}"
 
@@ -424,8 +426,8 @@ class CheckpointDirectory:
         score: float | None,
         interrupted: threading.Event,
     ) -> Path:
-        target = self.path / manifests.make_name(step)
-        partial = self.path / manifests.make_partial_name(step, self._attempt)
+        target = self._place / manifests.make_name(step)
+        partial = self._place / manifests.make_partial_name(step, self._attempt)
         lock = self._lock
 
         def complete() -> None:
@@ -446,11 +448,11 @@ class CheckpointDirectory:
         parts = write_shards(partial, tensors, self.ranks, self._frames, interrupted)
         problem = attempt(complete) if self.ranks.rank == 0 else None
         raise_first([self.ranks.broadcast(problem)])
-        return target
+        return self.path / target.name
 
     def _prune(self) -> None:
         """Remove checkpoints that need not be kept. On rank 0."""
-        self._tidy(lambda: manifests.prune(self.path, self._owner.token, self._keep))
+        self._tidy(lambda: manifests.prune(self._place, self._owner.token, self._keep))
 
     def _tidy(self, work: Callable[[], None]) -> None:
         """Remove what is not needed; what cannot be removed stays, and is told of once."""
