@@ -230,7 +230,10 @@ class Checkpointer:
         self._check_open()
         self._directory.finish()
         found = source if isinstance(source, Found) else self._find(source)
-        return None if found is None else self._load(found)
+        if found is None:
+            return None
+        self._directory.use(found)
+        return self._load(found)
 
     def _find(self, source: str | os.PathLike[str] | None) -> Found | None:
         if source is None:

@@ -39,6 +39,10 @@ from pool import Pools
 from saves import METADATA, SHARD, STATE, Clock, list_names, make_directory, open_directory, write
 
 
+def raise_full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def read_step(path: Path) -> int:
     return int(read_shards(path, "")["step"])
 
@@ -63,6 +67,25 @@ def test_what_was_written_is_read(folder: Path) -> None:
         assert file.size == (folder / "step-2" / name).stat().st_size
 
 
+def test_a_script_may_go_elsewhere_and_its_directory_may_be_removed(tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with open_directory(Path("c")) as directory:
+        directory.start(1, STATE)
+        directory.wait()
+        monkeypatch.chdir(tmp_path / "there")
+        directory.start(2, STATE)
+        directory.wait()
+        assert list_names(tmp_path / "here" / "c") == ["step-1", "step-2"]
+        # It is not made again, without the file that says whose it is.
+        shutil.rmtree(tmp_path / "here" / "c")
+        directory.start(3, STATE)
+        with pytest.raises(OSError, match="No such file or directory; somebody has removed them"):
+            directory.wait()
+    assert list(tmp_path.glob("*/*")) == []
+
+
 # Which are kept
 
 
@@ -76,14 +99,28 @@ def test_what_need_not_be_kept_goes_before_a_save_that_may_find_no_room(tmp_path
     # Somebody may go on from an older one, before the next is written.
     assert len(list_names(tmp_path)) == 5
 
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(directories, "write_shards", fail)
+    monkeypatch.setattr(directories, "write_shards", raise_full)
     directory.start(6, STATE)
     with pytest.raises(OSError, match="free some there, or choose another directory"):
         directory.wait()
     assert list_names(tmp_path) == ["step-2", "step-5"]
+    directory.close()
+
+
+def test_the_one_that_training_goes_on_from_stays_until_the_next_is_whole(tmp_path, monkeypatch):
+    write(tmp_path, 1, 2, 3, keep=9)
+    directory = make_directory(tmp_path, keep=1)
+    directory.open(directory.look())
+    directory.use(find_demanded(tmp_path / "step-1", Ranks()))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", raise_full)
+        directory.start(4, STATE)
+        with pytest.raises(OSError, match="No space left"):
+            directory.wait()
+    assert list_names(tmp_path) == ["step-1", "step-2", "step-3"]
+    directory.start(4, STATE)
+    directory.wait()
+    assert list_names(tmp_path) == ["step-4"]
     directory.close()
 
 
@@ -250,11 +287,8 @@ def test_a_write_that_fails_leaves_the_older_ones(tmp_path, monkeypatch):
     directory = make_directory(tmp_path)
     directory.open(directory.look())
 
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fail)
+        patch.setattr(os, "fsync", raise_full)
         directory.start(2, STATE)
         with pytest.raises(OSError, match="No space left") as caught:
             directory.wait()

@@ -226,6 +226,8 @@ def test_each_step_is_taken_once(session: Session) -> None:
     step.take()
     with pytest.raises(MpiddpError, match=r"one take\(\) for step 1"):
         step.take()
+    # The run ends here, while its directory is there.
+    session.do_postponed()
 
 
 def test_a_run_that_has_finished_is_not_trained_again(session, capsys):

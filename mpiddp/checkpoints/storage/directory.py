@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor
 from mpiddp import environment
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage import owner as owners
-from mpiddp.checkpoints.storage.finding import NOTHING_FOUND, Survey, ask_rank_0, find_newest
+from mpiddp.checkpoints.storage.finding import NOTHING_FOUND, Found, Survey, ask_rank_0, find_newest
 from mpiddp.checkpoints.storage.manifest import File, Manifest, Patience
 from mpiddp.checkpoints.storage.owner import Owner
 from mpiddp.checkpoints.storage.ranks import Ranks
@@ -136,6 +136,8 @@ class CheckpointDirectory:
     def __init__(self, path: Path, ranks: Ranks, source: Source, keep: int) -> None:
         """Touches nothing. ``keep``: how many of the newest checkpoints to keep."""
         self.path = path
+        self._place = path.absolute()
+        """The same, wherever a script goes meanwhile."""
         self.ranks = ranks
         self._source = source
         self._keep = keep
@@ -146,8 +148,10 @@ class CheckpointDirectory:
         """On rank 0."""
         self._release: Callable[[], object] = lambda: None
         self._is_open = False
-        self._is_newest_valid = False
-        """On rank 0: whether older ones than the newest may go before the next is written."""
+        self._newest: Path | None = None
+        """On rank 0, until the first save: the newest one, which was verified."""
+        self._used: Path | None = None
+        """The one that training has gone on from."""
         self._has_warned = False
         self._sequence = 0
         self._staging = Staging()
@@ -207,9 +211,13 @@ class CheckpointDirectory:
         self._attempt, probe = self._ask_rank_0(enter)
         self._check_shared(probe)
         self._ask_rank_0(lambda: self._put_in_order(survey or NOTHING_FOUND))
-        has_valid = survey is not None and survey.newest is not None
-        self._is_newest_valid = self.ranks.rank == 0 and has_valid
+        if self.ranks.rank == 0 and survey is not None and survey.newest is not None:
+            self._newest = survey.newest.path
         self._is_open = True
+
+    def use(self, found: Found) -> None:
+        """Training goes on from ``found``, which stays until the next one is whole."""
+        self._used = found.path
 
     def set_aside(self, survey: Survey) -> None:
         """Rename what ``look`` has found to be damaged. Collective, while nothing is written.
@@ -391,7 +399,7 @@ class CheckpointDirectory:
             said, needed = "", sum(self.ranks.gather(self._bytes))
             if self.ranks.rank == 0:
                 partial = manifests.make_partial_name(step, self._attempt)
-                shutil.rmtree(self.path / partial, ignore_errors=True)
+                shutil.rmtree(self._place / partial, ignore_errors=True)
                 said = self._explain(error, needed)
             said = self.ranks.broadcast(said)
             if isinstance(error, InterruptedError):
@@ -405,7 +413,7 @@ class CheckpointDirectory:
         reason, advice = str(error), ""
         if isinstance(error, OSError):
             keep, directory = self._source.options
-            reason = explain_unwritable(error, self.path, needed)
+            reason = explain_unwritable(error, self._place, needed)
             fewer = f"lower {keep}, " if self._keep > 1 else ""
             if error.errno in NO_ROOM:
                 advice = f": free some there, {fewer}or choose another {directory}"
@@ -413,7 +421,7 @@ class CheckpointDirectory:
                 advice = ": raise that limit"
             elif error.errno in (*owners.READ_ONLY, errno.EIO):
                 advice = f": choose another {directory}"
-        is_there = self.path.is_dir()
+        is_there = self._place.is_dir()
         older = "the older ones are as they were" if is_there else "somebody has removed them all"
         return f"a checkpoint in {self.path} could not be written: {reason}{advice}; {older}"
 
@@ -424,8 +432,8 @@ class CheckpointDirectory:
         score: float | None,
         interrupted: threading.Event,
     ) -> Path:
-        target = self.path / manifests.make_name(step)
-        partial = self.path / manifests.make_partial_name(step, self._attempt)
+        target = self._place / manifests.make_name(step)
+        partial = self._place / manifests.make_partial_name(step, self._attempt)
         lock = self._lock
 
         def complete() -> None:
@@ -439,18 +447,23 @@ class CheckpointDirectory:
             manifests.publish(partial, target, manifest.owner)
             self._prune()
 
-        if self._is_newest_valid:
-            # There may be no room for one more.
-            self._is_newest_valid = False
-            self._prune()
+        if self._newest is not None:
+            self._make_room(self._newest)
+            self._newest = None
         parts = write_shards(partial, tensors, self.ranks, self._frames, interrupted)
         problem = attempt(complete) if self.ranks.rank == 0 else None
         raise_first([self.ranks.broadcast(problem)])
-        return target
+        return self.path / target.name
+
+    def _make_room(self, newest: Path) -> None:
+        """Remove what need not be kept beside a valid one, unless an older one is in use."""
+        used = self._used or newest
+        if used.name == newest.name or used.resolve().parent != self._place.resolve():
+            self._prune()
 
     def _prune(self) -> None:
         """Remove checkpoints that need not be kept. On rank 0."""
-        self._tidy(lambda: manifests.prune(self.path, self._owner.token, self._keep))
+        self._tidy(lambda: manifests.prune(self._place, self._owner.token, self._keep))
 
     def _tidy(self, work: Callable[[], None]) -> None:
         """Remove what is not needed; what cannot be removed stays, and is told of once."""
