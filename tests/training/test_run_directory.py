@@ -157,7 +157,7 @@ def test_a_finished_run_is_refused_and_left_alone(configuration: Configuration) 
         open_run(configuration)
     assert snapshot(configuration.runs_dir) == before
     outcome.with_name("metrics.jsonl").touch()
-    more = f"; to train on from it: --resume {outcome.parent} --name {configuration.name}-2, with"
+    more = f"; to train on from it: --resume {outcome.parent}, with another --name"
     with pytest.raises(ConfigurationError, match=re.escape(more)):
         open_run(configuration)
 

@@ -156,7 +156,7 @@ def find_success(path: Path) -> dict[str, Any] | None:
 
 def _refuse_finished(path: Path) -> None:
     if find_success(path) is not None:
-        more = f"; to train on from it: --resume {path} --name {path.name}-2, with more --epochs"
+        more = f"; to train on from it: --resume {path}, with another --name and more --epochs"
         raise ConfigurationError(
             f"name: the run {path} has finished and is not overwritten: choose another --name"
             f"{more if (path / METRICS).exists() else ''}"
