@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 # python -m mpiddp…, or the installed command; sys.argv is that of python -m until the module runs.
 if (
-    sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].startswith(("mpiddp", "-mmpiddp"))
+    sys.argv[:1] == ["-m"]
+    and sys.orig_argv[-len(sys.argv)].partition(".")[0] in ("mpiddp", "-mmpiddp")
 ) or (sys.argv[:1] and sys.argv[0].endswith("/bin/mpiddp")):
     from mpiddp.launch.failure import early
 

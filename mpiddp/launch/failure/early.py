@@ -10,7 +10,6 @@ import os
 import signal
 from collections.abc import Mapping
 from typing import Any
-from typing import Any
 
 USUAL: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
