@@ -39,7 +39,8 @@ class OptimizerState:
             modules: by the first part of their parameters' names; "" for the model.
             keeps_options: whether decay, betas and the like stay as they are in the optimizer, but
                 for those that it changes itself, such as a number of steps that it counts there.
-            is_replicated: whether it is the same on all ranks, or parts of sharded tensors.
+            is_replicated: whether that of the model's parameters is the same on all ranks, or parts
+                of sharded tensors.
 
         Raises ConfigurationError if a parameter belongs to no module, or the optimizer keeps its
         state in parts on the ranks.
@@ -51,7 +52,7 @@ class OptimizerState:
                 "in parts"
             )
         self._optimizer, self._modules = optimizer, modules
-        self._keeps_options, self.is_replicated = keeps_options, is_replicated
+        self._keeps_options, self._is_replicated = keeps_options, is_replicated
         self._first = [
             {name: repr(each) for name, each in group.items() if name not in _RATES}
             for group in optimizer.param_groups
@@ -63,6 +64,12 @@ class OptimizerState:
         """Ids of the optimizer's parameters when it was last looked for those of ``_waiting``."""
         self._is_hooked = False
         self._list_names()
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether it is the same by its meaning: modules beside the model may differ."""
+        own = {id(each) for each in find_module(self._modules[""]).parameters()}
+        return self._is_replicated and _list_ids(self._optimizer) <= own
 
     def _find_parameters(self) -> dict[str, nn.Parameter]:
         """By name. Of a parameter in several modules, the first one names it."""

@@ -106,9 +106,11 @@ class Buffers:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, buffer in self._module.named_buffers():
             if name in state:
-                # Older checkpoints have all elements of an expanded one.
-                own = narrow(buffer)
-                own.copy_(state[name][tuple(map(slice, own.shape))])
+                own, stored = narrow(buffer), state[name]
+                if stored.shape == buffer.shape:
+                    # Older checkpoints have all elements of an expanded one.
+                    stored = stored[tuple(map(slice, own.shape))]
+                own.copy_(stored)
 
 
 class RandomState:

@@ -68,6 +68,16 @@ def test_what_all_have_is_stored_once_and_what_differs_by_rank(kind, pool, tmp_p
 
 
 @pytest.mark.mpi
+def test_optimizers_of_modules_that_differ_by_rank_go_on_as_they_would_have(pool, tmp_path):
+    ranks = pool("openmpi", 2)
+    whole = ranks.call(checkpointed.train_experts, tmp_path / "whole", 5).values
+    ranks.call(checkpointed.train_experts, tmp_path / "cut", 2)
+    found = ranks.call(checkpointed.train_experts, tmp_path / "cut", 5).values
+    for expected, each in zip(whole, found, strict=True):
+        assert all(map(torch.equal, expected, each))
+
+
+@pytest.mark.mpi
 def test_all_ranks_hear_of_a_save_that_cannot_be_planned(pool: Pools, tmp_path: Path) -> None:
     ranks = pool("openmpi", 2)
     for step, rank in (("create_global_plan", 0), ("create_local_plan", 1), ("finish_plan", 1)):
@@ -263,6 +273,21 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
                 checkpointer.save(1)
             else:
                 with pytest.raises(error, match=r"weight: expected \(2, 3\), found \(2, 2\)"):
+                    checkpointer.restore()
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_buffer_of_another_length_is_refused(length: int, tmp_path: Path) -> None:
+    for size in (3, length):
+        model = torch.nn.Linear(2, 2)
+        model.register_buffer("seen", torch.arange(size), persistent=False)
+        with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
+            if size == 3:
+                checkpointer.save(1)
+            else:
+                with pytest.raises(
+                    mpiddp.CheckpointError, match=r"does not fit: .*\b(size|shape)\b"
+                ):
                     checkpointer.restore()
 
 

@@ -451,8 +451,7 @@ def test_the_installed_command_is_the_same(folder):
         ("-n 2 checkpoint", "(did you mean checkpoints?)"),
         (
             "-c 2 x",
-            "mpiddp: -c is an option of python; for mpiddp, type a file's name: each rank reads the "
-            "script by itself; as an option of srun, leave it out: give it to sbatch or",
+            "by itself; as an option of srun, leave it out: give it to sbatch or",
         ),
         ("-t 1:00 -n 2 x", "mpiddp: -t is an option of srun; for mpiddp, leave it out: give it to"),
         (

@@ -44,6 +44,14 @@ def test_a_signal_during_an_import_is_one_line(module, at, number, variables, li
     assert (done.returncode, done.output) == (128 + number, said)
 
 
-def test_who_imports_mpiddp_is_interrupted_as_ever():
-    code = "import signal, mpiddp; print(signal.getsignal(signal.SIGINT).__name__)"
-    assert launchers.run_python("-c", code).stdout == "default_int_handler\n"
+@pytest.mark.parametrize("words", [["-c", "import program"], ["-m", "mpiddp_program"]])
+def test_who_imports_mpiddp_is_interrupted_as_ever(words, tmp_path):
+    text = "import signal, mpiddp; print(signal.getsignal(signal.SIGINT).__name__)"
+    (tmp_path / "program.py").write_text(text)
+    package = tmp_path / "mpiddp_program"
+    package.mkdir()
+    (package / "__init__.py").write_text("import program")
+    (package / "__main__.py").write_text("")
+    path = os.pathsep.join([str(tmp_path), str(launchers.ROOT)])
+    done = launchers.run_python(*words, env=launchers.clean_environment({"PYTHONPATH": path}))
+    assert done.stdout == "default_int_handler\n"

@@ -134,6 +134,33 @@ def local(tensor: Any) -> torch.Tensor:
     return found
 
 
+def train_experts(session: mpiddp.Session, folder: Path, steps: int) -> list[torch.Tensor]:
+    """Modules that each rank has to itself, one with an optimizer of its own; what they are then.
+
+    The other one's parameters belong to the model's optimizer, too.
+    """
+    rank, model = session.world.rank, make_model("ddp")
+    torch.manual_seed(rank)
+    first, second = nn.Linear(12, 7), nn.Linear(12, 7)
+    optimizer = torch.optim.AdamW([*model.parameters(), *first.parameters()], 0.01)
+    more = {"first": first, "second": second, "other": torch.optim.AdamW(second.parameters(), 0.01)}
+    with mpiddp.Checkpointer(folder, model, optimizer, **more) as checkpointer:
+        begun = (checkpointer.restore() or {"step": 0})["step"]
+        for step in range(begun + 1, steps + 1):
+            samples = torch.Generator().manual_seed(100 * step + rank)
+            inputs = torch.randn(6, 12, generator=samples)
+            model.zero_grad()
+            loss = (model(inputs) + first(inputs) * second(inputs)).square().mean()
+            first.zero_grad()
+            second.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+            more["other"].step()
+        if steps > begun:
+            checkpointer.save(steps)
+    return [each.detach().clone() for each in (*first.parameters(), *second.parameters())]
+
+
 def make_mistakes(session: mpiddp.Session, folder: Path) -> list[str]:
     """What is said of ranks that save different steps, and of an optimizer in parts."""
     with warnings.catch_warnings():
