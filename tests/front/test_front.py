@@ -423,7 +423,7 @@ def test_the_installed_command_is_the_same(folder):
         ("-n 2 checkpoint", "(did you mean checkpoints?)"),
         (
             "-c 2 x",
-            "mpiddp: -c is an option of srun; for mpiddp, leave it out: give it to sbatch or",
+            "option of python; for mpiddp, type the name of a file with that code; as an option",
         ),
         ("-t 1:00 -n 2 x", "mpiddp: -t is an option of srun; for mpiddp, leave it out: give it to"),
         (
@@ -744,10 +744,16 @@ def test_all_ranks_are_started_again_until_they_succeed(folder, monkeypatch, cap
 
 
 @pytest.mark.parametrize("code", [0, 2, 3, 5, 75, 130])
-def test_what_would_end_in_the_same_way_is_not_started_again(folder, monkeypatch, code):
+def test_what_would_end_in_the_same_way_is_not_started_again(folder, monkeypatch, capsys, code):
     attempts = Attempts(monkeypatch, Exit(code), Exit(0))
     assert attempts.start("-n", "2", "--restarts", "3") == code
     assert len(attempts.commands) == 1
+    # A script may have chosen the code, and its user waits for a restart.
+    line = f"mpiddp: attempt ended with exit code {code}: "
+    said = [each for each in capsys.readouterr().err.splitlines() if each.startswith(line)]
+    assert [each.endswith("; there is no restart after this code") for each in said] == (
+        [True] if code in (2, 3, 5) else []
+    )
     # Nor where the outcome says so, whatever the launcher's code is.
     attempts = Attempts(monkeypatch, Exit(137, outcome={"code": code}), Exit(0))
     assert attempts.start("-n", "2", "--restarts", "3") == code
