@@ -23,7 +23,7 @@ from mpiddp.errors import FAILURE, INTERRUPTED, PREEMPTED, ConfigurationError, P
 from mpiddp.files import read_toml
 from mpiddp.front.allocation import ask, find_lost_hosts
 from mpiddp.front.attempt import Files, Launch, is_ended_by_slurm, write
-from mpiddp.front.job_end import FINAL, Exit, JobEnd, find_end
+from mpiddp.front.job_end import FINAL, MISTAKES, Exit, JobEnd, find_end
 from mpiddp.front.layout import JobLayout
 from mpiddp.front.plan import is_in_allocation, make_plan
 from mpiddp.front.rank_command import make_rank_command
@@ -86,7 +86,7 @@ class Job:
                 if options.restart_window and time.monotonic() - began > options.restart_window:
                     used = 0
                 count, used = count + 1, used + 1
-                is_last = used > options.restarts or end.code in FINAL or launch.signal is not None
+                is_last = used > options.restarts or launch.signal is not None
                 if is_last or not self._prepare_restart(end, found, used):
                     break
         finally:
@@ -142,7 +142,11 @@ class Job:
         return [*words, *self.program]
 
     def _prepare_restart(self, end: JobEnd, found: Exit, used: int) -> bool:
-        """Plan the next attempt without the nodes that were lost; False if too few are left."""
+        """Plan the next attempt without the nodes that were lost; False if there is none."""
+        if end.code in MISTAKES:
+            say(f"attempt ended with {end}; there is no restart after this code")
+        if end.code in FINAL:
+            return False
         without = ""
         if self.plan.layout is not None:
             self._lost = _choose_lost(self.plan.layout, self._lost, found, self.options)

@@ -23,17 +23,10 @@ from mpiddp.errors import (
 
 FAILED = re.compile(r"srun: error: (Node failure on |.*: tasks? [0-9,-]+: )")
 LEFT = re.compile(r" Exited with exit code (\d+)$")
-FINAL = frozenset(
-    {
-        SUCCESS,
-        ConfigurationError.exit_code,
-        LaunchError.exit_code,
-        NO_CHECKPOINT,
-        PREEMPTED,
-        INTERRUPTED,
-    }
-)
-"""Codes after which another attempt would end in the same way, or is not wanted."""
+MISTAKES = frozenset({ConfigurationError.exit_code, LaunchError.exit_code, NO_CHECKPOINT})
+"""Codes after which another attempt would end in the same way."""
+FINAL = MISTAKES | {SUCCESS, PREEMPTED, INTERRUPTED}
+"""Codes after which there is no other attempt."""
 TERMINATED = StoppedError(signal.SIGTERM).exit_code
 
 

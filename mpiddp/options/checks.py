@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -60,7 +61,7 @@ def read_usable(paths: Iterable[Path], read: Callable[[Path], T]) -> list[T]:
         try:
             found.append(read(path))
         except ConfigurationError as error:
-            if not path.exists():
+            if not os.path.lexists(path):
                 raise
             problems.append(str(error))
     if not found:

@@ -138,6 +138,10 @@ def enter_run(
                 check_format(export, "export")
                 if not export.parent.is_dir():
                     raise ConfigurationError(f"export: {export.parent} is no directory")
+                if export.is_dir():
+                    raise ConfigurationError(
+                        f"export: expected a file, found {export}, a directory"
+                    )
             run = run_directory.open_run(configuration, pause)
             note = keep_table(run.path)
             if note and taken is not None:

@@ -772,10 +772,16 @@ def test_all_ranks_are_started_again_until_they_succeed(folder, monkeypatch, cap
 
 
 @pytest.mark.parametrize("code", [0, 2, 3, 5, 75, 130])
-def test_what_would_end_in_the_same_way_is_not_started_again(folder, monkeypatch, code):
+def test_what_would_end_in_the_same_way_is_not_started_again(folder, monkeypatch, capsys, code):
     attempts = Attempts(monkeypatch, Exit(code), Exit(0))
     assert attempts.start("-n", "2", "--restarts", "3") == code
     assert len(attempts.commands) == 1
+    # A script may have chosen the code, and its user waits for a restart.
+    line = f"mpiddp: attempt ended with exit code {code}: "
+    said = [each for each in capsys.readouterr().err.splitlines() if each.startswith(line)]
+    assert [each.endswith("; there is no restart after this code") for each in said] == (
+        [True] if code in (2, 3, 5) else []
+    )
     # Nor where the outcome says so, whatever the launcher's code is.
     attempts = Attempts(monkeypatch, Exit(137, outcome={"code": code}), Exit(0))
     assert attempts.start("-n", "2", "--restarts", "3") == code

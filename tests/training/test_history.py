@@ -95,6 +95,10 @@ def test_a_run_without_rows_is_refused(tmp_path: Path) -> None:
     assert "has no rows" in refuse("new", tmp_path)
     write_run(tmp_path / "begun", [], tail='{"epo')
     assert "has no rows" in refuse("begun", tmp_path)
+    assert (
+        refuse(str(tmp_path), tmp_path)
+        == f"{tmp_path} is no run, but holds runs: give {tmp_path}/*"
+    )
 
 
 def test_what_a_shell_lists_beside_runs_is_left_out_with_a_line(tmp_path, capsys):
@@ -102,14 +106,16 @@ def test_what_a_shell_lists_beside_runs_is_left_out_with_a_line(tmp_path, capsys
     write_run(tmp_path / "damaged", [row(1)], tail="{\n")
     (tmp_path / "evaluated").mkdir()
     (tmp_path / "picture.svg").touch()
+    (tmp_path / "removed").symlink_to("nowhere")
     write_run(tmp_path / "z", [row(1)])
     listed = [str(path) for path in sorted(tmp_path.iterdir())]
     assert [history.label for history in read_histories(listed)] == ["a", "z"]
-    damaged, evaluated, picture = capsys.readouterr().err.splitlines()
+    damaged, evaluated, picture, removed = capsys.readouterr().err.splitlines()
     assert damaged.startswith(f"mpiddp: left out: {tmp_path}/damaged/{METRICS}, line 2: expected")
     assert evaluated.endswith(f"/evaluated/{METRICS} has no rows: no epoch is finished, or none "
                               "was trained (an evaluation)")  # fmt: skip
     assert picture.endswith(f"cannot read {tmp_path}/picture.svg/{METRICS}: Not a directory")
+    assert "/removed/" in removed
     with pytest.raises(ConfigurationError, match="no run 'b'"):
         read_histories(["a", "b"], tmp_path)
     with pytest.raises(ConfigurationError, match=r"has no rows.*, and 1 more"):

@@ -42,6 +42,10 @@ def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(pool, tmp_pat
     refused = [*SMALL, "--name", "refused", "--export", "absent/w.pt"]
     for said in pool("openmpi", 2).call(trainings.refuse, *refused, cwd=tmp_path).values:
         assert said.startswith("2: export: absent is no directory")
+    for said in (
+        pool("openmpi", 2).call(trainings.refuse, *refused[:-1], "runs", cwd=tmp_path).values
+    ):
+        assert said.startswith("2: export: expected a file, found runs, a directory")
     assert not (tmp_path / "runs" / "refused").exists()
 
     data = load(Configuration(data="toy", samples=215))

@@ -257,6 +257,11 @@ def find_valid(path: Path, ranks: Ranks) -> tuple[Found, Mapping[Path, list[str]
 
 def _look_for(path: Path) -> str | None:
     """What to say if there is no such checkpoint."""
+    if path.is_file():
+        return (
+            f"the checkpoint {path} is a file: expected a directory; to begin a training with the "
+            "weights in a file: --weights"
+        )
     if os.path.lexists(path):
         return None
     names = ", ".join(each.name for each in manifests.list_checkpoints(path.parent))

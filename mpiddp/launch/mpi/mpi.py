@@ -15,7 +15,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -129,6 +128,8 @@ def _keep_workers_out() -> None:
     They inherit the launcher's variables. Open MPI 5 takes them for the rank that has started
     them, so that they can ask for its number. Other programs, such as an mpirun, are left alone.
     """
+    from multiprocessing import util  # Not above: --help does without it.
+
     spawn = util.spawnv_passfds
 
     def start(*arguments: Any) -> Any:

@@ -34,7 +34,7 @@ RULES = (
         ("evaluate_only", "weights_prefix", "weights_except"),
         "weights",
         lambda path: path is not None,
-        "say of which weights: --weights FILE.pt or RUN",
+        "give --weights FILE.pt or RUN",
     ),
     Rule(("weights",), "summary", lambda only: not only, "leave out one of them"),
     Rule(
@@ -179,13 +179,13 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
     for rule in RULES:
         if rule.allows(values[rule.other]) or (rule.unless and values[rule.unless]):
             continue
+        is_missing = values[rule.other] is None
         other = _describe(rule.other, values[rule.other])
+        clash = f"needs {rule.other}" if is_missing else f"cannot be combined with {other}"
         for name in rule.options:
             found = values[name]
             if found in rule.values or (not rule.values and found != defaults[name]):
-                raise ConfigurationError(
-                    f"{_describe(name, found)} cannot be combined with {other}: {rule.advice}"
-                )
+                raise ConfigurationError(f"{_describe(name, found)} {clash}: {rule.advice}")
     batch, passes = values["batch_size"], values["accumulation_steps"]
     if batch % passes:
         raise ConfigurationError(
@@ -194,9 +194,7 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
 
 
 def _describe(name: str, value: object) -> str:
-    """As in TOML, which has no null."""
-    if value is None:
-        return f"no {name}"
+    """As in TOML."""
     if name == "batch_size" and value == AUTO_BATCH:
         value = "auto"
     return f"{name} = {str(value).lower() if isinstance(value, bool) else quote(value)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,7 @@ def read_histories(names: Sequence[str], runs_dir: Path = Path("runs")) -> list[
 def _find_run(name: str, runs_dir: Path) -> Path:
     places = (Path(name), runs_dir / name)
     path = next((path for path in places if path.is_dir()), places[0])
-    if path.exists():
+    if os.path.lexists(path):
         return path
     found = sorted(path.parent.name for path in runs_dir.glob(f"*/{METRICS}"))
     shown = f"{', '.join(found[:8])}{', …' * (len(found) > 8)}" if found else "none"
@@ -113,6 +114,8 @@ def _read_run(run: Path) -> tuple[Path, list[tuple[Mapping[str, Any], ...]]]:
             steps[row["step"]] = row
         else:
             rows[row["epoch"]] = row
+    if not rows and not steps and any(run.glob(f"*/{METRICS}")):
+        raise ConfigurationError(f"{run} is no run, but holds runs: give {run}/*")
     if not rows and not steps:
         raise ConfigurationError(
             f"{path} has no rows: no epoch is finished, or none was trained (an evaluation)"
