@@ -5,6 +5,7 @@ torch is imported in the functions: processes without it import this module as w
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import sys
@@ -35,10 +36,10 @@ def wrap_rendezvous(wrap: Callable[[Any], Any]) -> Callable[[], None]:
 
     It gets torch's own, if that is wrapped already. Returns what puts back what was there before.
     """
-    import torch.distributed.rendezvous as rendezvous
-
+    # By its name: torch.distributed has a function of the same one.
+    module = importlib.import_module("torch.distributed.rendezvous")
     # A torch without this table starts all the same: its own handlers then do what they do.
-    handlers = getattr(rendezvous, "_rendezvous_handlers", {})
+    handlers = getattr(module, "_rendezvous_handlers", {})
     before = dict(handlers)
     handlers.update({scheme: wrap(inspect.unwrap(each)) for scheme, each in before.items()})
     return lambda: handlers.update(before)
