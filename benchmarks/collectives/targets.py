@@ -147,6 +147,7 @@ def _judge_bound(found: Findings, own: Contender, least: float) -> Target | None
 
 def _judge_executor(found: Findings) -> Iterable[Target | None]:
     own = Contender(PREPARED, algorithm="ring", transport="mpi")
+    coefficient = found.find_coefficient()
 
     def find_pair(size: int) -> tuple[Cell, Cell] | None:
         """The quicker plain ring, and mpiddp's."""
@@ -160,7 +161,7 @@ def _judge_executor(found: Findings) -> Iterable[Target | None]:
         if pair is None:
             return None
         plain, mine = pair
-        return compare_rounds(plain.samples, mine.samples, found.find_coefficient())
+        return compare_rounds(plain.samples, mine.samples, coefficient)
 
     def find_more(size: int) -> float | None:
         pair = find_pair(size)
