@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 from benchmarks.common.options import Count, Ranks, Seconds
-from benchmarks.common.statistics import Summary, quantile, summarize
+from benchmarks.common.statistics import Summary, summarize
 from benchmarks.common.trials import Rounds
+from benchmarks.judge.ratios import Ratio, compare_rounds, find_common
 from benchmarks.launching import launchers, processes
 from mpiddp.errors import MpiddpError
 from mpiddp.options.fields import Argument
@@ -108,9 +109,13 @@ class Measurement:
         return self.summarize(name).median / (save_every * self.summarize("step").median)
 
     @property
-    def over_raw(self) -> float:
-        """A synchronous save by the raw write: the median of each round's quotient."""
-        return quantile([each.synchronous / each.raw for each in self.rounds], 0.5)
+    def over_raw(self) -> Ratio:
+        """A synchronous save by the raw write, round by round."""
+        raw, saves, digests = (
+            [getattr(each, name) for each in self.rounds]
+            for name in ("raw", "synchronous", "digest")
+        )
+        return compare_rounds(raw, saves, find_common([[raw, saves, digests]]))
 
     @property
     def agreement_share(self) -> float:

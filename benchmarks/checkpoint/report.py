@@ -12,6 +12,8 @@ from benchmarks.common.options import SECONDS, describe_seconds, describe_value,
 from benchmarks.common.plotting import COLOURS, draw_bar, finish_bars, open_figure
 from benchmarks.common.records import Coordinate, RecordWriter, make_cell
 from benchmarks.common.targets import Target
+from benchmarks.judge.promises import make_target
+from benchmarks.judge.ratios import Ratio
 from mpiddp.wording import describe_size
 
 SYNCHRONOUS, ASYNCHRONOUS, OVER_RAW, AGREEMENT = 0.035, 0.01, 1.5, 0.01
@@ -59,7 +61,7 @@ def format_table(found: Measurement, plan: Plan) -> str:
     lines = [
         title,
         *format_rows(rows),
-        f"a synchronous save takes {found.over_raw:.2f} × the raw write, round by round",
+        f"a synchronous save takes {found.over_raw.estimate:.2f} × the raw write, round by round",
         f"a look's share is of a step; its thread takes {found.agreement.thread:.3%} of a core",
         f"memory of all ranks: {describe_size(found.copies_bytes)} of copies, {grown} more in all",
     ]
@@ -114,10 +116,10 @@ def judge(found: Measurement, plan: Plan) -> list[Target]:
     )
     raw = f"a synchronous save: at most {OVER_RAW:g} × the raw write and flush"
     looks = f"agreeing on signals: at most {AGREEMENT:.0%} of a step"
-    rows = [
+    rows: list[tuple[str, Ratio | float, float]] = [
         (f"{every}, synchronous: at most {SYNCHRONOUS:.1%} of training time", whole, SYNCHRONOUS),
         (f"{every}, asynchronous: at most {ASYNCHRONOUS:.0%} of training time", part, ASYNCHRONOUS),
         *([(raw, found.over_raw, OVER_RAW)] if found.file_bytes >= LEAST_BYTES else []),
         (looks, found.agreement_share, AGREEMENT),
     ]
-    return [Target(text, {"": value}, at_most=limit) for text, value, limit in rows]
+    return [make_target(text, {"": value}, at_most=limit) for text, value, limit in rows]

@@ -10,7 +10,7 @@ from benchmarks.collectives.contenders import PROBE, Contender
 from benchmarks.collectives.options import Plan
 from benchmarks.common import trials
 from benchmarks.common.records import Cell, Coordinate, RecordWriter
-from benchmarks.common.statistics import Summary, compare
+from benchmarks.judge.ratios import Ratio, compare_rounds, find_common
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,19 +98,21 @@ class Findings:
         cell = self.find(contender, size)
         return None if cell is None else cell.summary.median
 
-    def find_speed(self, own: Contender, other: Contender, size: int) -> float | None:
+    def find_coefficient(self) -> float:
+        """How alike neighbouring rounds are, in the ratios of contenders, so far."""
+        return find_common([cell.samples for cell in group] for group in self.group(by_size=True))
+
+    def find_speed(
+        self, own: Contender, other: Contender, size: int, coefficient: float
+    ) -> Ratio | None:
         """How many times faster it is than another contender; None if either was not timed."""
         mine, others = self.find(own, size), self.find(other, size)
-        return None if mine is None or others is None else compare_cells(mine, others).median
+        if mine is None or others is None:
+            return None
+        return compare_rounds(mine.samples, others.samples, coefficient)
 
     def find_like(self, cell: Cell, maker: str) -> Cell | None:
         """The cell of the first contender of a maker, measured as this one was."""
         place = (cell.quantity, dict(cell.at))
         cells = (each for each in self.cells if each.details.get("maker") == maker)
         return next((each for each in cells if (each.quantity, dict(each.at)) == place), None)
-
-
-def compare_cells(own: Cell, other: Cell) -> Summary:
-    """How many times faster it is, by the rounds that both took part in."""
-    rounds = min(len(own.samples), len(other.samples))
-    return compare(other.samples[:rounds], own.samples[:rounds])

@@ -16,10 +16,11 @@ from benchmarks.collectives.contenders import (
     POINT_TO_POINT,
     Contender,
 )
-from benchmarks.collectives.findings import Findings, Refusal, compare_cells
+from benchmarks.collectives.findings import Findings, Refusal
 from benchmarks.collectives.verdicts.slow_links import list_slow
 from benchmarks.common.options import describe_seconds, format_rows
 from benchmarks.common.records import Cell, group_by
+from benchmarks.judge.ratios import estimate_rounds
 from mpiddp.schedules.registry import parse
 from mpiddp.wording import describe_size
 
@@ -116,7 +117,7 @@ def _format_speed(found: Findings, cell: Cell, maker: str) -> str:
     if cell.details["maker"] == maker:
         return "1"
     other = found.find_like(cell, maker)
-    return "–" if other is None else f"{compare_cells(cell, other).median:.2f}"
+    return "–" if other is None else f"{estimate_rounds(cell.samples, other.samples):.2f}"
 
 
 def _describe_range(low: float, high: float) -> str:

@@ -20,9 +20,11 @@ from benchmarks.collectives.contenders import (
     SHARED,
     Contender,
 )
-from benchmarks.collectives.findings import Findings, compare_cells
+from benchmarks.collectives.findings import Findings
 from benchmarks.common.records import Cell
 from benchmarks.common.targets import Target
+from benchmarks.judge.promises import make_target
+from benchmarks.judge.ratios import Ratio, compare_rounds
 from benchmarks.launching.paired_jobs import TORCH_JOB
 from mpiddp.wording import describe_size
 
@@ -108,27 +110,28 @@ def _make(
     found: Findings,
     text: str,
     sizes: range,
-    find_value: Callable[[int], float | None],
+    find_value: Callable[[int], Ratio | float | None],
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> Target | None:
     """The target over those of the sizes at which something is known; None if there are none."""
     values = {size: find_value(size) for size in found.plan.bytes if size in sizes}
     known = {describe_size(size): value for size, value in values.items() if value is not None}
-    return Target(text, known, at_least, at_most) if known else None
+    return make_target(text, known, at_least, at_most) if known else None
 
 
 def _judge_speed(
     found: Findings, own: Contender, other: Contender, sizes: range, least: float, note: str = ""
 ) -> Target | None:
     text = f"{own.label}: at least {least:g} × {other.name}{note}"
-    find_value = partial(found.find_speed, own, other)
+    find_value = partial(found.find_speed, own, other, coefficient=found.find_coefficient())
     return _make(found, text, sizes, find_value, at_least=least)
 
 
 def _judge_latency(found: Findings, own: Contender, most: float) -> Target | None:
     text = f"{own.label}: at most {most:g} of {MPI_ROW.name}'s time"
-    return _make(found, text, SMALL, partial(found.find_speed, MPI_ROW, own), at_most=most)
+    find_value = partial(found.find_speed, MPI_ROW, own, coefficient=found.find_coefficient())
+    return _make(found, text, SMALL, find_value, at_most=most)
 
 
 def _judge_bound(found: Findings, own: Contender, least: float) -> Target | None:
@@ -144,6 +147,7 @@ def _judge_bound(found: Findings, own: Contender, least: float) -> Target | None
 
 def _judge_executor(found: Findings) -> Iterable[Target | None]:
     own = Contender(PREPARED, algorithm="ring", transport="mpi")
+    coefficient = found.find_coefficient()
 
     def find_pair(size: int) -> tuple[Cell, Cell] | None:
         """The quicker plain ring, and mpiddp's."""
@@ -152,9 +156,12 @@ def _judge_executor(found: Findings) -> Iterable[Target | None]:
         mine = found.find(own, size)
         return None if plain is None or mine is None else (plain, mine)
 
-    def find_share(size: int) -> float | None:
+    def find_share(size: int) -> Ratio | None:
         pair = find_pair(size)
-        return compare_cells(*pair).median if pair is not None else None
+        if pair is None:
+            return None
+        plain, mine = pair
+        return compare_rounds(plain.samples, mine.samples, coefficient)
 
     def find_more(size: int) -> float | None:
         pair = find_pair(size)

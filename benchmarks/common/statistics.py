@@ -222,11 +222,6 @@ def is_known(values: Sequence[float]) -> bool:
     return max(interval.high - median, median - interval.low) <= CLOSE * abs(median)
 
 
-def compare(values: Sequence[float], others: Sequence[float]) -> Summary:
-    """Summary of the ratios value / other, pair by pair: both sequences in order of rounds."""
-    return summarize([value / other for value, other in zip(values, others, strict=True)])
-
-
 def slope(samples: Mapping[float, Sequence[float]]) -> float:
     """How much the values grow per unit of what they are sorted by.
 

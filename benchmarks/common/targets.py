@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from benchmarks.common.statistics import Interval
+
+WORDS = {True: "met", False: "missed", None: "cannot be judged from these rounds"}
 
 
 @dataclass(frozen=True)
@@ -16,8 +20,18 @@ class Target:
     at_most: float | None = None
     note: str = ""
     """What else was measured, after the verdict."""
+    intervals: Mapping[str, Interval | None] = field(default_factory=dict)
+    """Of the values that are ratios of rounds, by the same places; None if the rounds tell nothing.
+    """
 
-    def is_met_by(self, value: float | None) -> bool:
+    def judge(self, place: str) -> bool | None:
+        """Whether it is met there; None if the rounds do not tell the value from a bound."""
+        bounds = [bound for bound in (self.at_least, self.at_most) if bound is not None]
+        if place in self.intervals:
+            interval = self.intervals[place]
+            if interval is None or any(interval.low < each < interval.high for each in bounds):
+                return None
+        value = self.found[place]
         return (
             value is not None
             and (self.at_least is None or value >= self.at_least)
@@ -25,16 +39,18 @@ class Target:
         )
 
     @property
-    def met(self) -> bool:
-        return all(map(self.is_met_by, self.found.values()))
+    def met(self) -> bool | None:
+        """Everywhere; None if it is missed nowhere, and somewhere cannot be judged."""
+        verdicts = set(map(self.judge, self.found))
+        return False if False in verdicts else None if None in verdicts else True
 
     def __str__(self) -> str:
         # A single value is what the last word is about.
         marks = len(self.found) > 1
         shown = [
             f"{place} {'never reached' if value is None else f'{value:.3f}'}".strip()
-            + (" (missed)" if marks and not self.is_met_by(value) else "")
+            + (f" ({WORDS[self.judge(place)]})" if marks and not self.judge(place) else "")
             for place, value in self.found.items()
         ]
-        verdict = "met" if self.met else "missed"
-        return f"{self.text}: {', '.join(shown)}: {verdict}{self.note and f'; {self.note}'}"
+        note = self.note and f"; {self.note}"
+        return f"{self.text}: {', '.join(shown)}: {WORDS[self.met]}{note}"

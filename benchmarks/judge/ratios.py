@@ -17,7 +17,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from statistics import NormalDist
@@ -27,7 +27,7 @@ import numpy
 from numpy.typing import NDArray
 
 from benchmarks.common.statistics import CONFIDENCE, Interval
-from benchmarks.judge.correlation import find_widening
+from benchmarks.judge.correlation import find_coefficient, find_widening
 
 Key = TypeVar("Key")
 
@@ -89,11 +89,27 @@ class Ratio:
 def compare_rounds(olds: Sequence[float], news: Sequence[float], coefficient: float) -> Ratio:
     """``news`` over ``olds``, round by round, as far as both have rounds; all are above 0.
 
-    ``coefficient``: of the ratios of all that is judged together (`find_coefficient`).
+    ``coefficient``: of the ratios of all that is judged together (`find_common`).
     """
-    rounds = min(len(olds), len(news))
-    ratios = numpy.divide(news[:rounds], olds[:rounds])
-    return Ratio(numpy.sort(ratios), (rounds, 0), find_widening([ratios.tolist()], coefficient))
+    ratios = _divide_rounds(olds, news)
+    widening = find_widening([ratios], coefficient)
+    return Ratio(numpy.sort(ratios), (len(ratios), 0), widening)
+
+
+def find_common(runs: Iterable[Sequence[Sequence[float]]]) -> float:
+    """The coefficient of ratios, round by round: of all series of a run by its first one."""
+    return find_coefficient(
+        [_divide_rounds(first, each) for each in rest] for first, *rest in filter(None, runs)
+    )
+
+
+def estimate_rounds(olds: Sequence[float], news: Sequence[float]) -> float:
+    """The estimate alone, round by round."""
+    return _find_middle(numpy.sort(_divide_rounds(olds, news)))
+
+
+def _divide_rounds(olds: Sequence[float], news: Sequence[float]) -> list[float]:
+    return [new / old for old, new in zip(olds, news, strict=False)]
 
 
 def compare_runs(

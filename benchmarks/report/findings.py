@@ -92,7 +92,7 @@ def _list_incomplete(material: Material) -> Iterator[Alert]:
 
 def _list_missed(material: Material) -> Iterator[Alert]:
     targets = [each for line in _list_lines(material, "targets") for each in line["targets"]]
-    missed = [str(each["text"]) for each in targets if not each["met"]]
+    missed = [str(each["text"]) for each in targets if each["met"] is False]
     yield from _alert(f"{len(missed)} of {count_noun(len(targets), 'target')} missed", missed)
 
 

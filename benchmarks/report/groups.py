@@ -9,8 +9,7 @@ from functools import cached_property
 
 from benchmarks.collectives.contenders import GLOO, MPI, NCCL, OWN, PREPARED
 from benchmarks.common.statistics import Spread, spread
-from benchmarks.judge.correlation import find_coefficient
-from benchmarks.judge.ratios import Ratio, compare_rounds, compare_runs
+from benchmarks.judge.ratios import Ratio, compare_rounds, compare_runs, find_common
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import MOST_SHOWN, is_usable
 from mpiddp.wording import count_noun
@@ -127,8 +126,8 @@ class Group:
         for size in self.sizes:
             first, *others = (row[size].cell for row in self.rows.values() if size in row)
             pairs = [other for other in others if len(other.samples) == len(first.samples)]
-            runs.append([_divide(other.samples, first.samples) for other in pairs])
-        return find_coefficient(runs)
+            runs.append([each.samples for each in (first, *pairs)])
+        return find_common(runs)
 
     def is_told_apart(self, winner: Measured, second: Measured) -> bool:
         """Whether the winner's lead is more than its rounds differ, with 95 % confidence."""
@@ -198,7 +197,3 @@ def shorten(names: Iterable[str]) -> dict[str, str]:
             head, *rest = name.split(", ")
             short[name] = ", ".join([head, *(part for part in rest if part not in common)])
     return short if len(set(short.values())) == len(short) else {name: name for name in short}
-
-
-def _divide(values: Sequence[float], others: Sequence[float]) -> list[float]:
-    return [value / other for value, other in zip(values, others, strict=True)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from benchmarks.common import trials
 from benchmarks.common.options import describe_interval, format_rows
 from benchmarks.common.records import Cell, make_cell
-from benchmarks.common.statistics import Series, compare, summarize
+from benchmarks.common.statistics import Series, summarize
+from benchmarks.judge.ratios import Ratio, compare_rounds, find_common
 from benchmarks.launching.processes import Run
 from benchmarks.startup.contenders import FLOOR, TORCHRUN, TORCHRUN_STATIC, Contender
 from mpiddp.process.cpus import find_cpus
@@ -50,6 +52,15 @@ class Group(trials.Surroundings):
         samples = self.series[name].samples
         return [run.stamp_seconds for run in samples if run.stamp_seconds is not None]
 
+    @cached_property
+    def coefficient(self) -> float:
+        """How alike neighbouring rounds are, in the ratios of contenders."""
+        return find_common([list(map(self.seconds, self.series))])
+
+    def compare(self, name: str, other: str) -> Ratio:
+        """The time of one over that of the other, round by round."""
+        return compare_rounds(self.seconds(other), self.seconds(name), self.coefficient)
+
     @property
     def torchrun(self) -> str:
         return min(TORCHRUN, TORCHRUN_STATIC, key=lambda name: summarize(self.seconds(name)).median)
@@ -78,8 +89,7 @@ def _format_row(group: Group, name: str) -> list[str]:
         first = group.first(name)
         cells.append(f"{summarize(first).median:.3f}" if first else "–")
         for other in (group.torchrun, FLOOR):
-            pairs = compare(group.seconds(name), group.seconds(other))
-            cells.append("1" if name == other else f"{pairs.median:.2f}")
+            cells.append("1" if name == other else f"{group.compare(name, other).estimate:.2f}")
     cpu = [run.cpu_seconds for run in group.series[name].samples]
     known = [seconds for seconds in cpu if seconds is not None]
     return [*cells, f"{summarize(known).median:.2f}" if known else "–"]

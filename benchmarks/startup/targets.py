@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks.common.statistics import Interval, compare, summarize
+from benchmarks.common.statistics import Interval, summarize
 from benchmarks.common.targets import Target
+from benchmarks.judge.promises import make_target
 from benchmarks.startup import phases
 from benchmarks.startup.contenders import FLOOR, FRONT, HELP, MPIDDP, MPIDDP_TUNED
 from benchmarks.startup.report import Group
@@ -30,7 +31,7 @@ MOST_RANKS = 16
 def judge(groups: Sequence[Group], seed: int) -> list[Target]:
     """The targets that these groups say something about.
 
-    Ratios are of the medians; the median of the ratios round by round stands beside them.
+    Ratios are those of rounds; that of the medians stands beside them.
     """
     return [*_judge_processes(groups), *_judge_phases(groups, seed)]
 
@@ -40,16 +41,15 @@ def _judge_processes(groups: Sequence[Group]) -> Iterator[Target]:
         if group.ranks == RANKS and group.nodes is None:
             ours = MPIDDP_TUNED if MPIDDP_TUNED in group.series else MPIDDP
             for other, limit in ((group.torchrun, TORCHRUN_TARGET), (FLOOR, FLOOR_TARGET)):
-                mine, others = group.seconds(ours), group.seconds(other)
-                value = summarize(mine).median / summarize(others).median
-                pairs = compare(mine, others)
-                note = f"round by round {pairs.median:.3f}{_describe(pairs.interval)}"
+                ratio = group.compare(ours, other)
+                mine, others = (summarize(group.seconds(each)).median for each in (ours, other))
+                note = f"round by round{_describe(ratio.interval)}, of medians {mine / others:.3f}"
                 text = f"({ours}) / ({other}) on {group.title}, at most {limit:g}"
-                yield Target(text, {"": value}, at_most=limit, note=note)
+                yield make_target(text, {"": ratio}, at_most=limit, note=note)
             if FRONT in group.series:
-                added = summarize(group.seconds(FRONT)).median - summarize(mine).median
+                front, tuned = (summarize(group.seconds(each)).median for each in (FRONT, ours))
                 text = f"seconds of ({FRONT}) - ({ours}) on {group.title}, at most {FRONT_TARGET:g}"
-                yield Target(text, {"": added}, at_most=FRONT_TARGET)
+                yield Target(text, {"": front - tuned}, at_most=FRONT_TARGET)
         if HELP in group.series:
             median = summarize(group.seconds(HELP)).median
             text = f"seconds of {HELP}, at most {HELP_TARGET:g}"

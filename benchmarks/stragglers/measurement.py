@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks.common.options import Count, Seconds
-from benchmarks.common.statistics import Series, interleave, summarize
+from benchmarks.common.statistics import Series, interleave, quantile
 from benchmarks.common.trials import Rounds, show_progress
 from benchmarks.launching import launchers, processes
 from benchmarks.launching.processes import Program
@@ -175,8 +175,14 @@ def measure(
         )
 
 
-def find_median(series: Series[TrainingRun], accuracy: float) -> float | None:
-    """Of the times to the accuracy; None where a run did not come there."""
-    times = [run.find_time(accuracy) for run in series.samples]
+def find_times(series: Series[TrainingRun] | None, accuracy: float) -> list[float] | None:
+    """Of each round, to the accuracy; None if a run did not come there, or there are none."""
+    times = [run.find_time(accuracy) for run in series.samples] if series is not None else []
     known = [time for time in times if time is not None]
-    return summarize(known).median if len(known) == len(times) else None
+    return known if known and len(known) == len(times) else None
+
+
+def find_median(series: Series[TrainingRun] | None, accuracy: float) -> float | None:
+    """Of those times."""
+    times = find_times(series, accuracy)
+    return None if times is None else quantile(times, 0.5)

@@ -8,9 +8,18 @@ from typing import Any
 
 from benchmarks.common.options import format_rows
 from benchmarks.common.records import Coordinate, RecordWriter, make_cell
-from benchmarks.common.statistics import Series, summarize
+from benchmarks.common.statistics import Series, quantile, summarize
 from benchmarks.common.targets import Target
-from benchmarks.stragglers.measurement import IN_STEP, Contender, Plan, TrainingRun, find_median
+from benchmarks.judge.promises import make_target
+from benchmarks.judge.ratios import compare_rounds, find_common
+from benchmarks.stragglers.measurement import (
+    IN_STEP,
+    Contender,
+    Plan,
+    TrainingRun,
+    find_median,
+    find_times,
+)
 from mpiddp.training.options.groups.straggler import parse_straggler
 from mpiddp.training.options.groups.synchronisation import UNLIMITED
 from mpiddp.wording import count_noun
@@ -40,8 +49,7 @@ def format_table(found: Mapping[Contender, Series[TrainingRun]], accuracy: float
 def _format_row(
     series: Series[TrainingRun], base: Series[TrainingRun] | None, accuracy: float
 ) -> list[str]:
-    ours = find_median(series, accuracy)
-    theirs = None if base is None else find_median(base, accuracy)
+    ours, theirs = (find_median(each, accuracy) for each in (series, base))
     ends = [run.points[-1] for run in series.samples]
     counts: Counter[int] = Counter()
     for run in series.samples:
@@ -89,7 +97,10 @@ def record_runs(
 
 
 def judge(found: Mapping[Contender, Series[TrainingRun]], accuracy: float) -> list[Target]:
-    """The targets that these runs say something about; ratios are of medians."""
+    """The targets that these runs say something about; ratios are those of rounds; that of
+    the medians stands beside them."""
+    reached = (find_times(series, accuracy) for series in found.values())
+    coefficient = find_common([list(filter(None, reached))])
     targets = []
     for contender, series in found.items():
         base = found.get(Contender(contender.straggler, IN_STEP))
@@ -97,10 +108,13 @@ def judge(found: Mapping[Contender, Series[TrainingRun]], accuracy: float) -> li
         bounded = contender.staleness not in (None, IN_STEP, UNLIMITED)
         if base is None or (not bounded if is_random else contender.staleness != UNLIMITED):
             continue
-        ours, theirs = find_median(series, accuracy), find_median(base, accuracy)
-        ratio = None if ours is None or theirs is None else ours / theirs
+        ours, theirs = (find_times(each, accuracy) for each in (series, base))
+        ratio, note = None, ""
+        if ours is not None and theirs is not None:
+            ratio = compare_rounds(theirs, ours, coefficient)
+            note = f"of medians {quantile(ours, 0.5) / quantile(theirs, 0.5):.3f}"
         limit = RANDOM_TARGET if is_random else CONSTANT_TARGET
         text = f"straggler {contender.straggler}: time of {contender.way} to {100 * accuracy:g}%"
         text += f", by in step, at most {limit:g}"
-        targets.append(Target(text, {"": ratio}, at_most=limit))
+        targets.append(make_target(text, {"": ratio}, at_most=limit, note=note))
     return targets

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from benchmarks.baselines.training_loop import Settings
 from benchmarks.common.options import Count, Ranks, Seconds
-from benchmarks.common.statistics import Series, Summary, compare, interleave, quantile
+from benchmarks.common.statistics import Series, interleave, quantile
 from benchmarks.common.trials import Rounds, show_progress
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.processes import make_program, run
@@ -64,9 +64,9 @@ class Group:
     """Samples per second of all ranks, a round's median epoch each."""
 
     @property
-    def speed(self) -> Summary:
-        """The trainer's samples per second by the bare loop's, round by round."""
-        return compare(self.series[TRAINER].samples, self.series[BARE].samples)
+    def rates(self) -> tuple[Sequence[float], Sequence[float]]:
+        """The bare loop's samples per second, and the trainer's, in order of rounds."""
+        return self.series[BARE].samples, self.series[TRAINER].samples
 
 
 def measure(plan: Plan, ranks: int, launcher: Mpirun) -> Iterator[Group]:

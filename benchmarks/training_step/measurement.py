@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from benchmarks.collectives.contenders import LINK_BYTES, TRANSPORTS
 from benchmarks.common import trials
 from benchmarks.common.options import Count, Seconds, SeveralRanks
-from benchmarks.common.statistics import Series, Summary, compare, quantile
+from benchmarks.common.statistics import Series, quantile
 from benchmarks.common.trials import Length, check_answers
 from benchmarks.common.workloads import SHAPES, Workload, parse_workload
+from benchmarks.judge.ratios import Ratio, compare_rounds, find_common
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
 from benchmarks.launching.remote_job import Job
 from benchmarks.launching.srun import Launcher
@@ -139,13 +141,22 @@ class Group(trials.Surroundings):
         series = self.series.get(contender)
         return series.samples if series is not None else ()
 
-    def find_speed(self, own: Contender, other: Contender) -> Summary | None:
+    @cached_property
+    def coefficient(self) -> float:
+        """How alike neighbouring rounds are, in the ratios of contenders."""
+        return find_common([[self.find_times(each) for each in self.series]])
+
+    def find_times(self, contender: Contender) -> list[float]:
+        """The usual times of each round."""
+        return [visit.usual for visit in self.samples(contender)]
+
+    def find_speed(self, own: Contender, other: Contender) -> Ratio | None:
         """How many times faster it is than another contender, by the usual times of each round.
 
         None if either was not timed.
         """
-        mine, others = ([visit.usual for visit in self.samples(each)] for each in (own, other))
-        return compare(others, mine) if mine and others else None
+        mine, others = map(self.find_times, (own, other))
+        return compare_rounds(mine, others, self.coefficient) if mine and others else None
 
 
 def read_answers(

@@ -87,7 +87,7 @@ def _draw_panel(axis: Axes, group: Group) -> None:
         }
         step = spread([1e3 * visit.seconds for visit in group.samples(contender)])
         text = f"{step.median:.3g} ms" if step.median < 1000 else f"{step.median:.0f} ms"
-        share = f", efficiency {efficiency.median:.0%}" if efficiency is not None else ""
+        share = f", efficiency {efficiency.estimate:.0%}" if efficiency is not None else ""
         draw_parts(axis, place, lengths, step, text + share)
     title = f"{group.workload}, {group.ranks} ranks on {group.where}, batch {group.plan.batch_size}"
     axis.set_title(title, loc="left", fontsize=10)

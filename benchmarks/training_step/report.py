@@ -8,7 +8,8 @@ from typing import Any
 
 from benchmarks.common.options import describe_seconds, format_rows
 from benchmarks.common.records import Cell, Coordinate, RecordWriter, make_cell
-from benchmarks.common.statistics import Summary, compare, quantile, summarize
+from benchmarks.common.statistics import Summary, quantile, summarize
+from benchmarks.judge.ratios import Ratio, compare_rounds
 from benchmarks.launching.paired_jobs import TORCH_JOB
 from benchmarks.training_step.contenders import BASE, BASES, FUSED, OWN_BASE, Contender
 from benchmarks.training_step.measurement import Group
@@ -53,7 +54,7 @@ def summarize_parts(group: Group, contender: Contender) -> Parts | None:
     return Parts(summarize([visit.seconds for visit in visits]), *medians)
 
 
-def find_efficiency(group: Group, contender: Contender) -> Summary | None:
+def find_efficiency(group: Group, contender: Contender) -> Ratio | None:
     """Samples per second over those of one rank alone times the ranks; None if unknown.
 
     The framework's loops are compared with one like them, mpiddp's with one like those: otherwise
@@ -67,9 +68,10 @@ def find_efficiency(group: Group, contender: Contender) -> Summary | None:
     if not mine or not alone:
         return None
     ranks = 1 if contender in BASES else group.ranks
-    return compare(
-        [visit.samples_per_second for visit in mine],
+    return compare_rounds(
         [ranks * visit.samples_per_second for visit in alone],
+        [visit.samples_per_second for visit in mine],
+        group.coefficient,
     )
 
 
@@ -135,8 +137,8 @@ def _format_row(group: Group, contender: Contender) -> list[str] | None:
         format_milliseconds(parts.exposed),
         "servers" if contender.serves else format_milliseconds(parts.update),
         f"{parts.samples_per_second:.4g}",
-        f"{efficiency.median:.0%}" if efficiency else "–",
-        "1" if contender == FRAMEWORKS else f"{speed.median:.2f}" if speed else "–",
+        f"{efficiency.estimate:.0%}" if efficiency else "–",
+        "1" if contender == FRAMEWORKS else f"{speed.estimate:.2f}" if speed else "–",
         group.notes.get(contender, {}).get("overlap", "–"),
         f"{mark}{describe_size(round(bytes_.each))}" if bytes_ else "–",
         f"{mark}{describe_size(round(busiest))}" if busiest is not None else "–",
@@ -176,7 +178,7 @@ def make_cells(group: Group) -> Iterator[Cell]:
         details = {
             "workers": contender.count_workers(group.ranks),
             "steps": [visit.steps for visit in visits],
-            "efficiency": efficiency.median if efficiency is not None else None,
+            "efficiency": efficiency.estimate if efficiency is not None else None,
             "bytes": asdict(bytes_) if bytes_ is not None else None,
             "read": [asdict(visit.reading) for visit in visits],
             "notes": dict(group.notes.get(contender, {})),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from benchmarks.common.options import ITEM
 from benchmarks.common.targets import Target
 from benchmarks.common.workloads import MLP, Workload
+from benchmarks.judge.promises import make_target
 from benchmarks.training_step.contenders import AUTO, RANKS, Contender
 from benchmarks.training_step.measurement import Group, TimedLink
 from benchmarks.training_step.report import FRAMEWORKS, Parts, summarize_parts
@@ -44,7 +45,7 @@ def _judge_one_node(group: Group) -> Iterator[Target]:
             return
         least = LEAST_SPEED
     text = f"{where}: at least {least:g} × the framework's steps per second"
-    yield Target(text, {"": speed.median}, at_least=least)
+    yield make_target(text, {"": speed}, at_least=least)
 
 
 def _judge_nodes(group: Group) -> Iterator[Target]:
@@ -58,19 +59,20 @@ def _judge_nodes(group: Group) -> Iterator[Target]:
     sharded = group.find_speed(RING, SHARDED)
     if sharded is not None:
         text = f"{where}, sharded synchronous server: at most {MOST_SHARDED:g} of the ring's time"
-        yield Target(text, {"": sharded.median}, at_most=MOST_SHARDED)
+        yield make_target(text, {"": sharded}, at_most=MOST_SHARDED)
     for own in (CENTRAL, replace(CENTRAL, placement="dedicated")):
         speed = group.find_speed(RING, own)
         if speed is None:
             continue
-        slowdown = speed.median
+        slowdown = speed.estimate
         predicted = predict_slowdown(group, own, around, group.link)
         text = (
             f"{where}, {own.name}: {slowdown:.2f} of the ring's time, {predicted:.2f} by the cost "
             f"model; their ratio within {MODEL_ERROR:g} of 1"
         )
         least, most = 1 - MODEL_ERROR, 1 + MODEL_ERROR
-        yield Target(text, {"": slowdown / predicted}, at_least=least, at_most=most)
+        ratio = replace(speed, ratios=speed.ratios / predicted)
+        yield make_target(text, {"": ratio}, at_least=least, at_most=most)
 
 
 def predict_slowdown(group: Group, own: Contender, around: Parts, link: TimedLink) -> float:

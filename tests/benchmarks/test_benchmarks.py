@@ -164,11 +164,13 @@ def _group(ranks: int, **seconds: list[float]) -> report.Group:
     return report.Group(ranks=ranks, contenders=tuple(contenders), series=series)
 
 
-def test_targets_are_ratios_of_medians_to_the_quicker_torchrun():
-    group = _group(2, tuned=[1, 1.2, 5], slow=[9, 9, 9], quick=[2, 2.5, 8], floor=[1, 1, 1])
+def test_targets_are_ratios_of_rounds_to_the_quicker_torchrun():
+    times = {"tuned": [1, 1.2, 5], "slow": [9, 9, 9], "quick": [2.5, 3, 14], "floor": [0.5, 1, 4]}
+    group = _group(2, **{name: each * 6 for name, each in times.items()})
     torchrun, floor = judge([group], 0)
-    assert "at most 0.5: 0.480: met; round by round 0.500" in str(torchrun)
-    assert "at most 1.1: 1.200: missed; round by round 1.200" in str(floor)
+    assert "at most 0.5: 0.400: met; round by round (0.35" in str(torchrun)
+    assert "at most 1.1: 1.250: missed; round by round (1.197–" in str(floor)
+    assert str(floor).endswith("of medians 1.200")
 
 
 def test_a_front_may_take_a_little_longer():

@@ -79,7 +79,7 @@ def test_what_becomes_wrong_in_a_later_round_is_an_error_too(monkeypatch):
 
 @pytest.mark.parametrize("words", [(), ("--targets",)])
 def test_targets_are_judged_only_on_request(monkeypatch, capsys, tmp_path, words):
-    cells = make_cell(GLOO_ROW, M, [[4.0]]), make_cell(PRIVATE_OWN, M, [[1.0]])
+    cells = make_cell(GLOO_ROW, M, [[4.0]] * 6), make_cell(PRIVATE_OWN, M, [[1.0]] * 6)
     fake_measuring(monkeypatch, *cells)
     path = tmp_path / "record.jsonl"
     command.main("allreduce", ["--ranks", "2", "--sizes", "1M", "--json", str(path), *words])

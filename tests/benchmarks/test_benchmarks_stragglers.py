@@ -59,11 +59,14 @@ def test_a_way_with_a_run_that_never_comes_there_has_no_time():
 
 
 def test_targets_are_judged_against_the_server_in_step():
-    constant, random = judge(FOUND, 0.6)
-    assert (constant.at_most, constant.found, constant.met) == (0.5, {"": 2 / 5}, True)
+    found = {row: replace(each, samples=6 * each.samples[-1:]) for row, each in FOUND.items()}
+    constant, random = judge(found, 0.6)
+    assert (constant.at_most, constant.found, constant.met) == (0.5, {"": 0.4}, True)
     assert (random.at_most, random.found, random.met) == (0.7, {"": 4 / 5}, False)
-    assert str(constant).endswith("no bound to 60%, by in step, at most 0.5: 0.400: met")
+    assert "no bound to 60%, by in step, at most 0.5: 0.400: met" in str(constant)
     assert str(random).startswith("straggler random=2: time of server, 4 steps to 60%")
+    (few, _) = judge(FOUND, 0.6)
+    assert str(few).endswith("0.500: cannot be judged from these rounds; of medians 0.400")
     (constant, _) = judge(FOUND, 0.9)
     assert not constant.met and "never reached" in str(constant)
 

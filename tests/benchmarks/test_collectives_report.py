@@ -28,7 +28,7 @@ from benchmarks.collectives.contenders import (
     RING,
     Contender,
 )
-from benchmarks.collectives.findings import Findings, Refusal, Surroundings, compare_cells
+from benchmarks.collectives.findings import Findings, Refusal, Surroundings
 from benchmarks.collectives.verdicts.slow_links import list_slow
 from benchmarks.common.statistics import median_interval
 from benchmarks.common.tables import find_rates
@@ -74,11 +74,9 @@ def test_rates_are_those_of_nccl_tests():
 def test_a_speed_is_the_median_of_the_rounds_ratios_that_both_took_part_in():
     own = [[1.0], [2.0], [9.0]]
     found = make_findings({(PRIVATE_OWN, 8): own, (GLOO_ROW, 8): [[4.0], [4.0], [9.0], [99.0]]})
-    cells = [found.find(row, 8) for row in (PRIVATE_OWN, GLOO_ROW)]
-    speed = compare_cells(*cells)
-    assert (speed.median, speed.minimum, speed.maximum) == (2.0, 1.0, 4.0)
-    assert found.find_speed(PRIVATE_OWN, GLOO_ROW, 8) == 2.0
-    assert found.find_speed(PRIVATE_OWN, MPI_ROW, 8) is None
+    speed = found.find_speed(PRIVATE_OWN, GLOO_ROW, 8, 0.0)
+    assert (speed.estimate, speed.ratios.tolist()) == (2.0, [1.0, 2.0, 4.0])
+    assert found.find_speed(PRIVATE_OWN, MPI_ROW, 8, 0.0) is None
 
 
 def test_the_table_shows_what_ran_rates_ratios_and_why_it_ended():
@@ -181,10 +179,10 @@ def judge(times, ranks=2, cores=2, nodes=None) -> dict[str, Target]:
 
 
 def test_two_ranks_have_the_promised_speeds():
-    quick, slow = [[1.0]] * 3, [[10.0]] * 3
+    quick, slow = [[1.0]] * 6, [[10.0]] * 6
     times = {(GLOO_ROW, size): slow for size in (8, 256 * K, M, 64 * M)}
     times |= {(PRIVATE_OWN, size): quick for size in (8, 256 * K, M, 64 * M)}
-    times |= {(MPI_ROW, size): [[1.5]] * 3 for size in (8, 256 * K, M, 64 * M)}
+    times |= {(MPI_ROW, size): [[1.5]] * 6 for size in (8, 256 * K, M, 64 * M)}
     times |= {(probe(name), BOUND_BYTES): [[0.7]] for name in COPIES}
     times |= {(SHARED_OWN, 64 * M): quick}
     found = judge(times)
@@ -203,16 +201,17 @@ def test_two_ranks_have_the_promised_speeds():
 
 
 def test_the_executor_is_measured_by_the_quicker_plain_ring():
-    times = {(Contender(RING), size): [[3e-3]] for size in (8, M)}
-    times |= {(Contender(PERSISTENT), size): [[1e-3]] for size in (8, M)}
-    times |= {(OWN_RING, 8): [[1.0009e-3]], (OWN_RING, M): [[1.06e-3]]}
+    times = {(Contender(RING), size): [[3e-3]] * 6 for size in (8, M)}
+    times |= {(Contender(PERSISTENT), size): [[1e-3]] * 6 for size in (8, M)}
+    times |= {(OWN_RING, 8): [[1.0009e-3]] * 6, (OWN_RING, M): [[1.06e-3]] * 6}
     large, small = judge(times).values()
     assert small.met and small.found == {"8 B": pytest.approx(0.9)}
     assert not large.met and large.found == {"1 MiB": pytest.approx(1.06)}
 
 
 def test_more_ranks_than_cores_are_never_slower():
-    times = {(GLOO_ROW, 8): [[2.0]], (MPI_ROW, 8): [[1.0]], (PRIVATE_OWN, 8): [[1.5]]}
+    rows = {GLOO_ROW: 2.0, MPI_ROW: 1.0, PRIVATE_OWN: 1.5}
+    times = {(row, 8): [[each]] * 6 for row, each in rows.items()}
     gloo, mpi = judge(times, ranks=4).values()
     assert (gloo.met, mpi.met) == (True, False)
     assert "(4 ranks, 2 cores)" in mpi.text
@@ -221,18 +220,19 @@ def test_more_ranks_than_cores_are_never_slower():
 
 def test_between_nodes_latency_is_judged_or_the_use_of_a_link_that_was_timed():
     prepared = Contender(PREPARED)
-    times = {(MPI_ROW, 8): [[1.0]], (PRIVATE_OWN, 8): [[1.5]], (prepared, 8): [[0.9]]}
+    rows = {MPI_ROW: 1.0, PRIVATE_OWN: 1.5, prepared: 0.9}
+    times = {(row, 8): [[each]] * 6 for row, each in rows.items()}
     plain, quick = judge(times, ranks=4, nodes=4).values()
     assert (plain.met, quick.met) == (False, True)
     assert judge(times, ranks=8, nodes=4) == {}
 
     # 16 MB in 0.16 s: a ring of four carries 1 MiB, one and a half times, in 15.7 ms at best.
     size, best = 16_000_000, 1.5 * M / 1e8
-    times = {(probe(LINK), size): [[0.16]], (GLOO_ROW, M): [[2 * best]]}
+    times = {(probe(LINK), size): [[0.16]], (GLOO_ROW, M): [[2 * best]] * 6}
     for slower, met in ((1.01, True), (1.03, False)):
-        found = judge(times | {(PRIVATE_OWN, M): [[slower * best]]}, ranks=4, nodes=4)
+        found = judge(times | {(PRIVATE_OWN, M): [[slower * best]] * 6}, ranks=4, nodes=4)
         by_gloo, bound = found.values()
-        large = judge({(GLOO_ROW, 16 * M): [[1.0]], (PRIVATE_OWN, 16 * M): [[slower]]}
+        large = judge({(GLOO_ROW, 16 * M): [[1.0]] * 6, (PRIVATE_OWN, 16 * M): [[slower]] * 6}
                       | {(probe(LINK), size): [[0.16]]}, ranks=4, nodes=4)  # fmt: skip
         assert large["mpiddp auto, auto, private: at least 0.98 × Gloo"].met is met
         assert by_gloo.met and by_gloo.found == {"1 MiB": pytest.approx(2 / slower)}

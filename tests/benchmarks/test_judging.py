@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from benchmarks.common import records
 from benchmarks.common.records import Cell
-from benchmarks.common.statistics import median_interval
+from benchmarks.common.statistics import Interval, median_interval
+from benchmarks.common.targets import Target
 from benchmarks.compare.verdicts import SLOWER, UNKNOWN, Rule, judge
 from benchmarks.judge import ratios
 from benchmarks.judge.correlation import find_coefficient, find_widening
@@ -198,3 +199,20 @@ def test_a_record_whose_rounds_are_alike_is_not_said_to_be_the_same():
     }
     words = [each.word for each in judge(pairs, RULE)]
     assert words.count(UNKNOWN) >= 14
+
+
+# A promise
+
+
+def test_a_promise_is_judged_at_each_place_where_the_rounds_tell():
+    intervals = {"quick": Interval(1.1, 1.3, 0.95), "like": Interval(0.9, 1.3, 0.95), "few": None}
+    target = Target("speed", dict.fromkeys(intervals, 1.2), at_least=1.0, intervals=intervals)
+    unknown = "cannot be judged from these rounds"
+    assert (
+        str(target)
+        == f"speed: quick 1.200, like 1.200 ({unknown}), few 1.200 ({unknown}): {unknown}"
+    )
+    assert target.met is None and replace(target, found={"quick": 1.2}).met
+    # Where there is no interval, the value stands for itself.
+    assert replace(target, found={"like": 1.2, "never": None}).met is False
+    assert replace(target, at_most=1.25, found={"quick": 1.2}).met is None

@@ -222,16 +222,19 @@ def test_what_was_refused_failed_or_cut_off_is_said_first(tmp_path):
         record.add(cell("ours", [1.0], guidelines=["loses to reduce + broadcast"]))
         for size in (K, M):
             record.refuse("all-reduce", "mpiddp double-tree", "needs a power of two", bytes=size)
+        targets = [{"text": str(met), "met": met} for met in (True, False, None)]
+        record.write("targets", targets=targets)
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[:-1]) + "\n")
     drawn = report(path)
     assert texts(drawn) == [
         "a is incomplete: the command did not come to its end",
+        "1 of 3 targets missed",
         "Refused, and so not measured: 1 contender",
         "Slower than what it could be made of",
     ]
     reason = "mpiddp double-tree: all-reduce: needs a power of two (2 times)"
-    assert drawn.alerts[1].lines == [reason]
+    assert drawn.alerts[2].lines == [reason]
 
 
 def test_parts_of_steps_and_phases_of_start_up_are_bars(tmp_path):

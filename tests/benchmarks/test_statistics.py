@@ -62,18 +62,9 @@ def test_median_interval_encloses_the_median(values):
     assert 0.95 <= interval.confidence <= 1
 
 
-@given(st.lists(st.tuples(times, times), min_size=1, max_size=40))
-def test_compare_takes_ratios_pair_by_pair(pairs):
-    values, others = zip(*pairs, strict=True)
-    expected = numpy.median(numpy.array(values) / numpy.array(others))
-    assert statistics.compare(values, others).median == pytest.approx(expected)
-
-
 def test_statistics_refuse_what_means_nothing():
     with pytest.raises(ValueError, match="at least one value"):
         statistics.summarize([])
-    with pytest.raises(ValueError, match="shorter"):
-        statistics.compare([1.0, 2.0], [1.0])
 
 
 # Order
