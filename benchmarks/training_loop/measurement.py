@@ -43,7 +43,7 @@ class Plan(Rounds):
     """Images lie in memory by pixels."""
     compile: bool = False
     """Use torch.compile in both loops."""
-    repetitions: Count = 5
+    repetitions: Count = 6
     deadline: Seconds = 600.0
 
     def make_settings(self, workload: Workload) -> Settings:

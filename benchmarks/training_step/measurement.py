@@ -67,7 +67,7 @@ class Plan(trials.Plan):
     """auto takes GPUs if every rank has one."""
     straggler: Annotated[str | None, Argument("WHO=FACTOR")] = None
     """Slow one worker's passes: RANK=FACTOR, or random=FACTOR for a worker drawn in each step."""
-    repetitions: Count = 5
+    repetitions: Count = 6
     deadline: Seconds = 300.0
 
     @property
