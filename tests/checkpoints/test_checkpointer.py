@@ -285,9 +285,7 @@ def test_a_buffer_of_another_length_is_refused(length: int, tmp_path: Path) -> N
             if size == 3:
                 checkpointer.save(1)
             else:
-                with pytest.raises(
-                    mpiddp.CheckpointError, match=r"does not fit: .*\b(size|shape)\b"
-                ):
+                with pytest.raises(mpiddp.CheckpointError, match=r"fit: .*\b(size|shape)\b"):
                     checkpointer.restore()
 
 

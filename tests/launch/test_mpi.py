@@ -282,7 +282,7 @@ startup.TorchImport = list  # Beside which MPI starts: that takes no part in it.
 starter = startup.Starter(Options(), FailureHandler(), make_group=False)
 starter.begin_import()
 starter.start_mpi()
-starter.module.Finalize()
+mpi.finalize(starter.module)
 """
 
 
