@@ -221,6 +221,6 @@ def test_what_the_owner_has_not_written_stays(folder: Path, tmp_path: Path) -> N
 def test_another_owners_checkpoint_is_not_replaced(folder: Path, tmp_path: Path) -> None:
     write(tmp_path / "other", 7, run="b")
     shutil.copytree(tmp_path / "other" / "step-7", folder / "step-7")
-    with pytest.raises(OSError, match=r"rank 0: .*step-7: was written by another owner"):
+    with pytest.raises(OSError, match=r"rank 0 on .*step-7: was written by another owner"):
         write(folder, 7)
     assert list_names(folder) == ["step-1", "step-2", "step-7"]

@@ -68,7 +68,15 @@ class Checkout:
 
     @property
     def log(self) -> list[str]:
-        return self.log_path.read_text().splitlines()
+        """With the words of ranks as they read them."""
+        parts = [
+            line.partition(" -m mpiddp --underscored _train")
+            for line in self.log_path.read_text().splitlines()
+        ]
+        return [
+            f"{launcher} -m mpiddp.train{words.replace(' _', ' ')}" if mark else launcher
+            for launcher, mark, words in parts
+        ]
 
     def logged(self, part: str) -> list[str]:
         return [line for line in self.log if part in line]
