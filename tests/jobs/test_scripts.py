@@ -440,14 +440,16 @@ def test_home_may_be_missing(checkout, home):
 BAD_OPTION = """
 import sys, time
 from mpi4py import MPI
-if "--fail" in sys.argv:
-    if MPI.COMM_WORLD.rank == 1:
-        print("one clear message", file=sys.stderr, flush=True)
-        time.sleep(0.3)  # Hydra may lose what a rank said right before it aborted.
-        MPI.COMM_WORLD.Abort(2)
-    MPI.COMM_WORLD.Barrier()
-size = MPI.COMM_WORLD.allreduce(1)
-sys.stdout.write(f"one of {size}\\n")
+
+def main():
+    if "--fail" in sys.argv:
+        if MPI.COMM_WORLD.rank == 1:
+            print("one clear message", file=sys.stderr, flush=True)
+            time.sleep(0.3)  # Hydra may lose what a rank said right before it aborted.
+            MPI.COMM_WORLD.Abort(2)
+        MPI.COMM_WORLD.Barrier()
+    size = MPI.COMM_WORLD.allreduce(1)
+    sys.stdout.write(f"one of {size}\\n")
 """
 
 
@@ -459,8 +461,9 @@ def test_every_mpi_with_the_real_script(recent_launcher, tmp_path):
         copies.copy(launchers.ROOT / name, root / name)
     (root / "mpiddp").mkdir()
     files = ("__main__.py", "environment.py", "errors.py", "files.py", "wording.py")
-    rooms = ("front", "options", "process", "launch/device", "launch/launcher", "launch/script")
-    for name in (*files, *rooms, "launch/__init__.py", "launch/options.py"):
+    rooms = ("front", "options", "process")
+    launch = ("device", "failure", "launcher", "script", "__init__.py", "options.py", "packages.py")
+    for name in (*files, *rooms, *(f"launch/{each}" for each in launch)):
         target = root / "mpiddp" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         copies.copy(launchers.ROOT / "mpiddp" / name, target)
