@@ -9,6 +9,7 @@ import numpy as np
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.data import DataSet, Split
 
+TRAINER, BARE = "mpiddp.train", "a bare loop"
 CLASSES = 10
 TEST_SAMPLES = 10
 
@@ -24,18 +25,23 @@ class Workload:
     """Of one sample."""
     samples: int
     """Of an epoch."""
-    data: str
-    """``--data`` of both loops: the function of this module that makes the samples."""
+
+    def make(self, seed: int) -> DataSet:
+        """Noise."""
+        generator = np.random.default_rng(seed)
+
+        def draw(count: int) -> Split:
+            features = generator.standard_normal((count, *self.shape), dtype=np.float32)
+            return Split(features, generator.integers(CLASSES, size=count))
+
+        return DataSet(train=draw(self.samples), test=draw(TEST_SAMPLES), classes=CLASSES)
 
 
-def make_digits(seed: int) -> DataSet:
-    """Noise, in the shape of small digits."""
-    return _make(WORKLOADS["convnet"], seed)
-
-
-def make_images(seed: int) -> DataSet:
-    """Noise, in the shape of CIFAR-10's images."""
-    return _make(WORKLOADS["resnet18"], seed)
+WORKLOADS = {
+    # The trainer's own work shows where a step's arithmetic is little.
+    "convnet": Workload("convnet", 16, (1, 8, 8), 2048),
+    "resnet18": Workload("resnet18", 64, (3, 32, 32), 512),
+}
 
 
 def find_workload(name: str) -> Workload:
@@ -43,20 +49,3 @@ def find_workload(name: str) -> Workload:
     if name not in WORKLOADS:
         raise ConfigurationError(f"--models: expected {' or '.join(WORKLOADS)}, found {name!r}")
     return WORKLOADS[name]
-
-
-def _make(workload: Workload, seed: int) -> DataSet:
-    generator = np.random.default_rng(seed)
-
-    def draw(count: int) -> Split:
-        features = generator.normal(size=(count, *workload.shape)).astype(np.float32)
-        return Split(features, generator.integers(CLASSES, size=count))
-
-    return DataSet(train=draw(workload.samples), test=draw(TEST_SAMPLES), classes=CLASSES)
-
-
-WORKLOADS = {
-    # The trainer's own work shows where a step's arithmetic is little.
-    "convnet": Workload("convnet", 16, (1, 8, 8), 2048, f"{__name__}:{make_digits.__name__}"),
-    "resnet18": Workload("resnet18", 64, (3, 32, 32), 512, f"{__name__}:{make_images.__name__}"),
-}
