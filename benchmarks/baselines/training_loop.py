@@ -70,7 +70,7 @@ def take_steps(
             loss.backward()
             optimizer.step()
             loss_sum.add_(loss.detach(), alpha=len(targets))
-            correct += (outputs.detach().argmax(dim=1) == targets).sum()
+            correct += (outputs.argmax(dim=1) == targets).sum()
             yield
         sums = torch.stack([loss_sum, correct.to(loss_sum.dtype)])
         distributed.all_reduce(sums)

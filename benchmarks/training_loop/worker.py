@@ -1,13 +1,16 @@
-"""What runs in the ranks: the trainer and the bare loop take turns in one process."""
+"""What runs in the ranks: the trainer and a bare loop take turns in one process.
+
+Each is an iterator of steps, and rests while the other one takes its turn. What is set for a whole
+process (threads, memory allocator, cuDNN, the process group) is the same for both in this way, and
+neither has any call in a step that it would not have alone. Clocks are read between turns only.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -17,93 +20,114 @@ from torch import distributed
 import mpiddp
 from benchmarks.baselines.ddp_step import finish
 from benchmarks.baselines.training_loop import Settings, take_steps
-from benchmarks.common.statistics import interleave
+from benchmarks.common.statistics import take_turns
 from benchmarks.common.trials import Length
-from benchmarks.training_loop.workloads import BARE, TRAINER, Workload, find_workload
+from benchmarks.training_loop.workloads import BARE, TRAINER, find_workload
 from mpiddp.training.task.models import build
 
 TURN = Length(seconds=1.0, fewest=1, most=24)
-"""As many steps as are not disturbed by what the other loop has left in caches."""
+"""In steps: enough for each loop to find its own data in the caches again."""
+ROUND = Length(seconds=3.0, fewest=1, most=6)
+"""In turns of each loop: the convnet's epoch on one rank, with what its end takes."""
 FEWEST_ROUNDS = 6
-UNTIMED = 24
-"""Steps of each loop in which memory and buckets are made, and models compiled."""
+"""Of which a ratio has an interval."""
+WARM_UP = 3
+"""Steps of each loop after its first one, in which memory and buckets are made."""
 EPOCHS = 1_000_000
-"""More than any measurement has."""
+"""Of the trainer, which is left before."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What one job measures."""
+    """What a job measures."""
 
     model: str
     settings: Settings
     seconds: float
+    """Of all rounds."""
     seed: int
+
+    @classmethod
+    def read(cls, text: str) -> Request:
+        """From JSON."""
+        values = json.loads(text)
+        return cls(**{**values, "settings": Settings(**values["settings"])})
 
 
 class Loops:
-    """Both loops, on this rank. Collective."""
+    """Both loops on this rank, on the same samples. Methods are collective."""
 
-    def __init__(self, workload: Workload, request: Request) -> None:
-        settings = request.settings
+    def __init__(self, request: Request) -> None:
+        """They have taken one step each."""
+        workload, settings = find_workload(request.model), request.settings
         data = workload.make(request.seed)
         trainer = mpiddp.Trainer(
             mpiddp.Task(data=lambda: data), model=workload.model, batch_size=settings.batch_size,
             epochs=EPOCHS, warmup_epochs=0, learning_rate=settings.learning_rate,
             momentum=settings.momentum, weight_decay=settings.weight_decay,
             precision=settings.precision, channels_last=settings.channels_last,
-            compile=settings.compile, evaluate_every=EPOCHS, save_every="never",
-            seed=request.seed,
+            compile=settings.compile, evaluate_every=EPOCHS, save_every="never", seed=request.seed,
         )  # fmt: skip
-        self.device = trainer.session.device
+        self._device = trainer.session.device
         self._trainer_steps = trainer.steps()
-        # Now, so that what it sets for the whole process is set for the bare loop as well.
-        self.take_trainer(1)
+        # First, since it sets cuDNN and malloc for the whole process.
+        self.take(TRAINER, 1)
         torch.manual_seed(request.seed)
         model = build(workload.model, data.shape, data.classes)
-        features, labels = (
-            torch.from_numpy(each).to(self.device)
-            for each in (data.train.features, data.train.labels)
-        )
-        self._bare_steps = take_steps(model, features, labels, settings)
+        arrays = data.train.features, data.train.labels
+        samples = (torch.from_numpy(each).to(self._device) for each in arrays)
+        self._bare_steps = take_steps(model, *samples, settings)
+        self.take(BARE, 1)
 
-    def take_trainer(self, steps: int) -> None:
+    def take(self, name: str, steps: int) -> None:
+        if name == BARE:
+            for _ in islice(self._bare_steps, steps):
+                pass
+            return
+        # As the trainer's own loop does: mpiddp.training.trainer.train.
         for step in islice(self._trainer_steps, steps):
             step.take()
 
-    def take_bare(self, steps: int) -> None:
-        for _ in islice(self._bare_steps, steps):
-            pass
-
     def time(self, name: str, steps: int) -> float:
-        """Seconds of a step."""
-        take = self.take_trainer if name == TRAINER else self.take_bare
+        """Seconds of so many steps."""
         distributed.barrier()
-        finish(self.device)
+        finish(self._device)
         begin = time.perf_counter()
-        take(steps)
-        finish(self.device)
-        return (time.perf_counter() - begin) / steps
+        self.take(name, steps)
+        finish(self._device)
+        return time.perf_counter() - begin
+
+    def time_round(self, steps: int, turns: int, seed: int) -> dict[str, float]:
+        """Seconds of a step of each loop, over ``turns`` turns of ``steps`` steps."""
+        seconds = dict.fromkeys((TRAINER, BARE), 0.0)
+        for _, name in take_turns(list(seconds), rounds=turns, seed=seed):
+            seconds[name] += self.time(name, steps)
+        return {name: each / (turns * steps) for name, each in seconds.items()}
+
+    def share(self, seconds: float) -> float:
+        """Rank 0's."""
+        held = torch.tensor(seconds, dtype=torch.float64, device=self._device)
+        distributed.broadcast(held, 0)
+        return held.item()
+
+
+def measure(loops: Loops, request: Request) -> dict[str, object]:
+    """Seconds of a step, round by round, as JSON can hold it. Collective."""
+    usual = loops.share(max(loops.time_round(WARM_UP, 1, request.seed).values()))
+    steps = TURN.choose_iterations(usual)
+    turns = ROUND.choose_iterations(steps * usual)
+    usual = loops.share(sum(loops.time_round(steps, turns, request.seed).values()))
+    rounds = max(FEWEST_ROUNDS, int(request.seconds / (steps * turns * usual)))
+    found = [loops.time_round(steps, turns, request.seed + number) for number in range(rounds)]
+    series = {name: [each[name] for each in found] for name in (TRAINER, BARE)}
+    return {"steps": steps, "turns": turns, "series": series}
 
 
 def main() -> None:
     given, target = sys.argv[1:]
-    values = json.loads(given)
-    request = Request(**{**values, "settings": Settings(**values["settings"])})
-    loops = Loops(find_workload(request.model), request)
-    names = [TRAINER, BARE]
-    for name in names:
-        loops.time(name, UNTIMED)
-    seconds = max(loops.time(name, TURN.fewest) for name in names)
-    share = mpiddp.init
-    held = torch.tensor([seconds], dtype=torch.float64)
-    distributed.broadcast(held, 0)
-    seconds = held.item()
-    steps = TURN.choose_iterations(seconds)
-    rounds = max(FEWEST_ROUNDS, int(request.seconds / (2 * steps * seconds)))
-    series = interleave(names, lambda name: loops.time(name, steps), rounds=rounds, warm_up=1, seed=request.seed)
+    request = Request.read(given)
+    found = measure(Loops(request), request)
     if distributed.get_rank() == 0:
-        found = {"steps": steps, "series": {name: asdict(each) for name, each in series.items()}}
         Path(target).write_text(json.dumps(found))
 
 
