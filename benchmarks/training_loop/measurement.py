@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from benchmarks.baselines.training_loop import Settings
-from benchmarks.common.options import Count, CountOrZero, Ranks, Seconds
+from benchmarks.common.options import CountOrZero, Ranks, Seconds
 from benchmarks.common.trials import show_progress
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.processes import make_program, run
@@ -39,7 +39,7 @@ class Plan:
     compile: bool = False
     """Use torch.compile in both loops."""
     seconds: Seconds = 60.0
-    """Of measured rounds, of each model on each number of ranks; six rounds are made in any case."""
+    """Of rounds, of each model on each number of ranks; there are six rounds in any case."""
     seed: CountOrZero = 0
     """Of the order of turns, of parameters and of samples."""
     deadline: Seconds = 600.0

@@ -23,6 +23,7 @@ from benchmarks.baselines.training_loop import Settings, take_steps
 from benchmarks.common.statistics import take_turns
 from benchmarks.common.trials import Length
 from benchmarks.training_loop.workloads import BARE, TRAINER, find_workload
+from mpiddp.training.data.data import Split
 from mpiddp.training.task.models import build
 
 TURN = Length(seconds=1.0, fewest=1, most=24)
@@ -74,9 +75,12 @@ class Loops:
         self.take(TRAINER, 1)
         torch.manual_seed(request.seed)
         model = build(workload.model, data.shape, data.classes)
-        arrays = data.train.features, data.train.labels
-        samples = (torch.from_numpy(each).to(self._device) for each in arrays)
-        self._bare_steps = take_steps(model, *samples, settings)
+        assert isinstance(data.train, Split)
+        features, labels = (
+            torch.from_numpy(each).to(self._device)
+            for each in (data.train.features, data.train.labels)
+        )
+        self._bare_steps = take_steps(model, features, labels, settings)
         self.take(BARE, 1)
 
     def take(self, name: str, steps: int) -> None:
