@@ -27,8 +27,9 @@ from mpiddp.training.data.data import Split
 from mpiddp.training.task.models import build
 
 TURN = Length(seconds=0.5, fewest=1, most=12)
-"""In steps. A machine's speed drifts within a second: on a virtual one the ratio of a minute's turns
-of 24 steps, 0.1 s each, scattered by 0.65 %, of 12 by 0.48 %. A turn's first step is a cold one."""
+"""In steps. A machine's speed drifts within a second: on a virtual one the standard error of a
+minute's ratio was 0.65 % with turns of 24 steps of 5 ms, and 0.48 % with 12. With fewer the first
+step, which is a cold one, would count for more."""
 ROUND = Length(seconds=3.0, fewest=1, most=12)
 """In turns of each loop: the convnet's epoch on one rank, with what its end takes."""
 FEWEST_ROUNDS = 6
