@@ -3,9 +3,9 @@
 All samples lie on the device and are taken by an index that is drawn once per epoch; there is no
 loader. The optimizer is fused, gradients are views of DDP's buckets, and nothing waits for a loss.
 What was tried beside that, on CPUs: ``torch.from_numpy`` in each step, a ``DataLoader`` without
-workers, copies of gradients into buckets, and one tensor of sums whose elements are added to, all of
-them slower; ``static_graph``: no difference. To keep each batch's outputs and count at an epoch's end
-saves a hundredth of the convnet's step, and takes memory with the number of samples: not done.
+workers, copies of gradients into buckets, and one tensor of sums whose elements are added to, all
+of them slower; ``static_graph``: no difference. Outputs that are kept, and counted at an epoch's
+end, save about a hundredth of the convnet's step, but take memory with each sample.
 """
 
 from __future__ import annotations
