@@ -1,7 +1,9 @@
 """Which versions pip may choose, for ``environment.sh``; needs nothing but pip.
 
-    constraints.py active|venv SETUP_CFG CONSTRAINTS     constraints for pip, to stdout
-    constraints.py files SETUP_CFG EXTRA…                "file PATH" of each package needed
+    constraints.py active|venv SETUP_CFG CONSTRAINTS   constraints for pip, to stdout
+                                       … build    the build of torch that is wanted, and its
+                                                  packages; nothing if none is missing
+    constraints.py files SETUP_CFG EXTRA…         "file PATH" of each package needed
 
 torch, torchvision, mpi4py and numpy stay as they are where they are installed: in an active
 environment in any version, in a .venv if ``setup.cfg`` allows it, because somebody chose that
@@ -67,6 +69,22 @@ def constrain(kind: str, requirements: list[Requirement], tested: list[Requireme
     return lines
 
 
+def find_build(kept: dict[str, str], constraints: list[str]) -> list[str]:
+    """The name of a build of torch (``auto`` is one that fits this machine), and requirements.
+
+    Empty if nothing of torch and torchvision is missing, or if what is there is PyPI's own build,
+    of which pip finds the other.
+    """
+    build = "auto"
+    for name, partner in PAIRS.items():
+        if name in kept and partner in kept:
+            return []
+        if name in kept:
+            build = Version(kept[name]).local or ""
+    lines = {Requirement(line).name: line for line in constraints}
+    return [build, *(lines.get(name, name) for name in PAIRS)] if build else []
+
+
 def _is(version: str, name: str, tested: list[Requirement]) -> bool:
     public = Version(version).public
     return any(item.specifier.contains(public) for item in tested if item.name == name)
@@ -86,9 +104,13 @@ def main(arguments: list[str]) -> None:
         print("\n".join(list_files(["mpiddp", *names])))
         return
     text = Path(rest[0]).read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    tested = [Requirement(line) for line in lines]
-    print("\n".join(constrain(kind, read_requirements(setup_cfg), tested)))
+    texts = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    tested = [Requirement(line) for line in texts]
+    requirements = read_requirements(setup_cfg)
+    lines = constrain(kind, requirements, tested)
+    if rest[1:] == ["build"]:
+        lines = find_build(find_kept(kind, requirements), lines)
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

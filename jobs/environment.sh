@@ -208,11 +208,44 @@ remove_incomplete() {
     done
 }
 
+# In a log there is a line for each large file.
 run_pip() {
-    local quiet=(-qq --progress-bar off)
-    [ ! -t 2 ] || quiet=()
-    PIP_USER=0 PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 \
-        "$PYTHON" -m pip "$1" --no-input "${quiet[@]}" "${@:2}" >&2
+    local pip=(env PIP_USER=0 PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
+        "$PYTHON" -m pip "$1" --no-input)
+    if [ -t 2 ]; then
+        "${pip[@]}" "${@:2}" >&2
+    else
+        "${pip[@]}" --progress-bar off "${@:2}" > >(grep -E '^ *Downloading .* [MG]B' >&2)
+    fi
+}
+
+# Whether the user has said where packages come from, to pip; uv does not know it.
+has_own_index() { "$PYTHON" -m pip config list 2>/dev/null | grep -Eq 'index|find-links'; }
+
+# PyPI has the build of torch for one release of CUDA alone; torch's own index has the others, and
+# uv finds out which fits the machine. A torch or torchvision that is there keeps its build.
+install_torch() {
+    local constraints=$1 uv=$PREFIX/.mpiddp-uv wanted
+    mapfile -t wanted < <("$PYTHON" "$ROOT/jobs/constraints.py" "$KIND" "$ROOT/setup.cfg" \
+        "$ROOT/constraints.txt" build)
+    if [ "${#wanted[@]}" -eq 0 ] || has_own_index; then
+        return
+    fi
+    say "installing ${wanted[*]:1}, the build for" \
+        "$([ "${wanted[0]}" = auto ] && printf 'this machine' || printf '%s' "${wanted[0]}"):" \
+        "for CPUs some 0.2 GB, for GPUs 2 to 4 GB"
+    if run_pip install --no-deps --target "$uv" uv && UV_HTTP_RETRIES=1 "$uv/bin/uv" pip install \
+        --python "$PYTHON" --torch-backend "${UV_TORCH_BACKEND:-${wanted[0]}}" \
+        -c "$constraints" "${wanted[@]:1}" >&2; then
+        rm -rf -- "$uv"
+        return
+    fi
+    rm -rf -- "$uv"
+    [ "${wanted[0]}" = auto ] ||
+        die "the build ${wanted[0]} of torch and torchvision could not be had, see above: install" \
+            "both of one build into $PREFIX"
+    say "torch's own index could not be used, see above: PyPI's build comes instead, for CUDA (some" \
+        "3 GB to download)"
 }
 
 # The build needs no download where setuptools is new enough.
@@ -233,6 +266,7 @@ install() {
         "where torch has to be downloaded this takes some minutes"
     "$PYTHON" "$ROOT/jobs/constraints.py" "$KIND" "$ROOT/setup.cfg" "$ROOT/constraints.txt" \
         >"$constraints" || die "the versions to install could not be found out, see above"
+    install_torch "$constraints"
     ! has_setuptools || options+=(--no-build-isolation)
     (cd -- "$ROOT" && run_pip install "${options[@]}" -c "$constraints" -e ".${extras:+[$extras]}") ||
         die "the installation failed, see above; it is tried again the next time"

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.collectives.contenders import (
-    BACKEND,
-    GLOO,
-    MPI,
-    NCCL,
-    OWN,
-    PERSISTENT,
-    PREPARED,
-    RING,
-)
+from benchmarks.collectives.contenders import GLOO, MPI, NCCL, OWN, PREPARED, RING
 from benchmarks.collectives.findings import Findings
 from benchmarks.common.options import describe_seconds
-from benchmarks.common.plotting import Line, LinePanel, choose_lines, draw_panels
+from benchmarks.common.plotting import (
+    COLOURS,
+    MOST_LINES,
+    Line,
+    LinePanel,
+    choose_lines,
+    draw_panels,
+)
 from benchmarks.common.records import Cell, group_by
 from benchmarks.common.statistics import summarize
 from mpiddp.wording import describe_size
 
-NAMES = {
-    GLOO: "PyTorch (Gloo)",
-    NCCL: "PyTorch (NCCL)",
-    RING: "ring in mpi4py",
-    PERSISTENT: "ring in mpi4py, persistent",
-    OWN: "mpiddp",
-    PREPARED: "mpiddp, prepared",
-    BACKEND: "PyTorch over mpiddp",
-}
-"""Of makers, but for MPI, whose calls have names of their own."""
+NAMES = {OWN: "mpiddp", PREPARED: "mpiddp, prepared"}
+"""Of makers whose contenders differ in more than the name."""
+PAGES = 2
+"""Panels for the lines of one type and operator, if one does not have room for all."""
 TICK_SHARE = 0.09
 """How much of an axis a tick with its text needs."""
 
@@ -41,40 +33,55 @@ TICK_SHARE = 0.09
 def draw(path: Path, groups: Sequence[Findings], note: str) -> None:
     """For each number of ranks its times, where small buffers show, and its rates, where large do.
 
-    A type and an operator each have a row. The rates stand on a linear axis, all others are
+    A type and an operator each have a row, or two: first stand the framework's, MPI's and the plain
+    ring, and each algorithm once. The rates stand on a linear axis, all others are
     logarithmic.
     """
     panels = [(found, cells) for found in groups for cells in found.group(by_size=False)]
     quantities = ", ".join(sorted({cells[0].quantity for _, cells in panels}))
     title = f"{quantities}: the slowest rank's time, median of the rounds, band of their quartiles"
     every = [cell for _, cells in panels for cell in cells]
+    firsts = {(cell.details["maker"], cell.details["algorithm"]): cell for cell in reversed(every)}
     always = [
-        find_name(each, every) for each in every if each.details["maker"] in (GLOO, NCCL, MPI)
+        find_name(cell, every)
+        for (maker, _), cell in firsts.items()
+        if maker in (GLOO, NCCL, MPI, RING, OWN)
     ]
     medians = {
         (find_name(cell, every), (place, cell.bytes)): cell.summary.median
         for place, (_, cells) in enumerate(panels)
         for cell in cells
     }
-    shown, note = choose_lines(medians, always, "contender", note)
-    grid = [list(_make_panels(found, cells, every, shown)) for found, cells in panels]
-    draw_panels(path, grid, (14.5, 4.4 * len(panels) + 0.8), title, note)
+    chosen, note = choose_lines(medians, always, "contender", note, PAGES * MOST_LINES)
+    shown = sorted(chosen, key=lambda name: name not in always)
+    styles = {name: place % len(COLOURS) for place, name in enumerate(shown)}
+    pages = [
+        {name: styles[name] for name in shown[begin : begin + MOST_LINES]}
+        for begin in range(0, len(shown), MOST_LINES)
+    ]
+    grid = [
+        list(_make_panels(found, cells, every, page))
+        for found, cells in panels
+        for page in pages
+        if any(find_name(cell, every) in page for cell in cells)
+    ]
+    draw_panels(path, grid, (14.5, 4.4 * len(grid) + 0.8), title, note)
 
 
 def _make_panels(
-    found: Findings, cells: Sequence[Cell], every: Sequence[Cell], shown: Sequence[str]
+    found: Findings, cells: Sequence[Cell], every: Sequence[Cell], styles: Mapping[str, int]
 ) -> Iterator[LinePanel]:
-    """The times and the rates of the lines that are shown."""
+    """The times and the rates of the lines that have a style."""
     rising = sorted(cells, key=lambda cell: cell.bytes)
     named = group_by(rising, lambda cell: find_name(cell, every))
-    rows = {name: row for name, row in named.items() if name in shown}
+    rows = {name: row for name, row in named.items() if name in styles}
     ticks = choose_ticks(sorted({cell.bytes for row in rows.values() for cell in row}))
     below: dict[str, Any] = {
         "label": "largest buffer of a rank", "ticks": {each: describe_size(each) for each in ticks},
     }  # fmt: skip
 
     def make_lines(*, is_rate: bool = False) -> list[Line]:
-        return [_make_line(name, row, shown.index(name), is_rate) for name, row in rows.items()]
+        return [_make_line(name, row, styles[name], is_rate) for name, row in rows.items()]
 
     words = [str(value) for name, value in sorted(cells[0].at.items()) if name != "bytes"]
     title = f"{found.ranks} ranks on {found.surroundings.where}: {cells[0].quantity}"

@@ -145,7 +145,7 @@ def wrap_note(note: str, width: float) -> str:
 
 
 def choose_names(
-    scores: Mapping[str, Sequence[float]], always: Sequence[str] = ()
+    scores: Mapping[str, Sequence[float]], always: Sequence[str] = (), most: int = MOST_LINES
 ) -> tuple[list[str], int]:
     """The names to draw, in their order, and how many are left out.
 
@@ -163,18 +163,22 @@ def choose_names(
 
     kept = [name for name in scores if name in always]
     kept += sorted((name for name in scores if name not in always), key=rate)
-    chosen = kept[:MOST_LINES]
-    return [name for name in scores if name in chosen], max(0, len(scores) - MOST_LINES)
+    chosen = kept[:most]
+    return [name for name in scores if name in chosen], len(scores) - len(chosen)
 
 
 def choose_lines(
-    medians: Mapping[tuple[str, Key], float | None], always: Sequence[str], noun: str, note: str
+    medians: Mapping[tuple[str, Key], float | None],
+    always: Sequence[str],
+    noun: str,
+    note: str,
+    most: int = MOST_LINES,
 ) -> tuple[list[str], str]:
     """`choose_names` by medians of names in places; and the note, with how many are left out."""
     names = dict.fromkeys(name for name, _ in medians)
     places = dict.fromkeys(place for _, place in medians)
     scores = {name: [medians.get((name, each)) or math.nan for each in places] for name in names}
-    shown, count = choose_names(scores, always)
+    shown, count = choose_names(scores, always, most)
     left_out = f"{count_noun(count, noun)} left out, slower on the whole" if count else ""
     return shown, "; ".join(filter(None, [left_out, note]))
 

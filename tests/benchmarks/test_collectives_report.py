@@ -17,7 +17,9 @@ from benchmarks.collectives import options, report
 from benchmarks.collectives import plot as collectives_plot
 from benchmarks.collectives import targets as collectives_targets
 from benchmarks.collectives.contenders import (
+    ALL_REDUCE,
     BOUND_BYTES,
+    BUFFERS,
     COPIES,
     EMPTY,
     LINK,
@@ -27,6 +29,7 @@ from benchmarks.collectives.contenders import (
     PREPARED,
     RING,
     Contender,
+    list_contenders,
 )
 from benchmarks.collectives.findings import Findings, Refusal, Surroundings
 from benchmarks.collectives.verdicts.slow_links import list_slow
@@ -257,8 +260,20 @@ def test_a_drawing_has_a_line_for_each_contender(tmp_path):
     times = {(row, size): [[1e-3 * size]] for row in (GLOO_ROW, PRIVATE_OWN) for size in (8, K)}
     path = tmp_path / "drawing.svg"
     collectives_plot.draw(path, [make_findings(times), make_findings(times, ranks=4)], "a note")
-    text = check_drawing(path, "PyTorch (Gloo)", "mpiddp", "4 ranks", "bus bandwidth", "a note")
+    text = check_drawing(path, "Gloo", "mpiddp", "4 ranks", "bus bandwidth", "a note")
     assert "MPI_Allreduce" not in text
+
+
+def test_a_drawing_leaves_out_none_that_was_asked_for(tmp_path):
+    rows = list_contenders(
+        ALL_REDUCE, ("auto", "ring", "central", "direct"), ("auto",), BUFFERS[:2], nccl=False
+    )
+    slow = {row for row in rows if row.algorithm == "central" or row.maker == RING}
+    times = {(row, size): [[1.0 + 9 * (row in slow)]] for row in rows for size in (8, K)}
+    path = tmp_path / "drawing.svg"
+    collectives_plot.draw(path, [make_findings(times)], "")
+    names = ("Gloo", "MPI_Allreduce", "plain ring", "mpiddp, ring", "mpiddp, central")
+    check_drawing(path, *names, f"{len(rows) - 12} contender")
 
 
 @given(st.lists(st.integers(3, 40), min_size=1, max_size=20, unique=True))

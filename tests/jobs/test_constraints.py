@@ -53,6 +53,22 @@ def test_a_torch_that_was_put_into_the_venv_first_stays(constrain):
     }
 
 
+@pytest.mark.parametrize(
+    ("installed", "expected"),
+    [
+        ({}, ["auto", "torch==2.13.0", "torchvision==0.28.0"]),
+        ({"torch": "2.13.0+cpu"}, ["cpu", "torch==2.13.0+cpu", "torchvision==0.28.0"]),
+        ({"torch": "2.11.0+cu130"}, ["cu130", "torch==2.11.0+cu130", "torchvision"]),
+        ({"torchvision": "0.28.0+cpu"}, ["cpu", "torch==2.13.0", "torchvision==0.28.0+cpu"]),
+        ({"torch": "2.13.0"}, []),  # PyPI's, whose torchvision pip finds.
+        ({"torch": "2.13.0+cpu", "torchvision": "0.28.0"}, []),
+    ],
+)
+def test_a_missing_half_is_of_the_build_of_the_other(constraints, constrain, installed, expected):
+    lines = sorted(constrain("venv", **installed))
+    assert constraints.find_build(installed, lines) == expected
+
+
 def test_a_torch_of_another_release_gets_its_own_torchvision(constrain):
     lines = constrain("venv", torch="2.11.0+cu130")
     assert "torch==2.11.0+cu130" in lines

@@ -161,6 +161,36 @@ def test_the_first_run_installs_and_starts_two_ranks_and_the_second_one_starts_t
     assert checkout.logged("python") == [checkout.mpirun]
 
 
+AUTO, CPU = "auto\ntorch==2.13.0\ntorchvision\n", "cpu\ntorch==2.13.0+cpu\ntorchvision\n"
+
+
+@pytest.mark.parametrize("build", [AUTO, CPU])
+def test_torch_is_of_the_build_that_fits(checkout, build):
+    result = checkout.local(FAKE_BUILD=build).expect(0)
+    name, *packages = build.split()
+    [line] = checkout.logged("uv pip install")
+    assert line.endswith(" ".join(["", *packages])) and f"--torch-backend {name} " in line
+    assert "for CPUs some 0.2 GB" in result.stderr
+    assert not (checkout.root / ".venv/.mpiddp-uv").exists()
+
+
+def test_without_the_index_of_builds_torch_is_the_ordinary_one(checkout):
+    result = checkout.local(FAKE_BUILD=AUTO, FAKE_UV_STATUS="2").expect(0)
+    assert "PyPI's build comes instead" in result.stderr
+    assert checkout.logged("-e .[mpi]")
+
+
+def test_two_builds_are_not_mixed(checkout):
+    result = checkout.local(FAKE_BUILD=CPU, FAKE_UV_STATUS="2").expect(1)
+    assert "the build cpu of torch and torchvision could not be had" in result.stderr
+    assert not checkout.logged("-e .[mpi]")
+
+
+def test_an_index_of_the_users_own_is_asked_alone(checkout):
+    checkout.local(FAKE_BUILD=AUTO, FAKE_PIP_CONFIG="global.index-url='x'").expect(0)
+    assert not checkout.logged("uv ")
+
+
 def replace_python(root: Path) -> None:
     python = root / ".venv" / "bin" / "python"
     python.rename(python.with_name("python3.13"))
@@ -295,7 +325,7 @@ def test_an_active_environment_is_used(checkout, variable):
     checkout.local(**{variable: str(active)}).expect(0)
     [line] = installs(checkout)
     assert line.endswith(f"-c {active}/.mpiddp-constraints -e .")
-    assert len(checkout.logged("constraints.py active ")) == 1
+    assert len(checkout.logged("constraints.py active ")) == 2
     assert f"{active}/bin/python -m mpiddp.train" in checkout.mpirun
     assert not (checkout.root / ".venv").exists()
     checkout.local(**{variable: str(active)})

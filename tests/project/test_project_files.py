@@ -43,6 +43,14 @@ def test_hooks_run_the_linters_of_the_test_run():
     assert list_hooks() == list_checks()
 
 
+def test_the_public_checks_are_the_local_ones_on_every_python_that_is_named():
+    workflow = read(".github/workflows/checks.yml")
+    assert "bash .ci/run" in workflow
+    [pythons] = re.findall(r'python: \[(.*"3.12".*)\]', workflow)
+    named = re.findall(r"Python :: (3\.\d+)$", read("setup.cfg"), re.MULTILINE)
+    assert re.findall(r'"([\d.]+)"', pythons) == named
+
+
 def test_the_citation_is_of_this_version():
     fields = dict(re.findall(r"^([\w-]+): (.+)$", read("CITATION.cff"), re.MULTILINE))
     assert fields["cff-version"] == "1.2.0"
