@@ -28,7 +28,7 @@ COMMANDS = (
     'getent hosts "$(hostname)" || echo "$(hostname) does not resolve"',
     "which gcc g++ nvcc mpirun mpiexec srun git pip",
     "env | grep -E '^(CUDA|NCCL|NVIDIA|LD_|PATH|HOME|TMP|LANG|OMP|PYTHON|TORCH|SLURM)' | sort",
-    f"{sys.executable} -m pip list",
+    f"{sys.executable} -m pip --disable-pip-version-check list",
     f"git -C {ROOT} log -1 --oneline; git -C {ROOT} status --short | head",
 )
 SECONDS = 10

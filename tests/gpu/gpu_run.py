@@ -99,7 +99,7 @@ class Run:
         left = self._end - time.monotonic() - reserved
         limit = min(part.seconds, left)
         path = self._folder / part.file
-        if limit < FEWEST:
+        if left < FEWEST:
             self._judge(part, "left out: no time", is_good=part.is_extra)
             return False
         begin = time.monotonic()

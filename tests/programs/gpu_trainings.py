@@ -15,13 +15,10 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
 import torch
-from torch import nn
 
 import launchers
 import mpiddp
@@ -30,6 +27,7 @@ from mpiddp.training.options.config import parse
 from mpiddp.training.records.metrics import Row
 from mpiddp.training.task.task import Task, cross_entropy
 from mpiddp.training.trainer import train
+from observed import without_dropout
 
 SMALL = ("--data", "synthetic", "--samples", "400", "--epochs", "2", "--save-every", "never")
 WAYS = {
@@ -42,14 +40,7 @@ WAYS = {
     "fp16": ("--precision", "fp16"),
 }
 TOLERANCE = 0.1
-"""Of a test loss, by that of fp32. Masks of dropout alone make it up to 1.27 times as large."""
-
-
-@contextmanager
-def without_dropout() -> Iterator[None]:
-    """A GPU draws a mask by how numbers lie in memory: each format and layout gets its own."""
-    with mock.patch.object(nn.Dropout, "forward", lambda layer, inputs: inputs):
-        yield
+"""Of a test loss, by that of fp32, without dropout."""
 
 
 def run(session: mpiddp.Session, name: str, *options: str, task: Task | None = None) -> Row:
