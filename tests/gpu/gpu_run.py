@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 import re
 import shutil
@@ -228,7 +229,8 @@ def make_variables(scratch: Path, python: Path) -> dict[str, str]:
 
 
 def list_parts(python: Path, scratch: Path, *, has_gpu: bool) -> list[Part]:
-    """All that come after the machine is known. What takes longest comes last."""
+    """All that come after the machine is known. What takes longest comes last, and then what may be
+    left out."""
     run = (python, "-m")
     trainings = (python, ROOT / "tests" / "programs" / "gpu_trainings.py")
     loop = (*run, "benchmarks", "training-loop", "--ranks", "1", "--models")
@@ -260,12 +262,12 @@ def list_parts(python: Path, scratch: Path, *, has_gpu: bool) -> list[Part]:
             "trainer and bare loop, bf16, channels last", BENCHMARKS, 60,
             (*loop, *narrow, "--channels-last", *record("bf16")), needs_gpu=True,
         ),
+        make_tests(python, scratch),
         Part(
             "checkpoints", BENCHMARKS, 40,
             (*run, "benchmarks", "checkpoint", "--ranks", "1", "--repetitions", "3",
-             *record("checkpoint")), needs_gpu=True,
+             *record("checkpoint")), needs_gpu=True, is_extra=True,
         ),
-        make_tests(python, scratch),
         Part(
             "trainer and bare loop, bf16, compiled", BENCHMARKS, 90,
             (*loop, *narrow, "--compile", *record("compiled")), needs_gpu=True, is_extra=True,
@@ -290,17 +292,18 @@ def prepare(run: Run) -> tuple[Path, dict[str, str], bool]:
     if wheels.is_dir():
         command = (this, HERE / "gpu_wheels.py", "install", wheels, scratch)
         run.take(Part("the carried wheels", MACHINE, 60, command), variables)
-        python = scratch / "env" / "bin" / "python"
+        made = scratch / "env" / "bin" / "python"
+        python = made if made.exists() else this
         variables = make_variables(scratch, python)
     elif lacking := gpu_wheels.list_lacking():
-        run.say(
-            f"FAILED: {this} lacks {', '.join(lacking)}, and {wheels} is no directory of wheels"
-        )
+        run.say(f"FAILED: {this} lacks {', '.join(lacking)}; {wheels} has no wheels")
         run.failed.append("the packages")
     # Files are read from the disk before anything is timed.
     run.take(Part("torch", MACHINE, 90, (python, facts, "torch")), variables)
     count = re.findall(r"^GPUs: (\d+)$", run.read(MACHINE), re.MULTILINE)
-    return python, variables, count not in ([], ["0"])
+    # If torch was too late to tell, the driver's files do.
+    has_gpu = int(count[0]) > 0 if count else bool(glob.glob("/dev/nvidia[0-9]*"))
+    return python, variables, has_gpu
 
 
 def finish(run: Run, folder: Path, python: Path, variables: Mapping[str, str]) -> None:
