@@ -234,7 +234,7 @@ def list_parts(python: Path, scratch: Path, *, has_gpu: bool) -> list[Part]:
     run = (python, "-m")
     trainings = (python, ROOT / "tests" / "programs" / "gpu_trainings.py")
     loop = (*run, "benchmarks", "training-loop", "--ranks", "1", "--models")
-    loop += ("resnet18",) if has_gpu else ("convnet", "--repetitions", "1")
+    loop += ("resnet18", "--seconds", "24") if has_gpu else ("convnet", "--seconds", "6")
     calls = (*run, "benchmarks", "allreduce", "--ranks", "2", "--buffers")
     calls += ("private", "shared", "gpu") if has_gpu else ("private", "--repetitions", "2")
     sizes = ("8", "64K", "1M", "16M") if has_gpu else ("64K",)
