@@ -250,7 +250,7 @@ def test_a_tensor_on_another_gpu_is_refused(size):
         assert "\n" not in str(caught.value)
     for device in ("cuda:1", "cpu"):
         assert communicator.find_problem(tensors[device], calls._device) == ""
-    # A session without GPUs has none to compare with; NCCL's lack is said elsewhere.
+    # A session without GPUs has none to compare with.
     assert communicator.find_problem(tensors["cuda:0"], torch.device("cpu")) == ""
 
 
