@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -31,6 +32,8 @@ from mpiddp.schedules.schedule import Collective
 
 SHARED_MEMORY_FILES = "/dev/shm"
 """The directory of torch's shared memory."""
+MOST_CALLS = 1024
+"""Whose times are kept: more than a model's buckets. Nobody asks a script's hook for them."""
 Moment: TypeAlias = "float | torch.cuda.Event"
 """Of time.perf_counter; on a GPU an event in the current stream, since calls are only queued."""
 
@@ -54,8 +57,8 @@ class Exchange:
 
     sent_bytes: int = 0
     """As the schedules say."""
-    blocked: list[tuple[Moment, Moment]] = field(default_factory=list)
-    """Begin and end of calls that the backward pass waited for."""
+    blocked: deque[tuple[Moment, Moment]] = field(default_factory=lambda: deque(maxlen=MOST_CALLS))
+    """Begin and end of the last calls that the backward pass waited for."""
     first_start: Moment | None = None
     """When the first call began that runs beside the backward pass."""
 
