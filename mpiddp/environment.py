@@ -320,6 +320,7 @@ LD_PRELOAD = "LD_PRELOAD"
 PYTHONINSPECT = "PYTHONINSPECT"
 """Python reads commands from the terminal after the script."""
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+HIP_VISIBLE_DEVICES = "HIP_VISIBLE_DEVICES"
 CUDA_DEVICE_ORDER = "CUDA_DEVICE_ORDER"
 CUBLAS_WORKSPACE_CONFIG = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -333,6 +334,7 @@ HARMLESS = frozenset(
         NCCL_IB_DISABLE,
         NCCL_MULTI_RANK,
         CUDA_VISIBLE_DEVICES,
+        HIP_VISIBLE_DEVICES,
         CRAY_GPU_SUPPORT,
         CUDA_DEVICE_ORDER,
         "CUDA_LAUNCH_BLOCKING",
@@ -359,7 +361,14 @@ HARMLESS = frozenset(
 """Variables whose values may be shown; of all others the doctor tells the name alone."""
 
 DIFFERS_BY_NODE = frozenset(
-    {NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, CUDA_VISIBLE_DEVICES, "UCX_NET_DEVICES", "NCCL_IB_HCA"}
+    {
+        NCCL_SOCKET_IFNAME,
+        GLOO_SOCKET_IFNAME,
+        CUDA_VISIBLE_DEVICES,
+        HIP_VISIBLE_DEVICES,
+        "UCX_NET_DEVICES",
+        "NCCL_IB_HCA",
+    }
 )
 """Variables that have good reasons to differ between nodes."""
 

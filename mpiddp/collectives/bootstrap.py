@@ -36,6 +36,7 @@ from mpiddp.process.cpus import count_shared_cores, find_cpus, find_quota
 from mpiddp.wording import print_message
 
 TOKEN_BYTES = 16
+NCCL_BACKEND = "nccl"
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def make_communicator(members: Members) -> Communicator:
     longest = find_longest_message([each.message_bytes for each in facts], len(groups) > 1)
     messengers = members.make_messengers(waiter, longest)
     layout, notes = _lay_out(members, facts, reaches, has_mpi=MPI in messengers)
-    layout = tune(layout, table)
+    layout = tune(replace(layout, has_nccl=NCCL in messengers), table)
     node_memory = None
     if block is not None and (SHARED in layout.transports or BOTH in layout.transports):
         processes = {rank: facts[rank].process for rank in ranks}
@@ -296,7 +297,10 @@ def _list_messengers(
 
         return TorchMessenger(_make_group(session, on_gpu))
 
-    return {MPI: make_mpi, TORCH: partial(make_torch, False), NCCL: partial(make_torch, True)}
+    makers: dict[str, Callable[[], Messenger]] = {MPI: make_mpi, TORCH: partial(make_torch, False)}
+    if session.backend == NCCL_BACKEND:
+        makers[NCCL] = partial(make_torch, True)
+    return makers
 
 
 def _make_group(session: Session, on_gpu: bool) -> Any:
@@ -304,12 +308,7 @@ def _make_group(session: Session, on_gpu: bool) -> Any:
 
     Collective. Raises ConfigurationError if there can be none.
     """
-    backend = session.backend if on_gpu else "gloo"
-    if on_gpu and backend != "nccl":
-        raise ConfigurationError(
-            f"tensors on GPUs travel over NCCL, but this session has {backend}: NCCL needs a "
-            "GPU for each rank; or make the call on a CPU tensor"
-        )
+    backend = NCCL_BACKEND if on_gpu else "gloo"
     if not torch.distributed.is_initialized():
         raise ConfigurationError(
             "transport torch needs torch.distributed's group: call init_process_group() first"

@@ -332,6 +332,25 @@ class Plan:
         return self.run
 
 
+@dataclass(frozen=True)
+class HostPlan(Plan):
+    """Makes a call on a GPU's buffer in a copy of it in the host's memory.
+
+    The host waits for what is queued on the current stream, and the stream for the host.
+    """
+
+    plan: Plan
+    """The call on the copy."""
+    room: torch.Tensor
+    """For the copy; other plans may have the same memory."""
+
+    def run(self, tensor: torch.Tensor) -> None:
+        flat = tensor.detach().view(-1)
+        self.room.copy_(flat)
+        self.plan.run(self.room)
+        flat.copy_(self.room)
+
+
 class MessagePlan(Plan):
     """Messages alone."""
 

@@ -11,7 +11,8 @@ The rule of ``auto`` without one, for buffers on the CPU:
   and recursive-doubling or ring between them, by the same bound;
 - if only messages are possible inside nodes: as one rank on each node.
 
-On GPUs, over NCCL: direct inside a node; between nodes as above, with two levels.
+On GPUs, over NCCL: direct inside a node; between nodes as above, with two levels. Without NCCL, as
+on the CPU: each rank makes the call in a copy of its buffer in the host's memory.
 Broadcast and reduce: a binomial tree up to LATENCY_BYTES; beyond, in the memory of a node, straight
 from or to the root, and over messages a chain in parts. Reduce-scatter and all-gather: direct in
 the memory of a node, ring over messages. With ``fixed_order``: one-shot up to LATENCY_BYTES, direct
@@ -35,6 +36,7 @@ from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.collectives.executor import (
     Description,
     Execution,
+    HostPlan,
     MailboxPlan,
     MemoryPlan,
     MessagePlan,
@@ -90,6 +92,8 @@ class Layout:
     """Why other transports are not possible."""
     tuning: Tuning = NO_TABLE
     """What a tuning table says for these ranks."""
+    has_nccl: bool = True
+    """Whether tensors on GPUs travel over NCCL; through the host's memory otherwise."""
 
     @property
     def size(self) -> int:
@@ -151,6 +155,7 @@ def select(
     Raises ConfigurationError for what does not exist, is not possible here or would leave out
     ranks, ScheduleError for an algorithm that does not do what it promises.
     """
+    on_gpu = on_gpu and layout.has_nccl
     if request.is_open:
         key = make_key(request.kind, name_type(dtype), on_gpu=on_gpu)
         tuned = layout.tuning.find(key, size)
@@ -301,6 +306,8 @@ class Planner:
         self._stage, self._private_stage = Stage(shared_memory), Stage(None)
         self._workspace = Workspace()
         self._pages = LargePages()
+        self._host_room = torch.empty(0, dtype=torch.uint8)
+        """For copies of buffers of GPUs without NCCL: as long as the longest one so far."""
         self._parts: Recent[Part] = Recent(MOST_ANALYSES)
         self._compared: set[tuple[Collective, int, str]] = set()
         """Kind, root and algorithm of the schedules that all ranks have alike."""
@@ -318,13 +325,16 @@ class Planner:
         Raises ConfigurationError.
         """
         dtype = tensor.dtype
+        on_gpu = tensor.device.type != "cpu"
+        if on_gpu and not self.layout.has_nccl:
+            room = self._find_host_room(tensor.numel(), dtype)
+            return HostPlan(self.make(request, room), room)
         if request.kind in _SUMS:
             operator = find_operator(request.operator)
             accumulation = choose_accumulation(operator, dtype, request.reduction_dtype)
         else:
             operator, dtype = Operator.SUM, _find_moved(dtype)
             accumulation = dtype
-        on_gpu = tensor.device.type != "cpu"
         size = tensor.numel() * tensor.element_size()
         selection = self.select(request, size, tensor.dtype, on_gpu=on_gpu)
         if self.layout.size == 1:
@@ -360,6 +370,15 @@ class Planner:
         )
         return MemoryPlan(execution, self._pages) if part.group else MessagePlan(execution)
 
+    def _find_host_room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """In shared memory, if the node's ranks have any. Plans share it: calls take turns."""
+        size = count * dtype.itemsize
+        if size > len(self._host_room):
+            is_shared = self.node_memory is not None
+            empty = self.shared_memory.empty if is_shared else torch.empty
+            self._host_room = empty((size,), dtype=torch.uint8)
+        return self._host_room[:size].view(dtype)
+
     def select(
         self, request: Request, size: int, dtype: torch.dtype = torch.float32, *, on_gpu: bool
     ) -> Selection:
@@ -390,6 +409,7 @@ class Planner:
         """
         if selection.transport == SHARED or self.layout.size == 1:
             return None
+        on_gpu = on_gpu and self.layout.has_nccl
         name = NCCL if on_gpu else MPI if selection.transport == BOTH else selection.transport
         if name not in self._messengers:
             messenger = self._messengers[name] = self._makers[name]()

@@ -352,8 +352,7 @@ class Starter:
         placement = device.find_placement(world, devices, **rules)
         if not self.make_group and devices not in (AUTO, CUDA):
             # A script takes GPUs by the numbers that it sees.
-            shown = device.name_visible(placement.gpus)
-            self.variables.export({environment.CUDA_VISIBLE_DEVICES: shown})
+            self.variables.export(device.name_visible(placement.gpus))
             placement = device.find_placement(world, AUTO, **rules)
         placements = device.compare(world, node, placement, allow_sharing=allow_sharing)
         # A script chooses its device itself; making a context for it would not be "unchanged".

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,6 +32,10 @@ from mpiddp.schedules.schedule import Collective
 
 SHARED_MEMORY_FILES = "/dev/shm"
 """The directory of torch's shared memory."""
+MOST_CALLS = 1024
+"""Whose times are kept: more than a model's buckets. Nobody asks a script's hook for them."""
+Moment: TypeAlias = "float | torch.cuda.Event"
+"""Of time.perf_counter; on a GPU an event in the current stream, since calls are only queued."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +57,17 @@ class Exchange:
 
     sent_bytes: int = 0
     """As the schedules say."""
-    blocked_seconds: float = 0.0
-    """In calls that the backward pass waited for."""
-    first_start: float | None = None
-    """When the first call began that runs beside the backward pass, by time.perf_counter."""
+    blocked: deque[tuple[Moment, Moment]] = field(default_factory=lambda: deque(maxlen=MOST_CALLS))
+    """Begin and end of the last calls that the backward pass waited for."""
+    first_start: Moment | None = None
+    """When the first call began that runs beside the backward pass."""
+
+
+def record_event() -> torch.cuda.Event:
+    """A moment of the current stream, which nothing waits for."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 class ScheduleHook:
@@ -67,6 +80,7 @@ class ScheduleHook:
         algorithm that is no all-reduce.
         """
         self._communicator = communicator
+        self._read_clock: Callable[[], Moment] = record_event if on_gpu else time.perf_counter
         self.can_overlap = on_gpu or communicator.is_concurrent
         """Whether calls can run beside the backward pass."""
         self.overlap = synchronization.overlap and self.can_overlap
@@ -84,14 +98,15 @@ class ScheduleHook:
         if self._request.is_open:
             # A tuning table may choose others for some sizes; the rule decides on the rest.
             transports += communicator.layout.tuning.list_transports(Collective.ALL_REDUCE)
-            transports += [TORCH if on_gpu else communicator.layout.transports[0]]
+            by_nccl = on_gpu and communicator.layout.has_nccl
+            transports += [TORCH if by_nccl else communicator.layout.transports[0]]
         for transport in dict.fromkeys(transports):
             each = replace(selection, transport=transport)
             communicator.planner.ensure_messenger(each, on_gpu=on_gpu)
         self._narrow_requests: dict[int, Request] = {}
         """By length of a bucket."""
         in_memory = any(transport in (SHARED, BOTH) for transport in transports)
-        self._shares = in_memory and communicator.node_memory is not None
+        self._shares = in_memory and communicator.node_memory is not None and not on_gpu
         self._uses: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
         """How often each bucket's storage came: up to 2."""
         self._wires: WeakKeyDictionary[torch.UntypedStorage, torch.Tensor] = WeakKeyDictionary()
@@ -136,12 +151,12 @@ class ScheduleHook:
     ) -> torch.futures.Future[torch.Tensor]:
         exchange = self._exchange
         exchange.sent_bytes += self._count_bytes(tensor)
-        begin = time.perf_counter()
+        begin = self._read_clock()
         if self.overlap:
             exchange.first_start = exchange.first_start or begin
             return self._communicator.start(request, tensor)
         self._communicator.run(request, tensor)
-        exchange.blocked_seconds += time.perf_counter() - begin
+        exchange.blocked.append((begin, self._read_clock()))
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=None if tensor.is_cpu else [tensor.device]
         )

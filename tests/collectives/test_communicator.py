@@ -250,5 +250,52 @@ def test_a_tensor_on_another_gpu_is_refused(size):
         assert "\n" not in str(caught.value)
     for device in ("cuda:1", "cpu"):
         assert communicator.find_problem(tensors[device], calls._device) == ""
-    # A session without GPUs has none to compare with; NCCL's lack is said elsewhere.
+    # A session without GPUs has none to compare with.
     assert communicator.find_problem(tensors["cuda:0"], torch.device("cpu")) == ""
+
+
+class OnGpu(torch.Tensor):
+    """Says that it lies on a GPU."""
+
+    device, is_cpu, is_cuda = GPU, False, True
+
+    def get_device(self):
+        return 0
+
+
+def fill_on_gpu(rank, count, dtype):
+    return (torch.arange(count) % 7 + rank).to(dtype).as_subclass(OnGpu)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "options"),
+    [([0, 0, 0], {}), ([0, 0], {"can_copy": False}), ([0, 1], {}), ([0, 0, 1, 1], {})],
+    ids=["one node", "without single copies", "two nodes", "both levels"],
+)
+def test_without_nccl_the_ranks_of_gpus_meet_in_the_hosts_memory(nodes, options):
+    """Lengths up and down again, of two types, and of a rank that computes on its CPU."""
+    crew = Crew(nodes, has_nccl=False, **options)
+    kinds = ((7, torch.float32), (100_003, torch.bfloat16), (0, torch.int64), (5000, torch.int64))
+
+    def take_part(rank, calls):
+        found = []
+        for count, dtype in (*kinds, *kinds):
+            tensor = fill_on_gpu(rank, count, dtype)
+            if rank == 1:
+                tensor = tensor.as_subclass(torch.Tensor)
+            calls.run(Request(Collective.ALL_REDUCE), tensor)
+            root = fill_on_gpu(rank, count, dtype)
+            calls.run(Request(Collective.BROADCAST, root=1), root)
+            found.append((tensor.as_subclass(torch.Tensor), root.as_subclass(torch.Tensor)))
+        return found
+
+    for found in crew.run(take_part):
+        for (count, dtype), (total, root) in zip((*kinds, *kinds), found, strict=True):
+            filled = [fill_on_gpu(rank, count, dtype) for rank in range(len(nodes))]
+            assert torch.equal(total, sum(filled, torch.zeros(count, dtype=dtype)))
+            assert torch.equal(root, filled[1])
+    # Calls take turns in one copy, which the peers map.
+    rooms = {
+        plan.room.data_ptr() for plan in crew.communicators[0]._plans.values() if plan.room.numel()
+    }
+    assert len(rooms) <= len(kinds) - 1

@@ -24,10 +24,16 @@ SEVERAL_ON_ONE = {
 """Variables with which NCCL works with several ranks on one GPU."""
 
 
+OVER_GLOO = {**ONE_GPU, "NCCL_MULTI_RANK_GPU_ENABLE": "0"}
+"""Variables with which two ranks on one GPU talk over Gloo, be NCCL new enough or not."""
+BACKENDS = ("nccl", "gloo")
+
+
 @dataclass(frozen=True)
 class Several:
     """How several ranks are started."""
 
+    backend: str
     launcher: launchers.Launcher
     ranks: int
     variables: Mapping[str, str]
@@ -55,30 +61,54 @@ def launcher_of_several() -> launchers.Launcher:
     return rows[0]
 
 
-@pytest.fixture
-def several(launcher_of_several: launchers.Launcher) -> Several:
-    """Ranks with NCCL: each its own GPU, or two on one where NCCL is new enough."""
+def find_several(backend: str, launcher: launchers.Launcher) -> Several:
+    """Ranks over NCCL, each with its own GPU, or two on one if NCCL is new enough; or two on one
+    over Gloo. The test is skipped where that cannot be."""
     skip_without_gpu()
+    if backend == "gloo":
+        return Several(backend, launcher, 2, OVER_GLOO)
     if torch.cuda.device_count() > 1:
-        return Several(launcher_of_several, min(4, torch.cuda.device_count()), {})
+        return Several(backend, launcher, min(4, torch.cuda.device_count()), {})
     version = nccl.find_version()
     if version < nccl.SHARING_VERSION:
         found = ".".join(map(str, version)) or "none"
         pytest.skip(f"one GPU, and NCCL below 2.30, which refuses two ranks on it (found {found})")
-    return Several(launcher_of_several, 2, SEVERAL_ON_ONE)
+    return Several(backend, launcher, 2, SEVERAL_ON_ONE)
+
+
+@pytest.fixture(params=BACKENDS)
+def several(request: pytest.FixtureRequest, launcher_of_several: launchers.Launcher) -> Several:
+    """Ranks on GPUs, over NCCL and over Gloo."""
+    return find_several(request.param, launcher_of_several)
+
+
+@pytest.fixture
+def over_nccl(launcher_of_several: launchers.Launcher) -> Several:
+    """For what NCCL alone does on GPUs: its errors, its log, FSDP."""
+    return find_several("nccl", launcher_of_several)
 
 
 @pytest.fixture
 def gpu_pool(several: Several, pool: Pools) -> Pool:
-    """Ranks that stay, with NCCL."""
+    """Ranks that stay, on GPUs."""
     return pool(several.launcher, several.ranks, **several.variables)
 
 
+@pytest.fixture
+def nccl_pool(over_nccl: Several, pool: Pools) -> Pool:
+    """Ranks that stay, with NCCL."""
+    return pool(over_nccl.launcher, over_nccl.ranks, **over_nccl.variables)
+
+
 @pytest.fixture(
-    params=[pytest.param("cpu", marks=pytest.mark.mpi), pytest.param("gpu", marks=pytest.mark.gpu)]
+    params=[
+        pytest.param("cpu", marks=pytest.mark.mpi),
+        *(pytest.param(each, marks=pytest.mark.gpu) for each in BACKENDS),
+    ]
 )
 def ranks(request: pytest.FixtureRequest, pool: Pools) -> Pool:
-    """Ranks that stay: on CPUs over Gloo, and on GPUs over NCCL."""
+    """Ranks that stay: on CPUs over Gloo, and on GPUs over NCCL and over Gloo."""
     if request.param == "cpu":
         return pool("openmpi", 2)
-    return request.getfixturevalue("gpu_pool")
+    found = find_several(request.param, request.getfixturevalue("launcher_of_several"))
+    return pool(found.launcher, found.ranks, **found.variables)

@@ -158,23 +158,3 @@ def test_a_tensor_on_another_gpu_is_refused(device):
     calls._device = device
     with pytest.raises(ConfigurationError, match="found one on cuda:1"):
         calls.run(Request(Collective.ALL_REDUCE), torch.ones(3, device="cuda:1"))
-
-
-WITHOUT_NCCL = """
-import torch, mpiddp
-from torch.nn.parallel import DistributedDataParallel
-from mpiddp.sync.ddp_hook import Synchronization, attach
-with mpiddp.init(timeout=60, backend="gloo", allow_shared_gpu=True) as session:
-    module = torch.nn.Linear(5, 3).to(session.device)
-    model = DistributedDataParallel(module, gradient_as_bucket_view=True)
-    try:
-        attach(Synchronization("ring"), model)
-    except mpiddp.ConfigurationError as error:
-        assert "over NCCL, but this session has gloo" in str(error)
-    else:
-        raise AssertionError("it was attached")
-"""
-
-
-def test_gradients_on_gpus_without_nccl_are_refused_before_the_first_step(device):
-    launchers.run("openmpi", 2, ["-c", WITHOUT_NCCL], timeout=150).expect(0)

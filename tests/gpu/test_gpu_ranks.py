@@ -20,8 +20,9 @@ DEADLINE = 170.0
 
 
 @pytest.mark.gpu
-def test_ranks_with_nccl(gpu_pool):
-    assert set(gpu_pool.call(gpu_work.find_backend).values) == {("nccl", "cuda")}
+def test_the_ranks_have_the_backend_and_the_gpus_that_the_others_mean(several, gpu_pool):
+    found = gpu_pool.call(gpu_work.find_backend).values
+    assert set(found) == {(several.backend, "cuda")}
 
 
 @pytest.mark.long
@@ -49,6 +50,17 @@ def test_a_rank_that_comes_late_is_waited_for(ranks):
     values = ranks.call(gpu_work.come_late, 1.0).values
     size = len(values)
     assert values == [[size * size * (size + 1) / 2]] * size
+
+
+def test_a_training_goes_on_from_its_checkpoint_with_the_same_bits(ranks, tmp_path):
+    whole, resumed = zip(*ranks.call(gpu_work.resume, cwd=tmp_path).values, strict=True)
+    assert len(set(whole + resumed)) == 1
+
+
+def test_the_backend_of_mpiddp_beside_the_sessions(ranks):
+    for total, said in ranks.call(gpu_work.use_backend).values:
+        assert total == len(ranks.call(gpu_work.find_backend).values)
+        assert said is None or "works on CPU tensors" in said
 
 
 # ---- a rank that stays away ---------------------------------------------------------------------
@@ -81,13 +93,13 @@ HAS_TWO = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
     [("call", "0"), ("call", "1"), ("own group", "")],
     ids=["older implementation", "newer implementation", "a group of the program"],
 )
-def test_a_rank_that_stays_away_ends_the_job_with_a_report(several, what, implementation):
+def test_a_rank_that_stays_away_ends_the_job_with_a_report(over_nccl, what, implementation):
     if implementation == "1" and not HAS_TWO:
         pytest.skip(f"torch {torch.__version__} has one implementation of NCCL groups")
-    env = dict(several.variables)
+    env = dict(over_nccl.variables)
     if implementation:
         env["TORCH_DIST_USE_NCCL2"] = implementation
-    result = launchers.run(several.launcher, 2, ["-c", AWAY, what], env=env).expect(6)
+    result = launchers.run(over_nccl.launcher, 2, ["-c", AWAY, what], env=env).expect(6)
     told = [line for line in messages(result) if "NCCL gave up" in line]
     assert len(told) == 1 and told[0].startswith("mpiddp: rank 0 of 2 on ")
     assert f"{10 + QUEUE_SECONDS:g} s after it was queued" in told[0]
@@ -109,11 +121,15 @@ SYNCS = (
 
 
 @pytest.mark.parametrize(
-    "device",
-    [pytest.param("cpu", marks=pytest.mark.long), pytest.param("gpu", marks=pytest.mark.gpu)],
+    "ranks",
+    [
+        pytest.param("cpu", marks=pytest.mark.long),
+        pytest.param("nccl", marks=pytest.mark.gpu),
+        pytest.param("gloo", marks=pytest.mark.gpu),
+    ],
+    indirect=True,
 )
-def test_training(device, request, pool, tmp_path):
-    ranks = pool("openmpi", 2) if device == "cpu" else request.getfixturevalue("gpu_pool")
+def test_training(ranks, tmp_path):
     answers = ranks.call(gpu_work.train_each, *SYNCS, timeout=DEADLINE, cwd=tmp_path).values
     for results in zip(*answers, strict=True):
         assert len({result.parameters for result in results}) == 1
@@ -125,27 +141,32 @@ def test_training(device, request, pool, tmp_path):
 
 
 @pytest.mark.gpu
-def test_the_doctors_transport(several, tmp_path):
+def test_the_doctors_transport(over_nccl, tmp_path):
     program = ["-m", "mpiddp.doctor", "--allow-shared-gpu"]
     result = launchers.run(
-        several.launcher, several.ranks, program, env=several.variables, cwd=tmp_path
+        over_nccl.launcher, over_nccl.ranks, program, env=over_nccl.variables, cwd=tmp_path
     )
     line = next(line for line in result.stdout.splitlines() if "NCCL transport" in line)
     assert "channels by " in line, result
 
 
+COMMANDS = (
+    ["allreduce", "--ranks", "2", "--sizes", "64K", "1M", "--repetitions", "2"],
+    ["all-gather", "--ranks", "2", "--sizes", "64K", "--buffers", "gpu", "--repetitions", "2"],
+    ["reduce", "--ranks", "2", "--sizes", "1M", "--buffers", "gpu", "--operators", "max"],
+    ["allreduce", "--ranks", "2", "--sizes", "1M", "--buffers", "gpu", "--overlap"],
+    ["point-to-point", "--sizes", "8", "1M", "--repetitions", "2"],
+    ["training-step", "--ranks", "2", "--models", "mlp:megabytes=1", "--repetitions", "2"],
+)
+OVER_GLOO = ["allreduce", "--ranks", "2", "--sizes", "1M", "--buffers", "private", "gpu"]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "command",
-    [
-        ["allreduce", "--ranks", "2", "--sizes", "64K", "1M", "--repetitions", "2"],
-        ["all-gather", "--ranks", "2", "--sizes", "64K", "--buffers", "gpu", "--repetitions", "2"],
-        ["reduce", "--ranks", "2", "--sizes", "1M", "--buffers", "gpu", "--operators", "max"],
-        ["allreduce", "--ranks", "2", "--sizes", "1M", "--buffers", "gpu", "--overlap"],
-        ["point-to-point", "--sizes", "8", "1M", "--repetitions", "2"],
-        ["training-step", "--ranks", "2", "--models", "mlp:megabytes=1", "--repetitions", "2"],
-    ],
-    ids=" ".join,
+    ("several", "command"),
+    [*(("nccl", command) for command in COMMANDS), ("gloo", OVER_GLOO)],
+    indirect=["several"],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_benchmarks(several, command, tmp_path):
     row = several.launcher

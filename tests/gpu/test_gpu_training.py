@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ import fsdp_memory
 import launchers
 import loading
 import observed
+import trainings
+from mpiddp.training.data.data import DIGITS, parse_shape
+from mpiddp.training.data.seeding import seed_generators
+from mpiddp.training.options.config import parse
 from observed import Observation
 from pool import Pool, Pools
 
@@ -34,6 +39,28 @@ def train_each(
     return dict(zip(ways, called.values[0], strict=True)), weights
 
 
+STEADY = ("--model", "trainings:build_steady", "--learning-rate", "0.005")
+"""The training of a model without chance, so slow that small differences stay small."""
+
+
+def find_errors(weights: dict[str, dict[str, torch.Tensor]]) -> dict[str, float]:
+    """How far each training ended from the plain one, by how far that one went.
+
+    On a CPU that is 0.04 for bf16, and 0.15 or 0.3 if the first step or three are left out, as by a
+    loss scaler; 1.4 is another direction.
+    """
+    configuration = parse([*SMALL, *STEADY])
+    seed_generators(configuration.seed)
+    begin = trainings.build_steady(parse_shape(configuration.shape), DIGITS).state_dict()
+    rows = {name: join(each, begin) for name, each in {**weights, "begin": begin}.items()}
+    way = (rows["plain"] - rows["begin"]).norm()
+    return {name: float((rows[name] - rows["plain"]).norm() / way) for name in weights}
+
+
+def join(weights: dict[str, torch.Tensor], names: Iterable[str]) -> torch.Tensor:
+    return torch.cat([weights[name].flatten().float().cpu() for name in names])
+
+
 def find_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     return max(float((one[name].cpu() - other[name].cpu()).abs().max()) for name in one)
 
@@ -51,17 +78,18 @@ def test_number_formats_and_layouts(gpu: dict[str, str], pool: Pools, tmp_path: 
         "fp16": ("--precision", "fp16", "--accumulation-steps", "2", "--clip-norm", "10"),
         "compiled": ("--compile", "--precision", "bf16"),
     }
+    ways = {name: (*STEADY, *options) for name, options in ways.items()}
     seen, weights = train_each(pool("openmpi", 1, **gpu), tmp_path, ways)
     assert find_difference(weights["plain"], weights["again"]) == 0
     assert seen["bf16"].types == {torch.bfloat16}
     assert seen["bf16"].channels_last
     assert seen["fp16"].types == {torch.float16}
-    for name in ("bf16", "fp16", "compiled"):
-        loss = seen[name].row["test_loss"]
-        assert loss == pytest.approx(seen["plain"].row["test_loss"], rel=0.1), name
+    errors = find_errors(weights)
+    assert max(errors["bf16"], errors["compiled"]) < 0.15, errors
+    assert errors["fp16"] < 0.5, errors
 
 
-def test_fsdp_does_what_ddp_does(gpu_pool: Pool, tmp_path: Path) -> None:
+def test_fsdp_does_what_ddp_does(nccl_pool: Pool, tmp_path: Path) -> None:
     clipped = ("--clip-norm", "0.5")
     ways: dict[str, tuple[str, ...]] = {
         "plain": ("--deterministic",),
@@ -71,7 +99,7 @@ def test_fsdp_does_what_ddp_does(gpu_pool: Pool, tmp_path: Path) -> None:
         "sharded-clipped": ("--deterministic", *SHARDED, *clipped),
         "fp16": (*SHARDED, "--precision", "fp16"),
     }
-    seen, weights = train_each(gpu_pool, tmp_path, ways)
+    seen, weights = train_each(nccl_pool, tmp_path, ways)
     for one, other in (
         ("plain", "sharded"),
         ("plain", "offloaded"),
@@ -81,8 +109,8 @@ def test_fsdp_does_what_ddp_does(gpu_pool: Pool, tmp_path: Path) -> None:
     assert seen["fp16"].types == {torch.float16}
 
 
-def test_a_rank_has_its_part_and_three_groups_in_memory(gpu_pool: Pool) -> None:
-    found: Any = gpu_pool.call(fsdp_memory.measure, "fsdp", timeout=DEADLINE).values
+def test_a_rank_has_its_part_and_three_groups_in_memory(nccl_pool: Pool) -> None:
+    found: Any = nccl_pool.call(fsdp_memory.measure, "fsdp", timeout=DEADLINE).values
     for each in found:
         assert each.peak < 1.1 * (each.total / len(found) + 3 * each.largest)
 

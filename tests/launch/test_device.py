@@ -552,6 +552,23 @@ def test_slices_are_counted_without_cuda_where_a_script_may_fork(monkeypatch):
     assert device.count_visible(may_initialize=True) == 2
 
 
+@pytest.mark.parametrize(
+    ("hip", "variables", "shown"),
+    [
+        (None, {}, {"CUDA_VISIBLE_DEVICES": "2,0"}),
+        (None, {"HIP_VISIBLE_DEVICES": "5,6,7"}, {"CUDA_VISIBLE_DEVICES": "2,0"}),
+        ("7.2", {"CUDA_VISIBLE_DEVICES": "5,6,7"}, {"CUDA_VISIBLE_DEVICES": "7,5"}),
+        # AMD's runtime reads no other one then.
+        ("7.2", {"HIP_VISIBLE_DEVICES": "5, 6, 7"}, {"HIP_VISIBLE_DEVICES": "7,5"}),
+    ],
+)
+def test_a_script_is_shown_its_gpus_by_the_variable_that_counts(monkeypatch, hip, variables, shown):
+    unset = {"CUDA_VISIBLE_DEVICES": None, "HIP_VISIBLE_DEVICES": None}
+    launchers.set_variables(monkeypatch, {**unset, **variables})
+    monkeypatch.setattr("torch.version.hip", hip)
+    assert device.name_visible((2, 0)) == shown
+
+
 CARD = {"pci_domain_id": 0, "pci_bus_id": 193, "pci_device_id": 0}
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 import torch.distributed as distributed
 
 import mpiddp
+import mpiddp.torch_backend
 from mpiddp.launch.session import find_failure_handler
 from mpiddp.training.options.config import parse
 from mpiddp.training.records.metrics import Row
@@ -65,6 +67,34 @@ def train_each(session: mpiddp.Session, *options: Sequence[str]) -> list[Row]:
     torch.set_num_threads(1)
     results = []
     for number, words in enumerate(options):
-        configuration = parse([*TRAINING, "--name", f"run-{number}", *words])
-        results.append(train(configuration, session, find_failure_handler(session)))
+        results.append(_train([*TRAINING, "--name", f"run-{number}", *words], session))
     return results
+
+
+def resume(session: mpiddp.Session) -> tuple[str | None, str | None]:
+    """Digests of the weights: of a whole training, and from its first checkpoint on."""
+    words = ["--data", "toy", "--samples", "64", "--deterministic", "--epochs", "3", "--keep", "9"]
+    whole = _train([*words, "--name", "whole", "--save-every", "1epoch"], session)
+    files = Path("runs/whole/checkpoints").glob("step-*")
+    first = min(files, key=lambda each: int(each.name.removeprefix("step-")))
+    resumed = _train([*words, "--name", "parts", "--resume", str(first)], session)
+    return whole.parameters, resumed.parameters
+
+
+def _train(words: Sequence[str], session: mpiddp.Session) -> Row:
+    return train(parse(words), session, find_failure_handler(session))
+
+
+def use_backend(session: mpiddp.Session) -> tuple[float, str | None]:
+    """The sum of ones of all ranks, on CPUs; and what is said of a tensor on a GPU."""
+    group, said = distributed.new_group(backend="mpiddp"), None
+    ones = torch.ones(1)
+    distributed.all_reduce(ones, group=group)
+    if session.device.type == "cuda":
+        try:
+            distributed.all_reduce(ones.to(session.device), group=group)
+        except RuntimeError as error:
+            said = str(error)
+        assert said is not None, "a tensor on a GPU was taken"
+    distributed.destroy_process_group(group)
+    return ones.item(), said

@@ -31,8 +31,9 @@ class Crew:
         longest: int = 1 << 30,
         flows: bool = True,
         seconds: float = 20.0,
+        has_nccl: bool = True,
     ) -> None:
-        """``longest``: bytes of a message."""
+        """``longest``: bytes of a message. ``has_nccl``: as in Layout; a crew has none."""
         self.nodes = tuple(nodes)
         waiter, office = Waiter(Policy.YIELD, seconds), Office()
         possible = (BOTH, MPI) if len(set(nodes)) > 1 else (SHARED, MPI)
@@ -54,7 +55,7 @@ class Crew:
             processes = dict.fromkeys(ranks, os.getpid())
             node_memory = NodeMemory(rank, processes, block, waiter, shared_memory, can_copy)
             messenger = partial(InProcessMessenger, office, rank, waiter, longest, flows)
-            layout = Layout(rank, hosts, self.nodes, possible, absent)
+            layout = Layout(rank, hosts, self.nodes, possible, absent, has_nccl=has_nccl)
             planner = Planner(layout, shared_memory, node_memory, {MPI: messenger})
             self.node_memories.append(node_memory)
             self.communicators.append(Communicator(planner, waiter))

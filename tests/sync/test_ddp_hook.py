@@ -13,9 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hooked
 from crews import Crew
-from mpiddp.collectives import MPI, bootstrap
+from mpiddp.collectives import MPI
 from mpiddp.collectives.communicator import Communicator
-from mpiddp.collectives.planner import NCCL
 from mpiddp.collectives.tuning import Range, Tuning
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
@@ -165,10 +164,13 @@ def test_a_transport_that_is_not_possible_is_refused_before_the_first_step(
     ("nodes", "options", "made"),
     [([0, 1], {}, {MPI}), ([0, 0], {}, set()), ([0, 0], {"transport": "mpi"}, {MPI})],
 )
-def test_what_carries_gradients_is_made_before_the_first_step(nodes, options, made):
-    communicator = Crew(nodes).communicators[0]
-    ScheduleHook(Synchronization("ring", **options), communicator, on_gpu=False)
+@pytest.mark.parametrize("on_gpu", [False, True], ids=["CPU", "GPU without NCCL"])
+def test_what_carries_gradients_is_made_before_the_first_step(nodes, options, made, on_gpu):
+    communicator = Crew(nodes, has_nccl=False).communicators[0]
+    hook = ScheduleHook(Synchronization("ring", **options), communicator, on_gpu=on_gpu)
     assert set(communicator.planner._messengers) == made
+    # A GPU's bucket stays where it is: its copy lies in shared memory.
+    assert hook._shares == (not on_gpu and not options)
 
 
 @pytest.mark.parametrize("nodes", [[0, 0, 1, 1], [0, 0]])
@@ -181,14 +183,6 @@ def test_a_table_for_some_sizes_leaves_the_others_to_the_rule(nodes):
     hook = ScheduleHook(Synchronization("auto"), communicator, on_gpu=False)
     assert set(planner._messengers) == {MPI}
     assert hook._shares == (communicator.node_memory is not None)
-
-
-def test_gradients_on_gpus_without_nccl_are_refused_before_the_first_step():
-    communicator = Crew([0, 0]).communicators[0]
-    session = SimpleNamespace(backend="gloo", timeout=60.0)
-    communicator.planner._makers = {NCCL: lambda: bootstrap._make_group(session, True)}
-    with pytest.raises(ConfigurationError, match="over NCCL, but this session has gloo"):
-        ScheduleHook(Synchronization("ring"), communicator, on_gpu=True)
 
 
 # ---- buckets in shared memory -------------------------------------------------------------

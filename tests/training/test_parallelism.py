@@ -15,7 +15,7 @@ import observed
 import trainings
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.options.config import Configuration, read_toml
-from mpiddp.training.wrapping import buckets, engine
+from mpiddp.training.wrapping import buckets, engine, fsdp
 from mpiddp.training.wrapping.overlap import WARM_UP
 from observed import Observation
 from pool import Pools
@@ -280,6 +280,16 @@ def test_dp_takes_the_gpus_that_are_listed(monkeypatch: pytest.MonkeyPatch) -> N
     session: Any = SimpleNamespace(gpus=(2, 0))
     found: Any = engine._spread(nn.Flatten(), session)
     assert found[1] == (2, 0)
+
+
+def test_fsdp_on_gpus_without_nccl_is_refused() -> None:
+    session: Any = SimpleNamespace(device=torch.device("cuda", 0), backend="gloo", any=bool)
+    with pytest.raises(ConfigurationError) as raised:
+        fsdp.shard(nn.Flatten(), session, Configuration())
+    assert str(raised.value) == (
+        "parallel: fsdp expected NCCL for GPUs, found gloo: give each rank a GPU of its own, or "
+        "use --parallel ddp"
+    )
 
 
 @pytest.mark.mpi

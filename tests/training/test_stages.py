@@ -23,7 +23,7 @@ from mpiddp.sync import ddp_hook
 from mpiddp.training.data.samples import Batch, Key, Samples, Work
 from mpiddp.training.options.groups.straggler import Slowdown
 from mpiddp.training.step import stages
-from mpiddp.training.step.stages import Costs, Stage, StageClock, time_buffers
+from mpiddp.training.step.stages import Costs, GpuStageClock, Stage, StageClock, time_buffers
 from mpiddp.training.trainer import Loop
 from pool import Pools
 
@@ -80,6 +80,55 @@ def test_computing_ends_before_what_autograd_does_last(ticks: None) -> None:
     clock.end(Stage.COMMUNICATION)
     assert clock.costs.seconds[Stage.BACKWARD] == 1
     assert clock.costs.seconds[Stage.COMMUNICATION] == 2
+
+
+def test_on_a_gpu_the_time_of_calls_is_that_of_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host queues all of it at once."""
+    stream = SimpleNamespace(queued=0.0, done=0.0)
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, _: object) -> None:
+            self.at = stream.queued
+
+        def query(self) -> bool:
+            return bool(self.at <= stream.done)
+
+        def synchronize(self) -> None:
+            stream.done = self.at
+
+        def elapsed_time(self, end: Event) -> float:
+            assert end.query()
+            return 1000 * float(end.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    clock = GpuStageClock(torch.device("cuda", 0))
+    clock.skip()
+    stream.queued += 1
+    clock.end(Stage.FORWARD)
+    stream.queued += 2
+    begin = clock.read()
+    stream.queued += 3
+    end = clock.read()
+    clock.end(Stage.BACKWARD)
+    clock.count_exchange(begin, end, is_waited_for=True)
+    assert clock.costs == Costs()
+    clock.settle()
+    assert clock.costs.seconds == [0, 0, 0, 1, 2, 3, 0]
+    assert clock.costs.exchange_seconds == 3
+    # Beside the backward pass.
+    begin = clock.read()
+    stream.queued += 4
+    clock.end(Stage.BACKWARD)
+    clock.count_exchange(begin, clock.read())
+    stream.queued += 1
+    clock.end(Stage.UPDATE)
+    clock.settle()
+    assert clock.costs.seconds == [0, 0, 0, 1, 6, 3, 1]
+    assert clock.costs.exchange_seconds == 7
 
 
 def test_waiting_for_buffers_is_communication(ticks: None) -> None:

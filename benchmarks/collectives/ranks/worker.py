@@ -67,8 +67,10 @@ def check(prepared: Prepared, spec: CallSpec, rank: int, size: int) -> tuple[int
         inputs.fill(tensor, rank, size, operator)
     else:
         return 0, 0
+    _wait_for_gpu(prepared)
     begin = time.perf_counter_ns()
     prepared.call()
+    _wait_for_gpu(prepared)
     taken = time.perf_counter_ns() - begin
     if exchange is not None:
         return inputs.count_wrong_bytes(exchange, size), taken
@@ -79,6 +81,12 @@ def check(prepared: Prepared, spec: CallSpec, rank: int, size: int) -> tuple[int
     # However often zeros are summed in place, they do not overflow.
     tensor.zero_()
     return wrong, taken
+
+
+def _wait_for_gpu(prepared: Prepared) -> None:
+    """Return once all that was begun on its GPU, if it has one, is done."""
+    if prepared.device is not None:
+        torch.cuda.synchronize(prepared.device)
 
 
 def time_iterations(
@@ -158,10 +166,8 @@ def time_overlap(calls: Calls, prepared: Prepared, iterations: int) -> dict[str,
         wait = start()
         kernel.compute()
         wait()
-        if prepared.device is not None:
-            # There it is the stream that has waited.
-            torch.cuda.current_stream(prepared.device).synchronize()
-        kernel.wait()
+        # On a GPU it is the stream that has waited.
+        _wait_for_gpu(prepared)
 
     computing = _time(compute, prepared.barrier, iterations)
     both = _time(do_both, prepared.barrier, iterations)

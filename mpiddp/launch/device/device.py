@@ -124,15 +124,24 @@ def choose_index(gpus: Sequence[int], local_rank: int) -> int | None:
     return gpus[local_rank % len(gpus)] if gpus else None
 
 
-def name_visible(gpus: Sequence[int]) -> str:
-    """CUDA_VISIBLE_DEVICES for a process that is to see only these of the GPUs it sees now."""
+def name_visible(gpus: Sequence[int]) -> dict[str, str]:
+    """The variable with which a process sees only these of the GPUs that it sees now."""
     entries = _list_entries()
-    return ",".join(str(gpu) if entries is None else entries[gpu] for gpu in gpus)
+    shown = ",".join(str(gpu) if entries is None else entries[gpu] for gpu in gpus)
+    return {_find_variable(): shown}
+
+
+def _find_variable() -> str:
+    """CUDA_VISIBLE_DEVICES, or AMD's own, which AMD's GPUs go by if it is set."""
+    import torch
+
+    is_own = torch.version.hip is not None and environment.HIP_VISIBLE_DEVICES in os.environ
+    return environment.HIP_VISIBLE_DEVICES if is_own else environment.CUDA_VISIBLE_DEVICES
 
 
 def _list_entries() -> list[str] | None:
-    """What CUDA_VISIBLE_DEVICES holds; None if it is not set."""
-    visible = os.environ.get(environment.CUDA_VISIBLE_DEVICES)
+    """The GPUs that the environment names; None if it does not."""
+    visible = os.environ.get(_find_variable())
     return None if visible is None else [entry.strip() for entry in visible.split(",")]
 
 

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import nn
@@ -96,6 +97,22 @@ class StageClock:
         for place, seconds in enumerate(work):
             self.costs.data_seconds[place] += seconds
 
+    def read(self) -> Any:
+        """This moment: of time.perf_counter, or on a GPU an event in its stream."""
+        return time.perf_counter()
+
+    def count_exchange(self, begin: Any, end: Any, *, is_waited_for: bool = False) -> None:
+        """Gradients were under way from ``begin`` to ``end``, as `read` gives them.
+
+        ``is_waited_for``: the backward pass waited meanwhile.
+        """
+        self._add_exchange(end - begin, is_waited_for)
+
+    def _add_exchange(self, seconds: float, is_waited_for: bool) -> None:
+        self.costs.count_exchange(0, seconds)
+        if is_waited_for:
+            self.move(seconds, Stage.BACKWARD, Stage.COMMUNICATION)
+
     def move(self, seconds: float, source: Stage, target: Stage) -> None:
         """Time that was counted in ``source`` belongs to ``target``."""
         self.costs.seconds[source] -= seconds
@@ -132,11 +149,19 @@ class GpuStageClock(StageClock):
         self._device = device
         self._marks: deque[tuple[torch.cuda.Event, Stage | None]] = deque()
         """In their order, with the stage that ends there; the first one has been counted."""
+        self._exchanges: deque[tuple[torch.cuda.Event, torch.cuda.Event, bool]] = deque()
+        """That are not counted yet: begin, end, and whether the backward pass waited."""
 
-    def _record(self, stage: Stage | None) -> None:
+    def read(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
-        self._marks.append((event, stage))
+        return event
+
+    def count_exchange(self, begin: Any, end: Any, *, is_waited_for: bool = False) -> None:
+        self._exchanges.append((begin, end, is_waited_for))
+
+    def _record(self, stage: Stage | None) -> None:
+        self._marks.append((self.read(), stage))
         self._count()
 
     def _count(self) -> None:
@@ -146,6 +171,9 @@ class GpuStageClock(StageClock):
             end, stage = self._marks[0]
             if stage is not None:
                 self.costs.seconds[stage] += begin.elapsed_time(end) / 1000
+        while self._exchanges and self._exchanges[0][1].query():
+            begin, end, is_waited_for = self._exchanges.popleft()
+            self._add_exchange(begin.elapsed_time(end) / 1000, is_waited_for)
 
     def skip(self) -> None:
         super().skip()

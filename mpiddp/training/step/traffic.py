@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -73,11 +71,11 @@ class ScheduleTraffic(Traffic):
 
     def count(self, clock: StageClock) -> None:
         found = self._hook.take_exchange()
-        clock.move(found.blocked_seconds, Stage.BACKWARD, Stage.COMMUNICATION)
-        seconds = found.blocked_seconds
+        clock.costs.count_exchange(found.sent_bytes)
+        for begin, end in found.blocked:
+            clock.count_exchange(begin, end, is_waited_for=True)
         if found.first_start is not None:
-            seconds += time.perf_counter() - found.first_start
-        clock.costs.count_exchange(found.sent_bytes, seconds)
+            clock.count_exchange(found.first_start, clock.read())
 
 
 class ServerTraffic(Traffic):

@@ -43,6 +43,12 @@ def shard(module: nn.Module, session: Session, options: ParallelismOptions) -> s
             "parallel: fsdp expected GPUs for all ranks or for none, found both: add --devices cpu "
             "or --devices cuda, or use --parallel ddp"
         )
+    if session.device.type != "cpu" and session.backend != "nccl":
+        # It gathers parts with a call of Gloo's that takes CPU tensors alone, and does not look.
+        raise ConfigurationError(
+            f"parallel: fsdp expected NCCL for GPUs, found {session.backend}: give each rank a GPU "
+            "of its own, or use --parallel ddp"
+        )
     mesh = _make_mesh(session, options)
     _share_weights(module, session.device)
     groups = find_groups(module, options.wrap_parameters)
@@ -60,7 +66,9 @@ def _make_mesh(session: Session, options: ParallelismOptions) -> DeviceMesh:
     """All ranks in a row, or in a table of nodes and their ranks."""
     world, kind = session.world, session.device.type
     if options.shard_within == "world" or world.node_count == 1:
-        return DeviceMesh(kind, torch.arange(world.size), mesh_dim_names=("shard",))
+        # Not another group: torch makes one with NCCL beside Gloo if it sees GPUs, used or not.
+        assert dist.group.WORLD is not None
+        return DeviceMesh.from_group(dist.group.WORLD, kind, mesh_dim_names=("shard",))
     places = session.gather((world.node_rank, world.local_rank))
     nodes: list[list[int]] = [[] for _ in range(world.node_count)]
     for rank, (node, _) in sorted(enumerate(places), key=lambda each: each[1]):
