@@ -75,7 +75,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", found.on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: found.current[-1])
     monkeypatch.setattr(torch.futures, "Future", Future)
-    monkeypatch.setattr(communicator, "tell_autograd", lambda tensor: None)
+    monkeypatch.setattr(communicator, "_increment_version", lambda tensors: None)
     return found
 
 
@@ -163,7 +163,7 @@ def test_calls_of_two_threads_do_not_overlap(is_prepared):
 
     thread = threading.Thread(target=begin)
     thread.start()
-    launchers.until(calls._turn.locked, "a call to be under way")
+    launchers.until(lambda: not calls._turn, "a call to be under way")
     with pytest.raises(ConfigurationError) as caught:
         call()
     assert str(caught.value) == (
@@ -200,13 +200,14 @@ def test_a_call_is_counted_once_wherever_its_thread_is(is_prepared, monkeypatch)
     calls, seen = Crew([0]).communicators[0], []
     tensor = torch.ones(6)
 
-    class Turn:
-        def acquire(self, blocking):
+    class Turn(list):
+        def pop(self):
             seen.append(calls.count_calls())
-            return True
+            return super().pop()
 
-        def release(self):
+        def append(self, number):
             seen.append(calls.count_calls())
+            super().append(number)
 
     class Plan:
         def run(self, tensor):
@@ -215,7 +216,7 @@ def test_a_call_is_counted_once_wherever_its_thread_is(is_prepared, monkeypatch)
         def prepare(self, tensor):
             return partial(self.run, tensor)
 
-    monkeypatch.setattr(calls, "_turn", Turn())
+    monkeypatch.setattr(calls, "_turn", Turn([0]))
     monkeypatch.setattr(calls, "_prepare", lambda key, request, tensor: Plan())
     call = partial(calls.run, REQUEST, tensor)
     if is_prepared:
