@@ -340,7 +340,7 @@ class NodeMemory:
 
         ``buffer``: bytes of the rank's own buffer.
         """
-        block, words, own, pauses = self._mapped, self.words, self._own, self._pauses
+        words, own, pauses = self.words, self._own, self._pauses
         others = tuple(place for place in self.places.values() if place != own)
         begins = (self._find_mailbox(self.rank, parity) for parity in (0, 1))
         boxes = tuple(slice(begin, begin + len(buffer)) for begin in begins)
@@ -349,7 +349,7 @@ class NodeMemory:
         def exchange(_: object = None) -> None:
             parity = self.parity = 1 - self.parity
             # Of all that copies bytes in Python this starts soonest.
-            block[boxes[parity]] = buffer
+            self._mapped[boxes[parity]] = buffer
             self.base = base = self.base + NEXT_CALL
             words[own] = here = base + signature
             for place in others:
@@ -369,3 +369,5 @@ class NodeMemory:
     def close(self) -> None:
         self.words.release()
         self._block.release()
+        # Calls that a program has prepared keep this object.
+        del self._mapped
