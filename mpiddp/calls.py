@@ -113,25 +113,25 @@ def all_reduce(
         PeerLostError: a rank did not come within the timeout, or left; says which, and the step.
     """
     communicator = ensure_communicator()
+    options = (algorithm, transport, op, reduction_dtype, fixed_order)
+    call: Callable[[torch.Tensor], object] | None = None
     try:
-        key = (
-            tensor.data_ptr(), tensor.numel(), tensor.dtype,
-            algorithm, transport, op, reduction_dtype, fixed_order,
-        )  # fmt: skip
-        shortcut = communicator.shortcuts.get(key)
-    except (AttributeError, RuntimeError, TypeError):
+        for is_like, known, shortcut in communicator.shortcuts.get(tensor.data_ptr(), ()):
+            if known == options and is_like(tensor):
+                call = shortcut
+                break
+    except (AttributeError, RuntimeError, TypeError, ValueError):
         check_tensor(tensor)
         _check_options(algorithm, transport, op, reduction_dtype, 0)
         raise
-    is_plain = tensor.is_contiguous() and not tensor.requires_grad and not tensor.is_neg()
-    if shortcut is not None and is_plain:
-        communicator.make(shortcut, tensor)
+    if call is not None:
+        communicator.make(call, tensor)
         return tensor
     request = _find_request(
         Collective.ALL_REDUCE, algorithm, transport, op, reduction_dtype, fixed_order
     )
     communicator.run(request, tensor)
-    communicator.remember(request, tensor, key)
+    communicator.remember(request, tensor, options)
     return tensor
 
 

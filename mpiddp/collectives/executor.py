@@ -494,20 +494,18 @@ class MailboxPlan(Plan):
         return self._calls.find(tensor.data_ptr(), lambda: self._bind(make_span(tensor)))
 
     def _bind(self, own: Span) -> Callable[..., None]:
-        (put, add), (put_too, add_too) = (self._bind_box(own, parity) for parity in (0, 1))
+        add, add_too = (self._bind_sum(own, parity) for parity in (0, 1))
+        buffer = memoryview(own.memory.data).cast("B")
         return self.node_memory.exchange(
-            self.signature, (put, put_too), (add, add_too), self.description.entry
+            self.signature, buffer, (add, add_too), self.description.entry
         )
 
-    def _bind_box(self, own: Span, parity: int) -> tuple[Action, list[Action]]:
+    def _bind_sum(self, own: Span, parity: int) -> list[Action]:
         node_memory, count, dtype = self.node_memory, self.count, self.arithmetic.dtype
-        boxes = {
-            rank: node_memory.mailbox(rank, parity, count, dtype) for rank in node_memory.ranks
-        }
-        put = copy(boxes[node_memory.rank].move(0, count), own.move(0, count))
+        boxes = [node_memory.mailbox(rank, parity, count, dtype) for rank in node_memory.ranks]
         workspace = None
         if self.arithmetic.widens:
             workspace = allocate(count, self.arithmetic.accumulation, own).compute(0, count)
-        views = [box.compute(0, count) for box in boxes.values()]
+        views = [box.compute(0, count) for box in boxes]
         out = own.compute(0, count)
-        return put, self.arithmetic.reduce(out, views, None, True, workspace)
+        return self.arithmetic.reduce(out, views, None, True, workspace)

@@ -4,6 +4,7 @@ that only write down what is queued."""
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from functools import partial
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from mpiddp.collectives.transport import mpi
 from mpiddp.collectives.transport.waiting import Policy, Waiter
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.schedules.schedule import Collective
+from mpiddp.torch_internals import bind_comparison
 
 GPU = torch.device("cuda", 0)
 
@@ -75,7 +77,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", found.on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: found.current[-1])
     monkeypatch.setattr(torch.futures, "Future", Future)
-    monkeypatch.setattr(communicator, "tell_autograd", lambda tensor: None)
+    monkeypatch.setattr(communicator, "_increment_version", lambda tensors: None)
     return found
 
 
@@ -163,7 +165,7 @@ def test_calls_of_two_threads_do_not_overlap(is_prepared):
 
     thread = threading.Thread(target=begin)
     thread.start()
-    launchers.until(calls._turn.locked, "a call to be under way")
+    launchers.until(lambda: not calls._turn, "a call to be under way")
     with pytest.raises(ConfigurationError) as caught:
         call()
     assert str(caught.value) == (
@@ -200,13 +202,14 @@ def test_a_call_is_counted_once_wherever_its_thread_is(is_prepared, monkeypatch)
     calls, seen = Crew([0]).communicators[0], []
     tensor = torch.ones(6)
 
-    class Turn:
-        def acquire(self, blocking):
+    class Turn(list):
+        def pop(self):
             seen.append(calls.count_calls())
-            return True
+            return super().pop()
 
-        def release(self):
+        def append(self, number):
             seen.append(calls.count_calls())
+            super().append(number)
 
     class Plan:
         def run(self, tensor):
@@ -215,7 +218,7 @@ def test_a_call_is_counted_once_wherever_its_thread_is(is_prepared, monkeypatch)
         def prepare(self, tensor):
             return partial(self.run, tensor)
 
-    monkeypatch.setattr(calls, "_turn", Turn())
+    monkeypatch.setattr(calls, "_turn", Turn([0]))
     monkeypatch.setattr(calls, "_prepare", lambda key, request, tensor: Plan())
     call = partial(calls.run, REQUEST, tensor)
     if is_prepared:
@@ -223,6 +226,29 @@ def test_a_call_is_counted_once_wherever_its_thread_is(is_prepared, monkeypatch)
     call()
     call()
     assert seen == [(0, 0), (1, 0), (1, 1), (1, 1), (2, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["torch's", "own"])
+def test_a_tensor_is_compared_in_all_that_a_call_asks(is_known, monkeypatch):
+    if not is_known:
+        monkeypatch.setitem(sys.modules, "torch._C._dynamo.guards", None)
+    memory = torch.ones(6)
+    makers = [
+        memory.detach,
+        lambda: memory[:3],
+        lambda: memory.view(2, 3),
+        lambda: memory.view(3, 2).t(),
+        lambda: memory.view(torch.int32),
+        lambda: torch.nn.Parameter(memory, requires_grad=False),
+        lambda: memory.detach().requires_grad_(),
+        lambda: torch._neg_view(memory),
+        lambda: memory.view(torch.complex64),
+        lambda: memory.view(torch.complex64).conj(),
+        lambda: memory.to("meta"),
+    ]
+    for number, make in enumerate(makers):
+        is_alike = bind_comparison(make())
+        assert [is_alike(other()) for other in makers] == [place == number for place in range(11)]
 
 
 @pytest.mark.parametrize(("limit", "freed"), [("", [True]), ("MPI_THREAD_FUNNELED", [])])

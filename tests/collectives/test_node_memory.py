@@ -72,7 +72,7 @@ def test_who_waits_for_a_rank_whose_call_failed_hears_of_it_at_once():
     one.wait(1, 1, lambda: describe(1))()
     for wait in (
         one.wait(1, 2, lambda: describe(1)),
-        one.exchange(5, (do_nothing,) * 2, ([do_nothing],) * 2, describe),
+        one.exchange(5, memoryview(b""), ([do_nothing],) * 2, describe),
     ):
         with pytest.raises(PeerLostError, match=r"waited for rank 1 on n17, whose own call failed"):
             wait()
@@ -219,19 +219,19 @@ def test_each_rank_tells_where_its_buffer_lies():
 # ---- exchanges ----------------------------------------------------------------------------
 
 
-def exchange(node_memory, signature, puts, adds):
-    put, add = (lambda: puts.append(1)), [lambda: adds.append(1)]
-    return node_memory.exchange(signature, (put, put), (add, add), describe)
+def exchange(node_memory, signature, adds, buffer=b""):
+    add = [lambda: adds.append(1)]
+    return node_memory.exchange(signature, memoryview(buffer), (add, add), describe)
 
 
 def test_exchanges_of_another_call_are_an_error():
     one, other = make_pair(call=1)
-    puts, adds = [], []
+    adds = []
     other.base += NEXT_CALL
     other.words[WORDS] = other.base | 6
     with pytest.raises(ConfigurationError, match="rank 1 makes another collective call"):
-        exchange(one, 5, puts, adds)()
-    assert (len(puts), len(adds)) == (1, 0)
+        exchange(one, 5, adds, b"own")()
+    assert bytes(one.mailbox(0, one.parity, 3, torch.uint8).memory) == b"own" and not adds
 
 
 def test_an_exchange_is_no_stage_of_a_call_in_memory():
@@ -239,7 +239,7 @@ def test_an_exchange_is_no_stage_of_a_call_in_memory():
     # One works in memory, the other exchanges.
     one.enter(5, None)
     with pytest.raises(ConfigurationError, match="rank 0 makes another collective call"):
-        exchange(other, 6, [], [])()
+        exchange(other, 6, [])()
     with pytest.raises(ConfigurationError, match="rank 1 makes another collective call"):
         one.meet([1], 5, describe)
 
@@ -247,7 +247,7 @@ def test_an_exchange_is_no_stage_of_a_call_in_memory():
 def test_whoever_does_not_write_is_named():
     one, _ = make_pair()
     with pytest.raises(PeerLostError, match="waited for rank 1 on n17"):
-        exchange(one, 5, [], [])()
+        exchange(one, 5, [])()
 
 
 def test_a_writer_that_is_ahead_in_memory_is_no_error():
@@ -257,7 +257,7 @@ def test_a_writer_that_is_ahead_in_memory_is_no_error():
     other.words[WORDS] = other.base | 5
     other.enter(77, None)
     other.publish(4)()
-    exchange(one, 5, [], adds)()
+    exchange(one, 5, adds)()
     assert adds == [1]
 
 

@@ -171,12 +171,21 @@ def fix_order(rank: int, transport: str) -> None:
         assert torch.equal(straight[order], mixed), (transport, count)
 
 
-def operate_anew(size: int) -> None:
-    """The same buffer, with an operator and then with another one."""
-    buffer = torch.empty(5)
-    for op, expected in (("sum", size), ("max", 1), ("sum", size)):
-        mpiddp.all_reduce(buffer.fill_(1), op=op)
-        assert torch.equal(buffer, torch.full((5,), float(expected))), op
+def use_memory_anew(size: int) -> None:
+    """The same memory, in turns with other operators, types, lengths and shapes."""
+    buffer = torch.empty(6)
+    frozen = torch.nn.Parameter(buffer, requires_grad=False)
+    views = [buffer, buffer[:3], buffer.view(torch.int32), buffer.view(2, 3), frozen]
+    for view in 3 * views:
+        for op, expected in (("sum", size), ("max", 1)):
+            before = view.fill_(1)._version
+            assert mpiddp.all_reduce(view, op=op) is view
+            assert torch.equal(view, torch.full_like(view, expected)), (view, op)
+            assert view._version > before
+    for _ in range(3):
+        # Other memory for the same tensor.
+        buffer.data = torch.ones(6, dtype=torch.float64)
+        assert torch.equal(mpiddp.all_reduce(buffer), torch.full_like(buffer, size))
 
 
 def spread_nan(rank: int, transport: str) -> None:
@@ -201,7 +210,7 @@ def run(session: mpiddp.Session) -> dict[str, Any]:
         prepare_well(rank, size, transport)
         fix_order(rank, transport)
         spread_nan(rank, transport)
-    operate_anew(size)
+    use_memory_anew(size)
     keep_shapes(rank, size)
     report["rounded"] = round_alike(rank)
     return report

@@ -29,6 +29,11 @@ def name_wrong(make: Callable[[], Any]) -> Any:
         return make()
 
 
+def sum_again(change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Sum a tensor that is not as it was when it was summed before."""
+    return mpiddp.all_reduce(change(mpiddp.all_reduce(ones())))
+
+
 CALLS: dict[str, Callable[[], Any]] = {
     "transposed": lambda: mpiddp.all_reduce(torch.ones(2, 3).t()),
     "every other": lambda: mpiddp.all_reduce(ones(12)[::2]),
@@ -36,6 +41,9 @@ CALLS: dict[str, Callable[[], Any]] = {
     "transposed, later": lambda: mpiddp.all_reduce_async(torch.ones(2, 3).t()),
     "sparse": lambda: mpiddp.all_reduce(torch.eye(5).to_sparse()),
     "sparse, like one before": lambda: mpiddp.all_reduce(torch.eye(6)[:1].to_sparse()),
+    "transposed, like one before": lambda: sum_again(lambda tensor: tensor.view(2, 3).t()),
+    "leaf, like one before": lambda: sum_again(lambda tensor: tensor.requires_grad_()),
+    "negative, like one before": lambda: sum_again(torch._neg_view),
     "meta": lambda: mpiddp.all_reduce(torch.ones(6, device="meta")),
     "no tensor": lambda: mpiddp.all_reduce([1.0] * 6),  # type: ignore[arg-type]
     "no tensor, later": lambda: mpiddp.all_reduce_async([1.0] * 6),  # type: ignore[arg-type]

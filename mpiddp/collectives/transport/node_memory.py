@@ -161,11 +161,13 @@ class NodeMemory:
         self._progress: list[Callable[[], None]] = []
         self.base = 0
         """This rank's progress at stage 0 of its present call."""
+        self._mapped = block
         self._block = memoryview(block)
         self.words = self._block[: 8 * WORDS * len(processes)].cast("q")
         self.places = {each: WORDS * index for index, each in enumerate(processes)}
         """Index of each rank's first word."""
-        self._mailboxes = address_of(block) + 8 * WORDS * len(processes)
+        self._mailboxes = 8 * WORDS * len(processes)
+        """Where they begin in the block."""
         self._own = self.places[rank]
         self._told: Location | None = None
         self.parity = 0
@@ -228,8 +230,12 @@ class NodeMemory:
 
     def mailbox(self, rank: int, parity: int, count: int, dtype: torch.dtype) -> Span:
         """A mailbox of a rank; only that rank writes it."""
-        index = 2 * self.ranks.index(rank) + parity
-        return Span(map_memory(self._mailboxes + index * MAILBOX, count, dtype), dtype)
+        address = address_of(self._mapped) + self._find_mailbox(rank, parity)
+        return Span(map_memory(address, count, dtype), dtype)
+
+    def _find_mailbox(self, rank: int, parity: int) -> int:
+        """Where it begins in the block."""
+        return self._mailboxes + (2 * self.ranks.index(rank) + parity) * MAILBOX
 
     def publish(self, stage: int) -> Action:
         """Publishes that this rank has reached a stage of the present call."""
@@ -322,7 +328,7 @@ class NodeMemory:
     def exchange(
         self,
         signature: int,
-        put: tuple[Action, Action],
+        buffer: memoryview,
         add: tuple[Sequence[Action], Sequence[Action]],
         describe: Callable[[int], str],
     ) -> Callable[..., None]:
@@ -331,16 +337,21 @@ class NodeMemory:
         It repeats ``enter`` and ``meet`` in one function, since on small buffers calls of Python
         functions would be half of the time. The signature is part of the progress: such calls have
         no stages. The returned function ignores its argument.
+
+        ``buffer``: bytes of the rank's own buffer.
         """
         words, own, pauses = self.words, self._own, self._pauses
         others = tuple(place for place in self.places.values() if place != own)
+        begins = (self._find_mailbox(self.rank, parity) for parity in (0, 1))
+        boxes = tuple(slice(begin, begin + len(buffer)) for begin in begins)
         sums = tuple(_join(actions) for actions in add)
 
         def exchange(_: object = None) -> None:
             parity = self.parity = 1 - self.parity
-            put[parity]()
+            # Of all that copies bytes in Python this starts soonest.
+            self._mapped[boxes[parity]] = buffer
             self.base = base = self.base + NEXT_CALL
-            words[own] = here = base | signature
+            words[own] = here = base + signature
             for place in others:
                 if words[place] == here:
                     continue
@@ -358,3 +369,5 @@ class NodeMemory:
     def close(self) -> None:
         self.words.release()
         self._block.release()
+        # Calls that a program has prepared keep this object.
+        del self._mapped
