@@ -25,6 +25,7 @@ from mpiddp.collectives.transport.node_memory import (
     block_size,
     is_ordered,
 )
+from mpiddp.collectives.transport.waiting import Waiter
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.schedules.schedule import Collective
 
@@ -180,6 +181,18 @@ def test_messages_go_on_while_a_rank_waits():
     assert len(turns) == 4
     one.wait(1, 1, lambda: describe(1))()
     assert len(turns) == 8
+
+
+def test_ranks_that_send_messages_too_do_not_look_for_long(monkeypatch):
+    one, _ = make_pair(call=5)
+    spared = []
+    monkeypatch.setattr(
+        Waiter, "wait", lambda self, test, describe, spare=None: spared.append(spare)
+    )
+    one.wait(1, 1, lambda: describe(1))()
+    one.help_in_waits(do_nothing)
+    one.wait(1, 1, lambda: describe(1))()
+    assert [spare is not None for spare in spared] == [True, False]
 
 
 def test_a_rank_yields_its_core_to_another_rank_and_to_nobody_else(monkeypatch):

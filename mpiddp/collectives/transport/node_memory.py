@@ -281,7 +281,8 @@ class NodeMemory:
                     raise PeerLostError(f"{describe()}, whose process is gone")
             return False
 
-        self.waiter.wait(test, describe, self._spare_core)
+        # With messages there may be other nodes, and these may be containers on the same cores.
+        self.waiter.wait(test, describe, None if self._progress else self._spare_core)
 
     def _spare_core(self) -> None:
         """Yield this core if another rank of the node waits on it too, or did when it last waited.
