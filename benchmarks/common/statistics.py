@@ -107,6 +107,8 @@ class Summary:
     interval: Interval | None
     """Of the median, 95 %; None where the samples are too few for one. Where several values come
     from one round it is narrower than the rounds differ: contenders are compared by the rounds."""
+    mean: float | None = None
+    """None in records that were made before it was kept."""
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
@@ -160,6 +162,7 @@ def summarize(values: Sequence[float]) -> Summary:
         high=quantile(values, 0.95),
         maximum=quantile(values, 1),
         interval=median_interval(values),
+        mean=math.fsum(values) / len(values),
     )
 
 

@@ -18,8 +18,9 @@ COLLECTIVES = {kind.value: kind for kind in Collective}
 ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
 """Of an element, by the names of types in torch and in records."""
 WHERE = ("quantity", "contender", "ranks", "nodes")
-QUANTILES = {
+SUMMARY = {
     "count": "count",
+    "mean": "mean",
     "minimum": "minimum",
     "p5": "low",
     "p25": "lower_quartile",
@@ -36,7 +37,7 @@ def format_csv(cells: Sequence[Cell]) -> str:
     names = sorted({name for cell in cells for name in cell.at})
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
-    writer.writerow([*WHERE, *names, "unit", *QUANTILES, "median_low", "median_high"])
+    writer.writerow([*WHERE, *names, "unit", *SUMMARY, "median_low", "median_high"])
     for cell in cells:
         interval = cell.summary.interval
         writer.writerow(
@@ -44,7 +45,7 @@ def format_csv(cells: Sequence[Cell]) -> str:
                 *(getattr(cell, name) for name in WHERE),
                 *(cell.at.get(name, "") for name in names),
                 cell.unit,
-                *(getattr(cell.summary, name) for name in QUANTILES.values()),
+                *(getattr(cell.summary, name) for name in SUMMARY.values()),
                 *((interval.low, interval.high) if interval else ("", "")),
             ]
         )

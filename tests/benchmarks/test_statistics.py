@@ -33,6 +33,7 @@ def test_summary_is_numpys(values):
     found += [summary.upper_quartile, summary.maximum]
     assert found == pytest.approx(expected)
     assert summary.count == len(values)
+    assert summary.mean == pytest.approx(numpy.mean(values))
 
 
 def _coverage(count: int, k: int) -> float:

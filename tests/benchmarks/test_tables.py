@@ -35,9 +35,8 @@ def test_a_row_is_a_cell_and_a_column_a_coordinate():
     assert [row["bytes"] for row in rows] == [str(M), ""]
     assert [row["model"] for row in rows] == ["", "mlp"]
     first, second = rows
-    assert (second["count"], second["median"], second["p25"], second["p75"]) == (
-        ("2", "0.5", "0.375", "0.625")
-    )
+    found = [second[name] for name in ("count", "mean", "median", "p25", "p75")]
+    assert found == ["2", "0.5", "0.5", "0.375", "0.625"]
     # Of six values there is an interval, of two there is none.
     assert float(first["median_low"]) == float(first["median_high"]) == 1e-3
     assert second["median_low"] == second["median_high"] == ""

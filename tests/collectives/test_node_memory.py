@@ -3,6 +3,7 @@ come is named."""
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from itertools import pairwise
@@ -13,6 +14,7 @@ import torch
 from crews import Crew
 from mpiddp.collectives.executor import Description
 from mpiddp.collectives.planner import Request
+from mpiddp.collectives.transport import node_memory
 from mpiddp.collectives.transport.node_memory import (
     MAILBOX,
     NEXT_CALL,
@@ -23,6 +25,7 @@ from mpiddp.collectives.transport.node_memory import (
     block_size,
     is_ordered,
 )
+from mpiddp.collectives.transport.waiting import Waiter
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.schedules.schedule import Collective
 
@@ -178,6 +181,38 @@ def test_messages_go_on_while_a_rank_waits():
     assert len(turns) == 4
     one.wait(1, 1, lambda: describe(1))()
     assert len(turns) == 8
+
+
+def test_ranks_that_send_messages_too_do_not_look_for_long(monkeypatch):
+    one, _ = make_pair(call=5)
+    spared = []
+    monkeypatch.setattr(
+        Waiter, "wait", lambda self, test, describe, spare=None: spared.append(spare)
+    )
+    one.wait(1, 1, lambda: describe(1))()
+    one.help_in_waits(do_nothing)
+    one.wait(1, 1, lambda: describe(1))()
+    assert [spare is not None for spare in spared] == [True, False]
+
+
+def test_a_rank_yields_its_core_to_another_rank_and_to_nobody_else(monkeypatch):
+    one, other = make_pair()
+    yields, core = [], [0]
+    monkeypatch.setattr(os, "sched_yield", lambda: yields.append(core[0]))
+    monkeypatch.setattr(node_memory, "_find_core", lambda: core[0])
+
+    def pause(memory: node_memory.NodeMemory, place: int) -> bool:
+        """Whether it yields between two looks on that core."""
+        yields.clear()
+        core[0] = place
+        memory._spare_core()
+        return bool(yields)
+
+    # Neither has waited, or the library does not tell: what is unknown is not the same.
+    assert not pause(one, -1) and not pause(other, -1)
+    assert not pause(one, 0) and pause(other, 0) and pause(one, 0)
+    # One is moved, and the other hears of it when it looks again.
+    assert not pause(one, 1) and not pause(other, 0) and pause(other, 1)
 
 
 @pytest.mark.parametrize("calls", [0, 2**39 - 5], ids=["at once", "after days of short calls"])

@@ -8,7 +8,9 @@ processors are refused.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,9 +35,10 @@ from mpiddp.process.rank_process import POLL_SECONDS, PeerProcess
 WORDS = 32
 """Of 8 bytes, for each rank: one pair of cache lines for its progress, one for the rest, since
 processors fetch lines in pairs."""
-_HEADER, _VERSION, _KIND, _GIVEN_UP = 16, 17, 18, 22
+_HEADER, _VERSION, _KIND, _GIVEN_UP, _CORE = 16, 17, 18, 22, 23
 """Words of a rank: number and signature of its call; how often its buffer has changed; where the
-buffer lies, in four words; how its call has failed, or 0."""
+buffer lies, in four words; how its call has failed, or 0; the core on which it waited last,
+counted from 1, or 0."""
 _LOST, _DIFFERS = 1, 2
 """Any failure, or another rank made a different call."""
 NEXT_CALL = 1 << 24
@@ -47,6 +50,10 @@ BLOCK = 256 << 10
 
 PRIVATE, SEGMENT = 0, 1
 """Where a buffer lies: in private memory, or in a segment that peers can map."""
+
+_find_core: Callable[[], int] = getattr(ctypes.CDLL(None), "sched_getcpu", lambda: -1)
+"""The core that this thread runs on, or -1. It is no system call. ctypes releases the interpreter's
+lock meanwhile, so that other threads get it while this one looks."""
 
 
 class Location(NamedTuple):
@@ -166,6 +173,7 @@ class NodeMemory:
         self.words = self._block[: 8 * WORDS * len(processes)].cast("q")
         self.places = {each: WORDS * index for index, each in enumerate(processes)}
         """Index of each rank's first word."""
+        self._cores = self.words[_CORE::WORDS]
         self._mailboxes = 8 * WORDS * len(processes)
         """Where they begin in the block."""
         self._own = self.places[rank]
@@ -279,7 +287,20 @@ class NodeMemory:
                     raise PeerLostError(f"{describe()}, whose process is gone")
             return False
 
-        self.waiter.wait(test, describe)
+        # With messages there may be other nodes, and these may be containers on the same cores.
+        self.waiter.wait(test, describe, None if self._progress else self._spare_core)
+
+    def _spare_core(self) -> None:
+        """Yield this core if another rank of the node waits on it too, or did when it last waited.
+
+        It may be the rank that this one waits for, which needs the core. Other processes get
+        nothing: from Linux 6.12 on, who yields to a busy one has its next turn after some 4 ms.
+        """
+        core, place = 1 + _find_core(), self._own + _CORE
+        if self.words[place] != core:
+            self.words[place] = core
+        if core and self._cores.tolist().count(core) > 1:
+            os.sched_yield()
 
     def meet(
         self,
@@ -367,6 +388,7 @@ class NodeMemory:
         return exchange
 
     def close(self) -> None:
+        self._cores.release()
         self.words.release()
         self._block.release()
         # Calls that a program has prepared keep this object.

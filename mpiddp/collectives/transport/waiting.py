@@ -1,10 +1,11 @@
 """How a rank waits for another rank: one policy for all ranks and all waits, barriers included.
 
-A wait tests for 0.1 ms, in which ranks that arrive together meet, and then sleeps. A rank that spun
-longer would use up its share of a contended core, and be descheduled when its message arrives:
-calls beside busy processes were 40 times slower. While it tests, a rank spins if it
-has a core to itself; with fewer cores than ranks it yields. All ranks use one policy: a rank that
-spins can keep a core from the rank that it waits for.
+A wait looks for a while, and then sleeps. With a core for each rank, ranks spin while they look. In
+memory that they share they look for longer than the kernel lets another process run: a rank that
+slept beside a busy process would come back on the core of the rank that it waits for, and stay
+there. A rank that finds another one on its own core yields it. With fewer cores than ranks they
+yield always. All ranks use one policy: a rank that spins can keep a core from the one that it waits
+for.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from mpiddp.launch.mpi.pauses import wait_until
 
 FIRST_SPINS, FIRST_YIELDS = 50, 20
 """Pauses before a wait is begun in earnest, which takes about as long as twenty tests."""
-LOOK = 1e-4
-"""Seconds before a wait sleeps."""
+LOOK, LONG_LOOK = 1e-4, 1e-2
+"""Seconds before a wait sleeps; the long look is that of ranks that spin and know of each other's
+cores. The kernel lets a process run for some 4 ms where another one wants its core."""
 LONGEST_PAUSE = 1e-3
 """Seconds of a sleep."""
 
@@ -32,7 +34,7 @@ class Policy(enum.Enum):
     """What a rank does between two tests of what it waits for."""
 
     SPIN = "spin"
-    """Test again, and sleep if it takes long."""
+    """Test again, unless another rank is on this core; sleep if it takes long."""
     YIELD = "yield"
     """Let another process have the core (sched_yield), and sleep if it takes long."""
     SLEEP = "sleep"
@@ -94,28 +96,42 @@ class Waiter:
         spins = self.policy is Policy.SPIN
         return FIRST_SPINS * (_do_nothing,) if spins else FIRST_YIELDS * (os.sched_yield,)
 
-    def wait(self, test: Callable[[], object], describe: Callable[[], str]) -> None:
+    def wait(
+        self,
+        test: Callable[[], object],
+        describe: Callable[[], str],
+        spare_core: Callable[[], object] | None = None,
+    ) -> None:
         """Return once ``test()`` is true.
 
         Raises PeerLostError after ``seconds``, not counting those during which this process was
         stopped, with ``describe()``, which says for whom and where it waited.
+
+        Args:
+            spare_core: yields the core if another rank needs it; None if that is unknown.
         """
-        look = 0 if self.policy is Policy.SLEEP else min(LOOK, self.seconds)
-        looks_until = time.monotonic() + look
-        give_way = self._find_give_way()
+        look, pause = self._choose_look(spare_core)
+        looks_until = time.monotonic() + min(look, self.seconds)
         while time.monotonic() < looks_until:
             if test():
                 return
-            give_way()
+            pause()
         if not wait_until(test, self.seconds, LONGEST_PAUSE):
             raise PeerLostError(
                 f"{describe()} for {self.seconds:g} s: it is gone, or it did not make the same "
                 "call; MPIDDP_DEBUG=1 compares the calls; to wait longer, increase --timeout"
             )
 
-    def _find_give_way(self) -> Callable[[], object]:
+    def _choose_look(
+        self, spare_core: Callable[[], object] | None
+    ) -> tuple[float, Callable[[], object]]:
+        """For how many seconds to look, and what to do between two looks."""
+        if self.policy is Policy.SLEEP:
+            return 0.0, _do_nothing
         if threading.current_thread() is not threading.main_thread():
             # The program goes on beside this thread, so the interpreter's lock is given away, too,
             # which sched_yield does only from Python 3.12 on.
-            return partial(time.sleep, 0)
-        return os.sched_yield if self.policy is Policy.YIELD else _do_nothing
+            return LOOK, partial(time.sleep, 0)
+        if self.policy is Policy.YIELD:
+            return LOOK, os.sched_yield
+        return (LOOK, _do_nothing) if spare_core is None else (LONG_LOOK, spare_core)
