@@ -157,6 +157,17 @@ def queue_after_backward(work: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(work)
 
 
+NO_BACKWARD = -1
+
+
+def find_backward() -> int:
+    """The number of the backward pass that this thread is in, or NO_BACKWARD."""
+    import torch
+
+    number: int = torch._C._current_graph_task_id()
+    return number
+
+
 def make_gloo(store: Any, rank: int, size: int, timeout: Any, note_timeout: Any = None) -> Any:
     """A backend of Gloo over ``size`` ranks that connects two of them when they first talk.
 

@@ -6,7 +6,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,59 +16,76 @@ from torch import distributed
 from torch.profiler import record_function
 
 from mpiddp.errors import MpiddpError, PeerLostError
-from mpiddp.torch_internals import find_is_profiled, keep_from_compiler
+from mpiddp.torch_backend.late_thread import LateThread
+from mpiddp.torch_internals import (
+    NO_BACKWARD,
+    find_backward,
+    find_is_profiled,
+    keep_from_compiler,
+    queue_after_backward,
+)
 
 Call = Callable[[], object]
 Start = Callable[[], distributed.Work] | None
 DESTROYED = "mpiddp: this process group has been destroyed"
 FORKED = "mpiddp: a forked child takes no part in collective calls: its parent does"
+INTERRUPTED = "mpiddp: this call was interrupted before it began"
+DELAY = float(os.environ.get("X_DELAY", 2e-4))
+"""Seconds in which somebody may wait for a call before the queue's thread makes it."""
 SHOWN = 3
 """Number of last calls that `CallQueue.describe` lists."""
 
 
 @keep_from_compiler
 class CallWork(distributed.Work):
-    """A call that was begun; what torch's users wait for."""
+    """A call that was begun; what torch's users wait for. Who waits for it makes it."""
 
-    def __init__(self, tensors: list[Any]) -> None:
+    def __init__(self, queue: CallQueue, call: Call, tensors: list[Any], record: _Record) -> None:
         """``tensors``: the value of its future."""
         super().__init__()
+        self.call = call
+        self.record = record
+        self._queue = queue
         self._tensors = tensors
-        self.ended = threading.Event()
+        self._has_ended = False
         self._error: BaseException | None = None
         self._future: torch.futures.Future[Any] | None = None
         self._lock = threading.Lock()
+        self._gates: list[Any] = []
+        """Locks on which other threads wait for the end."""
 
-    def end(self, error: BaseException | None, leave: Callable[[], None] | None = None) -> None:
-        """The call has ended, with an error or without.
-
-        ``leave`` is called after the future's callbacks; without a future, before a wait returns.
-        """
+    def end(self, error: BaseException | None) -> None:
+        """The call has ended, with an error or without. Calls back who asked for that."""
         with self._lock:
             self._error = error
+            self._has_ended = True
             future = self._future
-            if future is None and leave is not None:
-                leave()
-            self.ended.set()
+        for gate in self._gates:
+            gate.release()
         if future is not None:
             future.set_result(error)
-            if leave is not None:
-                leave()
+
+    def block(self, seconds: float = -1) -> bool:
+        """Whether the call has ended within ``seconds``; without them, once it has."""
+        gate = threading.Lock()
+        gate.acquire()
+        # It is released, or the call has ended before it could be.
+        self._gates.append(gate)
+        return self._has_ended or gate.acquire(timeout=seconds)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Return once the call has ended. Raises its error; DistNetworkError after ``timeout``."""
-        seconds = timeout.total_seconds()
-        if not self.ended.wait(seconds if seconds > 0 else None):
-            raise distributed.DistNetworkError(f"the call has not ended after {seconds:g} s")
+        if not self._has_ended:
+            self._queue.finish(self, timeout.total_seconds())
         if self._error is not None:
             raise self._error
         return True
 
     def is_completed(self) -> bool:
-        return self.ended.is_set()
+        return self._has_ended
 
     def is_success(self) -> bool:
-        return self.ended.is_set() and self._error is None
+        return self._has_ended and self._error is None
 
     def exception(self) -> BaseException | None:
         return self._error
@@ -85,8 +101,10 @@ class CallWork(distributed.Work):
         with self._lock:
             if self._future is None:
                 self._future = torch.futures.Future()
-                if self.ended.is_set():
+                if self._has_ended:
                     self._future.set_result(self._error)
+        if not self._has_ended:
+            self._queue.expect_end()
         # Not set_exception(): C++, which waits for the future as well, would not see the error.
         return self._future.then(self._pass_on)
 
@@ -115,33 +133,37 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 _is_profiled = find_is_profiled()
 
 
-@dataclass
+@dataclass(slots=True)
 class _Record:
     """One of the last calls."""
 
     number: int
     name: str
     shapes: list[Any]
-    state: str = "under way"
+    state: str = "not begun"
 
 
 class CallQueue:
-    """Makes the calls of a group in their order.
+    """Makes the calls of a group in their order, one at a time.
 
-    A call that its caller waits for is made in the caller's thread if no other one is under way,
-    since a thread of its own would cost some 50 µs.
+    Whoever waits for a call makes it, and those before it, in his own thread: to hand it to another
+    thread and back takes 200 µs and more. What nobody has waited for after DELAY is made by a
+    thread of the queue.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._process = os.getpid()
         self._turn = threading.Lock()
-        """Held during a call."""
+        """Held by the thread that makes calls, until their callbacks have returned."""
+        self._maker = 0
+        """That thread."""
         self._lock = threading.Lock()
-        self._pending = 0
-        """Calls that were given to the thread, and have not ended."""
-        self._worker: ThreadPoolExecutor | None = None
-        self._worker_thread = 0
+        self._waiting: deque[CallWork] = deque()
+        """Calls that nobody has begun."""
+        self._late_thread = LateThread(self._make_late, f"mpiddp-{name}", DELAY)
+        self._backward = NO_BACKWARD
+        """The last backward pass at whose end calls are made."""
         self._is_closed = False
         self._last: deque[_Record] = deque(maxlen=SHOWN)
         self.begun = 0
@@ -150,7 +172,7 @@ class CallQueue:
     def make(
         self, name: str, call: Call, tensors: list[Any], *, waits: bool, start: Start = None
     ) -> distributed.Work:
-        """Make the call if ``waits``, else begin it.
+        """Make the call if ``waits``, else see to it that it is made.
 
         ``start``: begins it in Gloo and returns Gloo's work, which is done if the caller waits and
         no other call is under way.
@@ -166,31 +188,56 @@ class CallQueue:
         record = _Record(self.begun, name, [getattr(each, "shape", None) for each in tensors])
         self._last.append(record)
         # A callback of a future makes its calls in the thread of the calls: nobody else would.
-        is_own = threading.get_ident() == self._worker_thread
-        # Not if the caller has a work: Gloo would make the calls of its callbacks at any time.
-        if start is not None and waits and (is_own or not self._pending):
+        is_own = threading.get_ident() == self._maker
+        if start is not None and waits and (is_own or not (self._waiting or self._turn.locked())):
+            # Not if the caller has a work: Gloo would make the calls of its callbacks at any time.
             record.state = "left to Gloo"
             return start()
         shown = f"mpiddp:{name}" if _is_profiled() else ""
-        if waits and (is_own or not self._pending):
-            with self._turn, record_function(shown) if shown else _NOTHING:
-                _translate(call, record)
+        if waits:
+            with record_function(shown) if shown else _NOTHING:
+                self._make_at_once(call, record, is_own)
             return _FINISHED
-        work = CallWork(tensors)
+        work = CallWork(self, call, tensors, record)
         if shown:
             with record_function(shown):
                 pass  # Its beginning: torch crashes (SIGSEGV) if a range ends in another thread.
         if is_own:
-            self._work(call, work, record)
-            return work
-        with self._lock:
-            if self._worker is None:
-                self._worker = ThreadPoolExecutor(1, f"mpiddp-{self._name}")
-            self._pending += 1
-            self._worker.submit(self._work_off, call, work, record)
-        if waits:
-            work.wait()
+            _make(work)
+        else:
+            self._queue(work)
         return work
+
+    def finish(self, work: CallWork, seconds: float = 0.0) -> None:
+        """Return once the call has ended: make it, and those before it, if nobody else does.
+
+        Raises DistNetworkError if it has not ended after ``seconds``, if they are positive.
+        """
+        if os.getpid() != self._process:
+            raise distributed.DistBackendError(FORKED)
+        if threading.get_ident() == self._maker:
+            # In a callback of another call.
+            self._make_waiting(work)
+        elif seconds > 0:
+            # Not in this thread, which could not stop.
+            self._late_thread.hurry()
+            if not work.block(seconds):
+                raise distributed.DistNetworkError(f"the call has not ended after {seconds:g} s")
+        elif self._turn.acquire(blocking=False):
+            self._have_turn(self._make_waiting, work)
+        else:
+            # Who has the turn makes it, or the late thread does after that.
+            work.block()
+
+    def expect_end(self) -> None:
+        """Somebody may wait for a call in C++, without a word."""
+        backward = find_backward()
+        if backward == NO_BACKWARD:
+            self._late_thread.hurry()
+        elif backward != self._backward:
+            # As DDP, before whose own work at its end this is done.
+            self._backward = backward
+            queue_after_backward(self._make_late)
 
     def describe(self) -> list[str]:
         """The last calls, one line each."""
@@ -201,35 +248,74 @@ class CallQueue:
         ]
 
     def close(self) -> None:
-        """Wait for the calls that were begun."""
-        if self._worker is not None:
-            self._worker.shutdown(wait=True)
+        """Return once the calls have ended."""
+        if os.getpid() == self._process and threading.get_ident() != self._maker:
+            self._turn.acquire()
+            self._have_turn(self._make_waiting)
+        self._late_thread.close()
         self._is_closed = True
 
-    def _work_off(self, call: Call, work: CallWork, record: _Record) -> None:
-        self._worker_thread = threading.get_ident()
-        self._work(call, work, record, self._leave)
-
-    def _work(
-        self, call: Call, work: CallWork, record: _Record, leave: Callable[[], None] | None = None
-    ) -> None:
-        error: BaseException | None = None
-        # The caller's mode, in which a result may not be written, is not this thread's.
-        with self._turn, torch.inference_mode():
-            try:
-                _translate(call, record)
-            except BaseException as caught:  # It is raised to whoever waits.
-                error = caught
-        # Callbacks may make calls, which come before those that the program makes meanwhile.
-        work.end(error, leave)
-
-    def _leave(self) -> None:
+    def _queue(self, work: CallWork) -> None:
         with self._lock:
-            self._pending -= 1
+            self._waiting.append(work)
+            if len(self._waiting) == 1:
+                self._late_thread.set()
+
+    def _make_late(self) -> None:
+        """Make the calls that nobody has begun. Who has the turn sees to them afterwards."""
+        if self._turn.acquire(blocking=False):
+            self._have_turn(self._make_waiting)
+
+    def _make_at_once(self, call: Call, record: _Record, is_own: bool) -> None:
+        if is_own:
+            _translate(call, record)
+            return
+        self._turn.acquire()
+        self._have_turn(self._make_after, call, record)
+
+    def _make_after(self, call: Call, record: _Record) -> None:
+        """Make a call after those that wait."""
+        self._make_waiting()
+        _translate(call, record)
+
+    def _have_turn(self, work: Callable[..., None], *values: Any) -> None:
+        """Do ``work`` in the thread that has just got the turn, and give it back."""
+        try:
+            self._maker = threading.get_ident()
+            work(*values)
+        finally:
+            self._maker = 0
+            self._turn.release()
+            if self._waiting:
+                # Begun meanwhile by another thread, or a callback.
+                self._late_thread.hurry()
+
+    def _make_waiting(self, last: CallWork | None = None) -> None:
+        """Make the calls that nobody has begun, up to ``last``."""
+        while self._waiting and not (last is not None and last.is_completed()):
+            work = self._waiting.popleft()
+            if not self._waiting:
+                self._late_thread.cancel()
+            _make(work)
+        if last is not None and not last.is_completed():
+            last.end(distributed.DistBackendError(INTERRUPTED))
+
+
+def _make(work: CallWork) -> None:
+    error: BaseException | None = None
+    # The caller's mode, in which a result may not be written, need not be this thread's.
+    with torch.inference_mode():
+        try:
+            _translate(work.call, work.record)
+        except BaseException as caught:  # It is raised to whoever waits.
+            error = caught
+    # Callbacks may make calls, which come before those that the program makes meanwhile.
+    work.end(error)
 
 
 def _translate(call: Call, record: _Record) -> None:
     """Make the call; raise what torch's users expect if it fails."""
+    record.state = "under way"
     try:
         call()
         record.state = "complete"

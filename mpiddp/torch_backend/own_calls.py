@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -94,6 +95,21 @@ class OwnCalls:
         is_flat = all(tensor.is_contiguous() for tensor in tensors)
         return self._find_whole(reduction) if is_flat else None
 
+    def find_shortcut(self, tensors: Any, reduction: Reduction) -> Callable[[], None] | None:
+        """A function that makes an all-reduce as an earlier one on the same memory; None if there
+        was none."""
+        if self._communicator is None or type(tensors) is not list or len(tensors) != 1:
+            return None
+        tensor = tensors[0]
+        try:
+            shortcut = self._communicator.shortcuts.get(_describe(tensor, reduction))
+        except (AttributeError, RuntimeError):
+            return None  # A tensor without memory.
+        is_plain = tensor.is_contiguous() and not tensor.requires_grad and not tensor.is_neg()
+        if shortcut is None or reduction.factor is not None or not is_plain:
+            return None
+        return partial(self._communicator.make, shortcut, tensor)
+
     def _compare(self, call: str, tensor: torch.Tensor) -> None:
         """With MPIDDP_DEBUG; for what the communicator sees as bytes, or does not see."""
         communicator = self.find_communicator()
@@ -129,6 +145,7 @@ class OwnCalls:
         for tensor in tensors:
             if gloo is None and reduction.factor is None and tensor.is_contiguous():
                 communicator.run(request, tensor.detach())
+                communicator.remember(request, tensor.detach(), _describe(tensor, reduction))
                 continue
             self._compare(f"all-reduce ({reduction.name})", tensor)
             with Flat(tensor) as flat:
@@ -233,6 +250,11 @@ class OwnCalls:
                 self.reduce([copy], root, reduction)
                 if root == self._place.rank:
                     target.detach().copy_(copy.view(target.shape))
+
+
+def _describe(tensor: torch.Tensor, reduction: Reduction) -> Hashable:
+    """Of an all-reduce."""
+    return (tensor.data_ptr(), tensor.numel(), tensor.dtype, reduction.name)
 
 
 def start_all_reduce(gloo: Any, tensor: torch.Tensor, reduction: Reduction) -> Any:
