@@ -16,11 +16,12 @@ from torch import distributed
 from torch.profiler import record_function
 
 from mpiddp.errors import MpiddpError, PeerLostError
-from mpiddp.torch_backend.late_thread import LateThread
+from mpiddp.torch_backend.late_thread import AT_ONCE, LateThread
 from mpiddp.torch_internals import (
     NO_BACKWARD,
     find_backward,
     find_is_profiled,
+    infer,
     keep_from_compiler,
     queue_after_backward,
 )
@@ -30,8 +31,6 @@ Start = Callable[[], distributed.Work] | None
 DESTROYED = "mpiddp: this process group has been destroyed"
 FORKED = "mpiddp: a forked child takes no part in collective calls: its parent does"
 INTERRUPTED = "mpiddp: this call was interrupted before it began"
-DELAY = float(os.environ.get("X_DELAY", 2e-4))
-"""Seconds in which somebody may wait for a call before the queue's thread makes it."""
 SHOWN = 3
 """Number of last calls that `CallQueue.describe` lists."""
 
@@ -147,12 +146,15 @@ class CallQueue:
     """Makes the calls of a group in their order, one at a time.
 
     Whoever waits for a call makes it, and those before it, in his own thread: to hand it to another
-    thread and back takes 200 µs and more. What nobody has waited for after DELAY is made by a
-    thread of the queue.
+    thread and back takes 200 µs and more. What nobody waits for is made by a thread
+    of the queue after a while.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, find_delay: Callable[[], float]) -> None:
+        """``find_delay``: seconds in which somebody may wait for a call before the queue's thread
+        makes it."""
         self._name = name
+        self._find_delay = find_delay
         self._process = os.getpid()
         self._turn = threading.Lock()
         """Held by the thread that makes calls, until their callbacks have returned."""
@@ -161,7 +163,7 @@ class CallQueue:
         self._lock = threading.Lock()
         self._waiting: deque[CallWork] = deque()
         """Calls that nobody has begun."""
-        self._late_thread = LateThread(self._make_late, f"mpiddp-{name}", DELAY)
+        self._late_thread = LateThread(self._make_waiting_if_free, f"mpiddp-{name}")
         self._backward = NO_BACKWARD
         """The last backward pass at whose end calls are made."""
         self._is_closed = False
@@ -196,7 +198,10 @@ class CallQueue:
         shown = f"mpiddp:{name}" if _is_profiled() else ""
         if waits:
             with record_function(shown) if shown else _NOTHING:
-                self._make_at_once(call, record, is_own)
+                if is_own:
+                    _translate(call, record)
+                else:
+                    self._make_last(call, record)
             return _FINISHED
         work = CallWork(self, call, tensors, record)
         if shown:
@@ -220,24 +225,22 @@ class CallQueue:
             self._make_waiting(work)
         elif seconds > 0:
             # Not in this thread, which could not stop.
-            self._late_thread.hurry()
+            self._late_thread.set(AT_ONCE)
             if not work.block(seconds):
                 raise distributed.DistNetworkError(f"the call has not ended after {seconds:g} s")
-        elif self._turn.acquire(blocking=False):
-            self._have_turn(self._make_waiting, work)
-        else:
-            # Who has the turn makes it, or the late thread does after that.
+        elif not self._make_waiting_if_free(work):
+            # Who has the turn makes it, or the late thread afterwards.
             work.block()
 
     def expect_end(self) -> None:
         """Somebody may wait for a call in C++, without a word."""
         backward = find_backward()
         if backward == NO_BACKWARD:
-            self._late_thread.hurry()
+            self._late_thread.set(AT_ONCE)
         elif backward != self._backward:
             # As DDP, before whose own work at its end this is done.
             self._backward = backward
-            queue_after_backward(self._make_late)
+            queue_after_backward(self._make_waiting_if_free)
 
     def describe(self) -> list[str]:
         """The last calls, one line each."""
@@ -250,8 +253,7 @@ class CallQueue:
     def close(self) -> None:
         """Return once the calls have ended."""
         if os.getpid() == self._process and threading.get_ident() != self._maker:
-            self._turn.acquire()
-            self._have_turn(self._make_waiting)
+            self._make_last(int, _Record(0, "close", []))
         self._late_thread.close()
         self._is_closed = True
 
@@ -259,44 +261,45 @@ class CallQueue:
         with self._lock:
             self._waiting.append(work)
             if len(self._waiting) == 1:
-                self._late_thread.set()
+                self._late_thread.set(self._find_delay())
 
-    def _make_late(self) -> None:
-        """Make the calls that nobody has begun. Who has the turn sees to them afterwards."""
-        if self._turn.acquire(blocking=False):
-            self._have_turn(self._make_waiting)
-
-    def _make_at_once(self, call: Call, record: _Record, is_own: bool) -> None:
-        if is_own:
-            _translate(call, record)
-            return
+    def _make_last(self, call: Call, record: _Record) -> None:
+        """Make a call after those that nobody has begun."""
         self._turn.acquire()
-        self._have_turn(self._make_after, call, record)
-
-    def _make_after(self, call: Call, record: _Record) -> None:
-        """Make a call after those that wait."""
-        self._make_waiting()
-        _translate(call, record)
-
-    def _have_turn(self, work: Callable[..., None], *values: Any) -> None:
-        """Do ``work`` in the thread that has just got the turn, and give it back."""
         try:
-            self._maker = threading.get_ident()
-            work(*values)
-        finally:
-            self._maker = 0
-            self._turn.release()
             if self._waiting:
-                # Begun meanwhile by another thread, or a callback.
-                self._late_thread.hurry()
+                self._make_waiting()
+            _translate(call, record)
+        finally:
+            self._give_back()
+
+    def _make_waiting_if_free(self, last: CallWork | None = None) -> bool:
+        """False if another thread has the turn: it sees to the calls that nobody has begun."""
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            self._make_waiting(last)
+        finally:
+            self._give_back()
+        return True
+
+    def _give_back(self) -> None:
+        self._turn.release()
+        if self._waiting:
+            # What other threads began meanwhile, and what is after a call that was waited for.
+            self._late_thread.set(self._find_delay())
 
     def _make_waiting(self, last: CallWork | None = None) -> None:
-        """Make the calls that nobody has begun, up to ``last``."""
-        while self._waiting and not (last is not None and last.is_completed()):
-            work = self._waiting.popleft()
-            if not self._waiting:
-                self._late_thread.cancel()
-            _make(work)
+        """Make the calls that nobody has begun, up to ``last``, in the thread with the turn."""
+        before, self._maker = self._maker, threading.get_ident()
+        try:
+            while self._waiting and not (last is not None and last.is_completed()):
+                work = self._waiting.popleft()
+                if not self._waiting:
+                    self._late_thread.cancel()
+                _make(work)
+        finally:
+            self._maker = before
         if last is not None and not last.is_completed():
             last.end(distributed.DistBackendError(INTERRUPTED))
 
@@ -304,7 +307,7 @@ class CallQueue:
 def _make(work: CallWork) -> None:
     error: BaseException | None = None
     # The caller's mode, in which a result may not be written, need not be this thread's.
-    with torch.inference_mode():
+    with infer():
         try:
             _translate(work.call, work.record)
         except BaseException as caught:  # It is raised to whoever waits.

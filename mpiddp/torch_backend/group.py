@@ -53,10 +53,10 @@ class _Calls:
         self._timeout = place.timeout
         self._name = place.name
         self._description = ""
-        self._calls = CallQueue(place.name)
+        self._own = own = OwnCalls(place)
+        self._calls = CallQueue(place.name, lambda: own.delay)
         self._monitored = MonitoredBarrier(place)
         self._gloo = GlooCalls(place, self._calls, self.set_timeout)
-        self._own = OwnCalls(place)
 
     # ---- what torch asks of a group ---------------------------------------------------------
 

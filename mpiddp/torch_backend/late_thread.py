@@ -8,16 +8,19 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable
+from functools import cache
 
 from mpiddp.process.background import call_at_exit
 
 MONOTONIC, CLOSES_ON_EXEC = 1, 0o2000000
 """CLOCK_MONOTONIC and TFD_CLOEXEC of Linux."""
+AT_ONCE = 1e-9
 _library = ctypes.PyDLL(None, use_errno=True)
 _create, _set = _library.timerfd_create, _library.timerfd_settime
 _set.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
+@cache
 def _pack(seconds: float) -> bytes:
     """The kernel's ``itimerspec`` of a timer that goes off once; never for 0."""
     return struct.pack("4l", 0, 0, *divmod(round(seconds * 1e9), 10**9))
@@ -30,34 +33,27 @@ class LateThread:
     at once takes some 50, and takes a core and the interpreter's lock from who does the work.
     """
 
-    def __init__(self, work: Callable[[], object], name: str, seconds: float) -> None:
-        """The thread is started by the first ``set``.
-
-        Args:
-            work: is also done when the interpreter ends, if the thread was started.
-            seconds: from ``set`` on.
-        """
+    def __init__(self, work: Callable[[], object], name: str) -> None:
+        """The first ``set`` starts the thread. When the interpreter ends, ``work`` is done too."""
         self._work = work
         self._name = name
-        self._soon, self._now, self._never = _pack(seconds), _pack(1e-9), _pack(0.0)
         self._process = os.getpid()
         self._is_closed = False
         self._timer = -1
         self._thread: threading.Thread | None = None
 
-    def set(self) -> None:
-        """Have the work done in a while. Raises OSError if there are too many open files."""
+    def set(self, seconds: float) -> None:
+        """Have the work done after so many seconds, and no longer when this was said before.
+
+        Raises OSError if there are too many open files.
+        """
         if self._thread is None:
             self._start()
-        _set(self._timer, 0, self._soon, None)
-
-    def hurry(self) -> None:
-        """Have the work done now."""
-        _set(self._timer, 0, self._now, None)
+        _set(self._timer, 0, _pack(seconds), None)
 
     def cancel(self) -> None:
         """Nothing is left to do."""
-        _set(self._timer, 0, self._never, None)
+        _set(self._timer, 0, _pack(0.0), None)
 
     def close(self) -> None:
         """Have the work done once more, and end the thread. A forked child has no such thread."""
@@ -65,7 +61,7 @@ class LateThread:
         if thread is None or self._is_closed or os.getpid() != self._process:
             return
         self._is_closed = True
-        self.hurry()
+        self.set(AT_ONCE)
         if thread is not threading.current_thread():
             thread.join()
 

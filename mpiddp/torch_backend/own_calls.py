@@ -15,6 +15,7 @@ from mpiddp.collectives import SHARED, TORCH
 from mpiddp.collectives.communicator import Communicator, tell_autograd
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.transport.operators import name_type
+from mpiddp.process.cpus import count_cores
 from mpiddp.schedules.schedule import Collective
 from mpiddp.torch_backend.members import Place, make_group_communicator, open_gloo
 from mpiddp.torch_backend.tensors import OPERATORS, Flat, Operators, Reduction, Tensors
@@ -36,6 +37,9 @@ _IN_MEMORY = {
 
 WHOLE = 1 << 10
 """Bytes below which Gloo's all-reduce is quicker than a reduce-scatter over its connections."""
+SOON, LATER = 2e-4, 1e-2
+"""Seconds before a thread begins a call that nobody waits for: if there are cores for such threads,
+and if there are none, where it would take turns with the backward pass on each rank's core."""
 SWAPPED = 1 << 16
 """Elements that are exchanged at a time."""
 
@@ -51,6 +55,8 @@ class OwnCalls:
         self._gloo: Any = None
         self._goes_through_gloo = False
         """Whether each message would; known after the first call."""
+        self.delay = SOON
+        """Seconds before a thread begins a call that nobody waits for."""
 
     def find_communicator(self) -> Communicator:
         """Made by the first call, in which all ranks take part."""
@@ -58,7 +64,11 @@ class OwnCalls:
             self._is_made = False
             self._communicator = make_group_communicator(self._place, self._find_gloo)
             self._is_made = True
-            self._goes_through_gloo = self._communicator.layout.transports[0] == TORCH
+            layout = self._communicator.layout
+            self._goes_through_gloo = layout.transports[0] == TORCH
+            # A call inside a node is work for the cores, and only on a core of its own it is hidden.
+            is_crowded = len(layout.sizes) == 1 and count_cores() < 2 * layout.size
+            self.delay = LATER if is_crowded else SOON
         return self._communicator
 
     @property
