@@ -151,7 +151,7 @@ def find_increment_version() -> Callable[[tuple[Any, ...]], None]:
     return found
 
 
-def queue_after_backward(work: Callable[[], object]) -> None:
+def queue_after_backward(work: Callable[[], None]) -> None:
     """Within a backward pass: have ``work`` called at its end, before what is queued later."""
     import torch
 

@@ -163,7 +163,7 @@ class CallQueue:
         self._lock = threading.Lock()
         self._waiting: deque[CallWork] = deque()
         """Calls that nobody has begun."""
-        self._late_thread = LateThread(self._make_waiting_if_free, f"mpiddp-{name}")
+        self._late_thread = LateThread(self._make_rest, f"mpiddp-{name}")
         self._backward = NO_BACKWARD
         """The last backward pass at whose end calls are made."""
         self._is_closed = False
@@ -240,7 +240,7 @@ class CallQueue:
         elif backward != self._backward:
             # As DDP, before whose own work at its end this is done.
             self._backward = backward
-            queue_after_backward(self._make_waiting_if_free)
+            queue_after_backward(self._make_rest)
 
     def describe(self) -> list[str]:
         """The last calls, one line each."""
@@ -272,6 +272,9 @@ class CallQueue:
             _translate(call, record)
         finally:
             self._give_back()
+
+    def _make_rest(self) -> None:
+        self._make_waiting_if_free()
 
     def _make_waiting_if_free(self, last: CallWork | None = None) -> bool:
         """False if another thread has the turn: it sees to the calls that nobody has begun."""

@@ -66,7 +66,7 @@ class OwnCalls:
             self._is_made = True
             layout = self._communicator.layout
             self._goes_through_gloo = layout.transports[0] == TORCH
-            # A call inside a node is work for the cores, and only on a core of its own it is hidden.
+            # A call inside a node is work for cores: only one that is free hides it.
             is_crowded = len(layout.sizes) == 1 and count_cores() < 2 * layout.size
             self.delay = LATER if is_crowded else SOON
         return self._communicator
