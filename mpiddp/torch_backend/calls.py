@@ -6,7 +6,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -64,13 +63,17 @@ class CallWork(distributed.Work):
         if future is not None:
             future.set_result(error)
 
-    def block(self, seconds: float = -1) -> bool:
-        """Whether the call has ended within ``seconds``; without them, once it has."""
+    def add_gate(self) -> Any:
+        """A lock that is released at the end; not if the call has ended by now."""
         gate = threading.Lock()
         gate.acquire()
-        # It is released, or the call has ended before it could be.
         self._gates.append(gate)
-        return self._has_ended or gate.acquire(timeout=seconds)
+        return gate
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a thread waits at a gate."""
+        return bool(self._gates)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Return once the call has ended. Raises its error; DistNetworkError after ``timeout``."""
@@ -128,7 +131,6 @@ class _FinishedWork(distributed.Work):
 
 
 _FINISHED = _FinishedWork()
-_NOTHING: AbstractContextManager[None] = nullcontext()
 _is_profiled = find_is_profiled()
 
 
@@ -197,11 +199,12 @@ class CallQueue:
             return start()
         shown = f"mpiddp:{name}" if _is_profiled() else ""
         if waits:
-            with record_function(shown) if shown else _NOTHING:
-                if is_own:
-                    _translate(call, record)
-                else:
-                    self._make_last(call, record)
+            make = _translate if is_own else self._make_last
+            if shown:
+                with record_function(shown):
+                    make(call, record)
+            else:
+                make(call, record)
             return _FINISHED
         work = CallWork(self, call, tensors, record)
         if shown:
@@ -223,14 +226,12 @@ class CallQueue:
         if threading.get_ident() == self._maker:
             # In a callback of another call.
             self._make_waiting(work)
-        elif seconds > 0:
-            # Not in this thread, which could not stop.
+        elif seconds > 0 or not self._make_waiting_if_free(work):
+            # With a timeout not in this thread, which could not stop. Else another one has the turn.
+            gate = work.add_gate()
             self._late_thread.set(AT_ONCE)
-            if not work.block(seconds):
+            if not (work.is_completed() or gate.acquire(timeout=seconds if seconds > 0 else -1)):
                 raise distributed.DistNetworkError(f"the call has not ended after {seconds:g} s")
-        elif not self._make_waiting_if_free(work):
-            # Who has the turn makes it, or the late thread afterwards.
-            work.block()
 
     def expect_end(self) -> None:
         """Somebody may wait for a call in C++, without a word."""
@@ -290,7 +291,8 @@ class CallQueue:
         self._turn.release()
         if self._waiting:
             # What other threads began meanwhile, and what is after a call that was waited for.
-            self._late_thread.set(self._find_delay())
+            is_awaited = any(work.is_awaited for work in list(self._waiting))
+            self._late_thread.set(AT_ONCE if is_awaited else self._find_delay())
 
     def _make_waiting(self, last: CallWork | None = None) -> None:
         """Make the calls that nobody has begun, up to ``last``, in the thread with the turn."""

@@ -79,4 +79,5 @@ class LateThread:
         while not self._is_closed:
             os.read(self._timer, 8)
             self._work()
+        self._work()
         os.close(self._timer)

@@ -18,7 +18,6 @@ import launchers
 import mpiddp.torch_backend
 from mpiddp import torch_internals
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.options import Options
 from mpiddp.torch_backend.calls import CallQueue
 from mpiddp.torch_backend.group import PART_BASE
