@@ -227,7 +227,7 @@ class CallQueue:
             # In a callback of another call.
             self._make_waiting(work)
         elif seconds > 0 or not self._make_waiting_if_free(work):
-            # With a timeout not in this thread, which could not stop. Else another one has the turn.
+            # Not in this thread, which could not stop after a timeout, or has not got the turn.
             gate = work.add_gate()
             self._late_thread.set(AT_ONCE)
             if not (work.is_completed() or gate.acquire(timeout=seconds if seconds > 0 else -1)):
