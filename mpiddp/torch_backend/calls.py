@@ -260,6 +260,7 @@ class CallQueue:
 
     def _queue(self, work: CallWork) -> None:
         with self._lock:
+            self._late_thread.start()
             self._waiting.append(work)
             if len(self._waiting) == 1:
                 self._late_thread.set(self._find_delay())

@@ -34,7 +34,7 @@ class LateThread:
     """
 
     def __init__(self, work: Callable[[], object], name: str) -> None:
-        """The first ``set`` starts the thread. When the interpreter ends, ``work`` is done too."""
+        """``work`` is also done when the interpreter ends, if the thread was started."""
         self._work = work
         self._name = name
         self._process = os.getpid()
@@ -42,13 +42,22 @@ class LateThread:
         self._timer = -1
         self._thread: threading.Thread | None = None
 
-    def set(self, seconds: float) -> None:
-        """Have the work done after so many seconds, and no longer when this was said before.
+    def start(self) -> None:
+        """Start the thread unless it is there; before ``set``. Raises OSError, RuntimeError."""
+        if self._thread is not None:
+            return
+        self._timer = _create(MONOTONIC, CLOSES_ON_EXEC)
+        if self._timer < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, f"no timer for thread {self._name}: {os.strerror(code)}")
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        thread.start()
+        self._thread = thread
+        close = weakref.WeakMethod(self.close)
+        call_at_exit(lambda: (found := close()) and found())
 
-        Raises OSError if there are too many open files.
-        """
-        if self._thread is None:
-            self._start()
+    def set(self, seconds: float) -> None:
+        """Have the work done after so many seconds, and no longer when this was said before."""
         _set(self._timer, 0, _pack(seconds), None)
 
     def cancel(self) -> None:
@@ -64,16 +73,6 @@ class LateThread:
         self.set(AT_ONCE)
         if thread is not threading.current_thread():
             thread.join()
-
-    def _start(self) -> None:
-        self._timer = _create(MONOTONIC, CLOSES_ON_EXEC)
-        if self._timer < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, f"no timer for thread {self._name}: {os.strerror(code)}")
-        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        self._thread.start()
-        close = weakref.WeakMethod(self.close)
-        call_at_exit(lambda: (found := close()) and found())
 
     def _run(self) -> None:
         while not self._is_closed:
