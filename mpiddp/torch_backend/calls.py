@@ -6,8 +6,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,59 +15,79 @@ from torch import distributed
 from torch.profiler import record_function
 
 from mpiddp.errors import MpiddpError, PeerLostError
-from mpiddp.torch_internals import find_is_profiled, keep_from_compiler
+from mpiddp.torch_backend.late_thread import AT_ONCE, LateThread
+from mpiddp.torch_internals import (
+    NO_BACKWARD,
+    find_backward,
+    find_is_profiled,
+    infer,
+    keep_from_compiler,
+    queue_after_backward,
+)
 
 Call = Callable[[], object]
 Start = Callable[[], distributed.Work] | None
 DESTROYED = "mpiddp: this process group has been destroyed"
 FORKED = "mpiddp: a forked child takes no part in collective calls: its parent does"
+INTERRUPTED = "mpiddp: this call was interrupted before it began"
 SHOWN = 3
 """Number of last calls that `CallQueue.describe` lists."""
 
 
 @keep_from_compiler
 class CallWork(distributed.Work):
-    """A call that was begun; what torch's users wait for."""
+    """A call that was begun; what torch's users wait for. Who waits for it makes it."""
 
-    def __init__(self, tensors: list[Any]) -> None:
+    def __init__(self, queue: CallQueue, call: Call, tensors: list[Any], record: _Record) -> None:
         """``tensors``: the value of its future."""
         super().__init__()
+        self.call = call
+        self.record = record
+        self._queue = queue
         self._tensors = tensors
-        self.ended = threading.Event()
+        self._has_ended = False
         self._error: BaseException | None = None
         self._future: torch.futures.Future[Any] | None = None
         self._lock = threading.Lock()
+        self._gates: list[Any] = []
+        """Locks on which other threads wait for the end."""
 
-    def end(self, error: BaseException | None, leave: Callable[[], None] | None = None) -> None:
-        """The call has ended, with an error or without.
-
-        ``leave`` is called after the future's callbacks; without a future, before a wait returns.
-        """
+    def end(self, error: BaseException | None) -> None:
+        """The call has ended, with an error or without. Calls back who asked for that."""
         with self._lock:
             self._error = error
+            self._has_ended = True
             future = self._future
-            if future is None and leave is not None:
-                leave()
-            self.ended.set()
+        for gate in self._gates:
+            gate.release()
         if future is not None:
             future.set_result(error)
-            if leave is not None:
-                leave()
+
+    def add_gate(self) -> Any:
+        """A lock that is released at the end; not if the call has ended by now."""
+        gate = threading.Lock()
+        gate.acquire()
+        self._gates.append(gate)
+        return gate
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a thread waits at a gate."""
+        return bool(self._gates)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Return once the call has ended. Raises its error; DistNetworkError after ``timeout``."""
-        seconds = timeout.total_seconds()
-        if not self.ended.wait(seconds if seconds > 0 else None):
-            raise distributed.DistNetworkError(f"the call has not ended after {seconds:g} s")
+        if not self._has_ended:
+            self._queue.finish(self, timeout.total_seconds())
         if self._error is not None:
             raise self._error
         return True
 
     def is_completed(self) -> bool:
-        return self.ended.is_set()
+        return self._has_ended
 
     def is_success(self) -> bool:
-        return self.ended.is_set() and self._error is None
+        return self._has_ended and self._error is None
 
     def exception(self) -> BaseException | None:
         return self._error
@@ -85,8 +103,10 @@ class CallWork(distributed.Work):
         with self._lock:
             if self._future is None:
                 self._future = torch.futures.Future()
-                if self.ended.is_set():
+                if self._has_ended:
                     self._future.set_result(self._error)
+        if not self._has_ended:
+            self._queue.expect_end()
         # Not set_exception(): C++, which waits for the future as well, would not see the error.
         return self._future.then(self._pass_on)
 
@@ -111,37 +131,43 @@ class _FinishedWork(distributed.Work):
 
 
 _FINISHED = _FinishedWork()
-_NOTHING: AbstractContextManager[None] = nullcontext()
 _is_profiled = find_is_profiled()
 
 
-@dataclass
+@dataclass(slots=True)
 class _Record:
     """One of the last calls."""
 
     number: int
     name: str
     shapes: list[Any]
-    state: str = "under way"
+    state: str = "not begun"
 
 
 class CallQueue:
-    """Makes the calls of a group in their order.
+    """Makes the calls of a group in their order, one at a time.
 
-    A call that its caller waits for is made in the caller's thread if no other one is under way,
-    since a thread of its own would cost some 50 µs.
+    Whoever waits for a call makes it, and those before it, in his own thread: to hand it to another
+    thread and back takes 200 µs and more. What nobody waits for is made by a thread
+    of the queue after a while.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, find_delay: Callable[[], float]) -> None:
+        """``find_delay``: seconds in which somebody may wait for a call before the queue's thread
+        makes it."""
         self._name = name
+        self._find_delay = find_delay
         self._process = os.getpid()
         self._turn = threading.Lock()
-        """Held during a call."""
+        """Held by the thread that makes calls, until their callbacks have returned."""
+        self._maker = 0
+        """That thread."""
         self._lock = threading.Lock()
-        self._pending = 0
-        """Calls that were given to the thread, and have not ended."""
-        self._worker: ThreadPoolExecutor | None = None
-        self._worker_thread = 0
+        self._waiting: deque[CallWork] = deque()
+        """Calls that nobody has begun."""
+        self._late_thread = LateThread(self._make_rest, f"mpiddp-{name}")
+        self._backward = NO_BACKWARD
+        """The last backward pass at whose end calls are made."""
         self._is_closed = False
         self._last: deque[_Record] = deque(maxlen=SHOWN)
         self.begun = 0
@@ -150,7 +176,7 @@ class CallQueue:
     def make(
         self, name: str, call: Call, tensors: list[Any], *, waits: bool, start: Start = None
     ) -> distributed.Work:
-        """Make the call if ``waits``, else begin it.
+        """Make the call if ``waits``, else see to it that it is made.
 
         ``start``: begins it in Gloo and returns Gloo's work, which is done if the caller waits and
         no other call is under way.
@@ -166,31 +192,56 @@ class CallQueue:
         record = _Record(self.begun, name, [getattr(each, "shape", None) for each in tensors])
         self._last.append(record)
         # A callback of a future makes its calls in the thread of the calls: nobody else would.
-        is_own = threading.get_ident() == self._worker_thread
-        # Not if the caller has a work: Gloo would make the calls of its callbacks at any time.
-        if start is not None and waits and (is_own or not self._pending):
+        is_own = threading.get_ident() == self._maker
+        if start is not None and waits and (is_own or not (self._waiting or self._turn.locked())):
+            # Not if the caller has a work: Gloo would make the calls of its callbacks at any time.
             record.state = "left to Gloo"
             return start()
         shown = f"mpiddp:{name}" if _is_profiled() else ""
-        if waits and (is_own or not self._pending):
-            with self._turn, record_function(shown) if shown else _NOTHING:
-                _translate(call, record)
+        if waits:
+            make = _translate if is_own else self._make_last
+            if shown:
+                with record_function(shown):
+                    make(call, record)
+            else:
+                make(call, record)
             return _FINISHED
-        work = CallWork(tensors)
+        work = CallWork(self, call, tensors, record)
         if shown:
             with record_function(shown):
                 pass  # Its beginning: torch crashes (SIGSEGV) if a range ends in another thread.
         if is_own:
-            self._work(call, work, record)
-            return work
-        with self._lock:
-            if self._worker is None:
-                self._worker = ThreadPoolExecutor(1, f"mpiddp-{self._name}")
-            self._pending += 1
-            self._worker.submit(self._work_off, call, work, record)
-        if waits:
-            work.wait()
+            _make(work)
+        else:
+            self._queue(work)
         return work
+
+    def finish(self, work: CallWork, seconds: float = 0.0) -> None:
+        """Return once the call has ended: make it, and those before it, if nobody else does.
+
+        Raises DistNetworkError if it has not ended after ``seconds``, if they are positive.
+        """
+        if os.getpid() != self._process:
+            raise distributed.DistBackendError(FORKED)
+        if threading.get_ident() == self._maker:
+            # In a callback of another call.
+            self._make_waiting(work)
+        elif seconds > 0 or not self._make_waiting_if_free(work):
+            # Not in this thread, which could not stop after a timeout, or has not got the turn.
+            gate = work.add_gate()
+            self._late_thread.set(AT_ONCE)
+            if not (work.is_completed() or gate.acquire(timeout=seconds if seconds > 0 else -1)):
+                raise distributed.DistNetworkError(f"the call has not ended after {seconds:g} s")
+
+    def expect_end(self) -> None:
+        """Somebody may wait for a call in C++, without a word."""
+        backward = find_backward()
+        if backward == NO_BACKWARD:
+            self._late_thread.set(AT_ONCE)
+        elif backward != self._backward:
+            # As DDP, before whose own work at its end this is done.
+            self._backward = backward
+            queue_after_backward(self._make_rest)
 
     def describe(self) -> list[str]:
         """The last calls, one line each."""
@@ -201,35 +252,79 @@ class CallQueue:
         ]
 
     def close(self) -> None:
-        """Wait for the calls that were begun."""
-        if self._worker is not None:
-            self._worker.shutdown(wait=True)
+        """Return once the calls have ended."""
+        if os.getpid() == self._process and threading.get_ident() != self._maker:
+            self._make_last(int, _Record(0, "close", []))
+        self._late_thread.close()
         self._is_closed = True
 
-    def _work_off(self, call: Call, work: CallWork, record: _Record) -> None:
-        self._worker_thread = threading.get_ident()
-        self._work(call, work, record, self._leave)
-
-    def _work(
-        self, call: Call, work: CallWork, record: _Record, leave: Callable[[], None] | None = None
-    ) -> None:
-        error: BaseException | None = None
-        # The caller's mode, in which a result may not be written, is not this thread's.
-        with self._turn, torch.inference_mode():
-            try:
-                _translate(call, record)
-            except BaseException as caught:  # It is raised to whoever waits.
-                error = caught
-        # Callbacks may make calls, which come before those that the program makes meanwhile.
-        work.end(error, leave)
-
-    def _leave(self) -> None:
+    def _queue(self, work: CallWork) -> None:
         with self._lock:
-            self._pending -= 1
+            self._late_thread.start()
+            self._waiting.append(work)
+            if len(self._waiting) == 1:
+                self._late_thread.set(self._find_delay())
+
+    def _make_last(self, call: Call, record: _Record) -> None:
+        """Make a call after those that nobody has begun."""
+        self._turn.acquire()
+        try:
+            if self._waiting:
+                self._make_waiting()
+            _translate(call, record)
+        finally:
+            self._give_back()
+
+    def _make_rest(self) -> None:
+        self._make_waiting_if_free()
+
+    def _make_waiting_if_free(self, last: CallWork | None = None) -> bool:
+        """False if another thread has the turn: it sees to the calls that nobody has begun."""
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            self._make_waiting(last)
+        finally:
+            self._give_back()
+        return True
+
+    def _give_back(self) -> None:
+        self._turn.release()
+        if self._waiting:
+            # What other threads began meanwhile, and what is after a call that was waited for.
+            is_awaited = any(work.is_awaited for work in list(self._waiting))
+            self._late_thread.set(AT_ONCE if is_awaited else self._find_delay())
+
+    def _make_waiting(self, last: CallWork | None = None) -> None:
+        """Make the calls that nobody has begun, up to ``last``, in the thread with the turn."""
+        before, self._maker = self._maker, threading.get_ident()
+        try:
+            while self._waiting and not (last is not None and last.is_completed()):
+                work = self._waiting.popleft()
+                if not self._waiting:
+                    self._late_thread.cancel()
+                _make(work)
+        finally:
+            self._maker = before
+        if last is not None and not last.is_completed():
+            last.end(distributed.DistBackendError(INTERRUPTED))
+
+
+def _make(work: CallWork) -> None:
+    error: BaseException | None = None
+    # The caller's mode, in which a result may not be written, need not be this thread's.
+    with infer():
+        try:
+            _translate(work.call, work.record)
+        except BaseException as caught:  # It is raised to whoever waits.
+            error = caught
+    # Callbacks may make calls, which come before those that the program makes meanwhile.
+    work.end(error)
 
 
 def _translate(call: Call, record: _Record) -> None:
     """Make the call; raise what torch's users expect if it fails."""
+    record.state = "under way"
     try:
         call()
         record.state = "complete"

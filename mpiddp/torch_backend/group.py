@@ -53,10 +53,10 @@ class _Calls:
         self._timeout = place.timeout
         self._name = place.name
         self._description = ""
-        self._calls = CallQueue(place.name)
+        self._own = own = OwnCalls(place)
+        self._calls = CallQueue(place.name, lambda: own.delay)
         self._monitored = MonitoredBarrier(place)
         self._gloo = GlooCalls(place, self._calls, self.set_timeout)
-        self._own = OwnCalls(place)
 
     # ---- what torch asks of a group ---------------------------------------------------------
 
@@ -122,9 +122,11 @@ class _Calls:
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, **options: Any) -> Any:
         """All-reduce of one tensor, or of each of several."""
+        reduction, waits = read_options(opts, options)
+        if shortcut := self._own.find_shortcut(tensors, reduction):
+            return self._calls.make("all_reduce", shortcut, tensors, waits=waits)
         # Gloo adds sparse ones.
         found = list_tensors(tensors, dense=False)
-        reduction, waits = read_options(opts, options)
         if not reduction.can_add(found):
             return self._gloo.all_reduce(found, reduction)
         call = partial(self._own.all_reduce, found, reduction)

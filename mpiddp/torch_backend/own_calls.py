@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from mpiddp.collectives import SHARED, TORCH
 from mpiddp.collectives.communicator import Communicator, tell_autograd
 from mpiddp.collectives.planner import Request
 from mpiddp.collectives.transport.operators import name_type
+from mpiddp.process.cpus import count_cores
 from mpiddp.schedules.schedule import Collective
 from mpiddp.torch_backend.members import Place, make_group_communicator, open_gloo
 from mpiddp.torch_backend.tensors import OPERATORS, Flat, Operators, Reduction, Tensors
@@ -35,6 +37,9 @@ _IN_MEMORY = {
 
 WHOLE = 1 << 10
 """Bytes below which Gloo's all-reduce is quicker than a reduce-scatter over its connections."""
+SOON, LATER = 2e-4, 1e-2
+"""Seconds before a thread begins a call that nobody waits for: if there are cores for such threads,
+and if there are none, where it would take turns with the backward pass on each rank's core."""
 SWAPPED = 1 << 16
 """Elements that are exchanged at a time."""
 
@@ -50,6 +55,8 @@ class OwnCalls:
         self._gloo: Any = None
         self._goes_through_gloo = False
         """Whether each message would; known after the first call."""
+        self.delay = SOON
+        """Seconds before a thread begins a call that nobody waits for."""
 
     def find_communicator(self) -> Communicator:
         """Made by the first call, in which all ranks take part."""
@@ -57,7 +64,11 @@ class OwnCalls:
             self._is_made = False
             self._communicator = make_group_communicator(self._place, self._find_gloo)
             self._is_made = True
-            self._goes_through_gloo = self._communicator.layout.transports[0] == TORCH
+            layout = self._communicator.layout
+            self._goes_through_gloo = layout.transports[0] == TORCH
+            # A call inside a node is work for cores: only one that is free hides it.
+            is_crowded = len(layout.sizes) == 1 and count_cores() < 2 * layout.size
+            self.delay = LATER if is_crowded else SOON
         return self._communicator
 
     @property
@@ -94,6 +105,21 @@ class OwnCalls:
         is_flat = all(tensor.is_contiguous() for tensor in tensors)
         return self._find_whole(reduction) if is_flat else None
 
+    def find_shortcut(self, tensors: Any, reduction: Reduction) -> Callable[[], None] | None:
+        """A function that makes an all-reduce as an earlier one on the same memory; None if there
+        was none."""
+        if self._communicator is None or type(tensors) is not list or len(tensors) != 1:
+            return None
+        tensor = tensors[0]
+        try:
+            shortcut = self._communicator.shortcuts.get(_describe(tensor, reduction))
+        except (AttributeError, RuntimeError):
+            return None  # A tensor without memory.
+        is_plain = tensor.is_contiguous() and not tensor.requires_grad and not tensor.is_neg()
+        if shortcut is None or reduction.factor is not None or not is_plain:
+            return None
+        return partial(self._communicator.make, shortcut, tensor)
+
     def _compare(self, call: str, tensor: torch.Tensor) -> None:
         """With MPIDDP_DEBUG; for what the communicator sees as bytes, or does not see."""
         communicator = self.find_communicator()
@@ -129,6 +155,7 @@ class OwnCalls:
         for tensor in tensors:
             if gloo is None and reduction.factor is None and tensor.is_contiguous():
                 communicator.run(request, tensor.detach())
+                communicator.remember(request, tensor.detach(), _describe(tensor, reduction))
                 continue
             self._compare(f"all-reduce ({reduction.name})", tensor)
             with Flat(tensor) as flat:
@@ -233,6 +260,11 @@ class OwnCalls:
                 self.reduce([copy], root, reduction)
                 if root == self._place.rank:
                     target.detach().copy_(copy.view(target.shape))
+
+
+def _describe(tensor: torch.Tensor, reduction: Reduction) -> Hashable:
+    """Of an all-reduce."""
+    return (tensor.data_ptr(), tensor.numel(), tensor.dtype, reduction.name)
 
 
 def start_all_reduce(gloo: Any, tensor: torch.Tensor, reduction: Reduction) -> Any:

@@ -171,6 +171,18 @@ def forgotten_works(side: Side) -> list[Any]:
     return [last, *tensors]
 
 
+def polled_works(side: Side) -> list[Any]:
+    """Nobody waits for these; the program looks whether they are complete."""
+    one, other = side.fill(), side.fill(seed=1)
+    work = dist.all_reduce(one, group=side.group, async_op=True)
+    future = dist.all_reduce(other, group=side.group, async_op=True).get_future()
+    end = time.monotonic() + WAIT.total_seconds()
+    while not (future.done() and (side.is_part or work.is_completed())):
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    return [one, other]
+
+
 def many_at_once(side: Side) -> list[Any]:
     """Works that are waited for in another order than they were begun in."""
     tensors = [side.fill(length, seed=length) for length in (1, 5000, 3, 40_000, 2)]
@@ -238,7 +250,8 @@ def a_work_in_words(side: Side) -> list[Any]:
 
 CALLS = (
     send_and_receive, objects, together, in_the_middle_of_autograd, from_a_callback,
-    beside_a_callback, forgotten_works, many_at_once, beside_autograd, a_work_in_words,
+    beside_a_callback, forgotten_works, polled_works, many_at_once, beside_autograd,
+    a_work_in_words,
 )  # fmt: skip
 """Messages and barriers of all kinds are left to torch's own tests."""
 

@@ -18,7 +18,6 @@ import launchers
 import mpiddp.torch_backend
 from mpiddp import torch_internals
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.options import Options
 from mpiddp.torch_backend.calls import CallQueue
 from mpiddp.torch_backend.group import PART_BASE
@@ -142,14 +141,11 @@ def test_gloo_uses_the_interfaces_that_the_environment_names(monkeypatch, tmp_pa
 
 
 def test_gloo_begins_no_call_before_those_that_were_begun_earlier():
-    calls, done = CallQueue("group"), []
-    is_second_queued = partial(wait_until, lambda: calls._pending == 2, 60)
-    work = calls.make("first", lambda: is_second_queued() and done.append("first"), [], waits=False)
+    calls, done = CallQueue("group", lambda: 3600.0), []
     start = partial(done.append, "by Gloo")
+    work = calls.make("first", partial(done.append, "first"), [], waits=False)
     calls.make("second", partial(done.append, "second"), [], waits=True, start=start)
-    work.wait()
-    # The thread may still be leaving the call.
-    assert wait_until(lambda: not calls._pending, 60)
+    assert work.is_completed()
     calls.make("third", partial(done.append, "third"), [], waits=True, start=start)
     calls.make("fourth", partial(done.append, "fourth"), [], waits=False, start=start)
     calls.close()

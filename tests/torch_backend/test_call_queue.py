@@ -1,0 +1,165 @@
+"""Who makes the calls of a group, and in which order; without ranks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from datetime import timedelta
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed as dist
+
+import launchers
+from mpiddp.torch_backend.calls import CallQueue
+
+HOUR = 3600.0
+
+
+class Calls:
+    """Numbered calls of a queue, and by which thread each was made."""
+
+    def __init__(self, delay=HOUR):
+        self.queue = CallQueue("test", lambda: delay)
+        self.made = []
+
+    def note(self, number):
+        self.made.append((number, threading.get_ident()))
+
+    def begin(self, number, *, waits=False, call=None):
+        return self.queue.make("all_reduce", call or partial(self.note, number), [], waits=waits)
+
+    @property
+    def numbers(self):
+        return [number for number, _ in self.made]
+
+
+@pytest.fixture
+def calls():
+    made = Calls()
+    yield made
+    made.queue.close()
+
+
+@pytest.fixture
+def quick_calls():
+    made = Calls(delay=1e-3)
+    yield made
+    made.queue.close()
+
+
+@given(st.lists(st.integers(-1, 20), max_size=30))
+def test_calls_are_made_in_their_order_whatever_is_waited_for(steps):
+    """A step begins a call (-1), makes one (0), or waits for one of those that were begun."""
+    calls, works = Calls(), []
+    try:
+        for step in steps:
+            if step <= 0 or not works:
+                works.append(calls.begin(len(works), waits=step == 0))
+            else:
+                works[step % len(works)].wait()
+                assert step % len(works) in calls.numbers
+            assert calls.numbers == list(range(len(calls.numbers)))
+    finally:
+        calls.queue.close()
+    assert calls.numbers == list(range(len(works)))
+    assert all(work.is_success() for work in works)
+    assert {thread for _, thread in calls.made} <= {threading.get_ident()}
+
+
+def test_what_nobody_waits_for_is_made_by_another_thread(quick_calls):
+    work = quick_calls.begin(1)
+    future = quick_calls.begin(2).get_future()
+    launchers.until(lambda: work.is_completed() and future.done(), "both calls to end")
+    assert {thread for _, thread in quick_calls.made}.isdisjoint({threading.get_ident()})
+    assert quick_calls.numbers == [1, 2]
+
+
+def test_who_asks_for_a_future_need_not_wait_for_the_delay(calls):
+    future = calls.begin(1).get_future()
+    launchers.until(future.done, "the call to end")
+
+
+def test_a_wait_with_a_timeout_leaves_the_call_to_another_thread(calls):
+    gate = threading.Event()
+    work = calls.begin(1, call=gate.wait)
+    with pytest.raises(dist.DistNetworkError, match=r"not ended after 0\.05 s"):
+        work.wait(timedelta(milliseconds=50))
+    assert not work.is_completed()
+    gate.set()
+    assert work.wait(timedelta(seconds=60))
+
+
+def test_an_error_is_raised_by_each_wait_and_ends_no_other_call(calls):
+    work = calls.begin(1, call=lambda: 1 / 0)
+    other = calls.begin(2)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            work.wait()
+    with pytest.raises(RuntimeError, match="division by zero"):
+        work.get_future().wait()
+    assert other.wait() and not work.is_success()
+
+
+def test_calls_of_a_callback_come_before_those_that_were_begun_later(calls):
+    first = calls.begin(1)
+    again = first.get_future().then(lambda _: [calls.begin(2, waits=True), calls.begin(3)])
+    later = calls.begin(4)
+    later.wait()
+    again.wait()
+    assert calls.numbers == [1, 2, 3, 4]
+
+
+def test_a_callback_may_wait_for_a_later_call(calls):
+    first, later = calls.begin(1), calls.begin(2)
+    again = first.get_future().then(lambda _: later.wait())
+    first.wait()
+    again.wait()
+    assert calls.numbers == [1, 2]
+
+
+def test_several_threads_may_wait_for_several_calls(quick_calls):
+    for _ in range(30):
+        works = [quick_calls.begin(number) for number in range(6)]
+        threads = [threading.Thread(target=work.wait) for work in works[::-1]]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert all(work.is_completed() for work in works)
+    assert quick_calls.numbers == list(range(6)) * 30
+
+
+def test_a_call_is_made_at_the_end_of_the_backward_pass_whose_hook_began_it(calls):
+    futures = []
+    leaf = torch.ones(2, requires_grad=True)
+    leaf.register_hook(lambda _: futures.append(calls.begin(1).get_future()))
+    leaf.sum().backward()
+    assert [future.done() for future in futures] == [True]
+    assert calls.made == [(1, threading.get_ident())]
+
+
+def test_closing_makes_what_was_begun(calls):
+    works = [calls.begin(number) for number in range(3)]
+    calls.queue.close()
+    assert calls.numbers == [0, 1, 2]
+    assert all(work.wait() for work in works)
+    with pytest.raises(dist.DistBackendError, match="has been destroyed"):
+        calls.begin(3)
+
+
+def test_a_forked_child_makes_no_call_of_its_parent(calls):
+    work = calls.begin(1)
+    if (child := os.fork()) == 0:
+        try:
+            work.wait()
+        except dist.DistBackendError as error:
+            calls.queue.close()
+            os._exit(7 if "forked child" in str(error) and not calls.made else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert work.wait() and calls.numbers == [1]
