@@ -59,34 +59,23 @@ class Reader:
         """An iterator of the loader, whose processes it holds."""
         self.left_out: list[UnreadableSampleError] = []
         """What nobody has reported yet."""
-        self._work = Work()
+        self.work = Work()
         """Of the last batch."""
 
     def read(self, keys: Iterable[Key]) -> Iterator[Batch]:
         """Raises UnreadableSampleError, BatchError, MpiddpError for a worker that died."""
-        if self._reading.workers and not isinstance(self._samples.split, DeviceSplit):
-            return map(self._accept, self._read_ahead(list(keys)))
-        return map(self._pin, map(self._accept, map(self._samples.__getitem__, keys)))
-
-    def take_work(self) -> Work:
-        """What the last batch took; nothing the next time."""
-        work, self._work = self._work, Work()
-        return work
-
-    def _accept(self, answer: Answer) -> Batch:
-        self._work = answer.work
-        if answer.batch is None:
-            assert answer.problem is not None
-            raise answer.problem
-        if isinstance(answer.problem, UnreadableSampleError):
-            self.left_out.append(answer.problem)
-        return answer.batch
-
-    def _pin(self, batch: Batch) -> Batch:
-        if not self._reading.pins or batch.device.type == "cuda":
-            return batch
-        inputs, targets = (map_leaves(torch.Tensor.pin_memory, each) for each in batch[:2])
-        return batch._replace(inputs=inputs, targets=targets)
+        samples, pins = self._samples, self._reading.pins
+        answers: Iterator[Answer] = map(samples.__getitem__, keys)
+        if self._reading.workers and not isinstance(samples.split, DeviceSplit):
+            answers, pins = self._read_ahead(list(keys)), False  # The loader has pinned them.
+        for batch, problem, work in answers:
+            self.work = work
+            if batch is None:
+                assert problem is not None
+                raise problem
+            if isinstance(problem, UnreadableSampleError):
+                self.left_out.append(problem)
+            yield _pin(batch) if pins else batch
 
     def _read_ahead(self, keys: list[Key]) -> Iterator[Answer]:
         if not keys:
@@ -134,6 +123,13 @@ class Reader:
             generator=torch.Generator(),
             persistent_workers=True,
         )
+
+
+def _pin(batch: Batch) -> Batch:
+    if batch.device.type == "cuda":
+        return batch
+    inputs, targets = (map_leaves(torch.Tensor.pin_memory, each) for each in batch[:2])
+    return batch._replace(inputs=inputs, targets=targets)
 
 
 class _Order(Sampler[Key]):

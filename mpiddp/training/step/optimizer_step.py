@@ -132,27 +132,31 @@ class LocalUpdate:
             self._treatment.refusal.begin_step()
 
     def finish_step(self, *, is_bad: bool = False) -> bool:
-        step, refusal = self._step, self._treatment.refusal
+        step, treatment = self._step, self._treatment
         self._step += 1
+        refusal = treatment.refusal
         if is_bad if refusal is None else refusal.is_refused(is_bad=is_bad):
             return False
+        rate = self._rate(step)
         for group in self.optimizer.param_groups:
-            group["lr"] = self._rate(step) * group.get(LR_SHARE, 1.0)
+            group["lr"] = rate * group.get(LR_SHARE, 1.0)
         self._apply_gradients()
-        self._follow(step)
+        if treatment.average is not None:
+            self._follow(treatment.average, step)
         return True
 
-    def _follow(self, step: int) -> None:
-        if self.average is not None:
-            self.average.update(step)
+    def _follow(self, average: MovingAverage, step: int) -> None:
+        average.update(step)
 
     def _apply_gradients(self) -> None:
-        scaler, clip_norm = self._treatment.scaler, self._treatment.clip_norm
-        if not self._treatment.keeps_sparse:
+        treatment = self._treatment
+        scaler, clip_norm = treatment.scaler, treatment.clip_norm
+        if not treatment.keeps_sparse:
             if not self._has_looked:
                 self._has_looked = True
                 self._sparse += make_dense(self._module.parameters())
-            make_dense(self._sparse)
+            if self._sparse:
+                make_dense(self._sparse)
         if scaler is not None:
             scaler.unscale_(self.optimizer)
         if clip_norm is not None:

@@ -88,13 +88,14 @@ class StageClock:
 
         What took longer than this work, such as the start of workers, is no transform.
         """
-        before = self.costs.seconds[Stage.READ]
-        self.end(Stage.READ)
-        waited = self.costs.seconds[Stage.READ] - before
-        share = work.transform / (sum(work) or 1.0)
-        self.move(min(share * waited, work.transform), Stage.READ, Stage.TRANSFORM)
-        for place, seconds in enumerate(work):
-            self.costs.data_seconds[place] += seconds
+        now, (read, transform), costs = time.perf_counter(), work, self.costs
+        waited, self._last = now - self._last, now
+        costs.data_seconds[0] += read
+        if transform:
+            costs.data_seconds[1] += transform
+            transform = min(transform, waited * transform / (read + transform))
+            costs.seconds[Stage.TRANSFORM] += transform
+        costs.seconds[Stage.READ] += waited - transform
 
     def move(self, seconds: float, source: Stage, target: Stage) -> None:
         """Time that was counted in ``source`` belongs to ``target``."""
@@ -151,12 +152,12 @@ class GpuStageClock(StageClock):
         super().skip()
         self._record(None)
 
+    def end_reading(self, work: Work) -> None:
+        super().end_reading(work)
+        self._record(None)
+
     def end(self, stage: Stage) -> None:
-        if stage is Stage.READ:
-            super().end(stage)
-            self._record(None)
-        else:
-            self._record(stage)
+        self._record(stage)
 
     def settle(self) -> None:
         if self._marks:
