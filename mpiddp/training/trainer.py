@@ -236,7 +236,7 @@ class Loop:
             if self.is_left or training.batches.count(self._agreed.samples) == 0:
                 return
             training.engine.update.settle()
-            self._prepare_checkpoint()
+            self.prepare_checkpoint()
             self.saver.after_pause(self._agreed)
 
     def begin_step(self, batch: Batch) -> Step:
@@ -276,11 +276,13 @@ class Loop:
         if step is not None and self.reports.follows_steps:
             batch = self._agreed.samples // self._step_samples + self._taken
             self.reports.after_step(self.position, batch, self.epoch.totals)
-        training.failure_handler.end_step(self._agreed.step + self._taken)
+        number = self._agreed.step + self._taken
+        training.failure_handler.end_step(number)
         if self._taken < self._left and not training.batches.is_shared:
-            self.saver.after_step(self.position, self._prepare_checkpoint)
+            self.saver.after_step(number, self)
 
-    def _prepare_checkpoint(self) -> None:
+    def prepare_checkpoint(self) -> None:
+        """The epoch's sums are as they are now, and rows of steps are written."""
         self.epoch.count_time()
         self.reports.flush()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,7 +21,7 @@ from mpiddp.sync.parameter_server.staleness import Clock
 from mpiddp.training import trainer
 from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.records import run_directory
-from mpiddp.training.saving import Saver
+from mpiddp.training.saving import Saver, SteppedRun
 from mpiddp.training.training_state import Position
 from mpiddp.training.weights import digest_parameters
 
@@ -38,9 +38,9 @@ class CutError(Exception):
 class WatchedSaver(Saver):
     """Sees where the training is after each step, and what was due after it."""
 
-    def after_step(self, position: Position, prepare: Callable[[], object]) -> None:
-        super().after_step(position, prepare)
-        self.see(position)
+    def after_step(self, step: int, run: SteppedRun) -> None:
+        super().after_step(step, run)
+        self.see(run.position)
 
     def after_epoch(self, position: Position) -> None:
         super().after_epoch(position)

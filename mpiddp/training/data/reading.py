@@ -59,7 +59,7 @@ class Reader:
         """An iterator of the loader, whose processes it holds."""
         self.left_out: list[UnreadableSampleError] = []
         """What nobody has reported yet."""
-        self.work = Work()
+        self.work: Work = (0.0, 0.0)
         """Of the last batch."""
 
     def read(self, keys: Iterable[Key]) -> Iterator[Batch]:

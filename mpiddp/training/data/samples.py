@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.utils.data import Dataset, default_collate
@@ -79,11 +79,8 @@ class Key(NamedTuple):
     """The batch's."""
 
 
-class Work(NamedTuple):
-    """Seconds that a batch took the process that read it."""
-
-    read: float = 0.0
-    transform: float = 0.0
+Work: TypeAlias = tuple[float, float]
+"""Seconds of reading a batch and of transforming it, in the process that did so."""
 
 
 class Stopwatch:
@@ -110,7 +107,7 @@ class Answer(NamedTuple):
     """None if nothing could be read, or what could not be read ends the run."""
     problem: MpiddpError | None
     """UnreadableSampleError, or BatchError without a batch."""
-    work: Work = Work()
+    work: Work = (0.0, 0.0)
 
 
 class UnreadableSampleError(MpiddpError):
@@ -183,7 +180,7 @@ class Samples(Dataset[Answer]):
         if problem is not None:
             batch, problem = self._read_without(problem, key)
         transform = self.watch.seconds - before
-        return Answer(batch, problem, Work(time.perf_counter() - begin - transform, transform))
+        return Answer(batch, problem, (time.perf_counter() - begin - transform, transform))
 
     def _read_without(self, error: Exception, key: Key) -> tuple[Batch | None, MpiddpError | None]:
         """What can be read of a key whose reading has raised ``error``, and what is wrong."""

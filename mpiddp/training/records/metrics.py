@@ -72,13 +72,13 @@ class Totals:
         with torch.no_grad():
             for metric in self._functions:
                 values.append(metric(outputs, targets))
-            if not self._defers:
-                self._count(samples, values)
-                return
-            # Neither graphs nor outputs are kept until then.
-            self._pending.append((samples, [self._hold(value) for value in values]))
-            if len(self._pending) == MOST_PENDING:
-                self._settle()
+            if self._defers:
+                # Neither graphs nor outputs are kept until then.
+                self._pending.append((samples, [self._hold(value) for value in values]))
+        if not self._defers:
+            self._count(samples, values)
+        elif len(self._pending) == MOST_PENDING:
+            self._settle()
 
     def _hold(self, value: torch.Tensor | float) -> torch.Tensor:
         held = torch.as_tensor(value, dtype=torch.float64, device=self._device)

@@ -66,7 +66,10 @@ class StageClock:
         """``waits``: whether a backward pass may wait for other ranks."""
         self.costs = Costs()
         """What is counted here."""
-        self._waits = waits
+        self.waits = waits
+        """Whether a backward pass is to be watched."""
+        self.last_of_backward = Stage.COMMUNICATION if waits else Stage.BACKWARD
+        """What a backward pass ends with."""
         self._last = time.perf_counter()
 
     def count_in(self, costs: Costs) -> None:
@@ -107,12 +110,7 @@ class StageClock:
 
         What follows within the same backward pass is waiting: DDP does it at the end, after this.
         """
-        if self._waits:
-            loss.register_hook(self._queue_end)
-
-    def end_backward(self) -> None:
-        """After a backward pass that was watched."""
-        self.end(Stage.COMMUNICATION if self._waits else Stage.BACKWARD)
+        loss.register_hook(self._queue_end)
 
     def _queue_end(self, _: torch.Tensor) -> None:
         # Autograd calls what was queued first before what DDP queues, which waits for all buckets.

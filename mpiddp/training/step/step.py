@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.data.structure import call_model, count_samples, map_leaves, split_leaves
-from mpiddp.training.records.metrics import Totals
+from mpiddp.training.records.metrics import Saved, Totals
 from mpiddp.training.step.divergence import LossGuard, MarkedModel
 from mpiddp.training.step.moving_average import MovingAverage
 from mpiddp.training.step.optimizer_step import GuardedUpdate, LocalUpdate
@@ -46,14 +46,21 @@ class Forward:
 
         ``compute``: a script's own, in place of the model and the loss.
         """
+        if self.precision.dtype == torch.float32:
+            return self._compute(model, batch, compute)
         with self.precision.autocast():
-            if compute is not None:
-                return compute(model, Batch(batch.inputs, batch.targets))
-            inputs = batch.inputs
-            if self.memory_format != torch.preserve_format:
-                inputs = self._arrange(inputs)
-            outputs = call_model(model, inputs)
-            return outputs, self.loss(outputs, batch.targets)
+            return self._compute(model, batch, compute)
+
+    def _compute(
+        self, model: nn.Module, batch: Batch, compute: Compute | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if compute is not None:
+            return compute(model, Batch(batch.inputs, batch.targets))
+        inputs = batch.inputs
+        if self.memory_format != torch.preserve_format:
+            inputs = self._arrange(inputs)
+        outputs = model(inputs) if isinstance(inputs, torch.Tensor) else call_model(model, inputs)
+        return outputs, self.loss(outputs, batch.targets)
 
     def _arrange(self, inputs: Any) -> Any:
         """The inputs, as they are to be stored; of several, the images."""
@@ -162,39 +169,53 @@ class Engine:
         MpiddpError if such a loss ends the run.
         """
         guard, update, clock = self.guard, self.update, self.clock
-        before = totals.save() if guard.skips else None
-        bad: torch.Tensor | None = None
-        guard.begin_step()
+        before: Saved | None = None
+        if guard.skips:
+            before = totals.save()
+            guard.begin_step()
         update.begin_step()
-        parts = split_batch(batch, self.passes)
-        for number, part in enumerate(parts, start=1):
-            with self.hold() if number < len(parts) else nullcontext():
-                moved, weight = part.to(device), part.weight
-                clock.end(Stage.TRANSFER)
-                outputs, loss = self.forward(self.model, moved, compute)
-                value = guard.examine(loss, describe)
-                if value is not None and not math.isfinite(value):
-                    bad = loss
-                weighted = loss if weight == 1 else loss * weight
-                scaled = self.forward.precision.scale(weighted)
-                clock.watch(scaled)
-                clock.end(Stage.FORWARD)
-                torch.autograd.backward(scaled)
-                clock.end_backward()
-                self.traffic.count(clock)
-            if weight > 0:
-                totals.add(loss.detach() if value is None else value, outputs, moved.targets)
-                clock.end(Stage.FORWARD)
+        bad: torch.Tensor | None = None
+        *first, part = split_batch(batch, self.passes) if self.passes > 1 else (batch,)
+        for each in first:
+            with self.hold():
+                loss, is_good = self._take_pass(each.to(device), totals, describe, compute)
+            bad = bad if is_good else loss
+        loss, is_good = self._take_pass(part.to(device), totals, describe, compute)
+        bad = bad if is_good else loss
         check_gradients(self.model)
         if not update.finish_step(is_bad=bad is not None):
             guard.restore()
-        update.exchange_weights()
+        if update.averages_weights:
+            update.exchange_weights()
         if bad is not None and before is not None:
             totals.restore(before)
             totals.leave_out()
         clock.end(self.traffic.update_stage)
         clock.costs.count_step()
         return bad
+
+    def _take_pass(
+        self, part: Batch, totals: Totals, describe: Callable[[], str], compute: Compute | None
+    ) -> tuple[torch.Tensor, bool]:
+        """A forward and a backward pass. Returns the loss, and whether the step may be taken."""
+        clock, forward, weight = self.clock, self.forward, part.weight
+        clock.end(Stage.TRANSFER)
+        outputs, loss = forward(self.model, part, compute)
+        value = self.guard.examine(loss, describe)
+        weighted = loss if weight == 1 else loss * weight
+        scaler = forward.precision.scaler
+        if scaler is not None:
+            weighted = scaler.scale(weighted)
+        if clock.waits:
+            clock.watch(weighted)
+        clock.end(Stage.FORWARD)
+        torch.autograd.backward(weighted)
+        clock.end(clock.last_of_backward)
+        self.traffic.count(clock)
+        if weight > 0:
+            totals.add(loss.detach() if value is None else value, outputs, part.targets)
+            clock.end(Stage.FORWARD)
+        return loss, value is None or math.isfinite(value)
 
 
 def split_batch(batch: Batch, passes: int) -> list[Batch]:

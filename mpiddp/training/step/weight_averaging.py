@@ -73,6 +73,7 @@ class AveragingUpdate(LocalUpdate):
     """
 
     is_replicated = False
+    averages_weights = True
     is_of_rank = True
     is_optional = True
 
