@@ -8,15 +8,14 @@ workers, and copies of gradients into buckets, all of them slower; ``static_grap
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import cast
 
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-
-from benchmarks.baselines.ddp_step import finish
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,6 @@ class Settings:
 
     batch_size: int
     """Samples per rank and step."""
-    epochs: int
     learning_rate: float
     momentum: float
     weight_decay: float
@@ -35,10 +33,10 @@ class Settings:
     compile: bool
 
 
-def train(
+def take_steps(
     model: nn.Module, features: torch.Tensor, labels: torch.Tensor, settings: Settings
-) -> list[float]:
-    """Samples per second of all ranks, for each epoch; in the default process group.
+) -> Iterator[None]:
+    """Train without end, in the default process group; returns after each step. Collective.
 
     ``features``: all training samples, (samples, …), with their ``labels``, on the device.
     """
@@ -51,24 +49,19 @@ def train(
     model = model.to(device, memory_format=layout)  # type: ignore[call-overload]
     wrapped: nn.Module = DistributedDataParallel(model, gradient_as_bucket_view=True)
     if settings.compile:
-        wrapped = cast(nn.Module, torch.compile(wrapped))
+        wrapped = cast(nn.Module, torch.compile(wrapped, dynamic=False))
     optimizer = torch.optim.SGD(
         model.parameters(), lr=settings.learning_rate, momentum=settings.momentum, nesterov=True,
         weight_decay=settings.weight_decay, fused=True,
     )  # fmt: skip
     loss_function = nn.CrossEntropyLoss()
     narrow = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
-    count = len(labels)
-    steps = -(-count // (ranks * settings.batch_size))
-    rates = []
-    for epoch in range(settings.epochs):
+    for epoch in count():
         generator = torch.Generator().manual_seed(epoch)
-        order = torch.randperm(count, generator=generator)[rank::ranks].to(device)
-        sums = torch.zeros(3, device=device)
-        finish(device)
-        begin = time.perf_counter()
-        for step in range(steps):
-            index = order[step * settings.batch_size : (step + 1) * settings.batch_size]
+        order = torch.randperm(len(labels), generator=generator)[rank::ranks].to(device)
+        loss_sum = torch.zeros((), device=device)
+        correct = torch.zeros((), dtype=torch.int64, device=device)
+        for index in order.split(settings.batch_size):
             inputs, targets = features[index], labels[index]
             optimizer.zero_grad(set_to_none=True)
             with narrow:
@@ -76,11 +69,9 @@ def train(
                 loss = loss_function(outputs, targets)
             loss.backward()
             optimizer.step()
-            with torch.no_grad():
-                sums[0] += loss * len(targets)
-                sums[1] += (outputs.argmax(dim=1) == targets).sum()
-                sums[2] += len(targets)
+            loss_sum.add_(loss.detach(), alpha=len(targets))
+            correct += (outputs.argmax(dim=1) == targets).sum()
+            yield
+        sums = torch.stack([loss_sum, correct.to(loss_sum.dtype)])
         distributed.all_reduce(sums)
-        finish(device)
-        rates.append(sums[2].item() / (time.perf_counter() - begin))
-    return rates
+        sums.tolist()

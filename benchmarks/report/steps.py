@@ -24,7 +24,7 @@ WORDS = {
     "training step": "The slowest rank's step: what it computes, the communication that nothing "
     "hides, and the update.",
     "training speed": "Samples per second of all ranks together; longer is better.",
-    "training loop": "Samples per second of the trainer and of a bare loop; longer is better.",
+    "training loop": "Steps of the trainer and of a bare loop, in turns in one process.",
     "training": "Seconds of a whole training while a worker is slow.",
     "time to accuracy": "Seconds until the accuracy is reached while a worker is slow.",
     "probe": "Copies by all ranks at once, reading what a neighbour wrote, a message to another "

@@ -1,12 +1,14 @@
 """``python -m benchmarks training-loop``: the trainer beside a bare hand-written loop.
 
-Both train the same model on the same samples, with the same batch, precision, threads and
-optimizer, in whole processes and in turns.
+Both train the same model on the same samples, with the same batch, precision and optimizer, in one
+process (on each rank), in turns.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from benchmarks.common import results
 from benchmarks.common.checks import check_local_run
@@ -18,8 +20,8 @@ from benchmarks.training_loop.workloads import find_workload
 
 READER = make_reader(
     command="training-loop",
-    description="Time whole trainings of python -m mpiddp.train and of a bare loop, in turns, by "
-    "the samples per second of their epochs.",
+    description="Time the steps of python -m mpiddp.train and of a bare loop, which take turns in "
+    "one process.",
     groups={"what is measured": Plan, "the run": RunOptions},
     without=("nodes", "nccl_tests"),
 )
@@ -37,9 +39,12 @@ def main(arguments: Sequence[str]) -> None:
     launcher, plan = check(options), options.plan
     groups: list[Group] = []
     text = f"{report.EXPLANATION}\n"
-    with results.open_output("training-loop", options, launcher, text) as output:
+    with (
+        results.open_output("training-loop", options, launcher, text) as output,
+        tempfile.TemporaryDirectory(prefix="mpiddp-bench-") as name,
+    ):
         for ranks in plan.ranks:
-            for group in measure(plan, ranks, launcher):
+            for group in measure(plan, ranks, launcher, Path(name)):
                 for cell in report.make_cells(group, plan):
                     output.record.add(cell)
                 groups.append(group)

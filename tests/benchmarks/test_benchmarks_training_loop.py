@@ -2,29 +2,53 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy
 import pytest
+import torch
 
+import mpiddp
 from benchmark_runs import record_benchmark
-from benchmarks.common.statistics import make_series
-from benchmarks.training_loop.measurement import BARE, TRAINER, Group
+from benchmarks.baselines.training_loop import Settings, take_steps
+from benchmarks.training_loop.measurement import Group
 from benchmarks.training_loop.report import SPEED, compare, format_table, judge
+from benchmarks.training_loop.worker import FEWEST_ROUNDS, Loops, Request, measure
+from benchmarks.training_loop.workloads import BARE, TRAINER
+
+SAMPLES = torch.rand(14, 3, generator=torch.Generator().manual_seed(1))
+LABELS = torch.arange(14) % 2
+SETTINGS = Settings(4, 0.01, 0.9, 0.0005, "fp32", channels_last=False, compile=False)
+
+
+class MadeUpLoops(Loops):
+    """Of which every step takes as long; and what was asked of them."""
+
+    def __init__(self, trainer: float, bare: float) -> None:
+        self.usual = {TRAINER: trainer, BARE: bare}
+        self.taken: list[tuple[str, int]] = []
+
+    def time(self, name: str, steps: int) -> float:
+        self.taken.append((name, steps))
+        return steps * self.usual[name]
+
+    def share(self, seconds: float) -> float:
+        return seconds
 
 
 def make(trainer: list[float], bare: list[float]) -> Group:
-    rates = {TRAINER: trainer, BARE: bare}
-    series = {name: make_series(list(enumerate(each)), 0) for name, each in rates.items()}
-    return Group("convnet", 2, 16, series)
+    return Group("convnet", 2, 16, 24, 6, {TRAINER: trainer, BARE: bare})
 
 
 def test_the_speed_is_that_of_rounds():
-    groups = [make([99, 50, 300] * 3, [100, 50, 310] * 3), make([1] * 9, [2] * 9)]
-    assert [each.estimate for each in compare(groups)] == [0.99, 0.5]
-    assert format_table(groups).splitlines()[1].split()[-2] == "0.990"
+    groups = [make([1, 2, 0.31] * 3, [0.99, 1, 0.3069] * 3), make([2] * 9, [1] * 9)]
+    assert [each.estimate for each in compare(groups)] == [pytest.approx(0.99), 0.5]
+    words = format_table(groups).splitlines()[1].split()
+    assert " ".join(words[:-1]) == "convnet 2 16 24 steps 1 s 990 ms 10 ms 0.990"
     unknown, missed = (judge([each])[0] for each in groups)
     assert (unknown.met, missed.met) == (None, False)
     assert str(unknown).endswith(" 0.990: cannot be judged from these rounds")
-    assert judge([make([9] * 6, [8] * 6)])[0].met
+    assert judge([make([8] * 6, [9] * 6)])[0].met
 
 
 def test_equal_loops_are_told_apart_by_no_rounds_that_are_alike():
@@ -33,24 +57,63 @@ def test_equal_loops_are_told_apart_by_no_rounds_that_are_alike():
         noise = generator.normal(size=(2, 24))
         for place in range(1, 24):
             noise[:, place] = 0.7 * noise[:, place - 1] + 0.71 * noise[:, place]
-        rates = numpy.exp(0.1 * noise)
-        group = make((SPEED * rates[0]).tolist(), rates[1].tolist())
+        seconds = numpy.exp(0.1 * noise)
+        group = make(seconds[0].tolist(), (SPEED * seconds[1]).tolist())
         wrong += judge([group])[0].met is not None
     assert wrong <= 16
+
+
+@pytest.mark.parametrize(("usual", "steps", "turns"), [(0.005, 12, 12), (0.25, 2, 6), (5.0, 1, 1)])
+def test_both_loops_take_as_many_turns_in_pairs(usual, steps, turns):
+    loops = MadeUpLoops(usual, usual / 2)
+    found = measure(loops, Request("convnet", SETTINGS, seconds=60.0, seed=5))
+    rounds = max(FEWEST_ROUNDS, int(60 / (1.5 * usual * steps * turns)))
+    assert (found["steps"], found["turns"]) == (steps, turns)
+    series = {TRAINER: pytest.approx([usual] * rounds), BARE: pytest.approx([usual / 2] * rounds)}
+    assert found["series"] == series
+    names = [name for name, _ in loops.taken]
+    assert all(set(pair) == {TRAINER, BARE} for pair in zip(names[::2], names[1::2], strict=True))
+    # Neither is always the first one.
+    assert {TRAINER, BARE} == set(names[::2])
+    assert {each for _, each in loops.taken[2:]} == {steps}
+
+
+def train_barely(session: mpiddp.Session, steps: int) -> list[list[float]]:
+    torch.manual_seed(2)
+    model = torch.nn.Linear(3, 2)
+    for _ in islice(take_steps(model, SAMPLES, LABELS, SETTINGS), steps):
+        pass
+    return model.weight.tolist()
+
+
+def test_the_bare_loop_trains_as_one_process_does_with_all_samples(pool):
+    torch.manual_seed(2)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(
+        model.parameters(), SETTINGS.learning_rate, SETTINGS.momentum, nesterov=True,
+        weight_decay=SETTINGS.weight_decay,
+    )  # fmt: skip
+    for epoch in range(2):
+        order = torch.randperm(14, generator=torch.Generator().manual_seed(epoch))
+        for index in (order[:8], order[8:]):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(SAMPLES[index]), LABELS[index]).backward()
+            optimizer.step()
+    for found in pool("openmpi", 2).call(train_barely, 4).values:
+        torch.testing.assert_close(torch.tensor(found), model.weight.detach())
 
 
 @pytest.mark.long
 @pytest.mark.mpi
 def test_both_loops_are_timed_printed_drawn_and_written(tmp_path):
     picture = tmp_path / "loop.svg"
-    words = ["--ranks", "2", "--models", "convnet", "--epochs", "1", "--repetitions", "1"]
-    words += ["--targets", "--plot", str(picture)]
+    words = ["--ranks", "2", "--models", "convnet", "--seconds", "1", "--targets"]
+    words += ["--plot", str(picture)]
     printed, found = record_benchmark(tmp_path / "loop.json", "training-loop", *words)
     [row] = [line for line in printed.splitlines() if line.startswith("convnet")]
     assert row.split()[1:3] == ["2", "16"]
     assert "target: the trainer's samples per second: at least 0.98" in printed
-    assert {cell.contender: cell.unit for cell in found.cells} == dict.fromkeys(
-        (TRAINER, BARE), "samples/s"
-    )
-    assert all(cell.samples[0] > 0 for cell in found.cells) and found.is_complete
-    assert "samples" in picture.read_text().lower()
+    assert {cell.contender: cell.unit for cell in found.cells} == {TRAINER: "s", BARE: "s"}
+    for cell in found.cells:
+        assert len(cell.samples) >= FEWEST_ROUNDS and min(cell.samples) > 0
+    assert found.is_complete and "a step" in picture.read_text()
