@@ -10,11 +10,12 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 
 import torch
 from torch import nn
 
-from mpiddp.torch_internals import queue_after_backward
+from mpiddp.torch_internals import find_queue_after_backward
 from mpiddp.training.data.samples import Work
 from mpiddp.training.records.history import STAGES
 
@@ -71,6 +72,8 @@ class StageClock:
         self.last_of_backward = Stage.COMMUNICATION if waits else Stage.BACKWARD
         """What a backward pass ends with."""
         self._last = time.perf_counter()
+        self._queue_after_backward = find_queue_after_backward()
+        self._end_computing = partial(self.end, Stage.BACKWARD)
 
     def count_in(self, costs: Costs) -> None:
         """An epoch brings its own."""
@@ -114,10 +117,7 @@ class StageClock:
 
     def _queue_end(self, _: torch.Tensor) -> None:
         # Autograd calls what was queued first before what DDP queues, which waits for all buckets.
-        queue_after_backward(self._end_computing)
-
-    def _end_computing(self) -> None:
-        self.end(Stage.BACKWARD)
+        self._queue_after_backward(self._end_computing)
 
     def settle(self) -> None:
         """Wait until all that was done has been counted."""
