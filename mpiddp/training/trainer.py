@@ -66,11 +66,6 @@ class Step:
             self.has_failed = True
             raise
 
-    def check(self) -> None:
-        """Raises MpiddpError if it was not taken."""
-        if not self.is_taken:
-            raise MpiddpError(f"expected take() to be called for step {self.number}, found no call")
-
 
 @dataclass(frozen=True)
 class Handlers:
@@ -270,7 +265,10 @@ class Loop:
         was not taken, and PreemptedError."""
         training, step = self.training, self._step
         if step is not None:
-            step.check()
+            if not step.is_taken:
+                raise MpiddpError(
+                    f"expected take() to be called for step {step.number}, found no call"
+                )
             self._step = None
         self._taken += 1
         if step is not None and self.reports.follows_steps:

@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import resource_tracker
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from mpiddp.errors import MpiddpError
-from mpiddp.training.data.device_data import DeviceSplit
+from mpiddp.training.data.device_data import DeviceSplit, hold
 from mpiddp.training.data.samples import Answer, Batch, Key, Samples, UnreadableSampleError, Work
 from mpiddp.training.data.structure import map_leaves
 
@@ -52,6 +52,8 @@ class Reader:
 
     def __init__(self, samples: Samples, reading: Reading = HERE) -> None:
         self._samples = samples.time_transforms()
+        if not reading.workers:
+            self._samples = replace(self._samples, split=hold(self._samples.split))
         self._reading = reading
         self._order = _Order()
         self._loader: DataLoader[Answer] | None = None

@@ -211,7 +211,8 @@ class Engine:
         clock.end(Stage.FORWARD)
         torch.autograd.backward(weighted)
         clock.end(clock.last_of_backward)
-        self.traffic.count(clock)
+        if self.traffic.counts_passes:
+            self.traffic.count(clock)
         if weight > 0:
             totals.add(loss.detach() if value is None else value, outputs, part.targets)
             clock.end(Stage.FORWARD)
