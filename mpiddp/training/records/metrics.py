@@ -75,9 +75,9 @@ class Totals:
             if self._defers:
                 # Neither graphs nor outputs are kept until then.
                 self._pending.append((samples, [self._hold(value) for value in values]))
-        if not self._defers:
-            self._count(samples, values)
-        elif len(self._pending) == MOST_PENDING:
+            else:
+                self._count(samples, values)
+        if len(self._pending) == MOST_PENDING:
             self._settle()
 
     def _hold(self, value: torch.Tensor | float) -> torch.Tensor:
