@@ -180,11 +180,14 @@ def _describe_tensor(tensor: Any) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def queue_after_backward(work: Callable[[], None]) -> None:
-    """Within a backward pass: have ``work`` called at its end, before what is queued later."""
+def find_queue_after_backward() -> Callable[[Callable[[], None]], None]:
+    """A function that has another one called at the end of the backward pass that is under way,
+    before what is queued later."""
     import torch
 
-    torch.autograd.Variable._execution_engine.queue_callback(work)
+    queue: Callable[[Callable[[], None]], None]
+    queue = torch.autograd.Variable._execution_engine.queue_callback
+    return queue
 
 
 NO_BACKWARD = -1

@@ -117,7 +117,8 @@ class StepAgreement:
         """
         self._passed += 1
         due = self._ask() if self._thread is None else self._find_decided()
-        self._has_stopped = self._has_stopped or PREEMPTED in due
+        if PREEMPTED in due:
+            self._has_stopped = True
         return due
 
     def is_preempted(self) -> bool:
@@ -145,8 +146,10 @@ class StepAgreement:
     def _find_signal(self) -> str:
         assert self._signals is not None
         found = self._signals.received
+        if found is None:
+            return ""
         whom = "it" if self._members.size == 1 else f"rank {self._members.rank}"
-        return "" if found is None else f"{found.name} reached {whom}"
+        return f"{found.name} reached {whom}"
 
     def is_next(self, name: str) -> bool:
         """Whether all ranks do this in the next place; may be asked in any thread."""
@@ -176,7 +179,11 @@ class StepAgreement:
         self._thread = None
 
     def _ask(self) -> Due:
-        return {name: why for name, wish in self._wishes.items() if (why := wish())}
+        due: dict[str, str] = {}
+        for name, wish in self._wishes.items():
+            if why := wish():
+                due[name] = why
+        return due
 
     def _key(self, name: object) -> str:
         return f"{self._prefix}/{self._number}/{name}"

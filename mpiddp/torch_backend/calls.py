@@ -20,9 +20,9 @@ from mpiddp.torch_internals import (
     NO_BACKWARD,
     find_backward,
     find_is_profiled,
+    find_queue_after_backward,
     infer,
     keep_from_compiler,
-    queue_after_backward,
 )
 
 Call = Callable[[], object]
@@ -241,7 +241,7 @@ class CallQueue:
         elif backward != self._backward:
             # As DDP, before whose own work at its end this is done.
             self._backward = backward
-            queue_after_backward(self._make_rest)
+            find_queue_after_backward()(self._make_rest)
 
     def describe(self) -> list[str]:
         """The last calls, one line each."""

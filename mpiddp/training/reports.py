@@ -138,6 +138,8 @@ class Reports:
         self._training, self._session = training, training.session
         session, configuration = training.session, training.configuration
         self._log_every = configuration.log_every
+        self.follows_steps = bool(self._log_every)
+        """Whether anything may be due after a step."""
         world = session.world
         path = find_log(directory, world.rank)
         assert path is not None
@@ -151,6 +153,7 @@ class Reports:
         if any(world.rank in ranks for ranks in parse_ranks(configuration.profile)):
             from mpiddp.training.records.profiling import FOLDER, StepProfiler
 
+            self.follows_steps = True
             path = directory / FOLDER / f"rank-{world.rank}.json"
             self._profiler = StepProfiler(path, session.device, lambda text: warn(session, text))
         self._before = torch.empty(0)

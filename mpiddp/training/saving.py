@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch.distributed as dist
 
@@ -185,6 +185,17 @@ def check_model(training: Training) -> None:
     pack({"model": training.engine.module.state_dict()}, is_copied=True)
 
 
+class SteppedRun(Protocol):
+    """What is asked of a run if a checkpoint is due after a step."""
+
+    @property
+    def position(self) -> Position:
+        """After the step."""
+
+    def prepare_checkpoint(self) -> None:
+        """Called before a checkpoint is begun."""
+
+
 class Saver:
     """What all ranks do between two steps: make checkpoints, and leave when they are asked to.
 
@@ -202,6 +213,8 @@ class Saver:
         self._training, self._beginning, self._signals = training, beginning, signals
         configuration = training.configuration
         self._interval = parse_interval(configuration.save_every)
+        self._every = None if self._interval is None else self._interval.steps
+        """Steps between two checkpoints, if steps decide."""
         self._last_time = time.monotonic()
         self._write_seconds = 0.0
         """On rank 0, of the last checkpoint."""
@@ -282,24 +295,20 @@ class Saver:
             if training.configuration.weights is not None:
                 say(session, "The weights are the checkpoint's: --weights is not read again")
 
-    def after_step(self, position: Position, prepare: Callable[[], object]) -> None:
-        """Do what is due; not after an epoch's last step. Raises PreemptedError.
-
-        ``prepare`` is called before a checkpoint is begun.
-        """
-        due = self._agreement.find_due()
-        steps = None if self._interval is None else self._interval.steps
-        is_due = steps is not None and position.step % steps == 0
+    def after_step(self, step: int, run: SteppedRun) -> None:
+        """Do what is due; not after an epoch's last step. Raises PreemptedError."""
+        due, every = self._agreement.find_due(), self._every
+        is_due = every is not None and step % every == 0
         if WRITTEN in due:
             self._finish_write()
         if not (is_due or DUE in due or PREEMPTED in due):
             return
         self._training.settle()
         # Once there is a checkpoint, the job may be killed, and nobody takes its steps again.
-        prepare()
+        run.prepare_checkpoint()
         if PREEMPTED in due:
-            self._leave(due[PREEMPTED], position)
-        self.write(position)
+            self._leave(due[PREEMPTED], run.position)
+        self.write(run.position)
 
     def is_pause_due(self) -> bool:
         """Whether workers that share out batches are to pause; asked in a server's thread."""
@@ -337,9 +346,7 @@ class Saver:
 
     def count_steps(self, step: int) -> int | None:
         """How many steps after ``step`` a checkpoint is due; None if steps do not decide it."""
-        if self._interval is None or self._interval.steps is None:
-            return None
-        return self._interval.steps - step % self._interval.steps
+        return None if self._every is None else self._every - step % self._every
 
     def is_time(self) -> bool:
         """Whether a checkpoint is due by the time; may be asked in any thread."""

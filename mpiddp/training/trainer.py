@@ -46,7 +46,7 @@ class Step:
     """Of the run, counted from 1; without a bound on staleness this rank's own count, which is set
     back to the average of the workers when these pause."""
     batch: Batch
-    _take: Callable[[Compute | None], None]
+    _loop: Loop
     is_taken: bool = False
     has_failed: bool = False
 
@@ -61,15 +61,10 @@ class Step:
             raise MpiddpError(f"expected one take() for step {self.number}, found a second one")
         self.is_taken = True
         try:
-            self._take(compute)
+            self._loop.take_batch(self, compute)
         except BaseException:
             self.has_failed = True
             raise
-
-    def check(self) -> None:
-        """Raises MpiddpError if it was not taken."""
-        if not self.is_taken:
-            raise MpiddpError(f"expected take() to be called for step {self.number}, found no call")
 
 
 @dataclass(frozen=True)
@@ -180,14 +175,12 @@ class Loop:
         self.training, self.saver, self.run = training, saver, run
         self.reports = Reports(training, path, position.step)
         self.epoch = saver.epoch
-        self.position = position
-        """Of the next step; ranks that share batches each have their own within an epoch."""
         self.is_left = False
         """Whether a rank has left the loop early; the same on all ranks, from `_settle_steps`."""
         self._agreed = position
         """The last position that was the same on all ranks."""
-        self._number = self._left = 0
-        """Steps since then, with the one that is under way, and steps that were left then."""
+        self._taken = self._left = 0
+        """Steps that were made since then, and steps that were left then."""
         self._step_samples = training.configuration.batch_size * len(training.workers)
         """Of a step of all ranks."""
         self._meter: NetworkMeter | None = None
@@ -196,6 +189,15 @@ class Loop:
         self._step: Step | None = None
         """Of this rank's, under way."""
         training.failure_handler.end_step(position.step or None)
+
+    @property
+    def position(self) -> Position:
+        """Of the next step; ranks that share batches each have their own within an epoch."""
+        agreed, taken = self._agreed, self._taken
+        if not taken:
+            return agreed
+        samples = agreed.samples + taken * self._step_samples
+        return Position(agreed.epoch, samples, agreed.step + taken)
 
     # From an epoch's beginning to its end
 
@@ -215,52 +217,72 @@ class Loop:
         Ranks that share batches pause for checkpoints before the epoch's end.
         """
         training, clock = self.training, self.training.engine.clock
+        reader = training.batches.reader
         while True:
-            self.epoch.count_time()
-            self._agreed = self.position
-            self._number, self._left = 0, training.batches.count(self.position.samples)
-            steps = self.saver.count_steps(self.position.step)
+            position = self._agreed
+            self._left = training.batches.count(position.samples)
+            steps = self.saver.count_steps(position.step)
             clock.skip()
-            for batch in _read_batches(training, self.position, steps):
-                clock.end_reading(training.batches.reader.take_work())
-                self._number += 1
+            for batch in _read_batches(training, position, steps):
+                clock.end_reading(reader.work)
                 yield batch
                 clock.skip()
             self._settle_steps()
-            if self.is_left or training.batches.count(self.position.samples) == 0:
+            if self.is_left or training.batches.count(self._agreed.samples) == 0:
                 return
             training.engine.update.settle()
-            self.reports.flush()
-            self.saver.after_pause(self.position)
+            self.prepare_checkpoint()
+            self.saver.after_pause(self._agreed)
 
     def begin_step(self, batch: Batch) -> Step:
-        training, position = self.training, self.position
-        step = position.step + 1
-        describe = partial(_describe_batch, training, step, self._number - 1)
-        take = partial(_take_batch, training, batch, step, describe, self.epoch.totals)
-        self._step = Step(position.epoch, step, batch, take)
-        training.failure_handler.begin_step(step)
+        number = self._agreed.step + self._taken + 1
+        self._step = Step(self._agreed.epoch, number, batch, self)
+        self.training.failure_handler.begin_step(number)
         return self._step
+
+    def take_batch(self, step: Step, compute: Compute | None) -> None:
+        """What `Step.take` does."""
+        training, engine = self.training, self.training.engine
+        if training.batches.reader.left_out:
+            report_left_out(training.batches.reader, training.session, f"step {step.number}")
+        if training.slowdown is not None:
+            training.slowdown.wait(step.number - 1)
+            engine.clock.end(Stage.FORWARD)
+        device, totals = training.session.device, self.epoch.totals
+        describe = partial(self._describe, step.number)
+        bad = engine.take_step(step.batch, device, totals, describe, compute)
+        if bad is not None:
+            text = f"the loss is {bad.item()} {describe()}: the step is left out"
+            warn(training.session, text)
+
+    def _describe(self, step: int) -> str:
+        """A step since ranks were last at the same position, with its samples."""
+        samples = self.training.batches.find_samples(step - self._agreed.step - 1)
+        return f"in step {step}, with training {describe_numbers(samples)}"
 
     def end_step(self) -> None:
         """Do what is due after a step of this rank, or of others. Raises MpiddpError if this rank's
         was not taken, and PreemptedError."""
         training, step = self.training, self._step
         if step is not None:
-            step.check()
+            if not step.is_taken:
+                raise MpiddpError(
+                    f"expected take() to be called for step {step.number}, found no call"
+                )
             self._step = None
-            batch = self._agreed.samples // self._step_samples + self._number
-            self.reports.after_step(self._following, batch, self.epoch.totals)
-        self.position = self._following
-        training.failure_handler.end_step(self.position.step)
-        self.epoch.count_time()
-        if self._number < self._left and not training.batches.is_shared:
-            self.saver.after_step(self.position, self.reports.flush)
+        self._taken += 1
+        if step is not None and self.reports.follows_steps:
+            batch = self._agreed.samples // self._step_samples + self._taken
+            self.reports.after_step(self.position, batch, self.epoch.totals)
+        number = self._agreed.step + self._taken
+        training.failure_handler.end_step(number)
+        if self._taken < self._left and not training.batches.is_shared:
+            self.saver.after_step(number, self)
 
-    @property
-    def _following(self) -> Position:
-        position = self.position
-        return Position(position.epoch, position.samples + self._step_samples, position.step + 1)
+    def prepare_checkpoint(self) -> None:
+        """The epoch's sums are as they are now, and rows of steps are written."""
+        self.epoch.count_time()
+        self.reports.flush()
 
     def _settle_steps(self, *, is_left: bool = False) -> None:
         """Have all gradients applied; the position is the same on all ranks then."""
@@ -269,16 +291,17 @@ class Loop:
         training.engine.guard.settle()
         training.engine.update.finish_epoch()
         self.is_left = self._ask_left(is_left)
-        steps = self.position.step - agreed.step
-        samples, steps = training.batches.sum_up(steps, training.session.gather)
+        samples, steps = training.batches.sum_up(self._taken, training.session.gather)
         if steps:
-            self.position = Position(agreed.epoch, agreed.samples + samples, agreed.step + steps)
-            training.failure_handler.end_step(self.position.step)
+            self._agreed = Position(agreed.epoch, agreed.samples + samples, agreed.step + steps)
+            self._taken = 0
+            training.failure_handler.end_step(self._agreed.step)
+        self.epoch.count_time()
 
     def end_epoch(self) -> None:
         """Measure and report the epoch, and make a checkpoint if one is due."""
         training = self.training
-        is_last = self.position.epoch == training.configuration.epochs
+        is_last = self._agreed.epoch == training.configuration.epochs
         training.engine.update.exchange_weights(is_due=True)
         training.engine.clock.settle()
         row = self._sum_epoch()
@@ -296,14 +319,14 @@ class Loop:
         found = gather_costs(training.session, costs, network)
         row = add_costs(row, found)
         self.reports.end_epoch(row, found)
-        self.position = Position(row.epoch + 1, 0, row.step, row)
+        self._agreed = Position(row.epoch + 1, 0, row.step, row)
         self.epoch.clear()
         if not is_last:
-            self.saver.after_epoch(self.position)
+            self.saver.after_epoch(self._agreed)
 
     def _sum_epoch(self) -> metrics.Row:
         """The row of all ranks. Raises MpiddpError if the mean loss is not finite."""
-        training, position = self.training, self.position
+        training, position = self.training, self._agreed
         training.engine.traffic.finish_epoch(self.epoch.costs)
         average = self.epoch.totals.reduce()
         self.epoch.count_time()
@@ -360,7 +383,7 @@ class Loop:
             return
         try:
             if step.is_taken:
-                self.saver.note_last(self._following.step)
+                self.saver.note_last(step.number)
                 self.end_step()
             self._settle_steps(is_left=True)
         except PreemptedError:
@@ -408,27 +431,6 @@ class Loop:
             self.training.engine.average.apply()
 
 
-def _take_batch(
-    training: Training,
-    batch: Batch,
-    step: int,
-    describe: Callable[[], str],
-    totals: metrics.Totals,
-    compute: Compute | None = None,
-) -> None:
-    """``describe`` names the step, counted from 1, with rank and samples."""
-    report_left_out(training.batches.reader, training.session, f"step {step}")
-    if training.slowdown is not None:
-        training.slowdown.wait(step - 1)
-        training.engine.clock.end(Stage.FORWARD)
-    engine = training.engine
-    if compute is not None:
-        engine = replace(engine, forward=replace(engine.forward, compute=compute))
-    bad = engine.take_step(batch, training.session.device, totals, describe)
-    if bad is not None:
-        warn(training.session, f"the loss is {bad.item()} {describe()}: the step is left out")
-
-
 def _count_staleness(training: Training) -> dict[int, int] | None:
     """How often a gradient was so many updates late, over all servers; None without any."""
     mine = training.engine.update.staleness
@@ -438,12 +440,6 @@ def _count_staleness(training: Training) -> dict[int, int] | None:
     for found in training.session.gather(mine):
         counts.update(found)
     return dict(sorted(counts.items()))
-
-
-def _describe_batch(training: Training, step: int, batch: int) -> str:
-    """``batch``: of the rank's batches since the epoch, or its rest, began; counted from 0."""
-    samples = training.batches.find_samples(batch)
-    return f"in step {step}, with training {describe_numbers(samples)}"
 
 
 def _read_batches(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,18 +19,16 @@ from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.sync.parameter_server.roles import Serving
 from mpiddp.sync.parameter_server.staleness import Clock
 from mpiddp.training import trainer
-from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.config import Configuration, parse
-from mpiddp.training.preparation import Training
 from mpiddp.training.records import run_directory
-from mpiddp.training.saving import Saver
+from mpiddp.training.saving import Saver, SteppedRun
 from mpiddp.training.training_state import Position
 from mpiddp.training.weights import digest_parameters
 
 records: list[str | bytes] = []
 opened: list[run_directory.RunDirectory] = []
 original_open_run = run_directory.open_run
-original_take_batch = trainer._take_batch
+original_take_batch = trainer.Loop.take_batch
 
 
 class CutError(Exception):
@@ -40,9 +38,9 @@ class CutError(Exception):
 class WatchedSaver(Saver):
     """Sees where the training is after each step, and what was due after it."""
 
-    def after_step(self, position: Position, prepare: Callable[[], object]) -> None:
-        super().after_step(position, prepare)
-        self.see(position)
+    def after_step(self, step: int, run: SteppedRun) -> None:
+        super().after_step(step, run)
+        self.see(run.position)
 
     def after_epoch(self, position: Position) -> None:
         super().after_epoch(position)
@@ -78,10 +76,10 @@ def open_run(configuration: Configuration, pause: Any) -> run_directory.RunDirec
     return opened[-1]
 
 
-def take_batch(training: Training, batch: Batch, *rest: Any) -> None:
-    for sample in batch[0]:
+def take_batch(loop: trainer.Loop, step: trainer.Step, *rest: Any) -> None:
+    for sample in step.batch.inputs:
         records.append(hashlib.sha256(sample.numpy().tobytes()).digest())
-    original_take_batch(training, batch, *rest)
+    original_take_batch(loop, step, *rest)
 
 
 def run_late(session: Session, words: Sequence[str], cuts: Sequence[int]) -> list[str | bytes]:
@@ -123,7 +121,7 @@ def run(
         torch.rand(7)
         with (
             mock.patch.object(trainer, "Saver", CutSaver),
-            mock.patch.object(trainer, "_take_batch", take_batch),
+            mock.patch.object(trainer.Loop, "take_batch", take_batch),
             mock.patch.object(run_directory, "open_run", open_run),
         ):
             try:

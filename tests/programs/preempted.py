@@ -20,9 +20,7 @@ from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.process import step_agreement as agreement
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.training import saving, trainer
-from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.config import parse
-from mpiddp.training.preparation import Training
 from mpiddp.training.saving import Saver
 from mpiddp.training.task.task import find_task
 from mpiddp.training.trainer import Handlers
@@ -194,16 +192,17 @@ def run_shared(
     RecordingSaver.seconds = seconds
     signals, taken = MadeUpSignals(), 0
     ranks, batches = call if call is not None else ((), 0)
-    take = trainer._take_batch
+    take = trainer.Loop.take_batch
 
     def receive() -> None:
         if session.world.rank in ranks:
             signals.received = signal.SIGUSR2
 
-    def take_batch(training: Training, batch: Batch, *rest: Any) -> None:
+    def take_batch(loop: trainer.Loop, step: trainer.Step, *rest: Any) -> None:
         nonlocal taken
-        take(training, batch, *rest)
-        found.samples.extend(hashlib.sha256(each.numpy().tobytes()).digest() for each in batch[0])
+        take(loop, step, *rest)
+        inputs = step.batch.inputs
+        found.samples.extend(hashlib.sha256(each.numpy().tobytes()).digest() for each in inputs)
         taken += 1
         if call is not None and taken == max(batches, 1):
             receive()
@@ -211,6 +210,6 @@ def run_shared(
 
     if batches == 0:
         receive()
-    with mock.patch.object(trainer, "_take_batch", take_batch):
+    with mock.patch.object(trainer.Loop, "take_batch", take_batch):
         found.left = train(session, words, signals, RecordingSaver)
     return found

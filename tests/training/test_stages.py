@@ -20,7 +20,7 @@ from torch import nn
 import trainings
 from mpiddp.launch.session import Session
 from mpiddp.sync import ddp_hook
-from mpiddp.training.data.samples import Batch, Key, Samples, Work
+from mpiddp.training.data.samples import Batch, Key, Samples
 from mpiddp.training.options.groups.straggler import Slowdown
 from mpiddp.training.step import stages
 from mpiddp.training.step.stages import Costs, GpuStageClock, Stage, StageClock, time_buffers
@@ -54,11 +54,11 @@ def test_time_belongs_to_the_stage_that_ends(ticks: None) -> None:
 def test_waiting_for_a_batch_is_split_as_the_work_on_it_was(ticks: None) -> None:
     clock = StageClock()
     # A worker has done more than the rank has waited for.
-    clock.end_reading(Work(read=1.0, transform=3.0))
-    clock.end_reading(Work())
+    clock.end_reading((1.0, 3.0))
+    clock.end_reading((0.0, 0.0))
     assert clock.costs.seconds == [1.25, 0.75, 0, 0, 0, 0, 0]
     # The rest was the start of a worker.
-    clock.end_reading(Work(transform=0.5))
+    clock.end_reading((0.0, 0.5))
     assert clock.costs.seconds == [1.75, 1.25, 0, 0, 0, 0, 0]
     assert clock.costs.data_seconds == [1, 3.5]
 

@@ -60,6 +60,8 @@ def assign_roles(ranks: int, servers: int, *, dedicated: bool) -> Roles:
 class Serving:
     """This rank's part: a thread if it serves, and a worker if it computes."""
 
+    averages_weights = False
+
     def __init__(
         self,
         session: Session,

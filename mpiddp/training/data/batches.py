@@ -46,22 +46,16 @@ class Cut:
         rest = 0 if self.drops_last else samples % self.step_samples
         return max(1, rest // self.ranks) if rest else self.batch_size
 
-    def cut(self, order: Sequence[int]) -> Iterator[BatchPart]:
+    def cut(self, epoch: int, order: Sequence[int]) -> Iterator[Key]:
         """This rank's batches."""
-        for step in range(self.count(len(order))):
-            begin = step * self.step_samples
-            samples = order[begin : begin + self.step_samples]
-            mine = samples[self.rank :: self.ranks]
+        size, rank, ranks = self.step_samples, self.rank, self.ranks
+        end = self.count(len(order)) * size
+        for begin in range(0, end, size):
+            samples = order[begin : begin + size]
+            mine = samples[rank::ranks]
+            weight = len(mine) * ranks / len(samples)
             # A model cannot take a batch without samples.
-            yield BatchPart(list(mine or samples[:1]), len(mine) * self.ranks / len(samples))
-
-
-@dataclass(frozen=True)
-class BatchPart:
-    """The samples of one rank's batch, by position, and its ``Batch.weight``."""
-
-    positions: list[int]
-    weight: float
+            yield Key(epoch, list(mine or samples[:1]), begin + size == end, weight)
 
 
 class Share:
@@ -83,17 +77,14 @@ class Share:
         """Steps that are left, the same on all ranks."""
         return self.cut.count(self.samples - taken)
 
-    def list_keys(self) -> list[Key]:
-        keys = [Key(self._epoch, part.positions) for part in self.list_parts()]
-        return [*keys[:-1], *(key._replace(is_last=True) for key in keys[-1:])]
-
-    def list_parts(self) -> Iterator[BatchPart]:
+    def make_keys(self) -> Iterator[Key]:
+        """The rest of the epoch's, one by one: a list of them would be work for the collector."""
         order: Sequence[int] = range(self.samples)
         if self.shuffles:
             generator = torch.Generator()
             generator.manual_seed(self.seed + self._epoch)
             order = torch.randperm(self.samples, generator=generator).tolist()
-        return self.cut.cut(order[self._taken :])
+        return self.cut.cut(self._epoch, order[self._taken :])
 
 
 class BatchSource(Protocol):
@@ -134,7 +125,7 @@ class TrainingBatches:
     is_shared = False
 
     def find_samples(self, number: int) -> list[int]:
-        return next(itertools.islice(self.share.list_parts(), number, None)).positions
+        return next(itertools.islice(self.share.make_keys(), number, None)).positions
 
     def start(self, epoch: int, taken: int = 0, steps: int | None = None) -> Iterator[Batch]:
         """Return the batches of ``epoch``, in an order that only the seed and it decide.
@@ -143,12 +134,7 @@ class TrainingBatches:
         that take equally many batches need not pause.
         """
         self.share.begin(epoch, taken)
-        return (
-            Batch(batch.inputs, batch.targets, part.weight)
-            for batch, part in zip(
-                self.reader.read(self.share.list_keys()), self.share.list_parts(), strict=True
-            )
-        )
+        return self.reader.read(self.share.make_keys())
 
     def count(self, taken: int = 0) -> int:
         return self.share.count(taken)
@@ -191,7 +177,7 @@ class SharedBatches:
         """
         self._share.begin(epoch, taken)
         most = None if steps is None else steps * self._workers
-        keys = self._share.list_keys()[:most]
+        keys = list(itertools.islice(self._share.make_keys(), most))
         while (number := self._ticket()) < len(keys):
             self._present = keys[number].positions
             yield from self.reader.read([keys[number]])

@@ -176,10 +176,6 @@ def by_position(split: Split | MapStyle | IterableStyle, seed: int) -> Split | M
     return cast(MapStyle, split)
 
 
-def _keep(features: Any) -> Any:
-    return features
-
-
 @dataclass(frozen=True)
 class Split:
     """Samples and their classes or other targets, in memory.
@@ -194,7 +190,7 @@ class Split:
     """An array (samples, …); or several, in a tuple, list or dict."""
     labels: NDArray[np.int64]
     """Shape (samples, …); classes are 0 to classes - 1."""
-    convert: Callable[[Any], Any] = _keep
+    convert: Callable[[Any], Any] | None = None
     """Makes of features, for any number of samples, what is fed to a model."""
     augment: Callable[[Any], Any] | None = None
     """Varies the features of one sample. What it draws comes from torch's default generator."""
@@ -216,15 +212,16 @@ class Split:
             # Half of the time that indexing takes.
             return torch.from_numpy(array).index_select(0, index)
 
-        return self.convert(map_leaves(take, self.features)), take(self.labels)
+        features = map_leaves(take, self.features)
+        return features if self.convert is None else self.convert(features), take(self.labels)
 
     def wrap_transforms(self, wrap: Callable[[Any], Any]) -> Split:
         """The split with other functions in place of its own: those that ``wrap`` makes of them.
 
         The trainer times transforms with it, if a split of any kind has this method.
         """
-        augment = self.augment and wrap(self.augment)
-        return replace(self, convert=wrap(self.convert), augment=augment)
+        convert, augment = self.convert and wrap(self.convert), self.augment and wrap(self.augment)
+        return replace(self, convert=convert, augment=augment)
 
     def digest(self) -> bytes:
         digest = hashlib.sha256()

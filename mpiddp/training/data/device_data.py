@@ -30,10 +30,15 @@ class DeviceSplit:
 
     def read(self, positions: Sequence[int]) -> tuple[Any, torch.Tensor]:
         """Features and labels of several samples, on the device, without waiting for it."""
-        device = self.labels.device
-        index = torch.tensor(positions, pin_memory=device.type == "cuda")
-        index = index.to(device, non_blocking=True)
-        return map_leaves(lambda each: each[index], self.features), self.labels[index]
+        features, labels = self.features, self.labels
+        index = torch.tensor(positions, pin_memory=labels.is_cuda)
+        if labels.is_cuda:
+            index = index.to(labels.device, non_blocking=True)
+        # It takes half of the time that indexing does.
+        if isinstance(features, torch.Tensor):
+            return features.index_select(0, index), labels.index_select(0, index)
+        taken = map_leaves(lambda each: each.index_select(0, index), features)
+        return taken, labels.index_select(0, index)
 
 
 def place(split: Split | MapStyle, device: torch.device) -> Split | MapStyle | DeviceSplit:
@@ -45,6 +50,19 @@ def place(split: Split | MapStyle, device: torch.device) -> Split | MapStyle | D
         return move(split, device) if fits(split, free) else split
     except Exception:
         # What cannot be converted is told when its batch is due.
+        return split
+
+
+def hold(split: Split | MapStyle | DeviceSplit) -> Split | MapStyle | DeviceSplit:
+    """The split as tensors in its own memory, if it is fed to the model as it is."""
+    if not isinstance(split, Split) or split.convert is not None or split.augment is not None:
+        return split
+    try:
+        return DeviceSplit(
+            map_leaves(torch.from_numpy, split.features), torch.from_numpy(split.labels)
+        )
+    except (TypeError, ValueError):
+        # What no tensor can hold is told when its batch is due.
         return split
 
 

@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import resource_tracker
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from mpiddp.errors import MpiddpError
-from mpiddp.training.data.device_data import DeviceSplit
+from mpiddp.training.data.device_data import DeviceSplit, hold
 from mpiddp.training.data.samples import Answer, Batch, Key, Samples, UnreadableSampleError, Work
 from mpiddp.training.data.structure import map_leaves
 
@@ -52,6 +52,8 @@ class Reader:
 
     def __init__(self, samples: Samples, reading: Reading = HERE) -> None:
         self._samples = samples.time_transforms()
+        if not reading.workers:
+            self._samples = replace(self._samples, split=hold(self._samples.split))
         self._reading = reading
         self._order = _Order()
         self._loader: DataLoader[Answer] | None = None
@@ -59,34 +61,23 @@ class Reader:
         """An iterator of the loader, whose processes it holds."""
         self.left_out: list[UnreadableSampleError] = []
         """What nobody has reported yet."""
-        self._work = Work()
+        self.work: Work = (0.0, 0.0)
         """Of the last batch."""
 
     def read(self, keys: Iterable[Key]) -> Iterator[Batch]:
         """Raises UnreadableSampleError, BatchError, MpiddpError for a worker that died."""
-        if self._reading.workers and not isinstance(self._samples.split, DeviceSplit):
-            return map(self._accept, self._read_ahead(list(keys)))
-        return map(self._pin, map(self._accept, map(self._samples.__getitem__, keys)))
-
-    def take_work(self) -> Work:
-        """What the last batch took; nothing the next time."""
-        work, self._work = self._work, Work()
-        return work
-
-    def _accept(self, answer: Answer) -> Batch:
-        self._work = answer.work
-        if answer.batch is None:
-            assert answer.problem is not None
-            raise answer.problem
-        if isinstance(answer.problem, UnreadableSampleError):
-            self.left_out.append(answer.problem)
-        return answer.batch
-
-    def _pin(self, batch: Batch) -> Batch:
-        if not self._reading.pins or batch.device.type == "cuda":
-            return batch
-        inputs, targets = (map_leaves(torch.Tensor.pin_memory, each) for each in batch[:2])
-        return batch._replace(inputs=inputs, targets=targets)
+        samples, pins = self._samples, self._reading.pins
+        answers: Iterator[Answer] = map(samples.__getitem__, keys)
+        if self._reading.workers and not isinstance(samples.split, DeviceSplit):
+            answers, pins = self._read_ahead(list(keys)), False  # The loader has pinned them.
+        for batch, problem, work in answers:
+            self.work = work
+            if batch is None:
+                assert problem is not None
+                raise problem
+            if isinstance(problem, UnreadableSampleError):
+                self.left_out.append(problem)
+            yield _pin(batch) if pins else batch
 
     def _read_ahead(self, keys: list[Key]) -> Iterator[Answer]:
         if not keys:
@@ -134,6 +125,13 @@ class Reader:
             generator=torch.Generator(),
             persistent_workers=True,
         )
+
+
+def _pin(batch: Batch) -> Batch:
+    if batch.device.type == "cuda":
+        return batch
+    inputs, targets = (map_leaves(torch.Tensor.pin_memory, each) for each in batch[:2])
+    return batch._replace(inputs=inputs, targets=targets)
 
 
 class _Order(Sampler[Key]):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.utils.data import Dataset, default_collate
@@ -75,13 +75,12 @@ class Key(NamedTuple):
     """In the split."""
     is_last: bool = False
     """Whether the reader asks for no more in this epoch."""
+    weight: float = 1.0
+    """The batch's."""
 
 
-class Work(NamedTuple):
-    """Seconds that a batch took the process that read it."""
-
-    read: float = 0.0
-    transform: float = 0.0
+Work: TypeAlias = tuple[float, float]
+"""Seconds of reading a batch and of transforming it, in the process that did so."""
 
 
 class Stopwatch:
@@ -108,7 +107,7 @@ class Answer(NamedTuple):
     """None if nothing could be read, or what could not be read ends the run."""
     problem: MpiddpError | None
     """UnreadableSampleError, or BatchError without a batch."""
-    work: Work = Work()
+    work: Work = (0.0, 0.0)
 
 
 class UnreadableSampleError(MpiddpError):
@@ -147,53 +146,60 @@ class Samples(Dataset[Answer]):
 
     def read(self, key: Key) -> Batch:
         """Raises whatever the data set raises."""
-        if isinstance(self.split, DeviceSplit) or (
-            isinstance(self.split, Split) and self.split.augment is None
-        ):
-            return Batch(*self.split.read(key.positions))
+        split = self.split
+        if isinstance(split, DeviceSplit) or (isinstance(split, Split) and split.augment is None):
+            inputs, targets = split.read(key.positions)
+            return Batch(inputs, targets, key.weight)
         pairs = []
         with kept_generators():
             for position in key.positions:
-                if isinstance(self.split, Stream):
-                    pairs.append(self.split.take(key.epoch, position))
+                if isinstance(split, Stream):
+                    pairs.append(split.take(key.epoch, position))
                     continue
                 seed_cpu_generators(mix_seed(self.seed, key.epoch, position))
-                pairs.append(self.split[position])
-            if isinstance(self.split, Stream) and key.is_last:
-                self.split.finish()
-        if isinstance(self.split, Split):
-            features, labels = zip(*pairs, strict=True)
-            is_single = isinstance(features[0], torch.Tensor)
-            joined = torch.stack(features) if is_single else default_collate(list(features))
-            return Batch(self.split.convert(joined), torch.stack(labels))
-        return Batch(*separate(default_collate(pairs)))
+                pairs.append(split[position])
+            if isinstance(split, Stream) and key.is_last:
+                split.finish()
+        if not isinstance(split, Split):
+            return Batch(*separate(default_collate(pairs)), key.weight)
+        features, labels = zip(*pairs, strict=True)
+        is_single = isinstance(features[0], torch.Tensor)
+        joined = torch.stack(features) if is_single else default_collate(list(features))
+        if split.convert is not None:
+            joined = split.convert(joined)
+        return Batch(joined, torch.stack(labels), key.weight)
 
     def __getitem__(self, key: Key) -> Answer:
         begin, before = time.perf_counter(), self.watch.seconds
-        answer = self._answer(key)
-        transform = self.watch.seconds - before
-        return answer._replace(work=Work(time.perf_counter() - begin - transform, transform))
-
-    def _answer(self, key: Key) -> Answer:
+        batch: Batch | None = None
+        problem: Exception | None = None
         try:
-            return Answer(self.read(key), None)
-        except FormError as error:
+            batch = self.read(key)
+        except Exception as error:  # Also a data set's own.
+            problem = error
+        if problem is not None:
+            batch, problem = self._read_without(problem, key)
+        transform = self.watch.seconds - before
+        return Answer(batch, problem, (time.perf_counter() - begin - transform, transform))
+
+    def _read_without(self, error: Exception, key: Key) -> tuple[Batch | None, MpiddpError | None]:
+        """What can be read of a key whose reading has raised ``error``, and what is wrong."""
+        if isinstance(error, FormError):
             what = f"{self.what} {describe_numbers(key.positions)}"
-            return Answer(None, BatchError(f"{what} make no batch: {error}"))
-        except StreamError as error:
+            return None, BatchError(f"{what} make no batch: {error}")
+        if isinstance(error, StreamError):
             found = BatchError(f"{self.what} data: {error}")
             found.add_note("".join(traceback.format_exception(error)).rstrip())
-            return Answer(None, found)
-        except Exception:  # A data set's own.
-            good, problem = self._try_each(key)
+            return None, found
+        good, problem = self._try_each(key)
         if problem is not None and (not self.skips or not good):
-            return Answer(None, problem)
+            return None, problem
         try:
-            return Answer(self.read(Key(key.epoch, good)), problem)
+            return self.read(key._replace(positions=good, is_last=False)), problem
         except Exception as error:  # Each can be read: it is torch's collation that raises.
             text = " ".join(f"{type(error).__name__}: {error}".split())
             what = f"{self.what} {describe_numbers(good)} do not make a batch: {text}"
-            return Answer(None, BatchError(what))
+            return None, BatchError(what)
 
     def find_readable(self, key: Key, count: int) -> list[int]:
         """The first ``count`` of the key's positions that can be read, or fewer."""

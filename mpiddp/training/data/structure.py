@@ -64,7 +64,8 @@ def _fill(form: Any, leaves: Iterable[Any]) -> Any:
 
 def count_samples(value: Any) -> int:
     """Of inputs or targets of a batch."""
-    return len(value) if isinstance(value, torch.Tensor) else len(list_leaves(value)[0])
+    # len() of a tensor is a function in Python.
+    return value.shape[0] if isinstance(value, torch.Tensor) else len(list_leaves(value)[0])
 
 
 def find_shape(inputs: Any) -> Any:

@@ -57,25 +57,26 @@ class Totals:
         """``metrics``: by name, from outputs and targets of a batch to the sum over its samples."""
         self._device = device
         self._defers = device.type != "cpu"
-        self._metrics = metrics
+        self._metrics, self._functions = metrics, tuple(metrics.values())
         self._sums = [0.0] * (3 + len(metrics))
         """Of losses, samples, batches left out, and metrics."""
         self._pending: list[tuple[int, list[torch.Tensor]]] = []
         """Samples, mean loss and metrics of batches that are not added yet."""
 
-    @torch.no_grad()
-    def add(self, loss: torch.Tensor, outputs: Any, targets: Any) -> None:
+    def add(self, loss: torch.Tensor | float, outputs: Any, targets: Any) -> None:
         """Count a batch: its mean loss, and outputs and targets of shapes (samples, …).
 
         A metric may return a plain number, for example if it has nothing to count.
         """
-        values = [loss, *(metric(outputs, targets) for metric in self._metrics.values())]
-        samples = count_samples(targets)
-        if not self._defers:
-            self._count(samples, [float(value) for value in values])
-            return
-        # Neither graphs nor outputs are kept until then.
-        self._pending.append((samples, [self._hold(value) for value in values]))
+        samples, values = count_samples(targets), [loss]
+        with torch.no_grad():
+            for metric in self._functions:
+                values.append(metric(outputs, targets))
+            if self._defers:
+                # Neither graphs nor outputs are kept until then.
+                self._pending.append((samples, [self._hold(value) for value in values]))
+            else:
+                self._count(samples, values)
         if len(self._pending) == MOST_PENDING:
             self._settle()
 
@@ -83,12 +84,13 @@ class Totals:
         held = torch.as_tensor(value, dtype=torch.float64, device=self._device)
         return (held.clone() if held is value else held).detach().reshape(())
 
-    def _count(self, samples: int, values: Sequence[float]) -> None:
-        sums, (loss, *metrics) = self._sums, values
-        sums[0] += loss * samples
+    def _count(self, samples: int, values: Sequence[torch.Tensor | float]) -> None:
+        sums, place = self._sums, 3
+        sums[0] += float(values[0]) * samples
         sums[1] += samples
-        for place, value in enumerate(metrics, start=3):
-            sums[place] += value
+        for value in values[1:]:
+            sums[place] += float(value)
+            place += 1
 
     def _settle(self) -> None:
         """Wait for the GPU, and add what it has computed."""

@@ -129,19 +129,22 @@ class LossGuard:
         if self._buffers:
             torch._foreach_copy_(self._saved, self._buffers)
 
-    def examine(self, loss: torch.Tensor, describe: Callable[[], str]) -> bool:
-        """Before the backward pass: whether the loss is not finite.
+    def examine(self, loss: torch.Tensor, describe: Callable[[], str]) -> float | None:
+        """Before the backward pass: the loss; None if reading it now would wait for a GPU.
 
-        ``describe`` names step, rank and samples. Raises MpiddpError if the run is to end, which
-        is also where skipping cannot help, since the weights themselves are not finite. On a GPU
-        the run ends one step later, since reading the loss now would wait for the GPU.
+        ``describe`` names step, rank and samples. Raises MpiddpError if the loss is not finite and
+        the run is to end, which is also where skipping cannot help, since the weights themselves
+        are not finite. On a GPU the run ends one step later.
         """
         if self._marked is not None:
             self._marked.loss = loss.detach()
-        if not self.skips and loss.is_cuda:
+        if loss.is_cuda and not self.skips:
             self._examine_later(loss, describe)
-            return False
-        return self._refuse(loss.item(), describe)
+            return None
+        value: float = loss.item()
+        if not math.isfinite(value):
+            self._refuse(value, describe)
+        return value
 
     def settle(self) -> None:
         """After the last step of an epoch, and before weights are saved. Raises MpiddpError."""
@@ -149,7 +152,8 @@ class LossGuard:
             value, event, describe = self._late
             self._late = None
             event.synchronize()
-            self._refuse(value.item(), describe)
+            if not math.isfinite(found := value.item()):
+                self._refuse(found, describe)
 
     def restore(self) -> None:
         """After a step that was left out: buffers are as they were before it."""
@@ -164,9 +168,8 @@ class LossGuard:
         event.record()
         self._late = value, event, describe
 
-    def _refuse(self, value: float, describe: Callable[[], str]) -> bool:
-        if math.isfinite(value):
-            return False
+    def _refuse(self, value: float, describe: Callable[[], str]) -> None:
+        """Raise MpiddpError, unless leaving out the step helps."""
         found = f"expected a finite training loss, found {value} {describe()}"
         if not self.skips:
             raise MpiddpError(
@@ -178,7 +181,6 @@ class LossGuard:
                 f"{found}: the weights are not finite any more, so that leaving out the step would "
                 "not help; try a smaller --learning-rate"
             )
-        return True
 
 
 def refuse_divergence(what: str, loss: float, epoch: int) -> None:

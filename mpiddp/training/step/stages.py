@@ -10,12 +10,13 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from mpiddp.torch_internals import queue_after_backward
+from mpiddp.torch_internals import find_queue_after_backward
 from mpiddp.training.data.samples import Work
 from mpiddp.training.records.history import STAGES
 
@@ -67,8 +68,13 @@ class StageClock:
         """``waits``: whether a backward pass may wait for other ranks."""
         self.costs = Costs()
         """What is counted here."""
-        self._waits = waits
+        self.waits = waits
+        """Whether a backward pass is to be watched."""
+        self.last_of_backward = Stage.COMMUNICATION if waits else Stage.BACKWARD
+        """What a backward pass ends with."""
         self._last = time.perf_counter()
+        self._queue_after_backward = find_queue_after_backward()
+        self._end_computing = partial(self.end, Stage.BACKWARD)
 
     def count_in(self, costs: Costs) -> None:
         """An epoch brings its own."""
@@ -89,13 +95,14 @@ class StageClock:
 
         What took longer than this work, such as the start of workers, is no transform.
         """
-        before = self.costs.seconds[Stage.READ]
-        self.end(Stage.READ)
-        waited = self.costs.seconds[Stage.READ] - before
-        share = work.transform / (sum(work) or 1.0)
-        self.move(min(share * waited, work.transform), Stage.READ, Stage.TRANSFORM)
-        for place, seconds in enumerate(work):
-            self.costs.data_seconds[place] += seconds
+        now, (read, transform), costs = time.perf_counter(), work, self.costs
+        waited, self._last = now - self._last, now
+        costs.data_seconds[0] += read
+        if transform:
+            costs.data_seconds[1] += transform
+            transform = min(transform, waited * transform / (read + transform))
+            costs.seconds[Stage.TRANSFORM] += transform
+        costs.seconds[Stage.READ] += waited - transform
 
     def read(self) -> Any:
         """This moment: of time.perf_counter, or on a GPU an event in its stream."""
@@ -123,19 +130,11 @@ class StageClock:
 
         What follows within the same backward pass is waiting: DDP does it at the end, after this.
         """
-        if self._waits:
-            loss.register_hook(self._queue_end)
-
-    def end_backward(self) -> None:
-        """After a backward pass that was watched."""
-        self.end(Stage.COMMUNICATION if self._waits else Stage.BACKWARD)
+        loss.register_hook(self._queue_end)
 
     def _queue_end(self, _: torch.Tensor) -> None:
         # Autograd calls what was queued first before what DDP queues, which waits for all buckets.
-        queue_after_backward(self._end_computing)
-
-    def _end_computing(self) -> None:
-        self.end(Stage.BACKWARD)
+        self._queue_after_backward(self._end_computing)
 
     def settle(self) -> None:
         """Wait until all that was done has been counted."""
@@ -179,12 +178,12 @@ class GpuStageClock(StageClock):
         super().skip()
         self._record(None)
 
+    def end_reading(self, work: Work) -> None:
+        super().end_reading(work)
+        self._record(None)
+
     def end(self, stage: Stage) -> None:
-        if stage is Stage.READ:
-            super().end(stage)
-            self._record(None)
-        else:
-            self._record(stage)
+        self._record(stage)
 
     def settle(self) -> None:
         if self._marks:

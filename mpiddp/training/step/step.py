@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.data.structure import call_model, count_samples, map_leaves, split_leaves
-from mpiddp.training.records.metrics import Totals
+from mpiddp.training.records.metrics import Saved, Totals
 from mpiddp.training.step.divergence import LossGuard, MarkedModel
 from mpiddp.training.step.moving_average import MovingAverage
 from mpiddp.training.step.optimizer_step import GuardedUpdate, LocalUpdate
@@ -37,21 +38,32 @@ class Forward:
     precision: Precision
     memory_format: torch.memory_format = torch.preserve_format
     """Of inputs."""
-    compute: Compute | None = None
-    """A script's own, in place of the model and the loss."""
 
-    def __call__(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """A model's outputs and its mean loss, for a batch on its device."""
+    def __call__(
+        self, model: nn.Module, batch: Batch, compute: Compute | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A model's outputs and its mean loss, for a batch on its device.
+
+        ``compute``: a script's own, in place of the model and the loss.
+        """
+        if self.precision.dtype == torch.float32:
+            return self._compute(model, batch, compute)
         with self.precision.autocast():
-            if self.compute is not None:
-                return self.compute(model, batch)
-            outputs = call_model(model, self.arrange(batch.inputs))
-            return outputs, self.loss(outputs, batch.targets)
+            return self._compute(model, batch, compute)
 
-    def arrange(self, inputs: Any) -> Any:
+    def _compute(
+        self, model: nn.Module, batch: Batch, compute: Compute | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if compute is not None:
+            return compute(model, Batch(batch.inputs, batch.targets))
+        inputs = batch.inputs
+        if self.memory_format != torch.preserve_format:
+            inputs = self._arrange(inputs)
+        outputs = model(inputs) if isinstance(inputs, torch.Tensor) else call_model(model, inputs)
+        return outputs, self.loss(outputs, batch.targets)
+
+    def _arrange(self, inputs: Any) -> Any:
         """The inputs, as they are to be stored; of several, the images."""
-        if self.memory_format == torch.preserve_format:
-            return inputs
 
         def store(tensor: torch.Tensor) -> torch.Tensor:
             is_image = tensor.dim() == 4
@@ -74,16 +86,20 @@ def check_gradients(model: nn.Module) -> None:
     ddp: Any = model
     if not isinstance(ddp, DistributedDataParallel):
         ddp = getattr(model, "_orig_mod", None)
-    if not isinstance(ddp, DistributedDataParallel):
-        return
+        if not isinstance(ddp, DistributedDataParallel):
+            return
     try:
         ddp.reducer._check_reducer_finalized()
     except RuntimeError as error:
         if (found := UNUSED.search(str(error))) is None:
             raise
-        numbers = [int(each) for each in found[1].split()]
+        unused = [int(each) for each in found[1].split()]
     else:
         return
+    raise ConfigurationError(_describe_unused(ddp, unused))
+
+
+def _describe_unused(ddp: DistributedDataParallel, numbers: list[int]) -> str:
     module = ddp.module.module if isinstance(ddp.module, MarkedModel) else ddp.module
     names = {id(each): name for name, each in module.named_parameters()}
     trained = [each for each in ddp.module.parameters() if each.requires_grad]
@@ -92,7 +108,7 @@ def check_gradients(model: nn.Module) -> None:
     advice = "give --find-unused-parameters, or have the loss depend on them"
     if ddp.find_unused_parameters:
         advice = "have the loss depend on all outputs of the model"
-    raise ConfigurationError(
+    return (
         "parallel: ddp expected a gradient of each trained parameter in every pass, found none of "
         f"{listed}: {advice}"
     )
@@ -136,48 +152,71 @@ class Engine:
         return self.update.united() if isinstance(self.update, LocalUpdate) else nullcontext()
 
     def take_step(
-        self, batch: Batch, device: torch.device, totals: Totals, describe: Callable[[], str]
+        self,
+        batch: Batch,
+        device: torch.device,
+        totals: Totals,
+        describe: Callable[[], str],
+        compute: Compute | None = None,
     ) -> torch.Tensor | None:
         """Change the weights by a batch of this rank. Collective.
 
-        ``totals`` gets the batch's loss and metrics; ``describe`` names step, rank and samples.
-        The clock gets the time since it was last told of a stage's end.
+        ``totals`` gets the batch's loss and metrics; ``describe`` names step, rank and samples;
+        ``compute`` is a script's own. The clock gets the time since it was last told of a stage's
+        end.
 
         Returns the loss if it is not finite: the step is left out then, on all ranks. Raises
         MpiddpError if such a loss ends the run.
         """
-        before = totals.save() if self.guard.skips else None
+        guard, update, clock = self.guard, self.update, self.clock
+        before: Saved | None = None
+        if guard.skips:
+            before = totals.save()
+            guard.begin_step()
+        update.begin_step()
         bad: torch.Tensor | None = None
-        self.guard.begin_step()
-        self.update.begin_step()
-        parts = split_batch(batch, self.passes)
-        for number, part in enumerate(parts, start=1):
-            with self.hold() if number < len(parts) else nullcontext():
-                inputs, targets, _ = part.to(device)
-                self.clock.end(Stage.TRANSFER)
-                outputs, loss = self.forward(self.model, Batch(inputs, targets))
-                if self.guard.examine(loss, describe):
-                    bad = loss
-                weighted = loss if part.weight == 1 else loss * part.weight
-                scaled = self.forward.precision.scale(weighted)
-                self.clock.watch(scaled)
-                self.clock.end(Stage.FORWARD)
-                torch.autograd.backward(scaled)
-                self.clock.end_backward()
-                self.traffic.count(self.clock)
-            if part.weight > 0:
-                totals.add(loss.detach(), outputs, targets)
-                self.clock.end(Stage.FORWARD)
+        *first, part = split_batch(batch, self.passes) if self.passes > 1 else (batch,)
+        for each in first:
+            with self.hold():
+                loss, is_good = self._take_pass(each.to(device), totals, describe, compute)
+            bad = bad if is_good else loss
+        loss, is_good = self._take_pass(part.to(device), totals, describe, compute)
+        bad = bad if is_good else loss
         check_gradients(self.model)
-        if not self.update.finish_step(is_bad=bad is not None):
-            self.guard.restore()
-        self.update.exchange_weights()
+        if not update.finish_step(is_bad=bad is not None):
+            guard.restore()
+        if update.averages_weights:
+            update.exchange_weights()
         if bad is not None and before is not None:
             totals.restore(before)
             totals.leave_out()
-        self.clock.end(self.traffic.update_stage)
-        self.clock.costs.count_step()
+        clock.end(self.traffic.update_stage)
+        clock.costs.count_step()
         return bad
+
+    def _take_pass(
+        self, part: Batch, totals: Totals, describe: Callable[[], str], compute: Compute | None
+    ) -> tuple[torch.Tensor, bool]:
+        """A forward and a backward pass. Returns the loss, and whether the step may be taken."""
+        clock, forward, weight = self.clock, self.forward, part.weight
+        clock.end(Stage.TRANSFER)
+        outputs, loss = forward(self.model, part, compute)
+        value = self.guard.examine(loss, describe)
+        weighted = loss if weight == 1 else loss * weight
+        scaler = forward.precision.scaler
+        if scaler is not None:
+            weighted = scaler.scale(weighted)
+        if clock.waits:
+            clock.watch(weighted)
+        clock.end(Stage.FORWARD)
+        torch.autograd.backward(weighted)
+        clock.end(clock.last_of_backward)
+        if self.traffic.counts_passes:
+            self.traffic.count(clock)
+        if weight > 0:
+            totals.add(loss.detach() if value is None else value, outputs, part.targets)
+            clock.end(Stage.FORWARD)
+        return loss, value is None or math.isfinite(value)
 
 
 def split_batch(batch: Batch, passes: int) -> list[Batch]:

@@ -15,6 +15,8 @@ class Traffic:
 
     update_stage = Stage.UPDATE
     """What a rank's update belongs to."""
+    counts_passes = False
+    """Whether `count` has something to do."""
 
     def forget(self) -> None:
         """What was sent so far belongs to no step."""
@@ -63,6 +65,8 @@ class FrameworkTraffic(SteadyTraffic):
 class ScheduleTraffic(Traffic):
     """Of an algorithm: the bytes are those of its schedule, on this rank."""
 
+    counts_passes = True
+
     def __init__(self, hook: ScheduleHook) -> None:
         self._hook = hook
 
@@ -85,6 +89,7 @@ class ServerTraffic(Traffic):
     weights may leave a server before its rank comes to the epoch.
     """
 
+    counts_passes = True
     update_stage = Stage.COMMUNICATION
     """A worker waits for the weights, which its servers change meanwhile."""
 

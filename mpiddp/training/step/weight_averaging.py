@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from mpiddp.training.step.moving_average import MovingAverage
 from mpiddp.training.step.optimizer_step import LocalUpdate, Treatment
 from mpiddp.training.step.stages import Stage, StageClock
 
@@ -72,6 +73,7 @@ class AveragingUpdate(LocalUpdate):
     """
 
     is_replicated = False
+    averages_weights = True
     is_of_rank = True
     is_optional = True
 
@@ -90,7 +92,7 @@ class AveragingUpdate(LocalUpdate):
         self._own: list[torch.Tensor] | None = None
         """This rank's weights while the module has the mean, or was not given them yet."""
 
-    def _follow(self, step: int) -> None:
+    def _follow(self, average: MovingAverage, step: int) -> None:
         """The moving average follows the mean alone, and so is the same on all ranks."""
 
     def exchange_weights(self, *, is_due: bool = False) -> None:
