@@ -40,7 +40,7 @@ PROGRAMS = {
     "all_gather_object": Program("all_gather_object", "call"),
     "barrier": Program("barrier", "call"),
 }
-LENGTH = Length(seconds=0.4, fewest=3, most=1000)
+LENGTH = Length(seconds=0.3, fewest=3, most=1000)
 CHECKED_STEPS = 5
 TOLERANCE = 0.01
 """How far off the result may be, relative to what one process found. Sums have other orders, and
@@ -55,7 +55,7 @@ class Plan(trials.Plan):
     """Numbers of ranks."""
     programs: Annotated[tuple[str, ...], Argument(choices=tuple(PROGRAMS))] = tuple(PROGRAMS)
     """See below (default: all)."""
-    repetitions: Count = 6
+    repetitions: Count = 8
     deadline: Seconds = 600.0
 
 

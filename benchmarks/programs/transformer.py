@@ -127,7 +127,7 @@ class Generation:
     def __init__(
         self, group: distributed.ProcessGroup | None, ranks: int, seed: int, split: Split
     ) -> None:
-        """Raises ConfigurationError if the model cannot be split, or not be compiled."""
+        """Raises ConfigurationError if the heads cannot be split."""
         if HEADS % ranks:
             raise ConfigurationError(f"{HEADS} heads cannot be split over {ranks} ranks")
         self._model, parts = Decoder(seed), 1

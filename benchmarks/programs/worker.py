@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import distributed
+from torch._dynamo.exc import BackendCompilerFailed
 
 import mpiddp.torch_backend  # noqa: F401 - registers the backend
 from benchmarks.launching import worker_loop
@@ -71,6 +72,10 @@ class Bench:
             return check(self._kept[key], make(None))
         except ConfigurationError as error:
             return {"refused": str(error)}
+        except BackendCompilerFailed as error:
+            # As without a C++ compiler.
+            reason = str(error.inner_exception).strip().partition("\n")[0]
+            return {"refused": f"torch.compile failed: {reason}"}
 
     def _measure(
         self, program: Program, group: distributed.ProcessGroup, steps: int
