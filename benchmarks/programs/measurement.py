@@ -99,11 +99,13 @@ class Group(trials.Surroundings):
         return [visit.usual for visit in series.samples] if series is not None else []
 
 
-def judge(answers: Sequence[Mapping[str, Any]], expected: str | None) -> str:
+def judge(answers: Sequence[Mapping[str, Any]], contender: Contender, expected: str | None) -> str:
     """What is wrong with the ranks' answers to ``check``; empty if nothing is.
 
     ``expected``: the digest to have; None for any, within rounding.
     """
+    if any((answer["own_calls"] > 0) != (contender == OWN) for answer in answers):
+        return "calls were made over the other backend"
     digests = {answer["digest"] for answer in answers}
     if len(digests) > 1:
         return "the ranks' results differ"
@@ -140,7 +142,7 @@ class Visitor(trials.Visitor[Contender, Visit]):
         answers = self._ask(key, "check", seed=self._seed)
         check_answers(answers)
         expected = self.digests.get(GLOO) if self._ranks == 2 else None
-        if problem := judge(answers, expected):
+        if problem := judge(answers, key, expected):
             self.wrong[key] = problem
             return False
         self.digests[key] = answers[0]["digest"]

@@ -10,10 +10,11 @@ from functools import partial
 
 import torch
 from torch import distributed, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.programs.transformer import make_mesh
 
 BATCH = 8
 """Samples per rank."""
@@ -26,7 +27,7 @@ def wrap_in_ddp(model: nn.Sequential, group: distributed.ProcessGroup) -> nn.Mod
 
 
 def shard(model: nn.Sequential, group: distributed.ProcessGroup) -> nn.Module:
-    mesh = DeviceMesh.from_group(group, "cpu")
+    mesh = make_mesh(group)
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)

@@ -87,6 +87,11 @@ class Decoder(nn.Module):
         return logits
 
 
+def make_mesh(group: distributed.ProcessGroup) -> DeviceMesh:
+    # Its name tells it from other groups' meshes of the same ranks, whose layouts torch would take.
+    return DeviceMesh.from_group(group, "cpu", mesh_dim_names=(group.group_name,))
+
+
 def split_by_hand(model: Decoder, group: distributed.ProcessGroup) -> None:
     """As inference servers do it."""
 
@@ -109,7 +114,7 @@ def split_by_tensors(model: Decoder, group: distributed.ProcessGroup) -> None:
         f"blocks.*.{name}": RowwiseParallel() if dim else ColwiseParallel()
         for name, dim in SPLIT.items()
     }
-    parallelize_module(model, DeviceMesh.from_group(group, "cpu"), plan)
+    parallelize_module(model, make_mesh(group), plan)
 
 
 def _split_blocks(model: Decoder, group: distributed.ProcessGroup, add: Add) -> None:

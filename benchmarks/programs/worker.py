@@ -20,7 +20,7 @@ import mpiddp.torch_backend  # noqa: F401 - registers the backend
 from benchmarks.launching import worker_loop
 from benchmarks.launching.worker_loop import SessionMember
 from benchmarks.programs import objects, training, transformer
-from benchmarks.programs.measurement import BACKENDS, CHECKED_STEPS
+from benchmarks.programs.measurement import BACKENDS, CHECKED_STEPS, OWN
 from mpiddp.errors import ConfigurationError
 
 WARM_UP = 3
@@ -67,15 +67,20 @@ class Bench:
         if command["do"] == "measure":
             return self._measure(self._kept[key], self._groups[backend], command["steps"])
         make = partial(MAKERS[name], ranks=self._ranks, seed=command["seed"])
+        before = self._count_own_calls()
         try:
             self._kept[key] = make(self._groups[backend])
-            return check(self._kept[key], make(None))
+            found = check(self._kept[key], make(None))
+            return {**found, "own_calls": self._count_own_calls() - before}
         except ConfigurationError as error:
             return {"refused": str(error)}
         except BackendCompilerFailed as error:
             # As without a C++ compiler.
             reason = str(error.inner_exception).strip().partition("\n")[0]
             return {"refused": f"torch.compile failed: {reason}"}
+
+    def _count_own_calls(self) -> int:
+        return int(self._groups[OWN.name]._get_sequence_number_for_group())
 
     def _measure(
         self, program: Program, group: distributed.ProcessGroup, steps: int

@@ -29,10 +29,16 @@ def make(program: str, gloo: list[float], own: list[float]) -> Group:
     st.lists(st.sampled_from("ab"), min_size=1, max_size=4),
     st.one_of(st.floats(0, 2 * TOLERANCE), st.just(float("nan"))),
     st.sampled_from([None, "a", "b"]),
+    st.sampled_from([GLOO, OWN]),
+    st.integers(0, 2),
 )
-def test_a_result_is_right_if_all_ranks_have_it_and_one_process_too(digests, error, expected):
-    problem = find_problem([{"digest": each, "error": error} for each in digests], expected)
+def test_a_result_is_right_if_all_ranks_have_it_and_one_process_too(
+    digests, error, expected, contender, calls
+):
+    answers = [{"digest": each, "error": error, "own_calls": calls} for each in digests]
+    problem = find_problem(answers, contender, expected)
     alike = len({*digests}) == 1 and expected in (None, digests[0])
+    alike &= (calls > 0) == (contender == OWN)
     assert (problem == "") == (alike and 0 <= error <= TOLERANCE)
 
 
