@@ -67,9 +67,9 @@ class Bench:
         if command["do"] == "measure":
             return self._measure(self._kept[key], self._groups[backend], command["steps"])
         make = partial(MAKERS[name], ranks=self._ranks, seed=command["seed"])
-        before = self._count_own_calls()
         try:
             self._kept[key] = make(self._groups[backend])
+            before = self._count_own_calls()
             found = check(self._kept[key], make(None))
             return {**found, "own_calls": self._count_own_calls() - before}
         except ConfigurationError as error:
