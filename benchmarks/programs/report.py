@@ -159,4 +159,5 @@ def _draw_row(axis: Axes, place: int, group: Group, speed: Ratio | None) -> None
             linestyle="", ms=6, label=None if labelled else name,
         )  # fmt: skip
     if speed is not None:
-        write_beside(axis, f"{speed.estimate:.1f} ×", max(ends), place)
+        end = max(each.upper_quartile for each in known.values())
+        write_beside(axis, f"{speed.estimate:.1f} ×", end, place)
