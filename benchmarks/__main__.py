@@ -27,6 +27,7 @@ COMMANDS = {
     "startup-scale": "what start-up asks of rank 0, by number of ranks: counted and predicted",
     "training-step": "a training step and its parts, by how gradients are synchronised",
     "training-loop": "the trainer's steps and a bare loop's, in turns in one process",
+    "programs": "whole programs of torch.distributed, over mpiddp's backend and over Gloo",
     "stragglers": "training to an accuracy while a worker is slow: all-reduce, servers",
     "checkpoint": "what checkpoints cost a training: synchronous, beside it, a raw write",
     "fit": "α, β and γ of this cluster, of messages and additions that were measured",

@@ -100,7 +100,7 @@ def find_wanted(cells: Iterable[Cell]) -> dict[str, list[str]]:
     for cell in cells:
         add("ranks", cell.ranks)
         add("sizes", cell.at.get("bytes"))
-        for name in ("type", "operator", "model"):
+        for name in ("type", "operator", "model", "program"):
             add(f"{name}s", cell.at.get(name))
         add("algorithms", cell.details.get("algorithm"))
     return {name: list(values) for name, values in found.items()}

@@ -135,12 +135,13 @@ def join_lines(member: Member, addresses: Sequence[str]) -> Iterator[tuple[Line,
 
 def run(
     join_session: Callable[[mpiddp.Session, FailureHandler], M],
-    join_torchrun: Callable[[], M],
+    join_torchrun: Callable[[], M] | None,
     make_perform: Callable[[M], Perform],
 ) -> None:
     """Be a rank of the job that the command line names: ``mpi|torch HOST:PORT,…``.
 
     One job's ranks join a session, the other one's the group of torchrun, and never load MPI.
+    ``join_torchrun``: None if there is no such job.
     """
     job, addresses = sys.argv[1:]
     with contextlib.ExitStack() as stack:
@@ -149,6 +150,7 @@ def run(
             session = stack.enter_context(mpiddp.init(allow_shared_gpu=True, bind="none"))
             member = join_session(session, failure_handler)
         else:
+            assert join_torchrun is not None
             member = join_torchrun()
             stack.callback(distributed.destroy_process_group)
         above, below = stack.enter_context(join_lines(member, addresses.split(",")))

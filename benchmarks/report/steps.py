@@ -25,6 +25,7 @@ WORDS = {
     "hides, and the update.",
     "training speed": "Samples per second of all ranks together; longer is better.",
     "training loop": "Steps of the trainer and of a bare loop, in turns in one process.",
+    "program": "Seconds of a program's token, step or call, over Gloo and over mpiddp's backend.",
     "training": "Seconds of a whole training while a worker is slow.",
     "time to accuracy": "Seconds until the accuracy is reached while a worker is slow.",
     "probe": "Copies by all ranks at once, reading what a neighbour wrote, a message to another "
@@ -35,6 +36,7 @@ STAGES = "All stages"
 HEADINGS = {
     "start-up phase": "Phases of start-up",
     "training": "Training beside a straggler",
+    "program": "Programs of torch.distributed",
     "probe": "What the machine can do",
 }
 

@@ -13,6 +13,7 @@ from benchmarks.collectives import options
 from benchmarks.compare import command as compare
 from benchmarks.fit import command as fit
 from benchmarks.models import distance, explain, export, numerics, prove, simulate
+from benchmarks.programs import command as programs
 from benchmarks.report import command as report
 from benchmarks.startup import command as startup
 from benchmarks.startup_scale import command as startup_scale
@@ -34,6 +35,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     "stragglers": lambda words: stragglers.check(stragglers.parse(words)),
     "checkpoint": lambda words: checkpoint.check(checkpoint.parse(words)),
     "training-loop": lambda words: training_loop.check(training_loop.parse(words)),
+    "programs": lambda words: programs.check(programs.parse(words)),
     "startup-scale": startup_scale.main,
     "fit": fit.main,
     "tune": tune.main,
@@ -46,7 +48,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     "distance": distance.main,
     "export": export.main,
 }
-MEASURING = ("startup", "allreduce", "training-step", "stragglers", "checkpoint")
+MEASURING = ("startup", "allreduce", "training-step", "programs", "stragglers", "checkpoint")
 WHOLE = {"compare": "compare a b", "report": "report a", "explain": "explain ring",
          "export": "export ring --output a"}  # fmt: skip
 """Commands that need words, with them."""
@@ -128,6 +130,9 @@ OWN = [
     ("training-step --straggler 0=0.5", "with a factor of 1 or more"),
     ("training-step --batch-size 0", "--batch-size: expected an integer >= 1"),
     ("training-loop --models vgg", "--models: expected convnet or resnet18"),
+    ("programs --programs token", "found 'token'"),
+    ("programs --ranks 1", "--ranks: expected an integer >= 2"),
+    ("programs --launcher srun", "srun"),
     ("stragglers --stragglers 2=4", "--stragglers: expected ranks 0 to 1, found '2=4'"),
     ("stragglers --stragglers first=4", "RANK=FACTOR"),
     ("stragglers --staleness some", "staleness: expected a number of steps, or unlimited"),

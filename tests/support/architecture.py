@@ -51,9 +51,10 @@ MAY_UNPICKLE = (
     "mpiddp.lifeline.stacks.flight_recorder",
     "mpiddp.checkpoints.storage.unpickling",
     "mpiddp.remote.pickling",
+    "benchmarks.programs.objects",
 )
-"""What came over MPI; what this very process has pickled; a list of harmless names; and what came
-over connections whose token was checked."""
+"""What came over MPI; what this very process has pickled; a list of harmless names; what came over
+connections whose token was checked; and what a benchmark's own ranks have sent."""
 UNPICKLERS = ("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
 FOREIGN_ATTRIBUTES = frozenset({
     "__main__.argv", "script.argv", "reader.args", "script_trainer.args", "startup.excepthook",

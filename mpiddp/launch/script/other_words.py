@@ -270,8 +270,8 @@ TRAINER = {
 """Options of other trainers, such as Lightning's, transformers' and torchvision's scripts."""
 OTHER_COMMANDS = {
     "`allreduce`, `reduce-scatter`, `all-gather`, `broadcast`, `reduce`, `point-to-point`, "
-    "`all-pairs`, `startup`, `startup-scale`, `training-step`, `training-loop`, `stragglers`, "
-    "`fit`, `simulate`, `tune`, `compare`, `report`, `explain`, `prove`, `numerics`, "
+    "`all-pairs`, `startup`, `startup-scale`, `training-step`, `training-loop`, `programs`, "
+    "`stragglers`, `fit`, `simulate`, `tune`, `compare`, `report`, `explain`, `prove`, `numerics`, "
     "`distance`": "`python -m mpiddp bench COMMAND`",
     "`run`, `launch`, `torchrun`, `mpirun`, `mpiexec`, `srun`, `python`": (
         "`python -m mpiddp -n N SCRIPT`"

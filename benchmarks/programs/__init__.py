@@ -1,0 +1,1 @@
+"""``python -m benchmarks programs``: whole programs of torch.distributed, over mpiddp and Gloo."""

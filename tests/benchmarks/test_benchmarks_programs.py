@@ -1,0 +1,81 @@
+"""``python -m benchmarks programs``: whole programs of torch.distributed, over both backends."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmark_runs import check_drawing, record_benchmark
+from benchmarks.common.statistics import make_series
+from benchmarks.programs.measurement import GLOO, OWN, PROGRAMS, TOLERANCE, Group, Visit
+from benchmarks.programs.measurement import judge as find_problem
+from benchmarks.programs.report import compare, format_table, judge
+from benchmarks.programs.worker import MAKERS
+
+COMPILED = "tokens-compiled"
+
+
+def make(program: str, gloo: list[float], own: list[float]) -> Group:
+    """The first rank is never the slowest."""
+    series = {
+        contender: make_series([(0, Visit(5, (each / 2, each))) for each in times], 0)
+        for contender, times in ((GLOO, gloo), (OWN, own))
+    }
+    return Group(ranks=2, program=program, series=series, has_equal_digits=True)
+
+
+@given(
+    st.lists(st.sampled_from("ab"), min_size=1, max_size=4),
+    st.one_of(st.floats(0, 2 * TOLERANCE), st.just(float("nan"))),
+    st.sampled_from([None, "a", "b"]),
+    st.sampled_from([GLOO, OWN]),
+    st.integers(0, 2),
+)
+def test_a_result_is_right_if_all_ranks_have_it_and_one_process_too(
+    digests, error, expected, contender, calls
+):
+    answers = [{"digest": each, "error": error, "own_calls": calls} for each in digests]
+    problem = find_problem(answers, contender, expected)
+    alike = len({*digests}) == 1 and expected in (None, digests[0])
+    alike &= (calls > 0) == (contender == OWN)
+    assert (problem == "") == (alike and 0 <= error <= TOLERANCE)
+
+
+def test_the_speed_is_that_of_rounds_and_kept_as_a_promise():
+    groups = [make("tokens", [4, 8, 4] * 3, [1, 2, 1] * 3), make("barrier", [2] * 9, [3] * 9)]
+    assert [each.estimate for each in compare(groups).values()] == [4, pytest.approx(2 / 3)]
+    rows = [line.split() for line in format_table(groups).splitlines()[1:]]
+    assert [(row[0], row[-4]) for row in rows] == [("tokens", "4.00"), ("barrier", "0.67")]
+    [target] = judge(groups)
+    assert target.met and "3 × Gloo's tokens" in str(target)
+    assert not judge([make("tokens", [2.9] * 9, [1] * 9)])[0].met
+
+
+@pytest.mark.mpi
+def test_programs_are_checked_timed_printed_drawn_and_written(tmp_path):
+    picture = tmp_path / "programs.svg"
+    words = ["--ranks", "2", "--repetitions", "1", "--iterations", "3", "--plot", str(picture)]
+    # The compiled one is left out: this is no compiler.
+    printed, found = record_benchmark(tmp_path / "a.json", "programs", *words, CXX="/none")
+    assert MAKERS.keys() == PROGRAMS.keys()
+    assert {(cell.at["program"], cell.contender) for cell in found.cells} == {
+        (name, contender.name) for name in PROGRAMS.keys() - {COMPILED} for contender in (GLOO, OWN)
+    }
+    assert all(cell.details["digits"] == "the same" and cell.samples[0] > 0 for cell in found.cells)
+    assert f"left out: {COMPILED} on 2 ranks: torch.compile failed: No working C++" in printed
+    assert found.is_complete
+    check_drawing(picture, "barrier", "mpiddp", "2 ranks")
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("ranks", "left_out"), [(3, {"tokens", COMPILED, "tokens-dtensor"}), (4, set())]
+)
+def test_programs_are_right_on_more_ranks_compiled_too(tmp_path, ranks, left_out):
+    words = ["--ranks", str(ranks), "--repetitions", "1", "--iterations", "2"]
+    printed, found = record_benchmark(tmp_path / "a.json", "programs", *words)
+    programs = {cell.at["program"] for cell in found.cells}
+    assert programs == PROGRAMS.keys() - left_out, printed
+    assert printed.count(f"8 heads cannot be split over {ranks} ranks") == len(left_out)
