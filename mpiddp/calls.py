@@ -114,18 +114,14 @@ def all_reduce(
     """
     communicator = ensure_communicator()
     options = (algorithm, transport, op, reduction_dtype, fixed_order)
-    call: Callable[[torch.Tensor], object] | None = None
     try:
-        for is_like, known, shortcut in communicator.shortcuts.get(tensor.data_ptr(), ()):
-            if known == options and is_like(tensor):
-                call = shortcut
-                break
+        shortcut = communicator.find_shortcut(tensor, options)
     except (AttributeError, RuntimeError, TypeError, ValueError):
         check_tensor(tensor)
         _check_options(algorithm, transport, op, reduction_dtype, 0)
         raise
-    if call is not None:
-        communicator.make(call, tensor)
+    if shortcut is not None:
+        communicator.make(shortcut, tensor)
         return tensor
     request = _find_request(
         Collective.ALL_REDUCE, algorithm, transport, op, reduction_dtype, fixed_order

@@ -167,6 +167,17 @@ class Communicator:
     def _is_worker(self) -> bool:
         return threading.get_ident() == self._worker_thread
 
+    def find_shortcut(self, tensor: torch.Tensor, options: tuple[Any, ...]) -> Shortcut | None:
+        """What makes the call that `remember` has stored with these options for such a tensor.
+
+        Raises AttributeError, RuntimeError, TypeError or ValueError for what is no tensor with
+        memory.
+        """
+        for is_like, known, shortcut in self.shortcuts.get(tensor.data_ptr(), ()):
+            if known == options and is_like(tensor):
+                return shortcut
+        return None
+
     def remember(self, request: Request, tensor: torch.Tensor, options: tuple[Any, ...]) -> None:
         """Store a call that was just made in ``shortcuts``; ``options``: the other arguments."""
         plan = self._plans.get(_key(request, tensor))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache, partial
@@ -112,11 +112,10 @@ class OwnCalls:
             return None
         tensor = tensors[0]
         try:
-            shortcut = self._communicator.shortcuts.get(_describe(tensor, reduction))
-        except (AttributeError, RuntimeError):
+            shortcut = self._communicator.find_shortcut(tensor, (reduction.name,))
+        except (AttributeError, RuntimeError, TypeError, ValueError):
             return None  # A tensor without memory.
-        is_plain = tensor.is_contiguous() and not tensor.requires_grad and not tensor.is_neg()
-        if shortcut is None or reduction.factor is not None or not is_plain:
+        if shortcut is None or reduction.factor is not None:
             return None
         return partial(self._communicator.make, shortcut, tensor)
 
@@ -155,7 +154,7 @@ class OwnCalls:
         for tensor in tensors:
             if gloo is None and reduction.factor is None and tensor.is_contiguous():
                 communicator.run(request, tensor.detach())
-                communicator.remember(request, tensor.detach(), _describe(tensor, reduction))
+                communicator.remember(request, tensor.detach(), (reduction.name,))
                 continue
             self._compare(f"all-reduce ({reduction.name})", tensor)
             with Flat(tensor) as flat:
@@ -260,11 +259,6 @@ class OwnCalls:
                 self.reduce([copy], root, reduction)
                 if root == self._place.rank:
                     target.detach().copy_(copy.view(target.shape))
-
-
-def _describe(tensor: torch.Tensor, reduction: Reduction) -> Hashable:
-    """Of an all-reduce."""
-    return (tensor.data_ptr(), tensor.numel(), tensor.dtype, reduction.name)
 
 
 def start_all_reduce(gloo: Any, tensor: torch.Tensor, reduction: Reduction) -> Any:

@@ -33,7 +33,7 @@ REQUIREMENTS = {
     "xxhash>=3",
 }
 TRACKERS = {"tensorboard", "mlflow", "wandb"}
-EXTRAS = {"mpi", "safetensors", "plot", "test", *TRACKERS}
+EXTRAS = {"all", "mpi", "safetensors", "plot", "test", *TRACKERS}
 CHECKOUT = "mpiddp/checkout"
 """Where an installation has the benchmarks and job scripts."""
 PAGES = {"benchmarks/models/drawing": "page.js", "benchmarks/report": "report.js"}
@@ -192,7 +192,7 @@ def test_everything_that_is_installed_has_a_tested_version():
     pins = [line for line in lines if not line.startswith("#")]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
     # Weights & Biases needs an account: its tests use a made-up module.
-    assert (wanted | {"mpich"}) - {"wandb"} <= {_name_of(pin) for pin in pins}
+    assert (wanted | {"mpich"}) - {"wandb", "mpiddp"} <= {_name_of(pin) for pin in pins}
 
 
 def test_an_editable_install_is_not_hidden_by_a_folder_of_its_name(wheel, tmp_path):

@@ -60,7 +60,7 @@ FOREIGN_ATTRIBUTES = frozenset({
     "__main__.argv", "script.argv", "reader.args", "script_trainer.args", "startup.excepthook",
     "movement.f_trace", "mpi.initialize", "mpi.finalize", "mpi.atexit", "shared_memory.atexit",
     "single_copy.restype", "single_copy.argtypes", "channel.restype", "channel.argtypes",
-    "channel.atexit", "shards.fs", "ddp_hook.__annotations__",
+    "channel.atexit", "late_thread.argtypes", "shards.fs", "ddp_hook.__annotations__",
     "ddp_buckets.module", "ddp_buckets._has_rebuilt_buckets", "ddp_buckets.grad",
     "ddp_buckets.layout", "optimizer_step.grad",
     "flat_parameters.grad", "flat_parameters.data", "server.grad", "divergence.grad",
@@ -76,6 +76,7 @@ FOREIGN_NAMES = frozenset({
     "_foreach_copy_", "_foreach_lerp_", "_execution_engine", "_get_ddp_logging_data",
     "_parameters", "_C", "_get_backend", "_world", "_get_sequence_number_for_group",
     "_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_class_setstate", "_neg_view",
+    "_current_graph_task_id", "_InferenceMode",
 })  # fmt: skip
 """Private names of other libraries' objects that nothing public stands for."""
 LONGEST_FUNCTION = 60
