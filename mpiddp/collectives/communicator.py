@@ -93,6 +93,8 @@ class Communicator:
         self.shortcuts: dict[int, tuple[Known, ...]] = {}
         """Earlier calls by the address of their buffers. Empty while calls are compared, or
         asynchronous ones are running."""
+        self._remembered = 0
+        """Calls that were stored in it since it was last cleared: it keeps their memory."""
         self.has_failed = False
         """Whether a call has failed, so that the ranks' next ones do not match."""
         self._refusal = ""
@@ -183,8 +185,10 @@ class Communicator:
         plan = self._plans.get(_key(request, tensor))
         if plan is None or not tensor.is_cpu or self._looks_twice(tensor):
             return
-        if len(self.shortcuts) >= MOST_PLANS:
+        self._remembered += 1
+        if self._remembered > MOST_PLANS:
             self.shortcuts.clear()
+            self._remembered = 1
         address = tensor.data_ptr()
         known = (bind_comparison(tensor), options, plan.find_shortcut(tensor))
         before = self.shortcuts.get(address, ())

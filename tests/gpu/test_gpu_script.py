@@ -92,7 +92,7 @@ def test_two_runs_do_not_share_files(tmp_path, monkeypatch, capsys):
 def test_benchmarks_know_the_options_that_parts_give_them(has_gpu, tmp_path):
     parts = gpu_run.list_parts(Path("python"), tmp_path, has_gpu=has_gpu)
     lines = [[*map(str, part.command[3:])] for part in parts if "benchmarks" in part.command]
-    assert {name for name, *_ in lines} == PARSERS.keys() - ({"checkpoint"} if not has_gpu else {})
+    assert {name for name, *_ in lines} == PARSERS.keys()
     for name, *words in lines:
         assert PARSERS[name]([*words])
     assert {part.file for part in parts} < {*gpu_run.FILES}

@@ -159,7 +159,7 @@ def test_transforms_of_files_are_timed(tmp_path: Path) -> None:
     data_files.write_images(tmp_path)
     train = load(Configuration(data="imagefolder", data_dir=tmp_path, image_size=16)).train
     answer = Samples(train).time_transforms()[Key(1, [0, 1])]
-    assert answer.batch is not None and answer.work.transform > 0 and answer.work.read > 0
+    assert answer.batch is not None and min(answer.work) > 0
 
 
 def test_an_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:
