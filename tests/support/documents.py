@@ -162,11 +162,11 @@ def read_blocks(path: Path) -> list[Block]:
 
 
 def read_command(beginning: str, document: str = "") -> list[str]:
-    """The words that follow ``beginning`` in the one block of all documents that begins so.
+    """The words that follow ``beginning`` in the one block of all documents that begins so and is run.
 
     ``document``: the end of a path, if blocks of others begin so, too.
     """
     paths = [path for path in DOCUMENTS if str(path).endswith(document)]
-    blocks = [block for path in paths for block in read_blocks(path)]
+    blocks = [block for path in paths for block in read_blocks(path) if block.excuse is None]
     (text,) = [block.text for block in blocks if block.text.startswith(beginning + " ")]
     return shlex.split(text.removeprefix(beginning).replace("\\\n", " "))
