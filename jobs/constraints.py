@@ -14,6 +14,7 @@ keeps whatever it has.
 from __future__ import annotations
 
 import configparser
+import re
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -25,6 +26,10 @@ from pip._vendor.packaging.version import Version
 KEPT = ("torch", "torchvision", "mpi4py", "numpy")
 PAIRS = {"torch": "torchvision", "torchvision": "torch"}
 """Packages of which each release fits exactly one release of the other."""
+
+
+BUILDS = re.compile(r"auto|cpu|cu\d+|rocm[\d.]+|xpu")
+"""Of torch, in its own index."""
 
 
 def read_requirements(setup_cfg: str, extras: tuple[str, ...] = ()) -> list[Requirement]:
@@ -72,8 +77,8 @@ def constrain(kind: str, requirements: list[Requirement], tested: list[Requireme
 def find_build(kept: dict[str, str], constraints: list[str]) -> list[str]:
     """The name of a build of torch (``auto`` is one that fits this machine), and requirements.
 
-    Empty if nothing of torch and torchvision is missing, or if what is there is PyPI's own build,
-    of which pip finds the other.
+    Empty if nothing of torch and torchvision is missing, or if what is there is of no such build:
+    PyPI's own, of which pip finds the other, or somebody's own.
     """
     build = "auto"
     for name, partner in PAIRS.items():
@@ -82,7 +87,9 @@ def find_build(kept: dict[str, str], constraints: list[str]) -> list[str]:
         if name in kept:
             build = Version(kept[name]).local or ""
     lines = {Requirement(line).name: line for line in constraints}
-    return [build, *(lines.get(name, name) for name in PAIRS)] if build else []
+    if not BUILDS.fullmatch(build):
+        return []
+    return [build, *(lines.get(name, name) for name in PAIRS)]
 
 
 def _is(version: str, name: str, tested: list[Requirement]) -> bool:

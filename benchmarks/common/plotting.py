@@ -150,8 +150,8 @@ def choose_names(
     """The names to draw, in their order, and how many are left out.
 
     ``scores``: of each name, its values in the same places, of which less is better; NaN where
-    there is none. Those of ``always`` stay; the others are chosen by how many times the best value
-    they are, in the geometric mean of the places that they have.
+    there is none. Those of ``always`` come first; the others are chosen by how many times the best
+    value they are, in the geometric mean of the places that they have.
     """
     places = zip(*scores.values(), strict=True)
     best = [min((value for value in place if value > 0), default=math.nan) for place in places]

@@ -60,9 +60,11 @@ def without_dropout(module: nn.Module) -> Iterator[None]:
     dropped = [each for each in module.modules() if isinstance(each, nn.Dropout) and each.training]
     for each in dropped:
         each.eval()
-    yield
-    for each in dropped:
-        each.train()
+    try:
+        yield
+    finally:
+        for each in dropped:
+            each.train()
 
 
 def flatten(module: nn.Module) -> torch.Tensor:

@@ -43,6 +43,8 @@ class CallWork(distributed.Work):
         super().__init__()
         self.call = call
         self.record = record
+        self.infers = torch.is_inference_mode_enabled()
+        """The caller's mode, in which another thread makes the call."""
         self._queue = queue
         self._tensors = tensors
         self._has_ended = False
@@ -235,6 +237,8 @@ class CallQueue:
 
     def expect_end(self) -> None:
         """Somebody may wait for a call in C++, without a word."""
+        if os.getpid() != self._process:
+            raise distributed.DistBackendError(FORKED)
         backward = find_backward()
         if backward == NO_BACKWARD:
             self._late_thread.set(AT_ONCE)
@@ -262,8 +266,9 @@ class CallQueue:
         with self._lock:
             self._late_thread.start()
             self._waiting.append(work)
-            if len(self._waiting) == 1:
-                self._late_thread.set(self._find_delay())
+            is_first = len(self._waiting) == 1
+        if is_first:
+            self._late_thread.set(self._find_delay())
 
     def _make_last(self, call: Call, record: _Record) -> None:
         """Make a call after those that nobody has begun."""
@@ -298,6 +303,7 @@ class CallQueue:
     def _make_waiting(self, last: CallWork | None = None) -> None:
         """Make the calls that nobody has begun, up to ``last``, in the thread with the turn."""
         before, self._maker = self._maker, threading.get_ident()
+        work = None
         try:
             while self._waiting and not (last is not None and last.is_completed()):
                 work = self._waiting.popleft()
@@ -306,14 +312,15 @@ class CallQueue:
                 _make(work)
         finally:
             self._maker = before
+            if work is not None and not work.is_completed():
+                work.end(distributed.DistBackendError(INTERRUPTED))
         if last is not None and not last.is_completed():
             last.end(distributed.DistBackendError(INTERRUPTED))
 
 
 def _make(work: CallWork) -> None:
     error: BaseException | None = None
-    # The caller's mode, in which a result may not be written, need not be this thread's.
-    with infer():
+    with infer(work.infers):
         try:
             _translate(work.call, work.record)
         except BaseException as caught:  # It is raised to whoever waits.

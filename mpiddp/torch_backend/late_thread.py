@@ -51,13 +51,23 @@ class LateThread:
             code = ctypes.get_errno()
             raise OSError(code, f"no timer for thread {self._name}: {os.strerror(code)}")
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except BaseException:
+            os.close(self._timer)
+            self._timer = -1
+            raise
         self._thread = thread
         close = weakref.WeakMethod(self.close)
         call_at_exit(lambda: (found := close()) and found())
 
     def set(self, seconds: float) -> None:
-        """Have the work done after so many seconds, and no longer when this was said before."""
+        """Have the work done after so many seconds, and no longer when this was said before.
+
+        Once the thread has been closed it is done at once, here."""
+        if self._is_closed:
+            self._work()
+            return
         _set(self._timer, 0, _pack(seconds), None)
 
     def cancel(self) -> None:
@@ -70,13 +80,18 @@ class LateThread:
         if thread is None or self._is_closed or os.getpid() != self._process:
             return
         self._is_closed = True
-        self.set(AT_ONCE)
-        if thread is not threading.current_thread():
-            thread.join()
+        if thread is threading.current_thread():
+            return
+        while thread.is_alive():
+            # Another thread's ``cancel`` may come between the two.
+            _set(self._timer, 0, _pack(AT_ONCE), None)
+            thread.join(0.1)
 
     def _run(self) -> None:
         while not self._is_closed:
             os.read(self._timer, 8)
             self._work()
         self._work()
-        os.close(self._timer)
+        # Another file may have its number next.
+        timer, self._timer = self._timer, -1
+        os.close(timer)

@@ -110,12 +110,14 @@ class OwnCalls:
         was none."""
         if self._communicator is None or type(tensors) is not list or len(tensors) != 1:
             return None
+        if reduction.factor is not None:
+            return None
         tensor = tensors[0]
         try:
             shortcut = self._communicator.find_shortcut(tensor, (reduction.name,))
         except (AttributeError, RuntimeError, TypeError, ValueError):
             return None  # A tensor without memory.
-        if shortcut is None or reduction.factor is not None:
+        if shortcut is None:
             return None
         return partial(self._communicator.make, shortcut, tensor)
 

@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+SHOWN = "CUDA|NCCL|NVIDIA|LD_|PATH|HOME|TMP|LANG|OMP|PYTHON|TORCH|SLURM"
+"""How the names of variables begin that are printed, but for secrets."""
 COMMANDS = (
     "date; uname -a; id -un; nproc; free -g | head -2; cat /etc/os-release | head -2",
     "nvidia-smi",
@@ -27,7 +29,7 @@ COMMANDS = (
     "ip -br address || cat /proc/net/dev",
     'getent hosts "$(hostname)" || echo "$(hostname) does not resolve"',
     "which gcc g++ nvcc mpirun mpiexec srun git pip",
-    "env | grep -E '^(CUDA|NCCL|NVIDIA|LD_|PATH|HOME|TMP|LANG|OMP|PYTHON|TORCH|SLURM)' | sort",
+    f"env | grep -E '^({SHOWN})' | grep -Ev '^[A-Z_]*(JWT|TOKEN|SECRET|PASSWORD|KEY)' | sort",
     f"{sys.executable} -m pip --disable-pip-version-check list",
     f"git -C {ROOT} log -1 --oneline; git -C {ROOT} status --short | head",
 )

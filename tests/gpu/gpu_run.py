@@ -65,16 +65,16 @@ class Part:
 class Interrupted(BaseException):
     """The run is to end, with this exit code."""
 
-    def __init__(self, number: int, _: object) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__()
         self.code = 128 + number
 
 
-def interrupt(number: int, frame: object) -> None:
+def interrupt(number: int, _: object) -> None:
     """As a signal handler. Later signals do not disturb the end."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
-    raise Interrupted(number, frame)
+    raise Interrupted(number)
 
 
 class Run:
@@ -143,11 +143,14 @@ class Run:
             code: int | None = process.wait(limit)
         except BaseException as error:
             process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 process.wait(GRACE)
-            process.kill()
-            end_marked(mark, 0.0)
-            process.wait()
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                process.kill()
+                end_marked(mark, 0.0)
+                process.wait()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             return None, 0

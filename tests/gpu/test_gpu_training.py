@@ -13,10 +13,10 @@ import fsdp_memory
 import launchers
 import loading
 import observed
-import trainings
 from mpiddp.training.data.data import DIGITS, parse_shape
 from mpiddp.training.data.seeding import seed_generators
 from mpiddp.training.options.config import parse
+from mpiddp.training.task.models import build_convnet
 from observed import Observation
 from pool import Pool, Pools
 
@@ -39,8 +39,8 @@ def train_each(
     return dict(zip(ways, called.values[0], strict=True)), weights
 
 
-STEADY = ("--model", "trainings:build_steady", "--learning-rate", "0.005")
-"""The training of a model without chance, so slow that small differences stay small."""
+SLOW = ("--learning-rate", "0.005")
+"""So slow that small differences stay small."""
 
 
 def find_errors(weights: dict[str, dict[str, torch.Tensor]]) -> dict[str, float]:
@@ -49,9 +49,9 @@ def find_errors(weights: dict[str, dict[str, torch.Tensor]]) -> dict[str, float]
     On a CPU that is 0.04 for bf16, and 0.15 or 0.3 if the first step or three are left out, as by a
     loss scaler; 1.4 is another direction.
     """
-    configuration = parse([*SMALL, *STEADY])
+    configuration = parse([*SMALL, *SLOW])
     seed_generators(configuration.seed)
-    begin = trainings.build_steady(parse_shape(configuration.shape), DIGITS).state_dict()
+    begin = build_convnet(parse_shape(configuration.shape), DIGITS).state_dict()
     rows = {name: join(each, begin) for name, each in {**weights, "begin": begin}.items()}
     way = (rows["plain"] - rows["begin"]).norm()
     return {name: float((rows[name] - rows["plain"]).norm() / way) for name in weights}
@@ -78,7 +78,7 @@ def test_number_formats_and_layouts(gpu: dict[str, str], pool: Pools, tmp_path: 
         "fp16": ("--precision", "fp16", "--accumulation-steps", "2", "--clip-norm", "10"),
         "compiled": ("--compile", "--precision", "bf16"),
     }
-    ways = {name: (*STEADY, *options) for name, options in ways.items()}
+    ways = {name: (*SLOW, *options) for name, options in ways.items()}
     seen, weights = train_each(pool("openmpi", 1, **gpu), tmp_path, ways)
     assert find_difference(weights["plain"], weights["again"]) == 0
     assert seen["bf16"].types == {torch.bfloat16}

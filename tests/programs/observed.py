@@ -144,8 +144,8 @@ def observe_on_nodes(
 
 @contextmanager
 def without_dropout() -> Iterator[None]:
-    """A GPU draws a mask by how numbers lie in memory, so each format and layout gets its own: the
-    test loss of a small training is up to 1.27 times as large with one mask as with another."""
+    """A GPU may draw a mask by how numbers lie in memory. With another mask the test loss of a
+    small training is another by 12 % (standard deviation of 16 masks on a CPU)."""
     with mock.patch.object(nn.Dropout, "forward", lambda layer, inputs: inputs):
         yield
 

@@ -24,7 +24,6 @@ from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.training.evaluation import evaluate_only
 from mpiddp.training.options.config import parse
 from mpiddp.training.prediction import predict_only
-from mpiddp.training.task.models import build_convnet
 from mpiddp.training.task.task import Task, count_correct
 from mpiddp.training.trainer import train
 from mpiddp.training.wrapping import batch_size
@@ -67,16 +66,6 @@ def make_sgd(parameters: list[torch.Tensor], learning_rate: float) -> torch.opti
 def fall(step: int, steps: int) -> float:
     """The trainer's cosine without a warm-up."""
     return 0.5 * (1 + math.cos(math.pi * (step - 1) / (steps - 1))) if step else 1.0
-
-
-def build_steady(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The convnet without dropout. With another mask of it, after 40 steps the loss is another by
-    12 % (standard deviation of 16 masks), and a GPU draws other masks for other number formats."""
-    model = build_convnet(shape, classes)
-    for each in model.modules():
-        if isinstance(each, nn.Dropout):
-            each.p = 0.0
-    return model
 
 
 class Limited(nn.Linear):

@@ -162,7 +162,7 @@ def read_blocks(path: Path) -> list[Block]:
 
 
 def read_command(beginning: str, document: str = "") -> list[str]:
-    """The words that follow ``beginning`` in the one block of all documents that begins so and is run.
+    """The words that follow ``beginning`` in the one block that begins so, and is run.
 
     ``document``: the end of a path, if blocks of others begin so, too.
     """
