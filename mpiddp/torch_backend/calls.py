@@ -43,8 +43,6 @@ class CallWork(distributed.Work):
         super().__init__()
         self.call = call
         self.record = record
-        self.infers = torch.is_inference_mode_enabled()
-        """The caller's mode, in which another thread makes the call."""
         self._queue = queue
         self._tensors = tensors
         self._has_ended = False
@@ -320,7 +318,8 @@ class CallQueue:
 
 def _make(work: CallWork) -> None:
     error: BaseException | None = None
-    with infer(work.infers):
+    # The caller's mode, in which a result may not be written, need not be this thread's.
+    with infer(True):
         try:
             _translate(work.call, work.record)
         except BaseException as caught:  # It is raised to whoever waits.

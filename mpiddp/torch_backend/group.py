@@ -129,7 +129,8 @@ class _Calls:
         found = list_tensors(tensors, dense=False)
         if not reduction.can_add(found):
             return self._gloo.all_reduce(found, reduction)
-        call = partial(self._own.all_reduce, found, reduction)
+        infers = torch.is_inference_mode_enabled()
+        call = partial(self._own.all_reduce, found, reduction, infers)
         gloo = self._own.find_direct(found, reduction) if len(found) == 1 else None
         start = gloo and partial(start_all_reduce, gloo, found[0], reduction)
         return self._calls.make("all_reduce", call, found, waits=waits, start=start)

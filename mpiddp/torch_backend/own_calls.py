@@ -19,7 +19,7 @@ from mpiddp.process.cpus import count_cores
 from mpiddp.schedules.schedule import Collective
 from mpiddp.torch_backend.members import Place, make_group_communicator, open_gloo
 from mpiddp.torch_backend.tensors import OPERATORS, Flat, Operators, Reduction, Tensors
-from mpiddp.torch_internals import fill, set_gloo_timeout
+from mpiddp.torch_internals import fill, infer, set_gloo_timeout
 
 
 @cache
@@ -150,13 +150,17 @@ class OwnCalls:
         else:
             self.find_communicator().barrier()
 
-    def all_reduce(self, tensors: Tensors, reduction: Reduction) -> None:
+    def all_reduce(self, tensors: Tensors, reduction: Reduction, infers: bool = False) -> None:
+        """``infers``: whether the program is in inference mode, as it then is in the same call on
+        the same memory."""
         request = _request(Collective.ALL_REDUCE, reduction.name)
         communicator, gloo = self.find_communicator(), self._find_whole(reduction)
         for tensor in tensors:
             if gloo is None and reduction.factor is None and tensor.is_contiguous():
-                communicator.run(request, tensor.detach())
-                communicator.remember(request, tensor.detach(), (reduction.name,))
+                plain = tensor.detach()
+                communicator.run(request, plain)
+                with infer(infers):
+                    communicator.remember(request, plain, (reduction.name,))
                 continue
             self._compare(f"all-reduce ({reduction.name})", tensor)
             with Flat(tensor) as flat:

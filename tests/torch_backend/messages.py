@@ -22,6 +22,7 @@ from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
 
 from mpiddp.torch_backend import members
+from mpiddp.torch_backend.own_calls import OwnCalls
 
 
 def _neighbours(side: Side) -> tuple[int, int]:
@@ -320,6 +321,24 @@ def split_a_group(session: Any, backend: str) -> list[float]:
         group.shutdown()
     close_sides(*sides)
     return [tensor[0].item() for tensor in tensors]
+
+
+def find_shortcuts(session: Any, infers: bool) -> list[bool]:
+    """Whether each of some calls on one tensor was known from an earlier one: asynchronous ones and
+    others. ``infers``: in inference mode."""
+    sides, known, found = make_sides(), list[Any](), OwnCalls.find_shortcut
+
+    def note(*arguments: Any) -> Any:
+        known.append(found(*arguments))
+        return known[-1]
+
+    with mock.patch.object(OwnCalls, "find_shortcut", note), torch.inference_mode(infers):
+        tensor = torch.ones(3)
+        for _ in range(2):
+            dist.all_reduce(tensor, group=sides[1].group, async_op=True).wait()
+            dist.all_reduce(tensor, group=sides[1].group)
+    close_sides(*sides)
+    return [each is not None for each in known]
 
 
 def compare_threads(session: Any, rounds: int, name: str) -> list[str]:

@@ -38,6 +38,12 @@ def test_messages_objects_and_works(size, pool):
     compare(pool, size, messages.compare_messages)
 
 
+@pytest.mark.parametrize("infers", [False, True])
+def test_a_call_on_the_same_memory_is_known_from_the_one_before(infers, pool):
+    called = pool("openmpi", 2).call(messages.find_shortcuts, infers)
+    assert called.values == [[False, True, True, True]] * 2
+
+
 def test_messages_objects_and_works_through_gloo(pool):
     compare(pool, 3, messages.compare_messages_through_gloo)
 
