@@ -130,7 +130,7 @@ class LossGuard:
             torch._foreach_copy_(self._saved, self._buffers)
 
     def examine(self, loss: torch.Tensor, describe: Callable[[], str]) -> float | None:
-        """Before the backward pass: the loss; None on a GPU if no step is skipped, to be read later.
+        """Before the backward pass: the loss; None on a GPU if no step is skipped: read later.
 
         ``describe`` names step, rank and samples. Raises MpiddpError if the loss is not finite and
         the run is to end, which is also where skipping cannot help, since the weights themselves
