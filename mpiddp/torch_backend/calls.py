@@ -30,6 +30,10 @@ Start = Callable[[], distributed.Work] | None
 DESTROYED = "mpiddp: this process group has been destroyed"
 FORKED = "mpiddp: a forked child takes no part in collective calls: its parent does"
 INTERRUPTED = "mpiddp: this call was interrupted before it began"
+WITHIN = (
+    "mpiddp: a call in a signal handler, while this thread is in another call, would wait for "
+    "itself: have the handler set a flag, and make the call afterwards"
+)
 SHOWN = 3
 """Number of last calls that `CallQueue.describe` lists."""
 
@@ -162,6 +166,8 @@ class CallQueue:
         """Held by the thread that makes calls, until their callbacks have returned."""
         self._maker = 0
         """That thread."""
+        self._caller = 0
+        """The thread that is in a call, which a signal's handler may interrupt."""
         self._lock = threading.Lock()
         self._waiting: deque[CallWork] = deque()
         """Calls that nobody has begun."""
@@ -192,14 +198,17 @@ class CallQueue:
         record = _Record(self.begun, name, [getattr(each, "shape", None) for each in tensors])
         self._last.append(record)
         # A callback of a future makes its calls in the thread of the calls: nobody else would.
-        is_own = threading.get_ident() == self._maker
+        thread = threading.get_ident()
+        is_own = thread == self._maker
+        if waits and thread == self._caller:
+            raise distributed.DistBackendError(WITHIN)
         if start is not None and waits and (is_own or not (self._waiting or self._turn.locked())):
             # Not if the caller has a work: Gloo would make the calls of its callbacks at any time.
             record.state = "left to Gloo"
             return start()
         shown = f"mpiddp:{name}" if _is_profiled() else ""
         if waits:
-            make = _translate if is_own else self._make_last
+            make = self._call if is_own else self._make_last
             if shown:
                 with record_function(shown):
                     make(call, record)
@@ -210,8 +219,8 @@ class CallQueue:
         if shown:
             with record_function(shown):
                 pass  # Its beginning: torch crashes (SIGSEGV) if a range ends in another thread.
-        if is_own:
-            _make(work)
+        if is_own and thread != self._caller:
+            self._make(work)
         else:
             self._queue(work)
         return work
@@ -223,7 +232,10 @@ class CallQueue:
         """
         if os.getpid() != self._process:
             raise distributed.DistBackendError(FORKED)
-        if threading.get_ident() == self._maker:
+        thread = threading.get_ident()
+        if thread == self._caller:
+            raise distributed.DistBackendError(WITHIN)
+        if thread == self._maker:
             # In a callback of another call.
             self._make_waiting(work)
         elif seconds > 0 or not self._make_waiting_if_free(work):
@@ -254,8 +266,9 @@ class CallQueue:
         ]
 
     def close(self) -> None:
-        """Return once the calls have ended."""
-        if os.getpid() == self._process and threading.get_ident() != self._maker:
+        """Return once the calls have ended; but for one that this thread is in, or calls back."""
+        thread = threading.get_ident()
+        if os.getpid() == self._process and thread not in (self._maker, self._caller):
             self._make_last(int, _Record(0, "close", []))
         self._late_thread.close()
         self._is_closed = True
@@ -274,7 +287,7 @@ class CallQueue:
         try:
             if self._waiting:
                 self._make_waiting()
-            _translate(call, record)
+            self._call(call, record)
         finally:
             self._give_back()
 
@@ -307,7 +320,7 @@ class CallQueue:
                 work = self._waiting.popleft()
                 if not self._waiting:
                     self._late_thread.cancel()
-                _make(work)
+                self._make(work)
         finally:
             self._maker = before
             if work is not None and not work.is_completed():
@@ -315,17 +328,23 @@ class CallQueue:
         if last is not None and not last.is_completed():
             last.end(distributed.DistBackendError(INTERRUPTED))
 
+    def _make(self, work: CallWork) -> None:
+        error: BaseException | None = None
+        # The caller's mode, in which a result may not be written, need not be this thread's.
+        with infer(True):
+            try:
+                self._call(work.call, work.record)
+            except BaseException as caught:  # It is raised to whoever waits.
+                error = caught
+        # Callbacks may make calls, which come before those that the program makes meanwhile.
+        work.end(error)
 
-def _make(work: CallWork) -> None:
-    error: BaseException | None = None
-    # The caller's mode, in which a result may not be written, need not be this thread's.
-    with infer(True):
+    def _call(self, call: Call, record: _Record) -> None:
+        self._caller = threading.get_ident()
         try:
-            _translate(work.call, work.record)
-        except BaseException as caught:  # It is raised to whoever waits.
-            error = caught
-    # Callbacks may make calls, which come before those that the program makes meanwhile.
-    work.end(error)
+            _translate(call, record)
+        finally:
+            self._caller = 0
 
 
 def _translate(call: Call, record: _Record) -> None:

@@ -151,6 +151,21 @@ def test_closing_makes_what_was_begun(calls):
         calls.begin(3)
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_handler_of_a_signal_waits_for_nothing_that_it_interrupts(calls, waits):
+    def interrupted():
+        with pytest.raises(dist.DistBackendError, match="in a signal handler"):
+            calls.begin(1, waits=True)
+        late = calls.begin(2)
+        with pytest.raises(dist.DistBackendError, match="in a signal handler"):
+            late.wait()
+        calls.note(0)
+        calls.queue.close()
+
+    work = calls.begin(0, waits=waits, call=interrupted)
+    assert work.wait() and calls.numbers[0] == 0
+
+
 def test_a_forked_child_makes_no_call_of_its_parent(calls):
     work = calls.begin(1)
     if (child := os.fork()) == 0:
