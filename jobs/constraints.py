@@ -117,7 +117,8 @@ def main(arguments: list[str]) -> None:
     lines = constrain(kind, requirements, tested)
     if rest[1:] == ["build"]:
         lines = find_build(find_kept(kind, requirements), lines)
-    print("\n".join(lines))
+    for line in lines:
+        print(line)
 
 
 if __name__ == "__main__":

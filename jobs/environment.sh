@@ -83,7 +83,7 @@ need_ensurepip() {
 
 # The directory that a Python finds mpiddp in.
 find_mpiddp() {
-    "$1" -P -c 'import importlib.util, os
+    env -u PYTHONPATH "$1" -P -c 'import importlib.util, os
 spec = importlib.util.find_spec("mpiddp")
 print(os.path.realpath(f"{spec.origin}/../..") if spec else "")' 2>/dev/null
 }
@@ -220,7 +220,11 @@ run_pip() {
 }
 
 # Whether the user has said where packages come from, to pip; uv does not know it.
-has_own_index() { "$PYTHON" -m pip config list 2>/dev/null | grep -Eq 'index|find-links'; }
+has_own_index() {
+    local settings
+    settings=$("$PYTHON" -m pip config list 2>/dev/null)
+    [[ $settings =~ index|find-links ]]
+}
 
 # PyPI has the build of torch for one release of CUDA alone; torch's own index has the others, and
 # uv finds out which fits the machine. A torch or torchvision that is there keeps its build.

@@ -9,6 +9,12 @@
 # of its own, which is removed at the end. At most 8 files come to OUT (./gpu-report).
 # Exit code 0: all was good. Parts that need a GPU are left out where there is none.
 set -uo pipefail
+case ${1:-} in
+-h | --help)
+    sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' -- "${BASH_SOURCE[0]}"
+    exit
+    ;;
+esac
 # shellcheck source=jobs/environment.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/../jobs/environment.sh"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.collectives.contenders import GLOO, MPI, NCCL, OWN, PREPARED, RING
+from benchmarks.collectives.contenders import BACKEND, GLOO, MPI, NCCL, OWN, PREPARED, RING
 from benchmarks.collectives.findings import Findings
 from benchmarks.common.options import describe_seconds
 from benchmarks.common.plotting import (
@@ -45,7 +45,7 @@ def draw(path: Path, groups: Sequence[Findings], note: str) -> None:
     always = [
         find_name(cell, every)
         for (maker, _), cell in firsts.items()
-        if maker in (GLOO, NCCL, MPI, RING, OWN)
+        if maker in (GLOO, NCCL, MPI, RING, OWN, BACKEND)
     ]
     medians = {
         (find_name(cell, every), (place, cell.bytes)): cell.summary.median

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 QUANTITY = "program"
 EXPLANATION = """\
 Times of a token, a step or a call of the slowest rank: medians over rounds. × Gloo: how many times
-faster it is over mpiddp, round by round, and the 95 % interval of that. Digits: whether every bit
-of the results is the same over both; otherwise they differ by rounding."""
+faster it is over mpiddp, round by round, and the 95 % interval of that (–: too few
+rounds). Digits: whether every bit of the results is the same over both; else they differ by
+rounding."""
 HEADS = ("", "ranks", "of a", "Gloo", "mpiddp", "× Gloo", "95 %", "digits")
 
 
