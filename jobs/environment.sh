@@ -229,24 +229,24 @@ has_own_index() {
 # PyPI has the build of torch for one release of CUDA alone; torch's own index has the others, and
 # uv finds out which fits the machine. A torch or torchvision that is there keeps its build.
 install_torch() {
-    local constraints=$1 uv=$PREFIX/.mpiddp-uv wanted
-    mapfile -t wanted < <("$PYTHON" "$ROOT/jobs/constraints.py" "$KIND" "$ROOT/setup.cfg" \
+    local constraints=$1 uv=$PREFIX/.mpiddp-uv build
+    mapfile -t build < <("$PYTHON" "$ROOT/jobs/constraints.py" "$KIND" "$ROOT/setup.cfg" \
         "$ROOT/constraints.txt" build)
-    if [ "${#wanted[@]}" -eq 0 ] || has_own_index; then
+    if [ "${#build[@]}" -eq 0 ] || has_own_index; then
         return
     fi
-    say "installing ${wanted[*]:1}, the build for" \
-        "$([ "${wanted[0]}" = auto ] && printf 'this machine' || printf '%s' "${wanted[0]}"):" \
+    say "installing ${build[*]:1}, the build for" \
+        "$([ "${build[0]}" = auto ] && printf 'this machine' || printf '%s' "${build[0]}"):" \
         "for CPUs some 0.2 GB, for GPUs 2 to 4 GB"
     if run_pip install --no-deps --target "$uv" uv && UV_HTTP_RETRIES=1 "$uv/bin/uv" pip install \
-        --python "$PYTHON" --torch-backend "${UV_TORCH_BACKEND:-${wanted[0]}}" \
-        -c "$constraints" "${wanted[@]:1}" >&2; then
+        --python "$PYTHON" --torch-backend "${UV_TORCH_BACKEND:-${build[0]}}" \
+        -c "$constraints" "${build[@]:1}" >&2; then
         rm -rf -- "$uv"
         return
     fi
     rm -rf -- "$uv"
-    [ "${wanted[0]}" = auto ] ||
-        die "the build ${wanted[0]} of torch and torchvision could not be had, see above: install" \
+    [ "${build[0]}" = auto ] ||
+        die "the build ${build[0]} of torch and torchvision could not be had, see above: install" \
             "both of one build into $PREFIX"
     say "torch's own index could not be used, see above: PyPI's build comes instead, for CUDA (some" \
         "3 GB to download)"
