@@ -181,8 +181,8 @@ def _describe_tensor(tensor: Any) -> tuple[Any, ...]:
 
 
 def find_queue_after_backward() -> Callable[[Callable[[], None]], None]:
-    """A function that has another one called at the end of the backward pass that is under way,
-    before what is queued later."""
+    """A function that queues a callback for the end of the present backward pass, before those that
+    are queued later."""
     import torch
 
     queue: Callable[[Callable[[], None]], None]

@@ -27,7 +27,7 @@ def _pack(seconds: float) -> bytes:
 
 
 class LateThread:
-    """Calls ``work`` in a thread of its own, a while after ``set`` unless ``cancel`` comes first.
+    """Calls ``work`` in its own thread, some time after ``set``, unless ``cancel`` is called first.
 
     A timer of the kernel wakes it (timerfd): to set one takes a microsecond, where to wake a thread
     at once takes some 50, and takes a core and the interpreter's lock from who does the work.
@@ -64,7 +64,8 @@ class LateThread:
     def set(self, seconds: float) -> None:
         """Have the work done after so many seconds, and no longer when this was said before.
 
-        Once the thread has been closed it is done at once, here."""
+        After ``close`` the calling thread does it at once.
+        """
         if self._is_closed:
             self._work()
             return

@@ -219,7 +219,7 @@ def make_variables(scratch: Path, python: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([*modules, *filter(None, [given.get("PYTHONPATH")])]),
         "TMPDIR": str(scratch),
         "HYPOTHESIS_STORAGE_DIRECTORY": str(scratch / "hypothesis"),
-        # One for all: each process would compile anew.
+        # One cache for all parts, so that what one has compiled is there for the next.
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
         "TRITON_CACHE_DIR": str(scratch / "triton"),
         # A name server that cannot be reached does not hold anybody up for long.

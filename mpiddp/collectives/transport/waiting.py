@@ -3,9 +3,9 @@
 A wait looks for a while, and then sleeps. With a core for each rank, ranks spin while they look. In
 memory that they share they look for longer than the kernel lets another process run: a rank that
 slept beside a busy process would come back on the core of the rank that it waits for, and stay
-there. A rank that finds another one on its own core yields it. With fewer cores than ranks they
-yield always. All ranks use one policy: a rank that spins can keep a core from the one that it waits
-for.
+there. A rank yields its core if another rank waits on the same one. With fewer cores than ranks
+they always yield. All ranks use one policy: a rank that spins can keep a core from the one that it
+waits for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIRST_SPINS, FIRST_YIELDS = 50, 20
 """Pauses before a wait is begun in earnest, which takes about as long as twenty tests."""
 LOOK, LONG_LOOK = 1e-4, 1e-2
 """Seconds before a wait sleeps; the long look is that of ranks that spin and know of each other's
-cores. The kernel lets a process run for some 4 ms where another one wants its core."""
+cores. A process may run for some 4 ms while another one waits for its core."""
 LONGEST_PAUSE = 1e-3
 """Seconds of a sleep."""
 

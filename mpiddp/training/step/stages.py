@@ -109,7 +109,7 @@ class StageClock:
         return time.perf_counter()
 
     def count_exchange(self, begin: Any, end: Any, *, is_waited_for: bool = False) -> None:
-        """Gradients were under way from ``begin`` to ``end``, as `read` gives them.
+        """Gradients were exchanged from ``begin`` to ``end``, as `read` gives them.
 
         ``is_waited_for``: the backward pass waited meanwhile.
         """
