@@ -62,7 +62,7 @@ class LateThread:
         call_at_exit(lambda: (found := close()) and found())
 
     def set(self, seconds: float) -> None:
-        """Have the work done after so many seconds, and no longer when this was said before.
+        """Have the work done after so many seconds, in place of what was set before.
 
         After ``close`` the calling thread does it at once.
         """
@@ -81,9 +81,7 @@ class LateThread:
         if thread is None or self._is_closed or os.getpid() != self._process:
             return
         self._is_closed = True
-        if thread is threading.current_thread():
-            return
-        while thread.is_alive():
+        while thread is not threading.current_thread() and thread.is_alive():
             # Another thread's ``cancel`` may come between the two.
             _set(self._timer, 0, _pack(AT_ONCE), None)
             thread.join(0.1)
