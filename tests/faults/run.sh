@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The fault suite: bash tests/faults/run.sh [--only FAULT] [--fraction F] [--jobs N] …
-# See --help, and docs/reliability.md. It uses the environment that tests/run.sh has made.
+# See --help, and docs/about/reliability.md. It uses the environment that tests/run.sh has made.
 set -euo pipefail
 # shellcheck source=jobs/environment.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../jobs/environment.sh"

@@ -241,7 +241,7 @@ def test_the_table_is_put_into_a_document(tmp_path: Path) -> None:
 
 
 def test_the_chapter_has_all_faults() -> None:
-    text = (launchers.ROOT / "docs" / "reliability.md").read_text("utf-8")
+    text = (launchers.ROOT / "docs" / "about" / "reliability.md").read_text("utf-8")
     (found,) = re.findall(f"{table.BEGIN}(.*){table.END}", text, re.DOTALL)
     assert re.findall(r"^\| (.*?) \(`([\w-]+)`\) \|", found, re.MULTILINE) == [
         (fault.title, name) for name, fault in CAMPAIGN.faults.items()

@@ -1,4 +1,4 @@
-"""docs/features.md names what exists: options, commands, files, tests."""
+"""docs/about/features.md names what exists: options, commands, files, tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpiddp.launch.script.command_line import FRONT, RANKS
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.registry import DATASETS
 
-TEXT = (launchers.ROOT / "docs" / "features.md").read_text(encoding="utf-8")
+TEXT = (launchers.ROOT / "docs" / "about" / "features.md").read_text(encoding="utf-8")
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in TEXT.splitlines()

@@ -1,4 +1,4 @@
-"""The paths of docs/architecture.md: a real run passes what they name, in their order."""
+"""The paths of docs/about/architecture.md: a real run passes what they name, in their order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ with mpiddp.init():
 
 def read_paths() -> list[tuple[str, list[str]]]:
     """Each list of functions, with the heading above it."""
-    text = (launchers.ROOT / "docs" / "architecture.md").read_text()
+    text = (launchers.ROOT / "docs" / "about" / "architecture.md").read_text()
     found = []
     for section in text.split("\n## ")[1:]:
         heading = section.partition("\n")[0]

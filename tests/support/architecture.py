@@ -1,6 +1,6 @@
 """Reads the source, and finds what breaks the design's rules of who may import and do what.
 
-A file imports from lower floors (docs/architecture.md), or acyclically from its own room.
+A file imports from lower floors (docs/about/architecture.md), or acyclically from its own room.
 Every import counts, wherever it stands: in a function, under ``if TYPE_CHECKING``, or by
 ``importlib.import_module`` with a literal name. An import for the type checker alone is still
 knowledge of the other file. Only the rule about mpi4py lets such imports pass, because naming

@@ -31,7 +31,7 @@ QUICK = (
     "test_sparse_all_reduce_sum",
 )
 """One of each kind of test."""
-DOCUMENT = launchers.ROOT / "docs" / "torch-backend-tests.md"
+DOCUMENT = launchers.ROOT / "docs" / "about" / "torch-backend-tests.md"
 
 
 @pytest.fixture(scope="module")

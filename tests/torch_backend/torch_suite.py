@@ -1,6 +1,6 @@
 """Runs torch's own tests of its backends (distributed_test.py) with Gloo and with mpiddp.
 
-python tests/torch_backend/torch_suite.py docs/torch-backend-tests.md
+python tests/torch_backend/torch_suite.py docs/about/torch-backend-tests.md
 
 torch starts new processes for each test, which import torch again. Here one process for each
 backend and world size has imported it, and forks the ranks of each test.
@@ -28,7 +28,7 @@ HEAD = """# torch's own tests
 
 torch tests its backends with `torch.testing._internal.distributed.distributed_test`. The tables
 show the results of these tests with backend `mpiddp` on CPUs. `python
-tests/torch_backend/torch_suite.py docs/torch-backend-tests.md` runs the tests with Gloo and with
+tests/torch_backend/torch_suite.py docs/about/torch-backend-tests.md` runs the tests with Gloo and with
 mpiddp, and writes the section of the installed release of torch.
 
 A test runs with 3 ranks, or with 4 or 8 if it needs them. torch chooses tests by the name of the

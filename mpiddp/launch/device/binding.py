@@ -20,7 +20,7 @@ AUTO, NONE, CORES, NUMA = "auto", "none", "cores", "numa"
 KINDS = (AUTO, NONE, CORES, NUMA)
 FEWEST_CORES = 2
 """Cores of a rank that ``auto`` binds. On a single core Gloo's threads wait for the rank that waits
-for them: an all-reduce of 64 KiB takes three times as long (docs/performance.md)."""
+for them: an all-reduce of 64 KiB takes three times as long (docs/about/performance.md)."""
 SYSTEM = Path("/sys")
 MOST_CPUS = 1 << 14
 """More than a kernel can have (CONFIG_NR_CPUS)."""
