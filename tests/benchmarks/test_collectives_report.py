@@ -276,6 +276,22 @@ def test_a_drawing_leaves_out_none_that_was_asked_for(tmp_path):
     check_drawing(path, *names, f"{len(rows) - 12} contender")
 
 
+def test_sizes_stand_beside_ranks_on_a_node_and_between_nodes(tmp_path):
+    central = Contender(OWN, algorithm="central")
+    cells = [
+        replace(cell, ranks=ranks, nodes=nodes)
+        for ranks, nodes, sizes in ((2, 1, (8, M)), (4, 1, (8, K, M)), (2, 2, (8, K)), (8, 8, (8,)))
+        for cell in make_findings(
+            {(row, size): [[1e-3]] for row in (GLOO_ROW, central) for size in sizes}
+        ).cells
+    ]
+    names = {cell.contender: cell.contender.partition(",")[0] for cell in cells}
+    path = tmp_path / "scaling.svg"
+    collectives_plot.draw_scaling(path, cells, names, "a note")
+    shown = ("4 ranks on 1 node: all-reduce", "one node: 1 MiB", "2 ranks on 2 nodes")
+    check_drawing(path, *shown, "1 rank on each node: 8 B", "mpiddp central: a parameter server")
+
+
 @given(st.lists(st.integers(3, 40), min_size=1, max_size=20, unique=True))
 def test_ticks_have_room(powers):
     sizes = [1 << power for power in sorted(powers)]

@@ -26,13 +26,13 @@ from unittest import mock
 
 HEAD = """# torch's own tests
 
-torch tests its backends with `torch.testing._internal.distributed.distributed_test`. These are the results
-with backend `mpiddp` on CPUs, beside Gloo's.
-`python tests/torch_backend/torch_suite.py docs/about/torch-backend-tests.md` runs the tests with both, and
-writes what it finds with the installed release of torch.
+torch tests its backends with `torch.testing._internal.distributed.distributed_test`. These are the
+results with backend `mpiddp` on CPUs, beside Gloo's.
+`python tests/torch_backend/torch_suite.py docs/about/torch-backend-tests.md` runs the tests with
+both, and writes what it finds with the installed release of torch.
 
-A test runs with 3 ranks, or with 4 or 8 if it needs them. torch chooses tests by the name of the backend;
-here mpiddp gets the tests that Gloo gets.
+A test runs with 3 ranks, or with 4 or 8 if it needs them. torch chooses tests by the name of the
+backend; here mpiddp gets the tests that Gloo gets.
 
 | torch | Gloo passes | mpiddp passes | mpiddp fails | torch leaves out | Gloo alone passes |
 |---|---|---|---|---|---|
