@@ -11,7 +11,7 @@ from benchmarks.common.records import group_by
 from benchmarks.common.tables import COLLECTIVES
 from benchmarks.report.curves import draw_curves
 from benchmarks.report.findings import list_alerts, list_facts
-from benchmarks.report.groups import Group, make_groups, shorten
+from benchmarks.report.groups import Group, Verdict, make_groups, shorten
 from benchmarks.report.machine import Model, find_fit, highlight_links, make_model
 from benchmarks.report.material import Material
 from benchmarks.report.page import Report
@@ -98,20 +98,32 @@ def _can_be_explained(name: str, quantity: str) -> bool:
 
 
 def _highlight_collectives(groups: dict[str, list[Group]]) -> Iterator[Highlight]:
-    """The quickest at the largest size beside the framework, on the most ranks."""
+    """Of each collective the fastest at the largest size on the most ranks where there is one."""
     for quantity in COLLECTIVES:
-        for group in reversed(groups.get(quantity, [])):
-            size = group.sizes[-1]
-            order = group.rank_at(size)
-            base = group.find_framework(group.rows[order[0]][size]) if order else None
-            if base is None:
-                continue
-            speed = group.find_speed(base, group.rows[order[0]][size]).median
-            short = shorten(group.rows)
+        places = [
+            (group, size, found)
+            for group in reversed(groups.get(quantity, []))
+            for size in reversed(group.sizes)
+            if (found := group.judge(size)) is not None and found.second is not None
+        ]
+        settled = (place for place in places if place[2].is_settled)
+        if place := next(settled, None):
+            yield _highlight_winner(quantity, *place)
+        elif places:
             yield Highlight(
-                title=f"{quantity.capitalize()}, {group.place.parts[0]}",
-                value=describe_value(speed, SPEED),
-                text=f"as fast as {base.name} at {describe_size(size)}: {short[order[0]]}",
-                section=quantity,
-            )
-            break
+                title=quantity.capitalize(), value="not settled", section=quantity,
+                text="at no size is the fastest told apart from the next one: measure more rounds",
+            )  # fmt: skip
+
+
+def _highlight_winner(quantity: str, group: Group, size: int, found: Verdict) -> Highlight:
+    """Beside the framework; beside the next one if the framework wins, or was not measured."""
+    others = [(found.framework, found.speed), (found.second, found.lead)]
+    other, speed = next((o, s) for o, s in others if o and s and o is not found.winner)
+    short = shorten(group.rows)
+    return Highlight(
+        title=f"{quantity.capitalize()}, {group.place.parts[0]}",
+        value=describe_value(speed.estimate, SPEED),
+        text=f"as fast as {short[other.name]} at {describe_size(size)}: {short[found.winner.name]}",
+        section=quantity,
+    )
