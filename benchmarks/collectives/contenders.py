@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -165,6 +166,21 @@ def list_contenders(
             if algorithm in algorithms and transport in transports and PRIVATE in buffers
         ]
     return [replace(each, quantity=quantity) for each in others + own]
+
+
+def shorten(names: Iterable[str]) -> dict[str, str]:
+    """Names without what those with the same first word have in common behind their commas."""
+    families: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        families[name.partition(" ")[0]].append(name)
+    short = {}
+    for family in families.values():
+        tails = [set(name.split(", ")[1:]) for name in family]
+        common = set.intersection(*tails) if len(family) > 1 else set()
+        for name in family:
+            head, *rest = name.split(", ")
+            short[name] = ", ".join([head, *(part for part in rest if part not in common)])
+    return short if len(set(short.values())) == len(short) else {name: name for name in short}
 
 
 def list_messengers(transports: Sequence[str], *, nccl: bool) -> list[Contender]:

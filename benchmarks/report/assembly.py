@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.collectives.contenders import ALL_PAIRS, POINT_TO_POINT, PROBE, REDUCTION
+from benchmarks.collectives.contenders import (
+    ALL_PAIRS,
+    POINT_TO_POINT,
+    PROBE,
+    REDUCTION,
+    shorten,
+)
 from benchmarks.common.options import SPEED, describe_value
 from benchmarks.common.records import group_by
 from benchmarks.common.tables import COLLECTIVES
 from benchmarks.report.curves import draw_curves
 from benchmarks.report.findings import list_alerts, list_facts
-from benchmarks.report.groups import Group, Verdict, make_groups, shorten
+from benchmarks.report.groups import Group, Verdict, make_groups
 from benchmarks.report.machine import Model, find_fit, highlight_links, make_model
 from benchmarks.report.material import Material
 from benchmarks.report.page import Report

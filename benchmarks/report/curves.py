@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from benchmarks.collectives.contenders import shorten
 from benchmarks.common.options import RATE, SECONDS, SHARE, SPEED, describe_seconds
 from benchmarks.common.statistics import Spread
 from benchmarks.common.tables import COLLECTIVES, find_bus_factor
-from benchmarks.report.groups import Group, name_kind, name_places, shorten
+from benchmarks.report.groups import Group, name_kind, name_places
 from benchmarks.report.machine import Model
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import Chart, Grid, Line, Link, Panel, Section, Square

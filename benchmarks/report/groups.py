@@ -243,18 +243,3 @@ def name_places(groups: Sequence[Group]) -> tuple[list[str], list[str]]:
         # Where one has nothing of its own, where it was measured stays its name.
         common = [part for part in common if part != parts[0][0]]
     return [", ".join(part for part in each if part not in common) for each in parts], common
-
-
-def shorten(names: Iterable[str]) -> dict[str, str]:
-    """Names without what those with the same first word have in common behind their commas."""
-    families: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        families[name.partition(" ")[0]].append(name)
-    short = {}
-    for family in families.values():
-        tails = [set(name.split(", ")[1:]) for name in family]
-        common = set.intersection(*tails) if len(family) > 1 else set()
-        for name in family:
-            head, *rest = name.split(", ")
-            short[name] = ", ".join([head, *(part for part in rest if part not in common)])
-    return short if len(set(short.values())) == len(short) else {name: name for name in short}

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.collectives.contenders import shorten
 from benchmarks.common.records import Cell, make_cell, open_record
 from benchmarks.common.statistics import spread
-from benchmarks.report import assembly, command, groups, machine, slides
+from benchmarks.report import assembly, command, machine, slides
 from benchmarks.report.material import read_material
 from benchmarks.report.page import Report, draw_report
 from benchmarks.report.pictures import Bars, Chart, Grid, Section
@@ -300,7 +301,7 @@ words = st.text("ab,: ", min_size=1, max_size=8)
 
 @given(st.lists(words, min_size=1, max_size=6, unique=True))
 def test_shortened_names_still_tell_all_apart(names):
-    short = groups.shorten(names)
+    short = shorten(names)
     assert set(short) == set(names) and len(set(short.values())) == len(names)
 
 
