@@ -169,18 +169,25 @@ def list_contenders(
 
 
 def shorten(names: Iterable[str]) -> dict[str, str]:
-    """Names without what those with the same first word have in common behind their commas."""
-    families: dict[str, list[str]] = defaultdict(list)
+    """Names without what those with the same first word have in common behind their commas.
+
+    Words in brackets at their ends, such as the name of a record, stay.
+    """
+    families: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for name in names:
-        families[name.partition(" ")[0]].append(name)
+        body, mark = _cut(name)
+        families[body.partition(" ")[0]].append((name, mark, *body.split(", ")))
     short = {}
     for family in families.values():
-        tails = [set(name.split(", ")[1:]) for name in family]
-        common = set.intersection(*tails) if len(family) > 1 else set()
-        for name in family:
-            head, *rest = name.split(", ")
-            short[name] = ", ".join([head, *(part for part in rest if part not in common)])
+        common = set.intersection(*(set(each[3:]) for each in family)) if len(family) > 1 else ()
+        for name, mark, head, *rest in family:
+            short[name] = ", ".join([head, *(part for part in rest if part not in common)]) + mark
     return short if len(set(short.values())) == len(short) else {name: name for name in short}
+
+
+def _cut(name: str) -> tuple[str, str]:
+    at = name.rfind(" (") if name.endswith(")") else -1
+    return (name[:at], name[at:]) if at > 0 else (name, "")
 
 
 def list_messengers(transports: Sequence[str], *, nccl: bool) -> list[Contender]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.collectives.contenders import (
@@ -15,6 +16,7 @@ from benchmarks.collectives.contenders import (
 from benchmarks.common.options import SPEED, describe_value
 from benchmarks.common.records import group_by
 from benchmarks.common.tables import COLLECTIVES
+from benchmarks.models.drawing.page import OFFERED
 from benchmarks.report.curves import draw_curves
 from benchmarks.report.findings import list_alerts, list_facts
 from benchmarks.report.groups import Group, Verdict, make_groups
@@ -80,7 +82,7 @@ def _list_sections(
 
 
 def _list_links(groups: Sequence[Group]) -> list[Link]:
-    """One for each algorithm that ran, if the collective can be explained."""
+    """One for each algorithm that ran, if the collective can be explained, or is not known."""
     quantity = groups[0].place.quantity
     if quantity not in COLLECTIVES:
         return []
@@ -90,17 +92,23 @@ def _list_links(groups: Sequence[Group]) -> list[Link]:
         for row in group.rows.values()
         for each in row.values()
     )
-    known = [name for name in ran if name in names() and _can_be_explained(name, quantity)]
-    return [Link(quantity, name, EXPLAINED) for name in known]
+    links = []
+    for name in filter(None, ran):
+        if name not in names():
+            links.append(Link(quantity, name, None))
+        elif (count := _find_ranks(name, quantity)) is not None:
+            links.append(Link(quantity, name, count))
+    return links
 
 
-def _can_be_explained(name: str, quantity: str) -> bool:
-    """Whether the algorithm, or one of its halves, is that collective."""
-    try:
-        Choice(find(name), collective=COLLECTIVES[quantity]).build(EXPLAINED)
-    except (ConfigurationError, ScheduleError):
-        return False
-    return True
+def _find_ranks(name: str, quantity: str) -> int | None:
+    """On how many ranks the algorithm, or one of its halves, is that collective in a page."""
+    choice = Choice(find(name), collective=COLLECTIVES[quantity])
+    for count in (EXPLAINED, *OFFERED[1:]):
+        with suppress(ConfigurationError, ScheduleError):
+            choice.build(count)
+            return count
+    return None
 
 
 def _highlight_collectives(groups: dict[str, list[Group]]) -> Iterator[Highlight]:

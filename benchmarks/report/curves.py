@@ -51,6 +51,7 @@ def _draw_panel(group: Group, label: str, names: Mapping[str, str], model: Model
     place = group.place
     factor = find_bus_factor(place.quantity, place.ranks)
     framework = _find_framework(group, names)
+    has_wrong = any(each.wrong for row in group.rows.values() for each in row.values())
 
     def find_time(each: Measured) -> Spread:
         return group.times[each.name][each.cell.bytes]
@@ -76,7 +77,8 @@ def _draw_panel(group: Group, label: str, names: Mapping[str, str], model: Model
     charts = [
         Chart(
             title="Time", unit=SECONDS, is_log=True, lines=draw(find_time, noted=True),
-            text="Time of the slowest rank by size: medians of the rounds, and quartiles.",
+            text="Time of the slowest rank by size: medians of the rounds, and quartiles"
+            + ("; circles: wrong results." if has_wrong else "."),
         ),
         Chart(
             title="Bus bandwidth" if place.quantity in COLLECTIVES else "Bandwidth",
@@ -116,7 +118,9 @@ def _list_lines(
         found = {float(size): find(each) for size, each in row.items()}
         points = {size: value for size, value in found.items() if value is not None}
         if points:
-            yield Line(names[name], points, _list_notes(group, name) if noted else {})
+            notes = _list_notes(group, name) if noted else {}
+            wrong = [size for size in points if row[int(size)].wrong]
+            yield Line(names[name], points, notes, wrong)
 
 
 def _find_framework(group: Group, names: Mapping[str, str]) -> str:
@@ -145,7 +149,7 @@ def _draw_winners(groups: Sequence[Group], labels: Sequence[str], names: Mapping
     return Grid(
         title="The fastest contender",
         text="The fastest contender by place and size, and how many times as fast as the "
-        "framework it is. Pale, with ≈: the next one is not told apart with 95 % confidence.",
+        "framework it is. Pale, with ≈: not told apart from the next one, with 95 % confidence.",
         corner="",
         rows=labels,
         columns=[describe_size(size) for size in sizes],

@@ -20,7 +20,9 @@ from benchmarks.report import assembly, command, machine, slides
 from benchmarks.report.material import read_material
 from benchmarks.report.page import Report, draw_report
 from benchmarks.report.pictures import Bars, Chart, Grid, Section
+from launchers import run_python
 from mpiddp.errors import ConfigurationError
+from own_algorithm import STAR
 from planted_records import (
     ENVIRONMENT,
     MACHINE,
@@ -311,6 +313,21 @@ HOSTILE = [
     "@data@",
     "a$b&\"'",
 ]
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_algorithms_of_ones_own_are_explained(tmp_path, loaded):
+    """In a process of its own, since what is loaded stays registered."""
+    (tmp_path / "star.py").write_text(STAR)
+    cells = [cell(f"mpiddp {name}", [1.0, 1.0], ran=name) for name in ("ring", "star")]
+    path = write_record(tmp_path / "a.jsonl", cells)
+    words = ["--load", str(tmp_path / "star.py")] if loaded else []
+    page = tmp_path / "a.html"
+    run_python("-m", "benchmarks", "report", path, *words, "--html", page).expect(0)
+    text = page.read_text()
+    assert 'data-hash="first=ring&amp;ranks=4"' in text
+    assert ('data-hash="first=star&amp;ranks=4"' in text) is loaded
+    assert ("Not known here: star (report --load FILE" in text) is not loaded
 
 
 def test_texts_of_records_are_harmless(tmp_path):
