@@ -19,7 +19,6 @@ from benchmarks.common.plotting import (
     draw_panels,
 )
 from benchmarks.common.records import Cell, group_by
-from benchmarks.common.statistics import summarize
 from mpiddp.wording import describe_size
 
 PAGES = 2
@@ -37,7 +36,9 @@ def draw(path: Path, groups: Sequence[Findings], note: str) -> None:
     """
     panels = [(found, cells) for found in groups for cells in found.group(by_size=False)]
     quantities = ", ".join(sorted({cells[0].quantity for _, cells in panels}))
-    title = f"{quantities}: the slowest rank's time, median of the rounds, band of their quartiles"
+    title = (
+        f"{quantities}: the slowest rank's time, median of the iterations, band of their quartiles"
+    )
     every = [cell for _, cells in panels for cell in cells]
     firsts = {(cell.details["maker"], cell.details["algorithm"]): cell for cell in reversed(every)}
     names = shorten(dict.fromkeys(cell.contender for cell in every))
@@ -96,13 +97,12 @@ def _make_panels(
 
 def _make_line(name: str, row: Sequence[Cell], style: int, is_rate: bool) -> Line:
     """Of seconds, or of bus bandwidths."""
-    values = [
-        [cell.details["busbw"] * cell.summary.median / each for each in cell.samples]
-        if is_rate
-        else cell.samples
-        for cell in row
+    times = [cell.summary.spread for cell in row]
+    rates = [
+        each.inverted(cell.details["busbw"] * each.median)
+        for cell, each in zip(row, times, strict=True)
     ]
-    return Line(name, [cell.bytes for cell in row], list(map(summarize, values)), style)
+    return Line(name, [cell.bytes for cell in row], rates if is_rate else times, style)
 
 
 def choose_ticks(sizes: Sequence[int]) -> list[int]:

@@ -56,7 +56,7 @@ def assemble(material: Material, fit_path: Path | None = None) -> Report:
         heading="What was measured",
         words=f"{len(material.cells):,} cells of {count_noun(len(dates), 'record')}: "
         f"{benchmarks}{f'; {when}' if when else ''}. Times are the slowest rank's; a band is the "
-        "quartiles of the rounds around their median.",
+        "quartiles of the iterations around their median.",
         alerts=list_alerts(material),
         highlights=[*_highlight_collectives(by_quantity), *highlight_links(fit)],
         sections=sections,

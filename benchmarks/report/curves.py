@@ -77,7 +77,7 @@ def _draw_panel(group: Group, label: str, names: Mapping[str, str], model: Model
     charts = [
         Chart(
             title="Time", unit=SECONDS, is_log=True, lines=draw(find_time, noted=True),
-            text="Time of the slowest rank by size: medians of the rounds, and quartiles"
+            text="Time of the slowest rank by size: medians of the iterations, and quartiles"
             + ("; circles: wrong results." if has_wrong else "."),
         ),
         Chart(

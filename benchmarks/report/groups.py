@@ -118,7 +118,7 @@ class Group:
     @cached_property
     def times(self) -> Mapping[str, Mapping[int, Spread]]:
         return {
-            name: {size: spread(each.cell.samples) for size, each in row.items()}
+            name: {size: each.cell.summary.spread for size, each in row.items()}
             for name, row in self.rows.items()
         }
 
