@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from benchmarks.common.checks import check_folder, check_outputs
-from benchmarks.common.options import File, make_reader
+from benchmarks.common.options import File, Load, make_reader
 from benchmarks.report.assembly import assemble
 from benchmarks.report.material import read_material
 from benchmarks.report.page import draw_report
@@ -29,6 +29,8 @@ class Options:
     """Write one page, which needs no network."""
     png: Annotated[Path | None, Argument("DIR")] = None
     """Write each picture into a directory, for slides."""
+    load: Load = ()
+    """Algorithms of your own, to show how they work: Python files or plans."""
     fit: File = None
     """Model that fit wrote, for predictions and lower bounds (default: fitted to the records'
     point-to-point, if they have it)."""

@@ -272,7 +272,8 @@ def test_a_drawing_leaves_out_none_that_was_asked_for(tmp_path):
     times = {(row, size): [[1.0 + 9 * (row in slow)]] for row in rows for size in (8, K)}
     path = tmp_path / "drawing.svg"
     collectives_plot.draw(path, [make_findings(times)], "")
-    names = ("Gloo", "MPI_Allreduce", "plain ring", "mpiddp, ring", "mpiddp, central")
+    own = [f"mpiddp {name}, private" for name in ("ring", "central")]
+    names = ("Gloo", "MPI_Allreduce", "plain ring", *own)
     check_drawing(path, *names, f"{len(rows) - 12} contender")
 
 
