@@ -50,7 +50,7 @@ def draw(path: Path, cells: Iterable[Cell], note: str) -> None:
         f"{quantities}: the slowest rank's time, median of the iterations, band of their quartiles"
     )
     meanings = [f"{name}: {text}" for name, text in MEANINGS.items() if name in shown]
-    draw_panels(path, grid, (14.5, 4.2 * len(grid) + 0.8), title, "; ".join([*meanings, note]))
+    draw_panels(path, grid, (11.5, 3.6 * len(grid) + 0.8), title, "; ".join([*meanings, note]))
 
 
 def _find_row(cell: Cell) -> tuple[object, ...]:
