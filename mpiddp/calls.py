@@ -68,7 +68,10 @@ def _check_options(
     algorithm, op = name_operator(algorithm), name_operator(op)
     for name, text in (("algorithm", algorithm), ("transport", transport), ("op", op)):
         if not isinstance(text, str):
-            raise ConfigurationError(f"{name}: expected a name, found {text!r}")
+            # As in torch's calls that have an output and an input.
+            is_tensor = "tensor(" in (found := repr(text))
+            found = "a tensor: a call has one tensor, which it changes" if is_tensor else found
+            raise ConfigurationError(f"{name}: expected a name, found {found}")
     operators = [operator.value for operator in Operator]
     others = {"an operator: op": operators, "a transport: transport": TRANSPORTS}
     for other, names in others.items():

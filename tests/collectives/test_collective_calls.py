@@ -117,6 +117,7 @@ SAID = {
     "leaf": r"a leaf that requires grad cannot be changed in place: .*",
     "conjugate": r"expected a tensor whose memory holds its values: call .*resolve_conj.*",
     "operator of torch for an algorithm": r"'max' is no algorithm, but an operator: op='max'",
+    "input and output": r"algorithm: expected a name, found a tensor: a call has one tensor, .*",
     "operator of torch": r"op: expected ReduceOp.SUM, AVG, PRODUCT, MIN, MAX, found ReduceOp.BAND",
     "list of names": r"algorithm: expected a name, found \['ring'\]",
     "number for a name": r"transport: expected a name, found 3",

@@ -65,6 +65,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "server": lambda: mpiddp.all_reduce(ones(), algorithm="central"),
     "transport": lambda: mpiddp.all_reduce(ones(), transport="pigeon"),
     "operator of torch for an algorithm": lambda: mpiddp.all_reduce(ones(), ReduceOp.MAX),  # type: ignore[arg-type]
+    "input and output": lambda: mpiddp.all_gather([ones()], ones()),  # type: ignore[arg-type]
     "operator of torch": lambda: mpiddp.all_reduce(ones(), op=ReduceOp.BAND),
     "operator": lambda: mpiddp.all_reduce(ones(), op="median"),
     "bool": lambda: mpiddp.all_reduce(ones(dtype=torch.bool)),

@@ -82,7 +82,7 @@ def name_operator(op: Any) -> Any:
     """
     if not isinstance(op, ReduceOp | ReduceOp.RedOpType):
         return op
-    kind = getattr(op, "op", op)
+    kind: Any = getattr(op, "op", op)
     if kind not in OPERATORS:
         names = ", ".join(each.name for each in OPERATORS)
         raise ConfigurationError(f"op: expected ReduceOp.{names}, found ReduceOp.{kind.name}")
