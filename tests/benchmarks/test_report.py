@@ -365,6 +365,13 @@ def test_ten_thousand_cells_take_less_than_ten_seconds(tmp_path):
     assert (tmp_path / "a.html").stat().st_size < 4 << 20
 
 
+def test_sizes_are_drawn_beside_ranks(tmp_path):
+    planted = Planted(quantities=("all-reduce",), places=((2, 1), (4, 1)), rounds=3)
+    path = write_record(tmp_path / "a.jsonl", make_cells(planted))
+    command.main([str(path), "--output", str(tmp_path / "a.svg")])
+    assert "4 ranks on 1 node: all-reduce" in (tmp_path / "a.svg").read_text()
+
+
 def test_each_picture_is_a_slide(tmp_path):
     cells = [cell("a$b", [1, 2]), *make_pairs(3, {(0, 1): 2.0}, [4 * M])]
     path = write_record(tmp_path / "a.jsonl", cells)
