@@ -137,7 +137,9 @@ def init(
             mpiddp's collectives; by default the one that MPIDDP_TUNING names, if it is set.
         collectives: who makes the calls of Gloo's groups on CPUs: ``framework`` or ``mpiddp``.
 
-    Raises (in an interactive Python; elsewhere the job ends with the error's exit code):
+    An interactive Python gets the errors; elsewhere the job ends with their exit codes.
+
+    Raises:
         ConfigurationError: NCCL without GPUs, an interface or a GPU that is not there.
         LaunchError: the processes cannot find each other, or would share a GPU.
         UnreachableError: a phase of start-up outlasted ``timeout``.
