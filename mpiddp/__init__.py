@@ -116,7 +116,7 @@ def init(
     Collective: every process of the launch calls it, once. The Session is a context manager, which
     closes everything at its end. An exception that leaves it, on any rank, ends the whole job.
     Without ``with``, uncaught exceptions end the job too, but not sys.exit(n): the other ranks then
-    wait.
+    wait. The errors below are raised in an interactive Python, and end the job elsewhere.
 
     Args:
         backend: ``nccl``, ``gloo``, ``mpi`` (if torch was built with it), or ``auto``: NCCL when
@@ -136,8 +136,6 @@ def init(
         tuning: a file that ``python -m benchmarks tune`` wrote: it says what ``auto`` chooses for
             mpiddp's collectives; by default the one that MPIDDP_TUNING names, if it is set.
         collectives: who makes the calls of Gloo's groups on CPUs: ``framework`` or ``mpiddp``.
-
-    An interactive Python gets the errors; elsewhere the job ends with their exit codes.
 
     Raises:
         ConfigurationError: NCCL without GPUs, an interface or a GPU that is not there.

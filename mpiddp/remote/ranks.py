@@ -363,14 +363,12 @@ def ranks(
     Args:
         number: of ranks; by default one for each GPU, else for each core; in a Slurm job as many
             as it has tasks.
-        nodes: of the Slurm job.
-        per_node: ranks on each of them.
+        nodes: of the Slurm job, with ``per_node`` ranks on each.
         call_timeout: seconds that a call may take; by default as long as it wants.
         variables: added to the environment of the ranks.
         output: called with rank, ``out`` or ``err``, and text for what the ranks print, in place
             of printing it with labels.
-        launcher: as the front's option.
-        launcher_options: as the front's option.
+        launcher: as the front's option, with ``launcher_options``.
         **options: those of `mpiddp.init`, and ``stall_timeout`` and ``debug``.
 
     Raises:
