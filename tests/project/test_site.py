@@ -40,7 +40,7 @@ class Page(HTMLParser):
             self.loads.add(values.get(LOADED[tag]) or "")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:
     """Where README's command has made the site; each warning is an error."""
     [command] = re.findall(r"`python (-m sphinx [^`]*) site`", documents.README.read_text("utf-8"))
@@ -50,7 +50,7 @@ def site(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pages(site) -> dict[Path, Page]:
     return {path: Page(path) for path in site.rglob("*.html")}
 
