@@ -104,7 +104,8 @@ def _list_links(groups: Sequence[Group]) -> list[Link]:
 def _find_ranks(name: str, quantity: str) -> int | None:
     """On how many ranks the algorithm, or one of its halves, is that collective in a page."""
     choice = Choice(find(name), collective=COLLECTIVES[quantity])
-    for count in (EXPLAINED, *OFFERED[1:]):
+    counts: Sequence[int] = (EXPLAINED, *OFFERED[1:])
+    for count in counts:
         with suppress(ConfigurationError, ScheduleError):
             choice.build(count)
             return count

@@ -125,10 +125,9 @@ def _list_slow_ranks(material: Material) -> Iterator[Alert]:
             for rank, count in slow.items()
             if isinstance(rank, int) and count >= SLOW_SHARE * len(found)
         ]
-    if len(lines) == 1:
-        yield Alert(text=lines[0], is_bad=False)
-    else:
-        yield from _alert("A rank is slow", lines, is_bad=False)
+    if lines:
+        more = f"; and {len(lines) - 1} more" if lines[1:] else ""
+        yield Alert(text=lines[0] + more, lines=lines[1:], is_bad=False)
 
 
 def _find_reason(found: Sequence[Measured], rank: int) -> str:

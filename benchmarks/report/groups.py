@@ -193,10 +193,10 @@ class Group:
         others = (each for each in order if name_kind(each) != name_kind(winner))
         second = next(others, None)
         base = self.find_framework(winner)
-        return Verdict(
-            winner, second, second and self.compare(winner, second),
-            base, base and self.compare(winner, base),
-        )  # fmt: skip
+        lead, speed = (
+            self.compare(winner, each) if each is not None else None for each in (second, base)
+        )
+        return Verdict(winner, second, lead, base, speed)
 
     def rank_at(self, size: int) -> list[Measured]:
         """Contenders with right results, the quickest first: by their ratios to the framework, or

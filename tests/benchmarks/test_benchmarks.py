@@ -209,7 +209,7 @@ def test_a_drawing_names_its_contenders(tmp_path):
     checks.check_drawable(path)
     rows = {"tuned": [1.0, 2.0], "floor": [3.0]}
     draw(path, [_group(2, **rows), _group(4, **rows), _group(0, help=[0.5])], "first & second")
-    words = ("first &amp; second", "MPI tuned for one machine", FLOOR, "4 ranks", "seconds")
+    words = ("first &amp; second", MPIDDP_TUNED, FLOOR, "4 ranks", "seconds")
     check_drawing(path, *words)
 
 

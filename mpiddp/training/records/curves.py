@@ -25,8 +25,10 @@ STAGE_COLOURS = dict(
     )
 )
 INK, GRID = "#1b222c", "#eeeeee"
-COLOURED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-"""Settings of matplotlib, INK in pages."""
+SETTINGS: dict[Any, str] = dict.fromkeys(
+    ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
+)
+"""Of matplotlib, for pages."""
 WIDTH, LINE = 125, 8
 """Characters beside each other in the legend; and those that a line before them takes."""
 MANY = 20
@@ -120,7 +122,7 @@ def render_page(histories: Sequence[History]) -> bytes:
     """One HTML file that needs no other: a table of the runs, and a picture for each panel."""
     from matplotlib import rc_context
 
-    with rc_context(dict.fromkeys(COLOURED, INK)):
+    with rc_context(SETTINGS):
         figures = [
             _draw_alone(2.6, _draw_curves, histories, *panel) for panel in _list_panels(histories)
         ]
