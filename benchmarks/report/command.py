@@ -1,4 +1,4 @@
-"""``python -m benchmarks report RECORD… --html FILE``: the results of records on one page."""
+"""``python -m benchmarks report RECORD… --output FILE``: the results of records on one page."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from benchmarks.common.checks import check_folder, check_outputs
 from benchmarks.common.options import File, make_reader
 from benchmarks.report.assembly import assemble
 from benchmarks.report.material import read_material
 from benchmarks.report.page import draw_report
 from benchmarks.report.slides import write_slides
-from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.options.fields import Argument, pick
+from mpiddp.options.outputs import FOLDER, PAGE, Kind, Outputs, check_outputs, find, writes
 from mpiddp.wording import count_noun, print_text
+
+SLIDES = Kind("directory of pictures", (FOLDER,), is_drawn=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,18 +25,12 @@ class Options:
     """What is read, and what is written."""
 
     records: Annotated[tuple[Path, ...], Argument("RECORD", Path, is_positional=True)]
-    """Files that --json FILE wrote."""
-    html: File = None
-    """Write one page, which needs no network."""
-    png: Annotated[Path | None, Argument("DIR")] = None
-    """Write each picture into a directory, for slides."""
+    """Records that the other commands wrote."""
+    output: Annotated[Outputs, writes(PAGE, SLIDES)]
+    """Write one page, which needs no network, or each picture as PNG into a directory."""
     fit: File = None
     """Model that fit wrote, for predictions and lower bounds (default: fitted to the records'
     point-to-point, if they have it)."""
-
-    def __post_init__(self) -> None:
-        if self.html is None and self.png is None:
-            raise ConfigurationError("nothing to write: give --html FILE, --png DIR, or both")
 
 
 READER = make_reader(
@@ -48,13 +43,11 @@ READER = make_reader(
 
 def main(arguments: Sequence[str]) -> None:
     options = pick(Options, READER.read(arguments))
-    check_outputs(options.html, inputs=(*options.records, options.fit))
-    if options.png is not None:
-        check_folder(options.png)
+    check_outputs(options.output, inputs=(*options.records, options.fit))
     report = assemble(read_material(options.records), options.fit)
-    if options.html is not None:
-        write_whole(options.html, draw_report(report))
-        print_text(f"wrote {options.html}")
-    if options.png is not None:
-        count = write_slides(options.png, report)
-        print_text(f"wrote {count_noun(count, 'picture')} into {options.png}")
+    for path in find(options.output, PAGE):
+        write_whole(path, draw_report(report))
+        print_text(f"wrote {path}")
+    for path in find(options.output, SLIDES):
+        count = write_slides(path, report)
+        print_text(f"wrote {count_noun(count, 'picture')} into {path}")

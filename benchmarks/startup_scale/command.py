@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.common import results
-from benchmarks.common.checks import check_outputs
 from benchmarks.common.machines import describe_place
 from benchmarks.common.options import RunOptions, make_reader, make_run
 from benchmarks.common.trials import show_progress
@@ -17,6 +16,7 @@ from benchmarks.startup_scale.measurement import (
     measure_starts,
 )
 from benchmarks.startup_scale.plot import draw
+from mpiddp.options.outputs import PICTURE, check_outputs, find
 from mpiddp.wording import print_text
 
 READER = make_reader(
@@ -24,14 +24,14 @@ READER = make_reader(
     description="Count rank 0's connections, messages and bytes in each stage of start-up, and its "
     "seconds; fit how they grow with the ranks, and predict them for a large job.",
     groups={"what is measured": Plan, "the run": RunOptions},
-    without=("nodes", "targets", "nccl_tests"),
+    without=("nodes", "targets"),
 )
 
 
 def main(arguments: Sequence[str]) -> None:
     options = make_run(READER.read(arguments), Plan)
     plan = options.plan
-    check_outputs(options.json, options.csv, plot=options.plot)
+    check_outputs(options.output)
     launchers = find_launchers(options)
     places = {f"{ranks} on {nodes}": (launchers[nodes], ranks) for ranks, nodes in plan.places}
     starts: list[Starts] = []
@@ -55,5 +55,5 @@ def _show(starts: Sequence[Starts], options: RunOptions[Plan], output: results.O
     for line in report.describe_models(models, plan.predicted):
         output.record.write("model", **line)
     print_text(report.format_report(starts, models, plan))
-    if options.plot is not None:
-        draw(options.plot, starts, models, plan, output.heading)
+    for path in find(options.output, PICTURE):
+        draw(path, starts, models, plan, output.heading)

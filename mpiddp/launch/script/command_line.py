@@ -57,7 +57,7 @@ python -m mpiddp [OPTIONS] SCRIPT [ARGS…]
        python -m mpiddp stacks [--full] [JOB|LOG-DIR]
        python -m mpiddp plot RUN… [--output FILE]
        python -m mpiddp checkpoints DIR
-       python -m mpiddp export RUN [FILE]
+       python -m mpiddp export RUN [--output FILE]
        python -m mpiddp bench COMMAND [ITS OPTIONS…]
        python -m mpiddp jobs DIR"""
 DESCRIPTION = """\
