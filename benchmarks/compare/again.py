@@ -84,7 +84,8 @@ def _cut(words: Sequence[str], options: Mapping[str, Any]) -> Iterator[tuple[str
             name = word.partition("=")[0].removeprefix("--").replace("-", "_")
             values = itertools.takewhile(lambda each: not each.startswith("--"), words[end:])
             if "=" not in word and name not in FLAGS and not isinstance(options.get(name), bool):
-                end += len(list(values)) if isinstance(options.get(name), list) else 1
+                is_list = isinstance(options.get(name), list) and name not in FILES
+                end += len(list(values)) if is_list else 1
         yield name, list(words[place:end])
         place = end
 

@@ -73,8 +73,9 @@ class Reader:
             self.refuse_missing(str(error))
         except ConfigurationError:
             # Its value may be what was taken for another argument.
+            known = {*self._known(), *(field.flag for field in chain(*groups.values()))}
             for word in takewhile(lambda word: word != "--", words):
-                if re.match(r"--?[A-Za-z]", word) and word.partition("=")[0] not in self._known():
+                if re.match(r"--?[A-Za-z]", word) and word.partition("=")[0] not in known:
                     self.refuse(typed.get(word, word))
             raise
         rest = [word for word in rest if word != "--"]

@@ -205,7 +205,7 @@ def test_what_was_counted_before_an_interruption_is_shown(tmp_path, monkeypatch,
     monkeypatch.setattr(command, "measure_starts", measure)
     record, table = tmp_path / "scale.jsonl", tmp_path / "scale.csv"
     with pytest.raises(KeyboardInterrupt):
-        command.main(["--json", str(record), "--csv", str(table), "--hosts"])
+        command.main(["--output", str(record), "--output", str(table), "--hosts"])
     assert "predicted for 65,536 ranks" in capsys.readouterr().out
     found = read_record(record)
     assert not found.is_complete and {cell.ranks for cell in found.cells} == {2, 4, 8}
@@ -264,7 +264,7 @@ def test_the_counts_of_a_real_start():
 @pytest.mark.long
 def test_starts_are_counted_timed_and_predicted(tmp_path, capsys):
     record = tmp_path / "scale.jsonl"
-    command.main(["--ranks", "2", "3", "4", "--repetitions", "1", "--json", str(record)])
+    command.main(["--ranks", "2", "3", "4", "--repetitions", "1", "--output", str(record)])
     found = read_record(record)
     store = {
         cell.ranks: cell.samples[0]

@@ -163,7 +163,7 @@ def test_an_installation_brings_benchmarks_and_job_scripts(installation):
     assert shown.stdout.startswith("usage: mpiddp bench COMMAND"), shown.stderr
     priced = installation("mpiddp", "bench", "simulate", "ring", "--ranks", "3")
     assert "3 ranks" in priced.stdout, priced.stderr
-    installation("mpiddp", "bench", "explain", "ring", "--html", "ring.html").expect(0)
+    installation("mpiddp", "bench", "explain", "ring", "--output", "ring.html").expect(0)
     assert "is not empty" in installation("mpiddp", "jobs", ".").expect(2).stderr
     # And no other package is on the path.
     program = "import importlib.util as u; print(u.find_spec('benchmarks'), u.find_spec('jobs'))"
