@@ -38,7 +38,8 @@ def main() -> None:
             forget_launch()
         from mpiddp.front import front
 
-        front.run(line)
+        program = line.own_program and importlib.import_module(line.own_module or "")
+        front.run(line, getattr(program, "check", None))
     if line is not None and line.own_module is not None and not (line.front or line.ranks):
         name = f"{sys.argv[0]} {line.command or ''}".rstrip()
         sys.argv = [name, *line.rest[line.module is None :]]

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from mpiddp.doctor.common.options import parse
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import is_first
 from mpiddp.options.outputs import check_outputs
+
+
+def check(words: Sequence[str]) -> None:
+    """Raise ConfigurationError for what can be refused before any rank is started."""
+    check_outputs(parse(words).output)
 
 
 def main() -> None:

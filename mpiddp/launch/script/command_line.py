@@ -26,6 +26,14 @@ RANKS = {
     **dict.fromkeys(HELP, False),
 }
 """The ranks' options, and whether they take a value."""
+OWN_OPTIONS = frozenset(
+    {
+        "--collectives", "--tuning", "--port-range", "--lifeline-timeout", "--stall-timeout",
+        "--allow-shared-gpu", "--launcher-options", "--restarts", "--restart-window", "--min-nodes",
+        "--requeue", "--job-log",
+    }
+)  # fmt: skip
+"""Those that scripts seldom have, and torchrun's for -n."""
 JOINED = "--launcher-options"
 """May be given several times."""
 
