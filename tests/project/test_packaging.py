@@ -25,7 +25,6 @@ REQUIREMENTS = {
     "cloudpickle>=3",
     "mpi4py>=4.1",
     "torch>=2.10",
-    "torchvision",
     "numpy",
     "psutil",
     "tqdm",
@@ -33,7 +32,7 @@ REQUIREMENTS = {
     "xxhash>=3",
 }
 TRACKERS = {"tensorboard", "mlflow", "wandb"}
-EXTRAS = {"all", "mpi", "safetensors", "plot", "test", *TRACKERS}
+EXTRAS = {"all", "mpi", "safetensors", "plot", "test", "vision", *TRACKERS}
 CHECKOUT = "mpiddp/checkout"
 """Where an installation has the benchmarks and job scripts."""
 PAGES = {"benchmarks/models/drawing": "page.js", "benchmarks/report": "report.js"}
