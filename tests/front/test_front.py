@@ -532,7 +532,7 @@ def call(words: Sequence[str], monkeypatch) -> int:
         front.say(str(error))
         return error.exit_code
     with pytest.raises(SystemExit) as caught:
-        front.run(line)
+        front.run(line, __main__.find_check(line))
     for number, handler in before.items():
         signal.signal(number, handler)
     assert isinstance(caught.value.code, int)
