@@ -76,7 +76,7 @@ class Reader:
             known = {*self._known(), *(field.flag for field in chain(*groups.values()))}
             for word in takewhile(lambda word: word != "--", words):
                 if re.match(r"--?[A-Za-z]", word) and word.partition("=")[0] not in known:
-                    self.refuse(typed.get(word, word))
+                    self.refuse(typed[word])
             raise
         rest = [word for word in rest if word != "--"]
         if rest:
