@@ -16,11 +16,9 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
     Algorithms,
     Count,
-    File,
     format_rows,
     make_model_reader,
 )
@@ -30,6 +28,7 @@ from benchmarks.common.trials import show_progress
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import at_least
 from mpiddp.options.fields import Argument, pick
+from mpiddp.options.outputs import PICTURE, Outputs, check_outputs, find, writes
 from mpiddp.schedules.cost import flat, simulate
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, parse
 from mpiddp.schedules.schedule import Schedule
@@ -181,13 +180,13 @@ class Options:
     algorithms: Algorithms = ()
     """(default: PAT, Swing, Bine trees and what they improve on)"""
     ranks: Annotated[tuple[int, ...], Argument("N", at_least(2, LARGEST_SIMULATED))] = ()
-    """Numbers of ranks (default: 48 64; with --plot 12 to 96)."""
+    """Numbers of ranks (default: 48 64; in a picture 12 to 96)."""
     dimensions: Count = 1
     """Of the torus that the ranks fill row by row; 1 is a ring."""
     group: Count = 10
     """Neighbouring ranks in a group, between which links are few."""
-    plot: File = None
-    """Draw the figures against the number of ranks (.svg, .png, .pdf)."""
+    output: Annotated[Outputs, writes(PICTURE)] = ()
+    """Draw the figures against the number of ranks."""
 
 
 READER = make_model_reader(
@@ -202,14 +201,14 @@ READER = make_model_reader(
 
 def main(arguments: Sequence[str]) -> None:
     options = pick(Options, READER.read(arguments))
-    check_outputs(None, plot=options.plot)
-    options = replace(options, ranks=options.ranks or (PLOTTED_RANKS if options.plot else RANKS))
-    if options.plot is not None and len(set(options.ranks)) < 2:
-        raise ConfigurationError("--plot needs two numbers of ranks at least")
+    check_outputs(options.output)
+    options = replace(options, ranks=options.ranks or (PLOTTED_RANKS if options.output else RANKS))
+    if options.output and len(set(options.ranks)) < 2:
+        raise ConfigurationError("--output needs two numbers of ranks at least")
     found = measure_all(options)
     print_text(*describe(options, found))
-    if options.plot is not None:
-        draw(options.plot, options, found)
+    for path in find(options.output, PICTURE):
+        draw(path, options, found)
 
 
 Found = dict[tuple[str, int], Travel]

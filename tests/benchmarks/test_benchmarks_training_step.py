@@ -329,8 +329,8 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
     arguments += ["--sync", *SYNCS, "--transports", "auto", "mpi"]
     arguments += ["--straggler", "0=1.5"]
     # Variables of an outer launch must not reach the ranks.
-    arguments = ["training-step", *arguments, "--plot", str(drawing)]
-    printed, found = record_benchmark(tmp_path / "step.json", *arguments, PMIX_RANK="7")
+    arguments = ["training-step", *arguments, "--output", str(drawing)]
+    printed, found = record_benchmark(tmp_path / "step.jsonl", *arguments, PMIX_RANK="7")
     assert [line["kind"] for line in found.others] == ["group", "end"]
     rows = {cell.contender: cell.details for cell in list_steps(found)}
     assert list(rows) == [ALONE, OWN_ALONE, *SYNCS[:2], "auto transport=mpi", *SYNCS[2:]]
@@ -390,7 +390,7 @@ def test_servers_are_compared_with_the_cost_model_on_a_cluster(slurm_cluster, tm
     arguments += ["--models", "mlp:megabytes=1", "--repetitions", "1", "--iterations", "3"]
     arguments = ["training-step", *arguments, "--targets"]
     variables = slurm_cluster.environment()
-    printed, found = record_benchmark(tmp_path / "step.json", *arguments, **variables)
+    printed, found = record_benchmark(tmp_path / "step.jsonl", *arguments, **variables)
     assert found.others[0]["nodes"] == 2 and found.others[0]["link"]["seconds_per_byte"] > 0
     rows = {cell.contender: cell.details for cell in list_steps(found)}
     size = 4 * rows["ring"]["notes"]["elements"]

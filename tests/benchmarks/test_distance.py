@@ -103,5 +103,5 @@ def test_the_command_prints_a_table_for_each_number_of_ranks(capsys):
 
 def test_the_figure_names_each_line_at_its_end(tmp_path, capsys):
     path = tmp_path / "distance.svg"
-    distance.main(["ring", "pat", "swing", "--ranks", "4", "6", "8", "--plot", str(path)])
+    distance.main(["ring", "pat", "swing", "--ranks", "4", "6", "8", "--output", str(path)])
     check_drawing(path, *(each.title for each in distance.SHOWN), "ring", "pat", "swing")

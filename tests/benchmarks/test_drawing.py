@@ -250,7 +250,7 @@ DIAGRAMS = {
 @pytest.mark.parametrize("name", DIAGRAMS)
 def test_the_diagrams_in_the_documentation_are_up_to_date(name, tmp_path, capsys):
     made, kept = tmp_path / "made.svg", f"benchmarks/pictures/{name}.svg"
-    explain.main([*DIAGRAMS[name], "--svg", str(made)])
+    explain.main([*DIAGRAMS[name], "--output", str(made)])
     assert made.read_text() == (launchers.ROOT / kept).read_text()
     chapters = [(launchers.ROOT / f"docs/{it}.md").read_text() for it in ("algorithms", "learning")]
-    assert f"{' '.join(DIAGRAMS[name])} --svg {kept}" in "".join(chapters)
+    assert f"{' '.join(DIAGRAMS[name])} --output {kept}" in "".join(chapters)

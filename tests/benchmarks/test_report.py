@@ -360,7 +360,7 @@ def test_ten_thousand_cells_take_less_than_ten_seconds(tmp_path):
     assert len(cells) >= 10_000
     path = write_record(tmp_path / "a.jsonl", cells)
     begin = time.process_time()
-    command.main([str(path), "--html", str(tmp_path / "a.html")])
+    command.main([str(path), "--output", str(tmp_path / "a.html")])
     assert time.process_time() - begin < 10
     assert (tmp_path / "a.html").stat().st_size < 4 << 20
 
@@ -375,7 +375,7 @@ def test_sizes_are_drawn_beside_ranks(tmp_path):
 def test_each_picture_is_a_slide(tmp_path):
     cells = [cell("a$b", [1, 2]), *make_pairs(3, {(0, 1): 2.0}, [4 * M])]
     path = write_record(tmp_path / "a.jsonl", cells)
-    command.main([str(path), "--png", str(tmp_path / "slides")])
+    command.main([str(path), "--output", f"{tmp_path / 'slides'}/"])
     names = sorted(each.name for each in (tmp_path / "slides").iterdir())
     assert [name[4:] for name in names] == [
         "all-reduce-time-4-ranks-on-1-node-float32.png",
@@ -397,7 +397,7 @@ def test_records_without_cells_are_one_line(tmp_path, refuses, expected):
         if refuses:
             record.refuse("all-reduce", "mpiddp double-tree", "needs a power of two")
     with pytest.raises(ConfigurationError, match=expected) as caught:
-        command.main([str(path), "--html", str(tmp_path / "a.html")])
+        command.main([str(path), "--output", str(tmp_path / "a.html")])
     assert "\n" not in str(caught.value) and "a.jsonl" in str(caught.value)
     assert not (tmp_path / "a.html").exists()
 
@@ -409,14 +409,14 @@ def test_a_file_that_is_no_record_is_left_out_with_a_line(tmp_path, capsys):
     empty = tmp_path / "empty.jsonl"
     with open_record(empty, "prove", ENVIRONMENT, {}):
         pass
-    command.main([*map(str, (path, page, empty)), "--html", str(tmp_path / "b.html")])
+    command.main([*map(str, (path, page, empty)), "--output", str(tmp_path / "b.html")])
     shown = capsys.readouterr()
     assert shown.out == f"wrote {tmp_path / 'b.html'}\n"
     lines = shown.err.splitlines()
     assert [each.startswith("mpiddp: left out: ") for each in lines] == [True, True]
     assert str(page) in lines[0] and str(empty) in lines[1]
     with pytest.raises(ConfigurationError, match=r"gone\.jsonl cannot be read"):
-        command.main([str(path), str(tmp_path / "gone.jsonl"), "--html", str(tmp_path / "b.html")])
+        command.main([str(path), str(tmp_path / "gone.jsonl"), "--output", f"{tmp_path}/b.html"])
 
 
 def test_bad_options_are_one_line(tmp_path):
@@ -424,10 +424,10 @@ def test_bad_options_are_one_line(tmp_path):
     copy = tmp_path / "copy.jsonl"
     copy.write_text(Path(path).read_text())
     with pytest.raises(ConfigurationError, match="is the same record as"):
-        command.main([path, str(copy), "--html", str(tmp_path / "a.html")])
+        command.main([path, str(copy), "--output", str(tmp_path / "a.html")])
     with pytest.raises(ConfigurationError, match="there is no directory"):
-        command.main([path, "--html", str(tmp_path / "no" / "a.html")])
+        command.main([path, "--output", str(tmp_path / "no" / "a.html")])
     with pytest.raises(ConfigurationError, match="cannot be written: Not a directory"):
-        command.main([path, "--png", f"{path}/slides"])
-    with pytest.raises(ConfigurationError, match="fit RECORD… --output FILE writes a fit"):
-        command.main([path, "--html", str(tmp_path / "a.html"), "--fit", path])
+        command.main([path, "--output", f"{path}/slides/"])
+    with pytest.raises(ConfigurationError, match=r"fit RECORD… --output FILE\.json writes a fit"):
+        command.main([path, "--output", str(tmp_path / "a.html"), "--fit", path])

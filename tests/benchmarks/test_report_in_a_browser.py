@@ -22,7 +22,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     planted = Planted(places=((4, 4), (8, 2)), sizes=(K, 64 * K, 1 << 24), rounds=5)
     cells = chain(make_cells(planted), make_messages(), make_pairs(5, {(1, 2): 2.0}))
     record = write_record(folder / "a.jsonl", cells)
-    command.main([str(record), "--html", str(folder / "a.html")])
+    command.main([str(record), "--output", str(folder / "a.html")])
     return folder / "a.html"
 
 
