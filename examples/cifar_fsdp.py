@@ -5,9 +5,9 @@ python -m mpiddp -n 2 examples/cifar_fsdp.py
 For the real images: data="cifar10", download=True, model="resnet18"; on GPUs precision="bf16".
 """
 
-import mpiddp
+from mpiddp.training import Trainer
 
-trainer = mpiddp.Trainer(
+trainer = Trainer(
     data="synthetic",
     shape="3x32x32",
     samples=400,

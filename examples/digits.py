@@ -6,7 +6,7 @@ python -m mpiddp -n 2 examples/digits.py
 import torch
 from torch import nn
 
-import mpiddp
+from mpiddp.training import Task, Trainer
 
 
 def build(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -14,5 +14,5 @@ def build(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(width, 64), nn.GELU(), nn.Linear(64, classes))
 
 
-trainer = mpiddp.Trainer(mpiddp.Task(model=build), data="digits", epochs=5, learning_rate=0.1)
+trainer = Trainer(Task(model=build), data="digits", epochs=5, learning_rate=0.1)
 trainer.fit()

@@ -6,7 +6,7 @@ python -m mpiddp -n 2 examples/own_data.py
 import torch
 from torch.utils.data import Dataset
 
-import mpiddp
+from mpiddp.training import DataSet, Task, Trainer
 
 
 class Circle(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -24,9 +24,9 @@ class Circle(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return point, (point.square().sum() < 0.6).long()
 
 
-def load(seed: int) -> mpiddp.DataSet:
-    return mpiddp.DataSet(Circle(1600, seed), Circle(400, seed + 1), classes=2)
+def load(seed: int) -> DataSet:
+    return DataSet(Circle(1600, seed), Circle(400, seed + 1), classes=2)
 
 
-trainer = mpiddp.Trainer(mpiddp.Task(data=load), model="mlp", epochs=5, batch_size=8)
+trainer = Trainer(Task(data=load), model="mlp", epochs=5, batch_size=8)
 trainer.fit()

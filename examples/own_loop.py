@@ -6,10 +6,10 @@ python -m mpiddp -n 2 examples/own_loop.py
 import torch
 from torch import nn
 
-import mpiddp
+from mpiddp.training import Batch, Trainer
 
 
-def mix(model: nn.Module, batch: mpiddp.Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def mix(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """The outputs, which the metrics are of, and the loss."""
     share = torch.distributions.Beta(0.2, 0.2).sample()
     other = torch.randperm(len(batch.targets))
@@ -19,6 +19,6 @@ def mix(model: nn.Module, batch: mpiddp.Batch) -> tuple[torch.Tensor, torch.Tens
     return outputs, share * first + (1 - share) * second
 
 
-trainer = mpiddp.Trainer(data="digits", epochs=4)
+trainer = Trainer(data="digits", epochs=4)
 for step in trainer.steps():
     step.take(mix if step.epoch < 4 else None)

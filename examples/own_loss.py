@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import mpiddp
+from mpiddp.training import DataSet, Task, Trainer
 
 
-def load(seed: int) -> mpiddp.DataSet:
+def load(seed: int) -> DataSet:
     inputs = 4 * torch.rand(2000, 1, generator=torch.Generator().manual_seed(seed)) - 2
     data = TensorDataset(inputs, inputs.sin())
     train, test = torch.utils.data.random_split(data, [1600, 400], torch.Generator())
-    return mpiddp.DataSet(train, test, classes=1)
+    return DataSet(train, test, classes=1)
 
 
 def build() -> nn.Module:
@@ -26,5 +26,5 @@ def add_errors(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs - targets).abs().sum()
 
 
-task = mpiddp.Task(build, load, nn.functional.mse_loss, {"mean_error": add_errors})
-mpiddp.Trainer(task, epochs=5).fit()
+task = Task(build, load, nn.functional.mse_loss, {"mean_error": add_errors})
+Trainer(task, epochs=5).fit()

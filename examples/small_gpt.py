@@ -3,9 +3,9 @@
 python -m mpiddp -n 2 examples/small_gpt.py
 """
 
-import mpiddp
+from mpiddp.training import Trainer
 
-trainer = mpiddp.Trainer(
+trainer = Trainer(
     data="text",
     model="transformer",
     optimizer="adamw",

@@ -7,8 +7,8 @@ Started again, it goes on where it was: what has finished is not trained again. 
 jobs/sweep.sbatch makes each run a task of a job array.
 """
 
-import mpiddp
+from mpiddp.training import Trainer
 
 for rate in (0.2, 0.05, 0.01):
-    trainer = mpiddp.Trainer(epochs=3, learning_rate=rate, name=f"rate-{rate}")
+    trainer = Trainer(epochs=3, learning_rate=rate, name=f"rate-{rate}")
     trainer.fit()

@@ -22,11 +22,12 @@ if _module.partition(".")[0] == "mpiddp" or "".join(sys.argv[:1]).endswith("/bin
     early.heed()
 
 if TYPE_CHECKING:
-    import mpiddp.models as models
+    import mpiddp.errors as errors
+    import mpiddp.models as models  # noqa: F401
+    import mpiddp.training as training
     from mpiddp.calls import (
         all_gather,
         all_reduce,
-        all_reduce_async,
         barrier,
         broadcast,
         describe_collectives,
@@ -36,99 +37,51 @@ if TYPE_CHECKING:
         shared_empty,
     )
     from mpiddp.checkpoints.checkpointer import Checkpointer
-    from mpiddp.errors import (
-        CheckpointError,
-        ConfigurationError,
-        LaunchError,
-        MpiddpError,
-        PeerLostError,
-        RankFailedError,
-        RemoteError,
-        ScheduleError,
-        UnreachableError,
-    )
+    from mpiddp.errors import MpiddpError
     from mpiddp.launch.mpi.world import World
     from mpiddp.launch.session import Session
     from mpiddp.remote.ranks import Ranks, ranks, run
-    from mpiddp.sync.ddp_hook import synchronize
-    from mpiddp.training.data.data import DataSet, IterableStyle, MapStyle, Split
-    from mpiddp.training.data.samples import Batch
-    from mpiddp.training.records.metrics import Row
-    from mpiddp.training.script_trainer import Trainer
-    from mpiddp.training.task.task import Task
+    from mpiddp.sync.ddp_hook import register_comm_hook
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Batch",
-    "CheckpointError",
     "Checkpointer",
-    "ConfigurationError",
-    "DataSet",
-    "IterableStyle",
-    "LaunchError",
-    "MapStyle",
     "MpiddpError",
-    "PeerLostError",
-    "RankFailedError",
     "Ranks",
-    "RemoteError",
-    "Row",
-    "ScheduleError",
     "Session",
-    "Split",
-    "Task",
-    "Trainer",
-    "UnreachableError",
     "World",
     "all_gather",
     "all_reduce",
-    "all_reduce_async",
     "barrier",
     "broadcast",
     "describe_collectives",
+    "errors",
     "init",
-    "models",
     "prepare_all_reduce",
     "ranks",
     "reduce",
     "reduce_scatter",
+    "register_comm_hook",
     "run",
     "shared_empty",
-    "synchronize",
+    "training",
 ]
 
 _HOMES = {
-    "Batch": "mpiddp.training.data.samples",
-    "CheckpointError": "mpiddp.errors",
     "Checkpointer": "mpiddp.checkpoints.checkpointer",
-    "ConfigurationError": "mpiddp.errors",
-    "DataSet": "mpiddp.training.data.data",
-    "IterableStyle": "mpiddp.training.data.data",
-    "LaunchError": "mpiddp.errors",
-    "MapStyle": "mpiddp.training.data.data",
     "MpiddpError": "mpiddp.errors",
-    "PeerLostError": "mpiddp.errors",
-    "Row": "mpiddp.training.records.metrics",
-    "ScheduleError": "mpiddp.errors",
-    "RankFailedError": "mpiddp.errors",
     "Ranks": "mpiddp.remote.ranks",
-    "RemoteError": "mpiddp.errors",
     "Session": "mpiddp.launch.session",
-    "Split": "mpiddp.training.data.data",
-    "Task": "mpiddp.training.task.task",
-    "Trainer": "mpiddp.training.script_trainer",
-    "UnreachableError": "mpiddp.errors",
     "World": "mpiddp.launch.mpi.world",
     "load_ipython_extension": "mpiddp.remote.ipython",
     "ranks": "mpiddp.remote.ranks",
+    "register_comm_hook": "mpiddp.sync.ddp_hook",
     "run": "mpiddp.remote.ranks",
-    "synchronize": "mpiddp.sync.ddp_hook",
     **dict.fromkeys(
         (
             "all_gather",
             "all_reduce",
-            "all_reduce_async",
             "barrier",
             "broadcast",
             "describe_collectives",
@@ -140,6 +93,7 @@ _HOMES = {
         "mpiddp.calls",
     ),
 }
+_MODULES = ("errors", "models", "training")
 
 
 def init(
@@ -210,8 +164,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "models":
-        return importlib.import_module("mpiddp.models")
+    if name in _MODULES:
+        return importlib.import_module(f"mpiddp.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'mpiddp' has no attribute {name!r}")
     found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)

@@ -14,7 +14,7 @@ ranks are bitwise equal, except for the payloads of NaNs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
@@ -73,6 +73,20 @@ def _check_options(
         raise ConfigurationError(f"root: expected the number of a rank, found {root!r}")
 
 
+# fmt: off
+@overload
+def all_reduce(
+    tensor: torch.Tensor, algorithm: str = "auto", transport: str = "auto", op: str = "sum", *,
+    reduction_dtype: torch.dtype | None = None, fixed_order: bool = False,
+    async_op: Literal[False] = False,
+) -> torch.Tensor: ...
+@overload
+def all_reduce(
+    tensor: torch.Tensor, algorithm: str = "auto", transport: str = "auto", op: str = "sum", *,
+    reduction_dtype: torch.dtype | None = None, fixed_order: bool = False,
+    async_op: Literal[True],
+) -> torch.futures.Future[torch.Tensor]: ...
+# fmt: on
 def all_reduce(
     tensor: torch.Tensor,
     algorithm: str = "auto",
@@ -81,25 +95,30 @@ def all_reduce(
     *,
     reduction_dtype: torch.dtype | None = None,
     fixed_order: bool = False,
-) -> torch.Tensor:
+    async_op: bool = False,
+) -> torch.Tensor | torch.futures.Future[torch.Tensor]:
     """Replace ``tensor`` by the sum of all ranks' tensors, in place, and return it.
 
         mpiddp.all_reduce(tensor)
         mpiddp.all_reduce(tensor, "ring:segments=4", op="average")
+        future = mpiddp.all_reduce(gradients, async_op=True)  # Then compute something else.
+        future.wait()
 
     Args:
         tensor: of any shape; float64, float32, float16, bfloat16, int64 or int32; on CPU or GPU.
-        algorithm: ``auto``, or a registered one, for example ``ring:segments=4``. Its docstring
-            says how many steps, bytes and bytes of memory it takes with messages. In shared memory
-            it takes 256 KiB for each rank whose memory is private, and room for exchanged chunks.
+        algorithm: ``auto``, or a registered one, for example ``ring:segments=4``. Its docstring has
+            its steps, bytes and memory with messages. In shared memory it takes 256 KiB for each
+            rank whose memory is private, and room for exchanged chunks.
         transport: ``shared-memory``, ``mpi``, ``shared-memory+mpi`` (the first inside nodes, the
             second between them), ``torch`` (point-to-point over Gloo or NCCL), or ``auto``.
         op: sum, average, product, min or max.
-        reduction_dtype: the type in which contributions are added; by default the tensor's own, but
-            float32 for float16 and bfloat16. Where an algorithm adds in several steps, sums travel
-            in this type.
+        reduction_dtype: the type in which contributions are added, and partial sums travel; by
+            default the tensor's own, but float32 for float16 and bfloat16.
         fixed_order: the order of additions does not depend on an element's position in the buffer,
             so the result does not depend on how a buffer was cut.
+        async_op: return a future at once, whose value is ``tensor``; leave the tensor alone until
+            then. Such calls run in order, on a GPU on a stream of their own; other calls wait for
+            them. If MPI has less than MPI_THREAD_MULTIPLE, those on CPUs are complete at once.
 
     ``auto`` follows the rule that `mpiddp.collectives.planner` states, or a tuning table. On
     tensors of ``shared_empty`` no copy is made inside a node. An algorithm whose dedicated servers
@@ -107,13 +126,14 @@ def all_reduce(
 
     Raises:
         ScheduleError: the algorithm is no all-reduce; says why.
-        ConfigurationError: a tensor, name or combination that cannot be used; another rank of the
-            node makes a different call. With MPIDDP_DEBUG=1 all calls are compared first, and the
-            error says on every rank which ranks differ.
+        ConfigurationError: what cannot be used; another rank of the node makes a different call.
+            With MPIDDP_DEBUG=1 all calls are compared first: it says which ranks differ.
         PeerLostError: a rank did not come within the timeout, or left; says which, and the step.
     """
     communicator = ensure_communicator()
     options = (algorithm, transport, op, reduction_dtype, fixed_order)
+    if async_op:
+        return communicator.start(_find_request(Collective.ALL_REDUCE, *options), tensor)
     try:
         shortcut = communicator.find_shortcut(tensor, options)
     except (AttributeError, RuntimeError, TypeError, ValueError):
@@ -123,38 +143,10 @@ def all_reduce(
     if shortcut is not None:
         communicator.make(shortcut, tensor)
         return tensor
-    request = _find_request(
-        Collective.ALL_REDUCE, algorithm, transport, op, reduction_dtype, fixed_order
-    )
+    request = _find_request(Collective.ALL_REDUCE, *options)
     communicator.run(request, tensor)
     communicator.remember(request, tensor, options)
     return tensor
-
-
-def all_reduce_async(
-    tensor: torch.Tensor,
-    algorithm: str = "auto",
-    transport: str = "auto",
-    op: str = "sum",
-    *,
-    reduction_dtype: torch.dtype | None = None,
-    fixed_order: bool = False,
-) -> torch.futures.Future[torch.Tensor]:
-    """Start an ``all_reduce`` and return a future, whose value is ``tensor``.
-
-        future = mpiddp.all_reduce_async(tensor)
-        compute_something_else()
-        future.wait()
-
-    Do not touch the tensor until the future is done. Calls are made in the order in which they were
-    started, on a GPU on a stream of their own; a later call that is not asynchronous waits for
-    them. Where MPI has less than MPI_THREAD_MULTIPLE, a call on a CPU tensor is complete when this
-    returns. Arguments and errors are those of ``all_reduce``.
-    """
-    request = _find_request(
-        Collective.ALL_REDUCE, algorithm, transport, op, reduction_dtype, fixed_order
-    )
-    return ensure_communicator().start(request, tensor)
 
 
 def prepare_all_reduce(
@@ -225,23 +217,23 @@ def all_gather(
 
 
 def broadcast(
-    tensor: torch.Tensor, root: int = 0, algorithm: str = "auto", transport: str = "auto"
+    tensor: torch.Tensor, src: int = 0, algorithm: str = "auto", transport: str = "auto"
 ) -> torch.Tensor:
-    """Replace ``tensor`` by that of rank ``root``, in place, and return it.
+    """Replace ``tensor`` by that of rank ``src``, in place, and return it.
 
-        mpiddp.broadcast(parameters, root=0)
+        mpiddp.broadcast(parameters, src=0)
 
-    The elements may have any type of 1, 2, 4 or 8 bytes. A root that differs between ranks may
+    The elements may have any type of 1, 2, 4 or 8 bytes. A ``src`` that differs between ranks may
     leave tensors unchanged without an error; MPIDDP_DEBUG=1 finds that. Errors are those of
     ``all_reduce``.
     """
-    request = _find_request(Collective.BROADCAST, algorithm, transport, root=root)
+    request = _find_request(Collective.BROADCAST, algorithm, transport, root=src)
     return ensure_communicator().run(request, tensor)
 
 
 def reduce(
     tensor: torch.Tensor,
-    root: int = 0,
+    dst: int = 0,
     algorithm: str = "auto",
     transport: str = "auto",
     op: str = "sum",
@@ -249,15 +241,15 @@ def reduce(
     reduction_dtype: torch.dtype | None = None,
     fixed_order: bool = False,
 ) -> torch.Tensor:
-    """Replace ``tensor`` on rank ``root`` by the sum of all ranks' tensors, and return it.
+    """Replace ``tensor`` on rank ``dst`` by the sum of all ranks' tensors, and return it.
 
-        mpiddp.reduce(loss, root=0, op="average")
+        mpiddp.reduce(loss, dst=0, op="average")
 
     On the other ranks it is overwritten and undefined afterwards. Arguments and errors are those
     of ``all_reduce``.
     """
     request = _find_request(
-        Collective.REDUCE, algorithm, transport, op, reduction_dtype, fixed_order, root
+        Collective.REDUCE, algorithm, transport, op, reduction_dtype, fixed_order, dst
     )
     return ensure_communicator().run(request, tensor)
 

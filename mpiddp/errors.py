@@ -29,6 +29,18 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Self
 
+__all__ = [
+    "CheckpointError",
+    "ConfigurationError",
+    "LaunchError",
+    "MpiddpError",
+    "PeerLostError",
+    "RankFailedError",
+    "RemoteError",
+    "ScheduleError",
+    "UnreachableError",
+]
+
 SUCCESS = 0
 FAILURE = 1
 NO_CHECKPOINT = 5
@@ -72,7 +84,7 @@ class ConfigurationError(MpiddpError):
 
         try:
             mpiddp.all_reduce(tensor, algorithm)
-        except mpiddp.ConfigurationError:
+        except mpiddp.errors.ConfigurationError:
             mpiddp.all_reduce(tensor, "auto")
 
     The message says what was expected, and what was found.
@@ -95,7 +107,7 @@ class LaunchError(MpiddpError):
 
         try:
             session = mpiddp.init()
-        except mpiddp.LaunchError as error:
+        except mpiddp.errors.LaunchError as error:
             print("start the ranks with mpirun or srun:", error)
     """
 
@@ -116,7 +128,7 @@ class UnreachableError(MpiddpError):
 
         try:
             session = mpiddp.init(timeout=60)
-        except mpiddp.UnreachableError as error:
+        except mpiddp.errors.UnreachableError as error:
             print("look at the network with mpiddp.doctor:", error)
     """
 
@@ -128,7 +140,7 @@ class CheckpointError(MpiddpError):
 
         try:
             state = checkpointer.restore()
-        except mpiddp.CheckpointError as error:
+        except mpiddp.errors.CheckpointError as error:
             print("copy one back from your archive:", error)
 
     The message lists what is wrong with each of them.
@@ -160,7 +172,7 @@ class PeerLostError(MpiddpError):
 
         try:
             mpiddp.all_reduce(gradients)
-        except mpiddp.PeerLostError:
+        except mpiddp.errors.PeerLostError:
             torch.save(model.state_dict(), f"rank{session.world.rank}.pt")
             raise
 
@@ -179,7 +191,7 @@ class ScheduleError(MpiddpError):
 
         try:
             mpiddp.all_reduce(tensor, "my-own")
-        except mpiddp.ScheduleError as error:
+        except mpiddp.errors.ScheduleError as error:
             print("my-own is wrong:", error)
 
     Every schedule is proved before it runs for the first time; the message says what is wrong.
@@ -206,7 +218,7 @@ class RankFailedError(MpiddpError, ExceptionGroup[Exception]):
 
         try:
             losses = ranks.run(train)
-        except mpiddp.RankFailedError as error:
+        except mpiddp.errors.RankFailedError as error:
             print(error.by_rank[0])
 
     Its exceptions are the ranks' own, each with a note that says on which ranks it was raised, and
@@ -241,7 +253,7 @@ class RemoteError(MpiddpError):
 
         try:
             ranks.run(train)
-        except* mpiddp.RemoteError as errors:
+        except* mpiddp.errors.RemoteError as errors:
             print(errors)
 
     Its message has the class and the message of the other one.

@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-import mpiddp
 from benchmarks.baselines.ddp_step import finish
 from benchmarks.baselines.training_loop import Settings, take_steps
 from benchmarks.common.statistics import take_turns
 from benchmarks.common.trials import Length
 from benchmarks.training_loop.workloads import BARE, TRAINER, find_workload
+from mpiddp.training import Task, Trainer
 from mpiddp.training.data.data import Split
 from mpiddp.training.task.models import build
 
@@ -64,8 +64,8 @@ class Loops:
         """They have taken one step each."""
         workload, settings = find_workload(request.model), request.settings
         data = workload.make(request.seed)
-        trainer = mpiddp.Trainer(
-            mpiddp.Task(data=lambda: data), model=workload.model, batch_size=settings.batch_size,
+        trainer = Trainer(
+            Task(data=lambda: data), model=workload.model, batch_size=settings.batch_size,
             epochs=EPOCHS, warmup_epochs=0, learning_rate=settings.learning_rate,
             momentum=settings.momentum, weight_decay=settings.weight_decay,
             precision=settings.precision, channels_last=settings.channels_last,

@@ -299,7 +299,7 @@ class Communicator:
         error = ConfigurationError(
             f"rank {rank} on {self.layout.hosts[rank]} began a collective call in thread "
             f"{threading.current_thread().name!r} while another thread makes one: make calls one "
-            "after the other, in the same order on all ranks, or use all_reduce_async"
+            "after the other, in the same order on all ranks, or use async_op=True"
         )
         self._give_up(error, tensor)
         raise error

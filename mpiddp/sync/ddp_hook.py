@@ -267,7 +267,7 @@ def attach(synchronization: Synchronization, model: DistributedDataParallel) -> 
     return hook
 
 
-def synchronize(
+def register_comm_hook(
     model: DistributedDataParallel,
     algorithm: str = "auto",
     transport: str = "auto",
@@ -280,7 +280,8 @@ def synchronize(
     Collective: every rank calls it, once for each model, after ``mpiddp.init()`` or in a script
     that ``python -m mpiddp`` started. Gradients are averaged over all ranks of the session:
 
-        model = mpiddp.synchronize(DistributedDataParallel(net, gradient_as_bucket_view=True))
+        model = DistributedDataParallel(net, gradient_as_bucket_view=True)
+        mpiddp.register_comm_hook(model)
 
     With ``gradient_as_bucket_view=True`` DDP makes no copy of the gradients. Within
     ``model.join()`` a rank that has no more samples counts with gradients of zero: sums are always

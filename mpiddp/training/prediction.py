@@ -74,7 +74,7 @@ class Predictor:
     """Of the training whose model it is."""
 
     def predict(self, data: Any) -> Any:
-        """The model's outputs for all samples, as `mpiddp.Trainer.predict`. Collective."""
+        """The model's outputs for all samples, as `mpiddp.training.Trainer.predict`. Collective."""
         engine = self.engine
         if engine and isinstance(engine.update, Serving) and engine.update.has_idle_ranks:
             raise ConfigurationError(
@@ -239,7 +239,7 @@ def write_outputs(path: Path, task: Task, outputs: Any) -> None:
     if not isinstance(outputs, torch.Tensor):
         raise ConfigurationError(
             f"predict: expected a model that returns one tensor, found {type(outputs).__name__}: "
-            "use mpiddp.Trainer.predict in a script"
+            "use mpiddp.training.Trainer.predict in a script"
         )
     rows: Sequence[Sequence[Any]]
     if task.loss is cross_entropy and outputs.ndim == 2:

@@ -1,4 +1,4 @@
-"""The trainer for scripts: ``mpiddp.Trainer``."""
+"""The trainer for scripts: ``mpiddp.training.Trainer``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ COMMAND_ONLY = ("task", "evaluate_only", "log_dir", "console", "label", "quiet",
 class Trainer:
     """Trains in a script as ``python -m mpiddp.train`` does on the command line.
 
-        trainer = mpiddp.Trainer(mpiddp.Task(model=Net), data="digits", epochs=3)
+        from mpiddp.training import Task, Trainer
+        trainer = Trainer(Task(model=Net), data="digits", epochs=3)
         row = trainer.fit()
 
     Start the script with ``python -m mpiddp -n 2 script.py``, mpirun or srun. Checkpoints,

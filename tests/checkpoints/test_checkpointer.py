@@ -18,6 +18,7 @@ import checkpointed
 import mpiddp
 from mpiddp.checkpoints.storage import directory as directories
 from mpiddp.checkpoints.storage.manifest import list_checkpoints
+from mpiddp.errors import CheckpointError, ConfigurationError
 from mpiddp.process.background import LastingCall
 from pool import Pools
 from saves import list_names
@@ -119,7 +120,7 @@ def test_who_restores_and_counts_anew_does_not_replace_later_checkpoints(tmp_pat
             checkpointer.save(step)
     with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
         checkpointer.restore()
-        with pytest.raises(mpiddp.ConfigurationError, match=r"40 or more, .* found 10: c"):
+        with pytest.raises(ConfigurationError, match=r"40 or more, .* found 10: c"):
             checkpointer.save(10)
         # A loop whose last save comes once more, and one that goes on.
         for step in (40, 50):
@@ -145,7 +146,7 @@ def test_the_advice_names_the_newest_checkpoint(tmp_path, monkeypatch):
             checkpointer.save(1)
         else:
             advice = re.escape(f"or begin from it with restore('{tmp_path / 'step-1'}')")
-            with pytest.raises(mpiddp.ConfigurationError, match=advice):
+            with pytest.raises(ConfigurationError, match=advice):
                 checkpointer.restore()
         checkpointer.close()
 
@@ -215,7 +216,7 @@ def test_a_save_goes_on_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.M
     interrupt(lambda: checkpointer.save(3, wait=True))
     checkpointer.save(4)
     interrupt(checkpointer.close)
-    with pytest.raises(mpiddp.ConfigurationError, match="is in use by"):
+    with pytest.raises(ConfigurationError, match="is in use by"):
         mpiddp.Checkpointer(tmp_path, model).restore()
     checkpointer.close()
     assert mpiddp.Checkpointer(tmp_path, model).restore() == {"step": 4}
@@ -241,7 +242,7 @@ def test_ranks_without_a_process_group_are_refused(sizes, started_by, tmp_path, 
     mpiddp.Checkpointer(tmp_path / "alone", model).close()
     for name, value in sizes.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(mpiddp.ConfigurationError, match=r"the 2 ranks .*, found none") as caught:
+    with pytest.raises(ConfigurationError, match=r"the 2 ranks .*, found none") as caught:
         mpiddp.Checkpointer(tmp_path / "checkpoints", model)
     assert started_by in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "checkpoints").exists()
@@ -265,7 +266,7 @@ def test_a_closed_one_refuses_every_call(tmp_path: Path) -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    for size, error in ((2, None), (3, mpiddp.CheckpointError)):
+    for size, error in ((2, None), (3, CheckpointError)):
         model = torch.nn.Linear(size, 2)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
@@ -285,14 +286,14 @@ def test_a_buffer_of_another_length_is_refused(length: int, tmp_path: Path) -> N
             if size == 3:
                 checkpointer.save(1)
             else:
-                with pytest.raises(mpiddp.CheckpointError, match=r"fit: .*\b(size|shape)\b"):
+                with pytest.raises(CheckpointError, match=r"fit: .*\b(size|shape)\b"):
                     checkpointer.restore()
 
 
 @pytest.mark.parametrize("name", ["buffers", "random", "values"])
 def test_a_name_that_each_checkpoint_uses_is_refused(name: str, tmp_path: Path) -> None:
     more: Any = {name: torch.nn.Linear(2, 2)}
-    with pytest.raises(mpiddp.ConfigurationError, match=f"^{name}: "):
+    with pytest.raises(ConfigurationError, match=f"^{name}: "):
         mpiddp.Checkpointer(tmp_path, torch.nn.Linear(3, 2), **more)
 
 
@@ -300,7 +301,7 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     with (
         mpiddp.Checkpointer(tmp_path, model) as checkpointer,
-        pytest.raises(mpiddp.ConfigurationError, match=r"state given.note: .* found set"),
+        pytest.raises(ConfigurationError, match=r"state given.note: .* found set"),
     ):
         checkpointer.save(1, note={1, 2})
 
@@ -332,6 +333,6 @@ def test_tensors_that_could_not_be_read_again_are_refused(tmp_path: Path) -> Non
     }.items():
         with (
             mpiddp.Checkpointer(tmp_path / kind, torch.nn.Linear(2, 2)) as checkpointer,
-            pytest.raises(mpiddp.ConfigurationError, match=f"state given.note: .*{kind}"),
+            pytest.raises(ConfigurationError, match=f"state given.note: .*{kind}"),
         ):
             checkpointer.save(1, note=value, wait=True)

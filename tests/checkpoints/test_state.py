@@ -132,7 +132,7 @@ def test_a_directory_of_another_model_says_what_to_do(tmp_path: Path) -> None:
         (torch.nn.Linear(4, 2), "weight: expected (2, 4), found (2, 3)"),
         (torch.nn.Sequential(torch.nn.Linear(3, 2)), "0.weight is not in it"),
     ):
-        with pytest.raises(mpiddp.CheckpointError) as caught:
+        with pytest.raises(mpiddp.errors.CheckpointError) as caught:
             mpiddp.Checkpointer(tmp_path, other).restore()
         assert f"{tmp_path}/step-1 does not fit: {problem}; go on with the model" in str(
             caught.value

@@ -56,7 +56,7 @@ ALONE = """
 import os, torch, mpiddp
 try:
     mpiddp.all_reduce(torch.ones(3))
-except mpiddp.ConfigurationError as error:
+except mpiddp.errors.ConfigurationError as error:
     print(error, flush=True)
 # Nobody catches what is raised outside of a session: it is a plain exception.
 if os.fork() == 0:
@@ -70,7 +70,7 @@ with mpiddp.init(timeout=30) as session:
             tensor = torch.tensor([3.0, -2.0])
             assert mpiddp.all_reduce(tensor, "auto", transport, op) is tensor
             assert tensor.tolist() == [3.0, -2.0]
-    assert mpiddp.all_reduce_async(tensor, "ring").wait() is tensor
+    assert mpiddp.all_reduce(tensor, "ring", async_op=True).wait() is tensor
     assert mpiddp.reduce_scatter(tensor).tolist() == [3.0, -2.0]
     assert mpiddp.all_gather(tensor) is mpiddp.broadcast(tensor) is mpiddp.reduce(tensor) is tensor
     shared = mpiddp.shared_empty((2, 2), torch.float64)
@@ -79,9 +79,9 @@ with mpiddp.init(timeout=30) as session:
     assert mpiddp.describe_collectives()["nodes"] == [1]
     try:
         mpiddp.all_reduce(torch.ones(2, 3).t())
-    except mpiddp.ConfigurationError as error:
+    except mpiddp.errors.ConfigurationError as error:
         print(error)
-    mpiddp.broadcast(tensor, root=1)
+    mpiddp.broadcast(tensor, src=1)
 """
 
 
@@ -208,9 +208,9 @@ with mpiddp.init(timeout=60) as session:
     rank = session.world.rank
     try:
         mpiddp.all_reduce(torch.ones(4 + rank))
-    except mpiddp.ConfigurationError as error:
+    except mpiddp.errors.ConfigurationError as error:
         print(f"{rank}: {error}", flush=True)
-    mpiddp.broadcast(torch.ones(2, dtype=torch.int64), root=rank, transport="mpi")
+    mpiddp.broadcast(torch.ones(2, dtype=torch.int64), src=rank, transport="mpi")
 """
 
 

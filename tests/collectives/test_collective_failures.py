@@ -83,7 +83,7 @@ with mpiddp.init(timeout=60) as session:
         session.collectives.waiter.set_seconds(1.0)
         session.meet()
         if session.world.rank == 0:
-            future = mpiddp.all_reduce_async(torch.ones(5), transport=transport)
+            future = mpiddp.all_reduce(torch.ones(5), transport=transport, async_op=True)
             for call in (future.wait, lambda: mpiddp.all_reduce(torch.ones(5))):
                 try:
                     call()

@@ -171,7 +171,7 @@ def test_calls_of_two_threads_do_not_overlap(is_prepared):
     assert str(caught.value) == (
         "rank 0 on host0 began a collective call in thread 'MainThread' while another thread makes "
         "one: make calls one after the other, in the same order on all ranks, or use "
-        "all_reduce_async"
+        "async_op=True"
     )
     assert tensor.tolist() == [1] * 6
     with contextlib.suppress(PeerLostError):

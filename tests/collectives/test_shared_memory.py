@@ -565,7 +565,7 @@ def ask_together(session: mpiddp.Session) -> list[str]:
         mpiddp.barrier()
         try:
             kept.append(mpiddp.shared_empty(wanted, torch.uint8))
-        except mpiddp.ConfigurationError as error:
+        except mpiddp.errors.ConfigurationError as error:
             answers.append(str(error))
         else:
             answers.append("")

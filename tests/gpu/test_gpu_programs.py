@@ -65,11 +65,11 @@ with mpiddp.init(timeout=60) as session:
                 wanted = torch.arange(count, device=session.device) % 5 * size
                 mpiddp.all_reduce(tensor, algorithm)
                 assert torch.equal(tensor, (wanted + size * (size - 1) // 2).to(dtype)), algorithm
-    future = mpiddp.all_reduce_async(torch.ones(10, device=session.device))
+    future = mpiddp.all_reduce(torch.ones(10, device=session.device), async_op=True)
     assert future.wait().tolist() == [size] * 10
     try:
         mpiddp.all_reduce(torch.ones(3, device=session.device), transport="mpi")
-    except mpiddp.ConfigurationError as error:
+    except mpiddp.errors.ConfigurationError as error:
         assert "GPU" in str(error)
     else:
         raise AssertionError("MPI took a GPU's memory")

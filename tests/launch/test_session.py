@@ -390,7 +390,7 @@ def fail(*_):
 def begin(**options):
     try:
         return mpiddp.init(**{"timeout": 90, **options})
-    except (RuntimeError, mpiddp.ConfigurationError) as error:
+    except (RuntimeError, mpiddp.errors.ConfigurationError) as error:
         print("raised:", error)
 
 store.first_all_reduce = fail

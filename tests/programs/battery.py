@@ -196,7 +196,7 @@ def call(row: Row, tensor: torch.Tensor) -> torch.Tensor:
         options |= {"op": row["operator"], "reduction_dtype": wide[row["reduction"]]}
         options["fixed_order"] = row["fixed order"]
     if kind in ("broadcast", "reduce"):
-        options["root"] = row["root"]
+        options["src" if kind == "broadcast" else "dst"] = row["root"]
     result: torch.Tensor = getattr(mpiddp, kind)(tensor, **options)
     return result
 

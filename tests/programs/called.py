@@ -248,10 +248,10 @@ def train(folder: Path) -> tuple[float, float, list[str]]:
 
 
 def fit(options: dict[str, Any]) -> tuple[str, Any, list[float]]:
-    """Train with `mpiddp.Trainer`. Returns the backend, and what came of it."""
+    """Train with `mpiddp.training.Trainer`. Returns the backend, and what came of it."""
     import torch
 
-    trainer = mpiddp.Trainer(**options)
+    trainer = mpiddp.training.Trainer(**options)
     row = trainer.fit()
     total = torch.ones(3) * find_rank()
     torch.distributed.all_reduce(total)
@@ -284,7 +284,7 @@ def leave_calls() -> None:
     mpiddp.all_reduce(torch.ones(1))
     time.sleep(0.1 * find_rank())
     for _ in range(20):
-        mpiddp.all_reduce_async(torch.ones(1 << 18))
+        mpiddp.all_reduce(torch.ones(1 << 18), async_op=True)
 
 
 def ask_alone(rank: int, folder: Path, of: str) -> None:

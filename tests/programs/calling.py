@@ -47,7 +47,7 @@ def main() -> None:
         found["stacks"] = stacks
         try:
             ranks.run(end_rank, 1)
-        except mpiddp.RankFailedError as error:
+        except mpiddp.errors.RankFailedError as error:
             found["lost"] = {rank: str(each) for rank, each in error.by_rank.items()}
         ranks.restart()
         found["again"] = [host for host, *_ in ranks.run(look, weights)]

@@ -176,7 +176,7 @@ def make_mistakes(session: mpiddp.Session, folder: Path) -> list[str]:
     parts = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
     try:
         mpiddp.Checkpointer(folder, model, parts)
-    except mpiddp.ConfigurationError as error:
+    except mpiddp.errors.ConfigurationError as error:
         said.append(str(error))
     return said
 

@@ -6,6 +6,7 @@ import inspect
 import math
 import textwrap
 import time
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,15 +19,23 @@ import wrong_algorithms
 from mpiddp.launch.session import find_session
 from mpiddp.schedules.registry import register
 
-STARTS = ("run", "LaunchError", "Session", "UnreachableError", "init")
+STARTS = ("run", "errors.LaunchError", "Session", "errors.UnreachableError", "init")
 """Names whose examples start a launch."""
-CALLS = ("ranks", "RankFailedError", "Ranks", "RemoteError")
+CALLS = ("ranks", "errors.RankFailedError", "Ranks", "errors.RemoteError")
 """Names whose examples call ranks, which may be those of a pool."""
+
+
+def list_names() -> list[str]:
+    """The public names: those on top, and those of its modules with a dot."""
+    modules = ("errors", "training")
+    top = [name for name in mpiddp.__all__ if name not in modules]
+    inner = [(each, name) for each in modules for name in getattr(mpiddp, each).__all__]
+    return [*top, *(f"{each}.{name}" for each, name in inner if name not in top), "models"]
 
 
 def find_examples(name: str) -> list[str]:
     """The indented paragraphs of a docstring."""
-    paragraphs = inspect.getdoc(getattr(mpiddp, name)).split("\n\n")
+    paragraphs = inspect.getdoc(attrgetter(name)(mpiddp)).split("\n\n")
     return [textwrap.dedent(each) for each in paragraphs if each.startswith("    ")]
 
 
@@ -52,7 +61,6 @@ def make_variables(session: mpiddp.Session | None) -> dict[str, Any]:
         "batches": range(3),
         "checkpointer": SimpleNamespace(restore=lambda: None),
         "compute": lambda batch, gradients: gradients.fill_(batch),
-        "compute_something_else": lambda: None,
         "model": net,
         "mpiddp": mpiddp,
         "net": net,

@@ -118,7 +118,7 @@ def try_threads(session: mpiddp.Session) -> dict[str, object]:
     tensors = [torch.full((count,), float(rank)) for count in (5, 100_000)]
     seen = []
     for tensor in tensors:
-        future = mpiddp.all_reduce_async(tensor, transport="mpi")
+        future = mpiddp.all_reduce(tensor, transport="mpi", async_op=True)
         seen.append(future.done())
         future.then(lambda _: seen.append(threading.current_thread().name))
         assert future.wait() is tensor
@@ -142,7 +142,7 @@ def try_threads(session: mpiddp.Session) -> dict[str, object]:
     thread.join()
     try:
         check_threads()
-    except mpiddp.ConfigurationError as error:
+    except mpiddp.errors.ConfigurationError as error:
         said.append(str(error))
     threads = sorted(thread.name for thread in threading.enumerate())
     return {"seen": seen, "said": said, "overlap": hook.overlap, "threads": threads}

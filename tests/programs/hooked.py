@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import mpiddp
 import wrong_algorithms
 from mistakes import hear
-from mpiddp.sync.ddp_hook import Synchronization, attach
+from mpiddp.sync.ddp_hook import Synchronization, attach, register_comm_hook
 
 STEPS = 6
 BUCKET_MEGABYTES = 0.05
@@ -59,7 +59,7 @@ def train_ordinary(session: mpiddp.Session, options: list[dict[str, Any]]) -> li
     def take_steps(way: dict[str, Any] | None) -> list[torch.Tensor]:
         model = DistributedDataParallel(make_model(), bucket_cap_mb=BUCKET_MEGABYTES)
         if way is not None:
-            assert mpiddp.synchronize(model, **way) is model
+            assert register_comm_hook(model, **way) is model
         samples = torch.Generator().manual_seed(session.world.rank)
         for step in range(STEPS):
             model.zero_grad(set_to_none=step % 2 == 0)
@@ -80,7 +80,7 @@ def join_early(session: mpiddp.Session, ways: list[dict[str, Any]]) -> list[floa
     def take_steps(way: dict[str, Any] | None) -> list[torch.Tensor]:
         model = DistributedDataParallel(make_model(), bucket_cap_mb=BUCKET_MEGABYTES)
         if way is not None:
-            mpiddp.synchronize(model, **way)
+            register_comm_hook(model, **way)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         samples = torch.Generator().manual_seed(rank)
         with model.join():
@@ -102,13 +102,13 @@ def refuse(session: mpiddp.Session) -> list[str]:
     model = DistributedDataParallel(make_model())
     alone, _ = torch.distributed.new_subgroups(1)
     calls: list[Callable[[], object]] = [
-        lambda: mpiddp.synchronize(model.module),  # type: ignore[arg-type]
-        lambda: mpiddp.synchronize(DistributedDataParallel(make_model(), process_group=alone)),
-        lambda: mpiddp.synchronize(model, "central"),
-        lambda: mpiddp.synchronize(model, wire_dtype="bfloat16"),  # type: ignore[arg-type]
-        lambda: mpiddp.synchronize(model, wire_dtype=torch.int32),
-        lambda: mpiddp.synchronize(mpiddp.synchronize(model)),
-        lambda: mpiddp.synchronize(
+        lambda: register_comm_hook(model.module),  # type: ignore[arg-type]
+        lambda: register_comm_hook(DistributedDataParallel(make_model(), process_group=alone)),
+        lambda: register_comm_hook(model, "central"),
+        lambda: register_comm_hook(model, wire_dtype="bfloat16"),  # type: ignore[arg-type]
+        lambda: register_comm_hook(model, wire_dtype=torch.int32),
+        lambda: register_comm_hook(register_comm_hook(model)),
+        lambda: register_comm_hook(
             DistributedDataParallel(nn.Sequential(nn.Embedding(5, 3, sparse=True)))
         ),
     ]
@@ -119,7 +119,7 @@ def differ(session: mpiddp.Session) -> str:
     """What is said of an algorithm of one's own whose owners of chunks are drawn on each rank."""
     model = DistributedDataParallel(make_model())
     with wrong_algorithms.registered():
-        return hear(lambda: mpiddp.synchronize(model, "drawn"))
+        return hear(lambda: register_comm_hook(model, "drawn"))
 
 
 def compare(session: mpiddp.Session, ways: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -99,7 +99,7 @@ def take_steps(
     if wrap in ("ddp", "synchronized"):
         model = DistributedDataParallel(model, bucket_cap_mb=1e-4)  # type: ignore[arg-type]
     if wrap == "synchronized":
-        mpiddp.synchronize(model)  # type: ignore[arg-type]
+        mpiddp.register_comm_hook(model)  # type: ignore[arg-type]
     elif wrap == "fsdp":
         fully_shard(model)
     trained = [each for each in model.parameters() if each.requires_grad]

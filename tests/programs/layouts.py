@@ -229,6 +229,6 @@ def resume_two(session: mpiddp.Session, folder: Path) -> tuple[Bits, Bits, str]:
     with mpiddp.Checkpointer(folder / "more", model, first, second=second) as checkpointer:
         try:
             checkpointer.save(1)
-        except mpiddp.ConfigurationError as error:
+        except mpiddp.errors.ConfigurationError as error:
             return whole, resumed, str(error)
     raise AssertionError("a save holds what could not be restored")

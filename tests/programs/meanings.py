@@ -38,11 +38,11 @@ def start_many(rank: int, size: int, transport: str, comm: Any) -> list[int]:
     buffers = [torch.full((17**3 * (n % 3) + n,), float(rank + n)) for n in range(12)]
     futures = []
     for number, buffer in enumerate(buffers):
-        future = mpiddp.all_reduce_async(buffer, transport=transport)
+        future = mpiddp.all_reduce(buffer, transport=transport, async_op=True)
         future.then(lambda _, number=number: done.append(number))
         futures.append(future)
     # The same buffer once more, and a call that is not asynchronous: both come after the rest.
-    again = mpiddp.all_reduce_async(buffers[5], transport=transport)
+    again = mpiddp.all_reduce(buffers[5], transport=transport, async_op=True)
     last = mpiddp.all_reduce(buffers[7], transport=transport)
     assert comm.allreduce(1) == size
     total = sum(range(size))
@@ -78,7 +78,7 @@ def prepare_well(rank: int, size: int, transport: str) -> None:
         for buffer, call in zip(buffers, prepared, strict=True):
             other = torch.ones(30011)
             if turn % 2:
-                futures.append(mpiddp.all_reduce_async(other, transport=transport))
+                futures.append(mpiddp.all_reduce(other, transport=transport, async_op=True))
             buffer.fill_(rank + turn)
             assert call() is buffer
             assert bool((buffer == sum(range(size)) + size * turn).all()), (transport, turn)
@@ -103,7 +103,7 @@ def keep_shapes(rank: int, size: int) -> None:
     assert rows.sum(1).tolist() == [0, 4 * sum(range(size + 1)), 0]
     shared = mpiddp.shared_empty(10)
     shared += rank
-    mpiddp.broadcast(shared[2:5], root=size - 1)
+    mpiddp.broadcast(shared[2:5], src=size - 1)
     assert shared.tolist() == [rank] * 2 + [size - 1] * 3 + [rank] * 5
 
 

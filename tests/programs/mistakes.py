@@ -38,7 +38,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "transposed": lambda: mpiddp.all_reduce(torch.ones(2, 3).t()),
     "every other": lambda: mpiddp.all_reduce(ones(12)[::2]),
     "expanded": lambda: mpiddp.all_reduce(ones(1).expand(6)),
-    "transposed, later": lambda: mpiddp.all_reduce_async(torch.ones(2, 3).t()),
+    "transposed, later": lambda: mpiddp.all_reduce(torch.ones(2, 3).t(), async_op=True),
     "sparse": lambda: mpiddp.all_reduce(torch.eye(5).to_sparse()),
     "sparse, like one before": lambda: mpiddp.all_reduce(torch.eye(6)[:1].to_sparse()),
     "transposed, like one before": lambda: sum_again(lambda tensor: tensor.view(2, 3).t()),
@@ -46,7 +46,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "negative, like one before": lambda: sum_again(torch._neg_view),
     "meta": lambda: mpiddp.all_reduce(torch.ones(6, device="meta")),
     "no tensor": lambda: mpiddp.all_reduce([1.0] * 6),  # type: ignore[arg-type]
-    "no tensor, later": lambda: mpiddp.all_reduce_async([1.0] * 6),  # type: ignore[arg-type]
+    "no tensor, later": lambda: mpiddp.all_reduce([1.0] * 6, async_op=True),  # type: ignore[arg-type]
     "leaf": lambda: mpiddp.all_reduce(ones().requires_grad_()),
     "conjugate": lambda: mpiddp.broadcast(torch.ones(3, dtype=torch.complex64).conj()),
     "operator for an algorithm": lambda: mpiddp.all_reduce(ones(), "average"),
@@ -74,15 +74,17 @@ CALLS: dict[str, Callable[[], Any]] = {
     "integers widely": lambda: mpiddp.all_reduce(
         ones(dtype=torch.int32), reduction_dtype=torch.float64
     ),
-    "root too high": lambda: mpiddp.broadcast(ones(), root=9),
-    "root too low": lambda: mpiddp.reduce(ones(), root=-1),
-    "root that equals one": lambda: [mpiddp.broadcast(ones(), root=r) for r in (0, 0.0)],
+    "root too high": lambda: mpiddp.broadcast(ones(), src=9),
+    "root too low": lambda: mpiddp.reduce(ones(), dst=-1),
+    "root that equals one": lambda: [mpiddp.broadcast(ones(), src=r) for r in (0, 0.0)],
     "order of a ring": lambda: mpiddp.all_reduce(ones(), "ring", fixed_order=True),
     "no halves": lambda: mpiddp.reduce_scatter(ones(), "recursive-doubling"),
     "no root": lambda: mpiddp.reduce(ones(), 0, "ring"),
     "many roots": lambda: mpiddp.all_gather(ones(), "binomial-tree"),
     "no all-reduce": lambda: name_wrong(lambda: mpiddp.all_reduce(ones(), "double")),
-    "no all-reduce, later": lambda: name_wrong(lambda: mpiddp.all_reduce_async(ones(), "double")),
+    "no all-reduce, later": lambda: name_wrong(
+        lambda: mpiddp.all_reduce(ones(), "double", async_op=True)
+    ),
     **{
         f"another on each rank, {transport}": lambda transport=transport: name_wrong(
             lambda: mpiddp.all_reduce(ones(), "drawn", transport)

@@ -85,7 +85,7 @@ def open_apart(session: mpiddp.Session, folder: Path) -> str:
     with make_directory(own) as directory, mock.patch.object(manifests, "time", Clock()):
         try:
             directory.open()
-        except mpiddp.ConfigurationError as error:
+        except mpiddp.errors.ConfigurationError as error:
             return str(error)
     raise AssertionError("it was opened")
 

@@ -107,7 +107,7 @@ def predict_within(session: Session) -> dict[str, Any]:
     """Predictions in a loop, and after it was left; and of what a rank's own model makes then."""
     torch.set_num_threads(1)
     options = {"data": "toy", "samples": 200, "epochs": 1, "name": "predict"}
-    trainer = mpiddp.Trainer(Task(build_normalised), **options)
+    trainer = mpiddp.training.Trainer(Task(build_normalised), **options)
     samples, found = torch.linspace(-1, 1, 70).view(7, 10), dict[str, Any]()
     for step in trainer.steps():
         step.take()
@@ -128,7 +128,7 @@ def predict_beside_servers(session: Session) -> tuple[str, int]:
     torch.set_num_threads(1)
     options = {"data": "toy", "samples": 200, "epochs": 1, "name": "beside"}
     servers = {"sync": "parameter-server", "server_placement": "dedicated"}
-    trainer, said = mpiddp.Trainer(**options, **servers), ""
+    trainer, said = mpiddp.training.Trainer(**options, **servers), ""
     for step in trainer.steps():
         step.take()
         said = hear(lambda: trainer.predict(torch.eye(10)))

@@ -22,7 +22,7 @@ EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py"))
 LONGEST = 40
 PRINTED = {
     "digits": r"Epoch 5 - Avg Loss: [\d.]+, Accuracy: [\d.]+%, Test Accuracy: 9\d\.\d+%",
-    "synchronize": r"Step 200: loss [01]\.\d+",
+    "comm_hook": r"Step 200: loss [01]\.\d+",
 }
 """What some print. All but the first run on the ranks of a pool, which saves a launch."""
 MEASURED = {
@@ -71,9 +71,9 @@ def test_an_example_runs_by_its_command(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_an_example_of_a_loop_with_ddp_prints_its_loss(pool: Pools, tmp_path: Path) -> None:
-    path = str(FOLDER / "synchronize.py")
+    path = str(FOLDER / "comm_hook.py")
     printed = pool("openmpi", 2).call(scripts.run, path, cwd=tmp_path).printed
-    assert re.search(PRINTED["synchronize"], printed), printed
+    assert re.search(PRINTED["comm_hook"], printed), printed
 
 
 @pytest.mark.mpi

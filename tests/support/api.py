@@ -22,22 +22,24 @@ The public names of `mpiddp`. This file is made by `python tests/support/api.py 
 
 def describe() -> str:
     """The whole text."""
-    return "\n".join([HEAD, *(line for name in mpiddp.__all__ for line in _describe(name))])
+    names = sorted([*mpiddp.__all__, "models"])
+    lines = (line for name in names for line in _describe(name, getattr(mpiddp, name)))
+    return "\n".join([HEAD, *lines])
 
 
-def _describe(name: str) -> Iterator[str]:
-    found = getattr(mpiddp, name)
+def _describe(name: str, found: Any) -> Iterator[str]:
     if inspect.ismodule(found):
         yield f"## module `{name}`\n"
         yield _format(found)
         for key in found.__all__:
-            yield f"### `{name}.{key}{_sign(getattr(found, key))}`\n"
-            yield _format(getattr(found, key))
+            if key not in mpiddp.__all__:
+                yield from _describe(f"{name}.{key}", getattr(found, key))
         return
     if not inspect.isclass(found):
         yield f"## `{name}{_sign(found)}`\n"
         yield _format(found)
         return
+    name = found.__name__
     yield f"## class `{name}`\n"
     if issubclass(found, mpiddp.MpiddpError):
         yield f"Base class: `{found.__base__.__name__}`. The job's exit code: {found.exit_code}.\n"

@@ -21,11 +21,12 @@ from torch import distributed
 import checkpointed
 import mpiddp
 from mpiddp import environment
+from mpiddp.training import Trainer
 
 
 def train() -> str:
     """A digest of the trainer's weights."""
-    trainer = mpiddp.Trainer(data="toy", samples=200, epochs=1, sync="framework", name="run")
+    trainer = Trainer(data="toy", samples=200, epochs=1, sync="framework", name="run")
     for step in trainer.steps():
         step.take()
     found = hashlib.sha256()

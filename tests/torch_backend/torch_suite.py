@@ -27,9 +27,9 @@ from unittest import mock
 HEAD = """# torch's own tests
 
 torch tests its backends with `torch.testing._internal.distributed.distributed_test`. The tables
-show the results of these tests with backend `mpiddp` on CPUs. `python
-tests/torch_backend/torch_suite.py docs/about/torch-backend-tests.md` runs the tests with Gloo and with
-mpiddp, and writes the section of the installed release of torch.
+show the results of these tests with backend `mpiddp` on CPUs.
+`python tests/torch_backend/torch_suite.py docs/about/torch-backend-tests.md` runs the tests with
+Gloo and with mpiddp, and writes the section of the installed release of torch.
 
 A test runs with 3 ranks, or with 4 or 8 if it needs them. torch chooses tests by the name of the
 backend; here mpiddp gets the tests that Gloo gets.

@@ -1,4 +1,4 @@
-"""mpiddp.Trainer, in this process and in a job of its own."""
+"""mpiddp.training.Trainer, in this process and in a job of its own."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from torch import nn
 
 import interrupted
 import launchers
-import mpiddp
 import trainings
+from mpiddp import models
 from mpiddp.checkpoints.storage import directory
 from mpiddp.checkpoints.storage.finding import Found
 from mpiddp.checkpoints.storage.shards import read_shards
@@ -28,7 +28,7 @@ from mpiddp.errors import CheckpointError, ConfigurationError, MpiddpError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.process.outcome import read_outcome
-from mpiddp.training import weights
+from mpiddp.training import Task, Trainer, weights
 from mpiddp.training.data.batches import Batch
 from mpiddp.training.data.data import load
 from mpiddp.training.options.config import parse
@@ -49,9 +49,9 @@ def build(shape: tuple[int, ...], classes: int) -> nn.Module:
 def test_a_script_trains_as_the_command_does(session: Session) -> None:
     words = ["--data", "toy", "--samples", "200", "--epochs", "2", "--name", "command"]
     expected = train(parse(words), session, FailureHandler())
-    row = mpiddp.Trainer(**SMALL, name="script").fit()
+    row = Trainer(**SMALL, name="script").fit()
     assert row.parameters == expected.parameters
-    own = mpiddp.Trainer(**SMALL, name="loop")
+    own = Trainer(**SMALL, name="loop")
     numbers = []
     for step in own.steps():
         numbers.append((step.epoch, step.number, len(step.batch.targets)))
@@ -73,7 +73,7 @@ def test_a_step_computes_what_the_script_says(session: Session) -> None:
         seen.append(len(batch.targets))
         return outputs, 0 * outputs.sum()
 
-    trainer = mpiddp.Trainer(mpiddp.Task(model=build), **SMALL, weight_decay=0.0)
+    trainer = Trainer(Task(model=build), **SMALL, weight_decay=0.0)
     for step in trainer.steps():
         step.take(compute)
     assert sum(seen) == 2 * 160
@@ -89,7 +89,7 @@ def test_a_step_computes_what_the_script_says(session: Session) -> None:
     given = {name: each + 1 for name, each in expected.state_dict().items()}
     torch.save(given, "given.pt")
     options = {**SMALL, "weight_decay": 0.0, "name": "given", "weights": "given.pt"}
-    trainer = mpiddp.Trainer(mpiddp.Task(model=build), **options)
+    trainer = Trainer(Task(model=build), **options)
     for step in trainer.steps():
         step.take(compute)
     weights = mpiddp_weights(Path("runs/given/checkpoints/step-20"))
@@ -103,7 +103,7 @@ def mpiddp_weights(path: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("is_taken", [True, False])
 def test_a_loop_that_is_left_is_a_normal_end(is_taken, session, capsys):
-    trainer = mpiddp.Trainer(**SMALL, name="left", export="left.pt")
+    trainer = Trainer(**SMALL, name="left", export="left.pt")
     for step in trainer.steps():
         if step.number < 13 or is_taken:
             step.take()
@@ -119,15 +119,15 @@ def test_a_loop_that_is_left_is_a_normal_end(is_taken, session, capsys):
     # As in a later job: it has finished, and has the row of the epoch before.
     find_failure_handler(session).entered_runs.clear()
     capsys.readouterr()
-    again = mpiddp.Trainer(**{**SMALL, "resume": "auto"}, name="left", export="left.pt")
+    again = Trainer(**{**SMALL, "resume": "auto"}, name="left", export="left.pt")
     assert list(again.steps()) == []
     assert again.row is not None and again.row.epoch == 1
     said = f"Finished before: left after step {last} (run directory runs/left)\n"
     assert capsys.readouterr().out == said
     # It can be gone on from, and ends as one that was not left.
     source = f"runs/left/checkpoints/step-{last}"
-    row = mpiddp.Trainer(**{**SMALL, "resume": source}, name="right").fit()
-    assert row.parameters == mpiddp.Trainer(**SMALL, name="whole").fit().parameters
+    row = Trainer(**{**SMALL, "resume": source}, name="right").fit()
+    assert row.parameters == Trainer(**SMALL, name="whole").fit().parameters
 
 
 def test_rows_of_steps_are_written_with_the_checkpoint_that_has_them(session, monkeypatch):
@@ -139,7 +139,7 @@ def test_rows_of_steps_are_written_with_the_checkpoint_that_has_them(session, mo
         write(saver, position)
 
     monkeypatch.setattr(Saver, "write", look_and_write)
-    for step in mpiddp.Trainer(**SMALL, name="rows", log_every=1, save_every="2steps").steps():
+    for step in Trainer(**SMALL, name="rows", log_every=1, save_every="2steps").steps():
         if step.number == 6:
             break
         step.take()
@@ -152,7 +152,7 @@ def test_a_loop_that_fails_is_not_taken_for_one_that_is_left(session: Session) -
         raise ValueError("no loss")
 
     def run() -> None:
-        for step in mpiddp.Trainer(**SMALL, name="failed").steps():
+        for step in Trainer(**SMALL, name="failed").steps():
             step.take(fail)
 
     with pytest.raises(ValueError, match="no loss"):
@@ -187,13 +187,13 @@ def fill(*_: object) -> None:
 def test_a_full_disk_at_the_end_does_not_lose_the_weights(session, monkeypatch):
     monkeypatch.setattr(directory, "write_shards", fill)
     with pytest.raises(MpiddpError, match=r"could not be written: .*No space left on device"):
-        mpiddp.Trainer(**SMALL, name="full", export="full.pt").fit()
+        Trainer(**SMALL, name="full", export="full.pt").fit()
     assert torch.load("full.pt", weights_only=True)
 
 
 def test_weights_that_cannot_be_written_do_not_lose_the_last_checkpoint(session, monkeypatch):
     def run(name: str, left: bool) -> None:
-        for step in mpiddp.Trainer(**SMALL, name=name, export="full.pt").steps():
+        for step in Trainer(**SMALL, name=name, export="full.pt").steps():
             step.take()
             if left:
                 break
@@ -210,19 +210,19 @@ def test_weights_that_cannot_be_written_do_not_lose_the_last_checkpoint(session,
 
 def test_a_finished_training_is_not_the_result_of_other_options(session: Session) -> None:
     options = {**SMALL, "resume": "auto", "name": "same", "checkpoint_dir": "shared"}
-    row = mpiddp.Trainer(**options).fit()
+    row = Trainer(**options).fit()
     again = {**options, "runs_dir": "others"}
     with pytest.raises(ConfigurationError, match=r"learning_rate .*no epoch is left"):
-        mpiddp.Trainer(**again, learning_rate=0.5).fit()
-    assert mpiddp.Trainer(**again).fit().parameters == row.parameters
+        Trainer(**again, learning_rate=0.5).fit()
+    assert Trainer(**again).fit().parameters == row.parameters
 
 
 def test_each_step_is_taken_once(session: Session) -> None:
-    steps = mpiddp.Trainer(**SMALL).steps()
+    steps = Trainer(**SMALL).steps()
     next(steps)
     with pytest.raises(MpiddpError, match=r"take\(\) .* step 1"):
         next(steps)
-    step = next(mpiddp.Trainer(**SMALL).steps())
+    step = next(Trainer(**SMALL).steps())
     step.take()
     with pytest.raises(MpiddpError, match=r"one take\(\) for step 1"):
         step.take()
@@ -232,16 +232,16 @@ def test_each_step_is_taken_once(session: Session) -> None:
 
 def test_a_run_that_has_finished_is_not_trained_again(session, capsys):
     options = {**SMALL, "resume": "auto"}
-    first = mpiddp.Trainer(**options, name="first").fit()
-    mpiddp.Trainer(**options, name="second").fit()
+    first = Trainer(**options, name="first").fit()
+    Trainer(**options, name="second").fit()
     # Two trainers of a job with one name are a mistake, and may have different tasks.
     for name in ("first", "second"):
         more = r"choose another name=; to train on from it: resume=runs/\w+, with another name= and"
         with pytest.raises(ConfigurationError, match=more):
-            mpiddp.Trainer(**options, name=name).fit()
+            Trainer(**options, name=name).fit()
     find_failure_handler(session).entered_runs.clear()  # As in a later job.
     capsys.readouterr()
-    again = mpiddp.Trainer(**options, name="first", log_every=7)
+    again = Trainer(**options, name="first", log_every=7)
     assert list(again.steps()) == []
     assert again.row == first
     line = r"Finished before: test accuracy \d+\.\d+% after 2 epochs \(run directory runs/first\)\n"
@@ -252,15 +252,15 @@ def test_a_run_that_has_finished_is_not_trained_again(session, capsys):
     }
     for text, changed in refused.items():
         with pytest.raises(ConfigurationError, match=text):
-            mpiddp.Trainer(**{**options, **changed}).fit()
+            Trainer(**{**options, **changed}).fit()
     Path("runs/first/metrics.jsonl").write_text('{"epoch": 2}\n')
     with pytest.raises(ConfigurationError, match="finished, but its files cannot be read"):
-        mpiddp.Trainer(**options, name="first").fit()
+        Trainer(**options, name="first").fit()
 
 
 def test_a_script_predicts_with_what_was_trained(session: Session) -> None:
     options = {**SMALL, "resume": "auto", "name": "whole", "ema": 0.9, "export": "whole.pt"}
-    trainer = mpiddp.Trainer(**options)
+    trainer = Trainer(**options)
     with pytest.raises(ConfigurationError, match=r"nothing is trained yet: call fit\(\)"):
         trainer.predict([1])
     row = trainer.fit()
@@ -274,14 +274,14 @@ def test_a_script_predicts_with_what_was_trained(session: Session) -> None:
     with pytest.raises(AttributeError, match="no 'acuracy'; its metrics are accuracy, test_acc"):
         _ = row.acuracy
     # The average, as it is exported, and a model that is not the trainer's.
-    model = mpiddp.models.mlp((10,), 2)
+    model = models.mlp((10,), 2)
     model.load_state_dict(torch.load("whole.pt", weights_only=True))
     for each in (model, trainer.model):
         assert torch.equal(each(torch.from_numpy(tests.features)), scores)
     find_failure_handler(session).entered_runs.clear()  # As in a later job.
-    again = mpiddp.Trainer(**options)
+    again = Trainer(**options)
     again.fit()
-    given = mpiddp.Trainer(**SMALL, weights="whole.pt")
+    given = Trainer(**SMALL, weights="whole.pt")
     for other in (again, given):
         assert torch.equal(other.predict(tests), scores)
         two = other.predict([tests[0], tests[5]])
@@ -295,29 +295,29 @@ def test_a_script_predicts_with_what_was_trained(session: Session) -> None:
 
 
 def test_a_run_that_has_finished_predicts_with_its_own_weights(session: Session) -> None:
-    torch.save(mpiddp.models.mlp((10,), 2).state_dict(), "first.pt")
+    torch.save(models.mlp((10,), 2).state_dict(), "first.pt")
     options = {**SMALL, "resume": "auto", "name": "tuned", "checkpoint_dir": "kept"}
     samples = torch.eye(10)
-    trainer = mpiddp.Trainer(**options, weights="first.pt")
+    trainer = Trainer(**options, weights="first.pt")
     trainer.fit()
     find_failure_handler(session).entered_runs.clear()  # As in a later job.
-    again = mpiddp.Trainer(**options, weights="first.pt")
+    again = Trainer(**options, weights="first.pt")
     before = again.predict(samples)
     again.fit()
     assert torch.equal(again.predict(samples), trainer.predict(samples))
     assert not torch.equal(again.predict(samples), before)
     # And not with those of a checkpoint from before its end.
     unsaved = {**SMALL, "resume": "auto", "name": "unsaved"}
-    for step in mpiddp.Trainer(**unsaved, save_every="5steps").steps():
+    for step in Trainer(**unsaved, save_every="5steps").steps():
         if step.number == 7:
             break
         step.take()
     find_failure_handler(session).entered_runs.clear()
     session.do_postponed()
     Path("runs/unsaved/outcome.json").unlink()  # As if it had been preempted.
-    mpiddp.Trainer(**unsaved, save_every="never").fit()
+    Trainer(**unsaved, save_every="never").fit()
     find_failure_handler(session).entered_runs.clear()
-    last = mpiddp.Trainer(**unsaved)
+    last = Trainer(**unsaved)
     last.fit()
     with pytest.raises(ConfigurationError, match=r"cannot read .*/step-20: No such file"):
         last.predict(samples)
@@ -373,14 +373,15 @@ def test_messages_name_a_scripts_keywords() -> None:
 )
 def test_a_bad_option_is_refused(options, fragments, session):
     with pytest.raises(ConfigurationError) as caught:
-        mpiddp.Trainer(mpiddp.Task(model=build), **options)
+        Trainer(Task(model=build), **options)
     assert [each for each in fragments if each not in str(caught.value)] == []
 
 
 PREEMPTED = """
-import os, signal, time, mpiddp
+import os, signal, time
+from mpiddp.training import Trainer
 
-trainer, seconds = mpiddp.Trainer(data="toy", epochs=4, name="left"), 0
+trainer, seconds = Trainer(data="toy", epochs=4, name="left"), 0
 for step in trainer.steps():
     step.take()
     if step.number == 7 and trainer.session.world.rank == 1:
@@ -411,9 +412,9 @@ LEFT = """
 import atexit
 import sys
 from pathlib import Path
-import mpiddp
+from mpiddp.training import Trainer
 
-trainer = mpiddp.Trainer(data="toy", epochs=4, name="left", sync=sys.argv[1])
+trainer = Trainer(data="toy", epochs=4, name="left", sync=sys.argv[1])
 steps = trainer.steps()
 for step in steps:
     step.take()
@@ -441,10 +442,10 @@ RESTARTED = """
 import os
 import time
 from pathlib import Path
-import mpiddp
+from mpiddp.training import Trainer
 
 options = {"data": "toy", "samples": 1000, "epochs": 1, "name": "run", "save_every": "10steps"}
-trainer = mpiddp.Trainer(**options, resume="never")
+trainer = Trainer(**options, resume="never")
 for step in trainer.steps():
     step.take()
     if step.number == 33 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":

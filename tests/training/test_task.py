@@ -56,7 +56,7 @@ def gap(outputs, targets):
     return (outputs - targets).abs().sum()
 
 def make():
-    return mpiddp.Task(
+    return mpiddp.training.Task(
         model=Net, data=load, loss=torch.nn.functional.mse_loss, metrics={"gap": gap}
     )
 

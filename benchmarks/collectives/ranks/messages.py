@@ -96,7 +96,7 @@ def prepare_transport(spec: CallSpec, rank: int, barrier: Callable[[], object]) 
         gather = partial(mpiddp.all_gather, tensor, algorithm="ring", **over)
         return Prepared(gather, barrier, exchange=exchange, ran="all-gather")
     there, back = (
-        partial(mpiddp.broadcast, part, root=root, algorithm="binomial-tree", **over)
+        partial(mpiddp.broadcast, part, src=root, algorithm="binomial-tree", **over)
         for root, part in enumerate(parts)
     )
 

@@ -112,7 +112,7 @@ class MpiCalls(SessionMember):
         call: Callable[[], object] = partial(calls[quantity], tensor, **options)
         start: Callable[[], Callable[[], object]] | None = None
         if quantity == contenders.ALL_REDUCE:
-            start = start_with(partial(mpiddp.all_reduce_async, tensor, **options))
+            start = start_with(lambda: mpiddp.all_reduce(tensor, async_op=True, **options))
             if spec.algorithm != "auto":
                 members = parse(spec.algorithm).build(self.size).members
         request = self._find_request(spec)

@@ -174,7 +174,7 @@ TRAINER = {
     "`--fp16`, `--half`": "`--precision fp16` on GPUs, or `--precision bf16`",
     "`--num_epochs N`, `--num_train_epochs N`, `--max_epochs N`, `--n_epochs N`": "`--epochs N`",
     "`--max_steps N`, `--max_train_steps N`, `--num_steps N`, `--total_steps N`, `--max_iters N`": (
-        "`--epochs N`; a script with mpiddp.Trainer may leave its loop after any step"
+        "`--epochs N`; a script with mpiddp.training.Trainer may leave its loop after any step"
     ),
     "`--per_device_train_batch_size N`, `--train_batch_size N`, `--micro_batch_size N`, `--bs N`, "
     "`-b N`": "`--batch-size N`, samples per rank and step",

@@ -39,7 +39,7 @@ class MapStyle(Protocol):
                 return 100
             def __getitem__(self, position):
                 return torch.tensor([position / 100]), position % 2
-        split: mpiddp.MapStyle = Points()
+        split: mpiddp.training.MapStyle = Points()
 
     A sample is (inputs, target), each a tensor, an array or a number, or a tuple, list or dict of
     these; or (first, second, …, target); or a dict whose target is named ``labels``, ``label``,
@@ -63,7 +63,7 @@ class IterableStyle(Protocol):
                 return 100
             def __iter__(self):
                 return ((torch.tensor([each / 100]), each % 2) for each in range(100))
-        split: mpiddp.IterableStyle = Points()
+        split: mpiddp.training.IterableStyle = Points()
 
     It yields the same samples in the same order on every rank, and the trainer shares them out:
     ranks take turns. A method ``set_epoch(epoch)``, if there is one, is called before each
@@ -181,7 +181,7 @@ class Split:
     """Samples and their classes or other targets, in memory.
 
         points = torch.rand(100, 2).numpy()
-        split = mpiddp.Split(points, (points[:, 0] > 0.5).astype("int64"))
+        split = mpiddp.training.Split(points, (points[:, 0] > 0.5).astype("int64"))
 
     If it fits, it is copied to the GPU once.
     """
@@ -234,14 +234,13 @@ class Split:
 class DataSet:
     """A training and a test split with the same classes.
 
-        def load() -> mpiddp.DataSet:
+        from mpiddp.training import DataSet, Split
+        def load() -> DataSet:
             points = np.random.default_rng(0).normal(size=(500, 2)).astype(np.float32)
             labels = (points[:, 0] > 0).astype(np.int64)
             train, test = slice(0, 400), slice(400, 500)
-            return mpiddp.DataSet(
-                mpiddp.Split(points[train], labels[train]),
-                mpiddp.Split(points[test], labels[test]),
-                classes=2,
+            return DataSet(
+                Split(points[train], labels[train]), Split(points[test], labels[test]), classes=2
             )
 
     It is the same on every rank, which trains on its part.

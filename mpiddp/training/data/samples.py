@@ -26,7 +26,7 @@ SHOWN = 8
 class Batch(NamedTuple):
     """One rank's samples of a forward pass.
 
-        def compute(model, batch: mpiddp.Batch):
+        def compute(model, batch: mpiddp.training.Batch):
             outputs = model(batch.inputs)
             return outputs, torch.nn.functional.cross_entropy(outputs, batch.targets)
 

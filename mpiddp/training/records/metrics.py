@@ -145,7 +145,7 @@ class Totals:
 class Row:
     """One line of ``metrics.jsonl``: an epoch, with the means over the samples of all ranks.
 
-        row: mpiddp.Row = trainer.fit()
+        row: mpiddp.training.Row = trainer.fit()
         print(row.epoch, row.loss, row.accuracy, row.test_loss, row.test_accuracy)
 
     Metrics have the names of the file: ``accuracy`` of the training samples, ``test_accuracy`` of

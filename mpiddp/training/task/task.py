@@ -64,10 +64,10 @@ class Task:
 
         def build(shape, classes):
             return torch.nn.Linear(shape[0], classes)
-        task = mpiddp.Task(build, metrics={})
+        task = mpiddp.training.Task(build, metrics={})
 
-    `mpiddp.Trainer` takes it, and so does ``python -m mpiddp.train --task package.module:factory``,
-    where ``factory()`` returns one.
+    `mpiddp.training.Trainer` takes it, and so does
+    ``python -m mpiddp.train --task package.module:factory``, where ``factory()`` returns one.
 
     Attributes:
         model: returns a new ``torch.nn.Module``, on the CPU; the same weights for the same seed of
@@ -193,7 +193,7 @@ def find_task(configuration: Configuration, given: Task | None) -> tuple[Task, C
 def name_own(task: Task, options: Mapping[str, Any]) -> dict[str, str]:
     """The options that a task decides. Raises ConfigurationError if they say something else."""
     if not isinstance(task, Task):
-        raise ConfigurationError(f"task: expected a mpiddp.Task, found {_name(task)}")
+        raise ConfigurationError(f"task: expected an mpiddp.training.Task, found {_name(task)}")
     names = {}
     for option in OWN:
         own, chosen = getattr(task, option), options.get(option)

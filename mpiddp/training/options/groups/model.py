@@ -22,7 +22,7 @@ class ModelOptions:
     """Model; auto takes the one that fits the data."""
 
     task: Annotated[str | None, one_of([REFERENCE])] = None
-    """Function without parameters that returns an mpiddp.Task: model, data, loss, metrics,
+    """Function without parameters that returns an mpiddp.training.Task: model, data, loss, metrics,
     optimizer and schedule. What it leaves open is decided by the options model, data, optimizer and
     schedule."""
 

@@ -1,6 +1,6 @@
 """A training of one's own with DDP, whose gradients mpiddp averages with a ring.
 
-python -m mpiddp -n 2 examples/synchronize.py
+python -m mpiddp -n 2 examples/comm_hook.py
 """
 
 import torch
@@ -17,7 +17,7 @@ with mpiddp.init() as session:
     mine = slice(rank, None, session.world.size)
     net = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1)).to(session.device)
     model = DistributedDataParallel(net)
-    mpiddp.synchronize(model, "ring:segments=2")
+    mpiddp.register_comm_hook(model, "ring:segments=2")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for step in range(1, 201):
         features, wanted = inputs[mine].to(session.device), targets[mine].to(session.device)
