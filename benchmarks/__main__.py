@@ -24,7 +24,6 @@ COMMANDS = {
     "point-to-point": "messages between two ranks of a node and of two nodes, and additions",
     "all-pairs": "latency and bandwidth of each pair of nodes; slow links are named",
     "startup": "launch to first all-reduce, as whole processes: mpiddp beside torchrun",
-    "startup-scale": "what start-up asks of rank 0, by number of ranks: counted and predicted",
     "training-step": "a training step and its parts, by how gradients are synchronised",
     "training-loop": "the trainer's steps and a bare loop's, in turns in one process",
     "programs": "whole programs of torch.distributed, over mpiddp's backend and over Gloo",

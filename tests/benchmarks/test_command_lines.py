@@ -16,7 +16,6 @@ from benchmarks.models import distance, explain, export, numerics, prove, simula
 from benchmarks.programs import command as programs
 from benchmarks.report import command as report
 from benchmarks.startup import command as startup
-from benchmarks.startup_scale import command as startup_scale
 from benchmarks.stragglers import command as stragglers
 from benchmarks.training_loop import command as training_loop
 from benchmarks.training_step import command as training_step
@@ -36,7 +35,6 @@ COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     "checkpoint": lambda words: checkpoint.check(checkpoint.parse(words)),
     "training-loop": lambda words: training_loop.check(training_loop.parse(words)),
     "programs": lambda words: programs.check(programs.parse(words)),
-    "startup-scale": startup_scale.main,
     "fit": fit.main,
     "tune": tune.main,
     "compare": compare.main,
@@ -144,10 +142,6 @@ OWN = [
     ("checkpoint --directory /none", "--directory: /none is not a directory"),
     ("checkpoint --save-every 0", "--save-every: expected an integer >= 1, found '0'"),
     ("checkpoint --launcher srun", "srun"),
-    ("startup-scale --nodes 3", "expected numbers that divide one of --ranks"),
-    ("startup-scale --nodes 2", "expected a cluster (--launcher srun), or an MPICH's mpirun"),
-    ("startup-scale --ranks 0", "--ranks: expected"),
-    ("startup-scale --plot x.txt", "expected a name that ends in"),
     *((f"compare old new --tolerance={text}", "--tolerance: expected a share")
       for text in ("0", "-5%", "100%", "1.5", "much")),
     ("fit", "no RECORD given"),

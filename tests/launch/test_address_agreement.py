@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
+import operator
 import os
+import pickle
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import numpy
 import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -33,6 +39,8 @@ def listening() -> set[tuple[str, int]]:
     return {tuple(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN}
 
 
+MOST_BYTES = 50e6
+"""That rank 0 may move for the agreement of 8,192 nodes."""
 HUNG = 60.0
 """Seconds after which something is taken to hang, however busy the machine is."""
 
@@ -258,6 +266,12 @@ class Leaders:
         return None if self.rows is None else [row, *self.rows]
 
 
+def make_world(node_rank=0, node_count=2):
+    return SimpleNamespace(
+        hostname=f"node{node_rank + 1}", node_rank=node_rank, node_count=node_count
+    )
+
+
 @pytest.fixture
 def meet(monkeypatch):
     """``address_agreement.meet``, which needs MPI's constants, but no MPI."""
@@ -271,7 +285,7 @@ def meet(monkeypatch):
 def test_the_leaders_agree_on_what_both_reached(meet):
     with receive(FIRST, SECOND, THIRD) as host:
         leaders = Leaders([[False, True, True]])
-        agreement = meet(host, leaders, "node1", HUNG)
+        agreement = meet(host, leaders, make_world(), HUNG)
         assert agreement.offers == host.offers and agreement.token == host.token
     assert leaders.rounds == 1
     assert agreement.common == (1, 2)
@@ -291,15 +305,15 @@ def test_without_a_common_address_rank_0_has_the_table(meet):
     with receive(FIRST) as host:
         leaders = Leaders([[False]], rows=[other], have_ended=False)
         with pytest.raises(UnreachableError) as caught:
-            meet(host, leaders, "node1", HUNG)
+            meet(host, leaders, make_world(), HUNG)
         # A lost packet gets a second, patient chance before that.
         assert leaders.rounds == 2
         leaders = Leaders([[False]], rows=[other])
         with pytest.raises(UnreachableError, match="node2  No route to host"):
-            meet(host, leaders, "node1", HUNG)
+            meet(host, leaders, make_world(), HUNG)
         assert leaders.rounds == 1
         with pytest.raises(UnreachableError, match="rank 0's table"):
-            meet(host, Leaders([[False]]), "node1", HUNG)
+            meet(host, Leaders([[False]]), make_world(), HUNG)
     assert caught.value.exit_code == 4
     assert "node2  No route to host" in str(caught.value)
     assert "node1  reached" in str(caught.value)
@@ -311,7 +325,7 @@ def test_without_an_offer_nobody_waits_for_one(meet):
     assert told == [None]
     others = SimpleNamespace(bcast=lambda _: told[0])
     with pytest.raises(ConfigurationError, match="rank 0 has no address to offer"):
-        meet(None, others, "node2", 10)
+        meet(None, others, make_world(1), 10)
 
 
 def test_both_rounds_fit_into_the_phase(meet, monkeypatch):
@@ -323,7 +337,12 @@ def test_both_rounds_fit_into_the_phase(meet, monkeypatch):
 
     monkeypatch.setattr(address_agreement, "try_offers", fail)
     with receive(FIRST) as host, pytest.raises(UnreachableError, match="no answer"):
-        meet(host, Leaders([[False]], rows=[("node2", (Attempt(None, "timed out"),))]), "n", 12)
+        meet(
+            host,
+            Leaders([[False]], rows=[("node2", (Attempt(None, "timed out"),))]),
+            make_world(),
+            12,
+        )
     assert len(rounds) == 2 and sum(rounds) < 12
 
 
@@ -342,14 +361,103 @@ def test_what_every_leader_reached_is_agreed_in_the_order_offered(meet, matrix):
         offers=[Offer(Candidate(f"10.0.0.{i}", "eth0"), i) for i in range(len(own))],
         token=b"t" * 16,
     )
+    host.invitation = address_agreement.Invitation(tuple(host.offers), host.token, None)
     attempts = tuple(Attempt(f"10.1.0.{i}") if r else Attempt(None) for i, r in enumerate(own))
     expected = [i for i in range(len(own)) if all(row[i] for row in matrix)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(address_agreement, "try_offers", lambda *_, **__: attempts)
         if not expected:
             with pytest.raises(UnreachableError):
-                meet(host, Leaders(others), "node1", 10)
+                meet(host, Leaders(others), make_world(), 10)
             return
-        agreement = meet(host, Leaders(others), "node1", 10)
+        agreement = meet(host, Leaders(others), make_world(), 10)
     assert list(agreement.common) == expected
     assert list(agreement.local_addresses) == [f"10.1.0.{i}" for i in expected]
+
+
+class NodeThreads:
+    """The leaders' communicators of threads that stand for nodes; counts rank 0's messages.
+
+    A broadcast goes down a binomial tree, the others go around a ring.
+    """
+
+    def __init__(self, nodes):
+        self._barrier = threading.Barrier(nodes, timeout=HUNG)
+        self._values = [None] * nodes
+        self.moved = []
+        """Bytes of each message."""
+
+    def of(self, rank):
+        nodes, exchange = len(self._values), functools.partial(self._exchange, rank)
+        return SimpleNamespace(
+            bcast=lambda value: exchange(value, nodes.bit_length())[0],
+            allgather=lambda value: exchange(value, 2 * nodes),
+            Allreduce=lambda mine, everyone, op: operator.setitem(
+                everyone, slice(None), numpy.min(exchange(mine, 2 * nodes), axis=0)
+            ),
+        )
+
+    def _exchange(self, rank, value, messages):
+        self._values[rank] = value
+        self._barrier.wait()
+        values = list(self._values)
+        self._barrier.wait()
+        if rank == 0:
+            self.moved += [max(len(pickle.dumps(value)) for value in values)] * messages
+        return values
+
+
+def meet_in_threads(nodes, exchange):
+    """What so many nodes agree on of two addresses, and the bytes of rank 0's messages.
+
+    ``exchange(connection, message, length, end, number)``: number of rank 0's offer, None for
+    another node's.
+    """
+    threads, moved = NodeThreads(nodes), []
+    with receive(FIRST, SECOND) as host, pytest.MonkeyPatch.context() as patch:
+        ports = {offer.port: number for number, offer in enumerate(host.offers)}
+
+        def count(connection, message, length, end):
+            number = ports.get(connection.getpeername()[1])
+            received = exchange(connection, message, length, end, number)
+            if number is not None:
+                moved.extend([len(message), len(received)])
+            return received
+
+        patch.setattr(address_agreement, "_exchange", count)
+
+        def lead(rank):
+            server = host if rank == 0 else None
+            return address_agreement.meet(server, threads.of(rank), make_world(rank, nodes), HUNG)
+
+        with ThreadPoolExecutor(nodes) as pool:
+            agreed = {each.common for each in pool.map(lead, range(nodes))}
+    return agreed, moved + threads.moved
+
+
+def exchange_really(connection, message, length, end, number, exchange=address_agreement._exchange):
+    return exchange(connection, message, length, end)
+
+
+def test_what_rank_0_moves_grows_by_little_with_the_nodes(meet):
+    found = {}
+    for nodes in (2, 17, 18, 32, 64):
+        agreed, found[nodes] = meet_in_threads(nodes, exchange_really)
+        assert agreed == {(0, 1)}
+    bytes_of_a_node = (sum(found[64]) - sum(found[32])) / 32
+    assert sum(found[64]) + bytes_of_a_node * (8192 - 64) < MOST_BYTES
+    assert len(found[64]) - len(found[32]) < 20 * 32
+
+
+def test_a_node_that_does_not_reach_a_nearer_one_turns_to_rank_0(meet):
+    long_messages = itertools.count()
+
+    def exchange(connection, message, length, end, number):
+        is_long = length == address_agreement.MESSAGE_BYTES
+        # Of the second address only the first 17 nodes' pass.
+        if is_long and (number is None or (number == 1 and next(long_messages) > 16)):
+            raise TimeoutError
+        return exchange_really(connection, message, length, end, number)
+
+    assert meet_in_threads(20, exchange)[0] == {(0,)}
+    assert next(long_messages) == 20

@@ -13,6 +13,7 @@ import select
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -28,6 +29,7 @@ import launchers
 from mpiddp.errors import OWN, PEER, REPEATED
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.lifeline import lifeline, requests
+from mpiddp.lifeline.companion_links import CompanionLinks, Handlers
 from mpiddp.lifeline.decision import (
     ABANDONED_SECONDS,
     ASKED,
@@ -259,6 +261,30 @@ def test_what_has_been_unregistered_meanwhile_is_not_called():
     assert called == [1]
     for end in ends:
         end.close()
+
+
+def test_what_rank_0_s_companion_moves_while_others_join_is_a_line_for_each():
+    loop, joined, nodes = EventLoop(), [], 64
+    handlers = Handlers(lambda kind, _: joined.append(kind), *[lambda *_: None] * 3)
+    root = CompanionLinks(loop, handlers)
+    place = root.listen(LOCAL, None, TOKEN, {})
+    for rank in range(1, nodes):
+        member = Membership(rank, nodes, f"node{rank}", "node0", rank, HUNG, TOKEN, place)
+        CompanionLinks(loop, handlers).connect(member)
+    wait_until(lambda: loop.wait(time.monotonic() + 1, lambda _: None) or len(joined) == nodes - 1)
+    assert set(joined) == {"welcome"}
+    found = (
+        link.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+        for link in root._children
+    )
+    # Bytes acknowledged and received, see tcp_info in linux/tcp.h.
+    moved = sum(sum(struct.unpack_from("QQ", each, 120)) for each in found)
+    for link in list(loop._links):
+        loop.remove(link)
+    for listener in root._listeners:
+        listener.close()
+        listener._servers[0].close()
+    assert 50 * nodes < moved < 300 * nodes
 
 
 @pytest.mark.parametrize("code", [0, pytest.param(3, marks=LONG)])

@@ -101,7 +101,6 @@ def test_data_types_and_licences_are_inside(members, wheel):
         *(f"{CHECKOUT}/jobs/{name}" for name in jobs),
         *(f"{CHECKOUT}/{name}" for name in pages),
         f"{CHECKOUT}/benchmarks/baselines/srun_torchrun.sh",
-        f"{CHECKOUT}/benchmarks/baselines/trace_first_rank.sh",
         "mpiddp/py.typed",
         "mpiddp/training/data/digits.csv.gz",
         "mpiddp/training/data/digits.LICENSE.txt",

@@ -7,7 +7,9 @@ of them. It has reached one when
 - rank 0 has answered: any host may own a 172.17.0.1. What both say is derived from the job's token,
   which goes over MPI alone;
 - a message of 64 KiB has passed each way: if a switch or a tunnel drops large packets, short
-  messages pass, and the first gradients do not.
+  messages pass, and the first gradients do not. Distant nodes exchange it with a nearer node, in a
+  tree whose root is rank 0, and with rank 0 only if that fails: on 8,192 nodes rank 0 would
+  otherwise move more than a gigabyte.
 
 The winner's socket is handed on as it is; no port is ever closed and hoped for.
 """
@@ -20,7 +22,7 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,6 +35,7 @@ from mpiddp.process.sockets.ports import PortRange, listen
 
 if TYPE_CHECKING:
     from mpiddp.launch.mpi.mpi import SleepingCommunicator
+    from mpiddp.launch.mpi.world import World
 
 TOKEN_BYTES = 16
 MESSAGE_BYTES = 1 << 16
@@ -41,6 +44,8 @@ NO_ANSWER = "no answer"
 """The problem of an attempt that was not waited for until its end."""
 LOST = "packets"
 """How the problem of an attempt begins whose long message was lost."""
+FAN_OUT = 16
+"""Nodes that exchange long messages with rank 0, or with another node."""
 THREAD_SHARE = 0.9
 """Share of the time after which an attempt gives up by itself, to say what it had come to."""
 REACH_SECONDS = 15.0
@@ -55,6 +60,16 @@ class Offer:
 
     candidate: Candidate
     port: int
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What rank 0 tells the other nodes."""
+
+    offers: tuple[Offer, ...]
+    token: bytes
+    ports: PortRange | None
+    """Those that may be listened on; None for any."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +128,19 @@ class _Leader:
 class OfferServer:
     """Rank 0's listening sockets, and the thread that answers the leaders of this job."""
 
-    def __init__(self, candidates: Sequence[Candidate], ports: PortRange | None = None) -> None:
-        """``ports``: those that may be listened on; None for any.
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        ports: PortRange | None = None,
+        token: bytes | None = None,
+    ) -> None:
+        """``ports``: those that may be listened on; None for any. ``token``: of the job; rank 0
+        makes it.
 
         Raises UnreachableError if no candidate can be listened on.
         """
-        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self.token = secrets.token_bytes(TOKEN_BYTES) if token is None else token
+        self._ports = ports
         self._listeners: list[tuple[Candidate, socket.socket]] = []
         problems = []
         for candidate in candidates:
@@ -139,6 +161,10 @@ class OfferServer:
     @property
     def offers(self) -> tuple[Offer, ...]:
         return tuple(Offer(c, listener.getsockname()[1]) for c, listener in self._listeners)
+
+    @property
+    def invitation(self) -> Invitation:
+        return Invitation(self.offers, self.token, self._ports)
 
     def agree_alone(self) -> Agreement:
         """The agreement of a process that has nobody to agree with: the first offer."""
@@ -161,15 +187,25 @@ class OfferServer:
 
 
 def try_offers(
-    offers: Sequence[Offer], token: bytes, *, seconds: float, grace: float
+    offers: Sequence[Offer],
+    token: bytes,
+    *,
+    seconds: float,
+    grace: float,
+    message_bytes: int = MESSAGE_BYTES,
 ) -> tuple[Attempt, ...]:
-    """Connect to every offer at once; an attempt succeeds when a long message has come back.
+    """Connect to every offer at once; an attempt succeeds when a message has come back.
+
+    ``message_bytes``: MESSAGE_BYTES, or 0 if rank 0's answer is enough.
 
     Returns one Attempt per offer, after all have ended, or ``grace`` seconds after the first
     success, or after ``seconds``.
     """
     calls = BackgroundCalls(
-        {index: partial(_try_offer, offer, token, seconds) for index, offer in enumerate(offers)}
+        {
+            index: partial(_try_offer, offer, token, seconds, message_bytes)
+            for index, offer in enumerate(offers)
+        }
     )
     attempts = [Attempt(None, NO_ANSWER)] * len(offers)
     end = time.monotonic() + seconds
@@ -181,7 +217,7 @@ def try_offers(
     return tuple(attempts)
 
 
-def _try_offer(offer: Offer, token: bytes, seconds: float) -> Attempt:
+def _try_offer(offer: Offer, token: bytes, seconds: float, message_bytes: int) -> Attempt:
     end = time.monotonic() + THREAD_SHARE * seconds
     candidate, local_address, is_ours = offer.candidate, "", False
     try:
@@ -192,8 +228,8 @@ def _try_offer(offer: Offer, token: bytes, seconds: float) -> Attempt:
             answer = _derive(token, "rank 0")
             is_ours = _exchange(connection, _derive(token, "leader"), len(answer), end) == answer
             if is_ours:
-                message = _exchange(connection, bytes(MESSAGE_BYTES), MESSAGE_BYTES, end)
-                if len(message) == MESSAGE_BYTES:
+                message = _exchange(connection, bytes(message_bytes), message_bytes, end)
+                if len(message) == message_bytes:
                     return Attempt(local_address)
     except TimeoutError:
         return Attempt(None, _describe_loss(candidate, local_address) if is_ours else "timed out")
@@ -256,36 +292,102 @@ def describe_failure(
 
 
 def meet(
-    server: OfferServer | None, leaders: SleepingCommunicator, hostname: str, timeout: float
+    server: OfferServer | None, leaders: SleepingCommunicator, world: World, timeout: float
 ) -> Agreement:
     """Let every node's leader try rank 0's offers. Collective over leaders.
 
     Raises UnreachableError on all leaders if no offer was reached by all of them; rank 0's holds
     the table. Raises ConfigurationError if rank 0 called `tell_no_offer` instead.
     """
-    published = (server.offers, server.token) if server is not None else None
-    published = leaders.bcast(published)
-    if published is None:
+    invitation = server.invitation if server is not None else None
+    invitation = leaders.bcast(invitation)
+    if invitation is None:
         raise ConfigurationError("rank 0 has no address to offer")
-    offers, token = published
+    is_tree = world.node_count > 1 + FAN_OUT
     # Two rounds must fit into the phase, or its deadline would come before the table.
-    seconds = min(timeout / 3, REACH_SECONDS)
+    seconds = min(timeout / (7 if is_tree else 3), REACH_SECONDS)
     # A second, longer round only if the first found nothing: a lost SYN is repeated after 1 s.
     for grace in (GRACE_SECONDS, seconds):
-        attempts = try_offers(offers, token, seconds=seconds, grace=grace)
-        reached = [attempt.local_address is not None for attempt in attempts]
-        has_ended = all(attempt.problem != NO_ANSWER for attempt in attempts)
-        *everyone, all_have_ended = agree(leaders, [*reached, has_ended])
+        with contextlib.ExitStack() as stack:
+            attempt = partial(try_offers, token=invitation.token, seconds=seconds, grace=grace)
+            if is_tree:
+                attempts = stack.enter_context(_try_in_tree(invitation, leaders, world, attempt))
+            else:
+                attempts = attempt(invitation.offers)
+            reached = [attempt.local_address is not None for attempt in attempts]
+            has_ended = all(attempt.problem != NO_ANSWER for attempt in attempts)
+            *everyone, all_have_ended = agree(leaders, [*reached, has_ended])
         common = tuple(index for index, has_reached in enumerate(everyone) if has_reached)
         if common:
-            local = (attempts[index].local_address for index in common)
-            return Agreement(offers, common, tuple(a for a in local if a is not None), token)
+            local = tuple(attempts[index].local_address or "" for index in common)
+            return Agreement(invitation.offers, common, local, invitation.token)
         if all_have_ended:
             break
-    rows = leaders.gather((hostname, attempts))
+    rows = leaders.gather((world.hostname, attempts))
     if rows is not None:
-        raise UnreachableError(describe_failure(offers, rows, hostname))
+        raise UnreachableError(describe_failure(invitation.offers, rows, world.hostname))
     raise UnreachableError("this node's part of the addresses of rank 0 is in rank 0's table")
+
+
+@contextlib.contextmanager
+def _try_in_tree(
+    invitation: Invitation,
+    leaders: SleepingCommunicator,
+    world: World,
+    attempt: Callable[..., tuple[Attempt, ...]],
+) -> Iterator[tuple[Attempt, ...]]:
+    """One Attempt per offer of rank 0; a node's children may connect to it until the context ends.
+
+    Collective over leaders. Takes three times as long as ``attempt`` at most.
+    """
+    is_distant = world.node_rank > FAN_OUT
+    attempts = attempt(invitation.offers, message_bytes=0 if is_distant else MESSAGE_BYTES)
+    addresses = [each.local_address for each in attempts]
+    with _listen_to_children(invitation, world, addresses) as own:
+        everyone = leaders.allgather([own.get(each) for each in addresses] if own else [])
+        if is_distant:
+            parent = everyone[(world.node_rank - 1) // FAN_OUT] or [None] * len(attempts)
+            attempts = _exchange_with(parent, invitation.offers, attempts, attempt)
+        yield attempts
+
+
+def _exchange_with(
+    parent: Sequence[Offer | None],
+    offers: Sequence[Offer],
+    attempts: Sequence[Attempt],
+    attempt: Callable[..., tuple[Attempt, ...]],
+) -> tuple[Attempt, ...]:
+    """What comes of a long message on each network on which rank 0 has answered."""
+    left = {index for index, each in enumerate(attempts) if each.local_address is not None}
+    found = dict(enumerate(attempts))
+    for partner in (parent, offers):
+        tried = {index: offer for index in left if (offer := partner[index]) is not None}
+        if tried:
+            found |= zip(tried, attempt(tuple(tried.values())), strict=True)
+            left = {index for index in left if found[index].local_address is None}
+    # A parent may be reached from another address than rank 0 is.
+    return tuple(
+        before if found[index].local_address is not None else found[index]
+        for index, before in enumerate(attempts)
+    )
+
+
+@contextlib.contextmanager
+def _listen_to_children(
+    invitation: Invitation, world: World, addresses: Sequence[str | None]
+) -> Iterator[dict[str | None, Offer]]:
+    """This node's offers by address, if others exchange long messages with it."""
+    server = None
+    candidates = [Candidate(each, "") for each in dict.fromkeys(addresses) if each is not None]
+    if 0 < FAN_OUT * world.node_rank < world.node_count - 1 and candidates:
+        # Its children turn to rank 0 if it cannot listen.
+        with contextlib.suppress(UnreachableError):
+            server = OfferServer(candidates, invitation.ports, invitation.token)
+    try:
+        yield {} if server is None else {o.candidate.address: o for o in server.offers}
+    finally:
+        if server is not None:
+            server.hand_over(None)
 
 
 def tell_no_offer(leaders: SleepingCommunicator) -> None:

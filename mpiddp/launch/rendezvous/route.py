@@ -73,7 +73,7 @@ class RouteFinder:
         if world.rank == 0:
             self._listen(own, rule)
         if leaders is not None:
-            agreement = meet(self._server, leaders, world.hostname, timeout)
+            agreement = meet(self._server, leaders, world, timeout)
         else:
             assert self._server is not None
             agreement = self._server.agree_alone()

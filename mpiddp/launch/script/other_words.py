@@ -270,7 +270,7 @@ TRAINER = {
 """Options of other trainers, such as Lightning's, transformers' and torchvision's scripts."""
 OTHER_COMMANDS = {
     "`allreduce`, `reduce-scatter`, `all-gather`, `broadcast`, `reduce`, `point-to-point`, "
-    "`all-pairs`, `startup`, `startup-scale`, `training-step`, `training-loop`, `programs`, "
+    "`all-pairs`, `startup`, `training-step`, `training-loop`, `programs`, "
     "`stragglers`, `fit`, `simulate`, `tune`, `compare`, `report`, `explain`, `prove`, `numerics`, "
     "`distance`": "`python -m mpiddp bench COMMAND`",
     "`run`, `launch`, `torchrun`, `mpirun`, `mpiexec`, `srun`, `python`": (
