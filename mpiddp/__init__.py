@@ -167,6 +167,9 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"mpiddp.{name}")
     if name not in _HOMES:
-        raise AttributeError(f"module 'mpiddp' has no attribute {name!r}")
+        homes = ("errors", "training") if name[:1].isupper() else ()
+        found = [f": it is mpiddp.{each}.{name}" for each in homes
+                 if name in importlib.import_module(f"mpiddp.{each}").__all__]  # fmt: skip
+        raise AttributeError(f"module 'mpiddp' has no attribute {name!r}{''.join(found)}")
     found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
     return found

@@ -14,7 +14,7 @@ ranks are bitwise equal, except for the payloads of NaNs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import torch
 
@@ -22,11 +22,12 @@ from mpiddp.collectives import TRANSPORTS
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.communicator import check_tensor
 from mpiddp.collectives.planner import Request
-from mpiddp.collectives.transport.operators import Operator
+from mpiddp.collectives.transport.operators import Operator, name_operator
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
 from mpiddp.torch_internals import find_part
 
+Op: TypeAlias = "str | torch.distributed.ReduceOp | torch.distributed.ReduceOp.RedOpType"
 _requests: dict[tuple[Any, ...], Request] = {}
 """The requests that were made so far: plans are kept for the object, so a call is one object."""
 
@@ -35,31 +36,42 @@ def _find_request(
     kind: Collective,
     algorithm: str,
     transport: str,
-    op: str = "sum",
+    op: Op = "sum",
     reduction_dtype: torch.dtype | None = None,
     fixed_order: bool = False,
     root: int = 0,
 ) -> Request:
     try:
-        # Numbers of other types may equal a rank's.
-        key = (kind.value, algorithm, transport, op, reduction_dtype, fixed_order, root, type(root))
+        # Numbers of other types may equal a rank's, or one of torch's operators.
+        types = (type(root), type(op))
+        key = (kind.value, algorithm, transport, op, reduction_dtype, fixed_order, root, types)
         request = _requests.get(key)
     except TypeError:
         _check_options(algorithm, transport, op, reduction_dtype, root)
         raise
     if request is None:
-        _check_options(algorithm, transport, op, reduction_dtype, root)
-        request = Request(kind, algorithm, transport, root, fixed_order, op, reduction_dtype)
+        name = _check_options(algorithm, transport, op, reduction_dtype, root)
+        if name == op:
+            request = Request(kind, algorithm, transport, root, fixed_order, name, reduction_dtype)
+        else:
+            rest = (reduction_dtype, fixed_order, root)
+            request = _find_request(kind, algorithm, transport, name, *rest)
         _requests[key] = request
     return request
 
 
 def _check_options(
     algorithm: object, transport: object, op: object, reduction_dtype: object, root: object
-) -> None:
+) -> str:
+    """Raises ConfigurationError; returns the operator's name."""
+    # torch's second argument is the operator.
+    algorithm, op = name_operator(algorithm), name_operator(op)
     for name, text in (("algorithm", algorithm), ("transport", transport), ("op", op)):
         if not isinstance(text, str):
-            raise ConfigurationError(f"{name}: expected a name, found {text!r}")
+            # As in torch's calls that have an output and an input.
+            is_tensor = "tensor(" in (found := repr(text))
+            found = "a tensor: a call has one tensor, which it changes" if is_tensor else found
+            raise ConfigurationError(f"{name}: expected a name, found {found}")
     operators = [operator.value for operator in Operator]
     others = {"an operator: op": operators, "a transport: transport": TRANSPORTS}
     for other, names in others.items():
@@ -70,19 +82,20 @@ def _check_options(
             f"reduction_dtype: expected a torch type, found {reduction_dtype!r}"
         )
     if not isinstance(root, int):
-        raise ConfigurationError(f"root: expected the number of a rank, found {root!r}")
+        raise ConfigurationError(f"src or dst: expected the number of a rank, found {root!r}")
+    return str(op)
 
 
 # fmt: off
 @overload
 def all_reduce(
-    tensor: torch.Tensor, algorithm: str = "auto", transport: str = "auto", op: str = "sum", *,
+    tensor: torch.Tensor, algorithm: str = "auto", transport: str = "auto", op: Op = "sum", *,
     reduction_dtype: torch.dtype | None = None, fixed_order: bool = False,
     async_op: Literal[False] = False,
 ) -> torch.Tensor: ...
 @overload
 def all_reduce(
-    tensor: torch.Tensor, algorithm: str = "auto", transport: str = "auto", op: str = "sum", *,
+    tensor: torch.Tensor, algorithm: str = "auto", transport: str = "auto", op: Op = "sum", *,
     reduction_dtype: torch.dtype | None = None, fixed_order: bool = False,
     async_op: Literal[True],
 ) -> torch.futures.Future[torch.Tensor]: ...
@@ -91,7 +104,7 @@ def all_reduce(
     tensor: torch.Tensor,
     algorithm: str = "auto",
     transport: str = "auto",
-    op: str = "sum",
+    op: Op = "sum",
     *,
     reduction_dtype: torch.dtype | None = None,
     fixed_order: bool = False,
@@ -111,7 +124,7 @@ def all_reduce(
             rank whose memory is private, and room for exchanged chunks.
         transport: ``shared-memory``, ``mpi``, ``shared-memory+mpi`` (the first inside nodes, the
             second between them), ``torch`` (point-to-point over Gloo or NCCL), or ``auto``.
-        op: sum, average, product, min or max.
+        op: sum, average, product, min or max; or SUM, AVG, PRODUCT, MIN, MAX of torch's ReduceOp.
         reduction_dtype: the type in which contributions are added, and partial sums travel; by
             default the tensor's own, but float32 for float16 and bfloat16.
         fixed_order: the order of additions does not depend on an element's position in the buffer,
@@ -153,7 +166,7 @@ def prepare_all_reduce(
     tensor: torch.Tensor,
     algorithm: str = "auto",
     transport: str = "auto",
-    op: str = "sum",
+    op: Op = "sum",
     *,
     reduction_dtype: torch.dtype | None = None,
     fixed_order: bool = False,
@@ -182,7 +195,7 @@ def reduce_scatter(
     tensor: torch.Tensor,
     algorithm: str = "auto",
     transport: str = "auto",
-    op: str = "sum",
+    op: Op = "sum",
     *,
     reduction_dtype: torch.dtype | None = None,
     fixed_order: bool = False,
@@ -236,7 +249,7 @@ def reduce(
     dst: int = 0,
     algorithm: str = "auto",
     transport: str = "auto",
-    op: str = "sum",
+    op: Op = "sum",
     *,
     reduction_dtype: torch.dtype | None = None,
     fixed_order: bool = False,

@@ -163,7 +163,8 @@ def select(
             request = replace(request, algorithm=tuned.algorithm, transport=tuned.transport)
     transport = _select_transport(request.transport, layout, on_gpu)
     if not 0 <= request.root < layout.size:
-        raise ConfigurationError(f"root must be 0 to {layout.size - 1}, found {request.root}")
+        name = "src" if request.kind is Collective.BROADCAST else "dst"
+        raise ConfigurationError(f"{name} must be 0 to {layout.size - 1}, found {request.root}")
     if request.algorithm == AUTO:
         name = _choose_name(request, size, layout, transport, on_gpu=on_gpu)
     else:

@@ -9,19 +9,13 @@ from typing import Any
 import torch
 from torch import distributed
 
+from mpiddp.collectives.transport import operators
 from mpiddp.collectives.transport.operators import TYPES
 from mpiddp.torch_internals import find_scale
 
 Tensors = list[torch.Tensor]
 Operators = distributed.ReduceOp
-OPERATORS = {
-    Operators.SUM: "sum",
-    Operators.AVG: "average",
-    Operators.PRODUCT: "product",
-    Operators.MIN: "min",
-    Operators.MAX: "max",
-    Operators.PREMUL_SUM: "sum",
-}
+OPERATORS = {**operators.OPERATORS, Operators.PREMUL_SUM: "sum"}
 """mpiddp's names of torch's operators."""
 ADDED = frozenset(TYPES)
 GLOO_TYPES = (*TYPES, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128)

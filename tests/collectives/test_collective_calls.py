@@ -92,7 +92,7 @@ def test_one_rank_alone_needs_no_mpi_and_a_call_without_a_session_is_a_mistake()
     assert inside.startswith("expected a contiguous tensor")
     plain, _, reported = result.stderr.partition(f"ConfigurationError: {outside}\n")
     assert "Traceback" in plain
-    said = "mpiddp: root must be 0 to 0, found 1 (called at <string>:30)"
+    said = "mpiddp: src must be 0 to 0, found 1 (called at <string>:30)"
     assert reported.strip().splitlines()[-1] == said
     assert "Traceback" not in reported
 
@@ -116,9 +116,12 @@ SAID = {
     "no tensor, later": r"expected a torch tensor, found list",
     "leaf": r"a leaf that requires grad cannot be changed in place: .*",
     "conjugate": r"expected a tensor whose memory holds its values: call .*resolve_conj.*",
+    "operator of torch for an algorithm": r"'max' is no algorithm, but an operator: op='max'",
+    "input and output": r"algorithm: expected a name, found a tensor: a call has one tensor, .*",
+    "operator of torch": r"op: expected ReduceOp.SUM, AVG, PRODUCT, MIN, MAX, found ReduceOp.BAND",
     "list of names": r"algorithm: expected a name, found \['ring'\]",
     "number for a name": r"transport: expected a name, found 3",
-    "name for a rank": r"root: expected the number of a rank, found '0'",
+    "name for a rank": r"src or dst: expected the number of a rank, found '0'",
     "name for a type": r"reduction_dtype: expected a torch type, found 'float64'",
     "shape of halves": r"shape: expected integers, found 2.5",
     "prepared": CONTIGUOUS,
@@ -137,8 +140,8 @@ SAID = {
     "integer average": r"an average of int64 is no integer: .*",
     "narrower": r"reduction_dtype must be float32 or a wider .*, found float16",
     "integers widely": r"reduction_dtype must be int32 or a wider .*, found float64",
-    "root too high": r"root must be 0 to 2, found 9",
-    "root too low": r"root must be 0 to 2, found -1",
+    "root too high": r"src must be 0 to 2, found 9",
+    "root too low": r"dst must be 0 to 2, found -1",
     "order of a ring": r"ring adds in an order that depends .*: with fixed_order use .*one-shot.*",
     "no halves": r"recursive-doubling has no halves, so it makes no reduce-scatter",
     "no root": r"ring has no single root, so it makes no reduce; binomial-tree, for example, does",
@@ -155,7 +158,7 @@ SAID = {
     "operator for an algorithm": r"'average' is no algorithm, but an operator: op='average'",
     "transport for an algorithm": r"'mpi' is no algorithm, but a transport: transport='mpi'",
     "two lengths": r"dtype: expected a torch type, found 3; a shape is one argument, as \(4, 3\)",
-    "root that equals one": r"root: expected the number of a rank, found 0\.0",
+    "root that equals one": r"src or dst: expected the number of a rank, found 0\.0",
     "name for a type, shared": r"dtype: expected a torch type, found 'float32'; .*",
     "negative shape": r"expected lengths >= 0, found \(3, -1\)",
     "wait": r"MPIDDP_WAIT on rank 0: expected spin, yield, sleep, found 'doze'",

@@ -12,9 +12,11 @@ import zlib
 from typing import Any
 
 import torch
+from torch.distributed import ReduceOp
 
 import mpiddp
 from battery import WHOLE
+from mpiddp.collectives.transport.operators import OPERATORS
 
 TRANSPORTS = ("shared-memory", "shared-memory+mpi", "mpi", "torch")
 LATE = 0.3
@@ -105,6 +107,16 @@ def keep_shapes(rank: int, size: int) -> None:
     shared += rank
     mpiddp.broadcast(shared[2:5], src=size - 1)
     assert shared.tolist() == [rank] * 2 + [size - 1] * 3 + [rank] * 5
+
+
+def name_operators(rank: int, size: int) -> None:
+    """torch's operators and mpiddp's names are one call, and stay so when it is repeated."""
+    tensor = torch.empty(6)
+    for op, name in OPERATORS.items():
+        expected = mpiddp.all_reduce(torch.full((6,), rank + 2.0), op=name)
+        for each in (op, ReduceOp(op), op, name):
+            mpiddp.all_reduce(tensor.fill_(rank + 2.0), op=each if rank % 2 else name)
+            assert torch.equal(tensor, expected), (name, each)
 
 
 def add_widely(rank: int, size: int, transport: str) -> None:
@@ -212,5 +224,6 @@ def run(session: mpiddp.Session) -> dict[str, Any]:
         spread_nan(rank, transport)
     use_memory_anew(size)
     keep_shapes(rank, size)
+    name_operators(rank, size)
     report["rounded"] = round_alike(rank)
     return report

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed import ReduceOp
 
 import mpiddp
 import wrong_algorithms
@@ -63,6 +64,9 @@ CALLS: dict[str, Callable[[], Any]] = {
     "segments": lambda: mpiddp.all_reduce(ones(), algorithm="ring:segments=0"),
     "server": lambda: mpiddp.all_reduce(ones(), algorithm="central"),
     "transport": lambda: mpiddp.all_reduce(ones(), transport="pigeon"),
+    "operator of torch for an algorithm": lambda: mpiddp.all_reduce(ones(), ReduceOp.MAX),  # type: ignore[arg-type]
+    "input and output": lambda: mpiddp.all_gather([ones()], ones()),  # type: ignore[arg-type]
+    "operator of torch": lambda: mpiddp.all_reduce(ones(), op=ReduceOp.BAND),
     "operator": lambda: mpiddp.all_reduce(ones(), op="median"),
     "bool": lambda: mpiddp.all_reduce(ones(dtype=torch.bool)),
     "complex64": lambda: mpiddp.all_reduce(ones(dtype=torch.complex64)),

@@ -43,6 +43,12 @@ def test_help_shows_each_public_name_and_an_example_of_it():
         assert any(re.search(used, example) for example in found), name
 
 
+def test_a_name_that_is_in_a_module_is_an_error_that_says_which():
+    for name in ("errors.PeerLostError", "training.Task"):
+        with pytest.raises(AttributeError, match=f"it is mpiddp.{name}$"):
+            getattr(mpiddp, name.partition(".")[2])
+
+
 @pytest.mark.mpi
 def test_the_examples_run(pool, tmp_path):
     left_out = {*examples.STARTS, *examples.CALLS}

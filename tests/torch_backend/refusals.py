@@ -61,7 +61,7 @@ def list_mistakes(group: Any) -> dict[str, tuple[Callable[[], object], str]]:
             lambda: dist.all_gather([torch.ones(3)] * size, one, group=group),
             "4 elements, and 3 in this rank's list",
         ),
-        "root": (lambda: dist.broadcast(one, group_src=size, group=group), "root|[Gg]roup rank"),
+        "root": (lambda: dist.broadcast(one, group_src=size, group=group), "src|root|roup rank"),
     }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed import ReduceOp
 
 from mpiddp.errors import ConfigurationError
 
@@ -31,6 +32,15 @@ class Operator(enum.Enum):
     MIN = "min"
     MAX = "max"
 
+
+OPERATORS: dict[Any, str] = {
+    ReduceOp.SUM: "sum",
+    ReduceOp.AVG: "average",
+    ReduceOp.PRODUCT: "product",
+    ReduceOp.MIN: "min",
+    ReduceOp.MAX: "max",
+}
+"""mpiddp's names of torch's operators."""
 
 _KINDS: dict[torch.dtype, np.dtype[Any]] = {
     torch.float64: np.dtype("f8"),
@@ -63,6 +73,20 @@ def find_operator(name: str) -> Operator:
     except ValueError:
         names = ", ".join(each.value for each in Operator)
         raise ConfigurationError(f"no operator is called {name!r}; there are {names}") from None
+
+
+def name_operator(op: Any) -> Any:
+    """mpiddp's name of one of torch's operators; anything else as it is.
+
+    Raises ConfigurationError for an operator that mpiddp lacks.
+    """
+    if not isinstance(op, ReduceOp | ReduceOp.RedOpType):
+        return op
+    kind: Any = getattr(op, "op", op)
+    if kind not in OPERATORS:
+        names = ", ".join(each.name for each in OPERATORS)
+        raise ConfigurationError(f"op: expected ReduceOp.{names}, found ReduceOp.{kind.name}")
+    return OPERATORS[kind]
 
 
 def name_type(dtype: torch.dtype) -> str:
