@@ -1,4 +1,4 @@
-"""The doctor on a real Slurm cluster. What docs/troubleshooting.md shows there, its own test runs."""
+"""The doctor on a real Slurm cluster. The test of docs/troubleshooting.md runs what it shows there."""
 
 from __future__ import annotations
 
