@@ -1,4 +1,4 @@
-"""The doctor on a real Slurm cluster. The test of docs/troubleshooting.md runs what it shows there."""
+"""The doctor on a real Slurm cluster. What docs/troubleshooting.md shows there, another test runs."""
 
 from __future__ import annotations
 
