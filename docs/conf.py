@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import mpiddp
 
 GROUPS = {
-    "Tutorial": ["README"],
+    "Tutorial": ["README", "docs/recipes"],
     "How to": [
-        *("docs/launching", "docs/slurm", "docs/cluster", "docs/ranks", "docs/training"),
-        *("docs/coming-from-torchrun", "docs/troubleshooting", "docs/benchmarks"),
+        *("docs/questions", "docs/launching", "docs/slurm", "docs/cluster", "docs/ranks"),
+        *("docs/training", "docs/coming-from-torchrun", "docs/troubleshooting", "docs/benchmarks"),
     ],
     "Reference": ["docs/api", "docs/collectives"],
     "Explanation": ["docs/learning", "docs/algorithms"],

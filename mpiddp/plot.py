@@ -69,9 +69,9 @@ def _render(histories: Sequence[History], suffix: str) -> bytes:
         raise ConfigurationError("drawing needs matplotlib: pip install 'mpiddp[plot]'")
     from mpiddp.training.records import curves
 
-    figure = curves.draw(histories)
     if suffix == ".html":
-        return curves.render_page(figure, histories)
+        return curves.render_page(histories)
+    figure = curves.draw(histories)
     return curves.render_svg(figure) if suffix == ".svg" else curves.render_png(figure)
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from benchmarks.collectives import scaling
 from benchmarks.common.checks import check_folder, check_outputs
-from benchmarks.common.options import File, make_reader
+from benchmarks.common.options import File, Load, make_reader
+from benchmarks.common.results import describe_heading
 from benchmarks.report.assembly import assemble
 from benchmarks.report.material import read_material
 from benchmarks.report.page import draw_report
@@ -29,12 +31,16 @@ class Options:
     """Write one page, which needs no network."""
     png: Annotated[Path | None, Argument("DIR")] = None
     """Write each picture into a directory, for slides."""
+    output: File = None
+    """Draw collectives over sizes beside the same over ranks (.svg, .png or .pdf)."""
+    load: Load = ()
+    """Algorithms of your own, to show how they work: Python files or plans."""
     fit: File = None
     """Model that fit wrote, for predictions and lower bounds (default: fitted to the records'
     point-to-point, if they have it)."""
 
     def __post_init__(self) -> None:
-        if self.html is None and self.png is None:
+        if self.html is None and self.png is None and self.output is None:
             raise ConfigurationError("nothing to write: give --html FILE, --png DIR, or both")
 
 
@@ -48,10 +54,15 @@ READER = make_reader(
 
 def main(arguments: Sequence[str]) -> None:
     options = pick(Options, READER.read(arguments))
-    check_outputs(options.html, inputs=(*options.records, options.fit))
+    check_outputs(options.html, plot=options.output, inputs=(*options.records, options.fit))
     if options.png is not None:
         check_folder(options.png)
-    report = assemble(read_material(options.records), options.fit)
+    material = read_material(options.records)
+    if options.output is not None:
+        cells = [each.cell for each in material.cells]
+        scaling.draw(options.output, cells, describe_heading(material.records[0].environment))
+        print_text(f"wrote {options.output}")
+    report = assemble(material, options.fit)
     if options.html is not None:
         write_whole(options.html, draw_report(report))
         print_text(f"wrote {options.html}")

@@ -168,7 +168,9 @@ def test_the_page_of_a_step_says_what_goes_on(page: Page):
     file = page.folder / "step.html"
     file.write_text(draw_timeline_page(STEPS[0], "<step>"), "utf-8")
     page.visit(file.as_uri())
-    page.wait(lambda: page.text("#words") != "")
+    # Nothing moves by itself.
+    assert page.text("#words").startswith("After 0.00 ms a rank computes forward;")
+    assert page.text("#play") == "Play"
     page.run("""const moment = document.querySelector("#moment"); moment.value = 0.5;
         moment.dispatchEvent(new Event("input"))""")
     # Half of 180 ms: the third bucket goes, and backward has just ended.

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import browser
 from benchmarks.report import command
 from browser import Page
 from planted_records import Planted, make_cells, make_messages, make_pairs, write_record
@@ -96,15 +95,3 @@ def test_the_animated_explanation_opens_from_within_the_page(page: Page, file: P
     finally:
         page.driver.close()
         page.driver.switch_to.window(first)
-
-
-def test_it_is_never_wider_than_the_screen_and_can_be_read_in_the_dark(
-    page: Page, file: Path
-) -> None:
-    for scheme, width in (("light", 380), ("dark", 320), ("dark", 1280)):
-        browser.resize(page.driver, width)
-        browser.emulate(page.driver, {"prefers-color-scheme": scheme})
-        page.visit(file.as_uri())
-        assert page.run("return document.documentElement.scrollWidth") <= width
-        low = [(ratio, what) for ratio, what in page.run(browser.CONTRAST) if ratio < 4.5]
-        assert low == []
