@@ -36,7 +36,7 @@ LONG = "node-with-a-long-name-0001.cluster.example.org"
 
 
 def make_report(folder: Path, *records: Path) -> Path:
-    command.main([*map(str, records), "--html", str(folder / "report.html")])
+    command.main([*map(str, records), "--output", str(folder / "report.html")])
     return folder / "report.html"
 
 
@@ -102,7 +102,7 @@ def runs(*names: str) -> Callable[[Path], Path]:
 
 def explained(words: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
-        explain.main([*words.split(), "--html", str(folder / "explained.html")])
+        explain.main([*words.split(), "--output", str(folder / "explained.html")])
         return folder / "explained.html"
 
     return make
@@ -153,7 +153,7 @@ DRAWN = (
 @pytest.mark.parametrize("words", DRAWN)
 def test_a_drawing_can_be_read(page: Page, words: str) -> None:
     picture = page.folder / "drawn.svg"
-    explain.main([*words.split(), "--svg", str(picture)])
+    explain.main([*words.split(), "--output", str(picture)])
     assert list(list_faults_of(page, picture)) == []
 
 

@@ -323,7 +323,7 @@ def test_algorithms_of_ones_own_are_explained(tmp_path, loaded):
     path = write_record(tmp_path / "a.jsonl", cells)
     words = ["--load", str(tmp_path / "star.py")] if loaded else []
     page = tmp_path / "a.html"
-    run_python("-m", "benchmarks", "report", path, *words, "--html", page).expect(0)
+    run_python("-m", "benchmarks", "report", path, *words, "--output", page).expect(0)
     text = page.read_text()
     assert 'data-hash="first=ring&amp;ranks=4"' in text
     assert ('data-hash="first=star&amp;ranks=4"' in text) is loaded
