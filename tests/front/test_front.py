@@ -155,11 +155,7 @@ def test_every_option_of_torchrun_is_explained():
     assert unnamed == [["-h", "--help"]]
 
 
-TABLES = {
-    **other_words.LAUNCHERS,
-    "other trainers": other_words.TRAINER,
-    "the word": other_words.OTHER_COMMANDS,
-}
+TABLES = {**other_words.LAUNCHERS, "other trainers": other_words.TRAINER}
 
 
 @pytest.mark.parametrize("head", TABLES)

@@ -33,7 +33,7 @@ REQUIREMENTS = {
     "xxhash>=3",
 }
 TRACKERS = {"tensorboard", "mlflow", "wandb"}
-EXTRAS = {"all", "mpi", "safetensors", "plot", "test", *TRACKERS}
+EXTRAS = {"docs", "all", "mpi", "safetensors", "plot", "test", *TRACKERS}
 CHECKOUT = "mpiddp/checkout"
 """Where an installation has the benchmarks and job scripts."""
 PAGES = {"benchmarks/models/drawing": "page.js", "benchmarks/report": "report.js"}

@@ -1,7 +1,7 @@
 """Others' words, and what to type for them: options of launchers and of trainers, and commands.
 
-The tables of docs/coming-from-torchrun.md have the same rows; they are read only for an error
-message.
+The tables of options in docs/coming-from-torchrun.md have the same rows; they are read only for
+an error message.
 """
 
 from __future__ import annotations
