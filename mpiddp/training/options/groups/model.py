@@ -8,7 +8,7 @@ from typing import Annotated
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import REFERENCE, check_reference
 from mpiddp.options.fields import one_of
-from mpiddp.training.options.groups.effects import FIXED, FREE
+from mpiddp.training.options.groups.effects import FIXED
 from mpiddp.training.options.groups.registry import DATASETS, MODELS
 
 AUTO = "auto"
@@ -25,9 +25,6 @@ class ModelOptions:
     """Function without parameters that returns an mpiddp.training.Task: model, data, loss, metrics,
     optimizer and schedule. What it leaves open is decided by the options model, data, optimizer and
     schedule."""
-
-    summary: Annotated[bool, FREE] = False
-    """Print the model's layers, parameters and memory; nothing is trained."""
 
     def __post_init__(self) -> None:
         check_reference("model", self.model, [AUTO, *MODELS])
