@@ -113,7 +113,7 @@ def main(arguments: list[str]) -> None:
     text = Path(rest[0]).read_text(encoding="utf-8")
     texts = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     tested = [Requirement(line) for line in texts]
-    requirements = read_requirements(setup_cfg)
+    requirements = read_requirements(setup_cfg, ("vision",))
     lines = constrain(kind, requirements, tested)
     if rest[1:] == ["build"]:
         lines = find_build(find_kept(kind, requirements), lines)

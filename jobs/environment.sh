@@ -303,6 +303,8 @@ prepare() {
     if [ "$KIND" = active ] && [ "${1:-}" = mpi ]; then
         shift
     fi
+    # A checkout has the trainer's data sets and models.
+    set -- vision "$@"
     ! is_prepared "$@" || return 0
     mkdir -p -- "$PREFIX" 2>/dev/null
     if [ ! -w "$PREFIX" ]; then

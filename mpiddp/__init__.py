@@ -116,7 +116,7 @@ def init(
     Collective: every process of the launch calls it, once. The Session is a context manager, which
     closes everything at its end. An exception that leaves it, on any rank, ends the whole job.
     Without ``with``, uncaught exceptions end the job too, but not sys.exit(n): the other ranks then
-    wait.
+    wait. The errors below are raised in an interactive Python, and end the job elsewhere.
 
     Args:
         backend: ``nccl``, ``gloo``, ``mpi`` (if torch was built with it), or ``auto``: NCCL when
@@ -137,7 +137,7 @@ def init(
             mpiddp's collectives; by default the one that MPIDDP_TUNING names, if it is set.
         collectives: who makes the calls of Gloo's groups on CPUs: ``framework`` or ``mpiddp``.
 
-    Raises (in an interactive Python; elsewhere the job ends with the error's exit code):
+    Raises:
         ConfigurationError: NCCL without GPUs, an interface or a GPU that is not there.
         LaunchError: the processes cannot find each other, or would share a GPU.
         UnreachableError: a phase of start-up outlasted ``timeout``.

@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Callable, Sequence
 
 import mpiddp
 from mpiddp import environment
@@ -38,7 +39,7 @@ def main() -> None:
             forget_launch()
         from mpiddp.front import front
 
-        front.run(line)
+        front.run(line, find_check(line))
     if line is not None and line.own_module is not None and not (line.front or line.ranks):
         name = f"{sys.argv[0]} {line.command or ''}".rstrip()
         sys.argv = [name, *line.rest[line.module is None :]]
@@ -49,6 +50,14 @@ def main() -> None:
     from mpiddp.launch.script import script
 
     script.main(hidden_files=(__file__, os.path.abspath(sys.argv[0])))
+
+
+def find_check(line: CommandLine) -> Callable[[Sequence[str]], object] | None:
+    """What refuses the words after one of mpiddp's own programs, without any rank."""
+    if line.own_program is None or line.own_module is None:
+        return None
+    check: Callable[[Sequence[str]], object] = importlib.import_module(line.own_module).check
+    return check
 
 
 def _is_front(line: CommandLine, is_started_by_rank: bool = False) -> bool:

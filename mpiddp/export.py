@@ -1,4 +1,4 @@
-"""``python -m mpiddp export RUN [FILE]``: the plain weights of a checkpoint, without any ranks."""
+"""``python -m mpiddp export RUN``: the plain weights of a checkpoint, without any ranks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from mpiddp.checkpoints.storage.manifest import MANIFEST
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.options.fields import Argument
+from mpiddp.options.outputs import FOLDER, Kind, Outputs, check_outputs, writes
 from mpiddp.options.reader import read
 from mpiddp.wording import count_noun, describe_size, print_message, print_text
 
 DESCRIPTION = """\
 Write the weights of a checkpoint as a plain state_dict, which torch.load(FILE, weights_only=True)
-reads; if FILE ends in .safetensors, in that format. RUN is a run's directory or one of checkpoints,
+reads, or in the format of safetensors. RUN is a run's directory or one of checkpoints,
 whose newest valid one is taken, or one checkpoint; also one of mpiddp.Checkpointer.
 
 All files of the checkpoint are verified first. FILE is replaced if it is there."""
+
+WEIGHTS = Kind("as by torch.save", (".pt", ".pth", ".bin"))
+SAFETENSORS = Kind("as by safetensors", (".safetensors",))
+DIRECTORY = Kind("directory for weights-<step>.pt", (FOLDER,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +34,8 @@ class ExportOptions:
 
     run: Annotated[Path, Argument("RUN", is_positional=True)]
 
-    file: Annotated[Path | None, Argument("FILE", is_positional=True)] = None
-    """(default: weights-<step>.pt in the working directory)"""
+    output: Annotated[Outputs, writes(WEIGHTS, SAFETENSORS, DIRECTORY)] = ()
+    """Where they are written (default: weights-<step>.pt in the working directory)"""
 
     raw: bool = False
     """The weights themselves, also if the checkpoint has a moving average of them (--ema)."""
@@ -41,7 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     with FailureHandler():
         options = read(ExportOptions, words, "python -m mpiddp export", DESCRIPTION)
-        print_text(export(options.run, options.file, is_raw=options.raw))
+        check_outputs(options.output)
+        paths: list[Path | None] = [each.path for each in options.output]
+        for path in paths or [None]:
+            print_text(export(options.run, path, is_raw=options.raw))
 
 
 def export(run: Path, file: Path | None, *, is_raw: bool) -> str:

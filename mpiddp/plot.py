@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from typing import Annotated
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.options.checks import check
 from mpiddp.options.fields import Argument
+from mpiddp.options.outputs import Kind, Output, Outputs, check_outputs, find, writes
 from mpiddp.options.reader import read
 from mpiddp.training.records.history import History, read_histories
 from mpiddp.wording import print_text
@@ -22,7 +21,8 @@ DESCRIPTION = """\
 Draw what runs have written to metrics.jsonl: loss, accuracy, learning rate, samples per second, and
 the time of each stage of a step. RUN is a run's directory, or its name in --runs-dir. Runs that are
 still going on can be drawn, too."""
-SUFFIXES = (".svg", ".png", ".html")
+DRAWING = Kind("picture", (".svg", ".png", ".html"), is_drawn=True)
+USUAL = (Output(Path("runs.svg"), DRAWING),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +31,11 @@ class PlotOptions:
 
     runs: Annotated[tuple[str, ...], Argument("RUN", is_positional=True)]
 
-    output: Annotated[Path, Argument("FILE")] = Path("runs.svg")
-    """*.svg, *.png or *.html, one page that needs no other file."""
+    output: Annotated[Outputs, writes(DRAWING)] = USUAL
+    """Where it is drawn; .html is a page that needs no other file."""
 
     runs_dir: Annotated[Path, Argument("DIR")] = Path("runs")
     """Directory that holds one directory per run."""
-
-    def __post_init__(self) -> None:
-        expected = f"a name that ends in {', '.join(SUFFIXES)}"
-        check("output", self.output.suffix in SUFFIXES, expected, self.output)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -52,26 +48,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def draw_runs(options: PlotOptions) -> str:
     """Write the picture, and return what there is to say. Raises ConfigurationError."""
-    output = options.output
+    check_outputs(options.output)
     histories = read_histories(options.runs, options.runs_dir)
-    picture = _render(histories, output.suffix)
-    try:
-        write_whole(output, picture)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {output}: {error.strerror}") from None
+    for path in find(options.output, DRAWING):
+        picture = _render(histories, path.suffix.lower())
+        try:
+            write_whole(path, picture)
+        except OSError as error:
+            raise ConfigurationError(f"cannot write {path}: {error.strerror}") from None
     points = [each.label for each in histories if len(each.rows) == 1 and not each.steps]
     advice = f"; one epoch is one point ({', '.join(points)}): train with --log-every N for a curve"
-    return f"Written: {output}{advice if points else ''}"
+    return f"Written: {', '.join(map(str, options.output))}{advice if points else ''}"
 
 
 def _render(histories: Sequence[History], suffix: str) -> bytes:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigurationError("drawing needs matplotlib: pip install 'mpiddp[plot]'")
     from mpiddp.training.records import curves
 
-    figure = curves.draw(histories)
     if suffix == ".html":
-        return curves.render_page(figure, histories)
+        return curves.render_page(histories)
+    figure = curves.draw(histories)
     return curves.render_svg(figure) if suffix == ".svg" else curves.render_png(figure)
 
 

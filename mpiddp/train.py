@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
-from mpiddp.errors import PreemptedError, StoppedError
+from mpiddp.errors import ConfigurationError, PreemptedError, StoppedError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.signals import heed_signals
 from mpiddp.launch.launcher.launcher import find_rank, is_first
@@ -14,7 +15,21 @@ from mpiddp.options.reader import name_as_typed
 from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals
 from mpiddp.process.streams.output import redirect
 from mpiddp.training.options.config import parse
-from mpiddp.training.records.run_directory import forget_outcome
+from mpiddp.training.options.groups.checkpoints import AUTO, NEVER
+from mpiddp.training.records.run_directory import find_path, forget_outcome, refuse_finished
+
+
+def check(words: Sequence[str]) -> None:
+    """Raise ConfigurationError for what can be refused before any rank is started."""
+    with name_as_typed(words):
+        configuration = parse(words)
+        run = find_path(configuration)
+        if run is not None and not configuration.summary:
+            refuse_finished(run)
+        # A run that resumes does not read its first weights again.
+        is_new = configuration.resume in (AUTO, NEVER) and not (run is not None and run.exists())
+        if configuration.weights is not None and is_new and not configuration.weights.exists():
+            raise ConfigurationError(f"weights: there is no {configuration.weights}")
 
 
 def main() -> None:

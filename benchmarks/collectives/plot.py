@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.collectives.contenders import BACKEND, GLOO, MPI, NCCL, OWN, PREPARED, RING
+from benchmarks.collectives.contenders import BACKEND, GLOO, MPI, NCCL, OWN, RING, shorten
 from benchmarks.collectives.findings import Findings
 from benchmarks.common.options import describe_seconds
 from benchmarks.common.plotting import (
@@ -19,11 +19,8 @@ from benchmarks.common.plotting import (
     draw_panels,
 )
 from benchmarks.common.records import Cell, group_by
-from benchmarks.common.statistics import summarize
 from mpiddp.wording import describe_size
 
-NAMES = {OWN: "mpiddp", PREPARED: "mpiddp, prepared"}
-"""Of makers whose contenders differ in more than the name."""
 PAGES = 2
 """Panels for the lines of one type and operator, if one does not have room for all."""
 TICK_SHARE = 0.09
@@ -39,16 +36,19 @@ def draw(path: Path, groups: Sequence[Findings], note: str) -> None:
     """
     panels = [(found, cells) for found in groups for cells in found.group(by_size=False)]
     quantities = ", ".join(sorted({cells[0].quantity for _, cells in panels}))
-    title = f"{quantities}: the slowest rank's time, median of the rounds, band of their quartiles"
+    title = (
+        f"{quantities}: the slowest rank's time, median of the iterations, band of their quartiles"
+    )
     every = [cell for _, cells in panels for cell in cells]
     firsts = {(cell.details["maker"], cell.details["algorithm"]): cell for cell in reversed(every)}
+    names = shorten(dict.fromkeys(cell.contender for cell in every))
     always = [
-        find_name(cell, every)
+        names[cell.contender]
         for (maker, _), cell in firsts.items()
         if maker in (GLOO, NCCL, MPI, RING, OWN, BACKEND)
     ]
     medians = {
-        (find_name(cell, every), (place, cell.bytes)): cell.summary.median
+        (names[cell.contender], (place, cell.bytes)): cell.summary.median
         for place, (_, cells) in enumerate(panels)
         for cell in cells
     }
@@ -60,20 +60,20 @@ def draw(path: Path, groups: Sequence[Findings], note: str) -> None:
         for begin in range(0, len(shown), MOST_LINES)
     ]
     grid = [
-        list(_make_panels(found, cells, every, page))
+        list(_make_panels(found, cells, names, page))
         for found, cells in panels
         for page in pages
-        if any(find_name(cell, every) in page for cell in cells)
+        if any(names[cell.contender] in page for cell in cells)
     ]
-    draw_panels(path, grid, (14.5, 4.4 * len(grid) + 0.8), title, note)
+    draw_panels(path, grid, (14.5, 4.4 * len(grid) + 0.8), title, note, shared="col")
 
 
 def _make_panels(
-    found: Findings, cells: Sequence[Cell], every: Sequence[Cell], styles: Mapping[str, int]
+    found: Findings, cells: Sequence[Cell], names: Mapping[str, str], styles: Mapping[str, int]
 ) -> Iterator[LinePanel]:
     """The times and the rates of the lines that have a style."""
     rising = sorted(cells, key=lambda cell: cell.bytes)
-    named = group_by(rising, lambda cell: find_name(cell, every))
+    named = group_by(rising, lambda cell: names[cell.contender])
     rows = {name: row for name, row in named.items() if name in styles}
     ticks = choose_ticks(sorted({cell.bytes for row in rows.values() for cell in row}))
     below: dict[str, Any] = {
@@ -95,27 +95,14 @@ def _make_panels(
     )  # fmt: skip
 
 
-def find_name(cell: Cell, others: Sequence[Cell]) -> str:
-    """What a reader calls it: of transports and buffers only what tells it from the others."""
-    details = cell.details
-    like = [other.details for other in others if other.details["maker"] == details["maker"]]
-    parts = [NAMES.get(details["maker"], cell.contender)]
-    parts += [details["algorithm"]] * (details["algorithm"] != "auto")
-    for name in ("transport", "buffer"):
-        if len({each[name] for each in like}) > 1:
-            parts.append(f"{details[name]} {name}")
-    return ", ".join(parts)
-
-
 def _make_line(name: str, row: Sequence[Cell], style: int, is_rate: bool) -> Line:
     """Of seconds, or of bus bandwidths."""
-    values = [
-        [cell.details["busbw"] * cell.summary.median / each for each in cell.samples]
-        if is_rate
-        else cell.samples
-        for cell in row
+    times = [cell.summary.spread for cell in row]
+    rates = [
+        each.inverted(cell.details["busbw"] * each.median)
+        for cell, each in zip(row, times, strict=True)
     ]
-    return Line(name, [cell.bytes for cell in row], list(map(summarize, values)), style)
+    return Line(name, [cell.bytes for cell in row], rates if is_rate else times, style)
 
 
 def choose_ticks(sizes: Sequence[int]) -> list[int]:

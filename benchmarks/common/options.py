@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any, Generic, TypeVar
@@ -12,8 +13,10 @@ from typing import Annotated, Any, Generic, TypeVar
 from benchmarks.common.statistics import Interval
 from benchmarks.launching.launchers import PROGRAM
 from benchmarks.launching.srun import is_srun
+from mpiddp.launch.script.other_words import explain, find_flags
 from mpiddp.options.checks import at_least, positive
 from mpiddp.options.fields import Argument, pick
+from mpiddp.options.outputs import PICTURE, RECORD, TABLE, Outputs, writes
 from mpiddp.options.reader import Reader
 from mpiddp.schedules.plans.loading import load
 from mpiddp.schedules.registry import Choice, find, names, parse
@@ -129,20 +132,39 @@ class RunOptions(Generic[T]):
     targets: bool = False
     """Print the project's targets, and which are met."""
 
-    json: File = None
-    """Write everything that was measured, and the environment: a line of JSON for each cell."""
-
-    csv: File = None
-    """Write a table with a row for each cell: where, median, its interval, quantiles."""
-
-    nccl_tests: File = None
-    """Write the columns of nccl-tests, for programs that read them."""
+    output: Annotated[Outputs, writes(RECORD, TABLE, PICTURE)] = ()
+    """Write what was measured."""
 
     hosts: bool = False
-    """Write into --json the nodes' names, and which ranks were where."""
+    """Write into the record the nodes' names, and which ranks were where."""
 
-    plot: File = None
-    """Draw the results (.svg, .png or .pdf)."""
+
+OTHER_OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "launchers": {
+        "`-n N`, `-np N`, `--np N`, `--nproc N`, `--nproc-per-node N`, `--ntasks N`, "
+        "`--num-processes N`, `--num-gpus N`, `--nranks N`": "`--ranks N`",
+    },
+    "nccl-tests": {
+        "`-b SIZE`, `--minbytes SIZE`, `-e SIZE`, `--maxbytes SIZE`, `-f N`, `--stepfactor N`, "
+        "`-i SIZE`, `--stepbytes SIZE`": "`--sizes FROM:TO:xFACTOR`, as in 8:128M:x2",
+        "`-g N`, `--ngpus N`, `-t N`, `--nthreads N`": "`--ranks N`",
+        "`-n N`, `--iters N`": "`--iterations N`",
+        "`-w N`, `--warmup-iters N`": "`--warm-up N`",
+        "`-d TYPE`, `--datatype TYPE`": "`--types TYPE`",
+        "`--op NAME`": "`--operators NAME`",
+        "`-T SECONDS`, `--timeout SECONDS`": "`--deadline SECONDS`",
+        "`-c N`, `--check N`": "nothing: every result is checked",
+    },
+    "OSU's benchmarks": {
+        "`-m FROM:TO`, `--message-size FROM:TO`": "`--sizes FROM:TO:xFACTOR`, as in 8:128M:x2",
+        "`-i N`": "`--iterations N`",
+        "`-x N`, `--warmup N`": "`--warm-up N`",
+        "`-T TYPE`, `--type TYPE`": "`--types TYPE`",
+        "`-f`, `--full`": "`--output FILE.csv`",
+        "`-c`, `--validation`": "nothing: every result is checked",
+    },
+}
+"""By those who have them; each row in Markdown, as in `mpiddp.launch.script.other_words`."""
 
 
 def make_reader(
@@ -150,15 +172,22 @@ def make_reader(
     description: str,
     groups: Mapping[str, type[Any]],
     epilog: str = "",
-    without: tuple[str, ...] = ("nccl_tests",),
+    without: tuple[str, ...] = (),
 ) -> Reader:
     """The reader of one benchmark's options; ``without``: fields that are none of it."""
+    names = {name for kind in groups.values() for name in kind.__dataclass_fields__} - {*without}
+    flags = {"--" + name.replace("_", "-") for name in names}
+    rows = {
+        owner: {options: text for options, text in rows.items() if flags >= find_flags(text)}
+        for owner, rows in OTHER_OPTIONS.items()
+    }
     return Reader(
         program=f"{PROGRAM} {command}",
         description=fill(description, break_on_hyphens=False),
         groups=groups,
         epilog=fill(epilog, break_on_hyphens=False),
         without=("plan", *without),
+        explain=partial(explain, rows=rows),
     )
 
 

@@ -82,7 +82,7 @@ def draw_panels(
     size: tuple[float, float],
     title: str,
     note: str,
-    shared: Literal["none", "row"] = "none",
+    shared: Literal["none", "row", "col"] = "none",
 ) -> None:
     """Write a figure of so many inches, with a row of panels for each of ``grid``; None leaves a
     place empty. ``shared``: which panels have one axis of values."""

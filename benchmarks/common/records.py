@@ -309,7 +309,7 @@ def _read_head(content: Mapping[str, Any]) -> _Head:
     form = convert(content, _Form)
     if form != _Form("run", SCHEMA):
         raise ContentError(
-            f"expected kind 'run' and schema {SCHEMA}, as --json FILE writes it, found "
+            f"expected kind 'run' and schema {SCHEMA}, as --output FILE.jsonl writes it, found "
             f"{form.kind!r} and {form.schema}: measure again with this version of mpiddp"
         )
     return convert(content, _Head)

@@ -25,6 +25,7 @@ from benchmarks.common.targets import Target
 from benchmarks.launching.launchers import ROOT, THREADS, clean_environment
 from benchmarks.launching.srun import Launcher, Srun, list_nodes, place_ranks
 from mpiddp.launch.mpi.compatibility import library_name
+from mpiddp.options.outputs import RECORD, find_one
 from mpiddp.process.cpus import find_cpus
 from mpiddp.wording import print_text
 
@@ -149,18 +150,20 @@ def open_output(
         places = places or {str(count): (launcher, count) for count in counts}
         environment["hosts"] = {name: find_places(*place) for name, place in places.items()}
     plan = describe_plan(options.plan)
-    with open_record(options.json, benchmark, environment, plan, hidden) as record:
+    path = find_one(options.output, RECORD)
+    with open_record(path, benchmark, environment, plan, hidden) as record:
         try:
             yield Output(record, environment, heading)
         finally:
-            write_tables(record.cells, {"csv": options.csv, "nccl_tests": options.nccl_tests})
+            write_tables(record.cells, options.output)
 
 
 @contextmanager
 def open_model(benchmark: str, options: Any) -> Iterator[RecordWriter]:
-    """The record of a command that starts no ranks, at its option ``json``."""
-    environment = describe_environment(None) if options.json is not None else {}
-    with open_record(options.json, benchmark, environment, describe_plan(options)) as record:
+    """The record of a command that starts no ranks, if its option ``output`` names one."""
+    path = find_one(options.output, RECORD)
+    environment = describe_environment(None) if path is not None else {}
+    with open_record(path, benchmark, environment, describe_plan(options)) as record:
         yield record
 
 

@@ -110,6 +110,10 @@ class Summary:
     mean: float | None = None
     """None in records that were made before it was kept."""
 
+    @property
+    def spread(self) -> Spread:
+        return Spread(self.lower_quartile, self.median, self.upper_quartile)
+
 
 def quantile(values: Sequence[float], fraction: float) -> float:
     """The value below which ``fraction`` of the sample lies, interpolated between neighbours.

@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 
 from benchmarks.common.records import Cell, Coordinate
 from mpiddp.files import write_whole
+from mpiddp.options.outputs import TABLE, Kind, Outputs, find
 from mpiddp.schedules.schedule import Collective
 
+NCCL_TESTS = Kind("columns of nccl-tests", (".txt",))
 COLLECTIVES = {kind.value: kind for kind in Collective}
 """The quantities that are collectives; others have no table of nccl-tests."""
 ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
@@ -155,9 +156,8 @@ def format_number(value: float, width: int) -> str:
     return f"{value:.{1 if width >= 7 else 0}e}"
 
 
-def write_tables(cells: Sequence[Cell], forms: Mapping[str, Path | None]) -> None:
-    """Write each form, ``csv`` or ``nccl_tests``, for which a file is given."""
-    formats = {"csv": format_csv, "nccl_tests": format_nccl_tests}
-    for form, path in forms.items():
-        if path is not None:
-            write_whole(path, formats[form](cells))
+def write_tables(cells: Sequence[Cell], outputs: Outputs) -> None:
+    """Write those of the outputs that are tables."""
+    for kind, form in ((TABLE, format_csv), (NCCL_TESTS, format_nccl_tests)):
+        for path in find(outputs, kind):
+            write_whole(path, form(cells))

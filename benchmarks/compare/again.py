@@ -17,7 +17,7 @@ from benchmarks.launching.launchers import find_python_path
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.wording import print_text
 
-FILES = ("csv", "html", "json", "nccl_tests", "plot", "png")
+FILES = ("output",)
 FLAGS = ("hosts", "targets")
 """Options of a command that say where results go, and how they are shown: with a value, without."""
 POSITIONAL = ""
@@ -84,7 +84,8 @@ def _cut(words: Sequence[str], options: Mapping[str, Any]) -> Iterator[tuple[str
             name = word.partition("=")[0].removeprefix("--").replace("-", "_")
             values = itertools.takewhile(lambda each: not each.startswith("--"), words[end:])
             if "=" not in word and name not in FLAGS and not isinstance(options.get(name), bool):
-                end += len(list(values)) if isinstance(options.get(name), list) else 1
+                is_list = isinstance(options.get(name), list) and name not in FILES
+                end += len(list(values)) if is_list else 1
         yield name, list(words[place:end])
         place = end
 
@@ -115,7 +116,7 @@ def measure_again(record: Record, cells: Sequence[Cell], folder: Path) -> Record
     arguments = restrict(find_arguments(record), record.options, find_wanted(cells))
     words = ["-m", "benchmarks", record.benchmark, *arguments]
     print_text(f"measuring again: {shlex.join(['python', *words])}")
-    code, output = _run([sys.executable, *words, "--json", str(path)])
+    code, output = _run([sys.executable, *words, "--output", str(path)])
     if code != 0:
         raise CannotMeasureError(
             f"the command ended with exit code {code}:\n{output[-SHOWN_CHARACTERS:]}"

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from benchmarks.common.checks import check_outputs
-from benchmarks.common.options import CountOrZero, File, make_reader
+from benchmarks.common.options import CountOrZero, make_reader
 from benchmarks.common.records import Cell, Record, read_record
 from benchmarks.common.results import open_model
 from benchmarks.compare import report
@@ -20,6 +19,7 @@ from benchmarks.compare.again import CannotMeasureError, check_place, measure_ag
 from benchmarks.compare.verdicts import SLOWER, Matched, Rule, Verdict, judge, match
 from mpiddp.errors import MpiddpError
 from mpiddp.options.fields import Argument, pick
+from mpiddp.options.outputs import RECORD, Outputs, check_outputs, writes
 from mpiddp.wording import count_noun, print_message, print_text
 
 
@@ -39,7 +39,7 @@ class Options:
     """What is compared, and what counts."""
 
     old: Annotated[Path, Argument("OLD", is_positional=True)]
-    """A record that --json wrote before."""
+    """A record that --output wrote before."""
     new: Annotated[Path, Argument("NEW", is_positional=True)]
     """A later record of the same command."""
     tolerance: Annotated[float, Argument("SHARE", share)] = 0.05
@@ -51,7 +51,7 @@ class Options:
     the two records alone."""
     all: bool = False
     """Show every cell, also those that did not change."""
-    json: File = None
+    output: Annotated[Outputs, writes(RECORD)] = ()
     """Write the verdicts."""
 
 
@@ -86,7 +86,7 @@ def compare(options: Options, rule: Rule, new: Record, matched: Matched) -> list
 
 def main(arguments: Sequence[str]) -> None:
     options = pick(Options, READER.read(arguments))
-    check_outputs(options.json, inputs=(options.old, options.new))
+    check_outputs(options.output, inputs=(options.old, options.new))
     old, new = read_record(options.old), read_record(options.new)
     matched = match(old, new)
     rule = Rule(tolerance=options.tolerance, error_rate=options.error_rate)

@@ -100,7 +100,7 @@ def _list_cells(title: str, cells: Sequence[Cell]) -> list[str]:
         return []
     rest = len(cells) - MOST_NAMED
     names = [f"  {name_cell(cell)}" for cell in cells[:MOST_NAMED]]
-    more = [f"  … and {rest} more (all of them: --json)"] if rest > 0 else []
+    more = [f"  … and {rest} more (all of them: --output FILE.jsonl)"] if rest > 0 else []
     return ["\n".join([f"{title}:", *names, *more])]
 
 

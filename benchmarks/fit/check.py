@@ -63,7 +63,7 @@ def check_record(fit: Fit, record: Record) -> list[Check]:
     if not groups:
         raise ConfigurationError(
             f"{record.path}: expected collectives whose algorithm is known, as "
-            "python -m benchmarks allreduce --json FILE writes them, found none"
+            "python -m benchmarks allreduce --output FILE.jsonl writes them, found none"
         )
     checks = []
     for (choice, ranks, hosts), cells in groups.items():

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from benchmarks.collectives.contenders import REDUCTION
-from benchmarks.common.checks import check_outputs
-from benchmarks.common.options import File, format_rows, make_reader
+from benchmarks.common.options import format_rows, make_reader
 from benchmarks.common.records import read_record
 from benchmarks.fit.check import check_record, describe_checks
 from benchmarks.fit.fitted import (
@@ -28,7 +27,10 @@ from benchmarks.fit.fitted import (
 from benchmarks.fit.plot import draw
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.fields import Argument, pick
+from mpiddp.options.outputs import PICTURE, Kind, Outputs, check_outputs, find, writes
 from mpiddp.wording import describe_size, print_text
+
+FIT = Kind("fit", (".json",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +45,8 @@ class Options:
     """Whose messages are fitted (default: MPI_Send, or the only one)."""
     type: Annotated[str, Argument("TYPE")] = "float32"
     """Of the additions that are fitted."""
-    output: File = None
-    """Write the fit, for simulate --fit."""
-    plot: File = None
-    """Draw what was measured, and the lines through it (.svg, .png or .pdf)."""
+    output: Annotated[Outputs, writes(FIT, PICTURE)] = ()
+    """Write the fit, for simulate --fit, or draw what was measured and the lines through it."""
 
 
 READER = make_reader(
@@ -60,13 +60,13 @@ READER = make_reader(
 
 def main(arguments: Sequence[str]) -> None:
     options = pick(Options, READER.read(arguments))
-    check_outputs(options.output, plot=options.plot, inputs=(*options.files, *options.check))
+    check_outputs(options.output, inputs=(*options.files, *options.check))
     fit = make_fit(options)
     print_text(*describe(fit))
-    if options.output is not None:
-        write_fit(options.output, fit)
-    if options.plot is not None:
-        draw(options.plot, fit)
+    for path in find(options.output, FIT):
+        write_fit(path, fit)
+    for path in find(options.output, PICTURE):
+        draw(path, fit)
     for path in options.check:
         print_text("", *describe_checks(check_record(fit, read_record(path))))
 

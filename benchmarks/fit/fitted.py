@@ -102,7 +102,7 @@ def fit_records(records: Sequence[Record], contender: str | None, type_: str) ->
         names = ", ".join(str(record.path) for record in records)
         raise ConfigurationError(
             f"{names}: expected times of messages (cells of {POINT_TO_POINT!r}), found none; "
-            f"measure them by {COMMAND} --json FILE"
+            f"measure them by {COMMAND} --output FILE.jsonl"
         )
     contender = _choose(contender, [cell.contender for cell in messages])
     own = [cell for cell in messages if cell.contender == contender]
@@ -206,7 +206,7 @@ def read_fit(path: Path) -> Fit:
         return read_json(path, Fit)
     except ContentError as error:
         raise ContentError(
-            f"{error}; python -m benchmarks fit RECORD… --output FILE writes a fit"
+            f"{error}; python -m benchmarks fit RECORD… --output FILE.json writes a fit"
         ) from None
 
 

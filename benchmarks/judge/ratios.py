@@ -91,7 +91,7 @@ def compare_rounds(olds: Sequence[float], news: Sequence[float], coefficient: fl
 
     ``coefficient``: of the ratios of all that is judged together (`find_common`).
     """
-    ratios = _divide_rounds(olds, news)
+    ratios = divide_rounds(olds, news)
     widening = find_widening([ratios], coefficient)
     return Ratio(numpy.sort(ratios), (len(ratios), 0), widening)
 
@@ -99,16 +99,16 @@ def compare_rounds(olds: Sequence[float], news: Sequence[float], coefficient: fl
 def find_common(runs: Iterable[Sequence[Sequence[float]]]) -> float:
     """The coefficient of ratios, round by round: of all series of a run by its first one."""
     return find_coefficient(
-        [_divide_rounds(first, each) for each in rest] for first, *rest in filter(None, runs)
+        [divide_rounds(first, each) for each in rest] for first, *rest in filter(None, runs)
     )
 
 
 def estimate_rounds(olds: Sequence[float], news: Sequence[float]) -> float:
     """The estimate alone, round by round."""
-    return _find_middle(numpy.sort(_divide_rounds(olds, news)))
+    return _find_middle(numpy.sort(divide_rounds(olds, news)))
 
 
-def _divide_rounds(olds: Sequence[float], news: Sequence[float]) -> list[float]:
+def divide_rounds(olds: Sequence[float], news: Sequence[float]) -> list[float]:
     return [new / old for old, new in zip(olds, news, strict=False)]
 
 
@@ -121,15 +121,15 @@ def compare_runs(
     """
     news = [value for run in runs for value in run]
     widening = find_widening([olds, *runs], coefficient)
-    return Ratio(_divide_all(olds, news), (len(olds), len(news)), widening)
+    return Ratio(divide_all(olds, news), (len(olds), len(news)), widening)
 
 
 def estimate_ratio(olds: Sequence[float], news: Sequence[float]) -> float:
     """The estimate alone, of two runs."""
-    return _find_middle(_divide_all(olds, news))
+    return _find_middle(divide_all(olds, news))
 
 
-def _divide_all(olds: Sequence[float], news: Sequence[float]) -> NDArray[numpy.float64]:
+def divide_all(olds: Sequence[float], news: Sequence[float]) -> NDArray[numpy.float64]:
     return numpy.sort(numpy.divide.outer(news, olds), axis=None)
 
 

@@ -10,11 +10,9 @@ from functools import cached_property
 from typing import Annotated
 
 from benchmarks.common import machines
-from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
     ITEM,
     Count,
-    File,
     Load,
     describe_algorithms,
     describe_seconds,
@@ -31,6 +29,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.options.checks import at_least, positive
 from mpiddp.options.fields import Argument, pick
+from mpiddp.options.outputs import PAGE, Kind, Outputs, check_outputs, find, writes
 from mpiddp.schedules.cost import Simulation, bound, simulate, split, split_in_two
 from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, names, parse
@@ -39,6 +38,7 @@ from mpiddp.wording import count_noun, describe_size, print_text
 
 MOST_CELLS = {"svg": 100_000, "text": 10_000_000}
 """Ranks × chunks × steps, above which it is too large to read."""
+DIAGRAM = Kind("space-time diagram", (".svg",))
 STEP = "training-step"
 USUAL = {
     **{each.value: "ring" for each in Collective},
@@ -66,12 +66,10 @@ class Options(machines.MachineOptions):
     """Pipeline the buffer in K parts."""
     nodes: Annotated[int | None, Argument("M", at_least(1))] = None
     """Spread the ranks over M nodes."""
-    svg: File = None
-    """Draw a space-time diagram."""
-    html: File = None
-    """Write a page that animates the steps."""
+    output: Annotated[Outputs, writes(DIAGRAM, PAGE)] = ()
+    """Draw a space-time diagram, or write a page that animates the steps."""
     beside: Annotated[Choice | None, Argument("ALGORITHM", parse)] = None
-    """With --html: a second algorithm."""
+    """In a page: a second algorithm."""
     bytes: Annotated[int | None, Argument("BYTES", size)] = None
     """Buffer to price, or gradients; K, M, G are 2^10, 2^20, 2^30 (default: 1M; training-step:
     64M)."""
@@ -88,11 +86,8 @@ class Options(machines.MachineOptions):
         ):  # fmt: skip
             if getattr(self, name) is not None and not fits:
                 raise ConfigurationError(f"--{name} is not for {self.subject}")
-        if self.beside is not None and self.html is None:
-            raise ConfigurationError("--beside needs --html FILE")
-        for name, path in (("svg", self.svg), ("html", self.html)):
-            if path is not None and path.suffix != f".{name}":
-                raise ConfigurationError(f"--{name} {path}: expected a name in .{name}")
+        if self.beside is not None and not find(self.output, PAGE):
+            raise ConfigurationError("--beside needs --output FILE.html")
 
     @cached_property
     def choice(self) -> Choice:
@@ -142,8 +137,7 @@ class Options(machines.MachineOptions):
 READER = make_reader(
     command="explain",
     description="Show a collective step by step: which chunk goes where, what each rank holds, "
-    "what it takes; or the workflow of a training step, with what overlaps. --svg and --html draw "
-    "it.",
+    "what it takes; or the workflow of a training step, with what overlaps. --output draws it.",
     groups={"options": Options},
     epilog=f"WHAT is {', '.join(USUAL)} or ALGORITHM, for its all-reduce. "
     + describe_algorithms("ring:segments=4"),
@@ -156,28 +150,28 @@ def parse_options(arguments: Sequence[str]) -> Options:
 
 def main(arguments: Sequence[str]) -> None:
     options = parse_options(arguments)
-    check_outputs(options.svg, options.html)
+    check_outputs(options.output)
     (_explain_step if options.subject == STEP else _explain_collective)(options)
-    for path in filter(None, (options.svg, options.html)):
-        print_text(f"wrote {path}")
+    for output in options.output:
+        print_text(f"wrote {output}")
 
 
 def _explain_collective(options: Options) -> None:
     schedule = build(options)
     count = options.size // ITEM
     run = simulate(schedule, count, options.machine, options.hosts, item=ITEM)
-    if options.svg is None and options.html is None:
+    if not options.output:
         _print_steps(options, schedule, run)
-    if options.svg is not None:
+    for path in find(options.output, DIAGRAM):
         text = draw_diagram(schedule, options.title, notes=_list_notes(run), nodes=options.sizes)
-        write_whole(options.svg, text)
-    if options.html is not None:
+        write_whole(path, text)
+    for path in find(options.output, PAGE):
         beside = options.beside and replace(options.beside, collective=options.choice.collective)
         page = draw_page(
             options.choice, options.ranks, options.sizes,
             beside=beside, size=options.size, machine=options.machine,
         )  # fmt: skip
-        write_whole(options.html, page)
+        write_whole(path, page)
     print_text(*describe_price(options, schedule, run))
 
 
@@ -189,10 +183,10 @@ def _explain_step(options: Options) -> None:
     step = TrainingStep(
         (options.compute or COMPUTE) / 1000, (run.seconds,) * count, options.size * machine.addition
     )
-    if options.svg is not None:
-        write_whole(options.svg, draw_timeline(step, options.title))
-    if options.html is not None:
-        write_whole(options.html, draw_timeline_page(step, options.title))
+    for path in find(options.output, DIAGRAM):
+        write_whole(path, draw_timeline(step, options.title))
+    for path in find(options.output, PAGE):
+        write_whole(path, draw_timeline_page(step, options.title))
     figures = machines.describe_machine(machine, several=options.sizes is not None)
     print_text(f"{options.title}, {describe_size(options.size)} of gradients, {figures}\n")
     print_text(*step.describe(shutil.get_terminal_size((100, 24)).columns))
@@ -205,7 +199,10 @@ def build(options: Options) -> Schedule:
     segments = options.choice.segments
     whole = replace(options.choice, segments=1).build(options.ranks, options.sizes)
     steps, chunks = len(whole.steps) + segments - 1, whole.chunks * segments
-    if whole.ranks * chunks * (steps + 1) > MOST_CELLS["svg" if options.svg else "text"]:
+    if (
+        whole.ranks * chunks * (steps + 1)
+        > MOST_CELLS["svg" if find(options.output, DIAGRAM) else "text"]
+    ):
         raise _too_large(f"{steps} steps of {whole.ranks} ranks with {chunks} chunks")
     return segment(whole, segments)
 

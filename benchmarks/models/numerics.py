@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 from tqdm import tqdm
 
 from benchmarks.common import results
-from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
     Algorithms,
     Count,
     CountOrZero,
-    File,
     Load,
     SeveralRanks,
     list_algorithms,
@@ -45,6 +43,7 @@ from benchmarks.models.summation import (
 from mpiddp.errors import ScheduleError
 from mpiddp.options.checks import positive
 from mpiddp.options.fields import Argument, pick
+from mpiddp.options.outputs import PICTURE, RECORD, Outputs, check_outputs, find, writes
 from mpiddp.schedules.schedule import Schedule
 from mpiddp.wording import print_text
 
@@ -119,10 +118,8 @@ class Options:
     """Of the inputs."""
     error: Literal["rms", "largest"] = "rms"
     """The error to print and draw: RMS, or the worst element's."""
-    json: File = None
-    """Write all results and the environment."""
-    plot: File = None
-    """Draw error against ranks (.svg, .png or .pdf)."""
+    output: Annotated[Outputs, writes(RECORD, PICTURE)] = ()
+    """Write all results, or draw error against ranks."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +211,7 @@ def describe_inputs(options: Options) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
-    check_outputs(options.json, plot=options.plot)
+    check_outputs(options.output)
     with results.open_model("numerics", options) as record:
         record.write("inputs", generator=GENERATOR)
         rows = measure_all(options)
@@ -222,8 +219,8 @@ def main(arguments: Sequence[str]) -> None:
             record_row(record, row)
     print_text(describe_inputs(options) + "\n")
     print_text(report(rows, options.error))
-    if options.plot is not None:
-        draw(options.plot, rows, options.error, describe_inputs(options))
+    for path in find(options.output, PICTURE):
+        draw(path, rows, options.error, describe_inputs(options))
 
 
 def list_dtypes(rows: Sequence[Row]) -> list[str]:

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Annotated
 
 from benchmarks.common import results
-from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
     Algorithms,
     Count,
-    File,
     Ranks,
     list_algorithms,
     load_file,
@@ -28,6 +26,7 @@ from benchmarks.models.plan_proofs import describe_plans, prove_files, raise_for
 from mpiddp.errors import ConfigurationError, MpiddpError, ScheduleError
 from mpiddp.options.checks import at_least
 from mpiddp.options.fields import Argument, pick
+from mpiddp.options.outputs import RECORD, Outputs, check_outputs, writes
 from mpiddp.process.cpus import count_cores
 from mpiddp.schedules.plans.loading import load
 from mpiddp.schedules.plans.reading import PLANS
@@ -161,7 +160,7 @@ class Options:
     """Into how many parts (default: 1 2, and 3 5 for up to 16 ranks)."""
     processes: Count = CORES
     """That prove side by side (default: one per core)."""
-    json: File = None
+    output: Annotated[Outputs, writes(RECORD)] = ()
     """Write the verdicts."""
 
     def list_loaded(self) -> list[Path]:
@@ -225,7 +224,7 @@ def _begin(paths: Sequence[Path]) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Print one line per algorithm and plan. Raises ScheduleError if one breaks its promise."""
     options = parse_options(arguments)
-    check_outputs(options.json, inputs=options.load)
+    check_outputs(options.output, inputs=options.load)
     with results.open_model("prove", options) as record:
         begin = time.perf_counter()
         verdicts = check_all(options) if options.choices else {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated
 
 from benchmarks.common import machines, results
-from benchmarks.common.checks import check_outputs
 from benchmarks.common.options import (
     Algorithms,
     Count,
@@ -24,6 +24,7 @@ from benchmarks.models import prices, winners
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import at_least
 from mpiddp.options.fields import Argument, list_fields, pick
+from mpiddp.options.outputs import PICTURE, RECORD, Outputs, check_outputs, find, writes
 from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice
 from mpiddp.wording import print_text
@@ -47,16 +48,18 @@ class Options(machines.MachineOptions):
     ranks_per_node: Count = 1
     """Ranks that share a node and its link."""
     bytes: Sizes = ()
-    """Buffers; K, M, G are 2^10, 2^20, 2^30 (default: 1K 1M 256M; with --plot 1K to 256M)."""
+    """Buffers; K, M, G are 2^10, 2^20, 2^30 (default: 1K 1M 256M; in a picture 1K to 256M)."""
     fit: File = None
-    """A machine as fit --output wrote it, in place of latencies and bandwidths."""
+    """A machine as fit wrote it, in place of latencies and bandwidths."""
     map: bool = False
     """Show which algorithm is quickest, and the sizes at which that changes (default: for 2 to
     65536 ranks, 1K to 1G, algorithms that leave no rank out)."""
-    json: File = None
-    """Write all prices."""
-    plot: File = None
-    """Draw time over lower bound against size, or the map (.svg, .png, .pdf)."""
+    output: Annotated[Outputs, writes(RECORD, PICTURE)] = ()
+    """Write all prices, or draw time over lower bound against size, or the map."""
+
+    @property
+    def pictures(self) -> list[Path]:
+        return find(self.output, PICTURE)
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -74,7 +77,7 @@ class Options(machines.MachineOptions):
     def sizes(self) -> tuple[int, ...]:
         if self.map:
             return tuple(sorted(self.bytes)) or winners.SIZES
-        return self.bytes or (PLOTTED_SIZES if self.plot else SIZES)
+        return self.bytes or (PLOTTED_SIZES if self.pictures else SIZES)
 
     @cached_property
     def fitted(self) -> Fit | None:
@@ -117,9 +120,9 @@ READER = make_model_reader(
 
 def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
-    check_outputs(options.json, plot=options.plot, inputs=(options.fit,))
-    if options.plot is not None and (len(options.sizes) < 2 or max(options.ranks) < 2):
-        raise ConfigurationError("--plot needs two sizes at least, and two ranks")
+    check_outputs(options.output, inputs=(options.fit,))
+    if options.pictures and (len(options.sizes) < 2 or max(options.ranks) < 2):
+        raise ConfigurationError("a picture needs two sizes at least, and two ranks")
     with results.open_model("simulate", options) as record:
         machine = options.find_machine(options.nodes(max(options.ranks)))
         text, seconds = options.describe_machine(), asdict(machine)
@@ -146,14 +149,14 @@ def _show_prices(options: Options, record: RecordWriter, machine: str) -> None:
     for table in tables:
         prices.record_table(record, table, options.sizes)
     print_text(machine, *prices.describe(options.sizes, options.shown, tables))
-    if options.plot is not None:
-        prices.draw(options.plot, options.sizes, tables, machine)
+    for path in options.pictures:
+        prices.draw(path, options.sizes, tables, machine)
 
 
 def _show_map(options: Options, record: RecordWriter, machine: str) -> None:
     rows = winners.make_map(options.question)
     print_text(machine, *winners.describe_map(rows, options.sizes))
-    if options.plot is not None:
-        winners.draw_map(options.plot, rows, machine)
+    for path in options.pictures:
+        winners.draw_map(path, rows, machine)
     for row in rows:
         record.write("winners", **asdict(row))

@@ -14,6 +14,7 @@ from benchmarks.common.trials import WrongResultError
 from benchmarks.launching.launchers import Mpirun
 from benchmarks.programs import report
 from benchmarks.programs.measurement import Group, Plan, measure
+from mpiddp.options.outputs import PICTURE, find
 
 READER = make_reader(
     command="programs",
@@ -22,7 +23,7 @@ READER = make_reader(
     "collectives.",
     groups={"what is measured": Plan, "the run": RunOptions},
     epilog=f"PROGRAM is {report.describe_programs()}",
-    without=("link", "nodes", "nccl_tests"),
+    without=("link", "nodes"),
 )
 parse = make_parser(READER, Plan)
 
@@ -45,7 +46,8 @@ def main(arguments: Sequence[str]) -> None:
             # Whatever was measured before an interruption or an error.
             targets = report.judge(groups) if options.targets else ()
             output.show(report.format_table(groups), targets=targets)
-            if options.plot is not None and any(group.series for group in groups):
-                report.draw(options.plot, groups, output.heading)
+            for path in find(options.output, PICTURE):
+                if any(group.series for group in groups):
+                    report.draw(path, groups, output.heading)
     if wrong := report.list_wrong(groups):
         raise WrongResultError(f"wrong results: {'; '.join(wrong)}")

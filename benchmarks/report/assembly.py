@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from benchmarks.collectives.contenders import ALL_PAIRS, POINT_TO_POINT, PROBE, REDUCTION
+from benchmarks.collectives.contenders import (
+    ALL_PAIRS,
+    POINT_TO_POINT,
+    PROBE,
+    REDUCTION,
+    shorten,
+)
 from benchmarks.common.options import SPEED, describe_value
 from benchmarks.common.records import group_by
 from benchmarks.common.tables import COLLECTIVES
+from benchmarks.models.drawing.page import OFFERED
 from benchmarks.report.curves import draw_curves
 from benchmarks.report.findings import list_alerts, list_facts
-from benchmarks.report.groups import Group, make_groups, shorten
+from benchmarks.report.groups import Group, Verdict, make_groups
 from benchmarks.report.machine import Model, find_fit, highlight_links, make_model
 from benchmarks.report.material import Material
 from benchmarks.report.page import Report
@@ -48,7 +56,7 @@ def assemble(material: Material, fit_path: Path | None = None) -> Report:
         heading="What was measured",
         words=f"{len(material.cells):,} cells of {count_noun(len(dates), 'record')}: "
         f"{benchmarks}{f'; {when}' if when else ''}. Times are the slowest rank's; a band is the "
-        "quartiles of the rounds around their median.",
+        "quartiles of the iterations around their median.",
         alerts=list_alerts(material),
         highlights=[*_highlight_collectives(by_quantity), *highlight_links(fit)],
         sections=sections,
@@ -74,7 +82,7 @@ def _list_sections(
 
 
 def _list_links(groups: Sequence[Group]) -> list[Link]:
-    """One for each algorithm that ran, if the collective can be explained."""
+    """One for each algorithm that ran, if the collective can be explained, or is not known."""
     quantity = groups[0].place.quantity
     if quantity not in COLLECTIVES:
         return []
@@ -84,34 +92,53 @@ def _list_links(groups: Sequence[Group]) -> list[Link]:
         for row in group.rows.values()
         for each in row.values()
     )
-    known = [name for name in ran if name in names() and _can_be_explained(name, quantity)]
-    return [Link(quantity, name, EXPLAINED) for name in known]
+    links = []
+    for name in filter(None, ran):
+        if name not in names():
+            links.append(Link(quantity, name, None))
+        elif (count := _find_ranks(name, quantity)) is not None:
+            links.append(Link(quantity, name, count))
+    return links
 
 
-def _can_be_explained(name: str, quantity: str) -> bool:
-    """Whether the algorithm, or one of its halves, is that collective."""
-    try:
-        Choice(find(name), collective=COLLECTIVES[quantity]).build(EXPLAINED)
-    except (ConfigurationError, ScheduleError):
-        return False
-    return True
+def _find_ranks(name: str, quantity: str) -> int | None:
+    """On how many ranks the algorithm, or one of its halves, is that collective in a page."""
+    choice = Choice(find(name), collective=COLLECTIVES[quantity])
+    counts: Sequence[int] = (EXPLAINED, *OFFERED[1:])
+    for count in counts:
+        with suppress(ConfigurationError, ScheduleError):
+            choice.build(count)
+            return count
+    return None
 
 
 def _highlight_collectives(groups: dict[str, list[Group]]) -> Iterator[Highlight]:
-    """The quickest at the largest size beside the framework, on the most ranks."""
+    """Of each collective the fastest at the largest size on the most ranks where there is one."""
     for quantity in COLLECTIVES:
-        for group in reversed(groups.get(quantity, [])):
-            size = group.sizes[-1]
-            order = group.rank_at(size)
-            base = group.find_framework(group.rows[order[0]][size]) if order else None
-            if base is None:
-                continue
-            speed = group.find_speed(base, group.rows[order[0]][size]).median
-            short = shorten(group.rows)
+        places = [
+            (group, size, found)
+            for group in reversed(groups.get(quantity, []))
+            for size in reversed(group.sizes)
+            if (found := group.judge(size)) is not None and found.second is not None
+        ]
+        settled = (place for place in places if place[2].is_settled)
+        if place := next(settled, None):
+            yield _highlight_winner(quantity, *place)
+        elif places:
             yield Highlight(
-                title=f"{quantity.capitalize()}, {group.place.parts[0]}",
-                value=describe_value(speed, SPEED),
-                text=f"as fast as {base.name} at {describe_size(size)}: {short[order[0]]}",
-                section=quantity,
-            )
-            break
+                title=quantity.capitalize(), value="not settled", section=quantity,
+                text="at no size is the fastest told apart from the next one: measure more rounds",
+            )  # fmt: skip
+
+
+def _highlight_winner(quantity: str, group: Group, size: int, found: Verdict) -> Highlight:
+    """Beside the framework; beside the next one if the framework wins, or was not measured."""
+    others = [(found.framework, found.speed), (found.second, found.lead)]
+    other, speed = next((o, s) for o, s in others if o and s and o is not found.winner)
+    short = shorten(group.rows)
+    return Highlight(
+        title=f"{quantity.capitalize()}, {group.place.parts[0]}",
+        value=describe_value(speed.estimate, SPEED),
+        text=f"as fast as {short[other.name]} at {describe_size(size)}: {short[found.winner.name]}",
+        section=quantity,
+    )

@@ -185,6 +185,10 @@ function drawLine(svg, chart, at, { line, slot, end, rows, y, height }) {
   add(group, "path", { class: "band", d: `M${join([...upper, ...lower.toReversed()])}Z` });
   add(group, "path", { class: "median", d: `M${join(middle)}` });
   for (const [x, value] of middle) add(group, "circle", { cx: x, cy: at.y(value), r: 2.2 });
+  for (const place of chart.wrong[line] ?? []) {
+    const [cx, cy] = [at.x(chart.places[place]), at.y(values[3 * place])];
+    add(group, "circle", { class: "wrong", cx, cy, r: 6 });
+  }
   const from = [at.x(chart.places[end]), at.y(values[3 * end])];
   const to = [at.right + GAP - 2, y + height / 2];
   add(group, "path", { class: "leader", d: `M${from}L${to}` });

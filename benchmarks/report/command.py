@@ -1,4 +1,4 @@
-"""``python -m benchmarks report RECORD… --html FILE``: the results of records on one page."""
+"""``python -m benchmarks report RECORD… --output FILE``: the results of records on one page."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from benchmarks.common.checks import check_folder, check_outputs
-from benchmarks.common.options import File, make_reader
+from benchmarks.collectives import scaling
+from benchmarks.common.options import File, Load, make_reader
+from benchmarks.common.results import describe_heading
 from benchmarks.report.assembly import assemble
 from benchmarks.report.material import read_material
 from benchmarks.report.page import draw_report
 from benchmarks.report.slides import write_slides
-from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.options.fields import Argument, pick
+from mpiddp.options.outputs import FOLDER, PAGE, PICTURE, Kind, Outputs, check_outputs, find, writes
 from mpiddp.wording import count_noun, print_text
+
+SLIDES = Kind("directory of pictures", (FOLDER,), is_drawn=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,18 +27,15 @@ class Options:
     """What is read, and what is written."""
 
     records: Annotated[tuple[Path, ...], Argument("RECORD", Path, is_positional=True)]
-    """Files that --json FILE wrote."""
-    html: File = None
-    """Write one page, which needs no network."""
-    png: Annotated[Path | None, Argument("DIR")] = None
-    """Write each picture into a directory, for slides."""
+    """Records that the other commands wrote."""
+    output: Annotated[Outputs, writes(PAGE, SLIDES, PICTURE)]
+    """Write one page, which needs no network; each picture as PNG into a directory, for slides; or
+    one picture of collectives over sizes beside the same over ranks."""
+    load: Load = ()
+    """Algorithms of your own, to show how they work: Python files or plans."""
     fit: File = None
     """Model that fit wrote, for predictions and lower bounds (default: fitted to the records'
     point-to-point, if they have it)."""
-
-    def __post_init__(self) -> None:
-        if self.html is None and self.png is None:
-            raise ConfigurationError("nothing to write: give --html FILE, --png DIR, or both")
 
 
 READER = make_reader(
@@ -48,13 +48,16 @@ READER = make_reader(
 
 def main(arguments: Sequence[str]) -> None:
     options = pick(Options, READER.read(arguments))
-    check_outputs(options.html, inputs=(*options.records, options.fit))
-    if options.png is not None:
-        check_folder(options.png)
-    report = assemble(read_material(options.records), options.fit)
-    if options.html is not None:
-        write_whole(options.html, draw_report(report))
-        print_text(f"wrote {options.html}")
-    if options.png is not None:
-        count = write_slides(options.png, report)
-        print_text(f"wrote {count_noun(count, 'picture')} into {options.png}")
+    check_outputs(options.output, inputs=(*options.records, options.fit))
+    material = read_material(options.records)
+    for path in find(options.output, PICTURE):
+        cells = [each.cell for each in material.cells]
+        scaling.draw(path, cells, describe_heading(material.records[0].environment))
+        print_text(f"wrote {path}")
+    report = assemble(material, options.fit)
+    for path in find(options.output, PAGE):
+        write_whole(path, draw_report(report))
+        print_text(f"wrote {path}")
+    for path in find(options.output, SLIDES):
+        count = write_slides(path, report)
+        print_text(f"wrote {count_noun(count, 'picture')} into {path}")

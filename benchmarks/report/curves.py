@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from benchmarks.collectives.contenders import shorten
 from benchmarks.common.options import RATE, SECONDS, SHARE, SPEED, describe_seconds
 from benchmarks.common.statistics import Spread
 from benchmarks.common.tables import COLLECTIVES, find_bus_factor
-from benchmarks.report.groups import Group, name_places, shorten
+from benchmarks.report.groups import Group, name_kind, name_places
 from benchmarks.report.machine import Model
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import Chart, Grid, Line, Link, Panel, Section, Square
@@ -50,6 +51,7 @@ def _draw_panel(group: Group, label: str, names: Mapping[str, str], model: Model
     place = group.place
     factor = find_bus_factor(place.quantity, place.ranks)
     framework = _find_framework(group, names)
+    has_wrong = any(each.wrong for row in group.rows.values() for each in row.values())
 
     def find_time(each: Measured) -> Spread:
         return group.times[each.name][each.cell.bytes]
@@ -75,7 +77,8 @@ def _draw_panel(group: Group, label: str, names: Mapping[str, str], model: Model
     charts = [
         Chart(
             title="Time", unit=SECONDS, is_log=True, lines=draw(find_time, noted=True),
-            text="Time of the slowest rank by size: medians of the rounds, and quartiles.",
+            text="Time of the slowest rank by size: medians of the iterations, and quartiles"
+            + ("; circles: wrong results." if has_wrong else "."),
         ),
         Chart(
             title="Bus bandwidth" if place.quantity in COLLECTIVES else "Bandwidth",
@@ -85,7 +88,7 @@ def _draw_panel(group: Group, label: str, names: Mapping[str, str], model: Model
         Chart(
             title=f"Speed, relative to {framework}", unit=SPEED, is_log=True,
             lines=draw(find_ratio), mark=(1.0, f"as fast as {framework}"),
-            text=f"How many times faster than {framework}, by medians; higher is better.",
+            text=f"How many times as fast as {framework}, round by round; higher is better.",
         ),
         Chart(
             title="Share of the bound", unit=SHARE, is_log=False, lines=draw(find_share),
@@ -115,7 +118,9 @@ def _list_lines(
         found = {float(size): find(each) for size, each in row.items()}
         points = {size: value for size, value in found.items() if value is not None}
         if points:
-            yield Line(names[name], points, _list_notes(group, name) if noted else {})
+            notes = _list_notes(group, name) if noted else {}
+            wrong = [size for size in points if row[int(size)].wrong]
+            yield Line(names[name], points, notes, wrong)
 
 
 def _find_framework(group: Group, names: Mapping[str, str]) -> str:
@@ -144,7 +149,7 @@ def _draw_winners(groups: Sequence[Group], labels: Sequence[str], names: Mapping
     return Grid(
         title="The fastest contender",
         text="The fastest contender by place and size, and how many times as fast as the "
-        "framework it is. Pale, with ≈: the next one is not told apart with 95 % confidence.",
+        "framework it is. Pale, with ≈: not told apart from the next one, with 95 % confidence.",
         corner="",
         rows=labels,
         columns=[describe_size(size) for size in sizes],
@@ -153,32 +158,24 @@ def _draw_winners(groups: Sequence[Group], labels: Sequence[str], names: Mapping
 
 
 def _draw_winner(group: Group, size: int, names: Mapping[str, str]) -> Square | None:
-    order = group.rank_at(size)
-    if not order:
+    found = group.judge(size)
+    if found is None:
         return None
-    best = group.rows[order[0]][size]
-    kind = _name_kind(best, names)
-    words = [f"{names[order[0]]}: {describe_seconds(group.times[order[0]][size].median)}"]
-    # What mpiddp has chosen is no second contender beside what was chosen.
-    others = (name for name in order if _name_kind(group.rows[name][size], names) != kind)
-    second = next(others, None)
-    is_clear = second is None or group.is_told_apart(best, group.rows[second][size])
-    if second is not None:
-        time = describe_seconds(group.times[second][size].median)
-        words.append(f"second {names[second]}: {time}" + ("" if is_clear else ", not told apart"))
-    base = group.find_framework(best)
-    speed = ""
-    if base is not None:
-        speed = _describe_speed(group.find_speed(base, best).median)
-        words.append(f"{speed} as fast as {names[base.name]}")
-    text = speed if is_clear else f"≈{speed}"
-    return Square(text, "; ".join(words), kind=kind, is_marked=not is_clear)
 
+    def describe(each: Measured) -> str:
+        return f"{names[each.name]}: {describe_seconds(group.times[each.name][size].median)}"
 
-def _name_kind(measured: Measured, names: Mapping[str, str]) -> str:
-    """The contender, with the algorithm that ran in place of ``auto``."""
-    name, ran = names[measured.name], measured.cell.ran[0]
-    return name.replace("mpiddp auto", f"mpiddp {ran}", 1) if ran else name
+    words, text, is_settled = [describe(found.winner)], "", found.is_settled
+    if found.second is not None:
+        tie = "" if is_settled else ", not told apart"
+        words.append(f"second {describe(found.second)}{tie}")
+    if found.framework is not None and found.speed is not None:
+        text = _describe_speed(found.speed.estimate)
+        words.append(f"{text} as fast as {names[found.framework.name]}")
+    kind = name_kind(found.winner, names[found.winner.name])
+    return Square(
+        text if is_settled else f"≈{text}", "; ".join(words), kind=kind, is_marked=not is_settled
+    )
 
 
 def _describe_speed(speed: float) -> str:

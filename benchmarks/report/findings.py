@@ -116,15 +116,18 @@ def _list_slow_ranks(material: Material) -> Iterator[Alert]:
         cell = each.cell
         if cell.by_rank:
             groups[each.record, cell.quantity, cell.ranks, cell.nodes].append(each)
+    lines = []
     for (_, quantity, ranks, nodes), found in groups.items():
         slow = Counter(each.cell.details.get("slow_rank") for each in found)
-        for rank, count in slow.items():
-            if isinstance(rank, int) and count >= SLOW_SHARE * len(found):
-                yield Alert(
-                    text=f"Rank {rank} of {ranks} on {count_noun(nodes, 'node')} is slow, in "
-                    f"{count} of {len(found)} cells of {quantity}{_find_reason(found, rank)}",
-                    is_bad=False,
-                )
+        lines += [
+            f"Rank {rank} of {ranks} on {count_noun(nodes, 'node')} is slow, in {count} of "
+            f"{len(found)} cells of {quantity}{_find_reason(found, rank)}"
+            for rank, count in slow.items()
+            if isinstance(rank, int) and count >= SLOW_SHARE * len(found)
+        ]
+    if lines:
+        more = f"; and {len(lines) - 1} more" if lines[1:] else ""
+        yield Alert(text=lines[0] + more, lines=lines[1:], is_bad=False)
 
 
 def _find_reason(found: Sequence[Measured], rank: int) -> str:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from benchmarks.collectives.contenders import GLOO, MPI, NCCL, OWN, PREPARED
 from benchmarks.common.statistics import Spread, spread
-from benchmarks.judge.ratios import Ratio, compare_rounds, compare_runs, find_common
+from benchmarks.judge.ratios import (
+    Ratio,
+    compare_rounds,
+    compare_runs,
+    divide_all,
+    divide_rounds,
+    estimate_ratio,
+    estimate_rounds,
+    find_common,
+)
 from benchmarks.report.material import Measured
 from benchmarks.report.pictures import MOST_SHOWN, is_usable
 from mpiddp.wording import count_noun
@@ -61,6 +70,44 @@ def find_place(measured: Measured) -> Place:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """Who is the fastest at a size, and by how much."""
+
+    winner: Measured
+    second: Measured | None
+    """The next one, of another kind; None if there is none."""
+    lead: Ratio | None
+    """How many times as fast as the second the winner is."""
+    framework: Measured | None
+    """Of the winner's record."""
+    speed: Ratio | None
+    """How many times as fast as the framework the winner is."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the lead is more than the rounds differ, with 95 % confidence."""
+        interval = self.lead.interval if self.lead is not None else None
+        return self.second is None or (interval is not None and interval.low > 1)
+
+
+def are_paired(one: Measured, other: Measured) -> bool:
+    """Whether they took turns in the same rounds."""
+    return one.record == other.record and len(one.cell.samples) == len(other.cell.samples)
+
+
+def estimate(one: Measured, other: Measured) -> float:
+    """How many times as fast one is as the other: as `Group.compare`, without the interval."""
+    find = estimate_rounds if are_paired(one, other) else estimate_ratio
+    return find(one.cell.samples, other.cell.samples)
+
+
+def name_kind(measured: Measured, name: str = "") -> str:
+    """The name, or the contender's, with the algorithm that ran in place of ``auto``."""
+    name, ran = name or measured.name, measured.cell.ran[0]
+    return name.replace("mpiddp auto", f"mpiddp {ran}", 1) if ran else name
+
+
+@dataclass(frozen=True)
 class Group:
     """The contenders of one place."""
 
@@ -71,7 +118,7 @@ class Group:
     @cached_property
     def times(self) -> Mapping[str, Mapping[int, Spread]]:
         return {
-            name: {size: spread(each.cell.samples) for size, each in row.items()}
+            name: {size: each.cell.summary.spread for size, each in row.items()}
             for name, row in self.rows.items()
         }
 
@@ -114,10 +161,10 @@ class Group:
         return None
 
     def find_speed(self, base: Measured, other: Measured) -> Spread:
-        """How many times faster the other is: the ratio of their medians, and by the other's
-        quartiles."""
-        times = self.times[other.name][other.cell.bytes]
-        return times.inverted(self.times[base.name][base.cell.bytes].median)
+        """How many times as fast the other is: of the ratios, as the map's are."""
+        divide = divide_rounds if are_paired(base, other) else divide_all
+        ratios = spread(list(divide(other.cell.samples, base.cell.samples)))
+        return replace(ratios, median=estimate(other, base))
 
     @cached_property
     def coefficient(self) -> float:
@@ -129,22 +176,37 @@ class Group:
             runs.append([each.samples for each in (first, *pairs)])
         return find_common(runs)
 
-    def is_told_apart(self, winner: Measured, second: Measured) -> bool:
-        """Whether the winner's lead is more than its rounds differ, with 95 % confidence."""
-        interval = self._compare(winner, second).interval
-        return interval is not None and interval.low > 1
-
-    def _compare(self, winner: Measured, second: Measured) -> Ratio:
-        """The second one's time over the winner's."""
-        mine, theirs = winner.cell.samples, second.cell.samples
-        if winner.record == second.record and len(mine) == len(theirs):
+    def compare(self, one: Measured, other: Measured) -> Ratio:
+        """How many times as fast one is as the other."""
+        mine, theirs = one.cell.samples, other.cell.samples
+        if are_paired(one, other):
             return compare_rounds(mine, theirs, self.coefficient)
         return compare_runs(mine, [theirs], self.coefficient)
 
-    def rank_at(self, size: int) -> list[str]:
-        """Contenders with right results, the quickest first."""
-        known = [name for name, row in self.rows.items() if size in row and not row[size].wrong]
-        return sorted(known, key=lambda name: self.times[name][size].median)
+    def judge(self, size: int) -> Verdict | None:
+        """None if no contender has a right result."""
+        order = self.rank_at(size)
+        if not order:
+            return None
+        winner = order[0]
+        # What mpiddp has chosen is no second contender beside what was chosen.
+        others = (each for each in order if name_kind(each) != name_kind(winner))
+        second = next(others, None)
+        base = self.find_framework(winner)
+        lead, speed = (
+            self.compare(winner, each) if each is not None else None for each in (second, base)
+        )
+        return Verdict(winner, second, lead, base, speed)
+
+    def rank_at(self, size: int) -> list[Measured]:
+        """Contenders with right results, the quickest first: by their ratios to the framework, or
+        to the one with the least median."""
+        known = [row[size] for row in self.rows.values() if size in row and not row[size].wrong]
+        if not known:
+            return []
+        least = min(known, key=lambda each: self.times[each.name][size].median)
+        base = self.find_framework(least) or least
+        return sorted(known, key=lambda each: -estimate(each, base))
 
     def choose(self) -> list[str]:
         """The lines to begin with: framework, MPI, mpiddp's choice, and what is quickest."""
@@ -152,10 +214,9 @@ class Group:
         scores: dict[str, float] = defaultdict(float)
         for size in self.sizes:
             order = self.rank_at(size)
-            for name in order:
-                best = self.times[order[0]][size].median
+            for each in order:
                 # 1 for the quickest, half of it at twice the time.
-                scores[name] += best / self.times[name][size].median
+                scores[each.name] += estimate(each, order[0])
         others = sorted(scores, key=lambda name: -scores[name])
         return list(dict.fromkeys([*usual, *others]))[:MOST_SHOWN]
 
@@ -182,18 +243,3 @@ def name_places(groups: Sequence[Group]) -> tuple[list[str], list[str]]:
         # Where one has nothing of its own, where it was measured stays its name.
         common = [part for part in common if part != parts[0][0]]
     return [", ".join(part for part in each if part not in common) for each in parts], common
-
-
-def shorten(names: Iterable[str]) -> dict[str, str]:
-    """Names without what those with the same first word have in common behind their commas."""
-    families: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        families[name.partition(" ")[0]].append(name)
-    short = {}
-    for family in families.values():
-        tails = [set(name.split(", ")[1:]) for name in family]
-        common = set.intersection(*tails) if len(family) > 1 else set()
-        for name in family:
-            head, *rest = name.split(", ")
-            short[name] = ", ".join([head, *(part for part in rest if part not in common)])
-    return short if len(set(short.values())) == len(short) else {name: name for name in short}

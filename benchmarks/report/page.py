@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from benchmarks.common.options import describe_value
+from benchmarks.models.drawing.holdings import letter
 from benchmarks.models.drawing.page import draw_page, fill, read
 from benchmarks.report.pictures import (
     MOST_SHOWN,
@@ -172,10 +173,15 @@ def _pack_chart(chart: Chart, names: Sequence[str]) -> dict[str, Any]:
         values.append(row)
         if line is not None and line.notes:
             notes[number] = {places.index(at): text for at, text in line.notes.items()}
+    wrong = {
+        number: list(map(places.index, lines[name].wrong))
+        for number, name in enumerate(names)
+        if name in lines and lines[name].wrong
+    }
     return {
         "title": chart.title, "text": chart.text, "unit": chart.unit, "isLog": chart.is_log,
         "along": chart.along, "mark": chart.mark, "places": places, "values": values,
-        "notes": notes,
+        "notes": notes, "wrong": wrong,
     }  # fmt: skip
 
 
@@ -189,6 +195,8 @@ def _round(value: float) -> float:
 def _draw_grid(grid: Grid, section: Section, colours: Mapping[str, int]) -> str:
     heads = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in grid.columns)
     rows = []
+    kinds = {square.kind: None for row in grid.squares for square in row if square is not None}
+    keys = {kind: letter(number).upper() for number, kind in enumerate(filter(None, kinds))}
     for number, (name, squares) in enumerate(zip(grid.rows, grid.squares, strict=True)):
         label = html.escape(name)
         if section.panels and len(section.panels) > 1:
@@ -197,12 +205,13 @@ def _draw_grid(grid: Grid, section: Section, colours: Mapping[str, int]) -> str:
                 f"{label}</button>"
             )
         cells = "".join(
-            _draw_square(square, colours, run)
+            _draw_square(square, keys, colours, run)
             for square, run in zip(squares, _count_runs(squares), strict=True)
         )
         rows.append(f'<tr><th scope="row">{label}</th>{cells}</tr>')
-    kinds = {square.kind: None for row in grid.squares for square in row if square is not None}
-    legend = _draw_legend({kind: f"slot-{colours[kind]}" for kind in filter(None, kinds)})
+    legend = _draw_legend(
+        {kind: f"slot-{colours[kind]}" for kind in keys}, keys if len(keys) > 1 else {}
+    )
     names = " names" if legend else ""
     width = LETTER_WIDTH * max(map(len, grid.rows), default=1) + 2
     return (
@@ -213,9 +222,12 @@ def _draw_grid(grid: Grid, section: Section, colours: Mapping[str, int]) -> str:
     )
 
 
-def _draw_legend(classes: Mapping[str, str]) -> str:
-    """Names with their classes; empty if there are none."""
-    items = (f'<li class="{c}"><i></i>{html.escape(name)}</li>' for name, c in classes.items())
+def _draw_legend(classes: Mapping[str, str], keys: Mapping[str, str]) -> str:
+    """Names with their classes, and what stands for them; empty if there are none."""
+    items = (
+        f'<li class="{c}"><i>{keys.get(name, "")}</i>{html.escape(name)}</li>'
+        for name, c in classes.items()
+    )
     return f'<ul class="legend">{"".join(items)}</ul>' if classes else ""
 
 
@@ -228,17 +240,21 @@ def _count_runs(squares: Sequence[Square | None]) -> list[int]:
     return runs
 
 
-def _draw_square(square: Square | None, colours: Mapping[str, int], run: int) -> str:
+def _draw_square(
+    square: Square | None, keys: Mapping[str, str], colours: Mapping[str, int], run: int
+) -> str:
     if square is None:
         return "<td></td>"
     classes = ["marked"] if square.is_marked else []
     style = name = ""
     if square.kind is not None:
         classes.append(f"slot-{colours[square.kind]}")
-        # The legend has the whole name; it stands over all squares that it is the name of.
-        short = html.escape(square.kind.removeprefix("mpiddp "))
-        kind = "hidden" if run == 0 else "long" if run > 1 else "short"
-        name = f'<b class="{kind}" style="--run:{run}">{short}</b> '
+        if run:
+            # Over all squares that it is the name of, if it fits; the legend has it anyway.
+            short = html.escape(square.kind.removeprefix("mpiddp "))
+            name = f'<b style="--run:{run}"><span>{short}</span></b>'
+        if len(keys) > 1:
+            name += f"<i>{keys[square.kind]}</i> "
     elif square.heat is not None:
         classes.append("hot" if square.heat > HOT else "heat")
         style = f' style="--heat:{square.heat:.2f}"'
@@ -252,7 +268,7 @@ def _draw_bars(bars: Bars) -> str:
     names = list(dict.fromkeys(name for bar in bars.bars for name in bar.parts))
     rows = "".join(_draw_bar(bar, bars.unit, most, names) for bar in bars.bars)
     slots = {name: f"part-{at % MOST_SHOWN}" for at, name in enumerate(names) if name}
-    return f'<table class="bars"><tbody>{rows}</tbody></table>{_draw_legend(slots)}'
+    return f'<table class="bars"><tbody>{rows}</tbody></table>{_draw_legend(slots, {})}'
 
 
 def _find_end(bar: Bar) -> float:
@@ -322,15 +338,19 @@ def _draw_links(links: Sequence[Link]) -> str:
         f'{html.escape(urlencode({"first": link.algorithm, "ranks": link.ranks}))}">'
         f"{html.escape(link.algorithm)}</button>"
         for link in links
+        if link.ranks is not None
     )
-    return f'<p class="links">How it works, step by step: {buttons}</p>'
+    parts = [f"How it works, step by step: {buttons}"] if buttons else []
+    unknown = html.escape(", ".join(link.algorithm for link in links if link.ranks is None))
+    parts += [f"Not known here: {unknown} (report --load FILE explains it, too)"] if unknown else []
+    return f'<p class="links">{" ".join(parts)}</p>'
 
 
 def _draw_explanations(report: Report) -> Iterator[str]:
     """The animated page of each collective that is linked to, packed."""
-    first = {link.collective: link for section in report.sections for link in section.links}
-    for name, link in first.items():
-        choice = Choice(find(link.algorithm.partition(":")[0]), collective=Collective(name))
-        packed = gzip.compress(draw_page(choice, link.ranks).encode(), mtime=0)
+    links = [link for section in report.sections for link in section.links if link.ranks]
+    for name, link in {link.collective: link for link in links}.items():
+        choice = Choice(find(link.algorithm), collective=Collective(name))
+        packed = gzip.compress(draw_page(choice, link.ranks or 1).encode(), mtime=0)
         text = base64.b64encode(packed).decode()
         yield f'<script type="text/plain" id="page-{name}">{text}</script>'

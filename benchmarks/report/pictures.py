@@ -22,6 +22,8 @@ class Line:
     """By place on the axis below."""
     notes: Mapping[float, str] = field(default_factory=dict)
     """What is said of a point beside its figures, such as the algorithm that ran."""
+    wrong: Sequence[float] = ()
+    """Places where the results are wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,8 @@ class Link:
 
     collective: str
     algorithm: str
-    ranks: int
+    ranks: int | None
+    """None if the algorithm is not known here, as one's own that was not loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,12 +102,16 @@ def _make_panel(chart: Chart, colours: Mapping[str, int], shown: Sequence[str]) 
         title="", lines=lines, label="" if is_sized else chart.along,
         ticks={place: describe_place(place, chart.along) for place in ticks},
         describe=partial(describe_value, unit=chart.unit), base=10 if chart.is_log else None,
-        mark=chart.mark and chart.mark[0], finish=partial(_finish, chart=chart),
+        mark=chart.mark and chart.mark[0], finish=partial(_finish, chart=chart, shown=shown),
     )  # fmt: skip
 
 
-def _finish(axis: Axes, chart: Chart) -> None:
+def _finish(axis: Axes, chart: Chart, shown: Sequence[str]) -> None:
     axis.tick_params(labelsize=9)
+    for line in chart.lines:
+        if line.name in shown and line.wrong:
+            medians = [line.points[place].median for place in line.wrong]
+            axis.plot(line.wrong, medians, "o", mfc="none", mec="#a51d1d", mew=1.5, ms=8)
     if chart.along == "bytes" and not chart.is_log:
         axis.set_ylim(bottom=0)
 

@@ -32,6 +32,7 @@ from benchmarks.startup.contenders import Contender, list_contenders, list_helps
 from benchmarks.startup.plot import draw
 from benchmarks.startup.report import Failure, Group
 from benchmarks.startup.targets import judge
+from mpiddp.options.outputs import PICTURE, find
 
 RANKS_ON_CLUSTER = (4, 8, 16)
 
@@ -125,5 +126,5 @@ def main(arguments: Sequence[str]) -> None:
             groups.append(group)
         parts = [*map(report.format_group, groups), phases.format_phases(groups, seed)]
         output.show(*parts, targets=judge(groups, seed) if options.targets else ())
-    if options.plot is not None:
-        draw(options.plot, groups, output.heading)
+    for path in find(options.output, PICTURE):
+        draw(path, groups, output.heading)

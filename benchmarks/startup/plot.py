@@ -9,15 +9,6 @@ from typing import TYPE_CHECKING
 from benchmarks.common.plotting import COLOURS, draw_bar, draw_parts, finish_bars, open_figure
 from benchmarks.common.statistics import summarize
 from benchmarks.startup import phases
-from benchmarks.startup.contenders import (
-    FLOOR,
-    FRONT,
-    MPIDDP,
-    MPIDDP_TUNED,
-    SESSION,
-    SESSION_TUNED,
-    TORCHRUN_STATIC,
-)
 from benchmarks.startup.report import Group
 
 if TYPE_CHECKING:
@@ -27,15 +18,6 @@ ROW_INCHES = 0.42
 BLUE, ORANGE, GREY = *COLOURS[:2], "#7f7f7f"
 BY_KIND = {"mpiddp": BLUE, "torchrun": ORANGE, "floor": GREY, "help": BLUE}
 TITLE = "From launch to end, with one all-reduce: medians, quartiles, each run"
-NAMES = {
-    MPIDDP: "mpirun python -m mpiddp",
-    MPIDDP_TUNED: "the same, MPI tuned for one machine",
-    SESSION: "mpirun python, mpiddp.init()",
-    SESSION_TUNED: "the same with mpiddp.init()",
-    FRONT: "mpiddp -n, which starts mpirun",
-    TORCHRUN_STATIC: "torchrun, its fastest settings",
-    FLOOR: "import torch alone",
-}
 
 
 def draw(path: Path, groups: Sequence[Group], note: str) -> None:
@@ -64,9 +46,7 @@ def _draw_runs(axis: Axes, group: Group) -> None:
         values = group.seconds(contender.name)
         text = f"{summarize(values).median:.2f} s"
         draw_bar(axis, place, values, BY_KIND[contender.kind], text)
-    names = [NAMES.get(each.name, each.name) for each in group.contenders]
-    launcher = "mpirun" if group.nodes is None else "srun"
-    finish_bars(axis, [name.replace("mpirun", launcher) for name in names])
+    finish_bars(axis, [contender.name for contender in group.contenders])
 
 
 def _draw_phases(axis: Axes, groups: Sequence[Group]) -> None:

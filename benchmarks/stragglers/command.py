@@ -20,6 +20,7 @@ from benchmarks.stragglers import report
 from benchmarks.stragglers.measurement import Plan, configure, list_contenders, measure
 from benchmarks.stragglers.plot import draw
 from mpiddp.errors import ConfigurationError
+from mpiddp.options.outputs import PICTURE, find
 from mpiddp.training.options.groups.straggler import parse_straggler
 
 READER = make_reader(
@@ -28,7 +29,7 @@ READER = make_reader(
     "framework's all-reduce, of gradients and of weights every so many steps, and a parameter "
     "server with each bound on staleness.",
     groups={"what is measured": Plan, "the run": RunOptions},
-    without=("warm_up", "nodes", "nccl_tests"),
+    without=("warm_up", "nodes"),
 )
 parse = make_parser(READER, Plan)
 
@@ -57,5 +58,5 @@ def main(arguments: Sequence[str]) -> None:
         report.record_runs(output.record, found, plan)
         targets = report.judge(found, plan.accuracy) if options.targets else ()
         output.show(report.format_table(found, plan.accuracy), targets=targets)
-    if options.plot is not None:
-        draw(options.plot, found, plan.accuracy, f"{ranks}; {output.heading}")
+    for path in find(options.output, PICTURE):
+        draw(path, found, plan.accuracy, f"{ranks}; {output.heading}")

@@ -17,13 +17,14 @@ from benchmarks.launching.launchers import Mpirun
 from benchmarks.training_loop import report
 from benchmarks.training_loop.measurement import Group, Plan, measure
 from benchmarks.training_loop.workloads import find_workload
+from mpiddp.options.outputs import PICTURE, find
 
 READER = make_reader(
     command="training-loop",
     description="Time the steps of python -m mpiddp.train and of a bare loop, which take turns in "
     "one process.",
     groups={"what is measured": Plan, "the run": RunOptions},
-    without=("nodes", "nccl_tests"),
+    without=("nodes",),
 )
 parse = make_parser(READER, Plan)
 
@@ -50,5 +51,5 @@ def main(arguments: Sequence[str]) -> None:
                 groups.append(group)
         targets = report.judge(groups) if options.targets else ()
         output.show(report.format_table(groups), targets=targets)
-    if options.plot is not None:
-        report.draw(options.plot, groups, output.heading)
+    for path in find(options.output, PICTURE):
+        report.draw(path, groups, output.heading)

@@ -18,6 +18,7 @@ from benchmarks.training_step.measurement import Group, Plan, measure
 from benchmarks.training_step.plot import draw
 from benchmarks.training_step.targets import judge
 from mpiddp.errors import ConfigurationError
+from mpiddp.options.outputs import PICTURE, find
 from mpiddp.schedules.registry import check_servers
 from mpiddp.schedules.registry import parse as parse_algorithm
 from mpiddp.training.options.groups.straggler import parse_straggler
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str]) -> None:
                 report.record_group(output.record, group)
                 groups.append(group)
         output.show(targets=judge(groups) if options.targets else ())
-    if options.plot is not None:
-        draw(options.plot, groups, output.heading)
+    for path in find(options.output, PICTURE):
+        draw(path, groups, output.heading)
     if wrong := report.list_wrong(groups):
         raise WrongResultError(f"wrong training: {'; '.join(wrong)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
@@ -15,34 +16,12 @@ from benchmarks.common.plotting import (
     wrap_note,
 )
 from benchmarks.common.statistics import spread
-from benchmarks.training_step.contenders import (
-    ALONE,
-    AUTO,
-    BACKEND,
-    DATA_PARALLEL,
-    FUSED,
-    OWN_ALONE,
-    RANKS,
-    Contender,
-)
 from benchmarks.training_step.measurement import Group
 from benchmarks.training_step.report import PARTS, find_efficiency, summarize_parts
-from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NAMES = {
-    FRAMEWORK: "PyTorch DDP",
-    FUSED: "PyTorch DDP, fused optimizer",
-    BACKEND: "PyTorch DDP over mpiddp",
-    DATA_PARALLEL: "PyTorch DataParallel",
-    ALONE: "one rank, PyTorch",
-    OWN_ALONE: "one rank, mpiddp",
-    AUTO: "mpiddp",
-    PARAMETER_SERVER: "parameter server",
-}
-"""Of synchronisations; others are mpiddp's, by their algorithm."""
 TITLES = ("forward and backward", "communication that nothing hides", "optimizer")
 """Of a step's parts."""
 LONGEST = 33
@@ -93,14 +72,11 @@ def _draw_panel(axis: Axes, group: Group) -> None:
     axis.set_title(title, loc="left", fontsize=10)
     axis.set_xlim(0, ROOM * axis.dataLim.x1)
     axis.set_xlabel("milliseconds", fontsize=8)
-    finish_bars(axis, list(map(find_name, group.series)), size=8)
+    finish_bars(axis, [break_name(contender.name) for contender in group.series], size=8)
     axis.tick_params(axis="x", labelsize=8)
 
 
-def find_name(contender: Contender) -> str:
-    """What a reader calls it, on lines that leave the bars their room."""
-    details = contender.name.removeprefix(contender.sync).lstrip(" :")
-    details = details.replace(f"servers={RANKS}", "one on each rank").replace(",", ", ")
-    name = NAMES.get(contender.sync, f"mpiddp, {contender.sync}")
-    whole = ", ".join(filter(None, [name, details]))
-    return fill(whole, LONGEST, break_long_words=False, break_on_hyphens=False)
+def break_name(name: str) -> str:
+    """On lines that leave the bars their room."""
+    parts = re.sub("[:,]", r"\g<0> ", name)
+    return fill(parts, LONGEST, break_long_words=False, break_on_hyphens=False).replace(": ", ":")

@@ -21,8 +21,7 @@ from benchmarks.collectives.measurement import measure
 from benchmarks.collectives.options import ALL, RANKS_ON_CLUSTER, Plan, finish
 from benchmarks.collectives.report import list_wrong
 from benchmarks.common import results
-from benchmarks.common.checks import check_outputs
-from benchmarks.common.options import File, RunOptions, make_reader, make_run
+from benchmarks.common.options import RunOptions, make_reader, make_run
 from benchmarks.common.records import Cell, Record, RecordWriter, read_record
 from benchmarks.common.tables import COLLECTIVES
 from benchmarks.common.trials import WrongResultError
@@ -34,6 +33,7 @@ from mpiddp.collectives import AUTO, MPI
 from mpiddp.collectives.tuning import NO_TABLE, write_table
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.fields import Argument, pick
+from mpiddp.options.outputs import RECORD, TABLE, Kind, Outputs, check_outputs, find, writes
 from mpiddp.wording import describe_size, print_text
 
 SCREENING_ROUNDS = 3
@@ -45,18 +45,20 @@ MADE = ("date", "packages", "commit", "launcher", "mpi_library", "processor", "c
 """What a table keeps of the environment that it was made in."""
 
 
+TUNING = Kind("tuning table", (".json",))
+NCCL = Kind("NCCL's tuner plugin", (".conf",))
+
+
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions:
     """What is read, and what is written."""
 
     records: Annotated[tuple[Path, ...], Argument("RECORD", is_positional=True)] = ()
-    """Files that --json wrote, in place of a measurement: of auto beside other algorithms."""
+    """Records, in place of a measurement: of auto beside other algorithms."""
 
-    output: File = None
-    """Write the table, for --tuning or MPIDDP_TUNING."""
-
-    nccl_csv: File = None
-    """Write what NCCL has of it for NCCL's example tuner plugin."""
+    output: Annotated[Outputs, writes(TUNING, NCCL, RECORD, TABLE)] = ()
+    """Write what was chosen, for --tuning or MPIDDP_TUNING, or for NCCL's example tuner plugin, or
+    what was measured."""
 
     collectives: Annotated[tuple[str, ...], Argument(choices=tuple(sorted(COLLECTIVES)))] = (
         "all-reduce",
@@ -64,29 +66,33 @@ class TuneOptions:
     """Those that are measured."""
 
 
+OWN = frozenset(TuneOptions.__dataclass_fields__)
 READER = make_reader(
     command="tune",
     description="Find the fastest algorithm by size, and write a table that auto follows.",
     groups={"the table": TuneOptions, "what is measured": Plan, "the run": RunOptions},
     epilog="By default all algorithms are measured, over mpiddp's usual transport and over MPI.",
     without=("quantity", "probes", "rivals", "operators", "cold", "busy", "overlap", "guidelines",
-             "budget", "link", "targets", "plot", "nccl_tests"),
+             "budget", "link", "targets"),
 )  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> None:
     values = READER.read(arguments)
     options = pick(TuneOptions, values)
-    check_outputs(options.output, options.nccl_csv, inputs=options.records)
+    check_outputs(options.output, inputs=options.records)
     if options.records:
-        refused = [name for name in values if name not in TuneOptions.__dataclass_fields__]
+        refused = [
+            *(f"--{name.replace('_', '-')}" for name in values if name not in OWN),
+            *(f"--output {each}" for each in options.output if each.kind in (RECORD, TABLE)),
+        ]
         if refused:
             raise ConfigurationError(
-                f"--{refused[0].replace('_', '-')} is for a measurement, and a RECORD takes its "
+                f"{refused[0]} is for a measurement, and a RECORD takes its "
                 "place: leave out one of them"
             )
         read = list(map(read_record, options.records))
-        if options.output is not None or options.nccl_csv is not None:
+        if find(options.output, TUNING) or find(options.output, NCCL):
             refuse_tuned(read)
         finish_table([each.cells for each in read], read[-1].environment, options)
         return
@@ -189,15 +195,12 @@ def finish_table(
     print_text("\n\n".join([*parts, report.describe_share(verdicts)]))
     for text in left_out:
         print_text(f"Left out: {text}.")
-    if options.output is not None:
+    for path in find(options.output, TUNING):
         sections = [replace(one, ranges=list_ranges(found)) for one, found in verdicts.items()]
-        write_table(options.output, {name: described.get(name) for name in MADE}, sections)
-        print_text(
-            f"Written: {options.output}; used by --tuning {options.output}, or "
-            f"{environment.TUNING}={options.output}."
-        )
-    if options.nccl_csv is not None:
-        lacking = nccl.write_csv(options.nccl_csv, verdicts)
-        print_text(f"Written: {options.nccl_csv}.")
+        write_table(path, {name: described.get(name) for name in MADE}, sections)
+        print_text(f"Written: {path}; used by --tuning {path}, or {environment.TUNING}={path}.")
+    for path in find(options.output, NCCL):
+        lacking = nccl.write_csv(path, verdicts)
+        print_text(f"Written: {path}.")
         for text in lacking:
             print_text(f"NCCL has no such algorithm: {text}.")

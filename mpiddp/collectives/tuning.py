@@ -34,7 +34,7 @@ KIND = "mpiddp tuning table"
 CPU, GPU = "cpu", "gpu"
 Key = tuple[str, str, str]
 """Which calls a section is for: the collective, the elements' type, ``cpu`` or ``gpu``."""
-MAKE = "make one with: python -m benchmarks tune --output FILE"
+MAKE = "make one with: python -m benchmarks tune --output FILE.json"
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
-from mpiddp.doctor.common.options import check_json, parse
+from mpiddp.doctor.common.options import parse
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import is_first
+from mpiddp.options.outputs import check_outputs
+
+
+def check(words: Sequence[str]) -> None:
+    """Raise ConfigurationError for what can be refused before any rank is started."""
+    check_outputs(parse(words).output)
 
 
 def main() -> None:
     """Examine all ranks that the launcher started, and leave with the findings' exit code."""
     with FailureHandler() as failure_handler:
         settings = parse(sys.argv[1:], show_help=is_first())
-        if settings.json is not None and is_first():
-            check_json(settings.json)
+        if is_first():
+            check_outputs(settings.output)
         # Here, so that --help reads nothing but the command line.
         from mpiddp.doctor.examination import examine
 

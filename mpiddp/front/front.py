@@ -13,7 +13,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -364,21 +364,33 @@ def _check_tuning(line: CommandLine) -> None:
         raise ConfigurationError(f"--tuning: {path} cannot be read: {error.strerror}") from None
 
 
-def _check_packages(line: CommandLine, options: FrontOptions) -> None:
-    """Raise ConfigurationError if the ranks lack a package; they may have another Python."""
-    if not options.python and not os.environ.get(environment.WRAP) and options.launcher != NONE:
-        check_packages(NEEDED_TO_TRAIN if line.own_program == TRAINER else NEEDED)
+def _check_ranks(
+    line: CommandLine, options: FrontOptions, check: Callable[[Sequence[str]], object] | None
+) -> None:
+    """Raise ConfigurationError if the ranks lack a package, or would refuse their words.
+
+    They may have another Python, with other files.
+    """
+    if options.python or os.environ.get(environment.WRAP) or options.launcher == NONE:
+        return
+    check_packages(NEEDED_TO_TRAIN if line.own_program == TRAINER else NEEDED)
+    if check is not None:
+        check(line.rest[1:])
 
 
-def run(line: CommandLine) -> NoReturn:
-    """Start the ranks that the command line asks for; ends this process with the exit code."""
+def run(line: CommandLine, check: Callable[[Sequence[str]], object] | None = None) -> NoReturn:
+    """Start the ranks that the command line asks for; ends this process with the exit code.
+
+    ``check`` raises ConfigurationError for what the ranks of one of mpiddp's own programs would
+    refuse of the words after its name.
+    """
     try:
         options = read_front(line)
         job = Job(line, options)
         if options.dry_run:
             _write(sys.stdout, f"{job.plan.describe(job.program)}\n")
             raise SystemExit(0)
-        _check_packages(line, options)
+        _check_ranks(line, options, check)
         _check_output(line, job.plan.ranks)
         _check_tuning(line)
         end, _ = job.run()

@@ -120,6 +120,8 @@ def _check_places(line: CommandLine, options: FrontOptions) -> None:
     """Raise ConfigurationError if options stand on the wrong side of the script."""
     line.check_options()
     misplaced = line.find_misplaced()
+    if misplaced is not None:
+        _check_program(line)  # A word that is no script has no options.
     if misplaced is not None and line.own_program is not None:
         raise ConfigurationError(f"{misplaced} stands after {line.command}: put it before")
     if misplaced is not None:

@@ -1,4 +1,4 @@
-"""``--debug``, and a debug level of torch's that ends ranks. docs/debugging.md shows both."""
+"""``--debug``, and a debug level of torch's that ends ranks. docs/troubleshooting.md shows both."""
 
 from __future__ import annotations
 

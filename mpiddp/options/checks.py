@@ -116,13 +116,20 @@ def quote(value: object) -> str:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """`` (did you mean WORD?)`` if one of ``choices`` is similar or abbreviated, else nothing."""
+    """`` (did you mean WORD?)`` if `find_near` finds one, else nothing."""
+    near = find_near(word, choices)
+    return f" (did you mean {near}?)" if near else ""
+
+
+def find_near(word: str, choices: Iterable[str]) -> str | None:
+    """The one of ``choices`` that is similar, begins with ``word``, or is abbreviated by it."""
     from difflib import get_close_matches  # Only for a message.
 
     known, bare = list(choices), word.lstrip("-")
-    short = [each for each in known if bare and _abbreviate(each) == bare]
-    near = short or get_close_matches(word, known, 1, 0.7)
-    return f" (did you mean {near[0]}?)" if near else ""
+    near = [each for each in known if bare and _abbreviate(each) == bare]
+    if not near and len(bare) > 2:
+        near = sorted((each for each in known if each.lstrip("-").startswith(bare)), key=len)
+    return next(iter(near or get_close_matches(word, known, 1, 0.7)), None)
 
 
 def _abbreviate(name: str) -> str:

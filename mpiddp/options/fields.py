@@ -42,6 +42,12 @@ class Argument:
     """Left out of help."""
     is_first: bool = False
     """Read before all others, whose values may depend on it."""
+    is_repeated: bool = False
+    """Whether a tuple's option is given once for each value, and not once before all of them."""
+    more: str = ""
+    """What help says behind the text below the field."""
+    other_names: tuple[tuple[str, str], ...] = ()
+    """Options by which others call it, each with the value to type: ``("-o", "FILE")``."""
 
 
 @dataclass(frozen=True)

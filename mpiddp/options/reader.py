@@ -8,14 +8,14 @@ import io
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain, pairwise, takewhile
 from typing import Any, NoReturn, TypeVar
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.options.checks import did_you_mean, quote
+from mpiddp.options.checks import did_you_mean, find_near, quote
 from mpiddp.options.fields import Field, list_fields, pick, read_docstrings
 from mpiddp.wording import fit
 
@@ -31,7 +31,7 @@ class Reader:
     """As it is typed."""
     description: str
     groups: Mapping[str, type[Any]]
-    """Dataclasses, by the title that help shows; a field's name occurs once in all of them."""
+    """Dataclasses, by the title that help shows; of a field in several, the first one counts."""
     epilog: str = ""
     usage: str = ""
     """If empty, positional arguments, then options."""
@@ -71,6 +71,13 @@ class Reader:
                 values, rest = parser.parse_known_args(_join_negative(words, groups))
         except _MissingValueError as error:
             self.refuse_missing(str(error))
+        except ConfigurationError:
+            # Its value may be what was taken for another argument.
+            known = {*self._known(), *(field.flag for field in chain(*groups.values()))}
+            for word in takewhile(lambda word: word != "--", words):
+                if re.match(r"--?[A-Za-z]", word) and word.partition("=")[0] not in known:
+                    self.refuse(typed[word])
+            raise
         rest = [word for word in rest if word != "--"]
         if rest:
             word = next((word for word in rest if word.startswith("-")), rest[0])
@@ -83,14 +90,29 @@ class Reader:
     def refuse(self, word: str, advice: str = "") -> NoReturn:
         """Raise ConfigurationError for a word that has no place on the command line."""
         option = word.partition("=")[0]
+        fields = list(chain.from_iterable(self._list().values()))
         if not word.startswith("-"):
-            raise ConfigurationError(f"unexpected argument {quote(word)}{advice or self._advice}")
+            taken = next((each.flag for each in fields if _takes_file(each, word)), "")
+            hint = f" (did you mean {taken} {word}?)" if taken else ""
+            advice = advice or ("" if hint else self._advice)
+            raise ConfigurationError(f"unexpected argument {quote(word)}{hint}{advice}")
+        name = option.replace("_", "-")
+        for field in fields:
+            for other, value in field.argument.other_names:
+                if name == other:
+                    more = f"; {field.argument.more}" if value == field.metavar else ""
+                    raise ConfigurationError(
+                        f"unknown option {option}: type {field.flag} {value}{more}"
+                    )
         explanation = self.explain(option)
         if explanation is not None:
             raise ConfigurationError(explanation)
-        fields = chain.from_iterable(self._list().values())
-        known = [*HELP, *(flag for field in fields for flag in self._flags(field))]
-        hint = did_you_mean(option.replace("_", "-"), known)
+        known = self._known()
+        places = {f"--{field.name}": field for field in fields if field.argument.is_positional}
+        near = find_near(name, [*known, *places])
+        hint = f" (did you mean {near}?)" if near else ""
+        if near in places:
+            hint = f": {places[near].metavar} is typed without an option"
         advice = advice or ("" if hint else self._advice)
         raise ConfigurationError(f"unknown option {option}{hint}{advice}")
 
@@ -112,10 +134,16 @@ class Reader:
 
     def _list(self) -> dict[str, list[Field]]:
         """The options by the title of their group."""
-        return {
-            title: [field for field in list_fields(kind) if field.name not in self.without]
-            for title, kind in self.groups.items()
-        }
+        taken = set(self.without)
+        groups: dict[str, list[Field]] = {}
+        for title, kind in self.groups.items():
+            groups[title] = [field for field in list_fields(kind) if field.name not in taken]
+            taken |= {field.name for field in groups[title]}
+        return groups
+
+    def _known(self) -> list[str]:
+        fields = chain.from_iterable(self._list().values())
+        return [*HELP, *(flag for field in fields for flag in self._flags(field))]
 
     def _flags(self, field: Field) -> Iterator[str]:
         if not field.argument.is_positional and not field.argument.is_hidden:
@@ -172,7 +200,8 @@ class Reader:
     def _add(self, target: Any, field: Field, text: str) -> None:
         argument = field.argument
         is_required = field.default is dataclasses.MISSING
-        about = (text.removesuffix(".") + _describe_default(field, text)).replace("%", "%%")
+        text = "; ".join(filter(None, [text.removesuffix("."), argument.more]))
+        about = (text + _describe_default(field, text)).replace("%", "%%")
         settings: dict[str, Any] = {
             "help": argparse.SUPPRESS if argument.is_hidden else about,
             "default": argparse.SUPPRESS,
@@ -184,7 +213,9 @@ class Reader:
             target.add_argument(field.flag, action=negatable, **settings)
             return
         settings |= {"type": partial(self._read, field), "metavar": field.metavar}
-        if field.is_several:
+        if argument.is_repeated:
+            settings["action"] = "append"
+        elif field.is_several:
             settings["nargs"] = "*" if argument.is_positional and not is_required else "+"
         elif argument.bare is not None:
             settings |= {"nargs": "?", "const": field.read(argument.bare)}
@@ -276,6 +307,13 @@ def _join_negative(words: Iterable[str], groups: Mapping[str, list[Field]]) -> l
         else:
             joined.append(word)
     return joined
+
+
+def _takes_file(field: Field, word: str) -> bool:
+    """Whether ``word`` looks like a file of this option, ``--output FILE``."""
+    with suppress(ValueError):
+        return bool(field.argument.other_names and field.read(word))
+    return False
 
 
 def _describe_default(field: Field, text: str) -> str:

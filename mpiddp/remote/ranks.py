@@ -363,12 +363,12 @@ def ranks(
     Args:
         number: of ranks; by default one for each GPU, else for each core; in a Slurm job as many
             as it has tasks.
-        nodes, per_node: nodes of the Slurm job, and ranks on each.
+        nodes: of the Slurm job, with ``per_node`` ranks on each.
         call_timeout: seconds that a call may take; by default as long as it wants.
         variables: added to the environment of the ranks.
         output: called with rank, ``out`` or ``err``, and text for what the ranks print, in place
             of printing it with labels.
-        launcher, launcher_options: as the front's options.
+        launcher: as the front's option, with ``launcher_options``.
         **options: those of `mpiddp.init`, and ``stall_timeout`` and ``debug``.
 
     Raises:

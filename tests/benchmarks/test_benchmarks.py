@@ -13,7 +13,6 @@ import pytest
 
 import documents
 from benchmark_runs import check_drawing, record_benchmark, run_benchmark, write_program
-from benchmarks.common import checks
 from benchmarks.common.statistics import make_series
 from benchmarks.launching import launchers, processes
 from benchmarks.launching.processes import Program, Run
@@ -37,6 +36,7 @@ from benchmarks.startup.targets import judge
 from copies import make_mpirun
 from launchers import is_alive, run_python, until
 from mpiddp.errors import ConfigurationError, LaunchError
+from mpiddp.options.outputs import PICTURE, Output, check_outputs
 from mpiddp.process import cpus
 
 # Launchers
@@ -206,17 +206,16 @@ def test_the_table_shows_every_contender_and_ratios_round_by_round():
 
 def test_a_drawing_names_its_contenders(tmp_path):
     path = tmp_path / "drawing.svg"
-    checks.check_drawable(path)
     rows = {"tuned": [1.0, 2.0], "floor": [3.0]}
     draw(path, [_group(2, **rows), _group(4, **rows), _group(0, help=[0.5])], "first & second")
-    words = ("first &amp; second", "MPI tuned for one machine", FLOOR, "4 ranks", "seconds")
+    words = ("first &amp; second", MPIDDP_TUNED, FLOOR, "4 ranks", "seconds")
     check_drawing(path, *words)
 
 
 def test_without_matplotlib_a_drawing_is_refused_in_advance(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'mpiddp\[plot\]'"):
-        checks.check_drawable(Path("drawing.svg"))
+        check_outputs((Output(Path("drawing.svg"), PICTURE),))
 
 
 # The command line
@@ -253,7 +252,7 @@ HELPS = {
     "training-step": ["--straggler", "parameter-server"],
     "stragglers": ["--staleness"],
     "checkpoint": ["--save-every"],
-    "numerics": ["halving-", "--dtype", "--plot"],
+    "numerics": ["halving-", "--dtype", "--output"],
     "prove": ["python -m benchmarks prove"],
     "explain": ["python -m benchmarks explain"],
     "simulate": ["python -m benchmarks simulate"],
@@ -330,7 +329,7 @@ def test_startup_measures_prints_and_writes(tmp_path):
     arguments = documents.read_command("python -m benchmarks startup")
     # Variables of an outer launch must not reach the ranks.
     printed, found = record_benchmark(
-        tmp_path / "startup.json", "startup", *arguments, "--targets", "--plot", str(drawing),
+        tmp_path / "startup.jsonl", "startup", *arguments, "--targets", "--output", str(drawing),
         PMIX_RANK="7",
     )  # fmt: skip
     assert "2 ranks, 1 rounds" in printed

@@ -40,7 +40,7 @@ def registered(own_registry):
 
 @pytest.mark.parametrize("ranks", [32, pytest.param(64, marks=pytest.mark.long)])
 def test_everything_that_is_registered_is_proved(ranks, tmp_path):
-    printed, record = record_benchmark(tmp_path / "proof.json", "prove", "--ranks", str(ranks))
+    printed, record = record_benchmark(tmp_path / "proof.jsonl", "prove", "--ranks", str(ranks))
     *verdicts, _ = record.others
     assert [verdict["algorithm"] for verdict in verdicts] == list(registry.names())
     for verdict in verdicts:
@@ -116,10 +116,10 @@ def test_what_is_no_all_reduce_is_refused_by_every_command(begin, capsys):
 
 def test_a_page_leaves_out_what_is_no_all_reduce(tmp_path, capsys):
     with wrong_algorithms.registered():
-        explain.main(["ring", "--ranks", "3", "--html", str(tmp_path / "page.html")])
+        explain.main(["ring", "--ranks", "3", "--output", str(tmp_path / "page.html")])
         with pytest.raises(ScheduleError):
             explain.main(["ring", "--ranks", "3", "--beside", "double",
-                          "--html", str(tmp_path / "page.html")])  # fmt: skip
+                          "--output", str(tmp_path / "page.html")])  # fmt: skip
     assert "wrote" in capsys.readouterr().out
 
 
@@ -173,7 +173,7 @@ def test_a_collective_is_explained_by_its_usual_algorithm_or_another(capsys):
 def test_the_workflow_of_a_training_step_is_explained(tmp_path, capsys):
     svg, page = tmp_path / "a.svg", tmp_path / "a.html"
     explain.main(["training-step", "--by", "central", "--compute", "9", "--buckets", "3", "--bytes",
-                  "12M", "--svg", str(svg), "--html", str(page)])  # fmt: skip
+                  "12M", "--output", str(svg), "--output", str(page)])  # fmt: skip
     text = capsys.readouterr().out
     assert text.startswith("training-step by central on 4 ranks, 12 MiB of gradients, ")
     order = ["forward ", "backward 1 ", "bucket 1 ", "backward 3", "bucket 3", "update "]
@@ -199,7 +199,7 @@ def test_a_link_shared_by_the_ranks_of_a_node_can_be_quicker_than_one_rank(capsy
 def test_explain_draws(tmp_path, capsys):
     svg, page = tmp_path / "a.svg", tmp_path / "a.html"
     explain.main(["two-level", "--ranks", "5", "--nodes", "2", "--segments", "2",
-                  "--svg", str(svg), "--html", str(page), "--beside", "ring"])  # fmt: skip
+                  "--output", str(svg), "--output", str(page), "--beside", "ring"])  # fmt: skip
     assert "two-level:segments=2 on 5 ranks of 2 nodes" in svg.read_text()
     ElementTree.parse(svg)
     assert page.read_text().startswith("<!")
@@ -218,8 +218,8 @@ def test_the_first_lines_can_be_looked_at_alone():
 
 
 def simulate_record(tmp_path, *arguments):
-    path = tmp_path / "prices.json"
-    simulate.main([*arguments, "--json", str(path)])
+    path = tmp_path / "prices.jsonl"
+    simulate.main([*arguments, "--output", str(path)])
     return {
         (cell.ranks, cell.contender, cell.at["bytes"]): cell for cell in read_record(path).cells
     }
@@ -258,7 +258,7 @@ def test_a_registered_closed_form_is_used(registered, tmp_path):
 
 def test_prices_are_drawn(tmp_path, capsys):
     path = tmp_path / "prices.svg"
-    simulate.main(["--ranks", "4", "2048", "--ranks-per-node", "4", "--plot", str(path)])
+    simulate.main(["--ranks", "4", "2048", "--ranks-per-node", "4", "--output", str(path)])
     text = path.read_text()
     # Of eleven algorithms or more, the best six on the whole.
     drawn = [name for name in registry.names() if f">{name}<" in text or f"{name} -->" in text]

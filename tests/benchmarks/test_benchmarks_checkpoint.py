@@ -61,11 +61,11 @@ def test_a_report_is_read_as_it_was_written():
 def test_checkpoints_are_measured_drawn_and_recorded(tmp_path, capsys, monkeypatch):
     """In a directory that is named relative to this process's own, which is not the ranks'."""
     monkeypatch.chdir(tmp_path)
-    record, picture = tmp_path / "record.json", tmp_path / "picture.svg"
+    record, picture = tmp_path / "record.jsonl", tmp_path / "picture.svg"
     words = [*documents.read_command("python -m benchmarks checkpoint"), "--targets"]
     written = tmp_path / "disk"
     written.mkdir()
-    command.main([*words, "--directory", "disk", "--json", str(record), "--plot", str(picture)])
+    command.main([*words, "--directory", "disk", "--output", str(record), "--output", str(picture)])
     printed = capsys.readouterr().out
     assert "mlp:megabytes=4, AdamW, 2 ranks (cpu), batch 8 per rank" in printed
     assert "target: a checkpoint every 50 steps, synchronous: at most 3.5% of training" in printed

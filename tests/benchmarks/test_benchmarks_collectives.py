@@ -82,7 +82,7 @@ def test_targets_are_judged_only_on_request(monkeypatch, capsys, tmp_path, words
     cells = make_cell(GLOO_ROW, M, [[4.0]] * 6), make_cell(PRIVATE_OWN, M, [[1.0]] * 6)
     fake_measuring(monkeypatch, *cells)
     path = tmp_path / "record.jsonl"
-    command.main("allreduce", ["--ranks", "2", "--sizes", "1M", "--json", str(path), *words])
+    command.main("allreduce", ["--ranks", "2", "--sizes", "1M", "--output", str(path), *words])
     text = "target: mpiddp auto, auto, private: at least 4 × Gloo: 1 MiB 4.000: met"
     assert (text in capsys.readouterr().out) == bool(words)
     record = read_record(path)
@@ -213,7 +213,7 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
     write_table(table, {}, [])
     # Variables of an outer launch must not reach the ranks, which run in another directory.
     variables = {"PMIX_RANK": "7", "MPIDDP_TUNING": os.path.relpath(table, launching.ROOT)}
-    words = ["allreduce", *words, "--plot", str(drawing)]
+    words = ["allreduce", *words, "--output", str(drawing)]
     printed, record = record_benchmark(tmp_path / "allreduce.jsonl", *words, **variables)
     assert record.benchmark == "allreduce" and record.is_complete
     cells = [cell for cell in record.cells if cell.quantity == "all-reduce"]

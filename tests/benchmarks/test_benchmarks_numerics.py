@@ -236,8 +236,8 @@ SMALL = ["--ranks", "4", "2", "--elements", "12"]
 
 
 def test_the_command_prints_tables_and_writes_a_record_and_a_drawing(tmp_path, capsys):
-    record, drawing = tmp_path / "numerics.json", tmp_path / "numerics.svg"
-    numerics.main([*SMALL, "--json", str(record), "--plot", str(drawing), "--seed", "3"])
+    record, drawing = tmp_path / "numerics.jsonl", tmp_path / "numerics.svg"
+    numerics.main([*SMALL, "--output", str(record), "--output", str(drawing), "--seed", "3"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     for name in registry.names():
         (first, second) = (row for row in rows if row[:1] == [name])
@@ -267,9 +267,9 @@ def test_chosen_algorithms_and_types_are_all_there_is(capsys):
 
 
 def test_an_overflow_is_shown_explained_and_no_cell_of_the_record(tmp_path, capsys):
-    record, drawing = tmp_path / "a.json", tmp_path / "a.png"
+    record, drawing = tmp_path / "a.jsonl", tmp_path / "a.png"
     options = ["ring", *SMALL, "--scale", "40000", "--dtype", "float16"]
-    numerics.main([*options, "--json", str(record), "--plot", str(drawing)])
+    numerics.main([*options, "--output", str(record), "--output", str(drawing)])
     assert "65504" in capsys.readouterr().out
     refused = [line for line in read_record(record).others if line["kind"] == "refusal"]
     assert [line["at"]["ranks"] for line in refused if line["at"]["error"] == "rms"][:1] == [2]

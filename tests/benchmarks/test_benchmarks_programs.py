@@ -55,9 +55,9 @@ def test_the_speed_is_that_of_rounds_and_kept_as_a_promise():
 @pytest.mark.mpi
 def test_programs_are_checked_timed_printed_drawn_and_written(tmp_path):
     picture = tmp_path / "programs.svg"
-    words = ["--ranks", "2", "--repetitions", "1", "--iterations", "3", "--plot", str(picture)]
+    words = ["--ranks", "2", "--repetitions", "1", "--iterations", "3", "--output", str(picture)]
     # The compiled one is left out: this is no compiler.
-    printed, found = record_benchmark(tmp_path / "a.json", "programs", *words, CXX="/none")
+    printed, found = record_benchmark(tmp_path / "a.jsonl", "programs", *words, CXX="/none")
     assert MAKERS.keys() == PROGRAMS.keys()
     assert {(cell.at["program"], cell.contender) for cell in found.cells} == {
         (name, contender.name) for name in PROGRAMS.keys() - {COMPILED} for contender in (GLOO, OWN)
@@ -75,7 +75,7 @@ def test_programs_are_checked_timed_printed_drawn_and_written(tmp_path):
 )
 def test_programs_are_right_on_more_ranks_compiled_too(tmp_path, ranks, left_out):
     words = ["--ranks", str(ranks), "--repetitions", "1", "--iterations", "2"]
-    printed, found = record_benchmark(tmp_path / "a.json", "programs", *words)
+    printed, found = record_benchmark(tmp_path / "a.jsonl", "programs", *words)
     programs = {cell.at["program"] for cell in found.cells}
     assert programs == PROGRAMS.keys() - left_out, printed
     assert printed.count(f"8 heads cannot be split over {ranks} ranks") == len(left_out)

@@ -298,10 +298,10 @@ def test_a_run_that_the_cluster_lost_is_made_again_once(monkeypatch, lost, ends)
 def test_it_measures_a_cluster(slurm_cluster, tmp_path):
     drawing = tmp_path / "startup.svg"
     arguments = ["--launcher", "srun", "--ranks", "4", "--repetitions", "1", "--warm-up", "0"]
-    arguments += ["--hosts", "--plot", str(drawing)]
+    arguments += ["--hosts", "--output", str(drawing)]
     # Variables of an outer launch must not reach the ranks.
     variables = {**slurm_cluster.environment(), "PMIX_RANK": "7"}
-    printed, found = record_benchmark(tmp_path / "a.json", "startup", *arguments, **variables)
+    printed, found = record_benchmark(tmp_path / "a.jsonl", "startup", *arguments, **variables)
     assert "4 ranks on 4 nodes, 1 rounds" in printed
     places = found.environment["hosts"]["4"]
     assert len(places) == found.environment["nodes"] == 4
@@ -329,11 +329,11 @@ def test_it_measures_a_cluster(slurm_cluster, tmp_path):
 @pytest.mark.long
 @pytest.mark.slurm
 def test_inside_an_allocation_runs_are_its_steps(slurm_cluster, tmp_path):
-    record = tmp_path / "startup.json"
+    record = tmp_path / "startup.jsonl"
     arguments = ["--launcher", "srun", "--ranks", "2", "--repetitions", "1", "--warm-up", "0"]
     around = (str(shutil.which("salloc")), "--quiet", "--nodes=2", "--ntasks=4", "--exclusive")
     before = newest_job(slurm_cluster)
-    arguments += ["--json", str(record)]
+    arguments += ["--output", str(record)]
     variables = {**slurm_cluster.environment(), "PMIX_RANK": "7"}
     answer = run_benchmark("startup", *arguments, around=around, **variables)
     assert answer.returncode == 0, answer.stderr

@@ -112,10 +112,10 @@ def test_each_round_trains_from_another_seed(monkeypatch):
 @pytest.mark.long
 @pytest.mark.mpi
 def test_whole_trainings_are_measured_drawn_and_recorded(tmp_path, capsys):
-    record, picture = tmp_path / "record.json", tmp_path / "picture.svg"
+    record, picture = tmp_path / "record.jsonl", tmp_path / "picture.svg"
     words = documents.read_command("python -m benchmarks stragglers")
     words += ["--accuracy", "0.15", "--targets"]
-    stragglers.main([*words, "--json", str(record), "--plot", str(picture)])
+    stragglers.main([*words, "--output", str(record), "--output", str(picture)])
     printed = capsys.readouterr().out
     assert "2 ranks, mlp on digits" in printed
     target = "straggler 0=4: time of server, no bound to 15%, by in step, at most 0.5: "

@@ -108,8 +108,8 @@ def test_the_bare_loop_trains_as_one_process_does_with_all_samples(pool):
 def test_both_loops_are_timed_printed_drawn_and_written(tmp_path):
     picture = tmp_path / "loop.svg"
     words = ["--ranks", "2", "--models", "convnet", "--seconds", "1", "--targets"]
-    words += ["--plot", str(picture)]
-    printed, found = record_benchmark(tmp_path / "loop.json", "training-loop", *words)
+    words += ["--output", str(picture)]
+    printed, found = record_benchmark(tmp_path / "loop.jsonl", "training-loop", *words)
     [row] = [line for line in printed.splitlines() if line.startswith("convnet")]
     assert row.split()[1:3] == ["2", "16"]
     assert "target: the trainer's samples per second: at least 0.98" in printed

@@ -539,7 +539,7 @@ def test_an_interruption_keeps_and_writes_what_was_measured(monkeypatch, tmp_pat
     monkeypatch.setattr(command, "check", lambda _: MPIRUN)
     words = ["--sizes", "8", "64", "--ranks", "2", "--algorithms", "auto", "--repetitions", "3"]
     with fake_jobs(monkeypatch, answer), pytest.raises(KeyboardInterrupt):
-        command.main("allreduce", [*words, "--buffers", "private", "--json", str(path)])
+        command.main("allreduce", [*words, "--buffers", "private", "--output", str(path)])
     record = read_record(path)
     assert not record.is_complete and "node[1-2]" not in path.read_text()
     assert [cell.details["stopped"] for cell in record.cells if cell.at["bytes"] == 8] == [

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmark_runs import check_drawing
-from benchmarks.collectives import options, report
+from benchmarks.collectives import options, report, scaling
 from benchmarks.collectives import plot as collectives_plot
 from benchmarks.collectives import targets as collectives_targets
 from benchmarks.collectives.contenders import (
@@ -47,6 +47,7 @@ from measured import (
     make_cell,
     make_findings,
 )
+from mpiddp.errors import ConfigurationError
 
 
 def probe(name: str) -> Contender:
@@ -272,8 +273,24 @@ def test_a_drawing_leaves_out_none_that_was_asked_for(tmp_path):
     times = {(row, size): [[1.0 + 9 * (row in slow)]] for row in rows for size in (8, K)}
     path = tmp_path / "drawing.svg"
     collectives_plot.draw(path, [make_findings(times)], "")
-    names = ("Gloo", "MPI_Allreduce", "plain ring", "mpiddp, ring", "mpiddp, central")
+    own = [f"mpiddp {name}, private" for name in ("ring", "central")]
+    names = ("Gloo", "MPI_Allreduce", "plain ring", *own)
     check_drawing(path, *names, f"{len(rows) - 12} contender")
+
+
+def test_sizes_stand_beside_ranks_on_a_node_and_between_nodes(tmp_path):
+    rows = (GLOO_ROW, PRIVATE_OWN, Contender(OWN, algorithm="central"))
+    cells = [
+        replace(cell, ranks=ranks, nodes=nodes)
+        for ranks, nodes, sizes in ((2, 1, (8, M)), (4, 1, (8, K, M)), (2, 2, (8, K)), (8, 8, (8,)))
+        for cell in make_findings({(row, size): [[1e-3]] for row in rows for size in sizes}).cells
+    ]
+    path = tmp_path / "scaling.svg"
+    scaling.draw(path, cells, "a note")
+    shown = ("4 ranks on 1 node: all-reduce", "one node: 1 MiB", "2 ranks on 2 nodes")
+    check_drawing(path, *shown, "1 rank on each node: 8 B", "central: a parameter server; a note")
+    with pytest.raises(ConfigurationError, match="expected records of collectives"):
+        scaling.draw(path, [replace(cells[0], details={})], "")
 
 
 @given(st.lists(st.integers(3, 40), min_size=1, max_size=20, unique=True))

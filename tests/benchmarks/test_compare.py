@@ -198,9 +198,9 @@ def test_the_table_names_what_changed(tmp_path, capsys):
     news = [make_cell(scale(1.5), "ring", **at), make_cell(TIMES, "added")]
     old = write(tmp_path / "old", olds, cores=2)
     new = write(tmp_path / "new", news, cores=4, packages={"torch": "2"})
-    out = tmp_path / "verdicts"
+    out = tmp_path / "verdicts.jsonl"
     with pytest.raises(RegressionError, match="1 cell of 1 became slower") as caught:
-        command.main([str(old), str(new), "--again", "0", "--json", str(out)])
+        command.main([str(old), str(new), "--again", "0", "--output", str(out)])
     assert caught.value.exit_code == 1
     shown = capsys.readouterr()
     assert "all-reduce, ring, 2 ranks, 4 KiB, float32" in shown.out and "1.500" in shown.out
@@ -245,10 +245,11 @@ OPTIONS = {"ranks": [2, 4], "sizes": [4096, 8192, 1 << 20], "types": ["int32"], 
 
 
 def test_a_command_line_is_restricted_to_the_suspects():
-    words = "--ranks 2 4 --sizes 4K 8K 1M --cold --algorithms=all --repetitions 5 --plot x --json=a"
+    words = "--ranks 2 4 --sizes 4K 8K 1M --cold --algorithms=all --repetitions 5"
     wanted = again.find_wanted(
         [make_cell(TIMES, "a", bytes=4096), make_cell(TIMES, "b", bytes=8192, type="int32")]
     )
+    words += " --output x.svg --output=a.jsonl"
     found = again.restrict(words.split(), OPTIONS, wanted)
     expected = "--cold --algorithms=all --repetitions 5 --ranks 2 --sizes 4096 8192"
     assert found == expected.split()
@@ -278,14 +279,14 @@ def test_suspects_are_measured_by_the_records_command(tmp_path, monkeypatch, cap
         return 0, ""
 
     monkeypatch.setattr(again, "_run", run)
-    line = "python -m benchmarks allreduce --sizes 4K 1M --json new"
+    line = "python -m benchmarks allreduce --sizes 4K 1M --output new.jsonl"
     cells = [make_cell(TIMES, "ring", bytes=count) for count in (4096, 1 << 20)]
     old = write(tmp_path / "old", cells)
     slow = make_cell(scale(1.4), "ring", bytes=4096)
     new = write(tmp_path / "new", [slow, cells[1]], command=line)
     command.main([str(old), str(new)])
     assert len(ran) == 2 and ran[0][1:-1] == (
-        ["-m", "benchmarks", "allreduce", "--ranks", "2", "--sizes", "4096", "--json"]
+        ["-m", "benchmarks", "allreduce", "--ranks", "2", "--sizes", "4096", "--output"]
     )
     assert "1.40 1.00 1.00" in capsys.readouterr().out
 
@@ -310,21 +311,19 @@ def test_what_cannot_be_measured_again_is_said(tmp_path, capfd, environment, exp
 
 def test_equal_records_are_no_error_and_the_record_of_their_verdicts_can_be_read(tmp_path, capsys):
     old = write(tmp_path / "old", [make_cell(TIMES)])
-    command.main([str(old), str(old), "--json", str(tmp_path / "verdicts")])
+    command.main([str(old), str(old), "--output", str(tmp_path / "verdicts.jsonl")])
     assert "1 cell: 0 slower, 0 faster, 0 unknown, 1 same" in capsys.readouterr().out
-    found = read_record(tmp_path / "verdicts")
+    found = read_record(tmp_path / "verdicts.jsonl")
     assert found.is_complete and found.others[0]["verdict"] == "same"
 
 
 def test_a_record_that_is_read_is_not_overwritten(tmp_path):
-    old = write(tmp_path / "old", [make_cell(TIMES)])
-    before = old.read_text()
-    for main, words in (
-        (command.main, [str(old), str(old), "--json"]),
-        (fit.main, [str(old), "--output"]),
-        (tune.main, [str(old), "--output"]),
-        (report.main, [str(old), "--html"]),
-    ):
+    for main, name in (
+        (command.main, "a.jsonl"), (fit.main, "a.json"), (tune.main, "a.json"),
+        (report.main, "a.html"),
+    ):  # fmt: skip
+        read = write(tmp_path / name, [make_cell(TIMES)])
+        before = read.read_text()
         with pytest.raises(ConfigurationError, match="is read, and would be overwritten"):
-            main([*words, str(tmp_path / "." / "old")])
-    assert old.read_text() == before
+            main([str(read)] * (2 if main is command.main else 1) + ["--output", f"{read}"])
+        assert read.read_text() == before

@@ -168,7 +168,9 @@ def test_the_page_of_a_step_says_what_goes_on(page: Page):
     file = page.folder / "step.html"
     file.write_text(draw_timeline_page(STEPS[0], "<step>"), "utf-8")
     page.visit(file.as_uri())
-    page.wait(lambda: page.text("#words") != "")
+    # Nothing moves by itself.
+    assert page.text("#words").startswith("After 0.00 ms a rank computes forward;")
+    assert page.text("#play") == "Play"
     page.run("""const moment = document.querySelector("#moment"); moment.value = 0.5;
         moment.dispatchEvent(new Event("input"))""")
     # Half of 180 ms: the third bucket goes, and backward has just ended.
@@ -248,7 +250,7 @@ DIAGRAMS = {
 @pytest.mark.parametrize("name", DIAGRAMS)
 def test_the_diagrams_in_the_documentation_are_up_to_date(name, tmp_path, capsys):
     made, kept = tmp_path / "made.svg", f"benchmarks/pictures/{name}.svg"
-    explain.main([*DIAGRAMS[name], "--svg", str(made)])
+    explain.main([*DIAGRAMS[name], "--output", str(made)])
     assert made.read_text() == (launchers.ROOT / kept).read_text()
     chapters = [(launchers.ROOT / f"docs/{it}.md").read_text() for it in ("algorithms", "learning")]
-    assert f"{' '.join(DIAGRAMS[name])} --svg {kept}" in "".join(chapters)
+    assert f"{' '.join(DIAGRAMS[name])} --output {kept}" in "".join(chapters)

@@ -34,7 +34,7 @@ def read_data(page: str) -> Any:
 
 
 def test_a_page_of_more_ranks_than_can_be_seen_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"up to 64 ranks, not 65: use --svg or the term"):
+    with pytest.raises(ConfigurationError, match=r"up to 64 ranks, not 65: write an .svg"):
         draw_page(parse("ring"), LARGEST + 1)
 
 

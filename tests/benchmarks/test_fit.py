@@ -184,7 +184,7 @@ def test_a_fit_without_a_link_prices_what_does_not_need_it(messages, tmp_path):
 
 def test_the_command_says_what_it_found(messages, tmp_path, capsys):
     plot, output = tmp_path / "fit.svg", tmp_path / "fit.json"
-    command.main([str(messages), "--output", str(output), "--plot", str(plot)])
+    command.main([str(messages), "--output", str(output), "--output", str(plot)])
     text = capsys.readouterr().out
     assert "messages of MPI_Send, on EPYC 9654" in text
     assert "messages between nodes" in text and "additions" in text

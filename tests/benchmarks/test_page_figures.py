@@ -249,7 +249,7 @@ def test_the_page_says_the_same_figures_as_the_terminal(
     page: Page, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = page.folder / "page.html"
-    words = [*command.split(), "--html", str(file)]
+    words = [*command.split(), "--output", str(file)]
     explain.main(words)
     options = explain.parse_options(words)
     schedule = options.choice.build(options.ranks, options.sizes)

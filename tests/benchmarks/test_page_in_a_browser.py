@@ -348,20 +348,6 @@ def test_a_page_is_never_wider_than_the_screen(
         assert page.run("return document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_can_be_read_in_light_and_dark(page: Page, scheme: str) -> None:
-    browser.emulate(page.driver, {"prefers-color-scheme": scheme})
-    page.open("ring", 8, (4, 4), beside="central")
-    page.choose("latency", -1)
-    for stop in (0, 4, 7, 14):
-        page.run("goTo(arguments[0])", stop)
-        found = page.run(browser.CONTRAST)
-        assert len(found) > 100
-        assert [(ratio, what) for ratio, what in found if ratio < 4.5] == []
-    kinds = {what.partition(" ")[0] for _, what in found}
-    assert {"P.words", "P.summary", "SPAN.cell", "SPAN.heading", "DT.", "SMALL."} <= kinds
-
-
 def test_without_javascript_the_page_says_what_is_missing(page: Page) -> None:
     page.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from itertools import chain, product
 from pathlib import Path
 
 import pytest
@@ -161,18 +162,17 @@ def test_the_rate_of_additions_takes_units(tmp_path):
     texts = []
     for rate in ("0.5", "500MB", "4 Gbit/s"):
         path = tmp_path / f"{len(texts)}.goal"
-        export.main(["ring", "--format", "goal", "--addition", rate, "--output", str(path)])
+        export.main(["ring", "--addition", rate, "--output", str(path)])
         texts.append(path.read_text())
     assert texts[0] == texts[1] == texts[2]
 
 
 def test_every_format_is_written(tmp_path, capsys):
-    for form in ("msccl-xml", "mscclpp-json", "chakra-et", "goal"):
-        output = tmp_path / f"ring.{form.rpartition('-')[2]}"
-        export.main(["ring", "--ranks", "3", "--format", form, "--output", str(output)])
+    files = [f"{tmp_path}/ring.{ending}" for ending in ("xml", "json", "et", "goal")]
+    export.main(["ring", "--ranks", "3", *chain(*product(["--output"], files))])
     words = capsys.readouterr().out.splitlines()
     assert words[0] == f"wrote {tmp_path}/ring.xml: ring on 3 ranks, 4 steps, 12 messages"
-    assert words[2].startswith(f"wrote {tmp_path}/ring.et.0.et and 2 more: ring on 3 ranks, 4 ste")
+    assert words[2].startswith(f"wrote {tmp_path}/ring.0.et and 2 more: ring on 3 ranks, 4 ste")
     assert words[2].endswith(", 1 MiB")
     assert len(list(tmp_path.iterdir())) == 6
     prove.main(["--load", str(tmp_path / "ring.xml"), str(tmp_path / "ring.json")])
@@ -187,7 +187,7 @@ def test_an_algorithm_of_your_own_joins_every_model(star, tmp_path, capsys):
     picture = tmp_path / "star.svg"
     words = {
         "prove": ["--ranks", "5", "--processes", "1"],
-        "explain": ["star", "--ranks", "3", "--svg", str(picture)],
+        "explain": ["star", "--ranks", "3", "--output", str(picture)],
         "simulate": ["star", "--ranks", "4"],
         "numerics": ["star", "--ranks", "4", "--dtype", "float32", "--elements", "64"],
         "export": ["star", "--ranks", "3", "--output", str(tmp_path / "star-plan.xml")],
@@ -203,7 +203,7 @@ def read_lines(path, kind):
 
 
 def test_only_what_is_loaded_is_proved_and_by_processes_too(star, tmp_path):
-    record = tmp_path / "proof.json"
+    record = tmp_path / "proof.jsonl"
     record_benchmark(record, "prove", "--load", str(star), "--ranks", "5")
     assert [line["algorithm"] for line in read_lines(record, "proof")] == ["star"]
 
@@ -217,13 +217,13 @@ def test_a_file_that_fails_ends_with_one_line(tmp_path):
 
 
 def test_plans_are_proved_side_by_side(tmp_path, capsys):
-    record = tmp_path / "proof.json"
+    record = tmp_path / "proof.jsonl"
     names = ["azure_ag_hier_4_LL.xml", "msccl_tools_1step_3.xml", "mscclpp_reduce_tbg.json"]
     files = [str(RECORDED / name) for name in names]
     odd = tmp_path / "odd.xml"
     odd.write_text("<topology/>")
     with pytest.raises(ScheduleError, match="1 of 4 plans do not keep their promise"):
-        prove.main(["--load", *files, str(odd), "--json", str(record)])
+        prove.main(["--load", *files, str(odd), "--output", str(record)])
     lines = capsys.readouterr().out.splitlines()
     assert [re.split("  +", line)[-1] for line in lines[1:5]] == [
         "proved", "proved, bits differ", "WRONG", "not read",
@@ -240,6 +240,6 @@ def test_plans_are_proved_side_by_side(tmp_path, capsys):
 def test_a_plan_is_explained(tmp_path, own_registry, capsys):
     path = shutil.copy(RECORDED / "msccl_tools_1step_3.xml", tmp_path / "onestep.xml")
     page = tmp_path / "page.html"
-    explain.main(["onestep", "--load", str(path), "--ranks", "3", "--html", str(page)])
+    explain.main(["onestep", "--load", str(path), "--ranks", "3", "--output", str(page)])
     assert "steps         1, with 6 messages of all ranks" in capsys.readouterr().out
     assert "onestep" in page.read_text()

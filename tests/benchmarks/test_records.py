@@ -19,6 +19,7 @@ from benchmarks.common import results
 from benchmarks.common.options import RunOptions
 from benchmarks.common.records import Cell, hide, make_cell, open_record, read_record
 from benchmarks.common.statistics import Summary, summarize
+from benchmarks.common.tables import NCCL_TESTS
 from benchmarks.models import numerics, prices
 from benchmarks.startup import phases
 from benchmarks.startup import report as startup_report
@@ -26,6 +27,7 @@ from benchmarks.stragglers import report as stragglers_report
 from benchmarks.training_step import report as step_report
 from measured import MPIRUN
 from mpiddp.errors import ConfigurationError
+from mpiddp.options.outputs import RECORD, TABLE, writes
 
 words = st.text('aé"\\\n\u2028\x85', max_size=5)
 """With what separates lines elsewhere."""
@@ -117,7 +119,9 @@ class Plan:
     model: Path = Path("a")
 
 
-def open_output(monkeypatch, **options):
+def open_output(monkeypatch, names, **options):
+    read = writes(RECORD, TABLE, NCCL_TESTS).read
+    options["output"] = tuple(map(read, map(str, names)))
     monkeypatch.setattr(results, "describe_environment", lambda launcher: {"cores": 2})
     monkeypatch.setattr(results, "describe_heading", lambda environment: "here")
     return results.open_output("broadcast", RunOptions(plan=Plan(), **options), MPIRUN)
@@ -129,28 +133,28 @@ def make_broadcast() -> Cell:
 
 
 def test_what_was_measured_before_an_interruption_is_in_every_file(tmp_path, monkeypatch):
-    paths = {name: tmp_path / name for name in ("json", "csv", "nccl_tests")}
+    record, table, columns = paths = [tmp_path / f"a.{end}" for end in ("jsonl", "csv", "txt")]
 
     def measure() -> None:
-        with open_output(monkeypatch, **paths) as output:
+        with open_output(monkeypatch, paths) as output:
             output.record.add(make_broadcast())
-            assert read_record(paths["json"]).cells == (make_broadcast(),)
+            assert read_record(record).cells == (make_broadcast(),)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         measure()
-    found = read_record(paths["json"])
+    found = read_record(record)
     assert found.cells == (make_broadcast(),) and not found.is_complete
     assert found.options == {"ranks": [2, 3], "model": "a"}
-    assert paths["csv"].read_text().splitlines()[1].startswith("broadcast,MPI,2,1,8,float32,s,1,")
-    assert "broadcast_perf" in paths["nccl_tests"].read_text()
+    assert table.read_text().splitlines()[1].startswith("broadcast,MPI,2,1,8,float32,s,1,")
+    assert "broadcast_perf" in columns.read_text()
 
 
 def test_hosts_are_named_only_if_they_are_asked_for(tmp_path, monkeypatch):
     for hosts in (False, True):
-        with open_output(monkeypatch, json=tmp_path / "record", hosts=hosts) as output:
+        with open_output(monkeypatch, [tmp_path / "record.jsonl"], hosts=hosts) as output:
             output.record.fail("broadcast", "MPI", f"rank 1 on {NAME}: it ended", ranks=2)
-        found = read_record(tmp_path / "record")
+        found = read_record(tmp_path / "record.jsonl")
         places = {"2": {NAME: [0, 1]}, "3": {NAME: [0, 1, 2]}} if hosts else None
         assert found.environment.get("hosts") == places
         assert found.others[0]["reason"] == f"rank 1 on {NAME if hosts else 'HOST'}: it ended"

@@ -48,8 +48,8 @@ def test_other_times_are_refused(text):
 
 
 def read_machine(tmp_path, *words):
-    path = tmp_path / "prices.json"
-    simulate.main(["ring", "--ranks", "4", *words, "--json", str(path)])
+    path = tmp_path / "prices.jsonl"
+    simulate.main(["ring", "--ranks", "4", *words, "--output", str(path)])
     return next(line for line in read_record(path).others if line["kind"] == "machine")
 
 
@@ -84,9 +84,9 @@ def fitted(tmp_path_factory):
 
 
 def test_a_fitted_machine_is_priced(fitted, tmp_path, capsys):
-    path = tmp_path / "prices.json"
+    path = tmp_path / "prices.jsonl"
     simulate.main(["ring", "two-level", "--fit", str(fitted), "--ranks", "8", "2048",
-                   "--ranks-per-node", "4", "--json", str(path)])  # fmt: skip
+                   "--ranks-per-node", "4", "--output", str(path)])  # fmt: skip
     cells = read_record(path).cells
     assert len(cells) == 4 * len(simulate.SIZES)
     for cell in cells:
@@ -144,10 +144,10 @@ def test_of_equals_the_first_is_named():
 
 
 def test_a_map_is_shown_drawn_and_written(tmp_path, capsys):
-    plot, path = tmp_path / "map.svg", tmp_path / "map.json"
+    plot, path = tmp_path / "map.svg", tmp_path / "map.jsonl"
     words = "--latency 5us --bandwidth 100Gbit --ranks-per-node 8"
     simulate.main(["--map", "--ranks", "4", "16", "65536", *words.split(),
-                   "--plot", str(plot), "--json", str(path)])  # fmt: skip
+                   "--output", str(plot), "--output", str(path)])  # fmt: skip
     text, picture = capsys.readouterr().out, plot.read_text()
     rows = [line for line in read_record(path).others if line["kind"] == "winners"]
     assert [row["ranks"] for row in rows] == [4, 16, 65536]
@@ -187,8 +187,8 @@ def test_regions_are_what_hangs_together():
 
 def test_all_algorithms_are_priced_at_65536_ranks_in_seconds(tmp_path):
     begin = time.process_time()
-    simulate.main(["--ranks", "65536", "--json", str(tmp_path / "a.json")])
-    cells = read_record(tmp_path / "a.json").cells
+    simulate.main(["--ranks", "65536", "--output", str(tmp_path / "a.jsonl")])
+    cells = read_record(tmp_path / "a.jsonl").cells
     assert list(dict.fromkeys(cell.contender for cell in cells)) == list(registry.names())
     assert all(cell.samples[0] >= cell.details["bound"] for cell in cells)
     assert time.process_time() - begin < 10

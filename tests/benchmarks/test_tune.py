@@ -208,8 +208,8 @@ def record(tmp_path):
 
 
 def test_a_record_becomes_a_table(record, tmp_path, capsys):
-    table, csv = tmp_path / "table.json", tmp_path / "nccl.csv"
-    command.main([str(record), "--output", str(table), "--nccl-csv", str(csv)])
+    table, csv = tmp_path / "table.json", tmp_path / "nccl.conf"
+    command.main([str(record), "--output", str(table), "--output", str(csv)])
     found = read_table(table)
     assert found.made["date"] == "today" and "secret" not in table.read_text()
     (section,) = found.sections
@@ -261,7 +261,8 @@ def test_what_cannot_be_tuned_by_is_refused(record, tmp_path, monkeypatch, capsy
         assert not (tmp_path / "table.json").exists()
     for words, said in {
         (str(record), "--ranks", "2"): "--ranks is for a measurement",
-        (str(record), "--output", str(tmp_path)): "is a directory: expected the name of a file",
+        (str(record), "--output", "a.csv"): "--output a.csv is for a measurement",
+        (str(record), "--output", str(tmp_path)): "expected a name that ends in .json",
         ("--output", "nowhere/table.json"): "there is no directory nowhere",
     }.items():
         with pytest.raises(ConfigurationError, match=said):
@@ -310,10 +311,9 @@ def test_what_was_measured_before_an_interruption_becomes_a_table(tmp_path, monk
 
     plant(monkeypatch, measure)
     table, record = tmp_path / "table.json", tmp_path / "record.jsonl"
+    files = ["--output", str(table), "--output", str(record)]
     with pytest.raises(KeyboardInterrupt):
-        command.main(
-            ["--ranks", "2", "--sizes", "4K", "64K", "--output", str(table), "--json", str(record)]
-        )
+        command.main(["--ranks", "2", "--sizes", "4K", "64K", *files])
     assert [plan.repetitions for plan in plans] == [3, 15]
     assert plans[1].algorithms == ("auto", "direct", "ring")
     assert plans[1].transports == ("auto", "mpi")

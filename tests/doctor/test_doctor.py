@@ -33,7 +33,7 @@ def write_wrapper(folder: Path, *lines: str) -> Path:
 @pytest.mark.by_default("openmpi")
 def test_a_good_launch(either_launcher, tmp_path):
     env = {**SECRETS, "NCCL_DEBUG": "WARN"}
-    reading = examine(either_launcher, 2, "--json", "report.json", cwd=tmp_path, env=env)
+    reading = examine(either_launcher, 2, "--output", "report.json", cwd=tmp_path, env=env)
     assert tuple(line.check for line in reading.lines) == CHECKS
     assert reading.bad() == ({"cores": "warn"} if len(os.sched_getaffinity(0)) < 2 else {})
     for check in ("links", "clocks"):
@@ -92,15 +92,15 @@ def test_help_comes_once_and_needs_nothing(either_launcher, tmp_path):
     )
     result = launchers.run(either_launcher, 2, ["-c", program], cwd=tmp_path).expect(0)
     assert result.stdout.count("usage: python -m mpiddp.doctor") == 1
-    assert "--json FILE" in result.stdout and "Traceback" not in result.stderr
+    assert "--output FILE" in result.stdout and "Traceback" not in result.stderr
 
 
 @pytest.mark.mpi
 def test_a_mistake_in_options(tmp_path):
-    words = ["-m", "mpiddp.doctor", "--jsn", "x"]
+    words = ["-m", "mpiddp.doctor", "--outptu", "x"]
     result = launchers.run("mpich", 2, words, cwd=tmp_path)
     (line,) = messages(result.expect(2))
-    assert "--jsn" in line and "did you mean --json?" in line and result.stdout == ""
+    assert "--outptu" in line and "did you mean --output?" in line and result.stdout == ""
 
 
 @pytest.mark.mpi
@@ -108,7 +108,7 @@ def test_a_library_that_cannot_join(tmp_path):
     rows = launchers.table()
     wrong = {"MPI4PY_LIBMPI": str(rows["mpich"].libmpi)}
     reading = examine(
-        rows["openmpi"], 2, "--json", "report.json", cwd=tmp_path, exit_code=3, env=wrong
+        rows["openmpi"], 2, "--output", "report.json", cwd=tmp_path, exit_code=3, env=wrong
     )
     first, rest = reading.lines
     assert (first.check, first.status) == ("MPI library", "fail")
@@ -177,7 +177,7 @@ def test_torch_that_cannot_be_imported_on_one_rank(has_other_code, tmp_path):
         tmp_path, f'[ "$rank" = 1 ] && export PYTHONPATH="{folder}:$PYTHONPATH"'
     )
     code = 3 if has_other_code else 1
-    files = ("--json", "report.json")
+    files = ("--output", "report.json")
     reading = examine("openmpi", 3, *files, cwd=tmp_path, exit_code=code, python=wrapper)
     line = reading.line("import torch")
     assert line.status == "fail" and line.text.startswith("rank 1 on ")
@@ -295,7 +295,7 @@ if rank == 1:
 @pytest.mark.mpi
 def test_a_stage_that_takes_too_long(tmp_path):
     program = PATCHED.format(patch=LATE)
-    words = ["-c", program, "--timeout", "30", "--json", "report.json"]
+    words = ["-c", program, "--timeout", "30", "--output", "report.json"]
     result = launchers.run("openmpi", 3, words, cwd=tmp_path).expect(4)
     (line,) = messages(result)
     assert "'code' within 30 s; waited for rank 1 on " in line

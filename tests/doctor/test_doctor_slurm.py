@@ -1,4 +1,4 @@
-"""The doctor on a real Slurm cluster. What docs/doctor.md shows there, its own test runs."""
+"""The doctor on a real Slurm cluster. docs/troubleshooting.md shows such a run."""
 
 from __future__ import annotations
 

@@ -103,7 +103,8 @@ def read_dry(*words: str, **variables: str) -> list[str]:
         ("--timeout=5 --nodes=2 x.py", [("--nodes", "2")], "--timeout=5", None, "x.py"),
         ("-n 2 -m a.b --launcher x", [("-n", "2")], "", "a.b", "--launcher x"),
         ("-ma.b c", [], "", "a.b", "c"),
-        ("-n 2 -m mpiddp.doctor --json j", [("-n", "2")], "", None, "doctor --json j"),
+        ("-n 2 -m mpiddp.doctor --output j.json", [("-n", "2")], "", None,
+         "doctor --output j.json"),
         ("--min-nodes 2 --dry-run -- -x.py", [("--min-nodes", "2"), ("--dry-run", "")], "", None,
          "-x.py"),
         ("--port-range 1-9 x.py", [], "--port-range 1-9", None, "x.py"),
@@ -155,11 +156,7 @@ def test_every_option_of_torchrun_is_explained():
     assert unnamed == [["-h", "--help"]]
 
 
-TABLES = {
-    **other_words.LAUNCHERS,
-    "other trainers": other_words.TRAINER,
-    "the word": other_words.OTHER_COMMANDS,
-}
+TABLES = {**other_words.LAUNCHERS, "other trainers": other_words.TRAINER}
 
 
 @pytest.mark.parametrize("head", TABLES)
@@ -402,6 +399,16 @@ def test_the_installed_command_is_the_same(folder):
         ("-n 2 --epochs 3 hello.py", "unknown option --epochs; options of the script"),
         ("-n 2 --labels hello.py", "(did you mean --label?)"),
         ("-n 2 trian", "(did you mean train?)"),
+        ("trian -n 2", "(did you mean train?)"),
+        ("-n 2 train --learning-rat 1", "mpiddp: unknown option --learning-rat (did you mean --le"),
+        ("-n 2 train --model mpl", "mpiddp: --model: expected one of auto, convnet"),
+        ("-n 2 train --weights gone.pt --name new", "mpiddp: --weights: there is no gone.pt\n"),
+        (
+            "-n 2 train --name done",
+            "mpiddp: --name: the run runs/done has finished and is not over",
+        ),
+        ("-n 2 doctor --json x", "mpiddp: unknown option --json: type --output FILE.json\n"),
+        ("-n 2 doctor --output gone/x.json", "mpiddp: gone/x.json cannot be written: there is no"),
         (
             "-n 2 --timeout -1 --nproc-per-node 2 x",
             "option of torchrun; for mpiddp, type -n N or -n auto, or in a Slurm job --ranks-per-n",
@@ -491,6 +498,8 @@ def test_the_installed_command_is_the_same(folder):
 )
 def test_a_mistake_is_one_line_and_starts_nothing(folder, monkeypatch, capsys, words, part):
     (folder / "below").mkdir()
+    (folder / "runs" / "done").mkdir(parents=True)
+    (folder / "runs" / "done" / "outcome.json").write_text('{"code": 0}')
     monkeypatch.setattr(
         attempt.Launch, "run", lambda *_, **__: pytest.fail("something was started")
     )
@@ -519,7 +528,7 @@ def call(words: Sequence[str], monkeypatch) -> int:
         front.say(str(error))
         return error.exit_code
     with pytest.raises(SystemExit) as caught:
-        front.run(line)
+        front.run(line, __main__.find_check(line))
     for number, handler in before.items():
         signal.signal(number, handler)
     assert isinstance(caught.value.code, int)

@@ -244,7 +244,7 @@ def list_parts(python: Path, scratch: Path, *, has_gpu: bool) -> list[Part]:
     narrow = ("--precision", "bf16")
 
     def record(name: str) -> tuple[str | Path, ...]:
-        return "--json", scratch / f"{name}.json"
+        return "--output", scratch / f"{name}.jsonl"
 
     return [
         Part("the doctor", DOCTOR, 40, (*run, "mpiddp.doctor")),
@@ -311,10 +311,10 @@ def prepare(run: Run) -> tuple[Path, dict[str, str], bool]:
 
 def finish(run: Run, folder: Path, python: Path, variables: Mapping[str, str]) -> None:
     """A page of all records, and the records."""
-    records = sorted(run.scratch.glob("*.json"))
+    records = sorted(run.scratch.glob("*.jsonl"))
     if not records:
         return
-    command = (python, "-m", "benchmarks", "report", *records, "--html", folder / PAGE)
+    command = (python, "-m", "benchmarks", "report", *records, "--output", folder / PAGE)
     run.take(Part("the page of all records", BENCHMARKS, 30, command), variables, reserved=0)
     with tarfile.open(folder / RECORDS, "w:gz") as archive:
         for path in records:

@@ -532,8 +532,8 @@ def test_all_checks_run_whatever_fails(checkout):
     lines = [line.split(": ", 1)[1] for line in steps]
     cluster = lines.pop(3)
     assert lines == [
-        "-m ruff check --quiet mpiddp benchmarks tests jobs examples",
-        "-m ruff format --check --quiet mpiddp benchmarks tests jobs examples",
+        "-m ruff check --quiet mpiddp benchmarks tests jobs examples docs",
+        "-m ruff format --check --quiet mpiddp benchmarks tests jobs examples docs",
         "-m mypy --no-error-summary",
         "-m pytest -n 3 --dist loadgroup --no-loadscope-reorder -k some thing",
     ]
@@ -561,7 +561,7 @@ def test_the_tests_and_the_trainer_share_an_environment(checkout):
     result = checkout.tests().expect(0)
     assert result.stdout == "checks: lint and types are good\nthe summary of pytest\n"
     mpi, mpich = installs(checkout)
-    assert mpi.endswith("-e .[mpi,plot,test]")
+    assert mpi.endswith("-e .[mpi,plot,test,docs]")
     assert mpich.endswith(
         f"--prefix {checkout.root}/.mpich -c {checkout.root}/constraints.txt mpich"
     )
@@ -592,7 +592,7 @@ def test_an_active_environment_is_not_given_another_mpi(checkout):
     active = checkout.make_environment("active")
     checkout.tests(VIRTUAL_ENV=str(active))
     own, mpich, openmpi = installs(checkout)
-    assert own.endswith("-e .[plot,test]")
+    assert own.endswith("-e .[plot,test,docs]")
     assert f"--prefix {checkout.root}/.mpich " in mpich
     assert f"--prefix {checkout.root}/.openmpi " in openmpi
 

@@ -25,7 +25,6 @@ REQUIREMENTS = {
     "cloudpickle>=3",
     "mpi4py>=4.1",
     "torch>=2.10",
-    "torchvision",
     "numpy",
     "psutil",
     "tqdm",
@@ -33,7 +32,7 @@ REQUIREMENTS = {
     "xxhash>=3",
 }
 TRACKERS = {"tensorboard", "mlflow", "wandb"}
-EXTRAS = {"all", "mpi", "safetensors", "plot", "test", *TRACKERS}
+EXTRAS = {"docs", "all", "mpi", "safetensors", "plot", "test", "vision", *TRACKERS}
 CHECKOUT = "mpiddp/checkout"
 """Where an installation has the benchmarks and job scripts."""
 PAGES = {"benchmarks/models/drawing": "page.js", "benchmarks/report": "report.js"}
@@ -162,7 +161,7 @@ def test_an_installation_brings_benchmarks_and_job_scripts(installation):
     assert shown.stdout.startswith("usage: mpiddp bench COMMAND"), shown.stderr
     priced = installation("mpiddp", "bench", "simulate", "ring", "--ranks", "3")
     assert "3 ranks" in priced.stdout, priced.stderr
-    installation("mpiddp", "bench", "explain", "ring", "--html", "ring.html").expect(0)
+    installation("mpiddp", "bench", "explain", "ring", "--output", "ring.html").expect(0)
     assert "is not empty" in installation("mpiddp", "jobs", ".").expect(2).stderr
     # And no other package is on the path.
     program = "import importlib.util as u; print(u.find_spec('benchmarks'), u.find_spec('jobs'))"

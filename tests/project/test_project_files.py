@@ -1,8 +1,11 @@
-"""Files for other programs say the same as the project's own: hooks for pre-commit, citation."""
+"""Files for other programs say the same as the project's own: pre-commit, citation, conda."""
 
 from __future__ import annotations
 
+import configparser
 import re
+
+import pytest
 
 import launchers
 import mpiddp
@@ -58,3 +61,25 @@ def test_the_citation_is_of_this_version():
     assert f"license_expression = {fields['license']}" in read("setup.cfg")
     assert "  - name: mpiddp contributors" in read("CITATION.cff")
     assert {"message", "title"} <= fields.keys()
+
+
+def test_the_conda_recipe_is_valid_and_asks_for_what_a_wheel_asks_for():
+    """rattler-build refuses unknown fields, licences and versions that are none."""
+    rattler_build = pytest.importorskip("rattler_build")
+    recipe = rattler_build.Stage0Recipe.from_file(str(launchers.ROOT / "recipe" / "recipe.yaml"))
+    [output] = recipe.render(rattler_build.VariantConfig())
+    found = output.recipe.to_dict()
+    setup = configparser.ConfigParser()
+    setup.read(launchers.ROOT / "setup.cfg", encoding="utf-8")
+    options, others = setup["options"], {"torch": "pytorch", "xxhash": "python-xxhash"}
+    parts = [
+        re.split("(?=[<>=])", line, maxsplit=1) for line in options["install_requires"].split()
+    ]
+    wanted = [" ".join([others.get(name, name), *version]) for name, *version in parts]
+    assert found["package"]["version"] == mpiddp.__version__
+    assert found["about"]["license"] == setup["metadata"]["license_expression"]
+    python, *needed = found["requirements"]["run"]
+    assert python == f"python {options['python_requires']}"
+    assert sorted(needed) == sorted(wanted)
+    [script] = setup["options.entry_points"]["console_scripts"].strip().splitlines()
+    assert found["build"]["python"]["entry_points"] == [script]

@@ -25,7 +25,7 @@ from mpiddp.training.options.groups.registry import DATASETS, MODELS
 BY_DEFAULT = "README"
 """The document whose blocks are run by default. Those of the chapters take five minutes, and
 what their commands do is tested by the tests of each folder; they are run with ``--all``."""
-LANGUAGES = {"bash", "python", "text", "toml", "mermaid", "json", "diff"}
+LANGUAGES = {"bash", "python", "text", "toml", "json", "diff", "{eval-rst}"}
 RUN = ("bash", "python")
 DEADLINE = 500
 UNTIL_JOBS_END = """

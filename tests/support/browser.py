@@ -76,31 +76,8 @@ def complaints(browser: Chrome) -> list[Any]:
     return [entry for entry in browser.get_log("browser") if entry["level"] != "INFO"]
 
 
-CONTRAST = """
-const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-const rgba = (colour) => {
-  canvas.clearRect(0, 0, 1, 1);
-  canvas.fillStyle = colour;
-  canvas.fillRect(0, 0, 1, 1);
-  return [...canvas.getImageData(0, 0, 1, 1).data];
-};
-const background = (node) => {
-  const colour = rgba(getComputedStyle(node).backgroundColor);
-  return colour[3] === 255 ? colour : background(node.parentElement);
-};
-const luminance = ([red, green, blue]) => [red, green, blue]
-  .map((value) => value / 255)
-  .map((value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
-  .reduce((total, value, index) => total + value * [0.2126, 0.7152, 0.0722][index], 0);
-const seen = (node) => node.checkVisibility({ visibilityProperty: true })
-  && [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
-return [...document.querySelectorAll("body *")].filter(seen).map((node) => {
-  const [one, other] = [rgba(getComputedStyle(node).color), background(node)].map(luminance);
-  const ratio = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
-  return [ratio, `${node.tagName}.${node.className} ${node.textContent.slice(0, 30)}`];
-});
-"""
-"""Returns for each text that is seen its contrast with what is behind it, and what it is."""
+BOXES = Path(__file__).with_name("boxes.js").read_text("utf-8")
+"""Returns how many ``texts`` are seen, and ``problems``: what cannot be read of them, and why."""
 
 
 @cache

@@ -35,11 +35,7 @@ NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 CODE_NAME = re.compile(r"`([\w-]+(?:/[\w.-]+)*\.(?:py|sh|toml|sbatch))(?:: ([\w.]+))?`")
 
 README = launchers.ROOT / "README.md"
-GENERATED = "api.md"
-"""Made from docstrings, whose examples are parts of programs."""
-CHAPTERS = sorted(
-    path for path in (launchers.ROOT / "docs").rglob("*.md") if path.name != GENERATED
-)
+CHAPTERS = sorted((launchers.ROOT / "docs").rglob("*.md"))
 DOCUMENTS = [README, *CHAPTERS]
 """What is followed from top to bottom, each in a copy of its own."""
 

@@ -29,8 +29,8 @@ CLUSTER, POOLS = "cluster", "pools"
 FOLLOWED = "test_readme"
 """The module in which each test builds on those before it."""
 BROWSER = "browser"
-SHARING = {"test_world": "test_session"}
-"""Modules whose tests look at the same jobs (``facts.collect``) as another's, and that one."""
+SHARING = {"test_world": "test_session", "test_site": BROWSER}
+"""Modules whose tests look at what another group's look at (jobs, the site), and that group."""
 
 OS_RELEASE = Path("/etc/os-release")
 REPORTED = ("mpi", "slurm", "gpu", "browser")

@@ -26,15 +26,19 @@ from unittest import mock
 
 HEAD = """# torch's own tests
 
-torch tests its backends with `torch.testing._internal.distributed.distributed_test`. The tables
-show the results of these tests with backend `mpiddp` on CPUs.
+torch tests its backends with `torch.testing._internal.distributed.distributed_test`. These are the
+results with backend `mpiddp` on CPUs, beside Gloo's.
 `python tests/torch_backend/torch_suite.py docs/about/torch-backend-tests.md` runs the tests with
-Gloo and with mpiddp, and writes the section of the installed release of torch.
+both, and writes what it finds with the installed release of torch.
 
 A test runs with 3 ranks, or with 4 or 8 if it needs them. torch chooses tests by the name of the
 backend; here mpiddp gets the tests that Gloo gets.
+
+| torch | Gloo passes | mpiddp passes | mpiddp fails | torch leaves out | Gloo alone passes |
+|---|---|---|---|---|---|
 """
-SECTION = "\n## torch "
+SECTION = "\n## What Gloo does not pass with torch "
+"""Of the newest release in the document, with the reasons of single tests."""
 SIZES = (3, 4, 8)
 """World sizes, tried in turn while a test asks for another one."""
 BODY_SECONDS = 120
@@ -94,31 +98,31 @@ def _run_with(backend: str, size: int, names: Sequence[str]) -> dict[str, Outcom
 
 
 def write(path: Path) -> None:
-    """Run all tests, and write the section of the release of torch into the file ``path``."""
-    _, *sections = (path.read_text() if path.exists() else HEAD).split(SECTION)
+    """Run all tests, and write what is found into the file ``path``, which keeps the rows of other
+    releases of torch."""
+    text = path.read_text() if path.exists() else ""
     release = version("torch").partition("+")[0]
-    kept = [each for each in sections if not each.startswith(f"{release}\n")]
-    rows = describe(run("gloo"), run("mpiddp"))
-    added = "\n".join([release, "", *rows, ""])
-    path.write_text(SECTION.join([HEAD, *sorted([*kept, added], reverse=True)]))
+    gloo, own = run("gloo"), run("mpiddp")
+    rows = dict(re.findall(r"^(\| (\d+\.\d+\.\d+) \|.*\n)", text, re.MULTILINE))
+    releases = {name: row for row, name in rows.items()} | {release: describe(release, gloo, own)}
+    newest, *others = sorted(releases, key=lambda name: [*map(int, name.split("."))], reverse=True)
+    table = "".join(releases[name] for name in (newest, *others))
+    section = text.partition(SECTION)[2]
+    if newest == release:
+        section = "\n".join([release, "", *list_reasons(gloo), ""])
+    path.write_text(HEAD + table + SECTION + section)
 
 
-def describe(gloo: Mapping[str, Outcome], own: Mapping[str, Outcome]) -> Iterator[str]:
-    """The lines of a release's section."""
-    yield "| tests that | Gloo | mpiddp |"
-    yield "|---|---|---|"
-    counts = [Counter(each.kind for each in found.values()) for found in (gloo, own)]
-    for kind, text in ((PASSED, "pass"), (FAILED, "fail"), (SKIPPED, "torch leaves out")):
-        yield f"| {text} | {counts[0][kind]} | {counts[1][kind]} |"
-    missed = find_missed(gloo, own)
-    if missed:
-        yield from ("", "Tests that Gloo passes and mpiddp does not:", "")
-        yield from ("| test | reason |", "|---|---|")
-        yield from (f"| `{name}` | {own[name].reason} |" for name in missed)
-    else:
-        yield from ("", "mpiddp passes each test that Gloo passes.")
-    yield from ("", "Tests that Gloo does not pass on CPUs:", "")
-    yield from ("| reason | tests |", "|---|---|")
+def describe(release: str, gloo: Mapping[str, Outcome], own: Mapping[str, Outcome]) -> str:
+    """A release's row of the table."""
+    theirs, ours = (Counter(each.kind for each in found.values()) for found in (gloo, own))
+    missed = (f"`{name}`: {own[name].reason}" for name in find_missed(gloo, own))
+    numbers = [theirs[PASSED], ours[PASSED], ours[FAILED], ours[SKIPPED]]
+    return f"| {' | '.join([release, *map(str, numbers), '<br>'.join(missed) or 'none'])} |\n"
+
+
+def list_reasons(gloo: Mapping[str, Outcome]) -> Iterator[str]:
+    yield from ("| reason, as torch says it | tests |", "|---|---|")
     reasons = Counter(found.reason for found in gloo.values() if found.kind != PASSED)
     yield from (f"| {reason} | {count} |" for reason, count in reasons.most_common())
 

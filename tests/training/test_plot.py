@@ -141,8 +141,8 @@ def test_mistakes_are_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> N
     result = run_python("-m", "mpiddp", "plot", "frist", cwd=runs).expect(2)
     assert "no run 'frist'" in result.stderr and result.stderr.count("\n") == 1
     cases = [
-        (["first", "--output", "a.pdf"], "ends in .svg, .png, .html, found 'a.pdf'"),
-        (["first", "--output", "none/a.svg"], "cannot write none/a.svg: No such file"),
+        (["first", "--output", "a.pdf"], "ends in .svg, .png or .html (picture), found 'a.pdf'"),
+        (["first", "--output", "none/a.svg"], "none/a.svg cannot be written: there is no"),
     ]
     for words, expected in cases:
         with pytest.raises(ConfigurationError, match=re.escape(expected)):

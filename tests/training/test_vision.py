@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
 import torch
 
+from launchers import ROOT, run_python
 from mpiddp.training.data import vision
 
 
@@ -36,5 +38,18 @@ def test_torchvision_that_is_not_there_is_asked_for(monkeypatch):
         raise ModuleNotFoundError("No module named 'torchvision'", name="torchvision")
 
     monkeypatch.setattr(vision.importlib, "import_module", fail)
-    with pytest.raises(vision.ConfigurationError, match="pip install torchvision, of the release"):
+    with pytest.raises(vision.ConfigurationError, match=r"pip install 'mpiddp\[vision\]', or the"):
         vision.import_torchvision()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("model", "code", "said"),
+    [("convnet", 0, "Training done"), ("resnet18", 2, "pip install 'mpiddp[vision]'")],
+)
+def test_the_trainer_needs_it_for_what_is_of_it_alone(model, code, said, tmp_path):
+    (tmp_path / "torchvision.py").write_text("raise ModuleNotFoundError(name=__name__)")
+    words = ("-n", "2", "train", "--data", "digits", "--epochs", "1", "--model", model)
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
+    found = run_python("-m", "mpiddp", *words, cwd=tmp_path, env=paths, timeout=160)
+    assert said in found.expect(code).output

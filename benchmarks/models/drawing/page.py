@@ -75,7 +75,7 @@ def draw_page(
     """
     if ranks > LARGEST:
         raise ConfigurationError(
-            f"the page shows up to {LARGEST} ranks, not {ranks}: use --svg or the terminal"
+            f"the page shows up to {LARGEST} ranks, not {ranks}: write an .svg, or use the terminal"
         )
     chosen = [choice] if beside is None else [choice, beside]
     for one in chosen:
@@ -118,7 +118,7 @@ def _check_size(choice: Choice, schedule: Schedule) -> None:
     if cells > LARGEST_GRID:
         raise ConfigurationError(
             f"the page shows up to {LARGEST_GRID} cells (ranks times chunks), and {choice} on "
-            f"{schedule.ranks} ranks has {cells}: choose fewer segments, --svg or the terminal"
+            f"{schedule.ranks} ranks has {cells}: choose fewer segments, an .svg or the terminal"
         )
 
 

@@ -1,10 +1,11 @@
-"""A training step as a picture: what a rank computes above what it sends, with and without overlap.
+"""A training step: what a rank computes above what it sends, with and without overlap.
 
-A line goes through it in the time of the step; the page lets a reader hold and move that line.
+As a picture; and as a page, in which a reader moves a line through the step.
 """
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from dataclasses import asdict
 from xml.etree import ElementTree
@@ -19,33 +20,37 @@ LEFT, TOP, ROW, BAR, GAP = 110, 68, 34, 26, 40
 LENGTH = 760
 """Of the longer one of the two."""
 CHARACTER = 6.0
-LOOP_SECONDS = 12
-MOVING = f"""
-.now {{ stroke: var(--ink); animation: sweep {LOOP_SECONDS}s linear infinite; }}
-.sent {{ fill: var(--copy); }} .inside {{ fill: var(--paper); font-size: 10px; }}
-@keyframes sweep {{ to {{ transform: translateX({LENGTH}px); }} }}
-@media (prefers-reduced-motion: reduce) {{ .now {{ animation-play-state: paused; }} }}
+PLAYED_SECONDS = 12
+COLOURS = """
+.sent { fill: var(--copy); } .inside { fill: var(--paper); font-size: 10px; }
 """
+
+
+def _list_plans(step: TrainingStep) -> dict[str, list[Span]]:
+    return {
+        "buckets go while backward computes": step.plan(),
+        "without overlap": step.plan(overlaps=False),
+    }
+
+
+def _name_kind(span: Span) -> str:
+    return "sent" if span.lane == SENDS else "full" if span.name == "update" else "part"
 
 
 def draw_timeline(step: TrainingStep, title: str) -> str:
     """An SVG document, in light or dark as the reader's screen is."""
-    plans = {
-        "buckets go while backward computes": step.plan(),
-        "without overlap": step.plan(overlaps=False),
-    }
+    plans = _list_plans(step)
     height = TOP + len(plans) * (2 * ROW + GAP) - GAP // 2
     size = {"width": str(LEFT + LENGTH + 60), "height": str(height)}
     view = f"0 0 {size['width']} {height}"
     root = Element("svg", {"xmlns": NAMESPACE, "viewBox": view, "role": "img", **size})
     SubElement(root, "title").text = title
-    SubElement(root, "style").text = STYLE + MOVING
+    SubElement(root, "style").text = STYLE + COLOURS
     SubElement(root, "rect", {"width": "100%", "height": "100%", "fill": "var(--paper)"})
     write(root, 16, 26, title, "title")
     scale = LENGTH / max(spans[-1].end for spans in plans.values())
     for number, (name, spans) in enumerate(plans.items()):
         _draw_plan(root, TOP + number * (2 * ROW + GAP), f"{name}: ", spans, scale)
-    draw(root, "line", "now", x1=LEFT, x2=LEFT, y1=TOP - 6, y2=height - 12)
     ElementTree.indent(root, " ")
     return ElementTree.tostring(root, encoding="unicode") + "\n"
 
@@ -57,8 +62,7 @@ def _draw_plan(root: Element, top: float, name: str, spans: Sequence[Span], scal
         draw(root, "line", "rank", x1=LEFT, x2=LEFT + LENGTH, y1=y + BAR, y2=y + BAR)
     for span in spans:
         x, y, width = LEFT + span.begin * scale, rows[span.lane], (span.end - span.begin) * scale
-        kind = "sent" if span.lane == SENDS else "full" if span.name == "update" else "part"
-        draw(root, "rect", kind, x=x, y=y, width=max(width - 1, 1), height=BAR)
+        draw(root, "rect", _name_kind(span), x=x, y=y, width=max(width - 1, 1), height=BAR)
         names = (span.name, span.name.split()[-1])
         fitting = [text for text in names if CHARACTER * len(text) < width]
         if fitting:
@@ -69,8 +73,33 @@ def _draw_plan(root: Element, top: float, name: str, spans: Sequence[Span], scal
 
 
 def draw_timeline_page(step: TrainingStep, title: str) -> str:
-    """One HTML document that plays the picture, offline, in any browser."""
-    plans = [step.plan(), step.plan(overlaps=False)]
-    data = {"plans": [list(map(asdict, spans)) for spans in plans], "loop": LOOP_SECONDS}
-    texts = {"picture": draw_timeline(step, title)}
-    return fill(read("timeline.html"), title, read("timeline.css"), texts, data)
+    """One HTML document, offline, in any browser."""
+    plans = _list_plans(step)
+    longest = max(spans[-1].end for spans in plans.values())
+    texts = {
+        "heading": html.escape(title),
+        "plans": "\n".join(_write_plan(*plan, longest) for plan in plans.items()),
+    }
+    spans = [list(map(asdict, each)) for each in plans.values()]
+    data = {"plans": spans, "seconds": PLAYED_SECONDS}
+    return fill(read("timeline.html"), title, read("base.css") + read("timeline.css"), texts, data)
+
+
+def _write_plan(name: str, spans: Sequence[Span], longest: float) -> str:
+    lanes = "".join(
+        f'<div class="lane">{lane}<div class="track">'
+        f"{''.join(_write_span(span, longest) for span in spans if span.lane == lane)}</div></div>"
+        for lane in (COMPUTES, SENDS)
+    )
+    seconds = describe_seconds(spans[-1].end)
+    return f"<section><h2>{name.capitalize()} <span>{seconds}</span></h2>{lanes}</section>"
+
+
+def _write_span(span: Span, longest: float) -> str:
+    number = span.name.partition(" ")[2]
+    begin, length = span.begin / longest, (span.end - span.begin) / longest
+    return (
+        f'<div class="span {_name_kind(span)}" title="{span.name}" '
+        f'style="--begin:{begin:.5f};--length:{length:.5f}">'
+        f'<b class="long">{span.name}</b><b class="short">{number}</b></div>'
+    )

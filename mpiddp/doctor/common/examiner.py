@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from mpiddp.doctor.common.findings import Finding, failed, merge
-from mpiddp.doctor.common.options import DoctorOptions
+from mpiddp.doctor.common.options import FINDINGS, DoctorOptions
 from mpiddp.doctor.common.report import Report, open_report
 from mpiddp.errors import MpiddpError
 from mpiddp.launch.failure.deadline import PhaseDeadlines
@@ -20,6 +20,7 @@ from mpiddp.launch.launcher.launcher import find_launcher, is_first
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.network.infiniband import find_infiniband, find_libfabric
 from mpiddp.launch.startup import Starter
+from mpiddp.options.outputs import find_one
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -36,7 +37,7 @@ class Examiner:
         self.starter = Starter(settings, failure_handler, make_group=True)
         self.report: Report | None = None
         if is_first():
-            self.report = open_report(settings.json, find_launcher())
+            self.report = open_report(find_one(settings.output, FINDINGS), find_launcher())
         self.before = dict(os.environ)
         """What start-up found; it sets variables itself."""
         self.infiniband = find_infiniband()

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from mpiddp.errors import ConfigurationError
 from mpiddp.launch.options import SECONDS, Options
 from mpiddp.options.fields import Argument, pick
+from mpiddp.options.outputs import Kind, Outputs, writes
 from mpiddp.options.reader import Reader, name_as_typed
 
 DESCRIPTION = """\
 Find what is wrong with a launch before training does. Start it as training would be started:
 
   srun --mpi=pmix python -m mpiddp.doctor
-  mpirun -n 4 python -m mpiddp.doctor --json report.json
+  mpirun -n 4 python -m mpiddp.doctor --output report.json
 
 Each line is a check: pass, warn, fail, or skip with the reason. The exit code is that of the
 first failure in the order 3 (wrong launch), 4 (ranks cannot reach each other), 2 (a directory or
 an option), 1 (anything else), and 0 if there are only warnings."""
+
+
+FINDINGS = Kind("findings", (".json",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +33,8 @@ class DoctorOptions(Options):
     timeout: Annotated[float, SECONDS] = 30.0
     """Time limit of each stage of the examination."""
 
-    json: Annotated[Path | None, Argument("FILE")] = None
-    """Write all findings as JSON."""
+    output: Annotated[Outputs, writes(FINDINGS)] = ()
+    """Write all findings."""
 
     runs_dir: Annotated[Path, Argument("DIR")] = Path("runs")
     """Directory to which runs are to be written."""
@@ -60,13 +62,3 @@ def parse(arguments: Sequence[str], *, show_help: bool = True) -> DoctorOptions:
     """
     with name_as_typed(arguments):
         return pick(DoctorOptions, READER.read(arguments, show_help=show_help))
-
-
-def check_json(path: Path) -> None:
-    """Raise ConfigurationError if the findings could not be written: before anything is asked."""
-    folder = path.parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigurationError(
-            f"--json {path}: cannot be written: expected a file in a directory that exists and is "
-            "writable"
-        )

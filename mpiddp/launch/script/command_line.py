@@ -26,6 +26,14 @@ RANKS = {
     **dict.fromkeys(HELP, False),
 }
 """The ranks' options, and whether they take a value."""
+OWN_OPTIONS = frozenset(
+    {
+        "--collectives", "--tuning", "--port-range", "--lifeline-timeout", "--stall-timeout",
+        "--allow-shared-gpu", "--launcher-options", "--restarts", "--restart-window", "--min-nodes",
+        "--requeue", "--job-log",
+    }
+)  # fmt: skip
+"""Those that scripts seldom have, and torchrun's for -n."""
 JOINED = "--launcher-options"
 """May be given several times."""
 
@@ -57,7 +65,7 @@ python -m mpiddp [OPTIONS] SCRIPT [ARGS…]
        python -m mpiddp stacks [--full] [JOB|LOG-DIR]
        python -m mpiddp plot RUN… [--output FILE]
        python -m mpiddp checkpoints DIR
-       python -m mpiddp export RUN [FILE]
+       python -m mpiddp export RUN [--output FILE]
        python -m mpiddp bench COMMAND [ITS OPTIONS…]
        python -m mpiddp jobs DIR"""
 DESCRIPTION = """\

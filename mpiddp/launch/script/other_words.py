@@ -1,7 +1,7 @@
 """Others' words, and what to type for them: options of launchers and of trainers, and commands.
 
-The tables of docs/coming-from-torchrun.md have the same rows; they are read only for an error
-message.
+The tables of options in docs/coming-from-torchrun.md have the same rows; they are read only for
+an error message.
 """
 
 from __future__ import annotations
@@ -288,16 +288,16 @@ OTHER_COMMANDS = {
 """Words in place of a script."""
 
 
-def explain(option: str) -> str | None:
-    """What to do instead of ``option``, if other launchers have it.
+def explain(option: str, rows: Mapping[str, Mapping[str, str]] = LAUNCHERS) -> str | None:
+    """What to do instead of ``option``, if others have it, by default launchers.
 
     ``_`` may stand for ``-``, and a number may follow a short option at once, as in ``-N2``.
     """
     name = re.sub(r"(?<=^-[A-Za-z])[\d:]+$", "", option.replace("_", "-"))
     owners: dict[str, list[str]] = {}
-    for launcher, rows in LAUNCHERS.items():
-        for text in _find(name, rows):
-            owners.setdefault(text, []).append(launcher)
+    for owner, each in rows.items():
+        for text in _find(name, each):
+            owners.setdefault(text, []).append(owner)
     if not owners:
         return None
     parts = [(_join(found), _tell(text)) for text, found in owners.items()]
@@ -328,6 +328,11 @@ def _find(name: str, rows: Mapping[str, str]) -> Iterator[str]:
     for options, text in rows.items():
         if name in re.findall(r"`(--?[A-Za-z][\w-]*)", options.replace("_", "-")):
             yield text
+
+
+def find_flags(text: str) -> set[str]:
+    """The options that are to be typed: ``--ranks`` of ```--ranks N```."""
+    return set(re.findall(r"`(--[\w-]+)", text))
 
 
 def _join(names: list[str]) -> str:

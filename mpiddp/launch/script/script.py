@@ -26,7 +26,13 @@ from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import find_rank, is_first
 from mpiddp.launch.options import Options
 from mpiddp.launch.script import silence
-from mpiddp.launch.script.command_line import NO_SCRIPT, describe_missing, read_ranks, split
+from mpiddp.launch.script.command_line import (
+    NO_SCRIPT,
+    OWN_OPTIONS,
+    describe_missing,
+    read_ranks,
+    split,
+)
 from mpiddp.launch.startup import start
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.process.streams.console import write_console
@@ -154,6 +160,23 @@ def _set_first_path(folder: str) -> None:
         sys.path[0] = folder
 
 
+def _note_options(script: str, *words: str) -> None:
+    """Say which option of mpiddp's alone the script gets, if its text does not know it."""
+    names = [word.partition("=")[0] for word in words]
+    found = next((name for name in names if name.replace("_", "-") in OWN_OPTIONS), None)
+    if found is None or split(sys.argv[1:]).is_marked:
+        return
+    try:
+        text = Path(script).read_text(errors="replace")
+    except OSError:
+        return
+    if found.strip("-").replace("_", "-") not in text.replace("_", "-"):
+        write_console(
+            f"mpiddp: {found} stands after {script}, so the script gets it; an option of mpiddp "
+            "stands before the script\n"
+        )
+
+
 def main(hidden_files: tuple[str, ...] = ()) -> None:
     """Start the launch, run the script in it, and leave with the script's exit code.
 
@@ -169,6 +192,8 @@ def main(hidden_files: tuple[str, ...] = ()) -> None:
             write_console(
                 f"mpiddp: rank 0 has no standard input: {problem}; give the script a file's name\n"
             )
+        if is_first() and module is None:
+            _note_options(*rest)
         run = prepare_script(rest[0], rest[1:]) if module is None else prepare_module(module, rest)
         session = start(options, failure_handler, make_group=False, signals=signals)
         is_silent = silence.watch(session)

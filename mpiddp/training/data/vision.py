@@ -29,8 +29,8 @@ def import_torchvision() -> ModuleType:
         if error.name != "torchvision":
             raise
         raise ConfigurationError(
-            "torchvision is not installed: pip install torchvision, of the release that fits torch "
-            f"{torch.__version__}"
+            "this model or data set needs torchvision: pip install 'mpiddp[vision]', or the "
+            f"release that fits torch {torch.__version__}"
         ) from None
     except RuntimeError as error:
         if "operator torchvision::" not in str(error):

@@ -91,7 +91,7 @@ def forget_outcome(configuration: Configuration) -> Path | None:
         return None
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _refuse_finished(path)
+        refuse_finished(path)
         outcome_path(path).unlink(missing_ok=True)
     except (OSError, ConfigurationError):
         return None  # open_run refuses it, with the reason.
@@ -135,7 +135,7 @@ def _take(
         path / LOCK,
         f"name: the run {path}",
         "choose another --name",
-        check=lambda: _refuse_finished(path),
+        check=lambda: refuse_finished(path),
         pause=pause,
     )
     try:
@@ -154,7 +154,8 @@ def find_success(path: Path) -> dict[str, Any] | None:
     return outcome if outcome is not None and outcome.get("code") == SUCCESS else None
 
 
-def _refuse_finished(path: Path) -> None:
+def refuse_finished(path: Path) -> None:
+    """Raise ConfigurationError if the run in ``path`` has succeeded."""
     if find_success(path) is not None:
         more = f"; to train on from it: --resume {path}, with another --name and more --epochs"
         raise ConfigurationError(
