@@ -24,7 +24,7 @@ def check(words: Sequence[str]) -> None:
     with name_as_typed(words):
         configuration = parse(words)
         run = find_path(configuration)
-        if run is not None and not configuration.summary:
+        if run is not None:
             refuse_finished(run)
         # A run that resumes does not read its first weights again.
         is_new = configuration.resume in (AUTO, NEVER) and not (run is not None and run.exists())
