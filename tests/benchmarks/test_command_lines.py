@@ -80,7 +80,7 @@ RULES = [
     (MEASURING, "-o a", "unknown option -o: type --output FILE; FILE ends in .jsonl (record)"),
     (MEASURING, "a.csv", "unexpected argument 'a.csv' (did you mean --output a.csv?)"),
     (("allreduce", "reduce"), "--algo ring", "did you mean --algorithms?"),
-    (("simulate", "numerics", "distance"), "--algo ring", "ALGORITHM is typed without an option"),
+    (("simulate", "numerics"), "--algo ring", "ALGORITHM is typed without an option"),
     (("allreduce", "programs"), "--nproc_per_node=2", "for mpiddp, type --ranks N"),
     (("allreduce", "reduce"), "-b 8", "for mpiddp, type --sizes FROM:TO:xFACTOR"),
     (("startup", "prove"), "-b 8", "unknown option -b; "),
