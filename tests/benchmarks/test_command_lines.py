@@ -156,7 +156,7 @@ OWN = [
     ("tune --repetitions 5", "expected 6 or more, since fewer"),
     ("tune --algorithms rong", "no algorithm is called 'rong'"),
     ("report a", "the following arguments are required: --output"),
-    ("report a --output a.txt", ".html (page), / (directory of pictures), .svg, .png or .pdf (picture)"),
+    ("report a --output a.txt", "(directory of pictures), .svg, .png or .pdf (picture), found"),
     ("explain", "the following arguments are required: WHAT"),
     ("explain gather",
      "two-level, pat, swing, bine; and all-reduce, reduce-scatter, all-gather, reduce"),
