@@ -328,22 +328,21 @@ def test_without_an_offer_nobody_waits_for_one(meet):
         meet(None, others, make_world(1), 10)
 
 
-def test_both_rounds_fit_into_the_phase(meet, monkeypatch):
+@pytest.mark.parametrize(("world", "tries"), [(make_world(), 2), (make_world(17, 18), 6)])
+def test_both_rounds_fit_into_the_phase(world, tries, meet, monkeypatch):
     rounds = []
 
-    def fail(offers, token, *, seconds, grace):
+    def fail(offers, token, *, seconds, grace, message_bytes=1):
         rounds.append(seconds)
-        return (Attempt(None, address_agreement.NO_ANSWER),) * len(offers)
+        failure = Attempt(None, address_agreement.NO_ANSWER)
+        return (failure if message_bytes else REACHED,) * len(offers)
 
     monkeypatch.setattr(address_agreement, "try_offers", fail)
+    leaders = Leaders([[False]], rows=[("node2", (Attempt(None, "timed out"),))])
+    leaders.allgather = lambda _: [None, [("127.0.0.2", 1)]]
     with receive(FIRST) as host, pytest.raises(UnreachableError, match="no answer"):
-        meet(
-            host,
-            Leaders([[False]], rows=[("node2", (Attempt(None, "timed out"),))]),
-            make_world(),
-            12,
-        )
-    assert len(rounds) == 2 and sum(rounds) < 12
+        meet(host, leaders, world, 12)
+    assert len(rounds) == tries and sum(rounds) < 12
 
 
 MATRICES = st.integers(1, 5).flatmap(
@@ -424,7 +423,12 @@ def meet_in_threads(nodes, exchange):
                 moved.extend([len(message), len(received)])
             return received
 
+        def connect(place, seconds, connect=socket.create_connection):
+            return connect(place, seconds, (place[0], 0))
+
         patch.setattr(address_agreement, "_exchange", count)
+        # Each node has an address on each network.
+        patch.setattr(socket, "create_connection", connect)
 
         def lead(rank):
             server = host if rank == 0 else None
@@ -449,15 +453,55 @@ def test_what_rank_0_moves_grows_by_little_with_the_nodes(meet):
     assert len(found[64]) - len(found[32]) < 20 * 32
 
 
+def lose(end):
+    """What becomes of a message that nobody answers."""
+    time.sleep(max(0.0, end - time.monotonic()))
+    raise TimeoutError
+
+
 def test_a_node_that_does_not_reach_a_nearer_one_turns_to_rank_0(meet):
-    long_messages = itertools.count()
+    long_messages, waited = itertools.count(), []
 
     def exchange(connection, message, length, end, number):
         is_long = length == address_agreement.MESSAGE_BYTES
+        if is_long and number is None:
+            waited.append(end - time.monotonic())
+            lose(end)
         # Of the second address only the first 17 nodes' pass.
-        if is_long and (number is None or (number == 1 and next(long_messages) > 16)):
+        if is_long and number == 1 and next(long_messages) > 16:
             raise TimeoutError
         return exchange_really(connection, message, length, end, number)
 
     assert meet_in_threads(20, exchange)[0] == {(0,)}
     assert next(long_messages) == 20
+    assert len(waited) == 2 * 3 and max(waited) <= address_agreement.NEARER_SECONDS
+
+
+def test_one_network_that_passes_long_messages_is_enough(meet, monkeypatch):
+    """Those of the other are lost between distant nodes; nobody waits for rank 0's there."""
+    monkeypatch.setattr(address_agreement, "GRACE_SECONDS", 0.1)
+    tried = []
+
+    def exchange(connection, message, length, end, number):
+        if length == address_agreement.MESSAGE_BYTES:
+            if number is None and connection.getpeername()[0] == "127.0.0.3":
+                lose(end)
+            tried.append(number)
+        return exchange_really(connection, message, length, end, number)
+
+    assert meet_in_threads(20, exchange)[0] == {(0,)}
+    assert tried.count(0) == tried.count(1) == 17
+
+
+def test_a_node_that_cannot_listen_to_others_does_not_leave_them_waiting(meet, monkeypatch):
+    made, before = [], listening()
+
+    def refuse(servers, admit):
+        made.append(servers)
+        if len(made) > 1:
+            raise RuntimeError("can't start new thread")
+        return listener.ListeningThread(servers, admit)
+
+    monkeypatch.setattr(address_agreement, "ListeningThread", refuse)
+    assert meet_in_threads(20, exchange_really)[0] == {(0, 1)}
+    assert len(made) == 2 and listening() == before

@@ -46,6 +46,8 @@ LOST = "packets"
 """How the problem of an attempt begins whose long message was lost."""
 FAN_OUT = 16
 """Nodes that exchange long messages with rank 0, or with another node."""
+NEARER_SECONDS = 2.0
+"""How long a node tries another one than rank 0's: long enough to repeat a lost SYN."""
 THREAD_SHARE = 0.9
 """Share of the time after which an attempt gives up by itself, to say what it had come to."""
 REACH_SECONDS = 15.0
@@ -56,7 +58,7 @@ GRACE_SECONDS = 0.25
 
 @dataclass(frozen=True)
 class Offer:
-    """One listening socket of rank 0, as the other nodes learn of it."""
+    """One listening socket of a node, as other nodes learn of it."""
 
     candidate: Candidate
     port: int
@@ -69,7 +71,7 @@ class Invitation:
     offers: tuple[Offer, ...]
     token: bytes
     ports: PortRange | None
-    """Those that may be listened on; None for any."""
+    """Those that any node may listen on; None for any."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,9 @@ class Attempt:
     local_address: str | None
     """This node's end of the connection; None if the offer was not reached."""
     problem: str = ""
+
+
+UNTRIED = Attempt(None, "the nearer node does not listen there")
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ class Agreement:
 
 
 def _derive(token: bytes, role: str) -> bytes:
-    """What leaders say, or rank 0, to show that they are of the job with that token."""
+    """What both ends say to show that they are of the job with that token."""
     return hashlib.sha256(token + role.encode()).digest()
 
 
@@ -126,7 +131,7 @@ class _Leader:
 
 
 class OfferServer:
-    """Rank 0's listening sockets, and the thread that answers the leaders of this job."""
+    """A node's listening sockets, and the thread that answers the leaders of this job."""
 
     def __init__(
         self,
@@ -151,9 +156,13 @@ class OfferServer:
                 problems.append(f"{candidate.address} on {candidate.interface}: {reason}")
         if not self._listeners:
             raise UnreachableError("no address can be listened on: " + "; ".join(problems))
-        self._thread = ListeningThread(
-            [each for _, each in self._listeners], {_derive(self.token, "leader"): self._admit}
-        )
+        servers = [each for _, each in self._listeners]
+        try:
+            self._thread = ListeningThread(servers, {_derive(self.token, "leader"): self._admit})
+        except (OSError, RuntimeError):
+            for server in servers:
+                server.close()
+            raise
 
     def _admit(self, connection: socket.socket) -> Serve:
         return _Leader(connection, _derive(self.token, "rank 0")).serve
@@ -309,11 +318,12 @@ def meet(
     # A second, longer round only if the first found nothing: a lost SYN is repeated after 1 s.
     for grace in (GRACE_SECONDS, seconds):
         with contextlib.ExitStack() as stack:
-            attempt = partial(try_offers, token=invitation.token, seconds=seconds, grace=grace)
+            attempt = partial(try_offers, token=invitation.token, grace=grace)
             if is_tree:
-                attempts = stack.enter_context(_try_in_tree(invitation, leaders, world, attempt))
+                tree = _try_in_tree(invitation, leaders, world, attempt, seconds)
+                attempts = stack.enter_context(tree)
             else:
-                attempts = attempt(invitation.offers)
+                attempts = attempt(invitation.offers, seconds=seconds)
             reached = [attempt.local_address is not None for attempt in attempts]
             has_ended = all(attempt.problem != NO_ANSWER for attempt in attempts)
             *everyone, all_have_ended = agree(leaders, [*reached, has_ended])
@@ -335,56 +345,66 @@ def _try_in_tree(
     leaders: SleepingCommunicator,
     world: World,
     attempt: Callable[..., tuple[Attempt, ...]],
+    seconds: float,
 ) -> Iterator[tuple[Attempt, ...]]:
     """One Attempt per offer of rank 0; a node's children may connect to it until the context ends.
 
-    Collective over leaders. Takes three times as long as ``attempt`` at most.
+    Collective over leaders. Takes three times ``seconds`` at most.
     """
     is_distant = world.node_rank > FAN_OUT
-    attempts = attempt(invitation.offers, message_bytes=0 if is_distant else MESSAGE_BYTES)
+    message_bytes = 0 if is_distant else MESSAGE_BYTES
+    attempts = attempt(invitation.offers, seconds=seconds, message_bytes=message_bytes)
     addresses = [each.local_address for each in attempts]
-    with _listen_to_children(invitation, world, addresses) as own:
-        everyone = leaders.allgather([own.get(each) for each in addresses] if own else [])
+    with _listen_to_children(invitation, world, addresses) as ports:
+        mine = [(each, ports[each]) if each and each in ports else None for each in addresses]
+        everyone = leaders.allgather(mine if ports else None)
         if is_distant:
-            parent = everyone[(world.node_rank - 1) // FAN_OUT] or [None] * len(attempts)
-            attempts = _exchange_with(parent, invitation.offers, attempts, attempt)
+            places = everyone[(world.node_rank - 1) // FAN_OUT] or ()
+            parent = [each and Offer(Candidate(each[0], ""), each[1]) for each in places]
+            attempts = _pass_long_messages(parent, invitation.offers, attempts, attempt, seconds)
         yield attempts
 
 
-def _exchange_with(
+def _pass_long_messages(
     parent: Sequence[Offer | None],
     offers: Sequence[Offer],
     attempts: Sequence[Attempt],
     attempt: Callable[..., tuple[Attempt, ...]],
+    seconds: float,
 ) -> tuple[Attempt, ...]:
-    """What comes of a long message on each network on which rank 0 has answered."""
-    left = {index for index, each in enumerate(attempts) if each.local_address is not None}
-    found = dict(enumerate(attempts))
-    for partner in (parent, offers):
-        tried = {index: offer for index in left if (offer := partner[index]) is not None}
-        if tried:
-            found |= zip(tried, attempt(tuple(tried.values())), strict=True)
-            left = {index for index in left if found[index].local_address is None}
-    # A parent may be reached from another address than rank 0 is.
+    """What comes of a long message on each network on which rank 0 has answered.
+
+    ``parent``: the nearer node's offer on each network. Rank 0 is tried if none of them is reached.
+    """
+    reached = [index for index, each in enumerate(attempts) if each.local_address is not None]
+    passed: dict[int, Attempt] = {}
+    nearer, first = dict(enumerate(parent)), dict(enumerate(offers))
+    for partners, limit in ((nearer, NEARER_SECONDS), (first, seconds)):
+        tried = {index: offer for index in reached if (offer := partners.get(index)) is not None}
+        if tried and all(each.local_address is None for each in passed.values()):
+            found = attempt(tuple(tried.values()), seconds=min(seconds, limit))
+            passed = dict(zip(tried, found, strict=True))
+    # Whoever was reached by a long message keeps the address by which rank 0 was.
     return tuple(
-        before if found[index].local_address is not None else found[index]
-        for index, before in enumerate(attempts)
+        found if index in reached and found.local_address is None else each
+        for index, each in enumerate(attempts)
+        for found in [passed.get(index, UNTRIED)]
     )
 
 
 @contextlib.contextmanager
 def _listen_to_children(
     invitation: Invitation, world: World, addresses: Sequence[str | None]
-) -> Iterator[dict[str | None, Offer]]:
-    """This node's offers by address, if others exchange long messages with it."""
+) -> Iterator[dict[str | None, int]]:
+    """The port of each address at which others may exchange long messages with this node."""
     server = None
     candidates = [Candidate(each, "") for each in dict.fromkeys(addresses) if each is not None]
     if 0 < FAN_OUT * world.node_rank < world.node_count - 1 and candidates:
-        # Its children turn to rank 0 if it cannot listen.
-        with contextlib.suppress(UnreachableError):
+        # Its children turn to rank 0 if it cannot listen; the other leaders wait for this one.
+        with contextlib.suppress(UnreachableError, OSError, RuntimeError):
             server = OfferServer(candidates, invitation.ports, invitation.token)
     try:
-        yield {} if server is None else {o.candidate.address: o for o in server.offers}
+        yield {} if server is None else {o.candidate.address: o.port for o in server.offers}
     finally:
         if server is not None:
             server.hand_over(None)
