@@ -37,11 +37,10 @@ COMMANDS = {
     "explain": "a collective or a training step: as text, as a picture, as an animated page",
     "prove": "every algorithm is an all-reduce, for every number of ranks",
     "numerics": "the rounding errors of each algorithm's order of summation, by type",
-    "distance": "how far the bytes of each algorithm travel, and which links carry most",
     "export": "an all-reduce as a plan of MSCCL or MSCCL++, or a trace for simulators",
 }
 """What measures; what learns from records; what is said of algorithms alone."""
-_MODELS = frozenset({"distance", "explain", "export", "numerics", "prove", "simulate"})
+_MODELS = frozenset({"explain", "export", "numerics", "prove", "simulate"})
 """Commands that are a module of ``models/``; each other one has a package of its name."""
 _COLLECTIVES = frozenset(
     {

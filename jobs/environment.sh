@@ -304,7 +304,7 @@ prepare() {
         shift
     fi
     # A checkout has the trainer's data sets and models.
-    set -- vision "$@"
+    set -- "$@" vision
     ! is_prepared "$@" || return 0
     mkdir -p -- "$PREFIX" 2>/dev/null
     if [ ! -w "$PREFIX" ]; then

@@ -56,8 +56,7 @@ def find_check(line: CommandLine) -> Callable[[Sequence[str]], object] | None:
     """What refuses the words after one of mpiddp's own programs, without any rank."""
     if line.own_program is None or line.own_module is None:
         return None
-    check: Callable[[Sequence[str]], object] = importlib.import_module(line.own_module).check
-    return check
+    return getattr(importlib.import_module(line.own_module), "check", None)
 
 
 def _is_front(line: CommandLine, is_started_by_rank: bool = False) -> bool:

@@ -24,7 +24,7 @@ def check(words: Sequence[str]) -> None:
     with name_as_typed(words):
         configuration = parse(words)
         run = find_path(configuration)
-        if run is not None and not configuration.summary:
+        if run is not None:
             refuse_finished(run)
         # A run that resumes does not read its first weights again.
         is_new = configuration.resume in (AUTO, NEVER) and not (run is not None and run.exists())
@@ -46,21 +46,18 @@ def main() -> None:
         signals.listen(parse_signals(configuration.preempt_signal))
         failure_handler.redirect(redirect(configuration, find_rank()))
         check_packages(NEEDED_TO_TRAIN)
-        if is_first() and not configuration.summary:
+        if is_first():
             failure_handler.foresee_run(forget_outcome(configuration))
         is_preempted = False
         with start(configuration, failure_handler) as session, name_as_typed(sys.argv[1:]):
             # Here, because it imports torch: --help does without, and start imports it while
             # MPI starts.
             from mpiddp.training.evaluation import evaluate_only
-            from mpiddp.training.model_summary import summarise
             from mpiddp.training.prediction import predict_only
             from mpiddp.training.trainer import train
 
             try:
-                if configuration.summary:
-                    summarise(configuration, session)
-                elif configuration.predict is not None:
+                if configuration.predict is not None:
                     predict_only(configuration, session, failure_handler)
                 elif configuration.evaluate_only:
                     evaluate_only(configuration, session, failure_handler)

@@ -20,7 +20,7 @@ from benchmarks.common.options import (
 )
 from benchmarks.common.records import RecordWriter
 from benchmarks.fit.fitted import Fit, describe_fit, read_fit
-from benchmarks.models import disturbed, prices, winners
+from benchmarks.models import prices, winners
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import at_least
 from mpiddp.options.fields import Argument, list_fields, pick
@@ -54,10 +54,6 @@ class Options(machines.MachineOptions):
     map: bool = False
     """Show which algorithm is quickest, and the sizes at which that changes (default: for 2 to
     65536 ranks, 1K to 1G, algorithms that leave no rank out)."""
-    straggler: disturbed.Stragglers = ()
-    """A rank that begins so late, as in 3:5ms, or that takes so many times as long, as in 3:x2."""
-    slow_link: disturbed.SlowLinks = ()
-    """Two nodes between which messages take so many times as long, as in 0-3:x4."""
     output: Annotated[Outputs, writes(RECORD, PICTURE)] = ()
     """Write all prices, or draw time over lower bound against size, or the map."""
 
@@ -133,8 +129,6 @@ def main(arguments: Sequence[str]) -> None:
         record.write("machine", text=text, **seconds, uplink=machine.uplink)
         if options.map:
             _show_map(options, record, text)
-        elif options.straggler or options.slow_link:
-            _show_disturbed(options, record, text)
         else:
             _show_prices(options, record, text)
 
@@ -146,19 +140,7 @@ def parse(arguments: Sequence[str]) -> Options:
         for field in list_fields(machines.MachineOptions):
             if field.name in values and field.name != "node_bandwidth":
                 raise ConfigurationError(f"{field.flag}: the machine is that of --fit already")
-    is_disturbed = values.get("straggler") or values.get("slow_link")
-    if is_disturbed and values.get("map"):
-        raise ConfigurationError("--map is of a machine on which nothing is late or slow")
-    if is_disturbed and find(values.get("output", ()), PICTURE):
-        raise ConfigurationError(
-            "a picture shows no stragglers and slow links: --output FILE.jsonl writes them"
-        )
-    most = LARGEST_SIMULATED if is_disturbed else MOST_RANKS
-    if max(values.get("ranks", (1,))) > most:
-        raise ConfigurationError(
-            f"--straggler and --slow-link are simulated step by step, for up to {most} ranks"
-        )
-    usual = winners.RANKS if values.get("map") else tuple(n for n in RANKS if n <= most)
+    usual = winners.RANKS if values.get("map") else RANKS
     return pick(Options, {"ranks": usual, **values})
 
 
@@ -178,14 +160,3 @@ def _show_map(options: Options, record: RecordWriter, machine: str) -> None:
         winners.draw_map(path, rows, machine)
     for row in rows:
         record.write("winners", **asdict(row))
-
-
-def _show_disturbed(options: Options, record: RecordWriter, machine: str) -> None:
-    named = " and ".join(map(str, (*options.straggler, *options.slow_link)))
-    disturbance = disturbed.make_disturbance(options.straggler, options.slow_link)
-    tables = disturbed.time_all(options.question, disturbance)
-    print_text(machine, f"time with {named}; in brackets, what that costs")
-    for nodes, rows in tables:
-        disturbed.record_times(record, named, nodes, options.sizes, rows)
-        title = machines.describe_place(sum(nodes), len(nodes))
-        print_text("", title, *disturbed.describe_times(rows, options.sizes))

@@ -19,7 +19,6 @@ from mpiddp.files import decode
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.data import AUTO_BATCH
 from mpiddp.training.options.groups.effects import FIXED, FREE, list_options
-from mpiddp.training.options.groups.parallelism import AUTO_BUCKET
 from mpiddp.training.options.groups.synchronisation import PARAMETER_SERVER
 from mpiddp.training.preparation import Training
 from mpiddp.training.records.metrics import Row, Totals
@@ -181,4 +180,4 @@ def list_open(configuration: Configuration) -> list[str]:
     return [name for name, word in MEASURED.items() if getattr(configuration, name) == word]
 
 
-MEASURED = {"overlap": "auto", "bucket_mb": AUTO_BUCKET, "batch_size": AUTO_BATCH}
+MEASURED = {"overlap": "auto", "batch_size": AUTO_BATCH}

@@ -1,4 +1,4 @@
-"""Simulated machines: fitted or described in words, maps of winners, stragglers, slow links."""
+"""Simulated machines: fitted or described in words, maps of winners."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import planted_records as planted
 from benchmarks.common import options
 from benchmarks.common.records import read_record
 from benchmarks.fit.fitted import fit_records, write_fit
-from benchmarks.models import disturbed, simulate, winners
+from benchmarks.models import simulate, winners
 from mpiddp.schedules import registry
 from mpiddp.schedules.cost import split
 from mpiddp.schedules.machine import Machine, MessageCost, Piece
@@ -192,48 +192,3 @@ def test_all_algorithms_are_priced_at_65536_ranks_in_seconds(tmp_path):
     assert list(dict.fromkeys(cell.contender for cell in cells)) == list(registry.names())
     assert all(cell.samples[0] >= cell.details["bound"] for cell in cells)
     assert time.process_time() - begin < 10
-
-
-# ---- stragglers and slow links ------------------------------------------------------------
-
-
-def read_losses(tmp_path, *words):
-    path = tmp_path / "losses.jsonl"
-    simulate.main([*words, "--bytes", "1M", "--output", str(path)])
-    return {
-        cell.contender: cell.samples[0] - cell.details["undisturbed"]
-        for cell in read_record(path).cells
-    }
-
-
-def test_a_late_rank_costs_those_least_that_need_it_last(tmp_path, capsys):
-    losses = read_losses(tmp_path, "ring", "naive-ring", "--ranks", "16", "--straggler", "15:5ms")
-    # The chain comes to its last rank when all others have added theirs, 14 hops of 0.95 ms.
-    assert losses["ring"] == pytest.approx(5e-3, rel=0.01)
-    assert losses["naive-ring"] == pytest.approx(0, abs=1e-6)
-    text = capsys.readouterr().out
-    assert "time with rank 15 5 ms late" in text
-    assert "1 MiB: naive-ring loses least, 0 µs; ring is quickest, as without" in text
-
-
-def test_a_slow_rank_holds_up_all_of_a_ring(tmp_path):
-    losses = read_losses(tmp_path, "ring", "--ranks", "8", "--straggler", "3:x2")
-    machine, nodes = simulate.parse([]).find_machine((1,) * 8), (1,) * 8
-    [price] = registry.parse("ring").prices([1 << 20], machine, nodes)
-    assert losses["ring"] == pytest.approx(float(price.seconds), rel=0.01)
-
-
-def test_a_slow_link_costs_only_who_uses_it(tmp_path):
-    words = ("ring", "binomial-tree", "--ranks", "8", "--slow-link", "1-2:x3")
-    losses = read_losses(tmp_path, *words)
-    # The tree has no edge between ranks 1 and 2.
-    assert losses["binomial-tree"] == 0
-    # Each of 14 messages over that link takes twice as long again; additions do not.
-    assert losses["ring"] == pytest.approx(14 * 2 * (10e-6 + (1 << 17) * 8e-10), rel=0.01)
-
-
-def test_disturbances_are_read():
-    assert disturbed.read_straggler("3:5ms") == (3, 0.005, 1.0)
-    assert disturbed.read_straggler("3:2") == (3, 2.0, 1.0)
-    assert disturbed.read_straggler("3:x2.5") == (3, 0.0, 2.5)
-    assert disturbed.read_slow_link("0-12:x4") == ((0, 12), 4.0)

@@ -691,7 +691,7 @@ def test_who_is_the_front(folder, monkeypatch, words, job, is_front):
 
 
 def test_without_an_option_the_shell_of_an_allocation_starts_ranks(allocation, monkeypatch):
-    def run(line):
+    def run(line, check):
         raise StartedError(make_rank_command(line, read_front(line)))
 
     monkeypatch.setattr(front, "run", run)

@@ -19,10 +19,7 @@ from mpiddp.sync.ddp_hook import ScheduleHook
 from mpiddp.training.options.config import parse
 from mpiddp.training.step.step import Engine
 from mpiddp.training.trainer import train
-from mpiddp.training.wrapping import buckets
 
-SIZES = (0.0002, 0.0005)
-"""MB of DDP's buckets to choose from. Either makes two buckets of the mlp for the toy data."""
 LAYERS = (nn.Linear, nn.Conv2d)
 TAKE_STEP = Engine.take_step
 ALL_REDUCE = dist.all_reduce
@@ -79,7 +76,6 @@ class Observation:
         forward = self.count("computed", nn.Linear.forward)
         yield mock.patch.object(ScheduleHook, "_average", average)
         yield mock.patch.object(nn.Linear, "forward", forward)
-        yield mock.patch.object(buckets, "SIZES", SIZES)
         yield mock.patch.object(Engine, "take_step", take_step)
         for name in (GATHER, SCATTER, "all_reduce"):
             yield mock.patch.object(dist, name, self.weigh(getattr(dist, name)))

@@ -15,7 +15,7 @@ from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.training.data.data import DataSet, Split, make_toy
 from mpiddp.training.data.data import load as load_own
 from mpiddp.training.options.config import Configuration, parse
-from mpiddp.training.options.groups.model import AUTO
+from mpiddp.training.options.groups.data import AUTO
 from mpiddp.training.task.task import Task
 
 

@@ -13,6 +13,7 @@ import torch
 import data_files
 import loading
 from mpiddp.errors import ConfigurationError
+from mpiddp.training.data import image_data
 from mpiddp.training.data.data import Split, load
 from mpiddp.training.data.samples import Key, Samples
 from mpiddp.training.options.config import Configuration
@@ -96,7 +97,8 @@ def test_only_images_that_may_be_mirrored_are_flipped(tmp_path, monkeypatch):
 def test_missing_and_damaged_files_are_told_with_the_command_that_fetches_them(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = f"python -m mpiddp.train --data {name} --data-dir {tmp_path} --download"
+    loader = image_data.KINDS[name].loader
+    command = f"python -c \"from torchvision.datasets import {loader}; {loader}('{tmp_path}', "
     with pytest.raises(ConfigurationError, match="found nothing there") as caught:
         load(Configuration(data=name, data_dir=tmp_path))
     assert command in str(caught.value)

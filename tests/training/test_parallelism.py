@@ -14,9 +14,8 @@ import fsdp_memory
 import observed
 import trainings
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.options.config import Configuration, read_toml
-from mpiddp.training.wrapping import buckets, engine, fsdp
-from mpiddp.training.wrapping.overlap import WARM_UP
+from mpiddp.training.options.config import Configuration
+from mpiddp.training.wrapping import engine, fsdp
 from observed import Observation
 from pool import Pools
 
@@ -46,6 +45,7 @@ def test_options_of_a_step_have_their_effect(pool: Pools, tmp_path: Path) -> Non
         "plain": TOY,
         "parts": (*TOY, "--accumulation-steps", "4"),
         "scheduled": (*TOY, "--accumulation-steps", "4", "--sync", "direct", "--overlap", "off"),
+        "cut": (*TOY, "--sync", "direct", "--overlap", "off", "--bucket-mb", "0.0005"),
         "served": (*TOY, "--accumulation-steps", "4", "--sync", "parameter-server"),
         "narrow": (*TOY, "--precision", "bf16"),
         "clipped": (*TOY, "--clip-norm", "0.01"),
@@ -68,6 +68,9 @@ def test_options_of_a_step_have_their_effect(pool: Pools, tmp_path: Path) -> Non
         assert seen[name].layers == 4 * STEPS * LAYERS + warm
     # Ranks exchange the small model's one bucket once in a step, not in each pass.
     assert seen["scheduled"].buckets == STEPS + REHEARSED
+    # DDP makes them after the first pass.
+    assert seen["cut"].buckets == 1 + 2 * (STEPS + REHEARSED - 1)
+    assert find_difference(weights["plain"], weights["cut"]) < 1e-6
     assert seen["narrow"].types == {torch.bfloat16}
     assert 0 < find_difference(weights["plain"], weights["narrow"]) < 0.05
     # What is cut to a hundredth moves the weights less.
@@ -188,44 +191,6 @@ def test_how_a_model_is_computed_leaves_the_result(pool: Pools, tmp_path: Path) 
     assert not seen["images"].channels_last
     assert seen["last"].channels_last
     assert find_difference(weights["images"], weights["last"]) < 1e-5
-
-
-@pytest.mark.mpi
-def test_a_bucket_size_is_measured_once(pool: Pools, tmp_path: Path) -> None:
-    ways: dict[str, tuple[str, ...]] = {
-        "usual": (*TOY, "--sync", "direct", "--overlap", "off"),
-        "auto": (*TOY, "--sync", "direct", "--overlap", "off", "--bucket-mb", "auto"),
-    }
-    seen, weights, _ = train_each(pool, tmp_path, ways)
-    settings = read_toml(tmp_path / "runs" / "auto" / "config.toml")
-    assert float(settings["bucket_mb"]) in observed.SIZES
-    assert find_difference(weights["usual"], weights["auto"]) < 1e-6
-    # The measurement leaves nothing behind that would send gradients twice.
-    given = {"given": (*ways["usual"], "--bucket-mb", settings["bucket_mb"])}
-    again, _, _ = train_each(pool, tmp_path, given)
-    assert again["given"].row["parameters"] == seen["auto"].row["parameters"]
-    # One bucket in a wrapper's first pass, two in each later one.
-    assert again["given"].buckets == 1 + 2 * (STEPS + WARM_UP - 1)
-    visit = 1 + 2 * (WARM_UP + buckets.PASSES - 1)
-    measured = len(observed.SIZES) * buckets.VISITS * visit
-    assert seen["auto"].buckets == again["given"].buckets + measured
-    # A run that goes on takes the size of its checkpoint.
-    words = [*ways["auto"], "--epochs", "1", "--save-every", "1epoch", "--name", "kept"]
-    pool("openmpi", 2).call(observed.observe, words, cwd=tmp_path)
-    run = tmp_path / "runs" / "kept"
-    first = read_toml(run / "config.toml")["bucket_mb"]
-    (run / "outcome.json").unlink()
-    # This program measures among other sizes.
-    words = [*words, "--epochs", "2"]
-    called = pool("openmpi", 2).call(trainings.run, words, cwd=tmp_path)
-    assert read_toml(run / "config.toml")["bucket_mb"] == first
-    assert "changed since then: epochs\n" in called.printed
-
-
-def test_only_bucket_sizes_that_differ_are_measured() -> None:
-    assert buckets.list_sizes(nn.Linear(100, 100)) == [1]
-    assert buckets.list_sizes(nn.Linear(1024, 1024)) == [1, 5]
-    assert buckets.list_sizes(nn.Linear(8192, 8192, device="meta")) == [1, 5, 25, 100]
 
 
 @pytest.mark.long

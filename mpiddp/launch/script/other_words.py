@@ -270,9 +270,10 @@ TRAINER = {
 """Options of other trainers, such as Lightning's, transformers' and torchvision's scripts."""
 OTHER_COMMANDS = {
     "`allreduce`, `reduce-scatter`, `all-gather`, `broadcast`, `reduce`, `point-to-point`, "
-    "`all-pairs`, `startup`, `training-step`, `training-loop`, `programs`, "
-    "`stragglers`, `fit`, `simulate`, `tune`, `compare`, `report`, `explain`, `prove`, `numerics`, "
-    "`distance`": "`python -m mpiddp bench COMMAND`",
+    "`all-pairs`, `startup`, `training-step`, `training-loop`, `programs`, `stragglers`, "
+    "`fit`, `simulate`, `tune`, `compare`, `report`, `explain`, `prove`, `numerics`": (
+        "`python -m mpiddp bench COMMAND`"
+    ),
     "`run`, `launch`, `torchrun`, `mpirun`, `mpiexec`, `srun`, `python`": (
         "`python -m mpiddp -n N SCRIPT`"
     ),

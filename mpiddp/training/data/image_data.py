@@ -155,9 +155,10 @@ def _make_split(found: Any, normalisation: Normalisation) -> Split:
 
 def _describe_damage(configuration: Configuration, error: Exception) -> str:
     name = configuration.data
-    folder = configuration.data_dir / KINDS[name].folder
-    fetch = f"python -m mpiddp.train --data {name} --data-dir {configuration.data_dir} --download"
-    fetch += " --summary"
+    directory, kind = configuration.data_dir, KINDS[name]
+    folder, loader = directory / kind.folder, kind.loader
+    call = f"from torchvision.datasets import {loader}; {loader}('{directory}', download=True)"
+    fetch = f'python -c "{call}"'
     if not folder.exists():
         return f"data_dir: expected {name} in {folder}, found nothing there: fetch it with {fetch}"
     reason = " ".join(str(error).split()) or type(error).__name__

@@ -21,9 +21,8 @@ from mpiddp.options.fields import Argument, Field, list_fields, pick
 from mpiddp.options.reader import Reader
 from mpiddp.training.options.contradictions import refuse_contradictions
 from mpiddp.training.options.groups.checkpoints import CheckpointOptions
-from mpiddp.training.options.groups.data import DataOptions
+from mpiddp.training.options.groups.data import AUTO, DataOptions, ModelOptions, choose_model
 from mpiddp.training.options.groups.launch import TrainerLaunchOptions
-from mpiddp.training.options.groups.model import AUTO, ModelOptions, choose_model
 from mpiddp.training.options.groups.optimisation import LEARNING_RATES, OptimisationOptions
 from mpiddp.training.options.groups.output import OutputOptions
 from mpiddp.training.options.groups.parallelism import ParallelismOptions

@@ -36,7 +36,6 @@ RULES = (
         lambda path: path is not None,
         "give --weights FILE.pt or RUN",
     ),
-    Rule(("weights",), "summary", lambda only: not only, "leave out one of them"),
     Rule(
         ("weights",),
         "resume",
@@ -56,7 +55,6 @@ RULES = (
         ("download",), "data", lambda name: name in ("mnist", "cifar10"), "it is for mnist, cifar10"
     ),
     Rule(("text", "context"), "data", lambda name: name == "text", "give --data text"),
-    Rule(("evaluate_only",), "summary", lambda only: not only, "leave out one of them"),
     Rule(("image_size",), "data", lambda name: name == "imagefolder", "it is for imagefolder"),
     Rule(("shape",), "data", lambda name: name == "synthetic", "it is for synthetic"),
     Rule(
@@ -108,7 +106,6 @@ RULES = (
         "a rank cannot take a step by itself to try a size: give a number",
         values=(AUTO_BATCH,),
     ),
-    Rule(("batch_size",), "summary", lambda only: not only, "give a number", values=(AUTO_BATCH,)),
     Rule(
         ("average_every",),
         "parallel",

@@ -33,7 +33,7 @@ from mpiddp.training.step.traffic import (
     observe,
 )
 from mpiddp.training.step.weight_averaging import AveragingUpdate, Weights
-from mpiddp.training.wrapping import buckets, overlap
+from mpiddp.training.wrapping import overlap
 from mpiddp.training.wrapping.activations import recompute
 from mpiddp.training.wrapping.module_groups import find_groups, find_innermost
 from mpiddp.training.wrapping.parallel import (
@@ -155,7 +155,6 @@ def _wrap_in_ddp(
 ) -> tuple[Configuration, _Wrapped]:
     part = split_batch(start.batch, configuration.accumulation_steps)[0]
     with late_sparse_named(start.module):
-        configuration = buckets.settle(configuration, start.module, part, start.forward)
         replica = replicate(start.module, device, configuration)
         traffic = observe(replica.model, replica.hook)
         # What torch makes of the wrapper has its attributes, too.

@@ -68,19 +68,14 @@ def settle(
             "use --overlap auto"
         )
     with rehearse(replica.model, replica.model.module, batch, compute) as take_pass:
-        warm_up(take_pass)
+        for _ in range(WARM_UP):
+            take_pass()
         if hook is None:
             return configuration, None
         if configuration.overlap == "auto" and hook.can_overlap:
             pace = measure(hook, take_pass, batch.device)
             hook.choose_overlap(pace.pays)
     return replace(configuration, overlap="on" if hook.overlap else "off"), pace
-
-
-def warm_up(take_pass: Callable[[], None]) -> None:
-    """Take passes until buckets are where they stay. Collective."""
-    for _ in range(WARM_UP):
-        take_pass()
 
 
 def measure(hook: ScheduleHook, take_pass: Callable[[], None], device: torch.device) -> Pace:

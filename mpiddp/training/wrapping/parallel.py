@@ -55,7 +55,7 @@ def replicate(model: nn.Module, device: torch.device, configuration: Configurati
 def find_cap(options: ParallelismOptions) -> float | None:
     """The size of DDP's buckets in MB. With None, DDP's own, the first one is smaller."""
     is_usual = options.bucket_mb == ParallelismOptions.bucket_mb
-    return None if is_usual else float(options.bucket_mb)
+    return None if is_usual else options.bucket_mb
 
 
 def share_buffers(model: nn.Module) -> None:

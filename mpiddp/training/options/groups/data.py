@@ -1,4 +1,4 @@
-"""Options of the data."""
+"""Options of the data and of the model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import REFERENCE, at_least, check, check_reference, check_text, quote
 from mpiddp.options.fields import Argument, one_of
 from mpiddp.training.options.groups.effects import FIXED, FREE
-from mpiddp.training.options.groups.registry import DATASETS
+from mpiddp.training.options.groups.registry import DATASETS, MODELS
 
+AUTO = "auto"
 AUTO_BATCH = 0
 """The batch size that is found by trial."""
 
@@ -84,3 +86,33 @@ def parse_shape(text: str) -> tuple[int, ...]:
     good = re.fullmatch(r"[1-9][0-9]{0,6}(x[1-9][0-9]{0,6})*", text) is not None
     check("shape", good, "sizes such as 3x32x32", text)
     return tuple(map(int, text.split("x")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """What is trained."""
+
+    model: Annotated[str, one_of([AUTO, *MODELS, REFERENCE]), FIXED] = AUTO
+    """Model; auto takes the one that fits the data."""
+
+    task: Annotated[str | None, one_of([REFERENCE])] = None
+    """Function without parameters that returns an mpiddp.training.Task: model, data, loss, metrics,
+    optimizer and schedule. What it leaves open is decided by the options model, data, optimizer and
+    schedule."""
+
+    def __post_init__(self) -> None:
+        check_reference("model", self.model, [AUTO, *MODELS])
+        if self.task is not None:
+            check_reference("task", self.task, [])
+
+
+def choose_model(data: str) -> str:
+    """The model that fits a data set.
+
+    Raises ConfigurationError for data of the user's own.
+    """
+    if data not in DATASETS:
+        raise ConfigurationError(
+            f"model = {AUTO!r} cannot be combined with data = {data!r}: give --model"
+        )
+    return DATASETS[data].model

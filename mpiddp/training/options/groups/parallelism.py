@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mpiddp.options.checks import check, is_positive
+from mpiddp.options.checks import check, is_positive, positive
 from mpiddp.options.fields import Argument
-
-AUTO_BUCKET = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +43,8 @@ class ParallelismOptions:
     cpu_offload: bool = False
     """Keep parameters, gradients and optimizer state in main memory, with fsdp on GPUs."""
 
-    bucket_mb: Annotated[str, Argument("MB")] = "25"
-    """Size of DDP's gradient buckets in MB, or auto: measured at the start."""
+    bucket_mb: Annotated[float, Argument("MB", positive("a number of MB"))] = 25
+    """Size of DDP's gradient buckets in MB."""
 
     find_unused_parameters: bool = False
     """Have DDP look in each step for parameters that take no part in the loss; it waits for the
@@ -60,12 +58,5 @@ class ParallelismOptions:
         check("accumulation_steps", passes >= 1, "1 or more", passes)
         least = self.wrap_parameters
         check("wrap_parameters", least >= 1, "1 or more parameters", least)
-        good = self.bucket_mb == AUTO_BUCKET or _is_size(self.bucket_mb)
-        check("bucket_mb", good, "a number of MB above 0, or auto", self.bucket_mb)
-
-
-def _is_size(text: str) -> bool:
-    try:
-        return is_positive(float(text))
-    except ValueError:
-        return False
+        size = self.bucket_mb
+        check("bucket_mb", is_positive(size), "a number of MB > 0", size)
