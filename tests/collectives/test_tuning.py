@@ -268,7 +268,7 @@ def test_ranks_without_the_same_table_hear_so_in_one_line(pool, tmp_path):
         (table, None): r".*rank 0 has one with .*, but not rank 1: none",
         (None, table): r".*rank 0 has none, but not rank 1: one with .*",
         (table, cut): r"the tuning table .*cut\.json: expected JSON: .* \(on rank 1\)",
-        (cut, cut): r"the tuning table .*cut\.json: expected JSON: .*FILE",
+        (cut, cut): r"the tuning table .*cut\.json: expected JSON: .*FILE\.json",
         (table, tmp_path / "copy.json"): "nothing was said",
     }
     for paths, said in cases.items():

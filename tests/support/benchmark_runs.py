@@ -27,7 +27,7 @@ def run_benchmark(*arguments: str, around: Sequence[str] = (), **changes: str) -
 def record_benchmark(path: Path, *arguments: str, **more: Any) -> tuple[str, Record]:
     """What a benchmark prints, and the record at ``path``. It must succeed, and warn of nothing."""
     answer = run_benchmark(*arguments, "--output", str(path), **more)
-    assert (answer.returncode, answer.stderr) == (0, "")
+    assert (answer.returncode, answer.stderr) == (0, ""), answer.stderr
     return answer.stdout, read_record(path)
 
 
