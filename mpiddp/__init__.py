@@ -163,6 +163,17 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
+_OTHERS = {
+    "get_rank": "mpiddp.init().world.rank",
+    "get_world_size": "mpiddp.init().world.size",
+    "init_process_group": "mpiddp.init(), or torch.distributed.init_process_group()",
+    "rank": "mpiddp.init().world.rank",
+    "size": "mpiddp.init().world.size",
+    "synchronize": "mpiddp.barrier() to wait for all ranks, mpiddp.register_comm_hook() for DDP",
+}
+"""What torch's and other launchers' users look for, and what does it here."""
+
+
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"mpiddp.{name}")
@@ -170,6 +181,7 @@ def __getattr__(name: str) -> Any:
         homes = ("errors", "training") if name[:1].isupper() else ()
         found = [f": it is mpiddp.{each}.{name}" for each in homes
                  if name in importlib.import_module(f"mpiddp.{each}").__all__]  # fmt: skip
+        found += [f": type {_OTHERS[name]}"] if name in _OTHERS else []
         raise AttributeError(f"module 'mpiddp' has no attribute {name!r}{''.join(found)}")
     found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
     return found

@@ -30,7 +30,7 @@ OWN_OPTIONS = frozenset(
     {
         "--collectives", "--tuning", "--port-range", "--lifeline-timeout", "--stall-timeout",
         "--allow-shared-gpu", "--launcher-options", "--restarts", "--restart-window", "--min-nodes",
-        "--requeue", "--job-log",
+        "--requeue", "--job-log", "--dry-run",
     }
 )  # fmt: skip
 """Those that scripts seldom have, and torchrun's for -n."""
