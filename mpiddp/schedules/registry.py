@@ -129,9 +129,10 @@ def _explain(name: str, make: Maker, source: str) -> Maker:
             raise ConfigurationError(f"{name} on {ranks} ranks: {error}") from None
         except MpiddpError:
             raise
+        # Whatever a stranger's function raises is that function's mistake.
         except Exception as error:
             code = getattr(inspect.unwrap(make), "__code__", None)
-            line = find_line(error, source) or getattr(code, "co_firstlineno", "?")
+            line = find_line(error, source) or getattr(code, "co_firstlineno", 1)
             text = f"{type(error).__name__}: {' '.join(str(error).split())}"
             where = f"{os.path.basename(source)}:{line}"
             raise MpiddpError(f"{name} on {ranks} ranks: {text} ({where})") from None
@@ -154,7 +155,9 @@ def _check_types(schedule: Schedule) -> None:
 def find_line(error: BaseException, source: str) -> int | None:
     """The last line of a file that the error passed; None if it passed none."""
     frames = traceback.extract_tb(error.__traceback__)
-    return next((one.lineno for one in reversed(frames) if os.path.realpath(one.filename) == source), None)
+    return next(
+        (one.lineno for one in reversed(frames) if os.path.realpath(one.filename) == source), None
+    )
 
 
 def names(source: str | None = None) -> tuple[str, ...]:
