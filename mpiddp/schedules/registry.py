@@ -129,8 +129,7 @@ def _explain(name: str, make: Maker, source: str) -> Maker:
             raise ConfigurationError(f"{name} on {ranks} ranks: {error}") from None
         except MpiddpError:
             raise
-        # Whatever a stranger's function raises is that function's mistake.
-        except Exception as error:
+        except Exception as error:  # Whatever a stranger's function raises is its mistake.
             code = getattr(inspect.unwrap(make), "__code__", None)
             line = find_line(error, source) or getattr(code, "co_firstlineno", 1)
             text = f"{type(error).__name__}: {' '.join(str(error).split())}"
