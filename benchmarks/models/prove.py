@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -30,8 +31,8 @@ from mpiddp.options.outputs import RECORD, Outputs, check_outputs, writes
 from mpiddp.process.cpus import count_cores
 from mpiddp.schedules.plans.loading import load
 from mpiddp.schedules.plans.reading import PLANS
-from mpiddp.schedules.proof import check_programs, prove
-from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, find, parse
+from mpiddp.schedules.proof import check_programs, prove, tabulate
+from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, find, is_ours, parse
 from mpiddp.schedules.schedule import Schedule, halve, project, segment
 from mpiddp.wording import print_text
 
@@ -66,6 +67,8 @@ class Verdict:
     schedules: int = 0
     messages: int = 0
     failures: tuple[str, ...] = ()
+    left_out: tuple[int, ...] = ()
+    """Numbers of ranks above the fewest that it is not made for."""
 
     def __add__(self, other: Verdict) -> Verdict:
         return Verdict(
@@ -73,6 +76,7 @@ class Verdict:
             self.schedules + other.schedules,
             self.messages + other.messages,
             self.failures + other.failures,
+            self.left_out + other.left_out,
         )
 
 
@@ -80,7 +84,7 @@ def list_cases(choices: Sequence[Choice], ranks: int, segments: Sequence[int] | 
     """All of them, the largest first, so that the processes end together."""
     cases = []
     for choice in choices:
-        for n in range(_find_fewest(choice, ranks), ranks + 1):
+        for n in _list_made(choice, ranks):
             usual = SEGMENTS + (MORE_SEGMENTS if n <= FEWER_RANKS else ())
             counts = tuple(segments or usual)
             name = str(choice)
@@ -90,16 +94,23 @@ def list_cases(choices: Sequence[Choice], ranks: int, segments: Sequence[int] | 
     return sorted(cases, key=lambda case: -case.ranks)
 
 
-def _find_fewest(choice: Choice, ranks: int) -> int:
-    """The least number of ranks that the choice can be on; raises ConfigurationError if none."""
-    for n in range(1, ranks):
+def _list_made(choice: Choice, ranks: int) -> list[int]:
+    """The numbers of ranks that the choice is made for; raises ConfigurationError if none.
+
+    Those of this package are made for all from the least one on.
+    """
+    made: list[int] = []
+    for n in range(1, ranks + 1):
+        if made and is_ours(choice):
+            return list(range(made[0], ranks + 1))
         try:
             choice.make(n)
         except ConfigurationError:
-            continue
-        return n
-    choice.make(ranks)
-    return ranks
+            if n == ranks and not made:
+                raise
+        else:
+            made.append(n)
+    return made
 
 
 def _list_nodes(choice: Choice, n: int) -> list[tuple[int, ...]]:
@@ -119,6 +130,13 @@ def _list_variants(choice: Choice, n: int) -> list[str]:
 def check_case(case: Case) -> Verdict:
     """Prove the schedule, in all its segmentations, and its halves where there are few ranks."""
     base = parse(case.choice).make(case.ranks, case.nodes)
+    nodes = "" if case.nodes is None else f" on nodes of {case.nodes}"
+    where = f"{case.choice}, {case.ranks} ranks{nodes}"
+    try:
+        # What is no message between two ranks cannot be cut into segments.
+        tabulate(base)
+    except ScheduleError as error:
+        return Verdict(case.ranks, 1, 0, (f"{where}: {error}",))
     verdict = Verdict()
     failures: tuple[str, ...]
     for name, schedule in _list_schedules(base, case.segments):
@@ -127,8 +145,7 @@ def check_case(case: Case) -> Verdict:
             check_programs(project(schedule))
             failures = ()
         except ScheduleError as error:
-            nodes = "" if case.nodes is None else f" on nodes of {case.nodes}"
-            failures = (f"{case.choice}, {case.ranks} ranks{nodes}, {name}: {error}",)
+            failures = (f"{where}, {name}: {error}",)
         verdict += Verdict(case.ranks, 1, sum(map(len, schedule.steps)), failures)
     return verdict
 
@@ -192,6 +209,10 @@ def parse_options(arguments: Sequence[str]) -> Options:
 def check_all(options: Options) -> dict[str, Verdict]:
     cases = list_cases(options.choices, options.ranks, options.segments)
     verdicts = {str(choice): Verdict() for choice in options.choices}
+    for name in verdicts:
+        made = {case.ranks for case in cases if case.group == name}
+        missing = set(range(min(made), options.ranks + 1)) - made
+        verdicts[name] = Verdict(left_out=tuple(sorted(missing)))
     with show_progress(len(cases), "proof") as bar:
         for case, verdict in zip(cases, _map(cases, options), strict=True):
             verdicts[case.group] += verdict
@@ -260,11 +281,21 @@ def describe(verdicts: Mapping[str, Verdict], options: Options, seconds: float) 
         f"{'all':<{width}}  {'':>6}  {total.schedules:>9,}  {total.messages:>9,}  "
         f"in {seconds:.1f} s on {cores}"
     )
+    for name, verdict in verdicts.items():
+        if verdict.left_out:
+            yield f"{name} is not made for {_list_runs(verdict.left_out)} ranks"
     if not options.segments:
         yield (
             f"segments: {_list(SEGMENTS)}; up to {FEWER_RANKS} ranks {_list(MORE_SEGMENTS)} "
             "as well, and the halves"
         )
+
+
+def _list_runs(numbers: Sequence[int]) -> str:
+    """``3, 5–7``."""
+    groups = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in group] for _, group in groups]
+    return ", ".join("–".join(map(str, dict.fromkeys((run[0], run[-1])))) for run in runs)
 
 
 def _list(numbers: Sequence[int]) -> str:

@@ -276,7 +276,7 @@ def two_level(
         place(across, n, ranks, low * across.chunks, high - low)
         for ranks, low, high in _find_rails(halves, firsts, pieces)
     )
-    steps = [*within, *between, *reverse_steps(within)]
+    steps = within + between + reverse_steps(within)
     packed = across.packed or any(half.packed for half in halves)
     return all_reduce(n, chunks, steps, members=members, packed=packed)
 

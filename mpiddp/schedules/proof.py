@@ -189,7 +189,7 @@ def _check_roles(schedule: Schedule) -> None:
 
 def _merge_chunks(schedule: Schedule) -> Schedule:
     """Neighbouring chunks that no transfer and no owner tells apart, as one."""
-    firsts, table = _tabulate(schedule)
+    firsts, table = tabulate(schedule)
     if len(firsts) == schedule.chunks:
         return schedule
     rows = map(Transfer._make, table.tolist())
@@ -244,7 +244,7 @@ def passes_on(schedule: Schedule) -> bool:
 
     Raises ScheduleError if a transfer is not between two ranks of chunks that exist.
     """
-    chunks, table = _tabulate(schedule)
+    chunks, table = tabulate(schedule)
     whole = len(schedule.contributors(0))
     held = np.zeros(schedule.ranks * len(chunks), np.int64)
     for place, chunk in enumerate(chunks):
@@ -280,7 +280,7 @@ def passes_on(schedule: Schedule) -> bool:
     )
 
 
-def _tabulate(schedule: Schedule) -> tuple[list[int], Table]:
+def tabulate(schedule: Schedule) -> tuple[list[int], Table]:
     """The first one of all chunks that are alike; and a row for each transfer, of these chunks.
 
     Raises ScheduleError if a transfer is not between two ranks of chunks that exist.

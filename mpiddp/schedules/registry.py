@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import operator
+import os
 import re
+import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args, get_type_hints
 
-from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.errors import ConfigurationError, MpiddpError, ScheduleError
 from mpiddp.options.checks import did_you_mean
 from mpiddp.schedules.cost import ClosedForm, Phase, Simulation, check_nodes, simulate
 from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.proof import prove, prove_half
-from mpiddp.schedules.schedule import Collective, Schedule, relabel, segment
+from mpiddp.schedules.schedule import Collective, Schedule, Transfer, relabel, segment
 
 LARGEST_SIMULATED = 1024
 """Ranks; beyond them the closed form is the price."""
@@ -65,7 +69,8 @@ def register(
     """Register an algorithm, which is then proved, priced, drawn, run and tested like all others.
 
     The function returns the same schedule whenever it is given the same arguments, since only the
-    first one is proved. Without ``phases`` the algorithm has no closed form, and a price only
+    first one is proved. It raises ConfigurationError for numbers of ranks that it is not made for;
+    `prove` leaves those out. Without ``phases`` the algorithm has no closed form, and a price only
     if it can be simulated.
 
     Raises ValueError if an algorithm of that name is registered.
@@ -108,7 +113,50 @@ def adopt(source: str, run: Callable[[], object]) -> None:
             del _algorithms[name]
         raise
     for name in _algorithms.keys() - before:
-        _algorithms[name] = replace(_algorithms[name], source=source)
+        make = _explain(name, _algorithms[name].make, source)
+        _algorithms[name] = replace(_algorithms[name], make=make, source=source)
+
+
+def _explain(name: str, make: Maker, source: str) -> Maker:
+    """The same function, whose errors are one line: name, ranks, what was raised and where."""
+
+    @functools.wraps(make)
+    def make_explained(ranks: int, *arguments: Any, **parameters: Any) -> Schedule:
+        try:
+            schedule = make(ranks, *arguments, **parameters)
+            _check_types(schedule)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{name} on {ranks} ranks: {error}") from None
+        except MpiddpError:
+            raise
+        except Exception as error:  # Whatever a stranger's function raises is its mistake.
+            code = getattr(inspect.unwrap(make), "__code__", None)
+            line = find_line(error, source) or getattr(code, "co_firstlineno", 1)
+            text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            where = f"{os.path.basename(source)}:{line}"
+            raise MpiddpError(f"{name} on {ranks} ranks: {text} ({where})") from None
+        return schedule
+
+    return make_explained
+
+
+def _check_types(schedule: Schedule) -> None:
+    """Raise TypeError unless all steps are messages, and all of these numbers are integers."""
+    for number, step in enumerate(schedule.steps):
+        if not all(isinstance(each, Transfer) for each in step):
+            raise TypeError(f"step {number}: expected a list of add(…) and copy(…), found {step}")
+    steps = itertools.chain.from_iterable(schedule.steps)
+    numbers = itertools.chain.from_iterable(steps)
+    for each in (schedule.chunks, *schedule.members, *schedule.owners, *numbers):
+        operator.index(each)
+
+
+def find_line(error: BaseException, source: str) -> int | None:
+    """The last line of a file that the error passed; None if it passed none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next(
+        (one.lineno for one in reversed(frames) if os.path.realpath(one.filename) == source), None
+    )
 
 
 def names(source: str | None = None) -> tuple[str, ...]:
@@ -132,6 +180,8 @@ def is_ours(choice: Choice) -> bool:
 def find(name: str) -> Algorithm:
     """The algorithm of that name. Raises ConfigurationError if there is none."""
     if name not in _algorithms:
+        if name.endswith((".py", ".xml", ".json")):
+            raise ConfigurationError(f"no algorithm is called {name!r}; type --load {name}")
         raise ConfigurationError(
             f"no algorithm is called {name!r}{did_you_mean(name, names())}; there are "
             f"{', '.join(names())}"

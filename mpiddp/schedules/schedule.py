@@ -147,16 +147,16 @@ def reverse(schedule: Schedule) -> Schedule:
     """
     if schedule.collective not in MIRROR:
         raise ValueError(f"an {schedule.collective.value} has no mirror image")
-    steps = reverse_steps(schedule.steps)
+    steps = tuple(map(tuple, reverse_steps(schedule.steps)))
     return replace(schedule, collective=MIRROR[schedule.collective], steps=steps)
 
 
-def reverse_steps(steps: Sequence[Iterable[Transfer]]) -> tuple[Step, ...]:
+def reverse_steps(steps: Sequence[Iterable[Transfer]]) -> list[list[Transfer]]:
     """The last first, with sources and destinations swapped, additions for copies."""
-    return tuple(
-        tuple(Transfer(dst, src, lo, hi, not reduce) for src, dst, lo, hi, reduce in step)
+    return [
+        [Transfer(dst, src, lo, hi, not reduce) for src, dst, lo, hi, reduce in step]
         for step in reversed(steps)
-    )
+    ]
 
 
 def gather_back(half: Schedule) -> Schedule:

@@ -85,6 +85,26 @@ def test_a_choice_is_proved_from_as_few_ranks_as_it_can_have(capsys):
         prove.main(["direct:servers=3", "--ranks", "2"])
 
 
+def test_what_is_no_message_is_wrong(registered, capsys):
+    registered("beyond", lambda n: all_reduce(n, 1, [[Transfer(0, n, 0, 1, True)]]))
+    with pytest.raises(ScheduleError, match="4 schedules"):
+        prove.main(["beyond", "--ranks", "4", "--processes", "1"])
+    words = "beyond, 4 ranks: step 0: Transfer(src=0, dst=4, lo=0, hi=1, reduce=True) is not a mess"
+    assert words in capsys.readouterr().out
+
+
+def test_numbers_of_ranks_that_it_is_not_made_for_are_listed(registered, capsys):
+    def make(n):
+        if n & (n - 1):
+            raise ConfigurationError("powers of two only")
+        return registry.find("ring").make(n)
+
+    registered("powers", make)
+    prove.main(["powers", "--ranks", "9", "--processes", "1"])
+    out = capsys.readouterr().out
+    assert "proved" in out and "powers is not made for 3, 5–7, 9 ranks" in out
+
+
 def test_each_algorithm_comes_with_its_variants():
     cases = prove.list_cases([registry.parse("direct"), registry.parse("two-level")], 6, None)
     assert ("direct:servers=2", 6) in {(case.choice, case.ranks) for case in cases}

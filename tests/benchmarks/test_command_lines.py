@@ -94,6 +94,7 @@ RULES = [
     (("allreduce", "broadcast"), "--algorithms star", "no algorithm is called 'star'"),
     (("training-step",), "--sync star", "no algorithm is called 'star'"),
     (("simulate", "prove", "numerics"), "star", "no algorithm is called 'star'; there are ring"),
+    (("simulate", "prove"), "own/b.py", "no algorithm is called 'own/b.py'; type --load own/b.py"),
     (MEASURING, "stray", "unexpected argument 'stray'"),
     (tuple(WHOLE.get(name, name) for name in COMMANDS), "--unknown", "unknown option --unknown"),
 ]  # fmt: skip

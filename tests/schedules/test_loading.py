@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.errors import ConfigurationError, MpiddpError, ScheduleError
 from mpiddp.schedules import registry
 from mpiddp.schedules.plans import loading
 from own_algorithm import STAR
@@ -57,6 +57,27 @@ def test_a_mistake_in_a_file_is_one_line(text, words, tmp_path):
     assert registry.names() == before
 
 
+BUILDS = [
+    ("def own(n):\n    raise ValueError('no\\nluck')", "ValueError: no luck (own.py:6)"),
+    ("def own(n):\n    raise ConfigurationError('even only')", "even only"),
+    ("def own():\n    pass",
+     "TypeError: own() takes 0 positional arguments but 1 was given (own.py:4)"),
+    ("def own(n):\n    return all_reduce(n, 1, [(0, 1, 0, 1, 1)])",
+     "TypeError: step 0: expected a list of add(…) and copy(…), found (0, 1, 0, 1, 1) (own.py:4)"),
+    ("def own(n):\n    return all_reduce(n, 1, [[add(n / 2, 0)]])",
+     "TypeError: 'float' object cannot be interpreted as an integer (own.py:4)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "words"), BUILDS, ids=range(len(BUILDS)))
+def test_a_mistake_in_a_function_is_one_line(text, words, tmp_path):
+    imports = STAR.lstrip().split("\n\n")[0].replace("copy", "copy; from mpiddp.errors import *")
+    loading.load(write(tmp_path, f'{imports}\n@register("own")\n{text}\n'))
+    with pytest.raises(MpiddpError) as caught:
+        registry.parse("own").build(3)
+    assert str(caught.value) == f"own on 3 ranks: {words}"
+
+
 def test_a_file_that_is_none(tmp_path):
     with pytest.raises(
         ConfigurationError, match=r"expected a name that ends in \.py, \.xml, \.json"
@@ -72,7 +93,7 @@ def test_a_plan_joins_the_others_under_the_files_name(tmp_path):
     choice = registry.parse("one-step")
     assert choice.summary == "A plan of another project, on its number of ranks."
     assert len(choice.build(3).steps) == 1
-    with pytest.raises(ConfigurationError, match="one-step is a plan for 3 ranks, found 4"):
+    with pytest.raises(ConfigurationError, match="one-step on 4 ranks: it is a plan for 3 ranks"):
         choice.build(4)
 
 

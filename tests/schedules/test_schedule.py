@@ -28,6 +28,7 @@ from mpiddp.schedules.schedule import (
     place,
     project,
     reverse,
+    reverse_steps,
     rotate,
     scatter,
     segment,
@@ -133,7 +134,8 @@ def test_placing_needs_a_rank_for_each(where):
 
 def test_parts_beside_each_other_take_as_long_as_the_longest():
     a, b, c = (Transfer(src, src + 1, 0, 1, True) for src in range(3))
-    assert beside([[[a], [b]], [[c]]]) == [[a, c], [b]]
+    there = beside([[[a], [b]], [[c]]])
+    assert there == [[a, c], [b]] and len(there + reverse_steps(there)) == 4
 
 
 @given(schedules(), st.integers(1, 4))

@@ -12,7 +12,6 @@ import hashlib
 import importlib.util
 import re
 import sys
-import traceback
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,8 +82,7 @@ def _locate(path: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename == str(path):
         line, text = error.lineno, error.msg
     else:
-        frames = traceback.extract_tb(error.__traceback__)
-        line = next((each.lineno for each in reversed(frames) if each.filename == str(path)), None)
+        line = registry.find_line(error, str(path.resolve()))
         text = " ".join(str(error).split())
     where = str(path) if line is None else f"{path}:{line}"
     return f"{where}: {type(error).__name__}: {text}"
@@ -103,19 +101,16 @@ def _register_plan(path: Path) -> None:
         prove_plan(plan)
     except ScheduleError as error:
         raise ScheduleError(f"{path}: {error}") from None
-    registry.register(name)(_PlanMaker(name, make_schedule(plan)))
+    registry.register(name)(_PlanMaker(make_schedule(plan)))
 
 
 @dataclass(frozen=True)
 class _PlanMaker:
     """A plan of another project, on its number of ranks."""
 
-    name: str
     schedule: Schedule
 
     def __call__(self, ranks: int) -> Schedule:
         if ranks != self.schedule.ranks:
-            raise ConfigurationError(
-                f"{self.name} is a plan for {self.schedule.ranks} ranks, found {ranks}"
-            )
+            raise ConfigurationError(f"it is a plan for {self.schedule.ranks} ranks")
         return self.schedule
