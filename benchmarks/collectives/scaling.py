@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,17 +26,22 @@ MEANINGS = {
 """Of names that do not say it."""
 
 
-def draw(path: Path, cells: Iterable[Cell], note: str) -> None:
+def draw(path: Path, cells: Iterable[tuple[str, Cell]], note: str) -> None:
     """The framework, MPI, the plain ring and mpiddp's algorithms, in a row of two panels.
 
     A collective, a type and an operator have a row on one node, and one for each number of ranks on
     each of several nodes. The sizes are those of the number of ranks that has most of them; ranks
-    are compared at the largest size that all have. Raises ConfigurationError without such cells.
+    are compared at the largest size that all have. ``cells``: each with its line's name; wrong
+    results are left out. Raises ConfigurationError without such cells.
     """
-    known = [cell for cell in cells if cell.details.get("maker") in (GLOO, NCCL, MPI, RING, OWN)]
+    known = [
+        replace(cell, contender=name)
+        for name, cell in cells
+        if cell.details.get("maker") in (GLOO, NCCL, MPI, RING, OWN) and not cell.details["wrong"]
+    ]
     if not known:
         raise ConfigurationError(
-            "expected records of collectives, such as allreduce writes them, found none"
+            "expected right results of collectives, such as allreduce records them, found none"
         )
     names = shorten(dict.fromkeys(cell.contender for cell in known))
     shown = dict.fromkeys(names[cell.contender] for cell in known)

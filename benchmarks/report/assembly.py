@@ -15,7 +15,9 @@ from benchmarks.collectives.contenders import (
 )
 from benchmarks.common.options import SPEED, describe_value
 from benchmarks.common.records import group_by
+from benchmarks.common.statistics import CONFIDENCE
 from benchmarks.common.tables import COLLECTIVES
+from benchmarks.judge.ratios import adjust
 from benchmarks.models.drawing.page import OFFERED
 from benchmarks.report.curves import draw_curves
 from benchmarks.report.findings import list_alerts, list_facts
@@ -113,7 +115,11 @@ def _find_ranks(name: str, quantity: str) -> int | None:
 
 
 def _highlight_collectives(groups: dict[str, list[Group]]) -> Iterator[Highlight]:
-    """Of each collective the fastest at the largest size on the most ranks where there is one."""
+    """Of each collective the fastest at the largest size on the most ranks where there is one.
+
+    If no contender is faster than another, one headline in twenty names one, however many sizes
+    there are.
+    """
     for quantity in COLLECTIVES:
         places = [
             (group, size, found)
@@ -121,9 +127,11 @@ def _highlight_collectives(groups: dict[str, list[Group]]) -> Iterator[Highlight
             for size in reversed(group.sizes)
             if (found := group.judge(size)) is not None and found.second is not None
         ]
-        settled = (place for place in places if place[2].is_settled)
-        if place := next(settled, None):
-            yield _highlight_winner(quantity, *place)
+        leads = {number: place[2].lead for number, place in enumerate(places)}
+        adjusted = adjust({n: lead.find_probability(1) for n, lead in leads.items() if lead})
+        settled = (n for n, probability in adjusted.items() if probability <= (1 - CONFIDENCE) / 2)
+        if (number := min(settled, default=None)) is not None:
+            yield _highlight_winner(quantity, *places[number])
         elif places:
             yield Highlight(
                 title=quantity.capitalize(), value="not settled", section=quantity,

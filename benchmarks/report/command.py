@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from benchmarks.collectives import scaling
 from benchmarks.common.options import File, Load, make_reader
+from benchmarks.common.records import Record
 from benchmarks.common.results import describe_heading
 from benchmarks.report.assembly import assemble
 from benchmarks.report.material import read_material
 from benchmarks.report.page import draw_report
 from benchmarks.report.slides import write_slides
+from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.options.fields import Argument, pick
 from mpiddp.options.outputs import FOLDER, PAGE, PICTURE, Kind, Outputs, check_outputs, find, writes
@@ -51,9 +53,11 @@ def main(arguments: Sequence[str]) -> None:
     check_outputs(options.output, inputs=(*options.records, options.fit))
     material = read_material(options.records)
     for path in find(options.output, PICTURE):
-        cells = [each.cell for each in material.cells]
-        scaling.draw(path, cells, describe_heading(material.records[0].environment))
+        cells = [(each.name, each.cell) for each in material.cells]
+        scaling.draw(path, cells, describe_heading(_find_machine(material.records)))
         print_text(f"wrote {path}")
+    if len(options.output) == len(find(options.output, PICTURE)):
+        return
     report = assemble(material, options.fit)
     for path in find(options.output, PAGE):
         write_whole(path, draw_report(report))
@@ -61,3 +65,13 @@ def main(arguments: Sequence[str]) -> None:
     for path in find(options.output, SLIDES):
         count = write_slides(path, report)
         print_text(f"wrote {count_noun(count, 'picture')} into {path}")
+
+
+def _find_machine(records: Sequence[Record]) -> Mapping[str, Any]:
+    """The first record's environment. Raises ConfigurationError if they are of several machines."""
+    machines = {f"{r.environment['processor']}, {r.environment['cores']} cores" for r in records}
+    if len(machines) > 1:
+        raise ConfigurationError(
+            f"expected records of one machine in a picture, found {'; '.join(sorted(machines))}"
+        )
+    return records[0].environment

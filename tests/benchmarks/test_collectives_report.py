@@ -286,11 +286,14 @@ def test_sizes_stand_beside_ranks_on_a_node_and_between_nodes(tmp_path):
         for cell in make_findings({(row, size): [[1e-3]] for row in rows for size in sizes}).cells
     ]
     path = tmp_path / "scaling.svg"
-    scaling.draw(path, cells, "a note")
+    named = [(cell.contender, cell) for cell in cells]
+    wrong = replace(cells[0], details={**cells[0].details, "wrong": 1})
+    scaling.draw(path, [("wrong", wrong), *named], "a note")
+    assert "wrong" not in path.read_text()
     shown = ("4 ranks on 1 node: all-reduce", "one node: 1 MiB", "2 ranks on 2 nodes")
     check_drawing(path, *shown, "1 rank on each node: 8 B", "central: a parameter server; a note")
-    with pytest.raises(ConfigurationError, match="expected records of collectives"):
-        scaling.draw(path, [replace(cells[0], details={})], "")
+    with pytest.raises(ConfigurationError, match="expected right results of collectives"):
+        scaling.draw(path, [("wrong", wrong)], "")
 
 
 @given(st.lists(st.integers(3, 40), min_size=1, max_size=20, unique=True))

@@ -41,9 +41,7 @@ def test_a_name_that_is_in_a_module_is_an_error_that_says_which():
     for name in ("errors.PeerLostError", "training.Task"):
         with pytest.raises(AttributeError, match=f"it is mpiddp.{name}$"):
             getattr(mpiddp, name.partition(".")[2])
-    with pytest.raises(
-        AttributeError, match=r"type mpiddp\.barrier\(\) .*comm_hook"
-    ):
+    with pytest.raises(AttributeError, match=r"type mpiddp\.barrier\(\) .*comm_hook"):
         mpiddp.synchronize  # noqa: B018 - torch's users look for it
 
 
