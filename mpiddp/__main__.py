@@ -56,7 +56,13 @@ def find_check(line: CommandLine) -> Callable[[Sequence[str]], object] | None:
     """What refuses the words after one of mpiddp's own programs, without any rank."""
     if line.own_program is None or line.own_module is None:
         return None
-    return getattr(importlib.import_module(line.own_module), "check", None)
+    module = line.own_module
+
+    def check(words: Sequence[str]) -> None:
+        # Imported only if it is asked: --dry-run does without.
+        getattr(importlib.import_module(module), "check", lambda words: None)(words)
+
+    return check
 
 
 def _is_front(line: CommandLine, is_started_by_rank: bool = False) -> bool:

@@ -71,8 +71,12 @@ def writes(*kinds: Kind) -> Argument:
 
     def read(text: str) -> Output:
         path = Path(text)
-        name = path.name.lower() + (FOLDER if text.endswith(FOLDER) or path.is_dir() else "")
+        is_folder = text.endswith(FOLDER) or path.is_dir()
+        name = path.name.lower()
         for kind in kinds:
+            if is_folder and FOLDER in kind.endings:
+                return Output(path, kind)
+        for kind in () if text.endswith(FOLDER) else kinds:
             if any(name.endswith(ending) and name != ending for ending in kind.endings):
                 return Output(path, kind)
         raise ValueError(f"expected a name that ends in {known}, found {quote(text)}")
@@ -105,6 +109,7 @@ def check_outputs(outputs: Outputs, inputs: Iterable[Path | None] = ()) -> None:
     ``inputs`` are read: no output may replace them. A directory is made.
     """
     read = {path.resolve() for path in inputs if path is not None}
+    written: set[Path] = set()
     for number, output in enumerate(outputs):
         path = output.path
         _check_room(path, is_folder=FOLDER in output.kind.endings)
@@ -115,6 +120,9 @@ def check_outputs(outputs: Outputs, inputs: Iterable[Path | None] = ()) -> None:
                 raise ConfigurationError(
                     f"--output {other} and --output {path} are both {output.kind}: give one"
                 )
+        if path.resolve() in written:
+            raise ConfigurationError(f"{path} is named twice as --output: name another file")
+        written.add(path.resolve())
         if output.kind.is_drawn:
             check_matplotlib()
 

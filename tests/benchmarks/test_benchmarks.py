@@ -36,7 +36,7 @@ from benchmarks.startup.targets import judge
 from copies import make_mpirun
 from launchers import is_alive, run_python, until
 from mpiddp.errors import ConfigurationError, LaunchError
-from mpiddp.options.outputs import PICTURE, Output, check_outputs
+from mpiddp.options.outputs import FOLDER, PAGE, PICTURE, Kind, Output, check_outputs, writes
 from mpiddp.process import cpus
 
 # Launchers
@@ -216,6 +216,18 @@ def test_without_matplotlib_a_drawing_is_refused_in_advance(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'mpiddp\[plot\]'"):
         check_outputs((Output(Path("drawing.svg"), PICTURE),))
+
+
+def test_directories_and_links_as_outputs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for text in (".", "./", "/"):
+        assert writes(Kind("folder", (FOLDER,))).read(text).path == Path(text)
+    Path("x.html").mkdir()
+    with pytest.raises(ConfigurationError, match="is a directory"):
+        check_outputs((writes(PAGE).read("x.html"),))
+    Path("q.svg").symlink_to("p.png")
+    with pytest.raises(ConfigurationError, match="named twice"):
+        check_outputs(tuple(map(writes(PICTURE).read, ("p.png", "q.svg"))))
 
 
 # The command line

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -512,6 +514,20 @@ def test_options_end_where_the_script_begins(arguments, expected):
     options, module, rest = parse(arguments)
     found = (options.interface, options.timeout, options.allow_shared_gpu, module, rest)
     assert found == expected
+
+
+@pytest.mark.parametrize("is_pipe", [True, False])
+def test_a_misplaced_option_is_noted_and_a_pipe_is_read_once(tmp_path, is_pipe):
+    script = tmp_path / "script.py"
+    text = "print('script ran')\n"
+    if is_pipe:
+        os.mkfifo(script)
+        threading.Thread(target=script.write_text, args=(text,), daemon=True).start()
+    else:
+        script.write_text(text)
+    result = launchers.run("alone", 1, [*PREFIX, str(script), "--tuning", "x"])
+    assert (result.returncode, result.stdout) == (0, "script ran\n")
+    assert ("--tuning stands after" in result.stderr) is not is_pipe
 
 
 def test_a_scripts_own_excepthook_shows_its_exceptions(tmp_path):

@@ -164,7 +164,8 @@ def _note_options(script: str, *words: str) -> None:
     """Say which option of mpiddp's alone the script gets, if its text does not know it."""
     names = [word.partition("=")[0] for word in words]
     found = next((name for name in names if name.replace("_", "-") in OWN_OPTIONS), None)
-    if found is None or split(sys.argv[1:]).is_marked:
+    # A pipe's text can be read only once, and is the script's.
+    if found is None or split(sys.argv[1:]).is_marked or not Path(script).is_file():
         return
     try:
         text = Path(script).read_text(errors="replace")
