@@ -374,7 +374,9 @@ def _check_ranks(
     if options.python or os.environ.get(environment.WRAP) or options.launcher == NONE:
         return
     check_packages(NEEDED_TO_TRAIN if line.own_program == TRAINER else NEEDED)
-    if check is not None:
+    # Ranks elsewhere may have files that are not here.
+    is_here = not (options.launcher_options or is_in_allocation(os.environ))
+    if check is not None and is_here:
         check(line.rest[1:])
 
 
