@@ -37,7 +37,8 @@ def draw(path: Path, cells: Iterable[tuple[str, Cell]], note: str) -> None:
     known = [
         replace(cell, contender=name)
         for name, cell in cells
-        if cell.details.get("maker") in (GLOO, NCCL, MPI, RING, OWN) and not cell.details["wrong"]
+        if cell.details.get("maker") in (GLOO, NCCL, MPI, RING, OWN)
+        and not cell.details.get("wrong")
     ]
     if not known:
         raise ConfigurationError(

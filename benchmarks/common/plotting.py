@@ -94,12 +94,15 @@ def draw_panels(
                 axis.axis("off")
             else:
                 draw_panel(axis, panel)
-                drawn[axis] = panel.lines
-        label_lines(figure, drawn)
+                drawn[axis] = panel
+        # Limits that are set hold for all panels of the axis, also those that were empty then.
+        for axis, panel in drawn.items():
+            panel.finish(axis)
+        label_lines(figure, {axis: panel.lines for axis, panel in drawn.items()})
 
 
 def draw_panel(axis: Axes, panel: LinePanel) -> None:
-    """All but the names of the lines."""
+    """All but the names of the lines, and what ``finish`` does."""
     axis.set_title(panel.title, loc="left", fontsize=10)
     for line in panel.lines:
         draw_line(axis, line)
@@ -114,7 +117,6 @@ def draw_panel(axis: Axes, panel: LinePanel) -> None:
     axis.set_xlabel(panel.label, fontsize=9)
     axis.yaxis.set_major_formatter(lambda value, _: panel.describe(value))
     axis.tick_params(axis="y", labelsize=8)
-    panel.finish(axis)
     finish_lines(axis)
 
 

@@ -69,7 +69,8 @@ def main(arguments: Sequence[str]) -> None:
 
 def _find_machine(records: Sequence[Record]) -> Mapping[str, Any]:
     """The first record's environment. Raises ConfigurationError if they are of several machines."""
-    machines = {f"{r.environment['processor']}, {r.environment['cores']} cores" for r in records}
+    environments = [each.environment for each in records]
+    machines = {f"{each.get('processor')}, {each.get('cores')} cores" for each in environments}
     if len(machines) > 1:
         raise ConfigurationError(
             f"expected records of one machine in a picture, found {'; '.join(sorted(machines))}"

@@ -81,6 +81,7 @@ def _write_slide(
         if isinstance(picture, Chart):
             panel = _make_panel(picture, colours, shown)
             draw_panel(axis, panel)
+            panel.finish(axis)
             label_lines(figure, {axis: panel.lines})
         elif isinstance(picture, Grid):
             _draw_grid(axis, picture, colours)

@@ -33,7 +33,8 @@ from benchmarks.collectives.contenders import (
 )
 from benchmarks.collectives.findings import Findings, Refusal, Surroundings
 from benchmarks.collectives.verdicts.slow_links import list_slow
-from benchmarks.common.statistics import median_interval
+from benchmarks.common.plotting import Line, LinePanel, draw_panels
+from benchmarks.common.statistics import median_interval, spread
 from benchmarks.common.tables import find_rates
 from benchmarks.common.targets import Target
 from measured import (
@@ -276,6 +277,22 @@ def test_a_drawing_leaves_out_none_that_was_asked_for(tmp_path):
     own = [f"mpiddp {name}, private" for name in ("ring", "central")]
     names = ("Gloo", "MPI_Allreduce", "plain ring", *own)
     check_drawing(path, *names, f"{len(rows) - 12} contender")
+
+
+def test_panels_that_share_an_axis_hold_what_each_of_them_shows(tmp_path):
+    tops = []
+
+    def finish(axis):
+        axis.set_ylim(bottom=0)
+        tops.append(axis.get_ylim()[1])
+
+    panels = [
+        LinePanel(title="rates", lines=[Line("a", [1, 2], [spread([rate])] * 2, 0)], label="",
+                  describe=str, base=None, finish=finish)
+        for rate in (1.0, 9.0)
+    ]  # fmt: skip
+    draw_panels(tmp_path / "a.svg", [[panel] for panel in panels], (4, 4), "", "", shared="col")
+    assert len(tops) == 2 and min(tops) >= 9
 
 
 def test_sizes_stand_beside_ranks_on_a_node_and_between_nodes(tmp_path):
