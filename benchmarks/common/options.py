@@ -165,6 +165,8 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """By those who have them; each row in Markdown, as in `mpiddp.launch.script.other_words`."""
+CHECKED = {"--iterations"}
+"""What a command has that times, and so checks, results: for it are the rows without an option."""
 
 
 def make_reader(
@@ -178,7 +180,11 @@ def make_reader(
     names = {name for kind in groups.values() for name in kind.__dataclass_fields__} - {*without}
     flags = {"--" + name.replace("_", "-") for name in names}
     rows = {
-        owner: {options: text for options, text in rows.items() if flags >= find_flags(text)}
+        owner: {
+            options: text
+            for options, text in rows.items()
+            if flags >= (find_flags(text) or CHECKED)
+        }
         for owner, rows in OTHER_OPTIONS.items()
     }
     return Reader(

@@ -156,6 +156,7 @@ OWN = [
     ("fit", "no RECORD given"),
     ("tune --repetitions 5", "expected 6 or more, since fewer"),
     ("tune --algorithms rong", "no algorithm is called 'rong'"),
+    ("prove -c 1", "unknown option -c"),
     ("report a", "the following arguments are required: --output"),
     ("report a --output a.txt", "(directory of pictures), .svg, .png or .pdf (picture), found"),
     ("explain", "the following arguments are required: WHAT"),
