@@ -47,15 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with FailureHandler():
         options = read(ExportOptions, words, "python -m mpiddp export", DESCRIPTION)
         check_outputs(options.output)
-        paths: list[Path | None] = [each.path for each in options.output]
-        for path in paths or [None]:
-            print_text(export(options.run, path, is_raw=options.raw))
+        paths = [each.path for each in options.output]
+        print_text(export(options.run, *paths, is_raw=options.raw))
 
 
-def export(run: Path, file: Path | None, *, is_raw: bool) -> str:
-    """Write the weights, and return a line that says what was written.
+def export(run: Path, *files: Path | None, is_raw: bool) -> str:
+    """Write the weights into each file, and return a line for each that says what was written.
 
-    Raises ConfigurationError, or CheckpointError if no checkpoint can be used.
+    The checkpoint is read once, and no file is written if one is refused. Raises
+    ConfigurationError, or CheckpointError if no checkpoint can be used.
     """
     # Here, because they import torch: --help does without.
     import torch
@@ -69,24 +69,33 @@ def export(run: Path, file: Path | None, *, is_raw: bool) -> str:
     for path, problems in damaged.items():
         print_message(f"{path} is damaged ({problems[0]}): {found.path.name} is taken instead")
     step = found.manifest.step
-    target = Path(f"weights-{step}.pt") if file is None else file
-    if target.is_dir():
-        target /= f"weights-{step}.pt"
-    check_format(target, "export")
-    if (target.parent / MANIFEST).exists():
-        raise ConfigurationError(
-            f"export: {target} would be in a checkpoint, which another file damages: choose "
-            "another directory"
-        )
+    targets = [_name_target(file, step) for file in files or (None,)]
+    for target in targets:
+        check_format(target, "export")
+        if (target.parent / MANIFEST).exists():
+            raise ConfigurationError(
+                f"export: {target} would be in a checkpoint, which another file damages: choose "
+                "another directory"
+            )
     weights = read_together(found, ranks, lambda: read_weights(found, is_raw=is_raw))
-    try:
-        write_weights(target, weights)
-    except OSError as error:
-        raise ConfigurationError(f"export: cannot write {target}: {error.strerror}") from None
     tensors = [each for each in weights.values() if isinstance(each, torch.Tensor)]
     size = describe_size(sum(each.nbytes for each in tensors))
     counted = count_noun(len(tensors), "tensor")
-    return f"Weights written: {target} (step {step} of {found.path}: {counted}, {size})"
+    lines = []
+    for target in targets:
+        try:
+            write_weights(target, weights)
+        except OSError as error:
+            raise ConfigurationError(f"export: cannot write {target}: {error.strerror}") from None
+        lines.append(f"Weights written: {target} (step {step} of {found.path}: {counted}, {size})")
+    return "\n".join(lines)
+
+
+def _name_target(file: Path | None, step: int) -> Path:
+    name = f"weights-{step}.pt"
+    if file is None:
+        return Path(name)
+    return file / name if file.is_dir() else file
 
 
 if __name__ == "__main__":

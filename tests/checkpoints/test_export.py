@@ -69,7 +69,7 @@ def test_what_cannot_be_exported_is_refused(saved, tmp_path):
     with pytest.raises(CheckpointError, match="text is a file: expected a directory"):
         export(tmp_path / "text", file, is_raw=False)
     with pytest.raises(ConfigurationError, match="would be in a checkpoint, which another"):
-        export(path, path / "step-4" / "w.pt", is_raw=False)
+        export(path, file, path / "step-4" / "w.pt", is_raw=False)
     with pytest.raises(ConfigurationError, match=r"cannot write .*absent/w.pt: No such file"):
         export(path, tmp_path / "absent" / "w.pt", is_raw=False)
     assert {each.name for each in tmp_path.iterdir()} == {"empty", "text"}
