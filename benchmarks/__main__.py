@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from benchmarks.launching.launchers import PROGRAM
+from benchmarks.records.environment import PROGRAM
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.options.checks import did_you_mean
@@ -40,8 +40,6 @@ COMMANDS = {
     "export": "an all-reduce as a plan of MSCCL or MSCCL++, or a trace for simulators",
 }
 """What measures; what learns from records; what is said of algorithms alone."""
-_MODELS = frozenset({"explain", "export", "numerics", "prove", "simulate"})
-"""Commands that are a module of ``models/``; each other one has a package of its name."""
 _COLLECTIVES = frozenset(
     {
         "allreduce", "reduce-scatter", "all-gather", "broadcast", "reduce", "point-to-point",
@@ -49,15 +47,19 @@ _COLLECTIVES = frozenset(
     }
 )  # fmt: skip
 """Commands of one engine, which is told which of them it is."""
+_STUDIES = {"fit": "fitting", "report": "reporting", **{
+    name: name for name in ("explain", "export", "numerics", "prove", "simulate")
+}}  # fmt: skip
+"""Commands that launch nothing, by the module of ``study/``; each other one has a folder in
+``measure/``."""
 
 
 def find_module(command: str) -> str:
     """The module whose ``main`` runs a command."""
-    if command in _MODELS:
-        return f"benchmarks.models.{command}"
-    if command in _COLLECTIVES:
-        return "benchmarks.collectives.command"
-    return f"benchmarks.{command.replace('-', '_')}.command"
+    if command in _STUDIES:
+        return f"benchmarks.study.{_STUDIES[command]}"
+    folder = "collectives" if command in _COLLECTIVES else command.replace("-", "_")
+    return f"benchmarks.measure.{folder}.command"
 
 
 def describe_commands() -> str:

@@ -1,1 +1,1 @@
-"""Is A faster than B? One answer with one error rate, for whatever says so."""
+"""A record in, a verdict out: is A faster than B, which rank is slow, what became slower."""

@@ -23,7 +23,7 @@ from functools import lru_cache
 import numpy
 from numpy.typing import NDArray
 
-from benchmarks.common.statistics import quantile
+from benchmarks.records.statistics import quantile
 
 Array = NDArray[numpy.float64]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.common.targets import Target
 from benchmarks.judge.ratios import Ratio
+from benchmarks.judge.targets import Target
 
 
 def make_target(

@@ -26,8 +26,8 @@ from typing import TypeVar
 import numpy
 from numpy.typing import NDArray
 
-from benchmarks.common.statistics import CONFIDENCE, Interval
 from benchmarks.judge.correlation import find_coefficient, find_widening
+from benchmarks.records.statistics import CONFIDENCE, Interval
 
 Key = TypeVar("Key")
 

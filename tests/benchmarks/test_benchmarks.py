@@ -13,13 +13,12 @@ import pytest
 
 import documents
 from benchmark_runs import check_drawing, record_benchmark, run_benchmark, write_program
-from benchmarks.common.statistics import make_series
-from benchmarks.launching import launchers, processes
-from benchmarks.launching.processes import Program, Run
-from benchmarks.launching.srun import Srun
-from benchmarks.startup import command as startup
-from benchmarks.startup import report
-from benchmarks.startup.contenders import (
+from benchmarks.measure.launching import launchers, processes
+from benchmarks.measure.launching.processes import Program, Run
+from benchmarks.measure.launching.srun import Srun
+from benchmarks.measure.startup import command as startup
+from benchmarks.measure.startup import report
+from benchmarks.measure.startup.contenders import (
     FLOOR,
     FRONT,
     HELP,
@@ -31,8 +30,10 @@ from benchmarks.startup.contenders import (
     Contender,
     list_contenders,
 )
-from benchmarks.startup.plot import draw
-from benchmarks.startup.targets import judge
+from benchmarks.measure.startup.plot import draw
+from benchmarks.measure.startup.targets import judge
+from benchmarks.records.environment import ROOT, clean_environment
+from benchmarks.records.statistics import make_series
 from copies import make_mpirun
 from launchers import is_alive, run_python, until
 from mpiddp.errors import ConfigurationError, LaunchError
@@ -117,24 +118,24 @@ def test_the_environment_of_an_earlier_launch_is_removed(monkeypatch):
     inherited += ["HYDI_CONTROL_FD", "MPI_LOCALRANKID", "MPI4PY_RC_INITIALIZE", "MKL_NUM_THREADS"]
     for name in [*inherited, "OMP_NUM_THREADS", "RANKING"]:
         monkeypatch.setenv(name, "7")
-    environment = launchers.clean_environment({"ADDED": "1"})
+    environment = clean_environment({"ADDED": "1"})
     assert not set(inherited) & set(environment)
     assert environment["OMP_NUM_THREADS"] == "1"
     assert (environment["RANKING"], environment["ADDED"]) == ("7", "1")
-    assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(launchers.ROOT)
+    assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)
 
 
 def test_ranks_find_the_files_that_variables_name_relative_to_the_caller(monkeypatch, tmp_path):
     """They run in a directory of their own."""
     monkeypatch.chdir(tmp_path)
     given = {"MPIDDP_TUNING": "t.json", "NCCL_CONF_FILE": "/etc/nccl", "PYTHONPATH": "lib:../other"}
-    paths = [launchers.ROOT, tmp_path / "lib", tmp_path.parent / "other"]
+    paths = [ROOT, tmp_path / "lib", tmp_path.parent / "other"]
     wanted = {"MPIDDP_TUNING": str(tmp_path / "t.json"), "NCCL_CONF_FILE": "/etc/nccl",
               "PYTHONPATH": ":".join(map(str, paths))}  # fmt: skip
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     srun = Srun(Path("/usr/bin/srun"), "22.05.8", 2, False)
-    for environment in (launchers.clean_environment(), srun.environment()):
+    for environment in (clean_environment(), srun.environment()):
         assert wanted.items() <= environment.items()
 
 
@@ -148,7 +149,7 @@ def test_contenders_differ_in_nothing_but_what_they_compare(tmp_path):
     assert contenders[TORCHRUN].program.command[-2:] == plain.command[-2:]
     shown = "OMPI_MCA_pml=ob1 UCX_MEM_EVENTS=n OMPI_MCA_btl="
     assert contenders[MPIDDP_TUNED].describe().startswith(shown)
-    assert str(launchers.ROOT) not in contenders[MPIDDP].describe()
+    assert str(ROOT) not in contenders[MPIDDP].describe()
 
 
 # The report
@@ -305,8 +306,8 @@ def test_a_terminated_benchmark_ends_its_runs(tmp_path):
     with subprocess.Popen(
         # An order in which no torchrun comes first, which would be a real one.
         [sys.executable, *words, "--seed", "5"],
-        cwd=launchers.ROOT,
-        env=launchers.clean_environment(),
+        cwd=ROOT,
+        env=clean_environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as benchmark:

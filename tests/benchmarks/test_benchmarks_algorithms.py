@@ -13,12 +13,12 @@ import documents
 import launchers
 import wrong_algorithms
 from benchmark_runs import record_benchmark
-from benchmarks.collectives import command as collectives
-from benchmarks.collectives import options as collectives_options
-from benchmarks.common import options
-from benchmarks.common.records import read_record
-from benchmarks.models import explain, numerics, prove, simulate
-from benchmarks.training_step import command as training_step
+from benchmarks.measure.collectives import command as collectives
+from benchmarks.measure.collectives import options as collectives_options
+from benchmarks.measure.training_step import command as training_step
+from benchmarks.records import options
+from benchmarks.records.schema import read_record
+from benchmarks.study import explain, numerics, prove, simulate
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules import registry
 from mpiddp.schedules.cost import Phase

@@ -8,10 +8,15 @@ from dataclasses import asdict, replace
 import pytest
 
 import documents
-from benchmarks.checkpoint import command, report
-from benchmarks.checkpoint.measurement import Agreement, Measurement, Round, read_measurement
-from benchmarks.checkpoint.report import judge
-from benchmarks.common.records import read_record
+from benchmarks.measure.checkpoint import command, report
+from benchmarks.measure.checkpoint.measurement import (
+    Agreement,
+    Measurement,
+    Round,
+    read_measurement,
+)
+from benchmarks.measure.checkpoint.report import judge
+from benchmarks.records.schema import read_record
 
 PLAN = command.parse([]).plan
 ROUNDS = (

@@ -13,16 +13,16 @@ import pytest
 import documents
 import launchers as launching
 from benchmark_runs import check_drawing, record_benchmark, run_benchmark
-from benchmarks.collectives import command, options
-from benchmarks.collectives.contenders import MPI, WORKER, Contender, Task
-from benchmarks.collectives.findings import Refusal
-from benchmarks.collectives.measurement import list_blocks
-from benchmarks.collectives.visits import Visitor
-from benchmarks.common.records import read_record
-from benchmarks.common.trials import WrongResultError
-from benchmarks.launching import launchers, processes
-from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB, start_jobs
-from benchmarks.launching.processes import RunError
+from benchmarks.measure.collectives import command, options
+from benchmarks.measure.collectives.findings import Refusal
+from benchmarks.measure.collectives.measurement import list_blocks
+from benchmarks.measure.collectives.visits import Visitor
+from benchmarks.measure.launching import launchers, processes
+from benchmarks.measure.launching.paired_jobs import start_jobs
+from benchmarks.measure.launching.processes import RunError
+from benchmarks.measure.trials import WrongResultError
+from benchmarks.records.contenders import MPI, MPI_JOB, TORCH_JOB, WORKER, Contender, Task
+from benchmarks.records.schema import read_record
 from measured import GLOO_ROW, MPI_ROW, MPIRUN, PRIVATE_OWN, K, M, make_cell
 from mpiddp.collectives.tuning import write_table
 from mpiddp.schedules.registry import names
@@ -95,7 +95,7 @@ def test_targets_are_judged_only_on_request(monkeypatch, capsys, tmp_path, words
 RINGS = """
 import numpy
 from mpi4py import MPI
-from benchmarks.baselines import mpi_collectives, plain_ring
+from benchmarks.measure.baselines import mpi_collectives, plain_ring
 
 comm = MPI.COMM_WORLD
 for dtype in ("float32", "float64", "int32", "int64"):

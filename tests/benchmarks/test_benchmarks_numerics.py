@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmark_runs import check_drawing
-from benchmarks.common.records import read_record
-from benchmarks.models import numerics, summation
-from benchmarks.models.summation import DTYPES, ROUNDING, Accumulation, SummationOrder
+from benchmarks.records.schema import read_record
+from benchmarks.study import numerics, summation
+from benchmarks.study.summation import DTYPES, ROUNDING, Accumulation, SummationOrder
 from mpiddp.errors import ScheduleError
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Collective, Schedule, Transfer

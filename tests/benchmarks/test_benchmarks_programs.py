@@ -7,11 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmark_runs import check_drawing, record_benchmark
-from benchmarks.common.statistics import make_series
-from benchmarks.programs.measurement import GLOO, OWN, PROGRAMS, TOLERANCE, Group, Visit
-from benchmarks.programs.measurement import judge as find_problem
-from benchmarks.programs.report import compare, format_table, judge
-from benchmarks.programs.worker import MAKERS
+from benchmarks.measure.programs.measurement import (
+    GLOO,
+    OWN,
+    PROGRAMS,
+    TOLERANCE,
+    Group,
+    Visit,
+)
+from benchmarks.measure.programs.measurement import judge as find_problem
+from benchmarks.measure.programs.report import compare, format_table, judge
+from benchmarks.measure.programs.worker import MAKERS
+from benchmarks.records.statistics import make_series
 
 COMPILED = "tokens-compiled"
 

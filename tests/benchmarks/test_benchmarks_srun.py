@@ -11,14 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmark_runs import check_drawing, record_benchmark, run_benchmark, write_program
-from benchmarks.common import results
-from benchmarks.common.records import read_record
-from benchmarks.common.statistics import make_series
-from benchmarks.launching import launchers, processes, srun
-from benchmarks.launching.processes import Program, Run, RunError
-from benchmarks.startup import command as startup
-from benchmarks.startup import phases, report
-from benchmarks.startup.contenders import (
+from benchmarks.measure.launching import processes, srun
+from benchmarks.measure.launching.processes import Program, Run, RunError
+from benchmarks.measure.startup import command as startup
+from benchmarks.measure.startup import phases, report
+from benchmarks.measure.startup.contenders import (
     FLOOR,
     MPIDDP,
     SESSION,
@@ -27,8 +24,13 @@ from benchmarks.startup.contenders import (
     Contender,
     list_on_cluster,
 )
-from benchmarks.startup.plot import draw
-from benchmarks.startup.targets import judge
+from benchmarks.measure.startup.plot import draw
+from benchmarks.measure.startup.targets import judge
+from benchmarks.records.environment import clean_environment
+from benchmarks.records.options import is_srun
+from benchmarks.records.schema import read_record
+from benchmarks.records.statistics import make_series
+from benchmarks.show import results
 from launchers import until
 from mpiddp.errors import ConfigurationError, LaunchError
 
@@ -60,8 +62,8 @@ IDLE = list_nodes(*(f"node{number} idle main*" for number in range(4)))
     [("srun", True), ("/opt/slurm/bin/srun", True), ("mpirun", False), ("srunner", False)],
 )
 def test_srun_is_known_by_its_name(name, answer):
-    assert srun.is_srun(name) is answer
-    assert not srun.is_srun(None)
+    assert is_srun(name) is answer
+    assert not is_srun(None)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_srun_keeps_its_cluster_and_mpi_settings_but_no_earlier_launch(monkeypat
     assert all(environment[name] == "7" for name in kept)
     assert not set(dropped) & set(environment)
     assert (environment["OMP_NUM_THREADS"], environment["ADDED"]) == ("1", "1")
-    assert "SLURM_CONF" not in launchers.clean_environment()
+    assert "SLURM_CONF" not in clean_environment()
 
 
 def test_contenders_ask_for_the_same_nodes():
@@ -355,7 +357,7 @@ def test_the_ranks_of_each_node_are_told(slurm_cluster, monkeypatch):
     for name, value in slurm_cluster.environment().items():
         monkeypatch.setenv(name, value)
     found = srun.find_srun("srun", 2, (4,))
-    places = results.find_places(found, 4)
+    places = found.place(4)
     assert list(places.values()) == [[0, 1], [2, 3]]
     assert set(places) < set(results.find_hosts(found))
 
@@ -364,7 +366,7 @@ def test_the_ranks_of_each_node_are_told(slurm_cluster, monkeypatch):
 @pytest.mark.slurm
 def test_a_run_past_its_deadline_leaves_no_job(slurm_cluster):
     command = ("srun", "--quiet", "--nodes=4", "--ntasks=4", "sleep", "300")
-    environment = launchers.clean_environment(slurm_cluster.environment())
+    environment = clean_environment(slurm_cluster.environment())
     with pytest.raises(RunError, match="ran past 3 s"):
         processes.run(Program(command, environment, reaches_out=True), 3)
     until(lambda: slurm_cluster.ask("squeue", "-h") == "", "the end of the job", pause=0.1)

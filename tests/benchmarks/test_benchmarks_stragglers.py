@@ -7,13 +7,19 @@ from dataclasses import replace
 import pytest
 
 import documents
-from benchmarks.common.records import read_record
-from benchmarks.common.statistics import make_series
-from benchmarks.launching import launchers
-from benchmarks.stragglers import command as stragglers
-from benchmarks.stragglers import measurement, report
-from benchmarks.stragglers.measurement import Contender, Point, TrainingRun, find_median, read_run
-from benchmarks.stragglers.report import judge
+from benchmarks.measure.launching import launchers
+from benchmarks.measure.stragglers import command as stragglers
+from benchmarks.measure.stragglers import measurement, report
+from benchmarks.measure.stragglers.measurement import (
+    Contender,
+    Point,
+    TrainingRun,
+    find_median,
+    read_run,
+)
+from benchmarks.measure.stragglers.report import judge
+from benchmarks.records.schema import read_record
+from benchmarks.records.statistics import make_series
 
 
 def make_runs(*times: tuple[float, ...], staleness: dict[int, int] | None = None):

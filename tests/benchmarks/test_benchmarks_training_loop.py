@@ -10,11 +10,11 @@ import torch
 
 import mpiddp
 from benchmark_runs import record_benchmark
-from benchmarks.baselines.training_loop import Settings, take_steps
-from benchmarks.training_loop.measurement import Group
-from benchmarks.training_loop.report import SPEED, compare, format_table, judge
-from benchmarks.training_loop.worker import FEWEST_ROUNDS, Loops, Request, measure
-from benchmarks.training_loop.workloads import BARE, TRAINER
+from benchmarks.measure.baselines.training_loop import Settings, take_steps
+from benchmarks.measure.training_loop.measurement import Group
+from benchmarks.measure.training_loop.report import SPEED, compare, format_table, judge
+from benchmarks.measure.training_loop.worker import FEWEST_ROUNDS, Loops, Request, measure
+from benchmarks.measure.training_loop.workloads import BARE, TRAINER
 
 SAMPLES = torch.rand(14, 3, generator=torch.Generator().manual_seed(1))
 LABELS = torch.arange(14) % 2

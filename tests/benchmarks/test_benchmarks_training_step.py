@@ -9,13 +9,8 @@ import pytest
 import documents
 import launchers
 from benchmark_runs import check_drawing, record_benchmark
-from benchmarks.common.records import Cell
-from benchmarks.common.statistics import make_series
-from benchmarks.common.trials import WrongResultError
-from benchmarks.common.workloads import Workload, parse_workload
-from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB
-from benchmarks.training_step import command, measurement, report
-from benchmarks.training_step.contenders import (
+from benchmarks.measure.training_step import command, measurement, report
+from benchmarks.measure.training_step.contenders import (
     ALONE,
     BASE,
     DATA_PARALLEL,
@@ -25,10 +20,15 @@ from benchmarks.training_step.contenders import (
     Contender,
     parse_contender,
 )
-from benchmarks.training_step.measurement import Group, TimedLink, Visit
-from benchmarks.training_step.plot import break_name, draw
-from benchmarks.training_step.targets import CENTRAL, OWN, RING, SHARDED, judge
-from benchmarks.training_step.traffic import Bytes
+from benchmarks.measure.training_step.measurement import Group, TimedLink, Visit
+from benchmarks.measure.training_step.plot import break_name, draw
+from benchmarks.measure.training_step.targets import CENTRAL, OWN, RING, SHARDED, judge
+from benchmarks.measure.training_step.traffic import Bytes
+from benchmarks.measure.trials import WrongResultError
+from benchmarks.records.contenders import MPI_JOB, TORCH_JOB
+from benchmarks.records.schema import Cell
+from benchmarks.records.statistics import make_series
+from benchmarks.records.workloads import Workload, parse_workload
 from measured import MPIRUN
 
 FRAMEWORKS = Contender("framework")
@@ -90,7 +90,7 @@ def test_the_frameworks_job_holds_what_is_not_mpiddps():
 
 def test_the_frameworks_loop_knows_nothing_of_mpiddp():
     text = (
-        "import sys; import benchmarks.baselines.ddp_step\n"
+        "import sys; import benchmarks.measure.baselines.ddp_step\n"
         "assert not [name for name in sys.modules if name.split('.')[0] in ('mpiddp', 'mpi4py')]"
     )
     launchers.run_python("-c", text).expect(0)
@@ -355,7 +355,7 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
 WRONG_WORKER = """
 import sys
 import torch
-from benchmarks.training_step import worker
+from benchmarks.measure.training_step import worker
 from mpiddp.collectives.communicator import Communicator
 
 make = Communicator.make

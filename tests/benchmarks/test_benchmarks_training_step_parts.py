@@ -16,13 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from benchmarks.common.statistics import Series
-from benchmarks.common.trials import RefusedError
-from benchmarks.common.workloads import Workload, build, draw_batch, parse_workload
-from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB
-from benchmarks.training_step import checks, loops, measurement
-from benchmarks.training_step.command import parse
-from benchmarks.training_step.contenders import (
+from benchmarks.measure.training_step import checks, loops, measurement
+from benchmarks.measure.training_step.command import parse
+from benchmarks.measure.training_step.contenders import (
     BASE,
     BASES,
     Contender,
@@ -30,9 +26,15 @@ from benchmarks.training_step.contenders import (
     parse_contender,
     read_spec,
 )
-from benchmarks.training_step.measurement import TOLERANCE, Visit, Visitor, judge, read_answers
-from benchmarks.training_step.torch_job import make_step
-from benchmarks.training_step.traffic import (
+from benchmarks.measure.training_step.measurement import (
+    TOLERANCE,
+    Visit,
+    Visitor,
+    judge,
+    read_answers,
+)
+from benchmarks.measure.training_step.torch_job import make_step
+from benchmarks.measure.training_step.traffic import (
     Bytes,
     add_up,
     list_pushes,
@@ -41,6 +43,10 @@ from benchmarks.training_step.traffic import (
     read_counters,
     subtract,
 )
+from benchmarks.measure.trials import RefusedError
+from benchmarks.records.contenders import MPI_JOB, TORCH_JOB
+from benchmarks.records.statistics import Series
+from benchmarks.records.workloads import Workload, build, draw_batch, parse_workload
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.algorithms import direct, gather_broadcast, one_shot, ring
 from mpiddp.training.data.samples import Batch

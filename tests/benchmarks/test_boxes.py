@@ -13,9 +13,9 @@ import pytest
 from test_history import row, write_run
 
 import browser
-from benchmarks.common.records import Cell, RecordWriter, open_record
-from benchmarks.models import explain
-from benchmarks.report import command
+from benchmarks.records.schema import Cell, RecordWriter, open_record
+from benchmarks.study import explain
+from benchmarks.study import reporting as command
 from browser import Page
 from launchers import ROOT
 from mpiddp import plot

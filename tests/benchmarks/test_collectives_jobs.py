@@ -8,14 +8,15 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from benchmarks.launching import launchers, processes, remote_job
-from benchmarks.launching.processes import MARK, Program, RunError
+from benchmarks.measure.launching import processes, remote_job
+from benchmarks.measure.launching.processes import MARK, Program, RunError
+from benchmarks.records.environment import clean_environment
 
 # ---- jobs --------------------------------------------------------------------------------------
 
 GREET = (
     "import os, sys\n"
-    "from benchmarks.launching.json_lines import connect\n"
+    "from benchmarks.measure.launching.json_lines import connect\n"
     f"line = connect(sys.argv[-1].split(','), os.environ['{MARK}'], 'hello', 10)\n"
 )
 
@@ -24,7 +25,7 @@ HANGS = "import time; time.sleep(300)"
 
 
 def make_program(text: str) -> Program:
-    return Program((sys.executable, "-c", text), launchers.clean_environment())
+    return Program((sys.executable, "-c", text), clean_environment())
 
 
 def start_job(text: str, deadline: float = 60):

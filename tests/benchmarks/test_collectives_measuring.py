@@ -21,16 +21,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import launchers
-from benchmarks.collectives import command
-from benchmarks.collectives.cells import describe_overlap
-from benchmarks.collectives.contenders import (
+from benchmarks.judge.guidelines import list_broken
+from benchmarks.judge.slow_ranks import find_late_rank, find_slow_core
+from benchmarks.measure.collectives import command
+from benchmarks.measure.collectives.cells import describe_overlap
+from benchmarks.measure.collectives.findings import Refusal, Surroundings
+from benchmarks.measure.collectives.measurement import check_memory, list_blocks, measure
+from benchmarks.measure.collectives.ranks import inputs, load, messages, worker
+from benchmarks.measure.collectives.ranks.calls import CallSpec, Exchange, Prepared, do_nothing
+from benchmarks.measure.collectives.report import list_remarks
+from benchmarks.measure.collectives.visits import LENGTH, Visit, Visitor, read_visit
+from benchmarks.measure.launching import json_lines, worker_loop
+from benchmarks.measure.launching.paired_jobs import make_mpi_program, make_torch_program
+from benchmarks.measure.launching.srun import Srun
+from benchmarks.measure.trials import RefusedError
+from benchmarks.records.collectives import ITEM_BYTES
+from benchmarks.records.contenders import (
     BACKEND,
     GLOO,
     MPI,
+    MPI_JOB,
     OWN,
     PERSISTENT,
     PREPARED,
     RING,
+    TORCH_JOB,
     WORKER,
     Contender,
     Task,
@@ -38,26 +53,8 @@ from benchmarks.collectives.contenders import (
     list_probes,
     list_rounds,
 )
-from benchmarks.collectives.findings import Refusal, Surroundings
-from benchmarks.collectives.guidelines import list_broken
-from benchmarks.collectives.measurement import check_memory, list_blocks, measure
-from benchmarks.collectives.ranks import inputs, load, messages, worker
-from benchmarks.collectives.ranks.calls import CallSpec, Exchange, Prepared, do_nothing
-from benchmarks.collectives.report import list_remarks
-from benchmarks.collectives.verdicts.slow_ranks import find_late_rank, find_slow_core
-from benchmarks.collectives.visits import LENGTH, Visit, Visitor, read_visit
-from benchmarks.common.records import Cell, read_record
-from benchmarks.common.statistics import is_known
-from benchmarks.common.tables import ITEM_BYTES
-from benchmarks.common.trials import RefusedError
-from benchmarks.launching import json_lines, worker_loop
-from benchmarks.launching.paired_jobs import (
-    MPI_JOB,
-    TORCH_JOB,
-    make_mpi_program,
-    make_torch_program,
-)
-from benchmarks.launching.srun import Srun
+from benchmarks.records.schema import Cell, read_record
+from benchmarks.records.statistics import is_known
 from measured import MPIRUN, K, answer_with, fake_jobs, make_plan
 from mpiddp.errors import ConfigurationError
 

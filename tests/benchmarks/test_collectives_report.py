@@ -13,10 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmark_runs import check_drawing
-from benchmarks.collectives import options, report, scaling
-from benchmarks.collectives import plot as collectives_plot
-from benchmarks.collectives import targets as collectives_targets
-from benchmarks.collectives.contenders import (
+from benchmarks.judge.slow_links import list_slow
+from benchmarks.judge.targets import Target
+from benchmarks.measure.collectives import options, report
+from benchmarks.measure.collectives import targets as collectives_targets
+from benchmarks.measure.collectives.findings import Findings, Refusal, Surroundings
+from benchmarks.records.collectives import find_rates
+from benchmarks.records.contenders import (
     ALL_REDUCE,
     BOUND_BYTES,
     BUFFERS,
@@ -31,12 +34,15 @@ from benchmarks.collectives.contenders import (
     Contender,
     list_contenders,
 )
-from benchmarks.collectives.findings import Findings, Refusal, Surroundings
-from benchmarks.collectives.verdicts.slow_links import list_slow
-from benchmarks.common.plotting import Line, LinePanel, draw_panels
-from benchmarks.common.statistics import median_interval, spread
-from benchmarks.common.tables import find_rates
-from benchmarks.common.targets import Target
+from benchmarks.records.statistics import median_interval, spread
+from benchmarks.show import scaling
+from benchmarks.show.plotting import (
+    TICK_SHARE,
+    Line,
+    LinePanel,
+    choose_ticks,
+    draw_panels,
+)
 from measured import (
     GLOO_ROW,
     MPI_ROW,
@@ -316,9 +322,9 @@ def test_sizes_stand_beside_ranks_on_a_node_and_between_nodes(tmp_path):
 @given(st.lists(st.integers(3, 40), min_size=1, max_size=20, unique=True))
 def test_ticks_have_room(powers):
     sizes = [1 << power for power in sorted(powers)]
-    ticks = collectives_plot.choose_ticks(sizes)
+    ticks = choose_ticks(sizes)
     assert ticks[0] == sizes[0] and set(ticks) <= set(sizes)
-    room = collectives_plot.TICK_SHARE * math.log2(sizes[-1] / sizes[0])
+    room = TICK_SHARE * math.log2(sizes[-1] / sizes[0])
     assert all(math.log2(b / a) >= room - 1e-9 for a, b in itertools.pairwise(ticks))
     # None is left out for nothing.
     for size in set(sizes) - set(ticks):

@@ -7,19 +7,19 @@ from functools import partial
 
 import pytest
 
-from benchmarks.checkpoint import command as checkpoint
-from benchmarks.collectives import command as collectives
-from benchmarks.collectives import options
-from benchmarks.compare import command as compare
-from benchmarks.fit import command as fit
-from benchmarks.models import explain, export, numerics, prove, simulate
-from benchmarks.programs import command as programs
-from benchmarks.report import command as report
-from benchmarks.startup import command as startup
-from benchmarks.stragglers import command as stragglers
-from benchmarks.training_loop import command as training_loop
-from benchmarks.training_step import command as training_step
-from benchmarks.tune import command as tune
+from benchmarks.measure.checkpoint import command as checkpoint
+from benchmarks.measure.collectives import command as collectives
+from benchmarks.measure.collectives import options
+from benchmarks.measure.compare import command as compare
+from benchmarks.measure.programs import command as programs
+from benchmarks.measure.startup import command as startup
+from benchmarks.measure.stragglers import command as stragglers
+from benchmarks.measure.training_loop import command as training_loop
+from benchmarks.measure.training_step import command as training_step
+from benchmarks.measure.tune import command as tune
+from benchmarks.study import explain, export, numerics, prove, simulate
+from benchmarks.study import fitting as fit
+from benchmarks.study import reporting as report
 from mpiddp.errors import ConfigurationError
 
 

@@ -9,23 +9,15 @@ from pathlib import Path
 import numpy
 import pytest
 
-from benchmarks.common import records
-from benchmarks.common.records import Cell, Record, open_record, read_record
-from benchmarks.common.results import find_commit, find_processor
-from benchmarks.compare import again, command
-from benchmarks.compare.command import RegressionError
-from benchmarks.compare.verdicts import (
-    FASTER,
-    SAME,
-    SLOWER,
-    UNKNOWN,
-    Rule,
-    index_cells,
-    judge,
-)
-from benchmarks.fit import command as fit
-from benchmarks.report import command as report
-from benchmarks.tune import command as tune
+from benchmarks.judge.changes import FASTER, SAME, SLOWER, UNKNOWN, Rule, index_cells, judge
+from benchmarks.measure.compare import again, command
+from benchmarks.measure.compare.command import RegressionError
+from benchmarks.measure.tune import command as tune
+from benchmarks.records import schema as records
+from benchmarks.records.environment import find_commit, find_processor
+from benchmarks.records.schema import Cell, Record, open_record, read_record
+from benchmarks.study import fitting as fit
+from benchmarks.study import reporting as report
 from mpiddp.errors import ConfigurationError
 
 RULE = Rule(tolerance=0.05, error_rate=0.01)

@@ -10,12 +10,12 @@ from xml.etree import ElementTree
 import pytest
 
 import launchers
-from benchmarks.models import explain
-from benchmarks.models.drawing.diagram import NAMESPACE, draw_diagram
-from benchmarks.models.drawing.holdings import follow, letter, spell
-from benchmarks.models.drawing.text import describe
-from benchmarks.models.drawing.timeline import draw_timeline, draw_timeline_page
-from benchmarks.models.drawing.workflow import COMPUTES, SENDS, TrainingStep
+from benchmarks.show.drawing.diagram import NAMESPACE, draw_diagram
+from benchmarks.show.drawing.holdings import follow, letter, spell
+from benchmarks.show.drawing.text import describe
+from benchmarks.show.drawing.timeline import draw_timeline, draw_timeline_page
+from benchmarks.show.drawing.workflow import COMPUTES, SENDS, TrainingStep
+from benchmarks.study import explain
 from browser import Page
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import split

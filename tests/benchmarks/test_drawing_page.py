@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.models import explain
-from benchmarks.models.drawing import page as pages
-from benchmarks.models.drawing.page import LARGEST, OFFERED, draw_page
+from benchmarks.show.drawing import page as pages
+from benchmarks.show.drawing.page import LARGEST, OFFERED, draw_page
+from benchmarks.study import explain
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import Machine, MessageCost, flat
 from mpiddp.schedules.registry import Choice, find, names, parse

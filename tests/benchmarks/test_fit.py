@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planted_records as planted
-from benchmarks.common.records import read_record
-from benchmarks.fit import command
-from benchmarks.fit.check import check_record, find_choice, list_reasons
-from benchmarks.fit.fitted import fit_records, read_fit, write_fit
-from benchmarks.fit.flow import flow
-from benchmarks.fit.plot import draw
-from benchmarks.fit.segments import Point, fit_segments
+from benchmarks.judge.fit.check import check_record, find_choice, list_reasons
+from benchmarks.judge.fit.fitted import fit_records, read_fit, write_fit
+from benchmarks.judge.fit.flow import flow
+from benchmarks.judge.fit.segments import Point, fit_segments
+from benchmarks.records.schema import read_record
+from benchmarks.study import fitting as command
+from benchmarks.study.fit_picture import draw
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import split

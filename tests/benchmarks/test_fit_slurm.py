@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from benchmark_runs import record_benchmark
-from benchmarks.common.statistics import quantile
-from benchmarks.fit.check import check_record
-from benchmarks.fit.fitted import fit_records
+from benchmarks.judge.fit.check import check_record
+from benchmarks.judge.fit.fitted import fit_records
+from benchmarks.records.statistics import quantile
 
 ALGORITHMS = ("ring", "naive-ring", "halving-doubling", "binomial-tree", "one-shot", "central")
 

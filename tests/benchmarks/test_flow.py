@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.fit.flow import flow
+from benchmarks.judge.fit.flow import flow
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.schedules import registry
 from mpiddp.schedules.cost import flat, simulate, split

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.common import records
-from benchmarks.common.records import Cell
-from benchmarks.common.statistics import Interval, median_interval
-from benchmarks.common.targets import Target
-from benchmarks.compare.verdicts import SLOWER, UNKNOWN, Rule, judge
 from benchmarks.judge import ratios
+from benchmarks.judge.changes import SLOWER, UNKNOWN, Rule, judge
 from benchmarks.judge.correlation import find_coefficient, find_widening
+from benchmarks.judge.targets import Target
+from benchmarks.records import schema as records
+from benchmarks.records.schema import Cell
+from benchmarks.records.statistics import Interval, median_interval
 from planted_records import Noise
 
 # The ratio of two samples

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common.options import describe_seconds
-from benchmarks.models import explain
-from benchmarks.models.drawing.figures import Loads, describe_bound
+from benchmarks.records.options import describe_seconds
+from benchmarks.show.drawing.figures import Loads, describe_bound
+from benchmarks.study import explain
 from browser import Page
 from mpiddp.schedules.cost import Machine, MessageCost, bound, flat, simulate
 from mpiddp.schedules.proof import replay

@@ -11,8 +11,8 @@ import pytest
 
 from benchmark_runs import record_benchmark, run_benchmark
 from benchmarks import __main__ as commands
-from benchmarks.common.records import read_record
-from benchmarks.models import explain, export, prove
+from benchmarks.records.schema import read_record
+from benchmarks.study import explain, export, prove
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules import registry
 from mpiddp.schedules.plans.traces import COMPUTE, RECEIVE, SEND, write_chakra, write_goal

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.common import plotting
-from benchmarks.common.plotting import (
+from benchmarks.records.statistics import summarize
+from benchmarks.show import plotting
+from benchmarks.show.plotting import (
     COLOURS,
     MOST_LINES,
     Line,
@@ -20,7 +21,6 @@ from benchmarks.common.plotting import (
     open_figure,
     spread_out,
 )
-from benchmarks.common.statistics import summarize
 
 
 @given(st.lists(st.floats(0, 1), max_size=12), st.floats(0.01, 0.5))

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 import launchers
-from benchmarks.launching import processes
-from benchmarks.launching.processes import STAMP, Program, RunError
+from benchmarks.measure.launching import processes
+from benchmarks.measure.launching.processes import STAMP, Program, RunError
 from launchers import until
 
 

@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import documents
-from benchmarks.checkpoint import report as checkpoint_report
-from benchmarks.common import results
-from benchmarks.common.options import RunOptions
-from benchmarks.common.records import Cell, hide, make_cell, open_record, read_record
-from benchmarks.common.statistics import Summary, summarize
-from benchmarks.common.tables import NCCL_TESTS
-from benchmarks.models import numerics, prices
-from benchmarks.startup import phases
-from benchmarks.startup import report as startup_report
-from benchmarks.stragglers import report as stragglers_report
-from benchmarks.training_step import report as step_report
+from benchmarks.measure.checkpoint import report as checkpoint_report
+from benchmarks.measure.startup import phases
+from benchmarks.measure.startup import report as startup_report
+from benchmarks.measure.stragglers import report as stragglers_report
+from benchmarks.measure.training_step import report as step_report
+from benchmarks.records.collectives import NCCL_TESTS
+from benchmarks.records.options import RunOptions
+from benchmarks.records.schema import Cell, hide, make_cell, open_record, read_record
+from benchmarks.records.statistics import Summary, summarize
+from benchmarks.show import results
+from benchmarks.study import numerics, prices
 from measured import MPIRUN
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.outputs import RECORD, TABLE, writes

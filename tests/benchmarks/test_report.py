@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.collectives.contenders import shorten
-from benchmarks.common.records import Cell, make_cell, open_record
-from benchmarks.common.statistics import spread
-from benchmarks.report import assembly, command, machine, slides
-from benchmarks.report.material import read_material
-from benchmarks.report.page import Report, draw_report
-from benchmarks.report.pictures import Bars, Chart, Grid, Section
+from benchmarks.records.contenders import shorten
+from benchmarks.records.material import read_material
+from benchmarks.records.schema import Cell, make_cell, open_record
+from benchmarks.records.statistics import spread
+from benchmarks.show.page import assembly, machine, slides
+from benchmarks.show.page.page import Report, draw_report
+from benchmarks.show.page.pictures import Bars, Chart, Grid, Section
+from benchmarks.study import reporting as command
 from launchers import run_python
 from mpiddp.errors import ConfigurationError
 from own_algorithm import STAR

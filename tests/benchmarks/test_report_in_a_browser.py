@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report import command
+from benchmarks.study import reporting as command
 from browser import Page
 from planted_records import Planted, make_cells, make_messages, make_pairs, write_record
 

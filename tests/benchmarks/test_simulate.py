@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planted_records as planted
-from benchmarks.common import options
-from benchmarks.common.records import read_record
-from benchmarks.fit.fitted import fit_records, write_fit
-from benchmarks.models import simulate, winners
+from benchmarks.judge.fit.fitted import fit_records, write_fit
+from benchmarks.records import options
+from benchmarks.records.schema import read_record
+from benchmarks.study import fastest as winners
+from benchmarks.study import simulate
 from mpiddp.schedules import registry
 from mpiddp.schedules.cost import split
 from mpiddp.schedules.machine import Machine, MessageCost, Piece

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.common import statistics
+from benchmarks.records import statistics
 
 times = st.floats(min_value=1e-3, max_value=1e3)
 samples = st.lists(times, min_size=1, max_size=40)

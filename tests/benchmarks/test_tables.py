@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from benchmarks.common.records import Cell, make_cell
-from benchmarks.common.tables import format_csv, format_nccl_tests, format_number
+from benchmarks.records.collectives import format_csv, format_nccl_tests, format_number
+from benchmarks.records.schema import Cell, make_cell
 
 K, M = 1 << 10, 1 << 20
 

@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.collectives.findings import Refusal
-from benchmarks.collectives.options import Plan
-from benchmarks.common import records, results
-from benchmarks.common.records import Cell, open_record, read_record
-from benchmarks.common.statistics import summarize
-from benchmarks.common.trials import WrongResultError
-from benchmarks.tune import command, nccl, report
-from benchmarks.tune.choosing import RULE, Verdict, Way, choose, list_finalists, list_ranges
+from benchmarks.judge.choosing import RULE, Verdict, Way, choose, list_finalists, list_ranges
+from benchmarks.measure.collectives.findings import Refusal
+from benchmarks.measure.collectives.options import Plan
+from benchmarks.measure.trials import WrongResultError
+from benchmarks.measure.tune import command, nccl, report
+from benchmarks.records import schema as records
+from benchmarks.records.schema import Cell, open_record, read_record
+from benchmarks.records.statistics import summarize
+from benchmarks.show import results
 from measured import MPIRUN
 from mpiddp.collectives import MPI, SHARED, TRANSPORTS
 from mpiddp.collectives.tuning import Range, Section, read_table

@@ -22,7 +22,7 @@ from random import Random
 from typing import Any
 
 import launchers
-from benchmarks.common.results import find_processor
+from benchmarks.records.environment import find_processor
 from campaign import Campaign, Fault
 from laboratory import Laboratory
 

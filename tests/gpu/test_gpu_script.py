@@ -18,9 +18,9 @@ import pytest
 from gpu_run import Part, Run
 
 import launchers
-from benchmarks.checkpoint.command import parse as parse_checkpoint
-from benchmarks.collectives.command import parse as parse_calls
-from benchmarks.training_loop.command import parse as parse_loop
+from benchmarks.measure.checkpoint.command import parse as parse_checkpoint
+from benchmarks.measure.collectives.command import parse as parse_calls
+from benchmarks.measure.training_loop.command import parse as parse_loop
 
 SCRIPT = launchers.ROOT / "tests" / "gpu.sh"
 PARSERS = {

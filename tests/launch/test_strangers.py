@@ -23,8 +23,8 @@ import pytest
 
 import launchers
 import namespaces
-from benchmarks.launching import json_lines, worker_loop
-from benchmarks.launching.processes import MARK
+from benchmarks.measure.launching import json_lines, worker_loop
+from benchmarks.measure.launching.processes import MARK
 from mpiddp.doctor.network import links
 from mpiddp.launch.network.interfaces import Candidate
 from mpiddp.launch.rendezvous.address_agreement import Attempt, OfferServer, try_offers

@@ -55,8 +55,10 @@ GOOD = {
         "path = os.environ.get(name)\n"
     ),
     "benchmarks/__init__.py": "",
-    "benchmarks/startup/command.py": "import mpiddp, os\nfrom mpi4py import MPI\nos.environ['A']\n",
-    "benchmarks/baselines/script.py": "raise SystemExit(1)\n",
+    "benchmarks/measure/startup/command.py": (
+        "import mpiddp, os\nfrom mpi4py import MPI\nos.environ['A']\n"
+    ),
+    "benchmarks/measure/baselines/script.py": "raise SystemExit(1)\n",
 }
 
 
@@ -93,7 +95,7 @@ VIOLATIONS = {
     "relative": ("mpiddp/launch/mpi/world.py", "from ...training import x\n", "must not import"),
     "relative package": ("mpiddp/launch/__init__.py", "from ..sync import ddp_hook\n",
         "must not import mpiddp.sync.ddp_hook"),
-    "to benchmarks": ("mpiddp/train.py", "import benchmarks.startup.command\n",
+    "to benchmarks": ("mpiddp/train.py", "import benchmarks.measure.startup.command\n",
         "must not import bench"),
     "no floor": ("mpiddp/utils.py", "", "no floor"),
     "to no floor": ("mpiddp/train.py", "import mpiddp.utils\n", "must not import mpiddp.utils"),

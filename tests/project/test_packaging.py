@@ -35,7 +35,7 @@ TRACKERS = {"tensorboard", "mlflow", "wandb"}
 EXTRAS = {"docs", "all", "mpi", "safetensors", "plot", "test", "vision", *TRACKERS}
 CHECKOUT = "mpiddp/checkout"
 """Where an installation has the benchmarks and job scripts."""
-PAGES = {"benchmarks/models/drawing": "page.js", "benchmarks/report": "report.js"}
+PAGES = {"benchmarks/show/drawing": "page.js", "benchmarks/show/page": "report.js"}
 CARRIED = ("mpiddp", "benchmarks", "tests", "jobs")
 
 
@@ -99,7 +99,7 @@ def test_data_types_and_licences_are_inside(members, wheel):
     assert data == {
         *(f"{CHECKOUT}/jobs/{name}" for name in jobs),
         *(f"{CHECKOUT}/{name}" for name in pages),
-        f"{CHECKOUT}/benchmarks/baselines/srun_torchrun.sh",
+        f"{CHECKOUT}/benchmarks/measure/baselines/srun_torchrun.sh",
         "mpiddp/py.typed",
         "mpiddp/training/data/digits.csv.gz",
         "mpiddp/training/data/digits.LICENSE.txt",

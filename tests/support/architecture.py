@@ -30,6 +30,7 @@ ROOMS = {
     "schedules": 2,
     "options": 1,
 }
+BENCHMARK_ROOMS = {"measure": 13, "study": 12, "show": 11, "judge": 10, "records": 9}
 DOORS = frozenset(
     {"", "calls", "models", "train", "plot", "export", "stacks", "__main__", "doctor", "checkout"}
 )
@@ -42,7 +43,7 @@ MUTATORS = frozenset(
     {"update", "setdefault", "pop", "popitem", "clear", "__setitem__", "__delitem__"}
 )
 READERS = frozenset({"os.getenv", "os.environ.get", "os.environ.pop", "os.environ.setdefault"})
-SCRIPTS = "benchmarks.baselines."
+SCRIPTS = "benchmarks.measure.baselines."
 """Whole programs that stand for anybody's, and end as anybody's do."""
 MAY_EXIT = ("mpiddp.launch.failure.", "mpiddp.front.", SCRIPTS)
 """The front is no rank."""
@@ -51,7 +52,7 @@ MAY_UNPICKLE = (
     "mpiddp.lifeline.stacks.flight_recorder",
     "mpiddp.checkpoints.storage.unpickling",
     "mpiddp.remote.pickling",
-    "benchmarks.programs.objects",
+    "benchmarks.measure.programs.objects",
 )
 """What came over MPI; what this very process has pickled; a list of harmless names; what came over
 connections whose token was checked; and what a benchmark's own ranks have sent."""
@@ -227,7 +228,8 @@ def locate(name: str) -> tuple[int, str] | None:
     top, _, rest = name.partition(".")
     first = rest.split(".")[0]
     if top == "benchmarks":
-        return 9, "benchmarks"
+        # Its __main__ and __init__ are above all of its rooms.
+        return BENCHMARK_ROOMS.get(first, 14), f"benchmarks/{first}"
     if first in DOORS:
         return 8, "doors"
     if first in GROUND:
@@ -342,7 +344,7 @@ def find_variables(module: Module, node: ast.AST) -> Iterator[str]:
 
 def _may_call_mpi(name: str) -> bool:
     place = locate(name)
-    rooms = place is not None and place[1] in ("launch", "benchmarks")
+    rooms = place is not None and (place[1] == "launch" or name.startswith("benchmarks."))
     modules = ("mpiddp.collectives.transport.mpi", "mpiddp.sync.parameter_server.server")
     return rooms or name in modules or f"{name}.".startswith("mpiddp.doctor.")
 

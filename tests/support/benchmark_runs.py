@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import launchers
-from benchmarks.common.records import Record, read_record
+from benchmarks.records.schema import Record, read_record
 
 MOST_SECONDS = 580
 """Of a run; below the limit of a test (setup.cfg), so that its output is shown."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from benchmarks.models.drawing import page
+from benchmarks.show.drawing import page
 from mpiddp.schedules.registry import parse
 from mpiddp.schedules.schedule import Collective
 

@@ -20,8 +20,8 @@ from xml.etree import ElementTree
 from hypothesis import strategies as st
 
 import planted_records as planted
-from benchmarks.common.records import read_record
-from benchmarks.fit.fitted import fit_records, is_fit, read_fit, write_fit
+from benchmarks.judge.fit.fitted import fit_records, is_fit, read_fit, write_fit
+from benchmarks.records.schema import read_record
 from launchers import ROOT
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage import owner as owners

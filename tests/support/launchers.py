@@ -33,7 +33,7 @@ from typing import IO, Any
 
 import pytest
 
-from benchmarks.launching import launchers as left
+from benchmarks.records import environment as left
 from mpiddp.launch.launcher.command import MPICH, OPEN_MPI, OPEN_MPI_4, Kind
 from mpiddp.launch.script.command_line import UNDERSCORED, take_words
 

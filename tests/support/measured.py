@@ -7,14 +7,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.collectives import measurement, options
-from benchmarks.collectives.contenders import GLOO, MPI, OWN, PREPARED, REDUCING, Contender
-from benchmarks.collectives.findings import Findings, Surroundings
-from benchmarks.collectives.options import Plan
-from benchmarks.common.records import Cell
-from benchmarks.common.statistics import quantile, summarize
-from benchmarks.launching import launchers
-from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB
+from benchmarks.measure.collectives import measurement, options
+from benchmarks.measure.collectives.findings import Findings, Surroundings
+from benchmarks.measure.collectives.options import Plan
+from benchmarks.measure.launching import launchers
+from benchmarks.records.contenders import (
+    GLOO,
+    MPI,
+    MPI_JOB,
+    OWN,
+    PREPARED,
+    REDUCING,
+    TORCH_JOB,
+    Contender,
+)
+from benchmarks.records.schema import Cell
+from benchmarks.records.statistics import quantile, summarize
 
 MPIRUN = launchers.Mpirun(Path("mpirun"), launchers.command.OPEN_MPI, "5.0.11", None)
 K, M = 1 << 10, 1 << 20
@@ -90,5 +98,5 @@ def fake_jobs(monkeypatch, answer, ranks: int = 2) -> Iterator[dict[str, FakeJob
         yield jobs
 
     monkeypatch.setattr(measurement, "start_jobs", start)
-    monkeypatch.setattr("benchmarks.common.trials.count_others_seconds", lambda jobs: 0.0)
+    monkeypatch.setattr("benchmarks.measure.trials.count_others_seconds", lambda jobs: 0.0)
     yield jobs

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy
 
-from benchmarks.common.records import Cell, make_cell, open_record
-from benchmarks.common.statistics import summarize
+from benchmarks.records.schema import Cell, make_cell, open_record
+from benchmarks.records.statistics import summarize
 from mpiddp.schedules.cost import Machine, MessageCost, split
 from mpiddp.schedules.registry import Choice, find, parse
 

@@ -1,1 +1,0 @@
-"""What stands out in measurements: slow ranks, slow links."""

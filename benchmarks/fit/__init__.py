@@ -1,1 +1,0 @@
-"""``python -m benchmarks fit``: α, β and γ of this machine, from messages and additions alone."""

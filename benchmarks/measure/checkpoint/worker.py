@@ -1,0 +1,229 @@
+"""What runs in the ranks of ``python -m benchmarks checkpoint``."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import distributed, nn
+
+import mpiddp
+from benchmarks.measure.baselines import ddp_step, raw_write
+from benchmarks.measure.checkpoint.measurement import (
+    WARM_UP,
+    Agreement,
+    Measurement,
+    Plan,
+    Round,
+)
+from benchmarks.records.workloads import build, draw_batch, parse_workload
+from mpiddp.checkpoints.packing import pack
+from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source
+from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.process.background import finish_lasting_calls
+from mpiddp.process.preemption_signals import PreemptionSignals
+from mpiddp.process.step_agreement import Members, StepAgreement
+
+LOOKS = 10_000
+WATCH_SECONDS = 3.0
+"""For which the thread that listens to signals is measured."""
+
+
+class Training:
+    """A model that is trained on one batch, over and over."""
+
+    def __init__(self, plan: Plan, session: mpiddp.Session) -> None:
+        """Collective."""
+        workload = parse_workload(plan.model)
+        self.device = session.device
+        features, labels = draw_batch(workload, plan.batch_size, plan.seed, session.world.rank)
+        self._features, self._labels = features.to(self.device), labels.to(self.device)
+        self.model = ddp_step.wrap(build(workload, plan.seed), self.device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
+
+    def take_step(self) -> None:
+        self.optimizer.zero_grad()
+        outputs = self.model(self._features)
+        torch.autograd.backward(nn.functional.cross_entropy(outputs, self._labels))
+        self.optimizer.step()
+
+    def time_step(self) -> float:
+        begin = time.perf_counter()
+        self.take_step()
+        ddp_step.finish(self.device)
+        return time.perf_counter() - begin
+
+    def name_state(self) -> dict[str, torch.Tensor]:
+        """The tensors of a checkpoint."""
+        parts = {"model": self.model.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {
+            f"{part}.{name}": tensor
+            for part, state in parts.items()
+            for name, tensor in pack(state).items()
+        }
+
+
+class Bench:
+    """Measures one rank's part of the rounds."""
+
+    def __init__(self, plan: Plan, training: Training, ranks: Ranks) -> None:
+        """Collective."""
+        assert plan.directory is not None
+        self._plan, self._training, self._ranks = plan, training, ranks
+        self._folder = plan.directory
+        self._saves = CheckpointDirectory(plan.directory / "checkpoints", ranks, Source(), keep=1)
+        self._saves.open()
+        self._number = 0
+        self._content = memoryview(b"")
+        """This rank's part of the bytes of a checkpoint's files."""
+
+    def _begin_save(self, *, is_copied: bool) -> None:
+        self._number += 1
+        state = self._training.name_state()
+        self._saves.start(self._number, state, is_copied=is_copied)
+
+    def _meet(self) -> None:
+        finish_lasting_calls("the next part begins")  # An older checkpoint is removed.
+        self._ranks.gather(None)
+
+    def time_steps(self) -> float:
+        self._meet()
+        return statistics.median(self._training.time_step() for _ in range(self._plan.steps))
+
+    def time_synchronous(self) -> float:
+        self._meet()
+        begin = time.perf_counter()
+        self._begin_save(is_copied=False)
+        self._saves.wait()
+        return time.perf_counter() - begin
+
+    def time_asynchronous(self) -> tuple[float, float, int]:
+        """Seconds of the call and of the steps until the checkpoint is written; these steps."""
+        self._meet()
+        begin = time.perf_counter()
+        self._begin_save(is_copied=True)
+        stall, seconds, steps = time.perf_counter() - begin, 0.0, 0
+        while self._is_any_busy():
+            seconds += self._training.time_step()
+            steps += 1
+        self._saves.wait()
+        return stall, seconds, steps
+
+    def _is_any_busy(self) -> bool:
+        """Over the default group: the thread that writes uses the other one meanwhile."""
+        flag = torch.tensor(float(self._saves.is_busy), device=self._training.device)
+        distributed.all_reduce(flag, distributed.ReduceOp.MAX)
+        return bool(flag)
+
+    def time_raw(self) -> tuple[float, float]:
+        """Of this rank's part of the bytes: written to the disk, and digested."""
+        path = self._folder / f"raw-{self._ranks.rank}"
+        self._meet()
+        write = raw_write.time_write(path, self._content)
+        self._meet()
+        return write, raw_write.time_digest(self._content)
+
+    def run(self) -> list[Round]:
+        """All rounds, in each of them the parts in random order; every rank gets all values."""
+        self.time_synchronous()
+        size = sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file())
+        share = np.random.default_rng(self._plan.seed).bytes(-(-size // self._ranks.size))
+        self._content = memoryview(share)
+        generator = random.Random(self._plan.seed)
+        parts: dict[str, Callable[[], Any]] = {
+            "step": self.time_steps,
+            "synchronous": self.time_synchronous,
+            "asynchronous": self.time_asynchronous,
+            "raw": self.time_raw,
+        }
+        rounds = []
+        for _ in range(WARM_UP + self._plan.repetitions):
+            found = {name: parts[name]() for name in generator.sample(list(parts), len(parts))}
+            rounds.append(self._merge(found))
+        return rounds[WARM_UP:]
+
+    def _merge(self, found: dict[str, Any]) -> Round:
+        """Of the slowest rank each."""
+        stall, beside, steps = found["asynchronous"]
+        raw, digest = found["raw"]
+        mine = [found["step"], found["synchronous"], stall, beside, raw, digest]
+        most = [max(values) for values in zip(*self._ranks.gather(mine), strict=True)]
+        step, synchronous, stall, beside, raw, digest = most
+        return Round(step, synchronous, stall, beside, steps, raw, digest)
+
+
+def measure_agreement(session: mpiddp.Session) -> Agreement:
+    """A rank's part: looks for a signal, and what the thread behind them takes."""
+    world = session.world
+    members = Members(world.rank, world.size, session.store, session.timeout)
+    agreement = StepAgreement(members, signals=PreemptionSignals())
+    begin = time.perf_counter()
+    for _ in range(LOOKS):
+        agreement.is_preempted()
+    look = (time.perf_counter() - begin) / LOOKS
+    before = time.process_time()
+    time.sleep(WATCH_SECONDS)
+    watched = time.process_time() - before
+    agreement.close()
+    before = time.process_time()
+    time.sleep(WATCH_SECONDS)
+    idle = time.process_time() - before
+    return Agreement(look, max(0.0, watched - idle) / WATCH_SECONDS)
+
+
+def find_memory() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def run(plan: Plan, session: mpiddp.Session) -> Measurement | None:
+    """On rank 0 what was found. Collective."""
+    training = Training(plan, session)
+    ranks = Ranks()
+    training.take_step()
+    training.take_step()
+    before = find_memory()
+    bench = Bench(plan, training, ranks)
+    bench.time_asynchronous()
+    grown = find_memory() - before
+    rounds = bench.run()
+    agreement = measure_agreement(session)
+    state = sum(each.nbytes for each in training.name_state().values())
+    answers = ranks.gather((grown, agreement.look, agreement.thread))
+    files = (plan.directory or Path()) / "checkpoints"
+    file_bytes = sum(each.stat().st_size for each in files.rglob("*") if each.is_file())
+    ranks.close()
+    if session.world.rank:
+        return None
+    return Measurement(
+        ranks=session.world.size,
+        device=session.device.type,
+        state_bytes=state,
+        copies_bytes=state * session.world.size,
+        grown_bytes=sum(each[0] for each in answers),
+        file_bytes=file_bytes,
+        agreement=Agreement(*(max(each[place] for each in answers) for place in (1, 2))),
+        rounds=tuple(rounds),
+    )
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    directory = Path(given["directory"])
+    with mpiddp.init() as session:
+        found = run(Plan(**{**given, "directory": directory}), session)
+        if found is not None:
+            (directory / "report.json").write_text(json.dumps(asdict(found)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""``python -m benchmarks tune``: measures which algorithms are fastest, and writes that down.
+
+First all algorithms are measured in a few rounds, to find at each size those that may be the
+fastest. These and today's choice are then measured anew, in as many rounds as asked for. That
+alone decides: what looked fast by chance does not do so twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from tqdm import tqdm
+
+from benchmarks.judge.choosing import FINALISTS, choose, list_finalists, list_ranges
+from benchmarks.measure.collectives.command import check
+from benchmarks.measure.collectives.findings import Finding, Findings, Surroundings
+from benchmarks.measure.collectives.measurement import measure
+from benchmarks.measure.collectives.options import ALL, RANKS_ON_CLUSTER, Plan, finish
+from benchmarks.measure.collectives.report import list_wrong
+from benchmarks.measure.launching.srun import Launcher
+from benchmarks.measure.trials import WrongResultError
+from benchmarks.measure.tune import nccl, report
+from benchmarks.records.collectives import COLLECTIVES
+from benchmarks.records.options import RunOptions, make_reader, make_run
+from benchmarks.records.schema import Cell, Record, RecordWriter, read_record
+from benchmarks.show import results
+from mpiddp import environment
+from mpiddp.collectives import AUTO, MPI
+from mpiddp.collectives.tuning import NO_TABLE, write_table
+from mpiddp.errors import ConfigurationError
+from mpiddp.options.fields import Argument, pick
+from mpiddp.options.outputs import RECORD, TABLE, Kind, Outputs, check_outputs, find, writes
+from mpiddp.wording import describe_size, print_text
+
+SCREENING_ROUNDS = 3
+ROUNDS = 15
+"""Of the second measurement, if --repetitions says nothing."""
+FEWEST_ROUNDS = 6
+"""Fewer have no interval of 95 %."""
+MADE = ("date", "packages", "commit", "launcher", "mpi_library", "processor", "cores", "kernel")
+"""What a table keeps of the environment that it was made in."""
+
+
+TUNING = Kind("tuning table", (".json",))
+NCCL = Kind("NCCL's tuner plugin", (".conf",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """What is read, and what is written."""
+
+    records: Annotated[tuple[Path, ...], Argument("RECORD", is_positional=True)] = ()
+    """Records, in place of a measurement: of auto beside other algorithms."""
+
+    output: Annotated[Outputs, writes(TUNING, NCCL, RECORD, TABLE)] = ()
+    """Write what was chosen, for --tuning or MPIDDP_TUNING, or for NCCL's example tuner plugin, or
+    what was measured."""
+
+    collectives: Annotated[tuple[str, ...], Argument(choices=tuple(sorted(COLLECTIVES)))] = (
+        "all-reduce",
+    )
+    """Those that are measured."""
+
+
+OWN = frozenset(TuneOptions.__dataclass_fields__)
+READER = make_reader(
+    command="tune",
+    description="Find the fastest algorithm by size, and write a table that auto follows.",
+    groups={"the table": TuneOptions, "what is measured": Plan, "the run": RunOptions},
+    epilog="By default all algorithms are measured, over mpiddp's usual transport and over MPI.",
+    without=("quantity", "probes", "rivals", "operators", "cold", "busy", "overlap", "guidelines",
+             "budget", "link", "targets"),
+)  # fmt: skip
+
+
+def main(arguments: Sequence[str]) -> None:
+    values = READER.read(arguments)
+    options = pick(TuneOptions, values)
+    check_outputs(options.output, inputs=options.records)
+    if options.records:
+        refused = [
+            *(f"--{name.replace('_', '-')}" for name in values if name not in OWN),
+            *(f"--output {each}" for each in options.output if each.kind in (RECORD, TABLE)),
+        ]
+        if refused:
+            raise ConfigurationError(
+                f"{refused[0]} is for a measurement, and a RECORD takes its "
+                "place: leave out one of them"
+            )
+        read = list(map(read_record, options.records))
+        if find(options.output, TUNING) or find(options.output, NCCL):
+            refuse_tuned(read)
+        finish_table([each.cells for each in read], read[-1].environment, options)
+        return
+    runs = read_runs(values, options)
+    launcher, *_ = map(check, runs)
+    screened: list[Findings] = []
+    found: list[Findings] = []
+    with results.open_output("tune", runs[0], launcher) as output:
+        try:
+            for run in runs:
+                for ranks in run.plan.ranks:
+                    first, second = find_finalists(ranks, launcher, run.plan)
+                    screened.append(first)
+                    found.append(Findings(plan=second, surroundings=Surroundings(ranks=ranks)))
+                    items = measure(ranks, launcher, second)
+                    found[-1].collect(tell(items, "measured"), output.record)
+        finally:
+            # Whatever was measured before an interruption or an error.
+            if any(each.cells for each in found):
+                print_text()
+                finish_table([each.cells for each in found], output.environment, options)
+    if wrong := list_wrong([*screened, *found]):
+        raise WrongResultError(f"wrong results: {'; '.join(wrong)}")
+
+
+def read_runs(values: Mapping[str, Any], options: TuneOptions) -> list[RunOptions[Plan]]:
+    """A run for each collective. Raises ConfigurationError."""
+    if os.environ.get(environment.TUNING):
+        raise ConfigurationError(
+            f"{environment.TUNING} is set, and what auto chooses by a table is not its rule, which "
+            "is what others are measured beside: unset it"
+        )
+    defaults = {"algorithms": (ALL,), "transports": (AUTO, MPI), "repetitions": ROUNDS}
+    run = make_run({**defaults, **values}, Plan, RANKS_ON_CLUSTER)
+    if run.plan.repetitions < FEWEST_ROUNDS:
+        raise ConfigurationError(
+            f"--repetitions: expected {FEWEST_ROUNDS} or more, since fewer rounds have no interval "
+            f"of 95 %, found {run.plan.repetitions}"
+        )
+    plan = replace(
+        run.plan,
+        rivals=False,
+        algorithms=(AUTO, *run.plan.algorithms),
+        transports=tuple(dict.fromkeys((AUTO, *run.plan.transports))),
+    )
+    return [replace(run, plan=finish(replace(plan, quantity=each))) for each in options.collectives]
+
+
+def refuse_tuned(records: Iterable[Record]) -> None:
+    """Raise ConfigurationError if a tuning table was in use while one of them was measured."""
+    for record in records:
+        described = [each["collectives"] for each in record.others if "collectives" in each]
+        if {each.get("tuning", NO_TABLE.text) for each in described} - {NO_TABLE.text}:
+            raise ConfigurationError(
+                f"{record.path} was measured with a tuning table, so auto did not follow its rule, "
+                "which is what others are measured beside: measure without "
+                f"{environment.TUNING}"
+            )
+
+
+def find_finalists(ranks: int, launcher: Launcher, plan: Plan) -> tuple[Findings, Plan]:
+    """Measure everything in a few rounds; returns that and the plan of what is measured anew.
+
+    If that could be everything, nothing is measured.
+    """
+    found = Findings(plan=plan, surroundings=Surroundings(ranks=ranks))
+    if (len(plan.algorithms) - 1) * len(plan.transports) <= FINALISTS:
+        return found, plan
+    screening = replace(plan, repetitions=SCREENING_ROUNDS)
+    found.collect(tell(measure(ranks, launcher, screening), "screened"), RecordWriter(None))
+    ways = list_finalists(found.cells)
+    return found, replace(
+        plan,
+        algorithms=tuple(dict.fromkeys([AUTO, *(each.algorithm for each in ways)])),
+        transports=tuple(dict.fromkeys([AUTO, *(each.transport for each in ways)])),
+    )
+
+
+def tell(items: Iterable[Finding], what: str) -> Iterator[Finding]:
+    """Pass items on, with a line for each size as it is finished: all cells of one come at once."""
+    told = set[str]()
+    for item in items:
+        if isinstance(item, Cell):
+            size = f"{describe_size(item.bytes)} of {item.at['type']}"
+            text = f"{what}: {item.quantity} on {item.ranks} ranks, {size}"
+            if text not in told:
+                told.add(text)
+                # The bar, if there is one, stays below.
+                with tqdm.external_write_mode():
+                    print_text(text)
+        yield item
+
+
+def finish_table(
+    groups: Sequence[Iterable[Cell]], described: Mapping[str, Any], options: TuneOptions
+) -> None:
+    """Choose, print what was found, and write it."""
+    verdicts, left_out = choose(groups)
+    parts = [report.format_section(section, found) for section, found in verdicts.items()]
+    print_text("\n\n".join([*parts, report.describe_share(verdicts)]))
+    for text in left_out:
+        print_text(f"Left out: {text}.")
+    for path in find(options.output, TUNING):
+        sections = [replace(one, ranges=list_ranges(found)) for one, found in verdicts.items()]
+        write_table(path, {name: described.get(name) for name in MADE}, sections)
+        print_text(f"Written: {path}; used by --tuning {path}, or {environment.TUNING}={path}.")
+    for path in find(options.output, NCCL):
+        lacking = nccl.write_csv(path, verdicts)
+        print_text(f"Written: {path}.")
+        for text in lacking:
+            print_text(f"NCCL has no such algorithm: {text}.")

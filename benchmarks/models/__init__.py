@@ -1,1 +1,0 @@
-"""Commands that measure nothing: they prove, price, explain and simulate schedules."""

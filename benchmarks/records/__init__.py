@@ -1,0 +1,1 @@
+"""What was measured: cells and their statistics, options, names."""

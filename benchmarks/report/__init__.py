@@ -1,1 +1,0 @@
-"""``python -m benchmarks report``: one page of what was measured."""

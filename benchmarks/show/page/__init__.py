@@ -1,0 +1,1 @@
+"""One page of what was measured, and its pictures as slides."""

@@ -1,0 +1,1 @@
+"""Commands that launch nothing: they prove, price, explain, simulate and read records."""
