@@ -16,6 +16,7 @@ from benchmark_runs import check_drawing
 from benchmarks.judge.slow_links import list_slow
 from benchmarks.judge.targets import Target
 from benchmarks.measure.collectives import options, report
+from benchmarks.measure.collectives import plot as collectives_plot
 from benchmarks.measure.collectives import targets as collectives_targets
 from benchmarks.measure.collectives.findings import Findings, Refusal, Surroundings
 from benchmarks.records.collectives import find_rates
