@@ -1,0 +1,305 @@
+"""Random mutants of a folder, each run against the tests that cover its line.
+
+    python tests/support/mutants.py mpiddp/schedules [--tests PATH …] [--count 150] [--jobs N]
+
+A mutant is one change of a comparison, an operator, a constant or a condition, a statement that is
+deleted, or two arguments that are swapped. First the tests run once under coverage, in all their
+processes. Then each mutant runs in a copy against the tests that cover its line, the quickest
+first. `equivalents.toml` lists mutants that change nothing, with the reason. The exit code is 1 if
+fewer than --least of the others are killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import json
+import os
+import queue
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import coverage
+import pytest
+
+import launchers
+from breakages import Copy
+
+EQUIVALENTS = Path(__file__).with_name("equivalents.toml")
+COMPARISONS = {
+    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.In: ("in", "not in"),
+    ast.IsNot: ("is not", "is"), ast.NotIn: ("not in", "in"),
+}  # fmt: skip
+OPERATORS = {
+    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "*"), ast.Mod: ("%", "*"), ast.And: ("and", "or"), ast.Or: ("or", "and"),
+    ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"), ast.LShift: ("<<", ">>"), ast.RShift: (">>", "<<"),
+}  # fmt: skip
+MOST_TESTS = 60
+"""Of one mutant, the quickest."""
+CONFIGURATION = """\
+[run]
+data_file = {folder}/data
+parallel = true
+source = {source}
+context = ${{PYTEST_CURRENT_TEST-}}
+patch = subprocess, _exit
+disable_warnings = no-data-collected, module-not-imported
+[report]
+"""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Bytes ``begin`` to ``end`` of a file become ``new``."""
+
+    file: str
+    line: int
+    begin: int
+    end: int
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.old!r} -> {self.new!r}"
+
+
+class Source:
+    """A file, and the mutants that it has."""
+
+    def __init__(self, file: str, text: str) -> None:
+        self.file, self.content = file, text.encode()
+        self._starts = [0]
+        for line in self.content.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+        self.tree = ast.parse(text)
+
+    def _place(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        begin = self._starts[node.lineno - 1] + node.col_offset
+        return begin, self._starts[node.end_lineno - 1] + node.end_col_offset
+
+    def _change(self, begin: int, end: int, new: str) -> Mutant:
+        old = self.content[begin:end].decode()
+        return Mutant(self.file, self.content[:begin].count(b"\n") + 1, begin, end, old, new)
+
+    def _replace(self, node: ast.expr | ast.stmt, new: str) -> Mutant:
+        return self._change(*self._place(node), new)
+
+    def _between(self, left: ast.expr, right: ast.expr, words: tuple[str, str]) -> Iterator[Mutant]:
+        old, new = words
+        begin, end = self._place(left)[1], self._place(right)[0]
+        place = self.content.find(old.encode(), begin, end)
+        if place >= 0:
+            yield self._change(place, place + len(old), new)
+
+    def list_mutants(self) -> Iterator[Mutant]:
+        # Types, and strings that stand for themselves, change nothing.
+        still: set[ast.AST] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.AnnAssign | ast.arg) and node.annotation is not None:
+                still |= set(ast.walk(node.annotation))
+            elif isinstance(node, ast.FunctionDef) and node.returns is not None:
+                still |= set(ast.walk(node.returns))
+        for node in ast.walk(self.tree):
+            if node not in still:
+                yield from self._mutate(node)
+
+    def _mutate(self, node: ast.AST) -> Iterator[Mutant]:
+        match node:
+            case ast.Compare(left=left, ops=[kind], comparators=[right]) if (
+                type(kind) in COMPARISONS
+            ):
+                yield from self._between(left, right, COMPARISONS[type(kind)])
+            case ast.BinOp(left=left, op=kind, right=right) if type(kind) in OPERATORS:
+                texts = (ast.JoinedStr, ast.List, ast.Tuple)
+                if not any(isinstance(each, texts) or _is_text(each) for each in (left, right)):
+                    yield from self._between(left, right, OPERATORS[type(kind)])
+            case ast.BoolOp(op=kind, values=[left, right]):
+                yield from self._between(left, right, OPERATORS[type(kind)])
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                yield self._replace(node, ast.unparse(operand))
+            case ast.Constant(value=bool() as value):
+                yield self._replace(node, str(not value))
+            case ast.Constant(value=int() | float() as value):
+                yield self._replace(node, repr(value + 1))
+            case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+                yield self._replace(test, f"(not ({ast.unparse(test)}))")
+            case ast.Call(args=[first, second, *_]) if not _has_stars(node):
+                new = ast.unparse(second), ast.unparse(first)
+                if new[0] != new[1]:
+                    yield self._change(
+                        self._place(first)[0], self._place(second)[1], ", ".join(new)
+                    )
+            case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Raise():
+                yield self._replace(node, "pass")
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+
+
+def _has_stars(node: ast.Call) -> bool:
+    return any(isinstance(each, ast.Starred) for each in node.args[:2])
+
+
+@dataclass(frozen=True)
+class Covered:
+    """Which tests run which lines."""
+
+    tests: dict[tuple[str, int], list[str]]
+    """By file and line, the quickest first."""
+
+
+class _Contexts:
+    """A plugin of pytest: lines belong to the test that runs; prints its seconds."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        current = coverage.Coverage.current()
+        if current is not None:
+            current.switch_context(item.nodeid)
+        began = time.monotonic()
+        result = yield
+        self._seconds[item.nodeid] = time.monotonic() - began
+        return result
+
+
+def run_covered(tests: list[str], target: str) -> int:
+    """What the process under coverage does: run pytest, and write each test's seconds."""
+    seconds: dict[str, float] = {}
+    words = ["-q", "-p", "no:cacheprovider", "-m", "not long", "-n", "0", *tests]
+    code = pytest.main(words, plugins=[_Contexts(seconds)])
+    Path(target).write_text(json.dumps(seconds))
+    return int(code)
+
+
+def cover(copy: Copy, folder: str, tests: list[str]) -> Covered:
+    """Run the tests once. Lines of other processes than pytest's belong to the whole test file."""
+    place = copy.temporary / "coverage"
+    place.mkdir()
+    rc = place / "rc"
+    rc.write_text(CONFIGURATION.format(folder=place, source=copy.root / folder))
+    path = os.pathsep.join((str(copy.root), str(Path(__file__).parent)))
+    own = {"PYTHONPATH": path, "TMPDIR": str(copy.temporary)}
+    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={rc}", __file__, "--covered",
+               str(place / "seconds"), folder, "--tests", *tests]  # fmt: skip
+    code = subprocess.run(command, cwd=copy.root, env={**os.environ, **own}, check=False).returncode
+    if code:
+        raise SystemExit(f"the tests of {folder} fail unchanged (exit code {code})")
+    seconds: dict[str, float] = json.loads((place / "seconds").read_text())
+    whole = coverage.Coverage(config_file=str(rc))
+    whole.combine([str(place)])
+    data = whole.get_data()
+    found: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for file in data.measured_files():
+        name = str(Path(file).relative_to(copy.root))
+        for line, contexts in data.contexts_by_lineno(file).items():
+            for context in filter(None, contexts):
+                test = context.removesuffix(" (call)").removesuffix(" (setup)")
+                # A rank that several tests share began with the first of them.
+                is_other = test != context
+                near = [each for each in seconds if each.split("::")[0] == test.split("::")[0]]
+                found[name, line] |= set(near) if is_other else {test} & seconds.keys()
+    return Covered(
+        {where: sorted(each, key=lambda test: seconds[test]) for where, each in found.items()}
+    )
+
+
+def run(copy: Copy, mutant: Mutant, tests: list[str]) -> str:
+    """The test that kills it; empty if none does."""
+    path = copy.root / mutant.file
+    whole = path.read_bytes()
+    changed = whole[: mutant.begin] + mutant.new.encode() + whole[mutant.end :]
+    copy.write(path, changed.decode())
+    try:
+        code, said = copy.test(tuple(tests[:MOST_TESTS]))
+    finally:
+        copy.write(path, whole.decode())
+    return said if code else ""
+
+
+def draw(folder: str, count: int, seed: int) -> list[Mutant]:
+    """So many mutants of the folder's modules, or all that there are."""
+    files = sorted((launchers.ROOT / folder).rglob("*.py"))
+    known = {
+        (row["file"], row["old"], row["new"])
+        for row in tomllib.loads(EQUIVALENTS.read_text(encoding="utf-8")).get("equivalent", [])
+    }
+    mutants = [
+        mutant
+        for file in files
+        for mutant in Source(
+            str(file.relative_to(launchers.ROOT)), file.read_text(encoding="utf-8")
+        ).list_mutants()
+    ]
+    chosen = random.Random(seed).sample(mutants, min(count, len(mutants)))
+    return [each for each in chosen if (each.file, _show(each), each.new) not in known]
+
+
+def _show(mutant: Mutant) -> str:
+    """Its whole line, by which an equivalent one is known."""
+    lines = (launchers.ROOT / mutant.file).read_text(encoding="utf-8").splitlines()
+    return lines[mutant.line - 1].strip()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Mutate lines, and see whether tests notice it.")
+    parser.add_argument("folder", help="such as mpiddp/schedules")
+    parser.add_argument("--tests", nargs="+", help="default: the folder's below tests/")
+    parser.add_argument("--count", type=int, default=150, metavar="N")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="copies side by side")
+    parser.add_argument("--least", type=float, default=0.85, metavar="SHARE")
+    parser.add_argument("--covered", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    tests = options.tests or ["tests/" + options.folder.rstrip("/").partition("/")[2]]
+    if options.covered:
+        return run_covered(tests, options.covered)
+    free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+    mutants = draw(options.folder, options.count, options.seed)
+    with tempfile.TemporaryDirectory(prefix="m-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        copies = [Copy(Path(folder) / str(number)) for number in range(options.jobs)]
+        covered = cover(copies[0], options.folder, tests)
+        for copy in copies:
+            free.put(copy)
+
+        def try_one(mutant: Mutant) -> str | None:
+            near = covered.tests.get((mutant.file, mutant.line), [])
+            copy = free.get()
+            try:
+                killer = run(copy, mutant, near) if near else None
+            finally:
+                free.put(copy)
+            verdict = "NOT COVERED" if killer is None else killer and f"killed by {killer}"
+            print(f"{mutant}: {verdict or 'SURVIVED'}", flush=True)
+            return killer
+
+        with ThreadPoolExecutor(options.jobs) as pool:
+            killers = list(pool.map(try_one, mutants))
+    killed = list(filter(None, killers))
+    for test, count in Counter(each.split("[")[0] for each in killed).most_common(20):
+        print(f"{count:4} {test}")
+    share = len(killed) / len(killers) if killers else 1.0
+    print(f"{options.folder}: {len(killed)} of {len(killers)} killed ({share:.0%}), "
+          f"{killers.count(None)} not covered, {killers.count('')} survived")  # fmt: skip
+    return int(share < options.least)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
