@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import json
 import os
 import queue
@@ -38,13 +37,14 @@ from breakages import Copy
 EQUIVALENTS = Path(__file__).with_name("equivalents.toml")
 COMPARISONS = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.In: ("in", "not in"),
-    ast.IsNot: ("is not", "is"), ast.NotIn: ("not in", "in"),
+    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"), ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"),
 }  # fmt: skip
 OPERATORS = {
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"),
     ast.FloorDiv: ("//", "*"), ast.Mod: ("%", "*"), ast.And: ("and", "or"), ast.Or: ("or", "and"),
-    ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"), ast.LShift: ("<<", ">>"), ast.RShift: (">>", "<<"),
+    ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"), ast.LShift: ("<<", ">>"),
+    ast.RShift: (">>", "<<"),
 }  # fmt: skip
 MOST_TESTS = 60
 """Of one mutant, the quickest."""
@@ -118,9 +118,7 @@ class Source:
 
     def _mutate(self, node: ast.AST) -> Iterator[Mutant]:
         match node:
-            case ast.Compare(left=left, ops=[kind], comparators=[right]) if (
-                type(kind) in COMPARISONS
-            ):
+            case ast.Compare(left=left, ops=[kind], comparators=[right]):
                 yield from self._between(left, right, COMPARISONS[type(kind)])
             case ast.BinOp(left=left, op=kind, right=right) if type(kind) in OPERATORS:
                 texts = (ast.JoinedStr, ast.List, ast.Tuple)
@@ -138,10 +136,9 @@ class Source:
                 yield self._replace(test, f"(not ({ast.unparse(test)}))")
             case ast.Call(args=[first, second, *_]) if not _has_stars(node):
                 new = ast.unparse(second), ast.unparse(first)
+                begin, end = self._place(first)[0], self._place(second)[1]
                 if new[0] != new[1]:
-                    yield self._change(
-                        self._place(first)[0], self._place(second)[1], ", ".join(new)
-                    )
+                    yield self._change(begin, end, ", ".join(new))
             case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Raise():
                 yield self._replace(node, "pass")
 
@@ -156,10 +153,16 @@ def _has_stars(node: ast.Call) -> bool:
 
 @dataclass(frozen=True)
 class Covered:
-    """Which tests run which lines."""
+    """Which tests run which lines; each list begins with the quickest."""
 
-    tests: dict[tuple[str, int], list[str]]
-    """By file and line, the quickest first."""
+    by_line: dict[tuple[str, int], list[str]]
+    """By file and line."""
+    by_file: dict[str, list[str]]
+
+    def find(self, mutant: Mutant) -> list[str]:
+        """Lines that run at import belong to all tests that run anything of the file."""
+        near = self.by_line.get((mutant.file, mutant.line))
+        return near or self.by_file.get(mutant.file, [])
 
 
 class _Contexts:
@@ -215,8 +218,16 @@ def cover(copy: Copy, folder: str, tests: list[str]) -> Covered:
                 is_other = test != context
                 near = [each for each in seconds if each.split("::")[0] == test.split("::")[0]]
                 found[name, line] |= set(near) if is_other else {test} & seconds.keys()
+    files: dict[str, set[str]] = defaultdict(set)
+    for (name, _), each in found.items():
+        files[name] |= each
+
+    def order(names: set[str]) -> list[str]:
+        return sorted(names, key=seconds.__getitem__)
+
     return Covered(
-        {where: sorted(each, key=lambda test: seconds[test]) for where, each in found.items()}
+        {where: order(each) for where, each in found.items()},
+        {name: order(each) for name, each in files.items()},
     )
 
 
@@ -280,7 +291,7 @@ def main() -> int:
             free.put(copy)
 
         def try_one(mutant: Mutant) -> str | None:
-            near = covered.tests.get((mutant.file, mutant.line), [])
+            near = covered.find(mutant)
             copy = free.get()
             try:
                 killer = run(copy, mutant, near) if near else None
