@@ -62,9 +62,9 @@ def export(run: Path, *files: Path | None, is_raw: bool) -> str:
 
     from mpiddp.checkpoints.plain_weights import check_format, read_weights, write_weights
     from mpiddp.checkpoints.storage.finding import find_valid, read_together
-    from mpiddp.checkpoints.storage.ranks import Ranks
+    from mpiddp.checkpoints.storage.rank_group import RankGroup
 
-    ranks = Ranks()
+    ranks = RankGroup()
     found, damaged = find_valid(run, ranks)
     for path, problems in damaged.items():
         print_message(f"{path} is damaged ({problems[0]}): {found.path.name} is taken instead")
