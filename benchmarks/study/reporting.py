@@ -63,6 +63,7 @@ def main(arguments: Sequence[str]) -> None:
         write_whole(path, draw_report(report))
         print_text(f"wrote {path}")
     for path in find(options.output, SLIDES):
+        path.mkdir(parents=True, exist_ok=True)
         count = write_slides(path, report)
         print_text(f"wrote {count_noun(count, 'picture')} into {path}")
 

@@ -11,9 +11,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
-from mpiddp.checkpoints.layout import STRIDES
 from mpiddp.checkpoints.state import clean_name, find_module
 from mpiddp.checkpoints.storage.shards import Stored
+from mpiddp.checkpoints.tensor_memory import STRIDES
 from mpiddp.errors import ConfigurationError
 
 

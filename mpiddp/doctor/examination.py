@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 
-from mpiddp.doctor.common.examiner import Examiner
-from mpiddp.doctor.common.findings import failed, passed, skipped
-from mpiddp.doctor.common.options import DoctorOptions
-from mpiddp.doctor.gpu.stage import GpuStage
+from mpiddp.doctor.examiner.doctor_options import DoctorOptions
+from mpiddp.doctor.examiner.examiner import Examiner
+from mpiddp.doctor.examiner.findings import failed, passed, skipped
+from mpiddp.doctor.gpu.gpu_stage import GpuStage
 from mpiddp.doctor.network import routes
-from mpiddp.doctor.network.stage import examine_network
+from mpiddp.doctor.network.network_stage import examine_network
 from mpiddp.doctor.node import launching, software
-from mpiddp.doctor.node.stage import examine_nodes
+from mpiddp.doctor.node.node_stage import examine_nodes
 from mpiddp.errors import LaunchError
 from mpiddp.launch.failure.deadline import CLOSING
 from mpiddp.launch.failure.failure import FailureHandler

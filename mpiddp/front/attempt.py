@@ -19,7 +19,7 @@ from mpiddp.front import leftovers
 from mpiddp.front.allocation import ask
 from mpiddp.front.guard import Guard, Watched
 from mpiddp.front.job_end import Exit, FailureReader
-from mpiddp.front.messages import copy_messages
+from mpiddp.front.launcher_messages import copy_messages
 from mpiddp.launch.launcher.command import OPEN_MPI, OPEN_MPI_4, OTHER, SRUN, Kind
 from mpiddp.process.descendants import list_children
 from mpiddp.process.publication import ADDRESS_FILE

@@ -24,8 +24,8 @@ from mpiddp.files import read_toml
 from mpiddp.front.allocation import ask, find_lost_hosts
 from mpiddp.front.attempt import Files, Launch, is_ended_by_slurm, write
 from mpiddp.front.job_end import FINAL, MISTAKES, Exit, JobEnd, find_end
-from mpiddp.front.layout import JobLayout
-from mpiddp.front.plan import is_in_allocation, make_plan
+from mpiddp.front.job_layout import JobLayout
+from mpiddp.front.launch_plan import is_in_allocation, make_plan
 from mpiddp.front.rank_command import make_rank_command
 from mpiddp.launch.device.choice import CPU, read_list
 from mpiddp.launch.launcher.command import OTHER, SRUN

@@ -33,7 +33,7 @@ from mpiddp.process.sockets import ports
 from mpiddp.process.sockets.links import describe_server, encode_token, listen_locally
 from mpiddp.process.sockets.listener import TokenListener
 from mpiddp.remote.channel import Address, Channel
-from mpiddp.remote.output import OutputReader, Sink, write
+from mpiddp.remote.rank_output import OutputReader, Sink, write
 from mpiddp.remote.starter import End
 from mpiddp.wording import name_ranks, print_message
 

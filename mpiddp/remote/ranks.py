@@ -26,7 +26,7 @@ from mpiddp.remote.call import Call, Request, find_stacks
 from mpiddp.remote.channel import Parcel
 from mpiddp.remote.fingerprint import find_code, find_fingerprint
 from mpiddp.remote.job import JobRequest, Member, RankJob, describe_ranks
-from mpiddp.remote.output import Sink
+from mpiddp.remote.rank_output import Sink
 from mpiddp.remote.starter import End
 from mpiddp.wording import count_noun, print_message, read_message
 
@@ -183,7 +183,7 @@ class Ranks:
         return f"<{count_noun(len(self), 'rank')}: {describe_ranks(self.members)}, {state}>"
 
     def _repr_html_(self) -> str:
-        from mpiddp.remote.table import draw_ranks
+        from mpiddp.remote.rank_table import draw_ranks
 
         state = self._describe_state()
         end = self._job.end

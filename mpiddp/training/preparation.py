@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mpiddp import environment
-from mpiddp.checkpoints.plain_weights import Selection, load_weights
+from mpiddp.checkpoints.plain_weights import WeightSelection, load_weights
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.exported_variables import export_for_good
@@ -253,7 +253,7 @@ def load_initial(module: nn.Module, options: CheckpointOptions) -> str:
     if options.weights is None:
         return ""
     skipped = tuple(each for each in options.weights_except.split(",") if each)
-    return load_weights(module, options.weights, Selection(options.weights_prefix, skipped))
+    return load_weights(module, options.weights, WeightSelection(options.weights_prefix, skipped))
 
 
 def _make_cut(

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from mpiddp import environment
 from mpiddp.checkpoints.checkpointer import Checkpointer
 from mpiddp.checkpoints.packing import pack
-from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source, Written
+from mpiddp.checkpoints.storage.directory import CheckpointDirectory, CheckpointSource, Written
 from mpiddp.checkpoints.storage.finding import Found, Survey, find_valid, read_together
 from mpiddp.checkpoints.storage.manifest import CHECKPOINTS
-from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.checkpoints.storage.shards import WriteError
 from mpiddp.errors import ConfigurationError, PreemptedError
 from mpiddp.launch.session import Session
@@ -54,7 +54,7 @@ ADVICE = "choose another --checkpoint-dir, or begin from it with --resume {path}
 class Beginning:
     """What was found before training begins."""
 
-    ranks: Ranks
+    ranks: RankGroup
     directory: CheckpointDirectory | None
     """Of the run, if its name is known already."""
     survey: Survey | None
@@ -83,7 +83,7 @@ def look_for_checkpoint(configuration: Configuration, session: Session) -> Begin
     cannot be read now, and ConfigurationError if the directory is another run's or no epoch is
     left.
     """
-    ranks, directory, survey = Ranks(), None, None
+    ranks, directory, survey = RankGroup(), None, None
     path = session.broadcast(_find_directory(configuration, find_path(configuration)))
     if path is not None:
         source = _make_source(configuration, path, "")
@@ -104,7 +104,7 @@ def look_for_checkpoint(configuration: Configuration, session: Session) -> Begin
 
 def _choose(
     configuration: Configuration,
-    ranks: Ranks,
+    ranks: RankGroup,
     directory: CheckpointDirectory | None,
     survey: Survey | None,
 ) -> Found | None:
@@ -143,11 +143,11 @@ def _find_directory(configuration: Configuration, run: Path | None) -> Path | No
     return None if run is None else run / CHECKPOINTS
 
 
-def _make_source(configuration: Configuration, path: Path, attempt: str) -> Source:
+def _make_source(configuration: Configuration, path: Path, attempt: str) -> CheckpointSource:
     """Whose checkpoints they are: the run's by its name, else those with equal options."""
     is_within_run = configuration.checkpoint_dir is None
     values, open_ones = name_values(configuration), list_open(configuration)
-    return Source(
+    return CheckpointSource(
         run=path.parent.name if is_within_run else configuration.name,
         attempt=attempt,
         configuration=values,

@@ -25,12 +25,11 @@ import launchers
 import namespaces
 from benchmarks.measure.launching import json_lines, worker_loop
 from benchmarks.measure.launching.processes import MARK
-from mpiddp.doctor.network import links
+from mpiddp.doctor.network import node_links
 from mpiddp.launch.network.interfaces import Candidate
 from mpiddp.launch.rendezvous.address_agreement import Attempt, OfferServer, try_offers
-from mpiddp.process.sockets import links as links_of_lifelines
+from mpiddp.process.sockets import links, ports
 from mpiddp.process.sockets import listener as listener_module
-from mpiddp.process.sockets import ports
 from mpiddp.process.sockets.listener import TokenListener
 from mpiddp.remote import channel
 from mpiddp.remote.job import ROLES, _Reception
@@ -157,9 +156,9 @@ def benchmark() -> Iterator[Listener]:
 def doctor() -> Iterator[Listener]:
     """The doctor's, for messages between nodes."""
     token = bytes(16)
-    counter = links.Counter(HOST, token)
+    counter = node_links.Counter(HOST, token)
     try:
-        yield Listener(counter.port, lambda: links.ping(HOST, counter.port, token))
+        yield Listener(counter.port, lambda: node_links.ping(HOST, counter.port, token))
     finally:
         counter.close()
 
@@ -189,10 +188,10 @@ def lifeline() -> Iterator[Listener]:
     with selectors.DefaultSelector() as selector, ports.listen(HOST) as server:
 
         def welcome(caller: socket.socket) -> None:
-            links_of_lifelines.Link(caller).send("welcome")
+            links.Link(caller).send("welcome")
             caller.close()
 
-        admit = {links_of_lifelines.encode_token(token): welcome}
+        admit = {links.encode_token(token): welcome}
         listener = TokenListener([server], selector, admit)
 
         def serve() -> None:
@@ -201,8 +200,8 @@ def lifeline() -> Iterator[Listener]:
             listener.refresh(time.monotonic())
 
         def use() -> None:
-            place = links_of_lifelines.describe_server(server)
-            link = links_of_lifelines.connect(place, token, HUNG)
+            place = links.describe_server(server)
+            link = links.connect(place, token, HUNG)
             assert link.wait(HUNG) and link.receive() == [("welcome", None)]
             link.close()
 
@@ -269,13 +268,13 @@ def test_a_stranger_who_stays_silent_is_shown_out(monkeypatch):
 
 def test_only_a_lifeline_of_the_same_user_with_the_token_is_admitted(monkeypatch):
     admitted: list[socket.socket] = []
-    with selectors.DefaultSelector() as selector, links_of_lifelines.listen_locally() as server:
-        place = links_of_lifelines.describe_server(server)
+    with selectors.DefaultSelector() as selector, links.listen_locally() as server:
+        place = links.describe_server(server)
         listener = TokenListener([server], selector, {b"secret\n": admitted.append})
         user = os.geteuid()
         for each, token in ((user + 1, "secret"), (user, "secreT"), (user, "secret")):
             monkeypatch.setattr(os, "geteuid", lambda each=each: each)
-            link = links_of_lifelines.connect(place, token, HUNG)
+            link = links.connect(place, token, HUNG)
             for _ in range(2):
                 for key, events in selector.select(0.1):
                     key.data(events)

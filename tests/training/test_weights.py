@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import trainings
-from mpiddp.checkpoints.plain_weights import Selection, load_weights
+from mpiddp.checkpoints.plain_weights import WeightSelection, load_weights
 from mpiddp.export import export
 from mpiddp.launch.session import Session
 from mpiddp.training.data.data import DataSet, load
@@ -225,7 +225,7 @@ def test_each_checkpoint_leaves_weights_where_asked(pool: Pools, tmp_path: Path)
     assert (tmp_path / "latest.pt").readlink() == Path("w-3-18.pt")
     for step, name in names.items():
         model = nn.Sequential(nn.Flatten(), nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 2))
-        said = load_weights(model, checkpoints / f"step-{step}", Selection())
+        said = load_weights(model, checkpoints / f"step-{step}", WeightSelection())
         assert said == f"Weights taken from {checkpoints}/step-{step}: 4 tensors"
         assert_equal(read(tmp_path / name), model.state_dict())
         export(checkpoints / f"step-{step}", tmp_path / "again.safetensors", is_raw=False)

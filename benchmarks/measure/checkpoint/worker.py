@@ -28,8 +28,8 @@ from benchmarks.measure.checkpoint.measurement import (
 )
 from benchmarks.records.workloads import build, draw_batch, parse_workload
 from mpiddp.checkpoints.packing import pack
-from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source
-from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.directory import CheckpointDirectory, CheckpointSource
+from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.process.background import finish_lasting_calls
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.process.step_agreement import Members, StepAgreement
@@ -76,12 +76,14 @@ class Training:
 class Bench:
     """Measures one rank's part of the rounds."""
 
-    def __init__(self, plan: Plan, training: Training, ranks: Ranks) -> None:
+    def __init__(self, plan: Plan, training: Training, ranks: RankGroup) -> None:
         """Collective."""
         assert plan.directory is not None
         self._plan, self._training, self._ranks = plan, training, ranks
         self._folder = plan.directory
-        self._saves = CheckpointDirectory(plan.directory / "checkpoints", ranks, Source(), keep=1)
+        self._saves = CheckpointDirectory(
+            plan.directory / "checkpoints", ranks, CheckpointSource(), keep=1
+        )
         self._saves.open()
         self._number = 0
         self._content = memoryview(b"")
@@ -188,7 +190,7 @@ def find_memory() -> int:
 def run(plan: Plan, session: mpiddp.Session) -> Measurement | None:
     """On rank 0 what was found. Collective."""
     training = Training(plan, session)
-    ranks = Ranks()
+    ranks = RankGroup()
     training.take_step()
     training.take_step()
     before = find_memory()

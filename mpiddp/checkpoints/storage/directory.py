@@ -37,7 +37,7 @@ from mpiddp.checkpoints.storage import owner as owners
 from mpiddp.checkpoints.storage.finding import NOTHING_FOUND, Found, Survey, ask_rank_0, find_newest
 from mpiddp.checkpoints.storage.manifest import File, Manifest, Patience
 from mpiddp.checkpoints.storage.owner import Owner
-from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.checkpoints.storage.shards import (
     Frames,
     WriteError,
@@ -59,7 +59,7 @@ _PROBE_NAME = re.compile(r"\.seen-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
-class Source:
+class CheckpointSource:
     """Who writes checkpoints, and what the state in them belongs to."""
 
     run: str | None = None
@@ -133,7 +133,7 @@ class CheckpointDirectory:
     thread's. From ``look`` or ``open`` on, until ``close``, no other job can open the directory.
     """
 
-    def __init__(self, path: Path, ranks: Ranks, source: Source, keep: int) -> None:
+    def __init__(self, path: Path, ranks: RankGroup, source: CheckpointSource, keep: int) -> None:
         """Touches nothing. ``keep``: how many of the newest checkpoints to keep."""
         self.path = path
         self._place = path.absolute()
@@ -180,7 +180,7 @@ class CheckpointDirectory:
 
         return find_newest(self.path, self.ranks) if self._ask_rank_0(enter) else NOTHING_FOUND
 
-    def open(self, survey: Survey | None = None, source: Source | None = None) -> None:
+    def open(self, survey: Survey | None = None, source: CheckpointSource | None = None) -> None:
         """Make the directory this owner's, and ready for saves. Collective, before the first one.
 
         Sets aside what is damaged, and removes what interrupted saves of this owner left.

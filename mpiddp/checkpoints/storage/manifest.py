@@ -99,7 +99,7 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class Form:
+class ManifestFormat:
     """What other releases' manifests say, too."""
 
     format: int
@@ -205,8 +205,8 @@ def interpret(directory: Path, content: str) -> Manifest:
     if content != f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n":
         raise DamageError([f"{MANIFEST} is not what was written"])
     try:
-        found = decode(text, Form)
-        if found != Form(FORMAT, ALGORITHM):
+        found = decode(text, ManifestFormat)
+        if found != ManifestFormat(FORMAT, ALGORITHM):
             raise FormatError(
                 f"the checkpoint {directory} has format {found.format} with {found.algorithm}, and "
                 f"this mpiddp reads format {FORMAT} with {ALGORITHM}: use the release that wrote "

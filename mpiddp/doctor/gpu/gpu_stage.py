@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mpiddp import environment
-from mpiddp.doctor.common.examiner import Examiner
-from mpiddp.doctor.common.findings import Finding
-from mpiddp.doctor.gpu import gpus, nccl
+from mpiddp.doctor.examiner.examiner import Examiner
+from mpiddp.doctor.examiner.findings import Finding
+from mpiddp.doctor.gpu import gpus, nccl_log
 from mpiddp.launch.device import device
 from mpiddp.launch.device.choice import AUTO, CUDA
 from mpiddp.launch.network.infiniband import has_peer_memory
@@ -25,7 +25,7 @@ class GpuStage:
 
     def __init__(self, examiner: Examiner) -> None:
         self._examiner = examiner
-        self._recording: nccl.Recording | None = None
+        self._recording: nccl_log.Recording | None = None
         self._has_peers = False
         """Whether the GPUs of this node can read each other's memory."""
 
@@ -36,7 +36,7 @@ class GpuStage:
             return False
         if starter.control.any(starter.assignment.index is not None):
             # Before NCCL is asked anything: it reads them once.
-            self._recording = nccl.Recording()
+            self._recording = nccl_log.Recording()
             starter.variables.export(self._recording.variables)
         if not examiner.attempt(starter.take_device, gpus.GPUS):
             return False
@@ -94,11 +94,11 @@ class GpuStage:
         rows = examiner.gather_on_node(self._recording.finish())
         mine: list[Finding] = []
         if rows is not None:
-            merged = nccl.merge_transports(rows)
+            merged = nccl_log.merge_transports(rows)
             count = examiner.starter.control.world.node_count
             has_peers, has_module = self._has_peers, has_peer_memory()
-            cards = nccl.Cards(examiner.infiniband, examiner.libfabric)
-            mine = [nccl.judge_transport(merged, cards, count, has_peers, has_module)]
+            cards = nccl_log.Cards(examiner.infiniband, examiner.libfabric)
+            mine = [nccl_log.judge_transport(merged, cards, count, has_peers, has_module)]
         nodes = examiner.gather_nodes(mine)
         if nodes is not None:
             examiner.add_merged(nodes)

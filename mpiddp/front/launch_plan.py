@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.front.allocation import ask, read_allocation, read_number, read_record
-from mpiddp.front.layout import JobLayout, choose_layout
+from mpiddp.front.job_layout import JobLayout, choose_layout
 from mpiddp.front.mpi_library import choose_pmi
 from mpiddp.launch.device.visibility import count_gpus
 from mpiddp.launch.launcher.command import (

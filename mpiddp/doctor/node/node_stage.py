@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass
 
 from mpiddp import environment
-from mpiddp.doctor.common.examiner import Examiner
-from mpiddp.doctor.common.findings import Finding
+from mpiddp.doctor.examiner.examiner import Examiner
+from mpiddp.doctor.examiner.findings import Finding
 from mpiddp.doctor.network import name_resolution
 from mpiddp.doctor.node import cores, directories, limits, variables
 from mpiddp.process.background import BackgroundCall
@@ -55,7 +55,7 @@ def _gather_rows(examiner: Examiner, token: str, problem: str) -> list[NodeRow] 
     resolution = BackgroundCall(functools.partial(name_resolution.resolve, world.hostname))
     threads = examiner.before.get(environment.OMP_NUM_THREADS)
     bindings = examiner.gather_on_node(
-        cores.Binding(world.rank, find_cpus(), threads, find_quota())
+        cores.RankCores(world.rank, find_cpus(), threads, find_quota())
     )
     mine = NodeRow([], None, variables.find_variables(examiner.before))
     if bindings is not None:

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import mpiddp
 from mpiddp import environment
-from mpiddp.doctor.common.findings import FAIL, PASS, WARN, Finding, exit_code, summarise
+from mpiddp.doctor.examiner.findings import FAIL, PASS, WARN, Finding, exit_code, summarise
 from mpiddp.files import write_whole
 from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.wording import print_text

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpiddp.doctor.common.examiner import Examiner
-from mpiddp.doctor.common.findings import Finding
-from mpiddp.doctor.network import links, name_resolution, routes
+from mpiddp.doctor.examiner.examiner import Examiner
+from mpiddp.doctor.examiner.findings import Finding
+from mpiddp.doctor.network import name_resolution, node_links, routes
 from mpiddp.launch.network.interface_rule import find_rule
 from mpiddp.launch.network.interfaces import list_interfaces
 
@@ -15,7 +15,7 @@ from mpiddp.launch.network.interfaces import list_interfaces
 class NetworkRow:
     way: routes.Way
     look_ups: Finding
-    link: links.Link | None
+    link: node_links.NodeLinks | None
     """None if the job has one node."""
 
 
@@ -49,16 +49,16 @@ def _find_row(examiner: Examiner) -> NetworkRow:
     )
     peers = [route.meeting.address]
     if leaders is not None and leaders.Get_size() > 1:
-        peers.append(links.find_neighbours(leaders, route.local_address))
+        peers.append(node_links.find_neighbours(leaders, route.local_address))
         everyone = examiner.gather_nodes(route.local_address)
         peers += name_resolution.choose_sample(everyone) if everyone is not None else []
     look_ups = name_resolution.begin_look_ups(peers)
     link = None
     if leaders is not None and leaders.Get_size() > 1:
         token = bytes.fromhex(route.meeting.job)
-        counter = links.Counter(route.local_address, token)
+        counter = node_links.Counter(route.local_address, token)
         try:
-            link = links.measure(leaders, counter, world.hostname, token)
+            link = node_links.measure(leaders, counter, world.hostname, token)
         finally:
             counter.close()
     unanswered = list(name_resolution.find_unanswered(look_ups))

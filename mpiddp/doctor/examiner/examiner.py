@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from mpiddp.doctor.common.findings import Finding, failed, merge
-from mpiddp.doctor.common.options import FINDINGS, DoctorOptions
-from mpiddp.doctor.common.report import Report, open_report
+from mpiddp.doctor.examiner.doctor_options import FINDINGS, DoctorOptions
+from mpiddp.doctor.examiner.findings import Finding, failed, merge
+from mpiddp.doctor.examiner.findings_report import Report, open_report
 from mpiddp.errors import MpiddpError
 from mpiddp.launch.failure.deadline import PhaseDeadlines
 from mpiddp.launch.failure.error_report import exit_code

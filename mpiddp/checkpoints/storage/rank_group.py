@@ -20,7 +20,7 @@ LONGEST_CALL = timedelta(minutes=30)
 """A rank that has written its files may have to wait for one whose disk is slow."""
 
 
-class Ranks:
+class RankGroup:
     """All ranks of a job, in calls over a separate group, which a thread may make.
 
     The calls have the names and meanings of `mpiddp.launch.mpi.control.ControlChannel`, which makes

@@ -1,1 +1,0 @@
-"""What all examinations share: findings, the examiner, options, the report."""
