@@ -14,7 +14,7 @@ from mpiddp.launch.session import Session
 from mpiddp.training.records.history import STAGES
 from mpiddp.training.records.metrics import Row
 from mpiddp.training.records.network import Network
-from mpiddp.training.step.stages import Costs, Stage
+from mpiddp.training.step.stages import Costs, StepStage
 
 SLOW = 1.5
 """How many times as long as the others' median a rank's own work takes that is told."""
@@ -45,13 +45,13 @@ class RankCosts:
     @property
     def waiting(self) -> float:
         """Seconds of a step."""
-        return self.costs.seconds[Stage.COMMUNICATION] / self.costs.steps
+        return self.costs.seconds[StepStage.COMMUNICATION] / self.costs.steps
 
     @property
     def reading(self) -> float:
         """Seconds of a step, with transforming."""
         seconds = self.costs.seconds
-        return (seconds[Stage.READ] + seconds[Stage.TRANSFORM]) / self.costs.steps
+        return (seconds[StepStage.READ] + seconds[StepStage.TRANSFORM]) / self.costs.steps
 
     @property
     def computing(self) -> float:

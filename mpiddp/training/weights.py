@@ -19,8 +19,9 @@ from mpiddp.files import replaced
 from mpiddp.training.options.groups.checkpoints import PLACES, has_places
 from mpiddp.training.preparation import Training
 from mpiddp.training.reports import say
+from mpiddp.training.resuming import read_position
+from mpiddp.training.run_state import Position
 from mpiddp.training.step.sharded_tensors import collect
-from mpiddp.training.training_state import Position, read_position
 
 
 class Exports:

@@ -87,7 +87,7 @@ with FailureHandler() as failure_handler:
         import torch, torch.distributed as distributed
         failure_handler.run_directory = Path.cwd()
         for step in range(100 if stage == "in a step" else 3):
-            failure_handler.step = step
+            failure_handler.run = FixedProgress(step=step)
             if step == 2 and fails:
                 fail()
             distributed.all_reduce(torch.ones(10))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,8 +21,7 @@ from mpiddp.sync.parameter_server.staleness import Clock
 from mpiddp.training import trainer
 from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.records import run_directory
-from mpiddp.training.saving import Saver, SteppedRun
-from mpiddp.training.training_state import Position
+from mpiddp.training.saving import Saver
 from mpiddp.training.weights import digest_parameters
 
 records: list[str | bytes] = []
@@ -38,15 +37,15 @@ class CutError(Exception):
 class WatchedSaver(Saver):
     """Sees where the training is after each step, and what was due after it."""
 
-    def after_step(self, step: int, run: SteppedRun) -> None:
-        super().after_step(step, run)
-        self.see(run.position)
+    def after_step(self, prepare: Callable[[], object]) -> None:
+        super().after_step(prepare)
+        self.see(self._state.position.step)
 
-    def after_epoch(self, position: Position) -> None:
-        super().after_epoch(position)
-        self.see(position)
+    def after_epoch(self) -> None:
+        super().after_epoch()
+        self.see(self._state.position.step)
 
-    def see(self, position: Position) -> None:
+    def see(self, step: int) -> None:
         raise NotImplementedError
 
 
@@ -59,12 +58,12 @@ class CutSaver(WatchedSaver):
         super().restore()
         records.append(digest_parameters(self._training.engine.module))
 
-    def save_end(self, position: Position) -> None:
-        super().save_end(position)
-        self.see(position)
+    def save_end(self) -> None:
+        super().save_end()
+        self.see(self._state.position.step)
 
-    def see(self, position: Position) -> None:
-        if position.step == self.cut:
+    def see(self, step: int) -> None:
+        if step == self.cut:
             records.append(digest_parameters(self._training.engine.module))
             self._training.engine.update.close()
             self.close()

@@ -35,7 +35,7 @@ BLOCKED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True)
-class Reading:
+class BatchReading:
     """How batches are read."""
 
     workers: int = 0
@@ -44,13 +44,13 @@ class Reading:
     """Whether batches are in pinned memory, from which a GPU can copy them meanwhile."""
 
 
-HERE = Reading()
+HERE = BatchReading()
 
 
-class Reader:
+class BatchReader:
     """Reads batches of a split, in the order in which they are asked for."""
 
-    def __init__(self, samples: Samples, reading: Reading = HERE) -> None:
+    def __init__(self, samples: Samples, reading: BatchReading = HERE) -> None:
         self._samples = samples.time_transforms()
         if not reading.workers:
             self._samples = replace(self._samples, split=hold(self._samples.split))

@@ -50,9 +50,6 @@ class GuardedUpdate(Update, Protocol):
     def staleness(self) -> dict[int, int] | None:
         """How many gradients were how many updates late, on this rank; None if none can be."""
 
-    def pause_when(self, is_due: Callable[[], bool]) -> None:
-        """Have ranks that pass no place together pause while ``is_due()``."""
-
     def finish_step(self, *, is_bad: bool = False) -> bool:
         """After a backward pass: whether its gradients were applied.
 
@@ -178,9 +175,6 @@ class LocalUpdate:
         make_dense(self._sparse)
 
     staleness = None
-
-    def pause_when(self, is_due: Callable[[], bool]) -> None:
-        """They pass all places together."""
 
     def exchange_weights(self, *, is_due: bool = False) -> None:
         """They have the same."""
