@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -37,7 +37,7 @@ from mpiddp.training.options.groups.data import AUTO_BATCH
 from mpiddp.training.options.groups.parallelism import ParallelismOptions
 from mpiddp.training.options.groups.straggler import Slowdown, check_straggler, parse_straggler
 from mpiddp.training.step.learning_rate import LearningRate, make_learning_rate
-from mpiddp.training.step.optimizer_step import GuardedUpdate, make_dense, make_optimizer
+from mpiddp.training.step.optimizer_step import make_dense, make_optimizer
 from mpiddp.training.step.precision import Precision
 from mpiddp.training.step.step import Engine, Forward, split_batch
 from mpiddp.training.task.loading import choose_reading, choose_samples, load_on_all, read_first
@@ -135,11 +135,12 @@ def prepare(
     Raises ConfigurationError for what does not go together.
     """
     world = session.world
-    roles, workers = _assign(configuration, world.size)
+    roles = find_roles(configuration, world.size)
+    workers = tuple(range(world.size)) if roles is None else roles.workers
     data = load_on_all(configuration, task, session)
     train, test = choose_samples(configuration, data, session.device)
     set_determinism(configuration.deterministic)
-    configuration, notes = _settle_batch_size(configuration, task, data, train, session)
+    configuration, notes = _settle_batch_size(configuration, task, data, train, session, workers)
     cut = _make_cut(configuration, len(data.train), world.rank, workers)
     reading = choose_reading(configuration, session)
     batches = make_training_batches(train, cut, reading)
@@ -158,6 +159,8 @@ def prepare(
     start = EngineParts(module, forward, batch, rate, task.optimizer)
     slowdown = _make_slowdown(configuration, start, cut.rank, workers)
     configuration, engine, pace = start_engine(configuration, session, roles, start, fail)
+    if isinstance(engine.update, Serving) and world.rank not in workers:
+        batches = replace(batches, follow=engine.update.follow_steps)
     # From here on ranks draw differently: their samples are to meet different dropout masks.
     seed_generators(mix_seed(configuration.seed, world.rank))
     return Training(
@@ -171,7 +174,7 @@ def prepare(
         pace=pace,
         workers=workers,
         roles=roles,
-        batches=replace(batches, follow=_find_follow(engine.update, world.rank in workers)),
+        batches=batches,
         evaluation=share_evaluation(test, session, reading),
         rate=rate,
         slowdown=slowdown,
@@ -187,14 +190,13 @@ def share_evaluation(
     return make_evaluation_batches(samples, cut, reading)
 
 
-def _assign(configuration: Configuration, ranks: int) -> tuple[Roles | None, tuple[int, ...]]:
-    """Roles, if some ranks serve, and the ranks that compute. Raises ConfigurationError."""
-    roles = find_roles(configuration, ranks)
-    return roles, roles.workers if roles is not None else tuple(range(ranks))
-
-
 def _settle_batch_size(
-    configuration: Configuration, task: Task, data: DataSet, samples: Samples, session: Session
+    configuration: Configuration,
+    task: Task,
+    data: DataSet,
+    samples: Samples,
+    session: Session,
+    workers: tuple[int, ...],
 ) -> tuple[Configuration, list[str]]:
     """The configuration with the batch size that fits, if that is open. Collective."""
     if configuration.batch_size != AUTO_BATCH:
@@ -202,7 +204,6 @@ def _settle_batch_size(
     # Here, since few runs need it.
     from mpiddp.training.wrapping import batch_size
 
-    _, workers = _assign(configuration, session.world.size)
     check_share(len(data.train), len(workers), configuration.accumulation_steps)
     trial = None
     if session.world.rank in workers:
@@ -318,11 +319,6 @@ def _make_slowdown(
     with rehearse(module, module, part, start.forward) as take_pass:
         seconds = time_pass(take_pass, device) * configuration.accumulation_steps
     return Slowdown(straggler, place, workers, configuration.seed, seconds, device)
-
-
-def _find_follow(update: GuardedUpdate, computes: bool) -> Callable[[int], Iterator[None]] | None:
-    """On a rank that only serves: what follows the workers' steps."""
-    return update.follow_steps if isinstance(update, Serving) and not computes else None
 
 
 def set_determinism(is_wanted: bool) -> None:

@@ -17,9 +17,9 @@ from mpiddp.training.records.network import Network
 from mpiddp.training.step.stages import Costs, StepStage
 
 SLOW = 1.5
-"""How many times as long as the others' median a rank's own work takes that is told."""
+"""A rank is reported if its own work takes this many times the others' median."""
 SHORTEST = 0.5
-"""Seconds of an epoch below which a difference is not told."""
+"""Seconds of an epoch; a smaller difference is not reported."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,7 @@ def _average(seconds: Sequence[Sequence[float]]) -> dict[str, float]:
 def describe_slow_rank(found: Sequence[RankCosts]) -> str | None:
     """The console's line on the rank that the others wait for; None if there is none.
 
-    It is the one that waits least, and its own work takes `SLOW` times as long as the median of the
-    others. If nobody waits long, nobody holds up the others.
+    It is the rank that waits least, if its own work takes `SLOW` times the median of the others'.
     """
     workers = [rank for rank, each in enumerate(found) if each.costs.steps]
     if len(workers) < 2:

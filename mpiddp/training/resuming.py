@@ -36,7 +36,7 @@ MEASURED = {"overlap": "auto", "batch_size": AUTO_BATCH}
 
 @dataclass(frozen=True)
 class Beginning:
-    """What was found before training begins."""
+    """Where training begins, and what was found there."""
 
     ranks: Ranks
     directory: CheckpointDirectory | None
@@ -48,7 +48,7 @@ class Beginning:
     configuration: Configuration
     """With what was chosen by measurement when the checkpoint's run began."""
     changed: list[str]
-    """Options that were others then, and decide the result."""
+    """Options that decide the result and have changed since."""
     position: Position
     """Where training begins."""
 
@@ -95,7 +95,7 @@ def _choose(
     directory: CheckpointDirectory | None,
     survey: Survey | None,
 ) -> Found | None:
-    """The demanded checkpoint if the run begins there, the run's newest one if it goes on.
+    """The checkpoint that --resume names if the run begins there; its own newest if it goes on.
 
     Only a job's first attempt starts over, or goes on from an older checkpoint of its own. Later
     attempts go on from what this job has saved.
@@ -147,10 +147,7 @@ def make_source(configuration: Configuration, path: Path, attempt: str) -> Sourc
 def _check_end(
     values: Mapping[str, Any], found: Found, position: Position, changed: Sequence[str]
 ) -> None:
-    """There is nothing left to train: raise ConfigurationError if there is nothing to report.
-
-    What was trained with other options is not these options' result.
-    """
+    """No epoch is left: raise ConfigurationError if the checkpoint is not these options' result."""
     if position.row is None:
         raise ConfigurationError(
             f"epochs: expected {position.epoch} or more, since the checkpoint {found.path} is "
@@ -197,10 +194,7 @@ def read_position(found: Found) -> Position:
 
 
 def check_fit(found: Found, values: Mapping[str, Any]) -> list[str]:
-    """Options that differ from the checkpoint's, if it can be used none the less.
-
-    Raises CheckpointError if it cannot.
-    """
+    """The options that differ from the checkpoint's. Raises CheckpointError if one must not."""
     before = found.manifest.configuration
     changed = list_changed(before, values)
     fixed = {*list_options(Configuration, FIXED), *_list_server_options(before, values)}
@@ -214,7 +208,7 @@ def check_fit(found: Found, values: Mapping[str, Any]) -> list[str]:
 
 
 def _list_server_options(before: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
-    """Options that must stay, since parameter servers hold the optimizer's state in parts."""
+    """Options that must not change, since parameter servers hold parts of the optimizer's state."""
     are_serving = [each.get("sync") == PARAMETER_SERVER for each in (before, values)]
     if not any(are_serving):
         return []
@@ -235,7 +229,7 @@ def list_deciding() -> list[str]:
 
 
 def list_changed(before: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
-    """The options that decide the result, and are others now than ``before``."""
+    """The options that decide the result, and differ from ``before``."""
     return [name for name in list_deciding() if values[name] != before.get(name)]
 
 

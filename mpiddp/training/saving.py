@@ -28,7 +28,7 @@ from mpiddp.training.shared_run import SharedRun
 from mpiddp.training.weights import Exports, export_saved, export_trained
 
 DUE, WRITTEN = "checkpoint", "written"
-"""What all ranks may do after a step, beside being preempted."""
+"""What ranks agree on after a step, beside a preemption: a checkpoint is due, or on the disk."""
 
 
 def check_model(training: Training) -> None:
@@ -37,7 +37,7 @@ def check_model(training: Training) -> None:
 
 
 class Saver:
-    """What all ranks do between two steps: make checkpoints, and leave when they are asked to.
+    """Makes checkpoints between two steps, and ends the run if the job is preempted.
 
     All ranks call the same methods.
     """
@@ -66,7 +66,7 @@ class Saver:
         self._exported: int | None = None
         """The run's last step, once it is known: `export` writes its weights."""
         self._is_writing = False
-        """Whether a checkpoint was begun and nobody has asked yet how that ended."""
+        """Whether a checkpoint was begun whose end has not been waited for."""
         position = beginning.position
         self.epoch = EpochSums(training, position)
         """What the training counts, and checkpoints hold."""
@@ -219,8 +219,8 @@ class Saver:
     def _finish_write(self, *, is_last: bool = False) -> None:
         """Wait until what was begun is on the disk. Collective.
 
-        Raises UnwritableError or WriteError if it could not be written, unless training is to go
-        on: not after the last one, since nothing would be left of the steps since the one before.
+        Raises UnwritableError or WriteError if it could not be written and was the last one, or the
+        run is to end then.
         """
         self._is_writing = False
         try:
@@ -258,16 +258,16 @@ class Saver:
             return ""
         return export_trained(self._training, self._exports, position)
 
-    def pass_no_more(self) -> None:
-        """There are no more steps: other ranks do not wait for this one's answers. Collective."""
-        self._agreement.close()
-
     def abandon(self) -> None:
-        """After an error: signals end the process again. Not collective; may be called twice."""
+        """After an error: signals end the process again. Not collective."""
         self._agreement.stop()
 
     def close(self) -> None:
-        """Wait until the last checkpoint is on the disk. Collective. Raises as `wait`."""
+        """There are no more steps: wait until the last checkpoint is on the disk. Collective.
+
+        Raises UnwritableError or WriteError if it could not be written.
+        """
+        self._agreement.close()
         try:
             self._finish_write(is_last=True)
         finally:
@@ -275,10 +275,10 @@ class Saver:
 
 
 def find_score(row: Row) -> float | None:
-    """How good the weights are, by the test samples; None if they were not evaluated.
+    """How good the weights are on the test samples; None if they were not evaluated.
 
-    The accuracy, or for a task without one the loss, negative: of other metrics nobody knows
-    whether more is better.
+    The accuracy; for a task without one, the negative loss. Whether more of another metric is
+    better is not known.
     """
     if row.test_loss is None:
         return None

@@ -72,15 +72,15 @@ class FinishedRun:
     reason: str
     """Why it has ended."""
     checkpoint: Path
-    """Of its last step, unless it was to have none."""
+    """Of its last step; not there if the run makes none."""
 
 
 def find_finished(
     configuration: Configuration, session: Session, failure_handler: FailureHandler
 ) -> FinishedRun | None:
-    """How this run has ended, if an earlier job has finished it; collective.
+    """How an earlier job has finished this run; collective.
 
-    None for any other run, also for one of this very job, and unless ``resume`` is "auto".
+    None if none has, if it was this job, and unless ``resume`` is "auto".
 
     Raises ConfigurationError on all ranks if options that decide the result were others.
     """
@@ -177,7 +177,7 @@ def enter_run(
         except ConfigurationError as error:
             answer = error
     answer = session.broadcast(answer)
-    while answer is None:  # Rank 0 waits for an earlier attempt's lock, and says so in time.
+    while answer is None:  # Rank 0 waits for an earlier attempt's lock; the others for rank 0.
         answer = session.broadcast(answer)
     if isinstance(answer, ConfigurationError):
         raise answer

@@ -1,4 +1,4 @@
-"""The training loop: the same on every rank; rank 0 also writes files and the console."""
+"""The training loop: the same on every rank. Rank 0 also writes files and the console."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from mpiddp.training.wrapping.parallel import share_buffers
 
 @dataclass
 class Step:
-    """A step of training that is to be taken: with a batch of this rank."""
+    """A step of training that the loop's owner takes, with a batch of this rank."""
 
     epoch: int
     """Counted from 1."""
@@ -67,13 +67,13 @@ class Step:
 
 @dataclass(frozen=True)
 class RunHandlers:
-    """Who else is to know of a run."""
+    """Who is told of a run, and what may stop it."""
 
     failure_handler: FailureHandler
     signals: PreemptionSignals | None = None
-    """That preempt it."""
+    """The signals that preempt it."""
     take_training: Callable[[Training], object] | None = None
-    """Is given what was prepared, before the first step."""
+    """Called with what was prepared, before the first step."""
 
 
 def train(
@@ -116,8 +116,8 @@ def run_steps(
     Raises:
         ConfigurationError: the data cannot be shared out, the model does not fit the data, or the
             run directory is refused.
-        MpiddpError: the loss is not a number any more.
-        PreemptedError: a signal has come to a rank, and a checkpoint was written.
+        MpiddpError: the loss is not finite.
+        PreemptedError: a rank got a signal, and a checkpoint was written.
     """
     begin, failure_handler = time.perf_counter(), handlers.failure_handler
     if session.device.type == "cpu":
@@ -222,8 +222,8 @@ class Loop:
         return f"in step {position.step + 1}, with training {describe_numbers(samples)}"
 
     def end_step(self) -> None:
-        """Do what is due after a step of this rank, or of others. Raises MpiddpError if this rank's
-        was not taken, and PreemptedError."""
+        """Do what is due after a step. Raises MpiddpError if this rank's step was not taken, and
+        PreemptedError."""
         step, self._step = self._step, None
         if step is not None and not step.is_taken:
             raise MpiddpError(f"expected take() to be called for step {step.number}, found no call")
@@ -368,7 +368,6 @@ class Loop:
         return True
 
     def _close(self, *, is_done: bool) -> None:
-        self.saver.pass_no_more()
         self.training.close()
         self.saver.close()
         self.reports.close(is_done=is_done)

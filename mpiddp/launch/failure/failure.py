@@ -198,10 +198,10 @@ class FailureHandler(FailureReports):
         raise ReportedExit(code)
 
     def finish(self, code: int = SUCCESS, reason: str = "done") -> None:
-        """Write the outcome of a run that is done (exit code 0), or to go on. Called by rank 0.
+        """Write a run's outcome, on rank 0. ``code``: SUCCESS, or that of a job to be run again.
 
-        That of a run that is done stays, whatever happens to a rank while the session is closed.
-        A script goes on after its run, and may fail then: the job's outcome stays open.
+        The outcome SUCCESS stays, whatever happens to a rank while the session is closed. A script
+        goes on after its run, and may fail then, so the job's own outcome stays open.
         """
         job_directory.check_attempt()
         ends_job = self._ends_with_run or (code != SUCCESS and not self._outlasts_runs)

@@ -91,7 +91,7 @@ class Serving:
         self._rank = rank = session.world.rank
         self._epochs = 0
         self._followed = 0
-        """Steps that a rank that only serves has seen, as its server's clock counts them."""
+        """Steps of its workers that a rank that only serves has followed, by its server's clock."""
         self._wire = wire = self._make_wire(session)
         if rank in roles.servers:
             number = roles.servers.index(rank)
@@ -161,8 +161,8 @@ class Serving:
         assert self._server is not None
         for _ in range(count):
             self._followed += 1
-            # Asked first: a worker pushes a step before it leaves, for a checkpoint or for good.
-            # If a worker is lost, the server's thread ends the process.
+            # Read before the clock: a worker pushes its last step before it leaves the epoch. If a
+            # worker is lost, the server's thread ends the process.
             is_over = self._server.epochs > self._epochs
             while self._server.clock.slowest < self._followed:
                 if is_over:
@@ -175,10 +175,10 @@ class Serving:
         """The servers have them."""
 
     def finish_epoch(self) -> None:
-        """This rank has no more steps; wait for the ranks that have. Collective.
+        """This rank has no more steps in this epoch: wait for the ranks that have. Collective.
 
-        Epochs may take longer than the timeout of a collective call. So the timeout begins when all
-        workers have finished.
+        That may take longer than the timeout of a collective call, which begins when all workers
+        have finished.
         """
         self._epochs += 1
         if self._worker is not None:

@@ -85,8 +85,8 @@ class StreamError(MpiddpError):
 class SampleStream:
     """A split of iterable style, read by position.
 
-    A sample that comes before the last one that was read begins a new iteration. What is drawn for
-    a sample depends on seed, epoch and position alone, also if samples before it are passed over.
+    A sample before the last one that was read begins a new iteration. What is drawn for a sample
+    depends on seed, epoch and position alone, also if samples before it are skipped.
     """
 
     def __init__(self, data: IterableStyle, seed: int) -> None:

@@ -1,8 +1,8 @@
 """Batches are read in this process, or ahead of time by worker processes.
 
 Workers come from a fork server: a process that has not started MPI and uses no GPU, since neither
-survives every fork. They block the signals that ask a job to leave, since the ranks need their
-batches until they have left, and they end with their rank.
+survives every fork. They block the signals of a preemption, since ranks need batches until they
+leave. They end with their rank.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BatchReading:
     """How batches are read."""
 
     workers: int = 0
-    """Processes that read ahead; 0 for none. What is on a device needs none."""
+    """Processes that read ahead; 0 for none. Samples on a device need none."""
     pins: bool = False
     """Whether batches are in pinned memory, from which a GPU can copy them meanwhile."""
 

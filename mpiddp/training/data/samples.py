@@ -101,7 +101,7 @@ class Stopwatch:
 
 
 class Answer(NamedTuple):
-    """What it gets; also from another process, which cannot raise here."""
+    """What it gets. Errors are values: another process cannot raise here."""
 
     batch: Batch | None
     """None if nothing could be read, or what could not be read ends the run."""

@@ -10,7 +10,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import quote
 from mpiddp.training.options.groups.data import AUTO_BATCH
 from mpiddp.training.options.groups.optimisation import LEARNING_RATES
-from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
+from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,6 @@ RULES = (
         ("image_size",), "data", lambda name: name == "imagefolder", "it is for imagefolder"
     ),
     OptionRule(("shape",), "data", lambda name: name == "synthetic", "it is for synthetic"),
-    OptionRule(
-        ("workers",),
-        "staleness",
-        lambda bound: bound != UNLIMITED,
-        "a worker learns late which batch is next: leave out --workers",
-    ),
     OptionRule(
         ("transport", "wire_dtype", "overlap"),
         "sync",

@@ -57,8 +57,8 @@ class GuardedUpdate(Update, Protocol):
         """
 
     def exchange_weights(self, *, is_due: bool = False) -> None:
-        """After a step of which nothing is left if it was left out, or with ``is_due`` at the end
-        of an epoch: average the ranks' weights, if they have their own. Collective then."""
+        """After a step, or with ``is_due`` at the end of an epoch: average the ranks' weights, if
+        they have their own. Collective then."""
 
     def list_parts(self, step: int) -> dict[str, Any]:
         """What this rank holds beside the weights, as parts of a checkpoint by name.
@@ -177,19 +177,19 @@ class LocalUpdate:
     staleness = None
 
     def exchange_weights(self, *, is_due: bool = False) -> None:
-        """They have the same."""
+        """All ranks have the same weights."""
 
     def united(self) -> AbstractContextManager[object]:
-        """Within it the module has the weights that all ranks have, between two averages too.
+        """Within it the module has the same weights on all ranks, also between two averages.
 
         Collective."""
         return nullcontext()
 
     def finish_epoch(self) -> None:
-        """All have as many steps."""
+        """All ranks have equally many steps."""
 
     def settle(self) -> None:
-        """They have the same."""
+        """All ranks have the same weights."""
 
     def close(self) -> None:
         """Nothing to end."""

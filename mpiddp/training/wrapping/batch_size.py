@@ -24,7 +24,7 @@ from mpiddp.training.step.step import split_batch
 from mpiddp.wording import count_noun
 
 SAMPLES = 16
-"""That the batches are made of, again and again."""
+"""Different samples in a batch that is tried; they are repeated."""
 RESERVE = 0.05
 """Share of a GPU's memory, or of what a step takes on a CPU, for what is not tried here: NCCL's
 buffers, fragments, an operation's working memory at another size."""

@@ -179,7 +179,7 @@ def _list_parameters(module: nn.Module, configuration: Configuration) -> Iterato
 
 @contextmanager
 def late_sparse_named(module: nn.Module) -> Iterator[None]:
-    """Names a parameter if DDP fails since its gradient is sparse, of which no module has told it.
+    """Names the parameter if DDP fails because of a sparse gradient that no module declares.
 
     Raises ConfigurationError.
     """
