@@ -18,13 +18,13 @@ from mpiddp.files import write_whole
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.training.data.batches import EvaluationBatches
-from mpiddp.training.data.data import EVALUATION, DataSet
+from mpiddp.training.data.data_sets import EVALUATION, DataSet
 from mpiddp.training.data.samples import Batch, Key, Samples
 from mpiddp.training.data.structure import call_model, count_samples, map_leaves
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.preparation import Training, agree, load_initial, share_evaluation
 from mpiddp.training.records import metrics
-from mpiddp.training.reports import report_left_out, say
+from mpiddp.training.run_output import report_left_out, say
 from mpiddp.training.shared_run import after_error, enter_run
 from mpiddp.training.step.divergence import refuse_divergence
 from mpiddp.training.step.precision import Precision

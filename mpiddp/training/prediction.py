@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_map
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
-from mpiddp.sync.parameter_server.roles import Serving
-from mpiddp.training.data.data import Split
+from mpiddp.sync.parameter_server.serving import Serving
+from mpiddp.training.data.data_sets import Split
 from mpiddp.training.data.factories import call_factory, failed, find_factory
 from mpiddp.training.data.reading import BatchReading
 from mpiddp.training.data.samples import Samples
@@ -34,7 +34,7 @@ from mpiddp.training.data.structure import (
 from mpiddp.training.evaluation import PREDICTIONS, fill_up, load_model, write_rows
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.preparation import Training, agree, share_evaluation
-from mpiddp.training.reports import say
+from mpiddp.training.run_output import say
 from mpiddp.training.shared_run import after_error, enter_run
 from mpiddp.training.step.precision import Precision
 from mpiddp.training.step.step import Engine

@@ -17,7 +17,7 @@ from mpiddp.launch.launcher.exported_variables import export_for_good
 from mpiddp.launch.session import Session
 from mpiddp.process.streams.output import refuse_absent_ranks
 from mpiddp.schedules.plans.loading import find_digest
-from mpiddp.sync.parameter_server.roles import Roles, Serving
+from mpiddp.sync.parameter_server.serving import Roles, Serving
 from mpiddp.training.data.batches import (
     Cut,
     EvaluationBatches,
@@ -26,7 +26,7 @@ from mpiddp.training.data.batches import (
     make_evaluation_batches,
     make_training_batches,
 )
-from mpiddp.training.data.data import DataSet
+from mpiddp.training.data.data_sets import DataSet
 from mpiddp.training.data.reading import BatchReading
 from mpiddp.training.data.samples import Batch, Samples
 from mpiddp.training.data.seeding import mix_seed, seed_generators
@@ -44,9 +44,9 @@ from mpiddp.training.task.loading import choose_reading, choose_samples, load_on
 from mpiddp.training.task.task import Task, add_test_metrics, build_model, check_task, choose_loss
 from mpiddp.training.wrapping import overlap
 from mpiddp.training.wrapping.engine import EngineParts, recompute_some, start_engine
-from mpiddp.training.wrapping.parallel import find_roles
 from mpiddp.training.wrapping.parameters import check_parameters
 from mpiddp.training.wrapping.rehearsal import rehearse, takes_one_sample, time_pass
+from mpiddp.training.wrapping.shared_model import find_roles
 
 WORKSPACE = ":4096:8"
 """Of cuBLAS, with which its results do not depend on what else runs (cuBLAS, Reproducibility)."""
@@ -159,8 +159,7 @@ def prepare(
     start = EngineParts(module, forward, batch, rate, task.optimizer)
     slowdown = _make_slowdown(configuration, start, cut.rank, workers)
     configuration, engine, pace = start_engine(configuration, session, roles, start, fail)
-    if isinstance(engine.update, Serving) and world.rank not in workers:
-        batches = replace(batches, follow=engine.update.follow_steps)
+    batches = _follow_workers(batches, engine, computes=world.rank in workers)
     # From here on ranks draw differently: their samples are to meet different dropout masks.
     seed_generators(mix_seed(configuration.seed, world.rank))
     return Training(
@@ -319,6 +318,13 @@ def _make_slowdown(
     with rehearse(module, module, part, start.forward) as take_pass:
         seconds = time_pass(take_pass, device) * configuration.accumulation_steps
     return Slowdown(straggler, place, workers, configuration.seed, seconds, device)
+
+
+def _follow_workers(batches: TrainingBatches, engine: Engine, *, computes: bool) -> TrainingBatches:
+    """The batches; on a rank that only serves, what follows its workers'."""
+    if isinstance(engine.update, Serving) and not computes:
+        return replace(batches, follow=engine.update.follow_steps)
+    return batches
 
 
 def set_determinism(is_wanted: bool) -> None:

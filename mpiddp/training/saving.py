@@ -17,15 +17,15 @@ from mpiddp.errors import PreemptedError
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.process.step_agreement import PREEMPTED, Members, StepAgreement, Wish
 from mpiddp.training.data.seeding import mix_seed, seed_generators
+from mpiddp.training.exported_weights import Exports, export_saved, export_trained
 from mpiddp.training.options.groups.checkpoints import has_places, parse_interval
 from mpiddp.training.preparation import Training
 from mpiddp.training.records.metrics import Row
 from mpiddp.training.records.run_directory import RunDirectory
-from mpiddp.training.reports import say
 from mpiddp.training.resuming import Beginning, describe_resumption, find_directory, make_source
+from mpiddp.training.run_output import say
 from mpiddp.training.run_state import EpochSums
 from mpiddp.training.shared_run import SharedRun
-from mpiddp.training.weights import Exports, export_saved, export_trained
 
 DUE, WRITTEN = "checkpoint", "written"
 """What ranks agree on after a step, beside a preemption: a checkpoint is due, or on the disk."""

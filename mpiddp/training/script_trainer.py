@@ -24,7 +24,7 @@ from mpiddp.training.prediction import Predictor, load_predictor, make_predictor
 from mpiddp.training.preparation import Training, agree
 from mpiddp.training.records.metrics import Row
 from mpiddp.training.records.run_directory import find_path
-from mpiddp.training.reports import say
+from mpiddp.training.run_output import say
 from mpiddp.training.shared_run import describe_finished, find_finished
 from mpiddp.training.task.task import Task, find_task, name_own
 from mpiddp.training.trainer import RunHandlers, Step, run_steps

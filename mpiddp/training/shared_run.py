@@ -24,7 +24,6 @@ from mpiddp.training.records.metrics import Row, describe_test
 from mpiddp.training.records.metrics_file import read_last_row
 from mpiddp.training.records.run_directory import RunDirectory
 from mpiddp.training.records.trackers import check_library
-from mpiddp.training.reports import say
 from mpiddp.training.resuming import (
     describe_changes,
     find_directory,
@@ -32,6 +31,7 @@ from mpiddp.training.resuming import (
     list_changed,
     name_values,
 )
+from mpiddp.training.run_output import say
 from mpiddp.training.run_state import DONE, RunEnd, RunState
 from mpiddp.wording import count_noun
 

@@ -16,13 +16,14 @@ from mpiddp.launch.session import Session
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.training.data.samples import Batch, BatchError, UnreadableSampleError, describe_numbers
 from mpiddp.training.evaluation import add_evaluation
+from mpiddp.training.exported_weights import digest_parameters
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.preparation import Training, agree, prepare
 from mpiddp.training.rank_costs import add_costs, gather_costs
 from mpiddp.training.records import metrics
 from mpiddp.training.records.network import NetworkMeter
-from mpiddp.training.reports import Reports, describe_training, report_left_out, say, warn
 from mpiddp.training.resuming import look_for_checkpoint
+from mpiddp.training.run_output import Reports, describe_training, report_left_out, say, warn
 from mpiddp.training.run_state import DONE, Position, RunEnd, RunState
 from mpiddp.training.saving import Saver, check_model
 from mpiddp.training.shared_run import SharedRun, after_error, enter_run
@@ -31,8 +32,7 @@ from mpiddp.training.step.malloc import keep_freed_memory
 from mpiddp.training.step.stages import StepStage
 from mpiddp.training.step.step import Compute
 from mpiddp.training.task.task import Task, add_perplexity, find_task
-from mpiddp.training.weights import digest_parameters
-from mpiddp.training.wrapping.parallel import share_buffers
+from mpiddp.training.wrapping.shared_model import share_buffers
 
 
 @dataclass

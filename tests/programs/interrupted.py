@@ -16,13 +16,13 @@ from mpiddp.checkpoints.storage.manifest import list_checkpoints
 from mpiddp.checkpoints.storage.shards import read_shards
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.session import Session, find_failure_handler
-from mpiddp.sync.parameter_server.roles import Serving
+from mpiddp.sync.parameter_server.serving import Serving
 from mpiddp.sync.parameter_server.staleness import Clock
 from mpiddp.training import trainer
+from mpiddp.training.exported_weights import digest_parameters
 from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.records import run_directory
 from mpiddp.training.saving import Saver
-from mpiddp.training.weights import digest_parameters
 
 records: list[str | bytes] = []
 opened: list[run_directory.RunDirectory] = []

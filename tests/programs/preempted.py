@@ -20,11 +20,11 @@ from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.process import step_agreement as agreement
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.training import saving, trainer
+from mpiddp.training.exported_weights import digest_parameters
 from mpiddp.training.options.config import parse
 from mpiddp.training.saving import Saver
 from mpiddp.training.task.task import find_task
 from mpiddp.training.trainer import RunHandlers
-from mpiddp.training.weights import digest_parameters
 
 PERIOD = 0.005
 SECONDS = 60.0

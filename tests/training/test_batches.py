@@ -17,7 +17,7 @@ from mpiddp.training.data.batches import (
     make_evaluation_batches,
     make_training_batches,
 )
-from mpiddp.training.data.data import Split
+from mpiddp.training.data.data_sets import Split
 from mpiddp.training.data.samples import Samples
 from mpiddp.training.step.step import split_batch
 

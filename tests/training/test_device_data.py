@@ -12,7 +12,7 @@ import torch
 import reading
 from mpiddp.training.data import device_data
 from mpiddp.training.data.batches import Cut, make_evaluation_batches, make_training_batches
-from mpiddp.training.data.data import Split
+from mpiddp.training.data.data_sets import Split
 from mpiddp.training.data.device_data import DeviceSplit, fits, move, place
 from mpiddp.training.data.image_data import CIFAR10, Shift
 from mpiddp.training.data.reading import BatchReading

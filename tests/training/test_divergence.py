@@ -18,7 +18,7 @@ import launchers
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.training import trainer
 from mpiddp.training.data.batches import Cut, make_training_batches
-from mpiddp.training.data.data import load
+from mpiddp.training.data.data_sets import load
 from mpiddp.training.data.samples import Answer, BatchError, Key, Samples
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.run_state import Position

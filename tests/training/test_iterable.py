@@ -19,7 +19,7 @@ from mpiddp.training.data.batches import (
     make_evaluation_batches,
     make_training_batches,
 )
-from mpiddp.training.data.data import DataSet, SampleStream
+from mpiddp.training.data.data_sets import DataSet, SampleStream
 from mpiddp.training.data.reading import BatchReading
 from mpiddp.training.data.samples import BatchError, Samples
 from mpiddp.training.options.config import Configuration

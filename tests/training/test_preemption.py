@@ -23,7 +23,7 @@ import launchers
 import preempted
 import trainings
 from mpiddp.process.outcome import read_outcome
-from mpiddp.training.data.data import load
+from mpiddp.training.data.data_sets import load
 from mpiddp.training.options.config import Configuration
 from pool import Pools
 from trainings import read_rows

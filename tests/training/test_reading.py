@@ -20,7 +20,7 @@ import launchers
 import reading
 from mpiddp.errors import MpiddpError
 from mpiddp.training.data import reading as readers
-from mpiddp.training.data.data import Split
+from mpiddp.training.data.data_sets import Split
 from mpiddp.training.data.reading import BatchReader, BatchReading
 from mpiddp.training.data.samples import BatchError, Samples, UnreadableSampleError
 

@@ -28,9 +28,9 @@ from mpiddp.errors import CheckpointError, ConfigurationError, MpiddpError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.process.outcome import read_outcome
-from mpiddp.training import Task, Trainer, weights
+from mpiddp.training import Task, Trainer, exported_weights
 from mpiddp.training.data.batches import Batch
-from mpiddp.training.data.data import load
+from mpiddp.training.data.data_sets import load
 from mpiddp.training.options.config import parse
 from mpiddp.training.prediction import _take_output
 from mpiddp.training.resuming import check_fit, list_deciding, name_values
@@ -199,7 +199,7 @@ def test_weights_that_cannot_be_written_do_not_lose_the_last_checkpoint(session,
                 break
         session.do_postponed()
 
-    monkeypatch.setattr(weights, "export_weights", fill)
+    monkeypatch.setattr(exported_weights, "export_weights", fill)
     for left in (False, True):
         name = f"full-{left}"
         with pytest.raises(ConfigurationError, match=r"export: .*No space left on device"):

@@ -14,7 +14,7 @@ import interrupted
 import preempted
 import trainings
 from mpiddp.training.data.batches import Cut, make_training_batches
-from mpiddp.training.data.data import load
+from mpiddp.training.data.data_sets import load
 from mpiddp.training.data.samples import Samples
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.step.learning_rate import make_learning_rate

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.data.data import EVALUATION, SampleStream
+from mpiddp.training.data.data_sets import EVALUATION, SampleStream
 from mpiddp.training.data.reading import HERE, BatchReader, BatchReading
 from mpiddp.training.data.samples import Batch, Key, Samples
 from mpiddp.wording import count_noun

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mpiddp.training.data.data import MapStyle, Split
+from mpiddp.training.data.data_sets import MapStyle, Split
 from mpiddp.training.data.structure import join_leaves, list_leaves, map_leaves
 
 SHARE = 0.1

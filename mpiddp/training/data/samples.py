@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from mpiddp.errors import MpiddpError
-from mpiddp.training.data.data import MapStyle, SampleStream, Split, StreamError
+from mpiddp.training.data.data_sets import MapStyle, SampleStream, Split, StreamError
 from mpiddp.training.data.device_data import DeviceSplit
 from mpiddp.training.data.seeding import kept_generators, mix_seed, seed_cpu_generators
 from mpiddp.training.data.structure import FormError, list_leaves, map_leaves, separate

@@ -22,7 +22,7 @@ from mpiddp.training.step.sharded_tensors import collect, is_sharded
 
 
 class Update(Protocol):
-    """How a rank updates; ``mpiddp.sync.parameter_server.roles.Serving`` is the other way."""
+    """How a rank updates; ``mpiddp.sync.parameter_server.serving.Serving`` is the other way."""
 
     def begin_step(self) -> None:
         """Before a backward pass."""

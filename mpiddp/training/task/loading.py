@@ -11,7 +11,7 @@ import torch
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
-from mpiddp.training.data.data import DataSet, SampleStream, Split, StreamError, by_position
+from mpiddp.training.data.data_sets import DataSet, SampleStream, Split, StreamError, by_position
 from mpiddp.training.data.device_data import place
 from mpiddp.training.data.download import fetch_on_all
 from mpiddp.training.data.factories import call_factory, describe, failed

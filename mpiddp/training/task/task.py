@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.data.data import DataSet, load
+from mpiddp.training.data.data_sets import DataSet, load
 from mpiddp.training.data.factories import Factory, call_factory, describe, failed, find_factory
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.data.structure import call_model, find_shape

@@ -13,8 +13,8 @@ from torch import nn
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
-from mpiddp.sync.parameter_server.roles import Roles
 from mpiddp.sync.parameter_server.server import UpdateRule
+from mpiddp.sync.parameter_server.serving import Roles
 from mpiddp.training.data.factories import Factory
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.config import Configuration
@@ -30,14 +30,14 @@ from mpiddp.training.step.weight_averaging import AveragingUpdate, Weights
 from mpiddp.training.wrapping import overlap
 from mpiddp.training.wrapping.activations import recompute
 from mpiddp.training.wrapping.module_groups import find_groups, find_innermost
-from mpiddp.training.wrapping.parallel import (
+from mpiddp.training.wrapping.parameters import late_sparse_named
+from mpiddp.training.wrapping.shared_model import (
     choose_mean,
     find_bound,
     replicate,
     serve,
     share_weights,
 )
-from mpiddp.training.wrapping.parameters import late_sparse_named
 from mpiddp.wording import count_noun
 
 

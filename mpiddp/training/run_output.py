@@ -15,7 +15,7 @@ from mpiddp.files import explain_unwritable
 from mpiddp.launch.session import Session
 from mpiddp.process.outcome import find_log
 from mpiddp.process.streams.output import parse_ranks
-from mpiddp.sync.parameter_server.roles import describe_roles
+from mpiddp.sync.parameter_server.serving import describe_roles
 from mpiddp.training.data.reading import BatchReader
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.checkpoints import describe_interval
@@ -32,7 +32,7 @@ from mpiddp.training.resuming import name_values
 from mpiddp.training.run_state import RunState
 from mpiddp.training.step.learning_rate import describe_scaling
 from mpiddp.training.wrapping import overlap
-from mpiddp.training.wrapping.parallel import find_bound
+from mpiddp.training.wrapping.shared_model import find_bound
 from mpiddp.wording import count_noun, print_message, print_text
 
 

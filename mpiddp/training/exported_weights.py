@@ -18,8 +18,8 @@ from mpiddp.checkpoints.storage.manifest import read_manifest
 from mpiddp.files import replaced
 from mpiddp.training.options.groups.checkpoints import PLACES, has_places
 from mpiddp.training.preparation import Training
-from mpiddp.training.reports import say
 from mpiddp.training.resuming import read_position
+from mpiddp.training.run_output import say
 from mpiddp.training.run_state import Position
 from mpiddp.training.step.sharded_tensors import collect
 
