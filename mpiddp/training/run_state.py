@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpiddp.errors import SUCCESS, CheckpointError
 from mpiddp.training.preparation import Training
@@ -18,8 +18,7 @@ from mpiddp.training.records.metrics import Row, Totals
 from mpiddp.training.step.stages import Costs, StepStage
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """Between two steps; the same on all ranks after the same step."""
 
     epoch: int = 1
@@ -81,8 +80,8 @@ class RunState:
 
     def end_step(self, samples: int) -> None:
         """All ranks together have trained on so many more."""
-        before = self.position
-        self.move_to(Position(before.epoch, before.samples + samples, before.step + 1))
+        epoch, before, step, _ = self.position
+        self.move_to(Position(epoch, before + samples, step + 1))
 
 
 class EpochSums:

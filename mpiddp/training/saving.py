@@ -185,9 +185,11 @@ class Saver:
         self._last_time = time.monotonic()
         position = self._state.position
         score = None if position.row is None else find_score(position.row)
-        values = asdict(position)
+        row = None if position.row is None else asdict(position.row)
         with self._training.engine.united():
-            self._checkpointer.save(values.pop("step"), score=score, **values)
+            self._checkpointer.save(
+                position.step, score=score, epoch=position.epoch, samples=position.samples, row=row
+            )
         if self._training.roles is not None:
             # A server's thread must not change what its rank is still copying.
             dist.barrier()

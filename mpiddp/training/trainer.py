@@ -170,6 +170,8 @@ class Loop:
             self._meter = NetworkMeter(training.session.world.local_rank == 0)
         self._step: Step | None = None
         """Of this rank's, under way."""
+        self._left = 0
+        """Steps that are left in this epoch."""
 
     def take_steps(self) -> Generator[Step, None, None]:
         """Yields this rank's steps up to the end of the last epoch, and does what is due after each
@@ -201,6 +203,7 @@ class Loop:
         if self._meter is not None:
             self._meter.begin(self.epoch.costs.steps)
         training.engine.traffic.forget()
+        self._left = training.batches.count(self.state.position.samples)
 
     def take_batch(self, step: Step, compute: Compute | None) -> None:
         """What `Step.take` does."""
@@ -228,10 +231,11 @@ class Loop:
         if step is not None and not step.is_taken:
             raise MpiddpError(f"expected take() to be called for step {step.number}, found no call")
         self.state.end_step(self._step_samples)
-        samples = self.state.position.samples
+        self._left -= 1
         if step is not None and self.reports.follows_steps:
-            self.reports.after_step(samples // self._step_samples, self.epoch.totals)
-        if self.training.batches.count(samples):
+            batch = self.state.position.samples // self._step_samples
+            self.reports.after_step(batch, self.epoch.totals)
+        if self._left:
             self.saver.after_step(self.reports.flush)
 
     def _settle_steps(self, *, is_left: bool = False) -> None:

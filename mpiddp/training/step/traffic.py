@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -27,12 +28,12 @@ class Traffic:
     hides_nothing: bool = False
     """Whether each exchange is waited for, so that its time is that of the stage COMMUNICATION."""
 
-    @property
+    @cached_property
     def update_stage(self) -> StepStage:
         """What a rank's update belongs to: with servers, it waits for weights."""
         return StepStage.UPDATE if self.servers is None else StepStage.COMMUNICATION
 
-    @property
+    @cached_property
     def counts_passes(self) -> bool:
         """Whether `count` has something to do."""
         return self.hook is not None or self.servers is not None
