@@ -262,7 +262,7 @@ def _make_cut(
 
 
 def _find_single_sample(configuration: Configuration, cut: Cut, samples: int, taken: int) -> str:
-    """What to say if some forward pass has one sample, and that is too few; else nothing."""
+    """The message if some forward pass has a single sample; empty if none has."""
     passes = configuration.accumulation_steps
     if cut.batch_size // passes == 1:
         name = "batch_size" if passes == 1 else "accumulation_steps"

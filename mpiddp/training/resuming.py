@@ -42,7 +42,7 @@ class Beginning:
     directory: CheckpointDirectory | None
     """Of the run, if its name is known already."""
     survey: Survey | None
-    """What is in the directory; None if nobody has looked."""
+    """What is in the directory; None if that is not known yet."""
     found: Found | None
     """The checkpoint to go on from."""
     configuration: Configuration
@@ -61,7 +61,7 @@ class Beginning:
 def look_for_checkpoint(configuration: Configuration, session: Session) -> Beginning:
     """Find the checkpoint to go on from; collective.
 
-    The directory is locked from now on, so that nobody adds to it; nothing else is changed.
+    The directory is locked from now on; nothing else is changed.
 
     Raises CheckpointError if there are checkpoints, but none can be used, StorageError if one
     cannot be read now, and ConfigurationError if the directory is another run's or no epoch is

@@ -40,7 +40,7 @@ class RankLog:
     """Appends lines. Reports of failures come into the same file (`mpiddp.process.outcome`)."""
 
     def __init__(self, path: Path, warn: Callable[[str], object]) -> None:
-        """``warn`` is told once of a file that cannot be written; its lines are lost then."""
+        """``warn``: called once if the file cannot be written; its lines are lost then."""
         self._path, self._warn = path, warn
         self._is_good = True
 
@@ -69,7 +69,7 @@ def say(session: Session, *lines: str) -> None:
 
 
 def warn(session: Session, text: str) -> None:
-    """Say what only this rank knows."""
+    """Print what this rank alone knows, with its rank and host."""
     world = session.world
     where = f"rank {world.rank} of {world.size} on {world.hostname}: " if world.size > 1 else ""
     print_message(f"{where}{text}")
@@ -202,12 +202,12 @@ class Reports:
             learning_rate=training.rate(taken - 1),
         )
         if self._file is not None:
-            self._file.append(row)  # What goes wrong is told at the end of the epoch.
+            self._file.append(row)  # An error is reported at the end of the epoch.
         if self._tracker is not None:
             self._tracker.log(row)
 
     def flush(self) -> None:
-        """Write rows of steps: a run that goes on from here does not make them again."""
+        """Write the rows of steps so far: a run that is resumed here does not write them again."""
         if self._file is not None:
             self._file.write()
 

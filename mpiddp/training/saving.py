@@ -142,7 +142,7 @@ class Saver:
         if not (is_due or DUE in due or PREEMPTED in due):
             return
         self._training.settle()
-        # Once there is a checkpoint, the job may be killed, and nobody takes its steps again.
+        # The job may be killed once there is a checkpoint, whose steps are not taken again.
         self.epoch.count_time()
         prepare()
         if PREEMPTED in due:

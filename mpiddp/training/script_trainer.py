@@ -105,7 +105,7 @@ class Trainer:
 
         def run() -> Generator[Step, None, None]:
             self.session.do_postponed()
-            # Whoever leaves the loop may keep the iterator, and nobody closes it then.
+            # A script that leaves its loop may keep the iterator, which is not closed then.
             self.session.postpone(partial(_leave, steps))
             with named_as_keywords():
                 yield from self._take_steps()

@@ -163,7 +163,7 @@ class Loop:
         self.reports = Reports(training, self.state)
         self.is_left = False
         """Whether a rank has left the loop early; the same on all ranks, from `_settle_steps`."""
-        self._step_samples = training.configuration.batch_size * len(training.workers)
+        self._step_samples = training.batches.cut.step_samples
         """Of a step of all ranks."""
         self._meter: NetworkMeter | None = None
         if training.configuration.track_network:

@@ -72,12 +72,12 @@ class TrainingBatches:
     shuffles: bool = True
     """Whether each epoch has another order; else it is that of the data."""
     follow: Callable[[int], Iterator[None]] | None = None
-    """On a rank that only serves parameters: yields after each of the workers' next steps, of which
-    there are as many as it is told. Ends early if the workers have left."""
+    """On a rank that only serves parameters: yields after each of the workers' next steps, up to a
+    number of steps. Ends early if the workers have left."""
 
     def start(self, epoch: int, taken: int = 0) -> Iterator[Batch | None]:
-        """This rank's batches of the rest of an epoch, of which all ranks have taken ``taken``
-        samples. A rank that only serves has a None for each step of the workers."""
+        """This rank's batches of the rest of an epoch. A rank that only serves has a None for each
+        step of the workers. ``taken``: samples of the epoch that all ranks have trained on."""
         if self.follow is not None:
             return self.follow(self.count(taken))
         return self.reader.read(self.make_keys(epoch, taken))

@@ -60,7 +60,7 @@ class BatchReader:
         self._workers: Any = None
         """An iterator of the loader, whose processes it holds."""
         self.left_out: list[UnreadableSampleError] = []
-        """What nobody has reported yet."""
+        """Of the batches so far, unless they have been reported."""
         self.work: Work = (0.0, 0.0)
         """Of the last batch."""
 

@@ -74,7 +74,7 @@ class Traffic:
 
 
 def find_traffic(model: nn.Module, hook: ScheduleHook | None) -> Traffic:
-    """Of a model whose gradients are averaged by the hook, by DDP, or by nobody."""
+    """Of a model whose gradients are averaged by the hook, by DDP, or not at all."""
     if hook is not None:
         return Traffic(hook=hook)
     if not isinstance(model, DistributedDataParallel):

@@ -32,7 +32,7 @@ OWN = {
     "optimizer": "an optimizer",
     "schedule": "a factor of the learning rate",
 }
-"""What functions of a task return that are options, too."""
+"""What a task may bring in place of an option, and what that function returns."""
 MANY = 100
 """Classes from which on the share among the five highest scores is reported."""
 LARGEST_EXPONENT = 700.0

@@ -71,7 +71,7 @@ class StepTrial:
         try:
             self._take_step(size)
         except RuntimeError as error:
-            # There are limits of an operation, too: they are told, but not where nothing works.
+            # An operation may have limits, too: a reason only if a smaller size works.
             if not self._size and not isinstance(error, torch.OutOfMemoryError):
                 raise
             problem = str(error).strip().partition("\n")[0]
