@@ -151,13 +151,6 @@ class StepAgreement:
         whom = "it" if self._members.size == 1 else f"rank {self._members.rank}"
         return f"{found.name} reached {whom}"
 
-    def is_next(self, name: str) -> bool:
-        """Whether all ranks do this in the next place; may be asked in any thread."""
-        if self._members.size == 1:
-            return bool(self._wishes[name]())
-        now = self._round
-        return name in now.due and now.place is not None and self._passed + 1 >= now.place
-
     def stop(self) -> None:
         """After an error: no wish is asked for, and signals end the process. Waits for nothing."""
         if self._signals is not None:

@@ -13,7 +13,7 @@ import fsdp_memory
 import launchers
 import loading
 import observed
-from mpiddp.training.data.data import DIGITS, parse_shape
+from mpiddp.training.data.data_sets import DIGITS, parse_shape
 from mpiddp.training.data.seeding import seed_generators
 from mpiddp.training.options.config import parse
 from mpiddp.training.task.models import build_convnet

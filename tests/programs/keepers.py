@@ -20,6 +20,7 @@ from mpiddp.errors import LaunchError
 from mpiddp.launch.failure import failure, missing_ranks, reports, termination
 from mpiddp.launch.failure.deadline import PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.failure.reports import FixedProgress
 from mpiddp.launch.mpi.world import World
 from mpiddp.process import outcome
 from mpiddp.process.outcome import Outcome, write_outcome
@@ -202,7 +203,7 @@ def fail(case: str, folder: Path) -> None:
         setattr(module, name, BOUND if case in cases else DEADLINE)
     with FailureHandler() as failure_handler:
         failure_handler.peers.world = World(3, 8, 1, 2, 1, 4, "node2", "node1")
-        failure_handler.step, failure_handler.run_directory = 17, folder
+        failure_handler.run, failure_handler.run_directory = FixedProgress(step=17), folder
         CASES[case](failure_handler)
         raise ValueError("on purpose")
 

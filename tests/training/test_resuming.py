@@ -18,7 +18,7 @@ import trainings
 from mpiddp.checkpoints.packing import unpack
 from mpiddp.checkpoints.storage.manifest import read_manifest
 from mpiddp.checkpoints.storage.shards import read_shards
-from mpiddp.training.data.data import load
+from mpiddp.training.data.data_sets import load
 from mpiddp.training.data.seeding import seed_generators
 from mpiddp.training.options.config import Configuration
 from pool import Pools

@@ -16,14 +16,14 @@ import trainings
 from mpiddp.checkpoints.plain_weights import WeightSelection, load_weights
 from mpiddp.export import export
 from mpiddp.launch.session import Session
-from mpiddp.training.data.data import DataSet, load
+from mpiddp.training.data.data_sets import DataSet, load
 from mpiddp.training.evaluation import predict_all, write_predictions
+from mpiddp.training.exported_weights import Exports, digest_parameters
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.prediction import write_outputs
+from mpiddp.training.run_state import Position
 from mpiddp.training.task import models
 from mpiddp.training.task.task import Task
-from mpiddp.training.training_state import Position
-from mpiddp.training.weights import Exports, digest_parameters
 from pool import Pools
 from saves import assert_equal
 

@@ -23,7 +23,7 @@ from benchmarks.measure.training_loop.workloads import BARE, TRAINER, find_workl
 from benchmarks.measure.trials import Length
 from benchmarks.records.statistics import take_turns
 from mpiddp.training import Task, Trainer
-from mpiddp.training.data.data import Split
+from mpiddp.training.data.data_sets import Split
 from mpiddp.training.task.models import build
 
 TURN = Length(seconds=0.5, fewest=1, most=12)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.data.data import DataSet, Split
+from mpiddp.training.data.data_sets import DataSet, Split
 
 TRAINER, BARE = "mpiddp.train", "a bare loop"
 CLASSES = 10

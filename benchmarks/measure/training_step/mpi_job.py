@@ -28,7 +28,7 @@ from mpiddp.training.options.config import Configuration
 from mpiddp.training.step.malloc import keep_freed_memory
 from mpiddp.training.step.optimizer_step import LocalUpdate, make_optimizer
 from mpiddp.training.wrapping import overlap
-from mpiddp.training.wrapping.parallel import (
+from mpiddp.training.wrapping.shared_model import (
     choose_synchronization,
     find_bound,
     find_roles,

@@ -76,7 +76,7 @@ SHOWN = 200
 class FailureHandler(FailureReports):
     """Ends one process, and its job. As a context manager it catches every exception of its body.
 
-    Start-up tells it how to reach the other ranks, the trainer where the run stands.
+    Start-up tells it how to reach the other ranks, the trainer which run it makes.
     """
 
     def __init__(
@@ -107,9 +107,6 @@ class FailureHandler(FailureReports):
         self._claim: Claim | None = None
         self._is_leaving = False
         """Whether all ranks leave, because one was lost."""
-        self.step_under_way: int | None = None
-        """The step that is being made, from 1; None between steps. While it is the same one, this
-        rank makes no progress, whatever its main thread does."""
 
     def begin_start(self, seconds: float) -> None:
         """Start-up begins: each of its phases may take so long."""
@@ -121,13 +118,10 @@ class FailureHandler(FailureReports):
             self.peers = previous.peers
         self.starting = False
 
-    def begin_step(self, step: int) -> None:
-        """Training makes step ``step``, counted from 1."""
-        self.step_under_way = step
-
-    def end_step(self, step: int | None) -> None:
-        """Training has made so many steps; None for none."""
-        self.step_under_way, self.step = None, step
+    @property
+    def step_under_way(self) -> int | None:
+        """The step that is being made, from 1; None between steps."""
+        return self.run.step_under_way
 
     def __enter__(self) -> FailureHandler:
         early.forget()
@@ -204,10 +198,10 @@ class FailureHandler(FailureReports):
         raise ReportedExit(code)
 
     def finish(self, code: int = SUCCESS, reason: str = "done") -> None:
-        """Write the outcome of a run that is done (exit code 0), or to go on. Called by rank 0.
+        """Write a run's outcome, on rank 0. ``code``: SUCCESS, or that of a job to be run again.
 
-        That of a run that is done stays, whatever happens to a rank while the session is closed.
-        A script goes on after its run, and may fail then: the job's outcome stays open.
+        The outcome SUCCESS stays, whatever happens to a rank while the session is closed. A script
+        goes on after its run, and may fail then, so the job's own outcome stays open.
         """
         job_directory.check_attempt()
         ends_job = self._ends_with_run or (code != SUCCESS and not self._outlasts_runs)

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.launch.session import Session
 from mpiddp.sync.ddp_hook import ScheduleHook, Synchronization, attach
-from mpiddp.sync.parameter_server.roles import Roles, Serving, assign_roles
 from mpiddp.sync.parameter_server.server import UpdateRule
+from mpiddp.sync.parameter_server.serving import Roles, Serving, assign_roles
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.parallelism import ParallelismOptions
 from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED

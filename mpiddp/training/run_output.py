@@ -15,8 +15,8 @@ from mpiddp.files import explain_unwritable
 from mpiddp.launch.session import Session
 from mpiddp.process.outcome import find_log
 from mpiddp.process.streams.output import parse_ranks
-from mpiddp.sync.parameter_server.roles import describe_roles
-from mpiddp.training.data.reading import Reader
+from mpiddp.sync.parameter_server.serving import describe_roles
+from mpiddp.training.data.reading import BatchReader
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.checkpoints import describe_interval
 from mpiddp.training.options.groups.straggler import describe_straggler, parse_straggler
@@ -28,10 +28,11 @@ from mpiddp.training.records.metrics import Row, StepsRow, Totals, describe_epoc
 from mpiddp.training.records.metrics_file import MetricsFile
 from mpiddp.training.records.network import describe
 from mpiddp.training.records.trackers import Run, Tracker
+from mpiddp.training.resuming import name_values
+from mpiddp.training.run_state import RunState
 from mpiddp.training.step.learning_rate import describe_scaling
-from mpiddp.training.training_state import Position, name_values
 from mpiddp.training.wrapping import overlap
-from mpiddp.training.wrapping.parallel import find_bound
+from mpiddp.training.wrapping.shared_model import find_bound
 from mpiddp.wording import count_noun, print_message, print_text
 
 
@@ -39,7 +40,7 @@ class RankLog:
     """Appends lines. Reports of failures come into the same file (`mpiddp.process.outcome`)."""
 
     def __init__(self, path: Path, warn: Callable[[str], object]) -> None:
-        """``warn`` is told once of a file that cannot be written; its lines are lost then."""
+        """``warn``: called once if the file cannot be written; its lines are lost then."""
         self._path, self._warn = path, warn
         self._is_good = True
 
@@ -68,13 +69,13 @@ def say(session: Session, *lines: str) -> None:
 
 
 def warn(session: Session, text: str) -> None:
-    """Say what only this rank knows."""
+    """Print what this rank alone knows, with its rank and host."""
     world = session.world
     where = f"rank {world.rank} of {world.size} on {world.hostname}: " if world.size > 1 else ""
     print_message(f"{where}{text}")
 
 
-def report_left_out(reader: Reader, session: Session, what: str) -> None:
+def report_left_out(reader: BatchReader, session: Session, what: str) -> None:
     """Say which samples could not be read, and of what they were left out."""
     for error in reader.left_out:
         warn(session, f"{error}; left out of {what}")
@@ -129,14 +130,11 @@ def _describe_synchronization(configuration: Configuration, pace: overlap.Pace |
 class Reports:
     """Of one rank."""
 
-    def __init__(self, training: Training, directory: Path, step: int) -> None:
-        """
-        Args:
-            directory: the run's.
-            step: steps that an earlier attempt took.
-        """
-        self._training, self._session = training, training.session
+    def __init__(self, training: Training, state: RunState) -> None:
+        """``state``: after the steps that an earlier attempt took."""
+        self._training, self._session, self._state = training, training.session, state
         session, configuration = training.session, training.configuration
+        directory, step = state.directory, state.position.step
         self._log_every = configuration.log_every
         self.follows_steps = bool(self._log_every)
         """Whether anything may be due after a step."""
@@ -159,13 +157,13 @@ class Reports:
         self._before = torch.empty(0)
         """The sums when the last line was written."""
 
-    def begin_epoch(self, epoch: int, totals: Totals) -> None:
-        local_rank = self._session.world.local_rank
+    def begin_epoch(self, totals: Totals) -> None:
+        local_rank, epoch = self._session.world.local_rank, self._state.position.epoch
         self._log.write(f"Local Rank: {local_rank}, Epoch: {epoch}, Training ...")
         if self._log_every:
             self._before = totals.sums
 
-    def after_step(self, position: Position, batch: int, totals: Totals) -> None:
+    def after_step(self, batch: int, totals: Totals) -> None:
         """``batch``: of the epoch, counted from 1. Every so many, waits for a GPU."""
         if self._profiler is not None:
             self._profiler.step()
@@ -174,12 +172,13 @@ class Reports:
         sums = totals.sums
         loss, samples, _, *values = (sums - self._before).tolist()
         self._before = sums
-        line = f"Epoch: {position.epoch}, batch {batch}, loss {loss / max(samples, 1):.6f}"
+        epoch = self._state.position.epoch
+        line = f"Epoch: {epoch}, batch {batch}, loss {loss / max(samples, 1):.6f}"
         self._log.write(line)
         if self._session.world.rank > 0:
             return
         if samples:
-            self._record(position, loss / samples, [each / samples for each in values])
+            self._record(loss / samples, [each / samples for each in values])
         if sys.stderr.isatty():
             from tqdm import tqdm
 
@@ -188,12 +187,13 @@ class Reports:
         else:
             print_text(line)
 
-    def _record(self, position: Position, loss: float, means: Sequence[float]) -> None:
+    def _record(self, loss: float, means: Sequence[float]) -> None:
         """Write a row of steps; ``means``: of the task's metrics."""
         training, batches = self._training, self._training.batches
+        position = self._state.position
         taken = training.find_rate_step(position.epoch, position.samples)
         row = StepsRow(
-            attempt=training.failure_handler.attempt,
+            attempt=self._state.attempt,
             epoch=position.epoch,
             step=position.step,
             epochs=taken / batches.count(),
@@ -202,12 +202,12 @@ class Reports:
             learning_rate=training.rate(taken - 1),
         )
         if self._file is not None:
-            self._file.append(row)  # What goes wrong is told at the end of the epoch.
+            self._file.append(row)  # An error is reported at the end of the epoch.
         if self._tracker is not None:
             self._tracker.log(row)
 
     def flush(self) -> None:
-        """Write rows of steps: a run that goes on from here does not make them again."""
+        """Write the rows of steps so far: a run that is resumed here does not write them again."""
         if self._file is not None:
             self._file.write()
 

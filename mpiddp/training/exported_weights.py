@@ -1,4 +1,4 @@
-"""Weights for others, and a digest of them."""
+"""Trained weights in a file for other programs, and a digest of them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from mpiddp.checkpoints.storage.manifest import read_manifest
 from mpiddp.files import replaced
 from mpiddp.training.options.groups.checkpoints import PLACES, has_places
 from mpiddp.training.preparation import Training
-from mpiddp.training.reports import say
+from mpiddp.training.resuming import read_position
+from mpiddp.training.run_output import say
+from mpiddp.training.run_state import Position
 from mpiddp.training.step.sharded_tensors import collect
-from mpiddp.training.training_state import Position, read_position
 
 
 class Exports:
@@ -59,7 +60,7 @@ class Exports:
 def export_trained(training: Training, exports: Exports, position: Position) -> str:
     """Write the weights to predict with, once training is over; collective.
 
-    Returns, on all ranks, why they cannot be written; empty if they are.
+    Returns on all ranks why they could not be written; empty if they were.
     """
     path, problem = exports.name_file(position), None
     try:
@@ -85,7 +86,7 @@ def export_weights(model: nn.Module, path: Path, rank: int) -> None:
 
 
 def export_saved(written: Written, exports: Exports) -> str:
-    """Write the weights to predict with of a checkpoint that is on the disk, in any thread.
+    """Write the weights of a checkpoint that is on the disk, to predict with; in any thread.
 
     Returns the console's line, also for an error: the checkpoint stays as it is.
     """
@@ -94,7 +95,7 @@ def export_saved(written: Written, exports: Exports) -> str:
         found = Found(written.path, read_manifest(written.path))
         path = exports.name_file(read_position(found))
         write_weights(path, read_weights(found))
-    except Exception as error:  # Training goes on, whatever it is.
+    except Exception as error:  # Training goes on after any error.
         reason = error.strerror or error if isinstance(error, OSError) else repr(error)
         return f"mpiddp: export: cannot write {path}: {reason}; training goes on"
     return exports.describe(path, written.step)

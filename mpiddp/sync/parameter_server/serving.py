@@ -19,7 +19,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
 from mpiddp.sync.parameter_server.flat_parameters import FlatModel
 from mpiddp.sync.parameter_server.mpi_messages import ByteCounter, Wire
-from mpiddp.sync.parameter_server.server import NO_BATCH, Server, UpdateRule, Worker, check_threads
+from mpiddp.sync.parameter_server.server import Server, UpdateRule, Worker, check_threads
 from mpiddp.wording import count_noun
 
 FOLLOW_SECONDS = 0.002
@@ -91,7 +91,7 @@ class Serving:
         self._rank = rank = session.world.rank
         self._epochs = 0
         self._followed = 0
-        """Steps that a rank that only serves has seen, as its server's clock counts them."""
+        """Steps of its workers that a rank that only serves has followed, by its server's clock."""
         self._wire = wire = self._make_wire(session)
         if rank in roles.servers:
             number = roles.servers.index(rank)
@@ -132,22 +132,6 @@ class Serving:
         """How many gradients of this rank's server were how many updates late."""
         return {} if self._server is None else dict(sorted(self._server.clock.staleness.items()))
 
-    @property
-    def ticket(self) -> int:
-        """The next batch for a worker without a bound, counted from 0 since ``settle``.
-
-        It is above all others if none is left, if workers are to pause, and without a worker.
-        """
-        return NO_BATCH if self._worker is None else self._worker.ticket
-
-    def pause_when(self, is_due: Callable[[], bool]) -> None:
-        """Give workers without a bound no more batches before ``settle`` while ``is_due()``.
-
-        ``is_due`` is called on the first server's rank only, in the server's thread.
-        """
-        if self._server is not None:
-            self._server.pause_when(is_due)
-
     def _serve(self) -> None:
         assert self._server is not None
         try:
@@ -172,13 +156,13 @@ class Serving:
     def follow_steps(self, count: int) -> Iterator[None]:
         """On a rank that only serves: so many steps, each once all workers have pushed in it.
 
-        For workers with a bound, which take equally many steps.
+        Ends early if the workers have left the epoch.
         """
         assert self._server is not None
         for _ in range(count):
             self._followed += 1
-            # Asked first: a worker pushes a step before it leaves, for a checkpoint or for good.
-            # If a worker is lost, the server's thread ends the process.
+            # Read before the clock: a worker pushes its last step before it leaves the epoch. If a
+            # worker is lost, the server's thread ends the process.
             is_over = self._server.epochs > self._epochs
             while self._server.clock.slowest < self._followed:
                 if is_over:
@@ -191,10 +175,10 @@ class Serving:
         """The servers have them."""
 
     def finish_epoch(self) -> None:
-        """This rank has no more steps; wait for the ranks that have. Collective.
+        """This rank has no more steps in this epoch: wait for the ranks that have. Collective.
 
-        Epochs may take longer than the timeout of a collective call. So the timeout begins when all
-        workers have finished.
+        That may take longer than the timeout of a collective call, which begins when all workers
+        have finished.
         """
         self._epochs += 1
         if self._worker is not None:
@@ -220,8 +204,6 @@ class Serving:
             if self._server is not None and self._server.number == number:
                 self._server.read_weights(part)
             dist.broadcast(part, rank)
-        if self._worker is not None:
-            self._worker.begin_epoch()
 
     def list_parts(self, step: int) -> dict[str, Any]:
         """This rank's server as a part of checkpoints, by its name; while all workers wait.

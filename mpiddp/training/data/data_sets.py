@@ -82,11 +82,11 @@ class StreamError(MpiddpError):
     """A split of iterable style does not give the samples that it should."""
 
 
-class Stream:
+class SampleStream:
     """A split of iterable style, read by position.
 
-    A sample that comes before the last one that was read begins a new iteration. What is drawn for
-    a sample depends on seed, epoch and position alone, also if samples before it are passed over.
+    A sample before the last one that was read begins a new iteration. What is drawn for a sample
+    depends on seed, epoch and position alone, also if samples before it are skipped.
     """
 
     def __init__(self, data: IterableStyle, seed: int) -> None:
@@ -97,7 +97,7 @@ class Stream:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process begins an iteration of its own."""
-        return Stream, (self._data, self._seed)
+        return SampleStream, (self._data, self._seed)
 
     def __len__(self) -> int:
         return self._samples
@@ -170,9 +170,9 @@ class Stream:
 
 
 def by_position(split: Split | MapStyle | IterableStyle, seed: int) -> Split | MapStyle:
-    """The split, or a `Stream` of one that can only be iterated."""
+    """The split, or a `SampleStream` of one that can only be iterated."""
     if isinstance(split, IterableDataset) or not hasattr(split, "__getitem__"):
-        return Stream(split, seed)
+        return SampleStream(split, seed)
     return cast(MapStyle, split)
 
 
