@@ -29,8 +29,7 @@ from mpiddp.options.checks import at_least
 from mpiddp.options.fields import Argument, pick
 from mpiddp.options.outputs import RECORD, Outputs, check_outputs, writes
 from mpiddp.process.cpus import count_cores
-from mpiddp.schedules.plans.loading import load
-from mpiddp.schedules.plans.reading import PLANS
+from mpiddp.schedules.plans.loading import PLANS, load
 from mpiddp.schedules.proof import check_programs, prove, tabulate
 from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, find, is_ours, parse
 from mpiddp.schedules.schedule import Schedule, halve, project, segment

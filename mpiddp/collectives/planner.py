@@ -30,17 +30,17 @@ from functools import cached_property
 import torch
 
 from mpiddp.collectives import AUTO, BOTH, MPI, SHARED, TORCH, TRANSPORTS
-from mpiddp.collectives.compiler.hazards import Part, find_part
+from mpiddp.collectives.compiler.hazards import RankPart, find_part
 from mpiddp.collectives.compiler.lowering import compile_part
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.collectives.executor import (
+    CallPlan,
     Description,
     Execution,
     HostPlan,
     MailboxPlan,
     MemoryPlan,
     MessagePlan,
-    Plan,
     Recent,
     Stage,
     Workspace,
@@ -116,7 +116,7 @@ class Layout:
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class CallRequest:
     """What the user asked for. Plans are kept by identity: equal calls are one object."""
 
     kind: Collective
@@ -146,7 +146,12 @@ class Selection:
 
 
 def select(
-    request: Request, size: int, layout: Layout, dtype: torch.dtype = torch.float32, *, on_gpu: bool
+    request: CallRequest,
+    size: int,
+    layout: Layout,
+    dtype: torch.dtype = torch.float32,
+    *,
+    on_gpu: bool,
 ) -> Selection:
     """The schedule and the transport for a buffer of ``size`` bytes.
 
@@ -201,7 +206,7 @@ def _select_transport(wish: str, layout: Layout, on_gpu: bool) -> str:
 
 
 def _choose_name(
-    request: Request, size: int, layout: Layout, transport: str, *, on_gpu: bool
+    request: CallRequest, size: int, layout: Layout, transport: str, *, on_gpu: bool
 ) -> str:
     """The rule of the module's docstring."""
     is_short = size <= LATENCY_BYTES
@@ -227,7 +232,7 @@ def _choose_name(
     return between
 
 
-def _make_schedule(request: Request, choice: Choice, layout: Layout) -> Schedule:
+def _make_schedule(request: CallRequest, choice: Choice, layout: Layout) -> Schedule:
     schedule = _build(request.kind, request.root, choice, layout)
     left_out = schedule.ranks - len(schedule.members)
     if left_out and not request.allows_servers and request.kind is Collective.ALL_REDUCE:
@@ -265,7 +270,7 @@ def _build(kind: Collective, root: int, choice: Choice, layout: Layout) -> Sched
     return half
 
 
-def _list_fixed(request: Request, layout: Layout) -> str:
+def _list_fixed(request: CallRequest, layout: Layout) -> str:
     fitting = []
     for name in names():
         try:
@@ -309,7 +314,7 @@ class Planner:
         self._pages = LargePages()
         self._host_room = torch.empty(0, dtype=torch.uint8)
         """For copies of buffers of GPUs without NCCL: as long as the longest one so far."""
-        self._parts: Recent[Part] = Recent(MOST_ANALYSES)
+        self._parts: Recent[RankPart] = Recent(MOST_ANALYSES)
         self._compared: set[tuple[Collective, int, str]] = set()
         """Kind, root and algorithm of the schedules that all ranks have alike."""
 
@@ -320,7 +325,7 @@ class Planner:
         if self.node_memory is not None:
             self.node_memory.close()
 
-    def make(self, request: Request, tensor: torch.Tensor) -> Plan:
+    def make(self, request: CallRequest, tensor: torch.Tensor) -> CallPlan:
         """The plan of a call on tensors like this one; collective as ``select``.
 
         Raises ConfigurationError.
@@ -339,7 +344,7 @@ class Planner:
         size = tensor.numel() * tensor.element_size()
         selection = self.select(request, size, tensor.dtype, on_gpu=on_gpu)
         if self.layout.size == 1:
-            return Plan()
+            return CallPlan()
         signature = _sign(request, selection, tensor)
         description = Description(
             f"{request.kind.value} ({selection.name} over {selection.transport})",
@@ -381,7 +386,7 @@ class Planner:
         return self._host_room[:size].view(dtype)
 
     def select(
-        self, request: Request, size: int, dtype: torch.dtype = torch.float32, *, on_gpu: bool
+        self, request: CallRequest, size: int, dtype: torch.dtype = torch.float32, *, on_gpu: bool
     ) -> Selection:
         """As `select`; collective the first time that others' algorithm is selected.
 
@@ -395,7 +400,7 @@ class Planner:
             self._compared.add(key)
         return selection
 
-    def _find_part(self, selection: Selection) -> Part:
+    def _find_part(self, selection: Selection) -> RankPart:
         """This rank's part of a schedule; analysed once for buffers of all lengths."""
         in_memory = selection.transport in (SHARED, BOTH)
         # The part keeps its schedule alive, so that no other schedule can get the same id.
@@ -423,7 +428,7 @@ def _check_tuning(layout: Layout) -> None:
     """Raise ConfigurationError if calls that follow the tuning table would be refused."""
     for key, ranges in layout.tuning.ranges.items():
         for each in ranges:
-            request = Request(Collective(key[0]), each.algorithm, each.transport)
+            request = CallRequest(Collective(key[0]), each.algorithm, each.transport)
             try:
                 select(request, each.most, layout, on_gpu=key[2] == GPU)
             except (ConfigurationError, ScheduleError) as error:
@@ -457,7 +462,7 @@ def _find_moved(dtype: torch.dtype) -> torch.dtype:
     return _MOVED[dtype.itemsize]
 
 
-def _sign(request: Request, selection: Selection, tensor: torch.Tensor) -> int:
+def _sign(request: CallRequest, selection: Selection, tensor: torch.Tensor) -> int:
     """24 bits that differ if calls do; the same in all processes."""
     text = repr(
         (astuple(request), selection.name, selection.transport, tensor.numel(), tensor.dtype)

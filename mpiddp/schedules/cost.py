@@ -118,7 +118,7 @@ def check_nodes(ranks: int, nodes: Sequence[int] | None) -> tuple[int, ...]:
     return sizes
 
 
-class Messages(NamedTuple):
+class StepMessages(NamedTuple):
     """Those of a step that are made, each an array with a value a message."""
 
     src: Integers
@@ -129,7 +129,7 @@ class Messages(NamedTuple):
     """1 for what is added, 0 for what is copied."""
 
 
-def list_messages(step: Step, bounds: Integers, *, packed: bool) -> Messages:
+def list_messages(step: Step, bounds: Integers, *, packed: bool) -> StepMessages:
     """The messages of a step; ``bounds``: where each chunk begins, in bytes.
 
     ``packed``: what a rank sends to another one, to add or to copy, is one message.
@@ -141,11 +141,11 @@ def list_messages(step: Step, bounds: Integers, *, packed: bool) -> Messages:
         column[made] for column in (table[:, 0], table[:, 1], size, table[:, 4])
     )
     if not packed or not len(size):
-        return Messages(src, dst, size, reduce)
+        return StepMessages(src, dst, size, reduce)
     ranks = int(max(src.max(), dst.max())) + 1
     key, place = np.unique((src * ranks + dst) * 2 + reduce, return_inverse=True)
     total = np.bincount(place, size, len(key)).astype(np.int64)
-    return Messages(key // 2 // ranks, key // 2 % ranks, total, key % 2)
+    return StepMessages(key // 2 // ranks, key // 2 % ranks, total, key % 2)
 
 
 class _Counter:

@@ -17,14 +17,14 @@ from torch import distributed
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
-from mpiddp.torch_backend.group import NAME, PART_BASE, PART_NAME, Group, Part
+from mpiddp.torch_backend.group import BACKEND_BASE, CPU_BACKEND, NAME, CpuBackend, Group
 from mpiddp.torch_backend.members import Place
 from mpiddp.torch_internals import add_prefix, fill, find_backend_config, find_part, find_plugin
 
 
 def make_group(
-    options: Any, backend_options: Any = None, kind: type[Group | Part] = Group
-) -> Group | Part:
+    options: Any, backend_options: Any = None, kind: type[Group | CpuBackend] = Group
+) -> Group | CpuBackend:
     """The backend of a new group; torch calls it."""
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     # torchrun may use one store for all attempts: another one's values are still there.
@@ -42,23 +42,23 @@ def register() -> None:
     if maker is None:
         distributed.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu"])
         fill(distributed, monitored_barrier=monitored_barrier)
-        if PART_BASE is not None:
-            make_part = partial(make_group, kind=Part)
-            distributed.Backend.register_backend(PART_NAME, make_part, True, ["cpu"])
-            choose_part()
+        if BACKEND_BASE is not None:
+            make_backend = partial(make_group, kind=CpuBackend)
+            distributed.Backend.register_backend(CPU_BACKEND, make_backend, True, ["cpu"])
+            choose_cpu_backend()
     elif maker is not make_group:
         raise ConfigurationError(f"torch.distributed has another backend called {NAME!r} already")
 
 
-def choose_part() -> None:
-    """From now on a group that has other backends has this one as a Part."""
+def choose_cpu_backend() -> None:
+    """From now on a group that has other backends has a CpuBackend for mpiddp."""
     config = find_backend_config()
     original = config.get_device_backend_map
 
     def choose(self: Any) -> dict[str, str]:
         devices: dict[str, str] = original(self)
-        is_part = devices.get("cpu") == NAME and len({*devices.values()}) > 1
-        return {**devices, "cpu": PART_NAME} if is_part else devices
+        is_one = devices.get("cpu") == NAME and len({*devices.values()}) > 1
+        return {**devices, "cpu": CPU_BACKEND} if is_one else devices
 
     # Not __init__(), in which torch finds this backend by its entry point.
     fill(config, get_device_backend_map=choose)

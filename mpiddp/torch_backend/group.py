@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 
 from mpiddp.collectives.communicator import Communicator
-from mpiddp.torch_backend.calls import CallQueue
+from mpiddp.torch_backend.call_queue import CallQueue
 from mpiddp.torch_backend.gloo_calls import GlooCalls
 from mpiddp.torch_backend.members import Place
 from mpiddp.torch_backend.monitored_barrier import MonitoredBarrier
@@ -31,9 +31,9 @@ from mpiddp.torch_backend.tensors import (
 from mpiddp.torch_internals import add_prefix, find_backend_base, keep_from_compiler, list_groups
 
 NAME = "mpiddp"
-PART_NAME = "mpiddp_part"
+CPU_BACKEND = "mpiddp_part"
 """Of the backend that stands beside others in a group."""
-PART_BASE = find_backend_base()
+BACKEND_BASE = find_backend_base()
 GROUP_BASE: Any = distributed.ProcessGroup
 
 
@@ -306,12 +306,12 @@ class _Calls:
 class Group(_Calls, GROUP_BASE):  # type: ignore[misc]
     """A process group, for tensors on CPUs alone.
 
-    Its calls need not go through C++, as those of a Part do: they are some 10 µs quicker, and their
-    works can be asked whether they are complete.
+    Its calls need not go through C++, as those of a CpuBackend do. They are some 10 µs quicker, and
+    their works can be asked whether they are complete.
     """
 
 
-class Part(_Calls, PART_BASE or object):  # type: ignore[misc]
+class CpuBackend(_Calls, BACKEND_BASE or object):  # type: ignore[misc]
     """The backend for CPUs of a group that has backends for other devices, from torch 2.14 on.
 
     torch passes on of its works wait() and get_future() only.
@@ -324,10 +324,10 @@ class Part(_Calls, PART_BASE or object):  # type: ignore[misc]
 
     @property
     def options(self) -> Any:
-        return PART_BASE.Options(NAME, self._timeout)
+        return BACKEND_BASE.Options(NAME, self._timeout)
 
-    def split(self, store: Any, ranks: list[int], options: Any) -> Part:
-        """The Part of a new group of these ranks of this one, as meshes of devices ask for."""
+    def split(self, store: Any, ranks: list[int], options: Any) -> CpuBackend:
+        """The backend of a new group of these ranks of this one, as meshes of devices ask for."""
         place, name = self._place, options.group_name
         if place.rank not in ranks:
             # torch crashes (SIGSEGV) on None, which would say that.
@@ -337,4 +337,4 @@ class Part(_Calls, PART_BASE or object):  # type: ignore[misc]
             )
         members = tuple(place.ranks[rank] for rank in ranks)
         own = add_prefix(f"split/{name}", place.store)
-        return Part(Place(own, ranks.index(place.rank), members, options._timeout, name))
+        return CpuBackend(Place(own, ranks.index(place.rank), members, options._timeout, name))

@@ -13,7 +13,7 @@ from torch import distributed
 
 from mpiddp.collectives import SHARED, TORCH
 from mpiddp.collectives.communicator import Communicator, tell_autograd
-from mpiddp.collectives.planner import Request
+from mpiddp.collectives.planner import CallRequest
 from mpiddp.collectives.transport.operators import name_type
 from mpiddp.process.cpus import count_cores
 from mpiddp.schedules.schedule import Collective
@@ -23,13 +23,13 @@ from mpiddp.torch_internals import fill, infer, set_gloo_timeout
 
 
 @cache
-def _request(kind: Collective, operator: str = "sum", root: int = 0) -> Request:
+def _request(kind: Collective, operator: str = "sum", root: int = 0) -> CallRequest:
     """One object for equal calls, since plans are kept for the object."""
-    return Request(kind, root=root, operator=operator)
+    return CallRequest(kind, root=root, operator=operator)
 
 
 _IN_MEMORY = {
-    operator: Request(Collective.REDUCE_SCATTER, "direct", SHARED, operator=operator)
+    operator: CallRequest(Collective.REDUCE_SCATTER, "direct", SHARED, operator=operator)
     for operator in set(OPERATORS.values())
 }
 """Reduce-scatters in which each rank writes only its own part."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mpiddp import torch_backend
-from mpiddp.torch_backend.group import NAME, PART_BASE
+from mpiddp.torch_backend.group import BACKEND_BASE, NAME
 from mpiddp.torch_internals import fill, find_backend_config
 from mpiddp.wording import print_message
 
@@ -29,7 +29,7 @@ def replace_gloo() -> Callable[[], None]:
         if devices.get("cpu") != "gloo":
             return
         others = {name for name in devices.values() if name != "gloo"}
-        if others and torch.cuda.is_available() and PART_BASE is None:
+        if others and torch.cuda.is_available() and BACKEND_BASE is None:
             print_message(
                 f"a group with gloo and {', '.join(sorted(others))} keeps Gloo: for --collectives "
                 "mpiddp in it, torch 2.14 or newer is needed"

@@ -13,7 +13,7 @@ import torch
 
 from crews import Crew
 from mpiddp.collectives.executor import Description
-from mpiddp.collectives.planner import Request
+from mpiddp.collectives.planner import CallRequest
 from mpiddp.collectives.transport import node_memory
 from mpiddp.collectives.transport.node_memory import (
     MAILBOX,
@@ -300,8 +300,8 @@ def test_a_writer_that_is_ahead_in_memory_is_no_error():
 @pytest.mark.parametrize("count", [1, 77, MAILBOX // 4])
 def test_exchanges_and_calls_in_memory_take_turns_in_any_rhythm(ranks, count):
     crew = Crew([0] * ranks)
-    one_shot = Request(Collective.ALL_REDUCE, "one-shot")
-    broadcast = Request(Collective.BROADCAST, "binomial-tree", root=ranks - 1)
+    one_shot = CallRequest(Collective.ALL_REDUCE, "one-shot")
+    broadcast = CallRequest(Collective.BROADCAST, "binomial-tree", root=ranks - 1)
     turns = random.Random(count).choices("ooob", k=40)
 
     def part(rank, communicator):

@@ -10,7 +10,7 @@ import torch
 import launchers
 import mpiddp
 from crews import Crew
-from mpiddp.collectives.planner import Request
+from mpiddp.collectives.planner import CallRequest
 from mpiddp.collectives.transport.operators import make_span
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules import registry
@@ -98,7 +98,7 @@ def test_a_call_that_was_begun_lets_the_current_stream_go_on(device, monkeypatch
             tensor.add_(tensor)
 
     monkeypatch.setattr(calls, "_prepare", lambda key, request, tensor: Plan())
-    request = Request(Collective.ALL_REDUCE, "ring")
+    request = CallRequest(Collective.ALL_REDUCE, "ring")
     buckets = [torch.empty(1 << 20, device=device) for _ in range(3)]
     torch.cuda.synchronize(device)
     futures = []
@@ -157,4 +157,4 @@ def test_a_tensor_on_another_gpu_is_refused(device):
     calls = Crew([0, 0]).communicators[0]
     calls._device = device
     with pytest.raises(ConfigurationError, match="found one on cuda:1"):
-        calls.run(Request(Collective.ALL_REDUCE), torch.ones(3, device="cuda:1"))
+        calls.run(CallRequest(Collective.ALL_REDUCE), torch.ones(3, device="cuda:1"))

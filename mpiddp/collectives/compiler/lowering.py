@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 
-from mpiddp.collectives.compiler.hazards import ENTERED, Part, Stages, done_stage, read_stage
+from mpiddp.collectives.compiler.hazards import ENTERED, RankPart, Stages, done_stage, read_stage
 from mpiddp.collectives.compiler.instructions import (
     Fetch,
     Finish,
@@ -48,7 +48,7 @@ from mpiddp.schedules.schedule import Round, Transfer
 
 
 class _Compiler:
-    def __init__(self, part: Part, count: int, cut: BufferCut) -> None:
+    def __init__(self, part: RankPart, count: int, cut: BufferCut) -> None:
         self.part = part
         self.needs = part.needs
         self.cut = cut
@@ -317,7 +317,7 @@ _Arrival = Incoming | Transfer
 where it lies in the memory of its source."""
 
 
-def compile_part(part: Part, count: int, cut: BufferCut) -> RankProgram:
+def compile_part(part: RankPart, count: int, cut: BufferCut) -> RankProgram:
     """The instructions of a part for ``count`` elements.
 
     With all ranks in its group there are no messages, with nobody in it there is nothing else.

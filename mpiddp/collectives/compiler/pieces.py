@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from mpiddp.collectives.compiler.hazards import Part, Stages
-from mpiddp.collectives.compiler.instructions import Message
+from mpiddp.collectives.compiler.hazards import RankPart, Stages
+from mpiddp.collectives.compiler.instructions import ProgramMessage
 from mpiddp.schedules.schedule import Transfer
 
 Cells = range | tuple[int, ...]
@@ -157,7 +157,7 @@ class Incoming:
 class Pieces:
     """The rounds of one rank, cut; by step."""
 
-    def __init__(self, part: Part, grid: Grid, cut: BufferCut) -> None:
+    def __init__(self, part: RankPart, grid: Grid, cut: BufferCut) -> None:
         self.outgoing: dict[int, list[Outgoing]] = defaultdict(list)
         self.arriving: dict[int, list[Incoming]] = defaultdict(list)
         """Messages."""
@@ -165,7 +165,7 @@ class Pieces:
         """Additions that are read early from a neighbour's memory."""
         self.direct: dict[int, list[Transfer]] = defaultdict(list)
         """Additions straight from a neighbour's memory."""
-        self.messages: list[Message] = []
+        self.messages: list[ProgramMessage] = []
         self.triggers: dict[tuple[int, int], list[Outgoing]] = defaultdict(list)
         """By cell and step: what may leave once the cell has the value of that step."""
         self._grid = grid
@@ -252,7 +252,7 @@ class Pieces:
         self._tags[sends, peer] += 1
         # Where cells that lie apart are packed, or land, is known when it has a slot.
         start, length = self._grid.edges[cells[0]], self._grid.length(cells)
-        self.messages.append(Message(sends, step, peer, start, length, False, tag))
+        self.messages.append(ProgramMessage(sends, step, peer, start, length, False, tag))
         return len(self.messages) - 1
 
 

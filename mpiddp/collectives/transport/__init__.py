@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from mpiddp.collectives.compiler.instructions import Message
+from mpiddp.collectives.compiler.instructions import ProgramMessage
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.collectives.transport.operators import Action, View
 
-Describe = Callable[[Message], str]
+Describe = Callable[[ProgramMessage], str]
 """Says for whom and where a rank waits, for errors."""
 
 
-class Messages(Protocol):
+class BoundMessages(Protocol):
     """The messages of one program, bound to memory: sending them allocates nothing.
 
     Their resources are released with the last reference to them.
@@ -35,8 +35,12 @@ class Messenger(Protocol):
         """How long messages may be, for elements of ``itemsize`` bytes."""
 
     def bind(
-        self, messages: Sequence[Message], views: Sequence[View], signature: int, describe: Describe
-    ) -> Messages:
+        self,
+        messages: Sequence[ProgramMessage],
+        views: Sequence[View],
+        signature: int,
+        describe: Describe,
+    ) -> BoundMessages:
         """Prepare messages from and into these views.
 
         Messages of calls with another signature do not match these, if the transport can

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mpiddp.collectives.compiler.instructions import Message
+from mpiddp.collectives.compiler.instructions import ProgramMessage
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.transport.operators import Action, View
@@ -46,7 +46,7 @@ def check_thread() -> None:
 
 class MpiMessages:
     def __init__(
-        self, requests: Sequence[MPI.Prequest], messages: Sequence[Message], waiter: Waiter,
+        self, requests: Sequence[MPI.Prequest], messages: Sequence[ProgramMessage], waiter: Waiter,
         describe: Describe,
     ) -> None:  # fmt: skip
         self._requests = requests
@@ -124,7 +124,11 @@ class MpiMessenger:
         return BufferCut(cell=most, message=most, flows=True)
 
     def bind(
-        self, messages: Sequence[Message], views: Sequence[View], signature: int, describe: Describe
+        self,
+        messages: Sequence[ProgramMessage],
+        views: Sequence[View],
+        signature: int,
+        describe: Describe,
     ) -> MpiMessages:
         """Make persistent requests; tags tell calls apart."""
         check_thread()

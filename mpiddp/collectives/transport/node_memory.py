@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mpiddp.collectives.transport.operators import Action, Span, View, copy, map_memory
+from mpiddp.collectives.transport.operators import Action, MemorySpan, View, copy, map_memory
 from mpiddp.collectives.transport.shared_memory import (
     SegmentAddress,
     SharedMemory,
@@ -72,7 +72,7 @@ class Location(NamedTuple):
 class MappedMemory:
     """A peer's buffer in memory that this process has mapped."""
 
-    span: Span
+    span: MemorySpan
     owner: Any = None
     """Kept alive with it."""
 
@@ -234,12 +234,12 @@ class NodeMemory:
             ) from None
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"rank {rank}'s tensor cannot be mapped: {error}") from None
-        return MappedMemory(Span(view_of(memory, place.offset, count, dtype), dtype), memory)
+        return MappedMemory(MemorySpan(view_of(memory, place.offset, count, dtype), dtype), memory)
 
-    def mailbox(self, rank: int, parity: int, count: int, dtype: torch.dtype) -> Span:
+    def mailbox(self, rank: int, parity: int, count: int, dtype: torch.dtype) -> MemorySpan:
         """A mailbox of a rank; only that rank writes it."""
         address = address_of(self._mapped) + self._find_mailbox(rank, parity)
-        return Span(map_memory(address, count, dtype), dtype)
+        return MemorySpan(map_memory(address, count, dtype), dtype)
 
     def _find_mailbox(self, rank: int, parity: int) -> int:
         """Where it begins in the block."""

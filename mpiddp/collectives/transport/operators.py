@@ -131,7 +131,7 @@ def map_memory(address: int, count: int, dtype: torch.dtype) -> np.ndarray[Any, 
 
 
 @dataclass(frozen=True)
-class Span:
+class MemorySpan:
     """Memory at an address, as elements of one type; it does not keep the memory alive."""
 
     memory: View
@@ -172,26 +172,26 @@ class _GpuMemory:
         }
 
 
-def make_span(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Span:
+def make_span(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> MemorySpan:
     """The memory of a contiguous tensor, flat; the caller keeps the tensor alive.
 
     ``dtype``: of the span's elements, by default the tensor's.
     """
     count, dtype = tensor.numel(), dtype or tensor.dtype
     if tensor.device.type == "cpu":
-        return Span(map_memory(tensor.data_ptr(), count, dtype), dtype)
+        return MemorySpan(map_memory(tensor.data_ptr(), count, dtype), dtype)
     if count == 0:
-        return Span(torch.empty(0, dtype=dtype, device=tensor.device), dtype)
+        return MemorySpan(torch.empty(0, dtype=dtype, device=tensor.device), dtype)
     memory = _GpuMemory(tensor.data_ptr(), count * dtype.itemsize)
-    return Span(torch.as_tensor(memory, device=tensor.device).view(dtype), dtype)
+    return MemorySpan(torch.as_tensor(memory, device=tensor.device).view(dtype), dtype)
 
 
-def allocate(count: int, dtype: torch.dtype, like: Span) -> Span:
+def allocate(count: int, dtype: torch.dtype, like: MemorySpan) -> MemorySpan:
     """New memory on the device of ``like``; the views of a span keep it alive."""
     if isinstance(like.memory, torch.Tensor):
-        return Span(torch.empty(count, dtype=dtype, device=like.memory.device), dtype)
+        return MemorySpan(torch.empty(count, dtype=dtype, device=like.memory.device), dtype)
     memory = torch.empty(count * dtype.itemsize, dtype=torch.uint8)
-    return Span(memory.numpy().view(_KINDS[dtype]), dtype)
+    return MemorySpan(memory.numpy().view(_KINDS[dtype]), dtype)
 
 
 def copy(target: View, source: View) -> Action:
@@ -205,7 +205,7 @@ def copy(target: View, source: View) -> Action:
     return partial(into.__setitem__, slice(None), out_of)
 
 
-def convert(target: Span, source: Span, count: int) -> Action:
+def convert(target: MemorySpan, source: MemorySpan, count: int) -> Action:
     """Copies ``count`` elements into memory of any type."""
     if target.dtype == source.dtype:
         return copy(target.move(0, count), source.move(0, count))

@@ -16,7 +16,7 @@ from itertools import islice
 
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.plans.plan import Operation, Plan, Promise
-from mpiddp.schedules.plans.proof import find_order, replay_plan
+from mpiddp.schedules.plans.plan_proof import find_order, replay_plan
 from mpiddp.schedules.proof import finish, prove, prove_half
 from mpiddp.schedules.schedule import Collective, Schedule, Step, Transfer
 from mpiddp.schedules.trees import Trees

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.plans.msccl_xml import NOP, SLOTS, read_xml
 from mpiddp.schedules.plans.plan import Buffer
-from mpiddp.schedules.plans.proof import find_order, prove_plan
+from mpiddp.schedules.plans.plan_proof import find_order, prove_plan
 from mpiddp.schedules.schedule import Collective, Round, Schedule, Transfer, project
 
 PROTOCOL = "Simple"

@@ -41,7 +41,7 @@ SLOTS = {"Simple": 2, "LL": 8, "LL128": 8}
 NOP = "nop"
 
 
-class Kind(NamedTuple):
+class StepKind(NamedTuple):
     """What a type of step does."""
 
     receives: bool = False
@@ -52,15 +52,15 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "s": Kind(reads="s", sends=True),
-    "r": Kind(receives=True, writes=True),
-    "rcs": Kind(receives=True, writes=True, sends=True),
-    "rrs": Kind(receives=True, reads="s", sends=True),
-    "rrc": Kind(receives=True, reads="s", writes=True),
-    "rrcs": Kind(receives=True, reads="s", writes=True, sends=True),
-    "cpy": Kind(reads="s", writes=True),
-    "re": Kind(reads="ds", writes=True),
-    NOP: Kind(),
+    "s": StepKind(reads="s", sends=True),
+    "r": StepKind(receives=True, writes=True),
+    "rcs": StepKind(receives=True, writes=True, sends=True),
+    "rrs": StepKind(receives=True, reads="s", sends=True),
+    "rrc": StepKind(receives=True, reads="s", writes=True),
+    "rrcs": StepKind(receives=True, reads="s", writes=True, sends=True),
+    "cpy": StepKind(reads="s", writes=True),
+    "re": StepKind(reads="ds", writes=True),
+    NOP: StepKind(),
 }
 
 

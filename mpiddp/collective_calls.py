@@ -21,14 +21,14 @@ import torch
 from mpiddp.collectives import TRANSPORTS
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.communicator import check_tensor
-from mpiddp.collectives.planner import Request
+from mpiddp.collectives.planner import CallRequest
 from mpiddp.collectives.transport.operators import Operator, name_operator
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
 from mpiddp.torch_internals import find_part
 
 Op: TypeAlias = "str | torch.distributed.ReduceOp | torch.distributed.ReduceOp.RedOpType"
-_requests: dict[tuple[Any, ...], Request] = {}
+_requests: dict[tuple[Any, ...], CallRequest] = {}
 """The requests that were made so far: plans are kept for the object, so a call is one object."""
 
 
@@ -40,7 +40,7 @@ def _find_request(
     reduction_dtype: torch.dtype | None = None,
     fixed_order: bool = False,
     root: int = 0,
-) -> Request:
+) -> CallRequest:
     try:
         # Numbers of other types may equal a rank's, or one of torch's operators.
         types = (type(root), type(op))
@@ -52,7 +52,9 @@ def _find_request(
     if request is None:
         name = _check_options(algorithm, transport, op, reduction_dtype, root)
         if name == op:
-            request = Request(kind, algorithm, transport, root, fixed_order, name, reduction_dtype)
+            request = CallRequest(
+                kind, algorithm, transport, root, fixed_order, name, reduction_dtype
+            )
         else:
             rest = (reduction_dtype, fixed_order, root)
             request = _find_request(kind, algorithm, transport, name, *rest)
