@@ -25,7 +25,7 @@ from mpiddp.collectives.planner import CallRequest
 from mpiddp.collectives.transport.operators import Operator, name_operator
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
-from mpiddp.torch_internals import find_part
+from mpiddp.torch_internals import find_implementation
 
 Op: TypeAlias = "str | torch.distributed.ReduceOp | torch.distributed.ReduceOp.RedOpType"
 _requests: dict[tuple[Any, ...], CallRequest] = {}
@@ -301,7 +301,7 @@ def shared_empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
 
 
 def describe_collectives(group: Any = None) -> dict[str, Any]:
-    """How ranks wait, and which transports there are; collective where it is the first call.
+    """How ranks wait, and which transports there are; collective if it is the first call.
 
         print(mpiddp.describe_collectives()["transports"])
 
@@ -317,7 +317,7 @@ def describe_collectives(group: Any = None) -> dict[str, Any]:
     gloo: list[str] = []
     if group is None:
         communicator = ensure_communicator()
-    elif found := find_part(group, "list_gloo_calls"):
+    elif found := find_implementation(group, "list_gloo_calls"):
         communicator, gloo = found.find_communicator(), found.list_gloo_calls()
     else:
         raise ConfigurationError(f"expected a group of backend mpiddp, found {group!r}")

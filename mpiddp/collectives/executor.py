@@ -63,7 +63,7 @@ NOWHERE = -1
 MOST_BINDINGS = 16
 """Bound programs that are kept for each plan: as many buffers can take turns."""
 MOST_MAILBOX_CALLS = 64
-"""Buffers that a mailbox plan knows at a time."""
+"""Buffers for which a mailbox plan keeps its call."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Description:
     hosts: Mapping[int, str]
     """Of each rank, if it is known."""
 
-    def wait(self, step: int, rank: int) -> str:
+    def describe_wait(self, step: int, rank: int) -> str:
         """In which step a rank waits, and for which rank."""
         host = self.hosts.get(rank)
         where = f"rank {rank} on {host}" if host else f"rank {rank}"
@@ -84,12 +84,12 @@ class Description:
         place = "at its end" if last else f"in step {step + 1} of {self.steps}"
         return f"{self.call}, {place}: waited for {where}"
 
-    def entry(self, rank: int) -> str:
-        """The same where ranks begin the call."""
-        return self.wait(0, rank)
+    def describe_entry(self, rank: int) -> str:
+        """The same at the beginning of the call."""
+        return self.describe_wait(0, rank)
 
-    def message(self, message: ProgramMessage) -> str:
-        return self.wait(message.step, message.peer)
+    def describe_message(self, message: ProgramMessage) -> str:
+        return self.describe_wait(message.step, message.peer)
 
 
 @dataclass(frozen=True)
@@ -108,14 +108,14 @@ class BoundProgram:
 
 
 class Recent(Generic[Value]):
-    """The values that were used last, by key: at most ``most``."""
+    """The most recently used values, by key: at most ``most``."""
 
     def __init__(self, most: int = MOST_BINDINGS) -> None:
         self._most = most
         self._values: OrderedDict[Hashable, Value] = OrderedDict()
 
     def find(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """The one for ``key``; a new one replaces the one that was not used for longest."""
+        """The value for ``key``; a new one replaces the least recently used one."""
         value = self._values.get(key)
         if value is None:
             while len(self._values) >= self._most:
@@ -195,7 +195,7 @@ class Execution:
 
     @property
     def is_wide(self) -> bool:
-        """Whether it works in a wider type than that of the buffers."""
+        """Whether it works in a wider type than the buffers have."""
         return self.buffer_type not in (None, self.arithmetic.dtype)
 
     @property
@@ -227,11 +227,11 @@ class _Binder:
         self.messages: BoundMessages | None = None
         if messenger is not None:
             views = [
-                (self.scratch if each.scratch else own).move(each.start, each.start + each.length)
+                (self.scratch if each.scratch else own).slice(each.start, each.start + each.length)
                 for each in program.messages
             ]
             self.messages = messenger.bind(
-                program.messages, views, execution.signature, execution.description.message
+                program.messages, views, execution.signature, execution.description.describe_message
             )
 
     def _find_room(self, purpose: Hashable, count: int, dtype: torch.dtype) -> MemorySpan:
@@ -257,13 +257,13 @@ class _Binder:
             case Publish(stage):
                 return [self.execution.memory.publish(stage)]
             case Fetch(step, rank, start, length, slot):
-                target = self.scratch.move(slot, slot + length)
+                target = self.scratch.slice(slot, slot + length)
                 return [self.peers[rank].read(start, target, self._describe(step, rank))]
             case Pack(start, length, slot):
-                source = self.own.move(start, start + length)
-                return [copy(self.scratch.move(slot, slot + length), source)]
+                source = self.own.slice(start, start + length)
+                return [copy(self.scratch.slice(slot, slot + length), source)]
             case Push(step, rank, start, length):
-                source = self.own.move(start, start + length)
+                source = self.own.slice(start, start + length)
                 return [self.peers[rank].write(start, source, self._describe(step, rank))]
             case Reduce():
                 return self._bind_reduce(instruction)
@@ -279,12 +279,12 @@ class _Binder:
         workspace = None
         if self.arithmetic.needs_workspace(own, len(views)):
             room = self._find_room("sum", self._most(), self.arithmetic.accumulation)
-            workspace = room.compute(0, reduce.length)
-        out = self.own.compute(start, stop)
+            workspace = room.operand(0, reduce.length)
+        out = self.own.operand(start, stop)
         return actions + self.arithmetic.reduce(out, views, own, reduce.final, workspace)
 
     def _describe(self, step: int, rank: int) -> Callable[[], str]:
-        return partial(self.execution.description.wait, step, rank)
+        return partial(self.execution.description.describe_wait, step, rank)
 
     def _find_operand(
         self, reduce: Reduce, place: int, operand: Operand, actions: list[Action]
@@ -292,16 +292,16 @@ class _Binder:
         count = reduce.length
         start, stop = operand.start, operand.start + count
         if operand.source is Source.OWN:
-            return self.own.compute(start, stop)
+            return self.own.operand(start, stop)
         if operand.source is Source.SCRATCH:
-            return self.scratch.compute(start, stop)
+            return self.scratch.operand(start, stop)
         peer = self.peers[operand.rank]
         view = peer.operand(start, count)
         if view is None:
             room = self._find_room(place, self._most(), self.arithmetic.dtype)
             describe = self._describe(reduce.step, operand.rank)
-            actions.append(peer.read(start, room.move(0, count), describe))
-            view = room.compute(0, count)
+            actions.append(peer.read(start, room.slice(0, count), describe))
+            view = room.operand(0, count)
         return view
 
     def _most(self) -> int:
@@ -451,7 +451,7 @@ class MemoryPlan(CallPlan):
         execution, node_memory = self._execution, self._node_memory
         partners = execution.program.partners
         node_memory.enter(execution.signature, location)
-        node_memory.meet(partners, execution.signature, execution.description.entry)
+        node_memory.meet(partners, execution.signature, execution.description.describe_entry)
         versions = node_memory.versions(partners)
         last = self._last
         if last is None or last.location is not location or last.versions != versions:
@@ -503,7 +503,7 @@ class MailboxPlan(CallPlan):
         add, add_too = (self._bind_sum(own, parity) for parity in (0, 1))
         buffer = memoryview(own.memory.data).cast("B")
         return self.node_memory.exchange(
-            self.signature, buffer, (add, add_too), self.description.entry
+            self.signature, buffer, (add, add_too), self.description.describe_entry
         )
 
     def _bind_sum(self, own: MemorySpan, parity: int) -> list[Action]:
@@ -511,7 +511,7 @@ class MailboxPlan(CallPlan):
         boxes = [node_memory.mailbox(rank, parity, count, dtype) for rank in node_memory.ranks]
         workspace = None
         if self.arithmetic.widens:
-            workspace = allocate(count, self.arithmetic.accumulation, own).compute(0, count)
-        views = [box.compute(0, count) for box in boxes]
-        out = own.compute(0, count)
+            workspace = allocate(count, self.arithmetic.accumulation, own).operand(0, count)
+        views = [box.operand(0, count) for box in boxes]
+        out = own.operand(0, count)
         return self.arithmetic.reduce(out, views, None, True, workspace)

@@ -59,7 +59,7 @@ from mpiddp.collectives.transport.single_copy import LargePages
 from mpiddp.collectives.tuning import GPU, NO_TABLE, Tuning, make_key
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.proof import is_order_fixed
-from mpiddp.schedules.registry import Choice, is_ours, names, parse
+from mpiddp.schedules.registry import Choice, is_built_in, names, parse
 from mpiddp.schedules.schedule import Collective, Schedule, rotate, segment
 
 LATENCY_BYTES = 32 << 10
@@ -74,7 +74,7 @@ NCCL = "torch, on GPUs"
 
 _SUMS = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
 _MOVED = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
-"""If nothing is added, elements of so many bytes are copied as this type."""
+"""By bytes of an element: the type as which it is copied if nothing is added."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +142,7 @@ class Selection:
     """Of the algorithm, with its parameters."""
     transport: str
     fingerprint: int = 0
-    """Of a schedule that others than this package make: ranks may have different ones; else 0."""
+    """Of a schedule made outside this package, which may differ between ranks; else 0."""
 
 
 def select(
@@ -155,7 +155,7 @@ def select(
 ) -> Selection:
     """The schedule and the transport for a buffer of ``size`` bytes.
 
-    ``dtype``: of its elements; a tuning table may go by it, the rule does not.
+    ``dtype``: of its elements; a tuning table may depend on it, the rule does not.
 
     Raises ConfigurationError for what does not exist, is not possible here or would leave out
     ranks, ScheduleError for an algorithm that does not do what it promises.
@@ -181,7 +181,7 @@ def select(
             f"{choice} adds in an order that depends on where a buffer is cut: with fixed_order "
             f"use {_list_fixed(request, layout)}"
         )
-    fingerprint = 0 if is_ours(choice) else _find_fingerprint(schedule)
+    fingerprint = 0 if is_built_in(choice) else _find_fingerprint(schedule)
     return Selection(schedule, str(choice), transport, fingerprint)
 
 
@@ -353,11 +353,11 @@ class Planner:
         )
         members = len(selection.schedule.members)
         if self.node_memory is not None and _fits_mailbox(selection, tensor.numel(), dtype):
-            # One step adds contributions as they were: that is as exact from narrow operands.
+            # A sum of original contributions, made at once, is as exact from narrow operands.
             arithmetic = Arithmetic(operator, dtype, accumulation, members)
             return MailboxPlan(arithmetic, tensor.numel(), signature, description, self.node_memory)
         part = self._find_part(selection)
-        # So is any sum that is made at once; the others travel in the wide type.
+        # Partial sums travel in the wide type.
         is_wide = accumulation != dtype and not part.sums.is_single
         in_memory = selection.transport in (SHARED, BOTH)
         messenger = self.ensure_messenger(selection, on_gpu=on_gpu)
@@ -388,10 +388,10 @@ class Planner:
     def select(
         self, request: CallRequest, size: int, dtype: torch.dtype = torch.float32, *, on_gpu: bool
     ) -> Selection:
-        """As `select`; collective the first time that others' algorithm is selected.
+        """As `select`; collective the first time that an algorithm of the user's is selected.
 
-        The ranks then compare its schedule: one that goes by a rank's own hash seed, say, differs.
-        Raises ConfigurationError that names the ranks whose schedule is another than rank 0's.
+        The ranks then compare its schedule, which might depend on a rank's hash seed, for example.
+        Raises ConfigurationError that names the ranks whose schedule differs from rank 0's.
         """
         selection = select(request, size, self.layout, dtype, on_gpu=on_gpu)
         key = (request.kind, request.root, selection.name)

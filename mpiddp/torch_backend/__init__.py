@@ -19,7 +19,13 @@ from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.torch_backend.group import BACKEND_BASE, CPU_BACKEND, NAME, CpuBackend, Group
 from mpiddp.torch_backend.members import Place
-from mpiddp.torch_internals import add_prefix, fill, find_backend_config, find_part, find_plugin
+from mpiddp.torch_internals import (
+    add_prefix,
+    fill,
+    find_backend_config,
+    find_implementation,
+    find_plugin,
+)
 
 
 def make_group(
@@ -69,7 +75,7 @@ def monitored_barrier(
 ) -> None:
     """As torch.distributed's, which accepts no group but Gloo's; this one takes mpiddp's too."""
     found = group or distributed.group.WORLD
-    own = None if found is None else find_part(found, "list_gloo_calls")
+    own = None if found is None else find_implementation(found, "list_gloo_calls")
     if own is not None:
         own.monitored_barrier(timeout, wait_all_ranks)
     else:

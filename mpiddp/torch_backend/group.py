@@ -25,8 +25,8 @@ from mpiddp.torch_backend.tensors import (
     find_root,
     is_waited_for,
     list_tensors,
+    make_error,
     read_options,
-    refuse,
 )
 from mpiddp.torch_internals import add_prefix, find_backend_base, keep_from_compiler, list_groups
 
@@ -132,7 +132,7 @@ class _Calls:
         infers = torch.is_inference_mode_enabled()
         call = partial(self._own.all_reduce, found, reduction, infers)
         gloo = self._own.find_direct(found, reduction) if len(found) == 1 else None
-        start = gloo and partial(start_all_reduce, gloo, found[0], reduction)
+        start = partial(start_all_reduce, gloo, found[0], reduction) if gloo else None
         return self._calls.make("all_reduce", call, found, waits=waits, start=start)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
@@ -145,7 +145,7 @@ class _Calls:
         waits = is_waited_for(opts)
         call = partial(self._own.broadcast, found, root)
         gloo = self._own.find_direct(found) if len(found) == 1 else None
-        start = gloo and partial(start_broadcast, gloo, found[0], root)
+        start = partial(start_broadcast, gloo, found[0], root) if gloo else None
         return self._calls.make("broadcast", call, found, waits=waits, start=start)
 
     def reduce(self, tensors: Any, opts: Any = None, *values: Any, **options: Any) -> Any:
@@ -189,7 +189,7 @@ class _Calls:
         call = partial(self._own.gather, outputs, inputs)
         is_one = len(outputs) == 1 and outputs[0].numel()
         gloo = self._own.find_direct([*outputs, *inputs]) if is_one else None
-        start = gloo and partial(start_gather, gloo, outputs[0], inputs[0])
+        start = partial(start_gather, gloo, outputs[0], inputs[0]) if gloo else None
         return self._calls.make("all_gather_single", call, outputs, waits=waits, start=start)
 
     _allgather_base = all_gather_single
@@ -237,22 +237,24 @@ class _Calls:
             call = partial(self._monitored.pass_within, limit)
             return self._calls.make("barrier", call, [], waits=waits)
         gloo = self._own.find_direct([])
-        start = gloo and gloo.barrier
+        start = gloo.barrier if gloo else None
         return self._calls.make("barrier", self._own.barrier, [], waits=waits, start=start)
 
     def _check_rows(self, rows: list[Tensors], tensors: Tensors) -> None:
         """Each row has a tensor for each rank, that for this one as long as its own."""
         for row, own in zip(rows, tensors, strict=True):
             if len(row) != self._place.size:
-                raise refuse(f"{len(row)} tensors for {self._place.size} ranks")
+                raise make_error(f"{len(row)} tensors for {self._place.size} ranks")
             if (found := row[self._place.rank].numel()) != own.numel():
-                raise refuse(f"a tensor of {own.numel()} elements, and {found} in this rank's list")
+                raise make_error(
+                    f"a tensor of {own.numel()} elements, and {found} in this rank's list"
+                )
 
     def _check_parts(self, wholes: Tensors, parts: Tensors) -> None:
         """Each whole has room for the part of each rank."""
         for whole, part in zip(wholes, parts, strict=True):
             if whole.numel() != part.numel() * self._place.size or whole.dtype != part.dtype:
-                raise refuse(
+                raise make_error(
                     f"a tensor of {whole.numel()} {whole.dtype} for {self._place.size} × "
                     f"{part.numel()} {part.dtype}"
                 )
@@ -331,7 +333,7 @@ class CpuBackend(_Calls, BACKEND_BASE or object):  # type: ignore[misc]
         place, name = self._place, options.group_name
         if place.rank not in ranks:
             # torch crashes (SIGSEGV) on None, which would say that.
-            raise refuse(
+            raise make_error(
                 f"ranks {ranks} without rank {place.rank}: split_group must take each "
                 "rank into a group; new_group takes some"
             )

@@ -112,7 +112,7 @@ def calls(machine, monkeypatch):
         def prepare(self, tensor):
             raise AssertionError("a begun call comes before this one")
 
-    monkeypatch.setattr(found, "_prepare", lambda key, request, tensor: Plan())
+    monkeypatch.setattr(found, "_ensure_plan", lambda key, request, tensor: Plan())
     return found
 
 
@@ -219,7 +219,7 @@ def test_a_call_is_counted_once_wherever_its_thread_is(is_prepared, monkeypatch)
             return partial(self.run, tensor)
 
     monkeypatch.setattr(calls, "_turn", Turn([0]))
-    monkeypatch.setattr(calls, "_prepare", lambda key, request, tensor: Plan())
+    monkeypatch.setattr(calls, "_ensure_plan", lambda key, request, tensor: Plan())
     call = partial(calls.run, REQUEST, tensor)
     if is_prepared:
         call = calls.prepare(REQUEST, tensor)

@@ -117,7 +117,9 @@ class Team:
             try:
                 node_memory = self.node_memories[rank]
                 node_memory.enter(7, None)
-                node_memory.meet(self.programs[rank].partners, 7, partial(self.description.wait, 0))
+                node_memory.meet(
+                    self.programs[rank].partners, 7, partial(self.description.describe_wait, 0)
+                )
                 self.bindings[rank].run()
             except BaseException as error:
                 self.errors.append(error)

@@ -14,7 +14,7 @@ from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.collectives.transport.operators import Action, View
 
 Describe = Callable[[ProgramMessage], str]
-"""Says for whom and where a rank waits, for errors."""
+"""Says for which rank and in which step a rank waits, for errors."""
 
 
 class BoundMessages(Protocol):

@@ -95,7 +95,7 @@ def _free(requests: Sequence[MPI.Prequest], process: int, is_open: bool) -> None
         # In a forked child: they are its parent's.
         return
     if not is_open and threading.current_thread() is not threading.main_thread():
-        # Where the garbage collector has come: they stay until MPI ends.
+        # The garbage collector ran in this thread: the requests stay until MPI ends.
         return
     for request in requests:
         request.Free()

@@ -78,15 +78,15 @@ class MappedMemory:
 
     def read(self, start: int, target: View, describe: Callable[[], str]) -> Action:
         """Fills ``target`` from element ``start`` on; errors begin with ``describe()``."""
-        return copy(target, self.span.move(start, start + len(target)))
+        return copy(target, self.span.slice(start, start + len(target)))
 
     def write(self, start: int, source: View, describe: Callable[[], str]) -> Action:
         """Puts ``source`` at element ``start``."""
-        return copy(self.span.move(start, start + len(source)), source)
+        return copy(self.span.slice(start, start + len(source)), source)
 
     def operand(self, start: int, count: int) -> View | None:
         """A view of the elements; None if they must be read first."""
-        return self.span.compute(start, start + count)
+        return self.span.operand(start, start + count)
 
 
 @dataclass(frozen=True)

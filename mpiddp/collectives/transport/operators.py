@@ -1,4 +1,4 @@
-"""Operators on contributions: in which type, and with which library.
+"""Memory as elements of a type, and operators on it: in which type, with which library.
 
 NumPy adds if it can, since its calls cost less than torch's. torch adds float16, for which NumPy
 has no vector code, bfloat16, which NumPy lacks, and everything on a GPU.
@@ -108,7 +108,7 @@ def choose_accumulation(
         raise ConfigurationError(
             f"an average of {name_type(dtype)} is no integer: use sum, or a floating-point tensor"
         )
-    # Nothing is rounded in a maximum.
+    # Minimum and maximum round nothing.
     exact = operator in (Operator.MIN, Operator.MAX)
     if wish is None:
         return torch.float32 if dtype in NARROW and not exact else dtype
@@ -145,12 +145,12 @@ class MemorySpan:
         memory = self.memory
         return memory.ctypes.data if isinstance(memory, np.ndarray) else memory.data_ptr()
 
-    def move(self, lo: int, hi: int) -> View:
-        """Elements ``lo`` to ``hi``, to be copied or sent."""
+    def slice(self, lo: int, hi: int) -> View:
+        """Elements ``lo`` to ``hi``, as they are copied or sent."""
         return self.memory[lo:hi]
 
-    def compute(self, lo: int, hi: int) -> View:
-        """Elements ``lo`` to ``hi``, to be added."""
+    def operand(self, lo: int, hi: int) -> View:
+        """Elements ``lo`` to ``hi``, as they are added."""
         part = self.memory[lo:hi]
         if self.dtype in NARROW and isinstance(part, np.ndarray):
             return torch.from_numpy(part.view(np.int16)).view(self.dtype)
@@ -208,8 +208,8 @@ def copy(target: View, source: View) -> Action:
 def convert(target: MemorySpan, source: MemorySpan, count: int) -> Action:
     """Copies ``count`` elements into memory of any type."""
     if target.dtype == source.dtype:
-        return copy(target.move(0, count), source.move(0, count))
-    into, out_of = (_as_tensor(span.compute(0, count)) for span in (target, source))
+        return copy(target.slice(0, count), source.slice(0, count))
+    into, out_of = (_as_tensor(span.operand(0, count)) for span in (target, source))
     return partial(into.copy_, out_of)
 
 
