@@ -182,7 +182,7 @@ def halve(schedule: Schedule) -> tuple[Schedule, Schedule]:
 def place(
     schedule: Schedule, ranks: int, where: Sequence[int], low: int = 0, scale: int = 1
 ) -> list[list[Transfer]]:
-    """The steps with rank r called ``where[r]``; chunk c becomes ``scale`` ones, from low + c·scale.
+    """The steps with rank r called ``where[r]``; chunk c becomes ``scale`` from low + c·scale on.
 
     Raises ValueError if ``where`` does not name another rank below ``ranks`` for each of them.
     """

@@ -34,6 +34,7 @@ from mpiddp.collectives.compiler.instructions import (
 )
 from mpiddp.collectives.compiler.pieces import (
     BufferCut,
+    BufferPiece,
     Cells,
     Grid,
     Incoming,
@@ -92,14 +93,14 @@ class _Compiler:
             if later := [piece for piece in pieces if not piece.is_finished]:
                 self.flying[cell] = later
 
-    def _finish(self, piece: Incoming | Outgoing) -> None:
+    def _finish(self, piece: BufferPiece) -> None:
         if piece.message is not None and not piece.is_finished:
             self.instructions.append(Finish(piece.message))
             piece.finish()
 
     def _start(self, pieces: Sequence[Outgoing], receives: Sequence[Incoming] = ()) -> None:
         """One instruction for all that starts at once."""
-        both: list[Incoming | Outgoing] = [*receives, *pieces]
+        both: list[BufferPiece] = [*receives, *pieces]
         numbers = [piece.message for piece in both if piece.message is not None]
         if numbers:
             self.instructions.append(Start(tuple(numbers)))
@@ -133,14 +134,14 @@ class _Compiler:
             self.pieces.messages[piece.message] = message._replace(start=slot, scratch=True)
         else:
             self._finish_leaving(piece.cells)
-        piece.post()
+        piece.start()
 
     def emit_round(self, this: Round, following: Round | None) -> None:
         step = this.step
         leaving = [piece for piece in self.pieces.outgoing[step] if not piece.is_started]
         for out in leaving:
             self.emit_waits(step, out.waits)
-        arriving = [piece for piece in self.pieces.arriving[step] if not piece.is_posted]
+        arriving = [piece for piece in self.pieces.arriving[step] if not piece.is_started]
         for piece in arriving:
             if not piece.reduce:
                 for transfer in piece.transfers:
@@ -275,7 +276,7 @@ class _Compiler:
             return
         posted = []
         for piece in self.pieces.arriving[following.step]:
-            if piece.is_posted:
+            if piece.is_started:
                 continue
             if not self._can_post(piece):
                 break
