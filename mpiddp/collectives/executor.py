@@ -231,7 +231,7 @@ class _Binder:
                 for each in program.messages
             ]
             self.messages = messenger.bind(
-                program.messages, views, execution.signature, execution.description.describe_message
+                program, views, execution.signature, execution.description.describe_message
             )
 
     def _find_room(self, purpose: Hashable, count: int, dtype: torch.dtype) -> MemorySpan:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from mpiddp.collectives.compiler.instructions import ProgramMessage
+from mpiddp.collectives.compiler.instructions import ProgramMessage, RankProgram
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.transport.operators import Action, View, copy
@@ -122,15 +122,11 @@ class InProcessMessenger:
         return BufferCut(cell=most, message=most, flows=self._flows)
 
     def bind(
-        self,
-        messages: Sequence[ProgramMessage],
-        views: Sequence[View],
-        signature: int,
-        describe: Describe,
+        self, program: RankProgram, views: Sequence[View], signature: int, describe: Describe
     ) -> InProcessMessages:
         """Keep the views."""
         return InProcessMessages(
-            self._office, self._rank, messages, views, signature, self._waiter, describe
+            self._office, self._rank, program.messages, views, signature, self._waiter, describe
         )
 
     def progress(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from mpiddp.collectives.compiler.instructions import ProgramMessage
+from mpiddp.collectives.compiler.instructions import ProgramMessage, RankProgram
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.collectives.transport.operators import Action, View
 
@@ -35,13 +35,9 @@ class Messenger(Protocol):
         """How long messages may be, for elements of ``itemsize`` bytes."""
 
     def bind(
-        self,
-        messages: Sequence[ProgramMessage],
-        views: Sequence[View],
-        signature: int,
-        describe: Describe,
+        self, program: RankProgram, views: Sequence[View], signature: int, describe: Describe
     ) -> BoundMessages:
-        """Prepare messages from and into these views.
+        """Prepare the messages of a program, from and into these views.
 
         Messages of calls with another signature do not match these, if the transport can
         tell them apart.

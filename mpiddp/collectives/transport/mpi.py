@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mpiddp.collectives.compiler.instructions import ProgramMessage
+from mpiddp.collectives.compiler.instructions import ProgramMessage, RankProgram
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.transport.operators import Action, View
@@ -124,20 +124,16 @@ class MpiMessenger:
         return BufferCut(cell=most, message=most, flows=True)
 
     def bind(
-        self,
-        messages: Sequence[ProgramMessage],
-        views: Sequence[View],
-        signature: int,
-        describe: Describe,
+        self, program: RankProgram, views: Sequence[View], signature: int, describe: Describe
     ) -> MpiMessages:
         """Make persistent requests; tags tell calls apart."""
         check_thread()
         requests = []
-        for message, view in zip(messages, views, strict=True):
+        for message, view in zip(program.messages, views, strict=True):
             make = self._communicator.Send_init if message.sends else self._communicator.Recv_init
             tag = (signature + message.tag) % self._tags
             requests.append(make([view, view.nbytes, self._byte], message.peer, tag))
-        bound = MpiMessages(requests, messages, self._waiter, describe)
+        bound = MpiMessages(requests, program.messages, self._waiter, describe)
         self._bound.add(bound)
         return bound
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -73,8 +73,6 @@ class MappedMemory:
     """A peer's buffer in memory that this process has mapped."""
 
     span: MemorySpan
-    owner: Any = None
-    """Kept alive with it."""
 
     def read(self, start: int, target: View, describe: Callable[[], str]) -> Action:
         """Fills ``target`` from element ``start`` on; errors begin with ``describe()``."""
@@ -234,7 +232,8 @@ class NodeMemory:
             ) from None
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"rank {rank}'s tensor cannot be mapped: {error}") from None
-        return MappedMemory(MemorySpan(view_of(memory, place.offset, count, dtype), dtype), memory)
+        view = view_of(memory, place.offset, count, dtype)
+        return MappedMemory(MemorySpan(view, dtype, memory))
 
     def mailbox(self, rank: int, parity: int, count: int, dtype: torch.dtype) -> MemorySpan:
         """A mailbox of a rank; only that rank writes it."""
