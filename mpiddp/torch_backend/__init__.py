@@ -9,10 +9,12 @@ Importing this registers the backend. torch from 2.14 on finds it without the im
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import torch
 from torch import distributed
 
 from mpiddp import environment
@@ -26,6 +28,7 @@ from mpiddp.torch_internals import (
     find_implementation,
     find_plugin,
 )
+from mpiddp.wording import print_message
 
 
 def make_group(
@@ -80,6 +83,39 @@ def monitored_barrier(
         own.monitored_barrier(timeout, wait_all_ranks)
     else:
         _monitored_barrier(group, timeout, wait_all_ranks)
+
+
+def replace_gloo() -> Callable[[], None]:
+    """From now on groups whose backend is Gloo use mpiddp's for CPU tensors; returns what ends it.
+
+    ``get_backend()`` still says gloo. NCCL is left alone: before torch 2.14 a backend in Python
+    cannot stand beside another one in a group, and then a group with both keeps Gloo.
+    """
+    config = find_backend_config()
+    original = config.__init__
+
+    def choose(self: Any, backend: Any) -> None:
+        original(self, backend)
+        devices = self.device_backend_map
+        if devices.get("cpu") != "gloo":
+            return
+        others = {name for name in devices.values() if name != "gloo"}
+        if others and torch.cuda.is_available() and BACKEND_BASE is None:
+            print_message(
+                f"a group with gloo and {', '.join(sorted(others))} keeps Gloo: for --collectives "
+                "mpiddp in it, torch 2.14 or newer is needed"
+            )
+            return
+        self.device_backend_map = {
+            device: NAME if name == "gloo" else name for device, name in devices.items()
+        }
+
+    fill(config, __init__=choose)
+
+    def restore() -> None:
+        fill(config, __init__=original)
+
+    return restore
 
 
 _monitored_barrier = distributed.monitored_barrier

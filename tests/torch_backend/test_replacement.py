@@ -19,9 +19,9 @@ import mpiddp.torch_backend
 from mpiddp import torch_internals
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.options import Options
+from mpiddp.torch_backend import replace_gloo
 from mpiddp.torch_backend.call_queue import CallQueue
 from mpiddp.torch_backend.group import BACKEND_BASE
-from mpiddp.torch_backend.replacement import replace_gloo
 from mpiddp.torch_internals import find_backend_config
 
 SCRIPT = """
