@@ -29,10 +29,9 @@ from mpiddp.options.checks import at_least
 from mpiddp.options.fields import Argument, pick
 from mpiddp.options.outputs import RECORD, Outputs, check_outputs, writes
 from mpiddp.process.cpus import count_cores
-from mpiddp.schedules.plans.loading import load
-from mpiddp.schedules.plans.reading import PLANS
+from mpiddp.schedules.plans.loading import PLANS, load
 from mpiddp.schedules.proof import check_programs, prove, tabulate
-from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, find, is_ours, parse
+from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, find, is_built_in, parse
 from mpiddp.schedules.schedule import Schedule, halve, project, segment
 from mpiddp.wording import print_text
 
@@ -101,7 +100,7 @@ def _list_made(choice: Choice, ranks: int) -> list[int]:
     """
     made: list[int] = []
     for n in range(1, ranks + 1):
-        if made and is_ours(choice):
+        if made and is_built_in(choice):
             return list(range(made[0], ranks + 1))
         try:
             choice.make(n)

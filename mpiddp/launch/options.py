@@ -15,7 +15,7 @@ from mpiddp.process.streams.output import Output
 LONGEST_TIMEOUT = 1e6
 """Seconds; what torch's timers hold."""
 SECONDS = Argument("SECONDS")
-COLLECTIVES = {"framework": "", "mpiddp": "mpiddp.torch_backend.replacement"}
+COLLECTIVES = {"framework": "", "mpiddp": "mpiddp.torch_backend"}
 """Whose collectives run where a script says ``gloo``, and the module that replaces Gloo by them."""
 KIND_NAMES = {str: "text", float: "a number of seconds", bool: "True or False"}
 

@@ -55,7 +55,7 @@ GOOD = {
         "path = os.environ.get(name)\n"
     ),
     "benchmarks/__init__.py": "",
-    "benchmarks/measure/startup/command.py": (
+    "benchmarks/measure/startup/worker.py": (
         "import mpiddp, os\nfrom mpi4py import MPI\nos.environ['A']\n"
     ),
     "benchmarks/measure/baselines/script.py": "raise SystemExit(1)\n",
@@ -95,7 +95,7 @@ VIOLATIONS = {
     "relative": ("mpiddp/launch/mpi/world.py", "from ...training import x\n", "must not import"),
     "relative package": ("mpiddp/launch/__init__.py", "from ..sync import ddp_hook\n",
         "must not import mpiddp.sync.ddp_hook"),
-    "to benchmarks": ("mpiddp/train.py", "import benchmarks.measure.startup.command\n",
+    "to benchmarks": ("mpiddp/train.py", "import benchmarks.measure.startup.worker\n",
         "must not import bench"),
     "no floor": ("mpiddp/utils.py", "", "no floor"),
     "to no floor": ("mpiddp/train.py", "import mpiddp.utils\n", "must not import mpiddp.utils"),
@@ -149,6 +149,8 @@ VIOLATIONS = {
         "import mpiddp.launch.session\n",
         "a circle of imports: mpiddp.launch > mpiddp.launch.failure >"),
     "short": ("mpiddp/sync/ddp_hook.py", "HOOK = 1\n", "it belongs to mpiddp.training.trainer"),
+    "class twice": ("mpiddp/train.py", "class Session: ...\n", "has a class Session, too"),
+    "empty name": ("mpiddp/launch/common/__init__.py", "", "does not say what it holds"),
     "long": ("mpiddp/train.py", "def f():\n" + "    pass\n" * 60, "f has 61 lines"),
 }  # fmt: skip
 
@@ -156,7 +158,8 @@ VIOLATIONS = {
 @pytest.mark.parametrize("case", VIOLATIONS)
 def test_a_broken_rule_is_found(case, tmp_path):
     name, text, expected = VIOLATIONS[case]
-    extra = {"mpiddp/launch/mpi/world.py": "from mpiddp.launch import Session\n"}
+    world = "from mpiddp.launch import Session\nclass Session: ...\n"
+    extra = {"mpiddp/launch/mpi/world.py": world}
     write_tree(tmp_path, {**GOOD, **extra, name: text})
     found = architecture.find_violations(architecture.read_modules(tmp_path))
     module = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")

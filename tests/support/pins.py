@@ -86,7 +86,9 @@ def list_programs() -> Iterator[tuple[str, str]]:
                     for count in COUNTS
                 ]
                 shape = "+".join(map(str, nodes))
-                yield f"{name} on {shape} ranks by {transport}", digest(found)
+                # As the class was called when they were recorded.
+                text = repr(found).replace("ProgramMessage(", "Message(")
+                yield f"{name} on {shape} ranks by {transport}", digest(text)
 
 
 def list_commands() -> Iterator[tuple[str, str]]:

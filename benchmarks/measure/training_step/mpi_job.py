@@ -21,7 +21,7 @@ from benchmarks.measure.training_step.traffic import (
 )
 from benchmarks.records.workloads import build
 from mpiddp.collectives.bootstrap import ensure_communicator
-from mpiddp.collectives.planner import Request, select
+from mpiddp.collectives.planner import CallRequest, select
 from mpiddp.schedules.schedule import Collective
 from mpiddp.sync.parameter_server.server import UpdateRule
 from mpiddp.training.options.config import Configuration
@@ -112,7 +112,7 @@ class MpiJob(SessionMember):
         dtype = parameters[0].dtype
         sent = way.wire_dtype or dtype
         item = sent.itemsize
-        request = Request(Collective.ALL_REDUCE, way.algorithm, way.transport)
+        request = CallRequest(Collective.ALL_REDUCE, way.algorithm, way.transport)
         layout, on_gpu = ensure_communicator().layout, parameters[0].is_cuda
         counts = [size // dtype.itemsize for size in storages.values()]
         found = [select(request, count * item, layout, sent, on_gpu=on_gpu) for count in counts]

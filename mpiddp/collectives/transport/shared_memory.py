@@ -1,4 +1,4 @@
-"""Memory that other processes of this node can map: anonymous files (memfd), and how much there is.
+"""Memory that other processes of this node can map: anonymous files (memfd), within its limits.
 
 They have no name, so nothing is left when a process is killed, and they do not count against the
 size of /dev/shm, which containers keep small. Other processes open them through /proc/PID/fd, which
@@ -47,7 +47,7 @@ has forked since it was made: then they are freed with the mapping."""
 SMALLEST_SEGMENT = 1 << 18
 """Bytes of the first segment for several tensors."""
 SHARES = 8
-"""Later ones have this part of all the memory that is shared by then."""
+"""A later one has one part in so many of all memory that is shared by then."""
 ALIGNMENT = 128
 """Bytes: two cache lines, which processors fetch together."""
 NO_LIMIT = 1 << 62
@@ -55,7 +55,7 @@ PROCESS = Path("/proc/self")
 CHECKED_FROM = 1 << 20
 """Bytes. For less, reading the groups' limits would take longer than reserving memory."""
 CACHES = ("inactive_file", "active_file")
-"""In ``memory.stat``: copies of files on disk, which the kernel drops before it kills anybody."""
+"""In ``memory.stat``: copies of files on disk, which the kernel drops before it kills a process."""
 
 
 class SegmentAddress(NamedTuple):
@@ -69,7 +69,9 @@ class SegmentAddress(NamedTuple):
     """Bytes."""
 
 
-class Own(NamedTuple):
+class OwnSegment(NamedTuple):
+    """Addresses, number and file descriptor of a segment of this process."""
+
     start: int
     end: int
     number: int
@@ -106,7 +108,7 @@ class SharedMemory:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self.own: tuple[Own, ...] = ()
+        self.own: tuple[OwnSegment, ...] = ()
         """By address; replaced as a whole, since other threads may read it."""
         self._last_inherited = 0
         """Number of the last segment that a forked child may be using."""
@@ -120,8 +122,8 @@ class SharedMemory:
     def allocate(self, size: int, *, is_common: bool = False) -> mmap.mmap:
         """``size`` bytes of zeros; freed with the last reference to the returned object.
 
-        With ``is_common`` other processes may use them longer: the kernel frees them once none
-        maps them. So it is at the end of the process, and for what a forked child inherited.
+        With ``is_common`` the kernel frees them once no process maps them. That also holds at the
+        end of this process, and for what a forked child has inherited.
 
         Raises ConfigurationError if there is no memory left.
         """
@@ -139,7 +141,7 @@ class SharedMemory:
                 f"{size} bytes of shared memory cannot be had: {error.strerror}"
             ) from None
         address = address_of(memory)
-        own = Own(address, address + length, next(self._numbers), descriptor)
+        own = OwnSegment(address, address + length, next(self._numbers), descriptor)
         self._change(lambda before: sorted((*before, own)))
         # Not at the end of the program, when threads, other handlers of its end and late peers
         # may still work there: who touches a page that was cut off dies of SIGBUS.
@@ -148,7 +150,7 @@ class SharedMemory:
         forget.atexit = False
         return memory
 
-    def _forget(self, own: Own, is_common: bool, process: int) -> None:
+    def _forget(self, own: OwnSegment, is_common: bool, process: int) -> None:
         if os.getpid() != process:
             # In a forked child: the memory is its parent's.
             return
@@ -166,7 +168,7 @@ class SharedMemory:
         self._common = lambda: None
         self._last_inherited = max((own.number for own in self.own), default=0)
 
-    def _change(self, make: Callable[[tuple[Own, ...]], list[Own]]) -> None:
+    def _change(self, make: Callable[[tuple[OwnSegment, ...]], list[OwnSegment]]) -> None:
         with _lock:
             while True:
                 before = self.own
@@ -186,7 +188,7 @@ class SharedMemory:
         return torch.frombuffer(self._take(count * dtype.itemsize), dtype=dtype).view(shape)
 
     def _take(self, size: int) -> mmap.mmap | memoryview:
-        """``size`` bytes of zeros, which nobody has used before.
+        """``size`` bytes of zeros, never used before.
 
         A segment costs two descriptors, and one in each process that maps it: so small tensors
         share one, and their number grows with the logarithm of the memory. Raises
@@ -216,11 +218,11 @@ class SharedMemory:
         # As torch.multiprocessing does to send a tensor to another process.
         descriptor, size = storage._share_fd_cpu_()
         start = storage.data_ptr()
-        own = Own(start, start + size, next(self._numbers), descriptor)
+        own = OwnSegment(start, start + size, next(self._numbers), descriptor)
         self._change(lambda before: sorted((*before, own)))
         weakref.finalize(storage, self._drop, own).atexit = False
 
-    def _drop(self, own: Own) -> None:
+    def _drop(self, own: OwnSegment) -> None:
         self._change(lambda before: [each for each in before if each is not own])
 
     def find(self, address: int, size: int) -> SegmentAddress | None:

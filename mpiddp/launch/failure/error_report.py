@@ -24,7 +24,7 @@ from mpiddp.wording import read_message
 
 MOST_CAUSES = 10
 PACKAGE = Path(__file__).parents[2]
-CALLS = ("calls.py", "collectives", "sync")
+CALLS = ("collective_calls.py", "collectives", "sync")
 """Where a collective call goes through."""
 TORCH_CALLS = ("torch.distributed", "torch.autograd")
 """Torch's modules that make collective calls."""

@@ -20,7 +20,7 @@ from benchmarks.measure.collectives.ranks.messages import Array
 from benchmarks.measure.launching.worker_loop import SessionMember
 from benchmarks.records import contenders
 from mpiddp.collectives.bootstrap import ensure_communicator
-from mpiddp.collectives.planner import Request, select
+from mpiddp.collectives.planner import CallRequest, select
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import parse
 from mpiddp.schedules.schedule import Collective
@@ -33,7 +33,7 @@ class MpiCalls(SessionMember):
     def __init__(self, session: mpiddp.Session) -> None:
         super().__init__(session)
         self._buffers = Buffers(self._allocate)
-        self._requests: dict[tuple[str, ...], Request] = {}
+        self._requests: dict[tuple[str, ...], CallRequest] = {}
         """Plans are kept for the object: a call is one object."""
         self._makers: dict[str, Callable[[CallSpec], Prepared]] = {
             contenders.MPI: self._prepare_mpi,
@@ -130,12 +130,12 @@ class MpiCalls(SessionMember):
             device=tensor.device if tensor.is_cuda else None,
         )
 
-    def _find_request(self, spec: CallSpec) -> Request:
+    def _find_request(self, spec: CallSpec) -> CallRequest:
         """What the call asks for; it may leave out the buffers of servers."""
         key = (spec.quantity, spec.algorithm, spec.transport, spec.operator)
         if key not in self._requests:
             kind, operator = Collective(spec.quantity), spec.operator or "sum"
-            self._requests[key] = Request(
+            self._requests[key] = CallRequest(
                 kind, spec.algorithm, spec.transport, operator=operator, allows_servers=True
             )
         return self._requests[key]
@@ -166,7 +166,7 @@ class MpiCalls(SessionMember):
         return {**mpiddp.describe_collectives(), **place}
 
 
-def _describe_selection(request: Request, tensor: torch.Tensor) -> str:
+def _describe_selection(request: CallRequest, tensor: torch.Tensor) -> str:
     """The algorithm and the transport that mpiddp takes for a call."""
     size, layout = tensor.numel() * tensor.element_size(), ensure_communicator().layout
     found = select(request, size, layout, tensor.dtype, on_gpu=tensor.is_cuda)

@@ -31,10 +31,10 @@ DATASETS: dict[str, DataSource] = {
 }
 
 MODELS: dict[str, str] = {
-    "convnet": "mpiddp.training.task.models:build_convnet",
-    "mlp": "mpiddp.training.task.models:build_mlp",
-    "resnet18": "mpiddp.training.task.models:build_resnet18",
-    "resnet50": "mpiddp.training.task.models:build_resnet50",
-    "transformer": "mpiddp.training.task.models:build_transformer",
+    "convnet": "mpiddp.training.task.models:convnet",
+    "mlp": "mpiddp.training.task.models:mlp",
+    "resnet18": "mpiddp.training.task.models:resnet18",
+    "resnet50": "mpiddp.training.task.models:resnet50",
+    "transformer": "mpiddp.training.task.models:transformer",
 }
 """Name to reference of a function ``(shape, classes) -> torch.nn.Module``."""

@@ -21,14 +21,14 @@ import torch
 from mpiddp.collectives import TRANSPORTS
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.communicator import check_tensor
-from mpiddp.collectives.planner import Request
+from mpiddp.collectives.planner import CallRequest
 from mpiddp.collectives.transport.operators import Operator, name_operator
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.schedule import Collective
-from mpiddp.torch_internals import find_part
+from mpiddp.torch_internals import find_implementation
 
 Op: TypeAlias = "str | torch.distributed.ReduceOp | torch.distributed.ReduceOp.RedOpType"
-_requests: dict[tuple[Any, ...], Request] = {}
+_requests: dict[tuple[Any, ...], CallRequest] = {}
 """The requests that were made so far: plans are kept for the object, so a call is one object."""
 
 
@@ -40,7 +40,7 @@ def _find_request(
     reduction_dtype: torch.dtype | None = None,
     fixed_order: bool = False,
     root: int = 0,
-) -> Request:
+) -> CallRequest:
     try:
         # Numbers of other types may equal a rank's, or one of torch's operators.
         types = (type(root), type(op))
@@ -52,7 +52,9 @@ def _find_request(
     if request is None:
         name = _check_options(algorithm, transport, op, reduction_dtype, root)
         if name == op:
-            request = Request(kind, algorithm, transport, root, fixed_order, name, reduction_dtype)
+            request = CallRequest(
+                kind, algorithm, transport, root, fixed_order, name, reduction_dtype
+            )
         else:
             rest = (reduction_dtype, fixed_order, root)
             request = _find_request(kind, algorithm, transport, name, *rest)
@@ -299,7 +301,7 @@ def shared_empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
 
 
 def describe_collectives(group: Any = None) -> dict[str, Any]:
-    """How ranks wait, and which transports there are; collective where it is the first call.
+    """How ranks wait, and which transports there are; collective if it is the first call.
 
         print(mpiddp.describe_collectives()["transports"])
 
@@ -315,7 +317,7 @@ def describe_collectives(group: Any = None) -> dict[str, Any]:
     gloo: list[str] = []
     if group is None:
         communicator = ensure_communicator()
-    elif found := find_part(group, "list_gloo_calls"):
+    elif found := find_implementation(group, "list_gloo_calls"):
         communicator, gloo = found.find_communicator(), found.list_gloo_calls()
     else:
         raise ConfigurationError(f"expected a group of backend mpiddp, found {group!r}")

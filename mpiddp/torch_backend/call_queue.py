@@ -40,7 +40,7 @@ SHOWN = 3
 
 @keep_from_compiler
 class CallWork(distributed.Work):
-    """A call that was begun; what torch's users wait for. Who waits for it makes it."""
+    """A call that was begun; what torch's users wait for. The thread that waits makes the call."""
 
     def __init__(self, queue: CallQueue, call: Call, tensors: list[Any], record: _Record) -> None:
         """``tensors``: the value of its future."""
@@ -57,7 +57,7 @@ class CallWork(distributed.Work):
         """Locks on which other threads wait for the end."""
 
     def end(self, error: BaseException | None) -> None:
-        """The call has ended, with an error or without. Calls back who asked for that."""
+        """The call has ended, with an error or without: tell the threads and futures that wait."""
         with self._lock:
             self._error = error
             self._has_ended = True
@@ -151,14 +151,14 @@ class _Record:
 class CallQueue:
     """Makes the calls of a group in their order, one at a time.
 
-    Whoever waits for a call makes it, and those before it, in his own thread: to hand it to another
-    thread and back takes 200 µs and more. What nobody waits for is made by a thread
-    of the queue after a while.
+    A thread that waits for a call makes it, and those before it: to hand it to another thread and
+    back takes 200 µs and more. A call that no thread waits for is made by the queue's own thread
+    after a while.
     """
 
     def __init__(self, name: str, find_delay: Callable[[], float]) -> None:
-        """``find_delay``: seconds in which somebody may wait for a call before the queue's thread
-        makes it."""
+        """``find_delay``: seconds after which the queue's thread makes a call that no thread waits
+        for."""
         self._name = name
         self._find_delay = find_delay
         self._process = os.getpid()
@@ -170,7 +170,7 @@ class CallQueue:
         """The thread that is in a call, which a signal's handler may interrupt."""
         self._lock = threading.Lock()
         self._waiting: deque[CallWork] = deque()
-        """Calls that nobody has begun."""
+        """Calls that no thread has begun."""
         self._late_thread = LateThread(self._make_rest, f"mpiddp-{name}")
         self._backward = NO_BACKWARD
         """The last backward pass at whose end calls are made."""
@@ -197,7 +197,7 @@ class CallQueue:
         self.begun += 1
         record = _Record(self.begun, name, [getattr(each, "shape", None) for each in tensors])
         self._last.append(record)
-        # A callback of a future makes its calls in the thread of the calls: nobody else would.
+        # A callback of a future makes its calls itself, since it is in the thread of the calls.
         thread = threading.get_ident()
         is_own = thread == self._maker
         if waits and thread == self._caller:
@@ -226,7 +226,7 @@ class CallQueue:
         return work
 
     def finish(self, work: CallWork, seconds: float = 0.0) -> None:
-        """Return once the call has ended: make it, and those before it, if nobody else does.
+        """Return once the call has ended: make it, and those before it, unless another thread does.
 
         Raises DistNetworkError if it has not ended after ``seconds``, if they are positive.
         """
@@ -246,7 +246,7 @@ class CallQueue:
                 raise distributed.DistNetworkError(f"the call has not ended after {seconds:g} s")
 
     def expect_end(self) -> None:
-        """Somebody may wait for a call in C++, without a word."""
+        """C++ may wait for a call from now on, without a call of ``wait``."""
         if os.getpid() != self._process:
             raise distributed.DistBackendError(FORKED)
         backward = find_backward()
@@ -282,7 +282,7 @@ class CallQueue:
             self._late_thread.set(self._find_delay())
 
     def _make_last(self, call: Call, record: _Record) -> None:
-        """Make a call after those that nobody has begun."""
+        """Make a call after those that are waiting."""
         self._turn.acquire()
         try:
             if self._waiting:
@@ -295,7 +295,7 @@ class CallQueue:
         self._make_waiting_if_free()
 
     def _make_waiting_if_free(self, last: CallWork | None = None) -> bool:
-        """False if another thread has the turn: it sees to the calls that nobody has begun."""
+        """False if another thread has the turn: it makes the waiting calls."""
         if not self._turn.acquire(blocking=False):
             return False
         try:
@@ -312,7 +312,7 @@ class CallQueue:
             self._late_thread.set(AT_ONCE if is_awaited else self._find_delay())
 
     def _make_waiting(self, last: CallWork | None = None) -> None:
-        """Make the calls that nobody has begun, up to ``last``, in the thread with the turn."""
+        """Make the waiting calls, up to ``last``, in the thread with the turn."""
         before, self._maker = self._maker, threading.get_ident()
         work = None
         try:
@@ -334,7 +334,7 @@ class CallQueue:
         with infer(True):
             try:
                 self._call(work.call, work.record)
-            except BaseException as caught:  # It is raised to whoever waits.
+            except BaseException as caught:  # It is raised in the thread that waits.
                 error = caught
         # Callbacks may make calls, which come before those that the program makes meanwhile.
         work.end(error)

@@ -86,7 +86,7 @@ def _split(plan: Plan, before: Sequence[Sequence[int]]) -> tuple[list[int], list
     """For each chunk of each operation the operation's number, and the chunks that it waits for.
 
     Of a large buffer an operation takes one chunk after the other, each a message of its own, and
-    a connection holds only some: who sends more must wait until the first ones are taken out.
+    a connection holds only some: the sender of more must wait until the first ones are taken out.
     """
     first, owners = list[int](), list[int]()
     limited: list[list[int]] = []
@@ -162,7 +162,7 @@ def _check_races(plan: Plan, order: Sequence[int]) -> None:
     """Raise ScheduleError if nothing orders two accesses to a chunk, of which one writes.
 
     In one call, or in calls that follow each other: one more than there are scratch memories, so
-    that the last one has that of the first.
+    that the last call uses the same one as the first.
     """
     count, calls = len(plan.operations), range(plan.scratches + 1)
     operations = [each for call in calls for each in _repeat(plan, call)]
@@ -216,7 +216,7 @@ def _repeat(plan: Plan, call: int) -> Iterator[Operation]:
 
 
 def _list_cells(plan: Plan, span: Span, turn: int) -> range:
-    """As ``plan.locate``; of scratch memory that of this turn."""
+    """As ``plan.locate``; in scratch memory, those of this turn."""
     cells, shift = plan.locate(span), turn if span.buffer is Buffer.SCRATCH else 0
     return range(cells.start + shift, cells.stop + shift)
 
