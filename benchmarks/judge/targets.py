@@ -16,7 +16,7 @@ WORDS = {True: "met", False: "missed", None: "cannot be judged from these rounds
 @dataclass(frozen=True)
 class Target:
     text: str
-    found: Mapping[str, Ratio | float | None]
+    measured: Mapping[str, Ratio | float | None]
     """By where it was measured, such as a buffer's size; ``""`` for a single value. A number stands
     for itself; None for what was never reached."""
     at_least: float | None = None
@@ -25,15 +25,16 @@ class Target:
     """What else was measured, after the verdict."""
 
     @property
-    def values(self) -> dict[str, float | None]:
+    def found(self) -> dict[str, float | None]:
+        """The values, by the same places."""
         return {
             place: each.estimate if isinstance(each, Ratio) else each
-            for place, each in self.found.items()
+            for place, each in self.measured.items()
         }
 
     @property
     def ratios(self) -> dict[str, Ratio]:
-        return {place: each for place, each in self.found.items() if isinstance(each, Ratio)}
+        return {place: each for place, each in self.measured.items() if isinstance(each, Ratio)}
 
     @property
     def intervals(self) -> dict[str, Interval | None]:
@@ -61,7 +62,7 @@ class Target:
 
     def judge(self, place: str) -> bool | None:
         """Whether it is met there; None if the rounds do not tell the value from a bound."""
-        value = self.found[place]
+        value = self.measured[place]
         if isinstance(value, Ratio):
             if place in self.missed:
                 return False
@@ -76,14 +77,14 @@ class Target:
     @property
     def met(self) -> bool | None:
         """Everywhere; None if it is missed nowhere, and somewhere cannot be judged."""
-        verdicts = set(map(self.judge, self.found))
+        verdicts = set(map(self.judge, self.measured))
         return False if False in verdicts else None if None in verdicts else True
 
     def describe(self) -> dict[str, Any]:
         """The target for a record."""
         return {
             "text": self.text,
-            "found": self.values,
+            "found": self.found,
             "at_least": self.at_least,
             "at_most": self.at_most,
             "note": self.note,
@@ -93,11 +94,11 @@ class Target:
 
     def __str__(self) -> str:
         # A single value is what the last word is about.
-        marks = len(self.found) > 1
+        marks = len(self.measured) > 1
         shown = [
             f"{place} {'never reached' if value is None else f'{value:.3f}'}".strip()
             + (f" ({WORDS[self.judge(place)]})" if marks and not self.judge(place) else "")
-            for place, value in self.values.items()
+            for place, value in self.found.items()
         ]
         note = self.note and f"; {self.note}"
         return f"{self.text}: {', '.join(shown)}: {WORDS[self.met]}{note}"
