@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
 
+from benchmarks.judge.ratios import Ratio, find_greater
 from benchmarks.records.statistics import Interval
 
 WORDS = {True: "met", False: "missed", None: "cannot be judged from these rounds"}
@@ -13,25 +16,58 @@ WORDS = {True: "met", False: "missed", None: "cannot be judged from these rounds
 @dataclass(frozen=True)
 class Target:
     text: str
-    found: Mapping[str, float | None]
-    """By where it was measured, such as a buffer's size; ``""`` for a single value. None for what
-    was never reached."""
+    measured: Mapping[str, Ratio | float | None]
+    """By where it was measured, such as a buffer's size; ``""`` for a single value. A number stands
+    for itself; None for what was never reached."""
     at_least: float | None = None
     at_most: float | None = None
     note: str = ""
     """What else was measured, after the verdict."""
-    intervals: Mapping[str, Interval | None] = field(default_factory=dict)
-    """Of the values that are ratios of rounds, by the same places; None if the rounds tell nothing.
-    """
+
+    @property
+    def found(self) -> dict[str, float | None]:
+        """The values, by the same places."""
+        return {
+            place: each.estimate if isinstance(each, Ratio) else each
+            for place, each in self.measured.items()
+        }
+
+    @property
+    def ratios(self) -> dict[str, Ratio]:
+        return {place: each for place, each in self.measured.items() if isinstance(each, Ratio)}
+
+    @property
+    def intervals(self) -> dict[str, Interval | None]:
+        """Of the ratios; None if the rounds tell nothing."""
+        return {place: ratio.interval for place, ratio in self.ratios.items()}
+
+    def _find_margins(self, ratio: Ratio) -> list[Ratio]:
+        """How far within each bound it is: above 1 if it keeps to it."""
+        margins = []
+        if self.at_least is not None:
+            margins.append(ratio.over(self.at_least))
+        if self.at_most is not None:
+            margins.append(ratio.over(self.at_most).turned)
+        return margins
+
+    @cached_property
+    def missed(self) -> set[str]:
+        """The places whose ratios are beyond a bound. One is enough: all are judged together."""
+        margins = {
+            (place, at): margin.turned
+            for place, ratio in self.ratios.items()
+            for at, margin in enumerate(self._find_margins(ratio))
+        }
+        return {place for place, _ in find_greater(margins)}
 
     def judge(self, place: str) -> bool | None:
         """Whether it is met there; None if the rounds do not tell the value from a bound."""
-        bounds = [bound for bound in (self.at_least, self.at_most) if bound is not None]
-        if place in self.intervals:
-            interval = self.intervals[place]
-            if interval is None or any(interval.low < each < interval.high for each in bounds):
-                return None
-        value = self.found[place]
+        value = self.measured[place]
+        if isinstance(value, Ratio):
+            if place in self.missed:
+                return False
+            # It is met only if it is met everywhere, so each place may be judged alone.
+            return all(find_greater({0: margin}) for margin in self._find_margins(value)) or None
         return (
             value is not None
             and (self.at_least is None or value >= self.at_least)
@@ -41,12 +77,24 @@ class Target:
     @property
     def met(self) -> bool | None:
         """Everywhere; None if it is missed nowhere, and somewhere cannot be judged."""
-        verdicts = set(map(self.judge, self.found))
+        verdicts = set(map(self.judge, self.measured))
         return False if False in verdicts else None if None in verdicts else True
+
+    def describe(self) -> dict[str, Any]:
+        """The target for a record."""
+        return {
+            "text": self.text,
+            "found": self.found,
+            "at_least": self.at_least,
+            "at_most": self.at_most,
+            "note": self.note,
+            "intervals": {place: each and asdict(each) for place, each in self.intervals.items()},
+            "met": self.met,
+        }
 
     def __str__(self) -> str:
         # A single value is what the last word is about.
-        marks = len(self.found) > 1
+        marks = len(self.measured) > 1
         shown = [
             f"{place} {'never reached' if value is None else f'{value:.3f}'}".strip()
             + (f" ({WORDS[self.judge(place)]})" if marks and not self.judge(place) else "")

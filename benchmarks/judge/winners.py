@@ -17,6 +17,7 @@ from benchmarks.judge.ratios import (
     estimate_ratio,
     estimate_rounds,
     find_common,
+    find_greater,
 )
 from benchmarks.records.contenders import GLOO, MPI, NCCL, OWN, PREPARED
 from benchmarks.records.material import Measured
@@ -84,12 +85,8 @@ class Verdict:
     """Of the winner's record."""
     speed: Ratio | None
     """How many times as fast as the framework the winner is."""
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the lead is more than the rounds differ, with 95 % confidence."""
-        interval = self.lead.interval if self.lead is not None else None
-        return self.second is None or (interval is not None and interval.low > 1)
+    is_settled: bool = False
+    """Whether it is told from the next one, by the leads at all sizes of the place together."""
 
 
 def are_paired(one: Measured, other: Measured) -> bool:
@@ -185,8 +182,18 @@ class Group:
             return compare_rounds(mine, theirs, self.coefficient)
         return compare_runs(mine, [theirs], self.coefficient)
 
-    def judge(self, size: int) -> Verdict | None:
-        """None if no contender has a right result."""
+    @cached_property
+    def verdicts(self) -> Mapping[int, Verdict]:
+        """By size; without sizes at which no contender has a right result."""
+        found = {size: each for size in self.sizes if (each := self._find_winner(size)) is not None}
+        leads = {size: each.lead for size, each in found.items() if each.lead is not None}
+        settled = find_greater(leads)
+        return {
+            size: replace(each, is_settled=each.second is None or size in settled)
+            for size, each in found.items()
+        }
+
+    def _find_winner(self, size: int) -> Verdict | None:
         order = self.rank_at(size)
         if not order:
             return None

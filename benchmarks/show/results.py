@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from benchmarks.judge.targets import Target
@@ -31,8 +31,7 @@ class Output:
     def show(self, *parts: str, targets: Sequence[Target] = ()) -> None:
         """Print what is not empty of the parts and of the targets, which the record gets, too."""
         if targets:
-            described = [{**asdict(target), "met": target.met} for target in targets]
-            self.record.write("targets", targets=described)
+            self.record.write("targets", targets=[target.describe() for target in targets])
         verdicts = "\n".join(f"target: {target}" for target in targets)
         text = "\n\n".join(filter(None, [*parts, verdicts]))
         if text:

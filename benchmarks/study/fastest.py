@@ -48,7 +48,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Row:
+class FastestRow:
     """One number of ranks."""
 
     ranks: int
@@ -65,13 +65,15 @@ def leaves_nobody_out(choice: Choice) -> bool:
     return len(choice.algorithm.make(3).members) == 3
 
 
-def make_map(question: Question) -> list[Row]:
+def make_map(question: Question) -> list[FastestRow]:
     """A row for each place. Raises ConfigurationError if nothing can be priced there."""
     rows = []
     with show_progress(len(question.places), "map") as bar:
         for nodes in question.places:
             prices = _list_prices(question.choices, nodes, question.find_machine(nodes))
-            rows.append(Row(sum(nodes), len(nodes), tuple(find_ranges(prices, question.sizes))))
+            rows.append(
+                FastestRow(sum(nodes), len(nodes), tuple(find_ranges(prices, question.sizes)))
+            )
             bar.update()
     return rows
 
@@ -138,7 +140,7 @@ def _bisect(find_winner: Callable[[int], str], name: str, low: int, high: int) -
 # ---- in words -----------------------------------------------------------------------------
 
 
-def describe_map(rows: Sequence[Row], sizes: Sequence[int]) -> Iterator[str]:
+def describe_map(rows: Sequence[FastestRow], sizes: Sequence[int]) -> Iterator[str]:
     """A table of letters, what they mean, and the sizes at which the winner changes."""
     names = list_names(rows)
     letters = {name: chr(ord("A") + place) for place, name in enumerate(names)}
@@ -159,7 +161,7 @@ def describe_map(rows: Sequence[Row], sizes: Sequence[int]) -> Iterator[str]:
     yield "by closed forms, for chunks of equal size; simulated step by step if there is none"
 
 
-def list_names(rows: Sequence[Row]) -> list[str]:
+def list_names(rows: Sequence[FastestRow]) -> list[str]:
     """Those that win anywhere, in the order in which they turn up."""
     return list(dict.fromkeys(each.name for row in rows for each in row.ranges))
 
@@ -167,7 +169,7 @@ def list_names(rows: Sequence[Row]) -> list[str]:
 # ---- the picture --------------------------------------------------------------------------
 
 
-def draw_map(path: Path, rows: Sequence[Row], note: str) -> None:
+def draw_map(path: Path, rows: Sequence[FastestRow], note: str) -> None:
     """A bar for each number of ranks, coloured by who wins; names stand in their regions."""
     names = list_names(rows)
     title = "The quickest all-reduce, by ranks and size"
@@ -196,7 +198,7 @@ Region = list[tuple[int, Range]]
 """Neighbouring rows, by place, with the sizes at which one algorithm wins there."""
 
 
-def find_regions(rows: Sequence[Row]) -> list[Region]:
+def find_regions(rows: Sequence[FastestRow]) -> list[Region]:
     """The parts of the map that one algorithm has in one piece."""
     regions: list[Region] = []
     for place, row in enumerate(rows):

@@ -34,7 +34,7 @@ FIT = Kind("fit", (".json",))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class FitOptions:
     """What is fitted, and what is checked."""
 
     files: Annotated[tuple[Path, ...], Argument("RECORD", is_positional=True)] = ()
@@ -53,13 +53,13 @@ READER = make_reader(
     command="fit",
     description="Fit α, β and γ to measured messages and additions: in pieces, if the protocol or "
     "the cache changes at some size. No collective's time enters a fit; --check predicts them.",
-    groups={"options": Options},
+    groups={"options": FitOptions},
     epilog="For example: fit messages.jsonl --output machine.json --check all-reduce.jsonl",
 )
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = pick(Options, READER.read(arguments))
+    options = pick(FitOptions, READER.read(arguments))
     check_outputs(options.output, inputs=(*options.files, *options.check))
     fit = make_fit(options)
     print_text(*describe(fit))
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> None:
         print_text("", *describe_checks(check_record(fit, read_record(path))))
 
 
-def make_fit(options: Options) -> Fit:
+def make_fit(options: FitOptions) -> Fit:
     """Read a fit, or make one of records. Raises ConfigurationError."""
     files = options.files or options.check
     if not files:

@@ -99,7 +99,7 @@ WAYS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class NumericsOptions:
     """What is summed."""
 
     algorithms: Algorithms = ()
@@ -123,7 +123,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Row:
+class ErrorRow:
     ranks: int
     algorithm: str
     inputs: int
@@ -136,18 +136,18 @@ READER = make_model_reader(
     "numerics",
     "Sum normal values in each algorithm's order, adding in the type itself and in "
     "float32, and compare with float64. Needs neither MPI nor a GPU.",
-    Options,
+    NumericsOptions,
     "ring:segments=4",
 )
 
 
-def parse(arguments: Sequence[str]) -> Options:
-    options = pick(Options, READER.read(arguments))
+def parse(arguments: Sequence[str]) -> NumericsOptions:
+    options = pick(NumericsOptions, READER.read(arguments))
     algorithms = options.algorithms or list_algorithms()
     return replace(options, algorithms=algorithms, ranks=tuple(sorted(options.ranks)))
 
 
-def measure_all(options: Options) -> list[Row]:
+def measure_all(options: NumericsOptions) -> list[ErrorRow]:
     """One row for each number of ranks and algorithm, in this order.
 
     Raises ConfigurationError for an algorithm that cannot be with so few ranks, before anything
@@ -162,7 +162,9 @@ def measure_all(options: Options) -> list[Row]:
         return [_measure_row(name, schedule, options, bar) for name, schedule in schedules]
 
 
-def _measure_row(name: str, schedule: Schedule, options: Options, bar: tqdm[NoReturn]) -> Row:
+def _measure_row(
+    name: str, schedule: Schedule, options: NumericsOptions, bar: tqdm[NoReturn]
+) -> ErrorRow:
     import torch
 
     bar.set_description(f"{name}, {schedule.ranks} ranks")
@@ -176,10 +178,10 @@ def _measure_row(name: str, schedule: Schedule, options: Options, bar: tqdm[NoRe
             except ScheduleError as error:
                 raise ScheduleError(f"{name}, {dtype}, {accumulation.value}: {error}") from None
     bar.update()
-    return Row(schedule.ranks, name, len(schedule.members), describe_order(schedule), errors)
+    return ErrorRow(schedule.ranks, name, len(schedule.members), describe_order(schedule), errors)
 
 
-def record_row(record: RecordWriter, row: Row) -> None:
+def record_row(record: RecordWriter, row: ErrorRow) -> None:
     """A cell for each error, relative to the RMS of the sum; one that is not finite is a refusal,
     since JSON has no name for it."""
     for (dtype, accumulation), error in row.errors.items():
@@ -202,7 +204,7 @@ def record_row(record: RecordWriter, row: Row) -> None:
             record.add(cell)
 
 
-def describe_inputs(options: Options) -> str:
+def describe_inputs(options: NumericsOptions) -> str:
     return (
         f"inputs: normal, standard deviation {options.scale:g}, seed {options.seed}, "
         f"{options.elements} elements of each rank"
@@ -223,21 +225,21 @@ def main(arguments: Sequence[str]) -> None:
         draw(path, rows, options.error, describe_inputs(options))
 
 
-def list_dtypes(rows: Sequence[Row]) -> list[str]:
+def list_dtypes(rows: Sequence[ErrorRow]) -> list[str]:
     return list(dict.fromkeys(dtype for dtype, _ in rows[0].errors))
 
 
 # ---- tables -------------------------------------------------------------------------------
 
 
-def report(rows: Sequence[Row], error: str) -> str:
+def report(rows: Sequence[ErrorRow], error: str) -> str:
     """All tables, and what their columns mean; ``error`` is ``rms`` or ``largest``."""
     groups = itertools.groupby(rows, key=lambda row: row.ranks)
     tables = [format_table(list(group), error) for _, group in groups]
     return "\n\n".join([*tables, explain(rows, error)])
 
 
-def format_table(rows: Sequence[Row], error: str) -> str:
+def format_table(rows: Sequence[ErrorRow], error: str) -> str:
     kinds = list(rows[0].errors)
     width = max(len("algorithm"), *(len(row.algorithm) for row in rows))
     left = f"{'algorithm':{width}}  depth  native  in step"
@@ -261,7 +263,7 @@ def format_error(value: float) -> str:
     return f"{value:.1e}"
 
 
-def explain(rows: Sequence[Row], error: str) -> str:
+def explain(rows: Sequence[ErrorRow], error: str) -> str:
     roundings = ", ".join(
         f"{ROUNDING * EPSILONS[dtype]:.1e} in {dtype}" for dtype in list_dtypes(rows)
     )
@@ -289,7 +291,7 @@ Series = dict[str, list[float]]
 """The values of each name, in the same order."""
 
 
-def collect(rows: Sequence[Row], kinds: Sequence[Kind], error: str) -> Series:
+def collect(rows: Sequence[ErrorRow], kinds: Sequence[Kind], error: str) -> Series:
     values: Series = {}
     for row in rows:
         values.setdefault(row.algorithm, []).extend(
@@ -315,7 +317,7 @@ def _is_alike(value: float, other: float) -> bool:
     return math.isclose(value, other, rel_tol=ALIKE) or (math.isnan(value) and math.isnan(other))
 
 
-def list_groups(rows: Sequence[Row], error: str) -> tuple[list[list[str]], int]:
+def list_groups(rows: Sequence[ErrorRow], error: str) -> tuple[list[list[str]], int]:
     """The groups of algorithms to draw, each a line, and how many groups are left out.
 
     Of too many the largest error stays, beside the smallest.
@@ -328,7 +330,7 @@ def list_groups(rows: Sequence[Row], error: str) -> tuple[list[list[str]], int]:
     return [group for group in groups if group[0] in shown], left_out
 
 
-def draw(path: Path, rows: Sequence[Row], error: str, note: str) -> None:
+def draw(path: Path, rows: Sequence[ErrorRow], error: str, note: str) -> None:
     """Draw error against ranks: a panel per type and way of adding, a line per group of alike."""
     dtypes = list_dtypes(rows)
     columns = max(len(list_accumulations(dtype)) for dtype in dtypes)
@@ -345,7 +347,7 @@ def draw(path: Path, rows: Sequence[Row], error: str, note: str) -> None:
 
 
 def list_lines(
-    rows: Sequence[Row], groups: Sequence[Sequence[str]], kind: Kind, error: str
+    rows: Sequence[ErrorRow], groups: Sequence[Sequence[str]], kind: Kind, error: str
 ) -> list[Line]:
     """The lines of a panel: groups that are alike there share one."""
     ranks = list(dict.fromkeys(row.ranks for row in rows))

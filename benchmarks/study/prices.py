@@ -42,7 +42,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Row:
+class PriceRow:
     """An algorithm on one number of ranks."""
 
     name: str
@@ -66,7 +66,7 @@ class Table:
 
     ranks: int
     nodes: int
-    rows: tuple[Row, ...]
+    rows: tuple[PriceRow, ...]
     bounds: tuple[Bounds, ...]
     """For each size."""
 
@@ -74,7 +74,7 @@ class Table:
     def title(self) -> str:
         return describe_place(self.ranks, self.nodes)
 
-    def list_ratios(self, row: Row) -> list[float]:
+    def list_ratios(self, row: PriceRow) -> list[float]:
         """How many times the lower bound each price is; NaN if that is nothing."""
         pairs = zip(row.prices, self.bounds, strict=True)
         return [
@@ -98,11 +98,11 @@ def price_all(question: Question) -> list[Table]:
     return tables
 
 
-def _price(choice: Choice, nodes: Place, sizes: Sequence[int], machine: Machine) -> Row:
+def _price(choice: Choice, nodes: Place, sizes: Sequence[int], machine: Machine) -> PriceRow:
     try:
-        return Row(str(choice), tuple(choice.prices(sizes, machine, nodes)))
+        return PriceRow(str(choice), tuple(choice.prices(sizes, machine, nodes)))
     except ConfigurationError as error:
-        return Row(str(choice), (), str(error))
+        return PriceRow(str(choice), (), str(error))
 
 
 def record_table(record: RecordWriter, table: Table, sizes: Sequence[int]) -> None:
@@ -146,7 +146,7 @@ def describe(sizes: Sequence[int], shown: Sequence[int], tables: Sequence[Table]
         )
 
 
-def _describe_row(row: Row, table: Table, places: Sequence[int]) -> list[str]:
+def _describe_row(row: PriceRow, table: Table, places: Sequence[int]) -> list[str]:
     if not row.prices:
         return [row.name, "", *["—", ""] * len(places)]
     cells, ratios = [], table.list_ratios(row)

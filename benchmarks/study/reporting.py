@@ -25,7 +25,7 @@ SLIDES = Kind("directory of pictures", (FOLDER,), is_drawn=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ReportOptions:
     """What is read, and what is written."""
 
     records: Annotated[tuple[Path, ...], Argument("RECORD", Path, is_positional=True)]
@@ -44,12 +44,12 @@ READER = make_reader(
     command="report",
     description="Draw the results of records: wrong and missing results, the fastest contender by "
     "ranks and size, curves, bars, and the machines.",
-    groups={"options": Options},
+    groups={"options": ReportOptions},
 )
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = pick(Options, READER.read(arguments))
+    options = pick(ReportOptions, READER.read(arguments))
     check_outputs(options.output, inputs=(*options.records, options.fit))
     material = read_material(options.records)
     for path in find(options.output, PICTURE):

@@ -212,7 +212,7 @@ def test_a_promise_is_judged_at_each_place_where_the_rounds_tell():
         str(target)
         == f"speed: quick 1.200, like 1.200 ({unknown}), few 1.200 ({unknown}): {unknown}"
     )
-    assert target.met is None and replace(target, found={"quick": 1.2}).met
+    assert target.met is None and replace(target, measured={"quick": 1.2}).met
     # Where there is no interval, the value stands for itself.
-    assert replace(target, found={"like": 1.2, "never": None}).met is False
-    assert replace(target, at_most=1.25, found={"quick": 1.2}).met is None
+    assert replace(target, measured={"like": 1.2, "never": None}).met is False
+    assert replace(target, at_most=1.25, measured={"quick": 1.2}).met is None

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.judge.choosing import RULE, Verdict, Way, choose, list_finalists, list_ranges
+from benchmarks.judge.choosing import RULE, SizeChoice, Way, choose, list_finalists, list_ranges
 from benchmarks.measure.collectives.findings import Refusal
 from benchmarks.measure.collectives.options import Plan
 from benchmarks.measure.trials import WrongResultError
@@ -62,7 +62,7 @@ def make_rule(seconds: float, **changes: object) -> Cell:
     return make_cell(RULE, seconds, ran="one-shot over shared-memory", **changes)  # type: ignore[arg-type]
 
 
-def judge(*cells: Cell) -> Verdict:
+def judge(*cells: Cell) -> SizeChoice:
     """The verdict on cells of one size."""
     verdicts, left_out = choose([cells])
     assert not left_out
@@ -166,7 +166,7 @@ def test_rounds_are_paired_within_a_record_only():
 )
 def test_ranges_cover_what_was_measured_and_each_size_gets_its_choice(pairs):
     pairs.sort()
-    ranges = list_ranges([Verdict(size, "", way, {}) for size, way in pairs])
+    ranges = list_ranges([SizeChoice(size, "", way, {}) for size, way in pairs])
     assert (ranges[0].least, ranges[-1].most) == (pairs[0][0], pairs[-1][0])
     for one, other in pairwise(ranges):
         assert other.least == one.most + 1
@@ -235,7 +235,7 @@ def test_a_record_becomes_a_table(record, tmp_path, capsys):
 
 
 def test_a_second_type_is_told_and_not_written_for_nccl(tmp_path):
-    ways = {Section("all-reduce", (2,), kind, "cpu", ()): [Verdict(8, "ring over mpi", RULE, {})]
+    ways = {Section("all-reduce", (2,), kind, "cpu", ()): [SizeChoice(8, "ring over mpi", RULE, {})]
             for kind in ("float32", "bfloat16")}  # fmt: skip
     left_out = nccl.write_csv(tmp_path / "nccl.csv", ways)
     assert left_out == ["all-reduce of bfloat16: a line knows no type"]

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.judge.promises import make_target
 from benchmarks.judge.ratios import Ratio
 from benchmarks.judge.targets import Target
 from benchmarks.measure.checkpoint.measurement import Measurement, Plan
@@ -122,4 +121,4 @@ def judge(found: Measurement, plan: Plan) -> list[Target]:
         *([(raw, found.over_raw, OVER_RAW)] if found.file_bytes >= LEAST_BYTES else []),
         (looks, found.agreement_share, AGREEMENT),
     ]
-    return [make_target(text, {"": value}, at_most=limit) for text, value, limit in rows]
+    return [Target(text, {"": value}, at_most=limit) for text, value, limit in rows]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from benchmarks.judge.promises import make_target
 from benchmarks.judge.ratios import Ratio, compare_rounds
 from benchmarks.judge.targets import Target
 from benchmarks.measure.collectives.findings import Findings
@@ -117,7 +116,7 @@ def _make(
     """The target over those of the sizes at which something is known; None if there are none."""
     values = {size: find_value(size) for size in found.plan.bytes if size in sizes}
     known = {describe_size(size): value for size, value in values.items() if value is not None}
-    return make_target(text, known, at_least, at_most) if known else None
+    return Target(text, known, at_least, at_most) if known else None
 
 
 def _judge_speed(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from benchmarks.judge.changes import SLOWER, Matched, Rule, Verdict, judge, match
+from benchmarks.judge.changes import SLOWER, Change, Matched, Rule, judge, match
 from benchmarks.measure.compare import report
 from benchmarks.measure.compare.again import CannotMeasureError, check_place, measure_again
 from benchmarks.records.options import CountOrZero, make_reader
@@ -67,7 +67,7 @@ class RegressionError(MpiddpError):
     """A cell became slower."""
 
 
-def compare(options: Options, rule: Rule, new: Record, matched: Matched) -> list[Verdict]:
+def compare(options: Options, rule: Rule, new: Record, matched: Matched) -> list[Change]:
     """The verdicts, with cells measured again if that can be done."""
     with tempfile.TemporaryDirectory(prefix="mpiddp-bench-") as folder:
 

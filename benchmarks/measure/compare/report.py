@@ -8,7 +8,7 @@ from dataclasses import asdict
 from math import inf
 from typing import Any
 
-from benchmarks.judge.changes import FASTER, SAME, SLOWER, UNKNOWN, Matched, Rule, Verdict
+from benchmarks.judge.changes import FASTER, SAME, SLOWER, UNKNOWN, Change, Matched, Rule
 from benchmarks.records.options import describe_interval, describe_value, format_rows
 from benchmarks.records.schema import Cell, Record
 from benchmarks.records.statistics import quantile
@@ -43,7 +43,7 @@ def _flatten(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def format_report(
-    rule: Rule, matched: Matched, verdicts: Sequence[Verdict], *, show_all: bool
+    rule: Rule, matched: Matched, verdicts: Sequence[Change], *, show_all: bool
 ) -> str:
     """``show_all``: also the cells that did not change."""
     parts = [
@@ -56,7 +56,7 @@ def format_report(
     return "\n\n".join(filter(None, parts))
 
 
-def _format_table(verdicts: Sequence[Verdict], *, show_all: bool) -> str:
+def _format_table(verdicts: Sequence[Change], *, show_all: bool) -> str:
     shown = [each for each in verdicts if show_all or each.word in (SLOWER, FASTER)]
     # Cells that looked slower show why they were measured again.
     shown += [each for each in verdicts if each not in shown and len(each.runs) > 1]
@@ -67,7 +67,7 @@ def _format_table(verdicts: Sequence[Verdict], *, show_all: bool) -> str:
     return "\n".join(format_rows([heads, *rows]))
 
 
-def _format_row(verdict: Verdict) -> list[str]:
+def _format_row(verdict: Change) -> list[str]:
     return [
         name_cell(verdict.new),
         describe_value(quantile(verdict.old.samples, 0.5), verdict.old.unit),
@@ -104,7 +104,7 @@ def _list_cells(title: str, cells: Sequence[Cell]) -> list[str]:
     return ["\n".join([f"{title}:", *names, *more])]
 
 
-def _summarize(rule: Rule, verdicts: Sequence[Verdict]) -> str:
+def _summarize(rule: Rule, verdicts: Sequence[Change]) -> str:
     """How many cells are what, and what that means."""
     counts = {word: sum(each.word == word for each in verdicts) for word in ORDER}
     rate, tolerance = rule.error_rate, rule.tolerance
@@ -157,7 +157,7 @@ def describe_place(cell: Cell) -> dict[str, Any]:
     }
 
 
-def describe(verdict: Verdict) -> dict[str, Any]:
+def describe(verdict: Change) -> dict[str, Any]:
     """A verdict for a record."""
     return {
         **describe_place(verdict.new),

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.judge.promises import make_target
 from benchmarks.judge.ratios import Ratio, compare_rounds, find_common
 from benchmarks.judge.targets import Target
 from benchmarks.measure.programs.measurement import GLOO, OWN, PROGRAMS, Group
@@ -110,7 +109,7 @@ def judge(groups: Sequence[Group]) -> list[Target]:
     for (name, ranks), speed in compare(groups).items():
         found.setdefault(name, {})[count_noun(ranks, "rank")] = speed
     return [
-        make_target(f"{name}: at least {least:g} × Gloo's {kind.step}s", found[name], least)
+        Target(f"{name}: at least {least:g} × Gloo's {kind.step}s", found[name], least)
         for name, kind in PROGRAMS.items()
         if (least := kind.promise) is not None and name in found
     ]

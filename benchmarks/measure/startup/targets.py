@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks.judge.promises import make_target
 from benchmarks.judge.targets import Target
 from benchmarks.measure.startup import phases
 from benchmarks.measure.startup.contenders import FLOOR, FRONT, HELP, MPIDDP, MPIDDP_TUNED
@@ -45,7 +44,7 @@ def _judge_processes(groups: Sequence[Group]) -> Iterator[Target]:
                 mine, others = (summarize(group.seconds(each)).median for each in (ours, other))
                 note = f"round by round{_describe(ratio.interval)}, of medians {mine / others:.3f}"
                 text = f"({ours}) / ({other}) on {group.title}, at most {limit:g}"
-                yield make_target(text, {"": ratio}, at_most=limit, note=note)
+                yield Target(text, {"": ratio}, at_most=limit, note=note)
             if FRONT in group.series:
                 front, tuned = (summarize(group.seconds(each)).median for each in (FRONT, ours))
                 text = f"seconds of ({FRONT}) - ({ours}) on {group.title}, at most {FRONT_TARGET:g}"

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.judge.promises import make_target
 from benchmarks.judge.ratios import compare_rounds, find_common
 from benchmarks.judge.targets import Target
 from benchmarks.measure.stragglers.measurement import (
@@ -116,5 +115,5 @@ def judge(found: Mapping[Contender, Series[TrainingRun]], accuracy: float) -> li
         limit = RANDOM_TARGET if is_random else CONSTANT_TARGET
         text = f"straggler {contender.straggler}: time of {contender.way} to {100 * accuracy:g}%"
         text += f", by in step, at most {limit:g}"
-        targets.append(make_target(text, {"": ratio}, at_most=limit, note=note))
+        targets.append(Target(text, {"": ratio}, at_most=limit, note=note))
     return targets

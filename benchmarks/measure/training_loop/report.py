@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.judge.promises import make_target
 from benchmarks.judge.ratios import Ratio, compare_rounds, find_common
 from benchmarks.judge.targets import Target
 from benchmarks.measure.training_loop.measurement import Group, Plan
@@ -81,7 +80,7 @@ def draw(path: Path, groups: Sequence[Group], note: str) -> None:
 
 def judge(groups: Sequence[Group]) -> list[Target]:
     return [
-        make_target(
+        Target(
             f"the trainer's samples per second: at least {SPEED:g} × a bare loop's",
             {
                 f"{each.model}, {count_noun(each.ranks, 'rank')}": ratio

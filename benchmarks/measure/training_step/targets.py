@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from benchmarks.judge.promises import make_target
 from benchmarks.judge.targets import Target
 from benchmarks.measure.training_step.contenders import AUTO, RANKS, Contender
 from benchmarks.measure.training_step.measurement import Group, TimedLink
@@ -45,7 +44,7 @@ def _judge_one_node(group: Group) -> Iterator[Target]:
             return
         least = LEAST_SPEED
     text = f"{where}: at least {least:g} × the framework's steps per second"
-    yield make_target(text, {"": speed}, at_least=least)
+    yield Target(text, {"": speed}, at_least=least)
 
 
 def _judge_nodes(group: Group) -> Iterator[Target]:
@@ -59,7 +58,7 @@ def _judge_nodes(group: Group) -> Iterator[Target]:
     sharded = group.find_speed(RING, SHARDED)
     if sharded is not None:
         text = f"{where}, sharded synchronous server: at most {MOST_SHARDED:g} of the ring's time"
-        yield make_target(text, {"": sharded}, at_most=MOST_SHARDED)
+        yield Target(text, {"": sharded}, at_most=MOST_SHARDED)
     for own in (CENTRAL, replace(CENTRAL, placement="dedicated")):
         speed = group.find_speed(RING, own)
         if speed is None:
@@ -72,7 +71,7 @@ def _judge_nodes(group: Group) -> Iterator[Target]:
         )
         least, most = 1 - MODEL_ERROR, 1 + MODEL_ERROR
         ratio = replace(speed, ratios=speed.ratios / predicted)
-        yield make_target(text, {"": ratio}, at_least=least, at_most=most)
+        yield Target(text, {"": ratio}, at_least=least, at_most=most)
 
 
 def predict_slowdown(group: Group, own: Contender, around: Parts, link: TimedLink) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.judge.choosing import RULE, Verdict, Way
+from benchmarks.judge.choosing import RULE, SizeChoice, Way
 from benchmarks.records.options import describe_seconds, format_rows
 from mpiddp.collectives.tuning import Section, describe_layout
 from mpiddp.wording import describe_size
@@ -14,7 +14,7 @@ NEAR = 1.05
 HEAD = ("size", "buffer", "auto runs", "time", "best", "time", "chosen", "time", "gain")
 
 
-def format_section(section: Section, verdicts: Sequence[Verdict]) -> str:
+def format_section(section: Section, verdicts: Sequence[SizeChoice]) -> str:
     """A table: a row for each size and kind of buffer."""
     title = (
         f"{section.collective} of {section.type}, {describe_layout(section.nodes)}, "
@@ -24,7 +24,7 @@ def format_section(section: Section, verdicts: Sequence[Verdict]) -> str:
     return "\n".join([title, *format_rows(rows)])
 
 
-def _format_row(verdict: Verdict, buffer: str) -> tuple[str, ...]:
+def _format_row(verdict: SizeChoice, buffer: str) -> tuple[str, ...]:
     timings, best = verdict.timings[buffer], verdict.find_fastest(buffer)
     is_kept = verdict.chosen == RULE
     chosen = timings[verdict.chosen]
@@ -41,14 +41,14 @@ def _format_row(verdict: Verdict, buffer: str) -> tuple[str, ...]:
     )
 
 
-def _describe_gain(verdict: Verdict, buffer: str) -> str:
+def _describe_gain(verdict: SizeChoice, buffer: str) -> str:
     ratio = verdict.timings[buffer][verdict.chosen].ratio
     assert ratio.interval is not None
     low, high = 1 / ratio.interval.high, 1 / ratio.interval.low
     return f"{1 / ratio.estimate:.2f} × ({low:.2f}–{high:.2f})"
 
 
-def describe_share(verdicts: Mapping[Section, Sequence[Verdict]]) -> str:
+def describe_share(verdicts: Mapping[Section, Sequence[SizeChoice]]) -> str:
     """How often what auto ran and what was chosen are near the fastest."""
     cells = [(each, kind) for found in verdicts.values() for each in found for kind in each.timings]
     counts = [
@@ -61,6 +61,6 @@ def describe_share(verdicts: Mapping[Section, Sequence[Verdict]]) -> str:
     )
 
 
-def _is_near(verdict: Verdict, buffer: str, way: Way) -> bool:
+def _is_near(verdict: SizeChoice, buffer: str, way: Way) -> bool:
     timings = verdict.timings[buffer]
     return timings[way].seconds <= NEAR * timings[verdict.find_fastest(buffer)].seconds

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarks.judge.ratios import adjust
+from benchmarks.judge.ratios import find_greater
 from benchmarks.judge.winners import Group, Verdict, make_groups
 from benchmarks.records.collectives import COLLECTIVES
 from benchmarks.records.contenders import ALL_PAIRS, POINT_TO_POINT, PROBE, REDUCTION, shorten
 from benchmarks.records.material import Material
 from benchmarks.records.options import SPEED, describe_value
 from benchmarks.records.schema import group_by
-from benchmarks.records.statistics import CONFIDENCE
 from benchmarks.show.drawing.page import OFFERED
 from benchmarks.show.page.curves import draw_curves
 from benchmarks.show.page.findings import list_alerts, list_facts
@@ -118,12 +117,11 @@ def _highlight_collectives(groups: dict[str, list[Group]]) -> Iterator[Highlight
         places = [
             (group, size, found)
             for group in reversed(groups.get(quantity, []))
-            for size in reversed(group.sizes)
-            if (found := group.judge(size)) is not None and found.second is not None
+            for size, found in reversed(list(group.verdicts.items()))
+            if found.second is not None
         ]
         leads = {number: place[2].lead for number, place in enumerate(places)}
-        adjusted = adjust({n: lead.find_probability(1) for n, lead in leads.items() if lead})
-        settled = (n for n, probability in adjusted.items() if probability <= (1 - CONFIDENCE) / 2)
+        settled = find_greater({number: lead for number, lead in leads.items() if lead})
         if (number := min(settled, default=None)) is not None:
             yield _highlight_winner(quantity, *places[number])
         elif places:

@@ -158,7 +158,7 @@ def _draw_winners(groups: Sequence[Group], labels: Sequence[str], names: Mapping
 
 
 def _draw_winner(group: Group, size: int, names: Mapping[str, str]) -> Square | None:
-    found = group.judge(size)
+    found = group.verdicts.get(size)
     if found is None:
         return None
 
