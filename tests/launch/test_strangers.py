@@ -27,7 +27,7 @@ from benchmarks.launching import json_lines, worker_loop
 from benchmarks.launching.processes import MARK
 from mpiddp.doctor.network import links
 from mpiddp.launch.network.interfaces import Candidate
-from mpiddp.launch.rendezvous.address_agreement import Attempt, OfferServer, try_offers
+from mpiddp.launch.rendezvous.offers import Attempt, OfferServer, try_offers
 from mpiddp.process.sockets import links as links_of_lifelines
 from mpiddp.process.sockets import listener as listener_module
 from mpiddp.process.sockets import ports

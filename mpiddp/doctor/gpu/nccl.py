@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpiddp import environment
-from mpiddp.doctor.common.findings import Finding, failed, passed, skipped, warned
+from mpiddp.doctor.examiner.findings import Finding, failed, passed, skipped, warned
 
 TRANSPORT = "NCCL transport"
 SOCKET_ADVICE = (

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
-from mpiddp.doctor.common.findings import Finding, passed, warned
+from mpiddp.doctor.examiner.findings import Finding, passed, warned
 from mpiddp.process.background import BackgroundCall, LateError
 
 HOST_NAME = "host name"

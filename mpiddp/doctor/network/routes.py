@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
-from mpiddp.doctor.common.findings import Finding, failed, join_some, passed, skipped, warned
+from mpiddp.doctor.examiner.findings import Finding, failed, join_some, passed, skipped, warned
 from mpiddp.doctor.network.links import Link, find_limit
 from mpiddp.errors import UnreachableError
 from mpiddp.launch.launcher.hostnames import fold_hostnames

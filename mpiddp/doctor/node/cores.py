@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mpiddp.doctor.common.findings import Finding, describe_range, passed, warned
+from mpiddp.doctor.examiner.findings import Finding, describe_range, passed, warned
 from mpiddp.launch.device.device import share_cores
 from mpiddp.process.cpus import count_shared_cores
 from mpiddp.wording import count_noun, fold_numbers

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from mpiddp.doctor.common.findings import Finding, failed, passed, skipped, warned
+from mpiddp.doctor.examiner.findings import Finding, failed, passed, skipped, warned
 from mpiddp.doctor.node.limits import floor_power
 from mpiddp.errors import ConfigurationError
 from mpiddp.process.background import BackgroundCall, LateError

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from mpiddp import environment
-from mpiddp.doctor.common.findings import Finding, describe_range, failed, passed, skipped, warned
+from mpiddp.doctor.examiner.findings import Finding, describe_range, failed, passed, skipped, warned
 from mpiddp.errors import ConfigurationError, LaunchError
 from mpiddp.launch.launcher.command import SRUN, find_mpirun, find_program
 from mpiddp.launch.launcher.hostnames import fold_hostnames

@@ -54,6 +54,7 @@ from mpiddp.launch.failure.termination import (
     is_interactive,
     may_call_mpi,
 )
+from mpiddp.launch.launcher.launcher import find_launcher
 from mpiddp.launch.mpi import mpi
 from mpiddp.process import job_directory
 from mpiddp.process.background import (
@@ -110,6 +111,12 @@ class FailureHandler(FailureReports):
         self.step_under_way: int | None = None
         """The step that is being made, from 1; None between steps. While it is the same one, this
         rank makes no progress, whatever its main thread does."""
+
+    def meet_launcher(self) -> Peers:
+        """Find the launcher, once. Raises LaunchError."""
+        if self.peers.launcher is None:
+            self.meet(launcher=find_launcher())
+        return self.peers
 
     def begin_start(self, seconds: float) -> None:
         """Start-up begins: each of its phases may take so long."""
@@ -258,12 +265,12 @@ class FailureHandler(FailureReports):
 
     def _tell(self, error: BaseException, *, told: bool) -> None:
         """Report, or leave it to another rank; then still report if that one does not."""
-        peers = self.peers
         with contextlib.suppress(LaunchError):
-            peers.meet_launcher()
-        if peers.lifeline is not None and threading.current_thread() is threading.main_thread():
+            self.meet_launcher()
+        lifeline = self.peers.lifeline
+        if lifeline is not None and threading.current_thread() is threading.main_thread():
             with contextlib.suppress(Exception):  # The report does without.
-                peers.lifeline.note_failure(error)
+                lifeline.note_failure(error)
         report = self.compose_report(error)
         self._code = report.outcome.code
         try:
@@ -277,9 +284,9 @@ class FailureHandler(FailureReports):
         else:
             self.write_files(report, is_reporter=False)
             # Without MPI no other rank could end this process.
-            if peers.communicator is not None:
+            if self.peers.communicator is not None:
                 time.sleep(PATIENCE_SECONDS)
-                await_turn(peers.rank)
+                await_turn(self.peers.rank)
                 self.report(report, told=told)
         self._hold_claim(2 * ANSWER_SECONDS)
 
@@ -324,9 +331,10 @@ class FailureHandler(FailureReports):
     # Which rank reports
 
     def _is_reporter(self, report: Report) -> bool:
-        peers = self.peers
-        if peers.communicator is None and threading.current_thread() is threading.main_thread():
+        is_main = threading.current_thread() is threading.main_thread()
+        if self.peers.communicator is None and is_main:
             self._carry_into_mpi(report)
+        peers = self.peers
         if peers.communicator is None:
             return self._is_reporter_without_mpi(report.error)
         if not peers.is_shared:
@@ -393,7 +401,7 @@ class FailureHandler(FailureReports):
             with deadlines.phase("MPI"):
                 module = mpi.load(launcher)
                 mpi.initialize(module, launcher)
-                self.peers.join_mpi(module.COMM_WORLD)
+                self.meet(communicator=module.COMM_WORLD.Dup())
         except Exception:  # What failed first is what the user must read.
             return
         finally:

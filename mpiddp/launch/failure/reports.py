@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import sys
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mpiddp.errors import PeerLostError, UnreachableError
 from mpiddp.launch.failure.error_report import (
@@ -53,6 +55,7 @@ class FailureReports:
     def __init__(self, peers: Peers, hidden_files: tuple[str, ...]) -> None:
         """``hidden_files``: source files whose frames are left out at the top of a traceback."""
         self.peers = peers
+        self._meeting = threading.RLock()
         self.output = Redirection()
         self.run_directory: Path | None = None
         self.entered_runs: set[Path] = set()
@@ -63,6 +66,11 @@ class FailureReports:
         """A line that follows each report."""
         self._step: int | None = None
         self._hidden_files = hidden_files
+
+    def meet(self, **found: Any) -> None:
+        """Start-up has found out more of the other ranks: fields of `Peers`."""
+        with self._meeting:
+            self.peers = replace(self.peers, **found)
 
     @property
     def step(self) -> int | None:
