@@ -65,7 +65,7 @@ def examine(settings: DoctorOptions, failure_handler: FailureHandler) -> int:
             _judge_launch(examiner, stages.report)
         examined = _examine(examiner, torch_import)
         with stages.stage("summary"):
-            code = _conclude(stages.report, ranks, examined)
+            code = _conclude(stages, ranks, examined)
         resources = Resources(
             start_up,
             ranks,
@@ -242,12 +242,12 @@ def _try_group(examiner: Examiner, compute: Compute, address: Address) -> tuple[
     return store, True
 
 
-def _conclude(report: FindingsReport | None, ranks: Ranks, examined: Examined) -> int:
+def _conclude(stages: Stages, ranks: Ranks, examined: Examined) -> int:
     code = 0
-    if report is not None:
+    if stages.report is not None:
         if examined.left_out:
-            report.add(skipped(THE_REST, f"not examined: {examined.left_out}"))
-        code = report.conclude()
+            stages.add(skipped(THE_REST, f"not examined: {examined.left_out}"))
+        code = stages.report.conclude()
         if code != 0 and ranks.world.size > 1:
             # A launcher may forget what it has not forwarded when a rank fails.
             time.sleep(FORWARD_SECONDS)
