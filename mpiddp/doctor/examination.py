@@ -27,7 +27,7 @@ from mpiddp.launch.failure.deadline import CLOSING
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.hostnames import is_host
 from mpiddp.launch.mpi.world import find_oddities
-from mpiddp.launch.phases import Address, Compute, Ranks, StartUp
+from mpiddp.launch.phases import AgreedAddress, Compute, JobRanks, StartUp
 from mpiddp.launch.resources import Resources
 from mpiddp.launch.summary import find_slowest
 from mpiddp.launch.torch_import import TorchImport
@@ -121,7 +121,7 @@ def _examine(examiner: Examiner, torch_import: TorchImport) -> Examined:
 # MPI, ranks, code, torch
 
 
-def _start_mpi(start_up: StartUp, stages: Stages) -> Ranks:
+def _start_mpi(start_up: StartUp, stages: Stages) -> JobRanks:
     handler = start_up.failure_handler
     try:
         ranks = phases.start_mpi(start_up)
@@ -207,7 +207,7 @@ def _compare_torch(examiner: Examiner, seconds: float) -> None:
 # Store and group
 
 
-def _try_group(examiner: Examiner, compute: Compute, address: Address) -> tuple[Any, bool]:
+def _try_group(examiner: Examiner, compute: Compute, address: AgreedAddress) -> tuple[Any, bool]:
     """The store, as far as there is one, and whether the group works."""
     ranks, begin = examiner.ranks, time.monotonic()
     with examiner.stage("store"):
@@ -242,7 +242,7 @@ def _try_group(examiner: Examiner, compute: Compute, address: Address) -> tuple[
     return store, True
 
 
-def _conclude(stages: Stages, ranks: Ranks, examined: Examined) -> int:
+def _conclude(stages: Stages, ranks: JobRanks, examined: Examined) -> int:
     code = 0
     if stages.report is not None:
         if examined.left_out:

@@ -106,7 +106,7 @@ class StartUp:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class JobRanks:
     """All ranks, as MPI has brought them together; or this process alone, without MPI."""
 
     control: ControlChannel
@@ -160,7 +160,7 @@ def begin_import(start: StartUp) -> TorchImport:
     return torch_import
 
 
-def start_mpi(start: StartUp) -> Ranks:
+def start_mpi(start: StartUp) -> JobRanks:
     """Start MPI, if there is one, and find the World and, on rank 0, who is where."""
     handler = start.failure_handler
     launcher = handler.meet_launcher().launcher
@@ -168,7 +168,7 @@ def start_mpi(start: StartUp) -> Ranks:
     if module is None:
         alone = ControlChannel(solitary_world(), None, start.options.timeout)
         handler.meet(world=alone.world)
-        return Ranks(alone, launcher)
+        return JobRanks(alone, launcher)
     is_own = not module.Is_initialized()
     confined = mpi.initialize(module, launcher)
     version = module.Get_library_version()
@@ -190,7 +190,7 @@ def start_mpi(start: StartUp) -> Ranks:
     roster = gather_roster(world, neighbourhood, own)
     handler.meet(roster=roster)
     control = ControlChannel(world, own, start.options.timeout)
-    return Ranks(control, launcher, roster, neighbourhood, module, comm, kept_mpi, confined)
+    return JobRanks(control, launcher, roster, neighbourhood, module, comm, kept_mpi, confined)
 
 
 def _load_mpi(launcher: Launcher | None) -> Any:
@@ -225,7 +225,7 @@ def join_import(start: StartUp, torch_import: TorchImport) -> float:
 
 
 @dataclass(frozen=True)
-class Binding:
+class NodePlacements:
     """Where the ranks of a node run."""
 
     placements: Sequence[Placement]
@@ -241,14 +241,14 @@ class Compute:
     placements: Sequence[Placement]
     """Of the node's ranks, by local rank."""
     unbound: Cpus
-    """As in `Binding`."""
+    """As in `NodePlacements`."""
     assignment: Assignment
     backend: str
     device: torch.device
     threads: int
 
 
-def find_device(start: StartUp, ranks: Ranks) -> Sequence[Placement]:
+def find_device(start: StartUp, ranks: JobRanks) -> Sequence[Placement]:
     """Find this rank's GPU or cores. Returns what the ranks of its node have, by local rank."""
     # Ends before the other nodes are asked anything: sharing is one node's own failure.
     world, node, options = ranks.world, ranks.node, start.options
@@ -267,19 +267,19 @@ def find_device(start: StartUp, ranks: Ranks) -> Sequence[Placement]:
     return placements
 
 
-def bind_cores(start: StartUp, ranks: Ranks, placements: Sequence[Placement]) -> Binding:
+def bind_cores(start: StartUp, ranks: JobRanks, placements: Sequence[Placement]) -> NodePlacements:
     """Bind this rank, if its launcher has not, before torch and Gloo start threads."""
     masks = device.choose_cores(placements, start.options.bind)
     if masks is None:
-        return Binding(placements)
+        return NodePlacements(placements)
     unbound = find_cpus()
     start.undo.callback(bind_threads, unbound)
     bind_threads(masks[ranks.world.local_rank])
     bound = [replace(each, cores=mask) for each, mask in zip(placements, masks, strict=True)]
-    return Binding(bound, unbound)
+    return NodePlacements(bound, unbound)
 
 
-def take_device(start: StartUp, ranks: Ranks, binding: Binding) -> Compute:
+def take_device(start: StartUp, ranks: JobRanks, binding: NodePlacements) -> Compute:
     """Choose the backend; take the threads."""
     import torch
 
@@ -302,7 +302,7 @@ def take_device(start: StartUp, ranks: Ranks, binding: Binding) -> Compute:
 
 
 def _choose_backend(
-    start: StartUp, ranks: Ranks, assignment: Assignment
+    start: StartUp, ranks: JobRanks, assignment: Assignment
 ) -> tuple[str, Sequence[str]]:
     """The backend, and on rank 0, which prints the remarks, one if only some ranks have a GPU."""
     mine = (
@@ -326,7 +326,7 @@ def _choose_backend(
 
 
 @dataclass(frozen=True)
-class Address:
+class AgreedAddress:
     """Where the ranks meet."""
 
     route: Route
@@ -334,7 +334,7 @@ class Address:
     """On rank 0."""
 
 
-def find_address(start: StartUp, ranks: Ranks) -> Address:
+def find_address(start: StartUp, ranks: JobRanks) -> AgreedAddress:
     """Agree on the address of the store, and tell every rank of its node's interfaces."""
     options = start.options
     route: Route | None = None
@@ -368,7 +368,7 @@ def find_address(start: StartUp, ranks: Ranks) -> Address:
     if options.tuning:
         # Read by the first collective call; a script may have changed the directory by then.
         start.variables.export({environment.TUNING: os.path.abspath(options.tuning)})
-    return Address(route, listening)
+    return AgreedAddress(route, listening)
 
 
 # Lifeline
@@ -383,7 +383,7 @@ class NodeLifeline:
     own: Lifeline | None = None
 
 
-def begin_lifeline(start: StartUp, ranks: Ranks) -> NodeLifeline | None:
+def begin_lifeline(start: StartUp, ranks: JobRanks) -> NodeLifeline | None:
     """Start the companion process of this node, if a launcher or the front started the rank.
 
     Returns None if this session needs none.
@@ -405,7 +405,7 @@ def begin_lifeline(start: StartUp, ranks: Ranks) -> NodeLifeline | None:
 
 
 def join_lifeline(
-    start: StartUp, ranks: Ranks, address: Address, begun: NodeLifeline | None
+    start: StartUp, ranks: JobRanks, address: AgreedAddress, begun: NodeLifeline | None
 ) -> Lifeline | None:
     """Connect this rank with its node's companion, and that one with the other nodes'."""
     if begun is None:
@@ -426,7 +426,7 @@ def join_lifeline(
     return lifeline
 
 
-def _enter(start: StartUp, ranks: Ranks, entrance: Entrance) -> Lifeline:
+def _enter(start: StartUp, ranks: JobRanks, entrance: Entrance) -> Lifeline:
     handler = start.failure_handler
     lifeline = Lifeline(
         entrance, ranks.world.rank, handler.leave_job, handler.lose_lifeline, handler.output
@@ -444,7 +444,7 @@ def _enter(start: StartUp, ranks: Ranks, entrance: Entrance) -> Lifeline:
 # Store and group
 
 
-def open_store(start: StartUp, ranks: Ranks, compute: Compute, address: Address) -> Any:
+def open_store(start: StartUp, ranks: JobRanks, compute: Compute, address: AgreedAddress) -> Any:
     """Connect to the store, or open it, at the agreed address."""
     world, meeting, timeout = ranks.world, address.route.meeting, start.options.timeout
     free = _reserve_port(start, address)
@@ -464,7 +464,7 @@ def open_store(start: StartUp, ranks: Ranks, compute: Compute, address: Address)
     return own
 
 
-def _reserve_port(start: StartUp, address: Address) -> dict[str, str]:
+def _reserve_port(start: StartUp, address: AgreedAddress) -> dict[str, str]:
     """On rank 0: MASTER_PORT for processes that ranks start, if another port is free."""
     if address.listening is not None:
         with contextlib.suppress(OSError):
@@ -474,7 +474,7 @@ def _reserve_port(start: StartUp, address: Address) -> dict[str, str]:
     return {}
 
 
-def open_group(start: StartUp, ranks: Ranks, compute: Compute, own_store: Any) -> None:
+def open_group(start: StartUp, ranks: JobRanks, compute: Compute, own_store: Any) -> None:
     """Make torch.distributed's default group."""
     import torch.distributed as distributed
 
@@ -485,6 +485,6 @@ def open_group(start: StartUp, ranks: Ranks, compute: Compute, own_store: Any) -
         start.at_close(nccl.GroupWatch(start.failure_handler.fail).close)
 
 
-def try_group(start: StartUp, ranks: Ranks, compute: Compute) -> None:
+def try_group(start: StartUp, ranks: JobRanks, compute: Compute) -> None:
     """One checked all-reduce."""
     store.first_all_reduce(ranks.world, compute.device)

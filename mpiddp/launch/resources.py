@@ -10,7 +10,7 @@ from mpiddp.launch.device.binding import bind_threads
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.mpi.control import ControlChannel, free, hand_over
-from mpiddp.launch.phases import Compute, Ranks, StartUp
+from mpiddp.launch.phases import Compute, JobRanks, StartUp
 from mpiddp.lifeline.lifeline import Lifeline
 
 
@@ -20,7 +20,7 @@ class Resources:
     def __init__(
         self,
         start_up: StartUp,
-        ranks: Ranks,
+        ranks: JobRanks,
         compute: Compute | None,
         *,
         store: Any = None,

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.errors import SUCCESS, ConfigurationError
-from mpiddp.launch.failure.error_report import exit_code
+from mpiddp.launch.failure.error_meaning import exit_code
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.mpi.control import ControlChannel, count_exchanges, hand_over
 from mpiddp.launch.options import LaunchOptions

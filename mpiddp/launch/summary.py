@@ -10,7 +10,7 @@ from mpiddp.launch.device import nccl
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.mpi.compatibility import library_name
 from mpiddp.launch.mpi.world import find_oddities
-from mpiddp.launch.phases import Compute, Ranks, StartUp
+from mpiddp.launch.phases import Compute, JobRanks, StartUp
 from mpiddp.launch.rendezvous.route import Route
 from mpiddp.process.cpus import count_shared_cores
 from mpiddp.wording import count_noun, fold_numbers
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 SHOWN = 8
-"""Ranks of a node whose cores are shown."""
+"""JobRanks of a node whose cores are shown."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def find_slowest(
 
 def describe_start(
     start_up: StartUp,
-    ranks: Ranks,
+    ranks: JobRanks,
     compute: Compute,
     route: Route,
     slowest: Mapping[str, tuple[float, int]],
@@ -149,7 +149,9 @@ def describe_start(
     return "\n".join(["mpiddp: started", *lines, *notes]) + "\n"
 
 
-def _describe_library(ranks: Ranks, hostnames: Sequence[str], reports: Sequence[NodeReport]) -> str:
+def _describe_library(
+    ranks: JobRanks, hostnames: Sequence[str], reports: Sequence[NodeReport]
+) -> str:
     if ranks.module is None:
         return "none (one process; for more: python -m mpiddp -n RANKS …)"
     library = library_name(ranks.module.Get_library_version())

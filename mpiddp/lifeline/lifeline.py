@@ -24,7 +24,7 @@ from mpiddp.lifeline.stacks.dump import StackWriter, read_thread, read_traceback
 from mpiddp.lifeline.stacks.flight_recorder import count_calls, read_calls, read_record
 from mpiddp.lifeline.stacks.positions import describe, read_answers
 from mpiddp.lifeline.stall import Calls, Finished
-from mpiddp.lifeline.watched_rank import Entry
+from mpiddp.lifeline.watched_rank import RankEntry
 from mpiddp.process import detached
 from mpiddp.process.sockets.links import Link, connect, describe_server, listen_locally
 from mpiddp.process.sockets.ports import PortRange
@@ -283,7 +283,7 @@ def _enter(entrance: Entrance, rank: int, memory: int, stacks: int) -> Link:
     with contextlib.suppress(OSError, AttributeError):
         own = os.pidfd_open(os.getpid())
     try:
-        Entry(rank, memory, stacks, own).send(link.connection)
+        RankEntry(rank, memory, stacks, own).send(link.connection)
     except OSError:
         link.close()
         raise

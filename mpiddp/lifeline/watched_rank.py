@@ -27,7 +27,7 @@ MOST_DESCRIPTORS = 3
 
 
 @dataclass(frozen=True)
-class Entry:
+class RankEntry:
     """The first message of a rank, with descriptors that its receiver owns."""
 
     rank: int
@@ -43,11 +43,11 @@ class Entry:
         socket.send_fds(connection, [str(self.rank).encode()], descriptors)
 
     @staticmethod
-    def receive(connection: socket.socket) -> Entry:
+    def receive(connection: socket.socket) -> RankEntry:
         """Raises OSError, or ValueError for another message."""
         text, descriptors, *_ = socket.recv_fds(connection, ENTRY_BYTES, MOST_DESCRIPTORS)
         memory, stacks, *own = descriptors
-        return Entry(int(text), memory, stacks, *own)
+        return RankEntry(int(text), memory, stacks, *own)
 
 
 class WatchedRank:
@@ -57,7 +57,7 @@ class WatchedRank:
         self,
         loop: EventLoop,
         connection: socket.socket,
-        entry: Entry,
+        entry: RankEntry,
         take: Callable[[WatchedRank, str, Any], object],
         lose: Callable[[str, Loss], object],
     ) -> None:

@@ -23,7 +23,7 @@ from mpiddp.checkpoints.storage.shards import WriteError
 from mpiddp.errors import ConfigurationError, PreemptedError
 from mpiddp.launch.session import Session
 from mpiddp.process.preemption_signals import PreemptionSignals
-from mpiddp.process.step_agreement import PREEMPTED, Members, StepAgreement, Wish
+from mpiddp.process.step_agreement import PREEMPTED, AgreeingRanks, StepAgreement, Wish
 from mpiddp.training.data.seeding import mix_seed, seed_generators
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.checkpoints import AUTO, NEVER, has_places, parse_interval
@@ -261,7 +261,7 @@ class Saver:
     def _make_agreement(self) -> StepAgreement:
         training, world = self._training, self._training.session.world
         session = training.session
-        members = Members(world.rank, world.size, session.store, session.timeout)
+        members = AgreeingRanks(world.rank, world.size, session.store, session.timeout)
         wishes: dict[str, Wish] = {}
         # Workers without a bound do not pass the same places: they pause by their server's word.
         has_places = self._interval is not None and not training.batches.is_shared

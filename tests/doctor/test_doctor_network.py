@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiddp.doctor.network import links, routes
-from mpiddp.doctor.network.links import Counter, Link, Ping
+from mpiddp.doctor.network.links import Counter, NodeLinks, Ping
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.network.interfaces import Interface
 
@@ -83,7 +83,7 @@ def ring(rates, *, seconds=1e-4, offsets=None, problems=None):
     """Links of nodes n0, n1, …; ``rates[i]`` is that of the link to node i, in bits per second."""
     count = len(rates)
     return [
-        Link(
+        NodeLinks(
             f"n{i}",
             f"n{(i + 1) % count}",
             None if i == 0 else Ping(2e-4, (offsets or {}).get(i, 1e-5)),

@@ -42,7 +42,7 @@ def main() -> None:
     try_offers: Callable[..., Any] = address_agreement.try_offers
     begin, join = phases.begin_lifeline, Lifeline.join
 
-    def begin_later(start_up: phases.StartUp, ranks: phases.Ranks) -> Any:
+    def begin_later(start_up: phases.StartUp, ranks: phases.JobRanks) -> Any:
         hold("mpi", ranks.world.rank)
         return begin(start_up, ranks)
 

@@ -13,12 +13,12 @@ from mpiddp.doctor.examiner.findings_report import FindingsReport, open_report
 from mpiddp.doctor.examiner.options import FINDINGS, DoctorOptions
 from mpiddp.errors import MpiddpError
 from mpiddp.launch.failure.deadline import PhaseDeadlines
-from mpiddp.launch.failure.error_report import exit_code
+from mpiddp.launch.failure.error_meaning import exit_code
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import find_launcher, is_first
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.network.infiniband import find_infiniband, find_libfabric
-from mpiddp.launch.phases import Ranks, StartUp
+from mpiddp.launch.phases import JobRanks, StartUp
 from mpiddp.options.outputs import find_one
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Examiner:
         self,
         settings: DoctorOptions,
         start_up: StartUp,
-        ranks: Ranks,
+        ranks: JobRanks,
         stages: Stages,
         before: Mapping[str, str],
     ) -> None:

@@ -57,7 +57,7 @@ class Ping:
 
 
 @dataclass(frozen=True)
-class Link:
+class NodeLinks:
     """What one node's leader found about its links; compact, for rank 0."""
 
     hostname: str
@@ -216,7 +216,7 @@ def take_turns(size: int) -> list[range]:
     return turns if size == even else [*turns, range(size - 1, size)]
 
 
-def measure(leaders: MPI.Intracomm, counter: Counter, hostname: str, token: bytes) -> Link:
+def measure(leaders: MPI.Intracomm, counter: Counter, hostname: str, token: bytes) -> NodeLinks:
     """Measure this node's links. Collective over the leaders of two or more nodes."""
     quietly = mpi.SleepingCommunicator(leaders)
     here = (hostname, counter.address, counter.port)
@@ -243,4 +243,6 @@ def measure(leaders: MPI.Intracomm, counter: Counter, hostname: str, token: byte
         rates = quietly.gather(counter.rate() or 0.0)
         if not quietly.bcast(rates is not None and min(rates) < find_limit(rates)):
             break
-    return Link(hostname, neighbour, master, ring, counter.rate(), tuple(dict.fromkeys(problems)))
+    return NodeLinks(
+        hostname, neighbour, master, ring, counter.rate(), tuple(dict.fromkeys(problems))
+    )

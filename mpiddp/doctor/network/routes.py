@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 from mpiddp.doctor.examiner.findings import Finding, failed, join_some, passed, skipped, warned
-from mpiddp.doctor.network.links import Link, find_limit
+from mpiddp.doctor.network.links import NodeLinks, find_limit
 from mpiddp.errors import UnreachableError
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.network.interfaces import Interface
@@ -157,7 +157,7 @@ def _judge_way(way: Way, addresses: str) -> Finding:
     )
 
 
-def judge_links(links: Sequence[Link], ways: Sequence[Way]) -> Finding:
+def judge_links(links: Sequence[NodeLinks], ways: Sequence[Way]) -> Finding:
     """One finding for all links; ``ways`` has those of the same nodes."""
     if len(links) < 2:
         return skipped(LINKS, "one node")
@@ -235,7 +235,7 @@ def _advise_on_slow(disproved: Sequence[Way]) -> str:
     return f"Look at {where}, and at who else uses them"
 
 
-def judge_clocks(links: Sequence[Link]) -> Finding:
+def judge_clocks(links: Sequence[NodeLinks]) -> Finding:
     if len(links) < 2:
         return skipped(CLOCKS, "one node")
     pings = [(link.hostname, link.master) for link in links if link.master is not None]

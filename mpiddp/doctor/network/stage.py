@@ -16,7 +16,7 @@ from mpiddp.launch.rendezvous.route import Route
 class NetworkRow:
     way: routes.Way
     look_ups: Finding
-    link: links.Link | None
+    link: links.NodeLinks | None
     """None if the job has one node."""
 
 

@@ -17,7 +17,7 @@ SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Binding:
+class RankCores:
     rank: int
     cores: frozenset[int]
     threads: str | None
@@ -26,7 +26,7 @@ class Binding:
     """The cores' worth of time that its container has."""
 
 
-def judge_cores(bindings: Sequence[Binding]) -> Finding:
+def judge_cores(bindings: Sequence[RankCores]) -> Finding:
     """Whether a node has at least one core for each of its ranks."""
     crowd = find_crowd({binding.rank: binding.cores for binding in bindings})
     everyone = frozenset().union(*(binding.cores for binding in bindings))
@@ -85,7 +85,7 @@ def find_crowd(masks: Mapping[int, frozenset[int]]) -> tuple[list[int], list[int
     return None
 
 
-def judge_threads(bindings: Sequence[Binding]) -> Finding:
+def judge_threads(bindings: Sequence[RankCores]) -> Finding:
     """Whether the threads of all ranks of a node fit its cores."""
     masks, quotas = _split(bindings)
     cores = count_shared_cores(masks, quotas)
@@ -107,7 +107,7 @@ def judge_threads(bindings: Sequence[Binding]) -> Finding:
     )
 
 
-def _split(bindings: Sequence[Binding]) -> tuple[list[frozenset[int]], list[float]]:
+def _split(bindings: Sequence[RankCores]) -> tuple[list[frozenset[int]], list[float]]:
     """All ranks' cores, and their quotas."""
     return [binding.cores for binding in bindings], [binding.quota for binding in bindings]
 

@@ -55,7 +55,7 @@ def _gather_rows(examiner: Examiner, token: str, problem: str) -> list[NodeRow] 
     resolution = BackgroundCall(functools.partial(name_resolution.resolve, world.hostname))
     threads = examiner.before.get(environment.OMP_NUM_THREADS)
     bindings = examiner.gather_on_node(
-        cores.Binding(world.rank, find_cpus(), threads, find_quota())
+        cores.RankCores(world.rank, find_cpus(), threads, find_quota())
     )
     mine = NodeRow([], None, variables.find_variables(examiner.before))
     if bindings is not None:

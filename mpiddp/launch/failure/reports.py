@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mpiddp.errors import PeerLostError, UnreachableError
-from mpiddp.launch.failure.error_report import (
+from mpiddp.launch.failure.error_meaning import (
     describe_error,
     exit_code,
     has_own_hook,
