@@ -16,7 +16,7 @@ from benchmarks.common.statistics import quantile, summarize
 from benchmarks.launching import launchers
 from benchmarks.launching.paired_jobs import MPI_JOB, TORCH_JOB
 
-MPIRUN = launchers.Mpirun(Path("mpirun"), launchers.command.OPEN_MPI, "5.0.11", None)
+MPIRUN = launchers.Mpirun(Path("mpirun"), launchers.programs.OPEN_MPI, "5.0.11", None)
 K, M = 1 << 10, 1 << 20
 GLOO_ROW, MPI_ROW = Contender(GLOO, TORCH_JOB), Contender(MPI)
 PRIVATE_OWN, SHARED_OWN = Contender(OWN, buffer="private"), Contender(OWN, buffer="shared")
