@@ -13,13 +13,14 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpiddp import environment
 from mpiddp.errors import AloneError, ConfigurationError, LaunchError
 from mpiddp.launch import debugging
 from mpiddp.launch.device import device, nccl
-from mpiddp.launch.device.binding import Cpus, bind_threads
+from mpiddp.launch.device.binding import bind_threads
 from mpiddp.launch.device.choice import AUTO, CUDA
 from mpiddp.launch.device.device import Assignment, Placement
 from mpiddp.launch.failure.failure import FailureHandler
@@ -225,23 +226,11 @@ def join_import(start: StartUp, torch_import: TorchImport) -> float:
 
 
 @dataclass(frozen=True)
-class NodePlacements:
-    """Where the ranks of a node run."""
-
-    placements: Sequence[Placement]
-    """By local rank."""
-    unbound: Cpus = frozenset()
-    """Where this process could run before it was bound; empty if it was not."""
-
-
-@dataclass(frozen=True)
 class Compute:
     """What this rank computes on."""
 
     placements: Sequence[Placement]
     """Of the node's ranks, by local rank."""
-    unbound: Cpus
-    """As in `NodePlacements`."""
     assignment: Assignment
     backend: str
     device: torch.device
@@ -267,23 +256,26 @@ def find_device(start: StartUp, ranks: JobRanks) -> Sequence[Placement]:
     return placements
 
 
-def bind_cores(start: StartUp, ranks: JobRanks, placements: Sequence[Placement]) -> NodePlacements:
-    """Bind this rank, if its launcher has not, before torch and Gloo start threads."""
+def bind_cores(
+    start: StartUp, ranks: JobRanks, placements: Sequence[Placement]
+) -> Sequence[Placement]:
+    """Bind this rank, if its launcher has not, before torch and Gloo start threads.
+
+    Returns the placements with the cores that each rank has now.
+    """
     masks = device.choose_cores(placements, start.options.bind)
     if masks is None:
-        return NodePlacements(placements)
-    unbound = find_cpus()
-    start.undo.callback(bind_threads, unbound)
+        return placements
+    start.at_close(partial(bind_threads, find_cpus()))
     bind_threads(masks[ranks.world.local_rank])
-    bound = [replace(each, cores=mask) for each, mask in zip(placements, masks, strict=True)]
-    return NodePlacements(bound, unbound)
+    return [replace(each, cores=mask) for each, mask in zip(placements, masks, strict=True)]
 
 
-def take_device(start: StartUp, ranks: JobRanks, binding: NodePlacements) -> Compute:
+def take_device(start: StartUp, ranks: JobRanks, placements: Sequence[Placement]) -> Compute:
     """Choose the backend; take the threads."""
     import torch
 
-    world, assignment = ranks.world, device.assign(ranks.world, binding.placements)
+    world, assignment = ranks.world, device.assign(ranks.world, placements)
     backend, remarks = _choose_backend(start, ranks, assignment)
     assignment = replace(assignment, remarks=(*remarks, *assignment.remarks))
     start.variables.export(debugging.lower_detail(backend, world.rank))
@@ -292,8 +284,7 @@ def take_device(start: StartUp, ranks: JobRanks, binding: NodePlacements) -> Com
         threads = {environment.OMP_NUM_THREADS: str(assignment.threads)}
         start.variables.export(threads)
     return Compute(
-        placements=binding.placements,
-        unbound=binding.unbound,
+        placements=placements,
         assignment=assignment,
         backend=backend,
         device=device.name_device(assignment),

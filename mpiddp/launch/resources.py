@@ -6,7 +6,6 @@ import contextlib
 import sys
 from typing import Any
 
-from mpiddp.launch.device.binding import bind_threads
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.mpi.control import ControlChannel, free, hand_over
@@ -39,7 +38,6 @@ class Resources:
         self.has_group = has_group
         self._variables = start_up.variables
         self._module, self._kept_mpi = ranks.module, ranks.kept_mpi
-        self._unbound = compute.unbound if compute is not None else frozenset()
         self._lifeline = lifeline
         self._deadlines = deadlines
 
@@ -91,7 +89,9 @@ class Resources:
             self._close_mpi(control)
         if deadlines is not None:
             deadlines.close()
-        self._restore_process()
+        if self._lifeline is not None:
+            self._lifeline.wait()
+        self._variables.restore()
 
     def _close_group(self) -> None:
         """Close the group, a script's own too: a rank that left must not look alive to its peers.
@@ -103,14 +103,6 @@ class Resources:
             return
         if self.has_group or not torch.cuda.is_initialized():
             torch.distributed.destroy_process_group()
-
-    def _restore_process(self) -> None:
-        """As it was before; the companion ends."""
-        if self._lifeline is not None:
-            self._lifeline.wait()
-        self._variables.restore()
-        if self._unbound:
-            bind_threads(self._unbound)
 
     def _close_mpi(self, control: ControlChannel) -> None:
         if self.comm is not None:

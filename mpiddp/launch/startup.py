@@ -118,8 +118,8 @@ def _run(start_up: StartUp, signals: PreemptionSignals | None) -> Session:
             # After the import, which needs all cores.
             node_lifeline = settle(phases.begin_lifeline, ranks)
             placements = settle(phases.find_device, ranks)
-            binding = settle(phases.bind_cores, ranks, placements)
-            compute = settle(phases.take_device, ranks, binding)
+            placements = settle(phases.bind_cores, ranks, placements)
+            compute = settle(phases.take_device, ranks, placements)
             address = settle(phases.find_address, ranks)
         with deadlines.phase("store"):
             store = settle(phases.open_store, ranks, compute, address)

@@ -50,9 +50,7 @@ def examine_gpus(examiner: Examiner) -> ExaminedGpus | None:
         # Before NCCL is asked anything: it reads them once.
         recording = nccl.Recording()
         examiner.start_up.variables.export(recording.variables)
-    compute = examiner.attempt(
-        gpus.GPUS, phases.take_device, ranks, phases.NodePlacements(placements)
-    )
+    compute = examiner.attempt(gpus.GPUS, phases.take_device, ranks, placements)
     if compute is None:
         return None
 
