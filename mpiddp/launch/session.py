@@ -32,7 +32,7 @@ def find_session() -> Session | None:
 
 
 def make_current(session: Session) -> None:
-    """It is the one that `find_session` finds from now on, until it is closed."""
+    """Have `find_session` return it until it is closed."""
     _open.append(session)
 
 

@@ -178,12 +178,13 @@ class Lifeline:
         self._send("announce", asdict(Failure(self._rank, code, OWN)))
 
     def close(self) -> None:
-        """All ranks have closed their sessions, or no rank is to be told of this one's end."""
+        """Tell the companion that this rank's end is no loss. It is told once all ranks have closed
+        their sessions, or if start-up has failed."""
         self._is_closing = True
         self._send("done")
 
     def wait(self) -> None:
-        """Wait until the companion knows; one that was stopped, say, is left behind."""
+        """Wait until the companion knows, for CLOSE_SECONDS at most: it may be stopped."""
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
             self._link.connection.shutdown(socket.SHUT_RDWR)

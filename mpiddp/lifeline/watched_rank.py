@@ -77,8 +77,10 @@ class WatchedRank:
         """Directory and attempt of a training, for reports."""
         self.log: tuple[Path, bool] | None = None
         """The log of all that the rank prints, and whether standard error leads elsewhere."""
-        self.has_ended = self.is_closed = False
-        """Whether it has gone or closed its session; whether it has closed its session, as all."""
+        self.has_ended = False
+        """Whether it has gone, or closed its session."""
+        self.is_closed = False
+        """Whether it has closed its session, as all ranks do together."""
         self._loop = loop
         self._hand_on, self._lose = take, lose
         self._progress = Progress(entry.memory)

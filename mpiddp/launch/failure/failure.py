@@ -186,7 +186,7 @@ class FailureHandler(FailureReports):
             self._end_job(failed[1], lambda: time.sleep(PATIENCE_SECONDS))
 
     def leave_job(self, code: int) -> None:
-        """End this process, since the job ends and all was said. Runs on the lifeline's thread."""
+        """End this process: the job ends, and was reported. Runs on the lifeline's thread."""
         if self._is_in_charge():
             self._is_leaving = True
             self._end_job(code, lambda: None)
@@ -211,10 +211,10 @@ class FailureHandler(FailureReports):
         raise ReportedExit(code)
 
     def finish(self, code: int = SUCCESS, reason: str = "done") -> None:
-        """Write the outcome of a run that is done (exit code 0), or to go on. Called by rank 0.
+        """Write how a run has ended: with exit code 0, or to be continued. Called by rank 0.
 
-        That of a run that is done stays, whatever happens to a rank while the session is closed.
-        A script goes on after its run, and may fail then: the job's outcome stays open.
+        If it is done, no later outcome replaces this, whatever happens while the session is closed.
+        A script goes on after its run, and may still fail: the job's own outcome is left open.
         """
         job_directory.check_attempt()
         ends_job = self._ends_with_run or (code != SUCCESS and not self._outlasts_runs)
@@ -226,14 +226,14 @@ class FailureHandler(FailureReports):
         return os.getpid() == self._process
 
     def _is_in_charge(self) -> bool:
-        """Whether ending the job is up to this process: not a child's, nor that of one
-        that is interactive and alone."""
+        """Whether this process may end the job: it is no forked child, and has other ranks or is
+        not interactive."""
         return self.is_own_process() and (self.peers.is_shared or not is_interactive())
 
     def _end_job(self, code: int, tell: Callable[[], None]) -> NoReturn:
-        """The one path to the end: ``tell``, then end this process and, if it has MPI, all.
+        """The only way to end the job: call ``tell``, then end this process and, by MPI, all.
 
-        One thread goes it, once; others stop here.
+        The first thread that calls this does so; any other stops here.
         """
         try:
             if threading.current_thread() is threading.main_thread():
@@ -358,11 +358,10 @@ class FailureHandler(FailureReports):
         return answer != "silent"
 
     def _is_reporter_without_mpi(self, error: BaseException) -> bool:
-        """Nobody can be asked: the launcher's rank 0 reports, and one process of other nodes.
+        """No rank can be asked: the launcher's rank 0 reports, and one process on each other node.
 
-        A pair of library and launcher that do not fit is found by all ranks alike, so that
-        rank 0's report is enough. A rank 0 that comes too late finds its node's claim taken, by
-        one that has reported.
+        If every rank is alone in MPI, all ranks find that, and rank 0's report is enough. A rank 0
+        that comes too late finds that another process has its node's claim, and has reported.
         """
         launcher = self.peers.launcher
         if launcher is None:
@@ -390,7 +389,7 @@ class FailureHandler(FailureReports):
             return
 
         def give_up(_: str) -> None:
-            # Beside the thread that was to report, and does not come back from MPI_Init.
+            # In the deadline's thread: the main thread does not return from MPI_Init.
             try:
                 self.report(report)
             finally:

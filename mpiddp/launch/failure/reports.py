@@ -88,11 +88,11 @@ class FailureReports:
         self.output = output
 
     def begin_script(self) -> None:
-        """Somebody's script runs inside: its exceptions and exit codes stay plain."""
+        """A script runs in this process: its exceptions and exit codes are left unchanged."""
         self.runs_script = True
 
     def foresee_run(self, directory: Path | None) -> None:
-        """Where the outcome of a start-up that fails is written."""
+        """Have the outcome written to ``directory`` if start-up fails."""
         self.run_directory = directory
 
     def enter_run(self, directory: Path, attempt: int) -> None:
