@@ -27,7 +27,8 @@ from mpiddp.launch.failure.deadline import CLOSING
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.hostnames import is_host
 from mpiddp.launch.mpi.world import find_oddities
-from mpiddp.launch.phases import AgreedAddress, Compute, JobRanks, StartUp
+from mpiddp.launch.phases import Compute, JobRanks, StartUp
+from mpiddp.launch.rendezvous.route import Route
 from mpiddp.launch.resources import Resources
 from mpiddp.launch.summary import find_slowest
 from mpiddp.launch.torch_import import TorchImport
@@ -98,19 +99,19 @@ def _examine(examiner: Examiner, torch_import: TorchImport) -> Examined:
             return Examined("nothing further works without torch")
         _compare_torch(examiner, seconds)
     with stage("address"):
-        address = examiner.attempt(routes.INTERFACES, phases.find_address, ranks)
+        found = examiner.attempt(routes.INTERFACES, phases.find_address, ranks)
     with stage("network"):
-        are_linked = address is not None and examine_network(examiner, address.route)
+        are_linked = found is not None and examine_network(examiner, found[0])
     with stage("GPUs"):
         gpus = examine_gpus(examiner)
     compute = gpus.compute if gpus is not None else None
-    if address is None:
+    if found is None:
         return Examined("the ranks did not find each other", compute)
     if not are_linked:
         return Examined("nodes that do not reach each other make no group", compute)
     if gpus is None:
         return Examined("the ranks have no devices to work on")
-    store, works = _try_group(examiner, gpus.compute, address)
+    store, works = _try_group(examiner, gpus.compute, *found)
     if not works:
         return Examined("there is no group of all ranks", compute, store)
     if gpus.compute.backend == "nccl":
@@ -207,12 +208,14 @@ def _compare_torch(examiner: Examiner, seconds: float) -> None:
 # Store and group
 
 
-def _try_group(examiner: Examiner, compute: Compute, address: AgreedAddress) -> tuple[Any, bool]:
+def _try_group(
+    examiner: Examiner, compute: Compute, route: Route, descriptor: int | None
+) -> tuple[Any, bool]:
     """The store, as far as there is one, and whether the group works."""
     ranks, begin = examiner.ranks, time.monotonic()
     with examiner.stage("store"):
         store = examiner.attempt(
-            ALL_REDUCE, phases.open_store, ranks, compute, address, expected=Exception
+            ALL_REDUCE, phases.open_store, ranks, compute, route, descriptor, expected=Exception
         )
     if store is None:
         return None, False
@@ -230,7 +233,7 @@ def _try_group(examiner: Examiner, compute: Compute, address: AgreedAddress) -> 
             if not examiner.attempt(ALL_REDUCE, work, expected=Exception):
                 return store, False
     seconds = time.monotonic() - begin
-    meeting = address.route.meeting
+    meeting = route.meeting
     examiner.add(
         passed(
             ALL_REDUCE,

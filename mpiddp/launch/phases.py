@@ -42,7 +42,7 @@ from mpiddp.launch.options import COLLECTIVES, Options
 from mpiddp.launch.packages import check_packages
 from mpiddp.launch.rendezvous import companions, store
 from mpiddp.launch.rendezvous.init_methods import ScriptGroups
-from mpiddp.launch.rendezvous.route import Listening, Route, find_route
+from mpiddp.launch.rendezvous.route import Route, find_route
 from mpiddp.launch.torch_import import TorchImport
 from mpiddp.lifeline.lifeline import Lifeline, start_companion
 from mpiddp.lifeline.membership import Entrance
@@ -316,26 +316,20 @@ def _choose_backend(
 # Address
 
 
-@dataclass(frozen=True)
-class AgreedAddress:
-    """Where the ranks meet."""
+def find_address(start: StartUp, ranks: JobRanks) -> tuple[Route, int | None]:
+    """Agree on the address of the store, and tell every rank of its node's interfaces.
 
-    route: Route
-    listening: Listening | None
-    """On rank 0."""
-
-
-def find_address(start: StartUp, ranks: JobRanks) -> AgreedAddress:
-    """Agree on the address of the store, and tell every rank of its node's interfaces."""
+    Returns on rank 0, too, the descriptor of the socket that listens there, for `open_store`.
+    """
     options = start.options
     route: Route | None = None
-    listening: Listening | None = None
+    descriptor: int | None = None
     error: Exception | None = None
     if ranks.leads_node:
         leaders = ranks.leaders
         communicator = mpi.SleepingCommunicator(leaders) if leaders is not None else None
         try:
-            route, listening = find_route(
+            route, descriptor = find_route(
                 ranks.world,
                 communicator,
                 ranks.hostnames,
@@ -359,60 +353,47 @@ def find_address(start: StartUp, ranks: JobRanks) -> AgreedAddress:
     if options.tuning:
         # Read by the first collective call; a script may have changed the directory by then.
         start.variables.export({environment.TUNING: os.path.abspath(options.tuning)})
-    return AgreedAddress(route, listening)
+    return route, descriptor
 
 
 # Lifeline
 
 
-@dataclass(frozen=True)
-class NodeLifeline:
-    """The companion process of this node, before it knows those of other nodes."""
-
-    entrance: Entrance | None = None
-    """This and ``own``: on the first rank of the node, which has started the companion."""
-    own: Lifeline | None = None
-
-
-def begin_lifeline(start: StartUp, ranks: JobRanks) -> NodeLifeline | None:
+def begin_lifeline(start: StartUp, ranks: JobRanks) -> Lifeline | None:
     """Start the companion process of this node, if a launcher or the front started the rank.
 
-    Returns None if this session needs none.
+    Returns the lifeline of the node's first rank, which the companion needs to start.
     """
     handler = start.failure_handler
     if start.previous is not None:
         handler.meet(lifeline=start.previous.peers.lifeline)
+    if not _has_companion(start, ranks) or not ranks.leads_node:
         return None
+    return start_companion(partial(_enter, start, ranks), handler.output.console)
+
+
+def _has_companion(start: StartUp, ranks: JobRanks) -> bool:
     is_job = ranks.launcher is not None or environment.JOB_DIRECTORY in os.environ
-    if not is_job and ranks.world.size == 1:
-        return None
-    if not ranks.leads_node:
-        return NodeLifeline()
-
-    def enter(entrance: Entrance) -> Lifeline:
-        return _enter(start, ranks, entrance)
-
-    return NodeLifeline(*start_companion(enter, handler.output.console))
+    return start.previous is None and (is_job or ranks.world.size > 1)
 
 
 def join_lifeline(
-    start: StartUp, ranks: JobRanks, address: AgreedAddress, begun: NodeLifeline | None
+    start: StartUp, ranks: JobRanks, route: Route, first: Lifeline | None
 ) -> Lifeline | None:
-    """Connect this rank with its node's companion, and that one with the other nodes'."""
-    if begun is None:
+    """Connect this rank with its node's companion, and that one with the other nodes'.
+
+    ``first``: that of the node's first rank, there.
+    """
+    if not _has_companion(start, ranks):
         return None
-    entrance = begun.entrance if ranks.node is None else ranks.node.bcast(begun.entrance)
+    entrance = first.entrance if first is not None else None
+    if ranks.node is not None:
+        entrance = ranks.node.bcast(entrance)
     assert entrance is not None, "the node's first rank has failed otherwise"
-    lifeline = begun.own or _enter(start, ranks, entrance)
-    allowed = address.listening.ports if address.listening is not None else None
-    companions.join(
-        lifeline,
-        ranks.control,
-        ranks.roster,
-        address.route.meeting.address,
-        start.options.lifeline_timeout,
-        allowed,
-    )
+    lifeline = first or _enter(start, ranks, entrance)
+    address, options = route.meeting.address, start.options
+    seconds, port_range = options.lifeline_timeout, options.port_range
+    companions.join(lifeline, ranks.control, ranks.roster, address, seconds, port_range)
     start.failure_handler.meet(lifeline=lifeline)
     return lifeline
 
@@ -435,16 +416,18 @@ def _enter(start: StartUp, ranks: JobRanks, entrance: Entrance) -> Lifeline:
 # Store and group
 
 
-def open_store(start: StartUp, ranks: JobRanks, compute: Compute, address: AgreedAddress) -> Any:
+def open_store(
+    start: StartUp, ranks: JobRanks, compute: Compute, route: Route, descriptor: int | None
+) -> Any:
     """Connect to the store, or open it, at the agreed address."""
-    world, meeting, timeout = ranks.world, address.route.meeting, start.options.timeout
-    free = _reserve_port(start, address)
+    world, meeting, timeout = ranks.world, route.meeting, start.options.timeout
+    free = _reserve_port(start, meeting.address) if world.rank == 0 else {}
     secret, free = ranks.control.broadcast((secrets.token_hex(KEY_BYTES), free))
 
     def connect(descriptor: int | None = None) -> Any:
         return store.make_store(meeting, world, descriptor, timeout, secret)
 
-    own = connect(address.listening.descriptor if address.listening is not None else None)
+    own = connect(descriptor)
     start.variables.export(store.torchrun_variables(world, meeting) | free)
     start.variables.export(store.rank_variables(world, meeting), own=True)
     groups = ScriptGroups(world, meeting, connect, timeout)
@@ -455,13 +438,12 @@ def open_store(start: StartUp, ranks: JobRanks, compute: Compute, address: Agree
     return own
 
 
-def _reserve_port(start: StartUp, address: AgreedAddress) -> dict[str, str]:
-    """On rank 0: MASTER_PORT for processes that ranks start, if another port is free."""
-    if address.listening is not None:
-        with contextlib.suppress(OSError):
-            holder = ports.reserve(address.route.meeting.address, address.listening.ports)
-            start.at_close(holder.close)
-            return {environment.MASTER_PORT: str(holder.getsockname()[1])}
+def _reserve_port(start: StartUp, address: str) -> dict[str, str]:
+    """MASTER_PORT for processes that ranks start, if another port is free."""
+    with contextlib.suppress(OSError):
+        holder = ports.reserve(address, ports.find_range(start.options.port_range))
+        start.at_close(holder.close)
+        return {environment.MASTER_PORT: str(holder.getsockname()[1])}
     return {}
 
 

@@ -116,14 +116,14 @@ def _run(start_up: StartUp, signals: PreemptionSignals | None) -> Session:
             import_seconds = settle(phases.join_import, torch_import)
         with deadlines.phase("address"):
             # After the import, which needs all cores.
-            node_lifeline = settle(phases.begin_lifeline, ranks)
+            first = settle(phases.begin_lifeline, ranks)
             placements = settle(phases.find_device, ranks)
             placements = settle(phases.bind_cores, ranks, placements)
             compute = settle(phases.take_device, ranks, placements)
-            address = settle(phases.find_address, ranks)
+            route, descriptor = settle(phases.find_address, ranks)
         with deadlines.phase("store"):
-            store = settle(phases.open_store, ranks, compute, address)
-            lifeline = settle(phases.join_lifeline, ranks, address, node_lifeline)
+            store = settle(phases.open_store, ranks, compute, route, descriptor)
+            lifeline = settle(phases.join_lifeline, ranks, route, first)
         if start_up.makes_group:
             with deadlines.phase("group"):
                 settle(phases.open_group, ranks, compute, store)
@@ -132,7 +132,7 @@ def _run(start_up: StartUp, signals: PreemptionSignals | None) -> Session:
         with deadlines.phase("summary"):
             durations = deadlines.durations | {"import torch": import_seconds}
             slowest = summary.find_slowest(_put_in_order(durations), ranks.comm)
-            block = summary.describe_start(start_up, ranks, compute, address.route, slowest)
+            block = summary.describe_start(start_up, ranks, compute, route, slowest)
             if block and start_up.previous is None and not start_up.options.quiet:
                 write_console(block)
         _watch_movement(start_up, lifeline, ranks.world.rank)
@@ -151,9 +151,7 @@ def _run(start_up: StartUp, signals: PreemptionSignals | None) -> Session:
             deadlines=None if is_alone else deadlines,
         )
         seconds = {phase: longest for phase, (longest, _) in slowest.items()} if block else {}
-        session = Session(
-            ranks.control, resources, compute, address.route.meeting, seconds, signals
-        )
+        session = Session(ranks.control, resources, compute, route.meeting, seconds, signals)
         shared = start_up.failure_handler.peers.lifeline
         if shared is not None:
             shared.watch_calls(session.count_calls)

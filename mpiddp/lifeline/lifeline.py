@@ -61,6 +61,8 @@ class Lifeline:
         """
         self._on_job_end, self._on_companion_lost = on_job_end, on_companion_lost
         self._is_closing = False
+        self.entrance = entrance
+        """For the other ranks of this node."""
         self._rank = rank
         self._session = 0
         """How many sessions this rank has closed."""
@@ -253,9 +255,7 @@ class Lifeline:
         return {"frames": [frame.pack() for frame in frames], **asdict(calls)}
 
 
-def start_companion(
-    enter: Callable[[Entrance], Lifeline], console: int | None = None
-) -> tuple[Entrance, Lifeline]:
+def start_companion(enter: Callable[[Entrance], Lifeline], console: int | None = None) -> Lifeline:
     """Start the companion process of this node, on the node's first rank.
 
     ``enter``: has this rank enter. It does so before the process starts, which then ends with this
@@ -267,14 +267,13 @@ def start_companion(
     with listen_locally() as server, os.fdopen(writing, "w") as pipe:
         try:
             pipe.write(token)
-            entrance = Entrance(describe_server(server), token)
-            lifeline = enter(entrance)
+            lifeline = enter(Entrance(describe_server(server), token))
             inherited = (server.fileno(), reading)
             program = [sys.executable, "-I", "-S", "-c", PROGRAM, *map(str, inherited)]
             detached.start(program, inherited, console)
         finally:
             os.close(reading)
-        return entrance, lifeline
+        return lifeline
 
 
 def _enter(entrance: Entrance, rank: int, memory: int, stacks: int) -> Link:

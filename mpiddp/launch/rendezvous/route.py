@@ -14,7 +14,7 @@ from mpiddp.launch.network.interfaces import Interface
 from mpiddp.launch.rendezvous.address_agreement import Agreement, agree, meet, tell_no_offer
 from mpiddp.launch.rendezvous.offers import OfferServer
 from mpiddp.launch.rendezvous.store import Meeting
-from mpiddp.process.sockets.ports import PortRange, find_range
+from mpiddp.process.sockets.ports import find_range
 
 if TYPE_CHECKING:
     from mpiddp.launch.mpi.mpi import SleepingCommunicator
@@ -35,16 +35,6 @@ class Route:
     """Interface variables that NCCL and Gloo are told on this node."""
 
 
-@dataclass(frozen=True)
-class Listening:
-    """What rank 0 keeps of its offers."""
-
-    descriptor: int
-    """Of the socket that listens at the agreed address. The caller owns it."""
-    ports: PortRange | None
-    """Those that may be listened on; None for any."""
-
-
 def find_route(
     world: World,
     leaders: SleepingCommunicator | None,
@@ -53,8 +43,10 @@ def find_route(
     interface: str,
     port_range: str,
     timeout: float,
-) -> tuple[Route, Listening | None]:
-    """Candidates, attempts, agreement. Collective over leaders; rank 0's gets a Listening, too.
+) -> tuple[Route, int | None]:
+    """Candidates, attempts, agreement. Collective over leaders.
+
+    Returns on rank 0, too, the descriptor of the socket that listens there; the caller owns it.
 
     ``leaders``: None if this process is alone. ``hostnames``: of the job, as far as this rank
     knows. The others: as options of a launch.
@@ -67,9 +59,8 @@ def find_route(
         agreement = meet(None, leaders, world, timeout)
         return _make_route(agreement, own, rule, world), None
     try:
-        ports = find_range(port_range)
         candidates = interfaces.list_candidates(own, rule, world.node_count, world.hostname)
-        server = OfferServer(candidates, ports)
+        server = OfferServer(candidates, find_range(port_range))
     except Exception:  # Whatever it is: the other leaders wait for rank 0's word.
         if leaders is not None:
             tell_no_offer(leaders)
@@ -80,8 +71,7 @@ def find_route(
         winner = agreement.common[0]
     finally:
         descriptor = server.hand_over(winner)
-    assert descriptor is not None
-    return _make_route(agreement, own, rule, world), Listening(descriptor, ports)
+    return _make_route(agreement, own, rule, world), descriptor
 
 
 def _make_route(
