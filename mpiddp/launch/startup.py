@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Mapping
 from dataclasses import fields
 from types import TracebackType
 from typing import Any
@@ -131,7 +130,8 @@ def _run(start_up: StartUp, signals: PreemptionSignals | None) -> Session:
                 settle(phases.try_group, ranks, compute)
         with deadlines.phase("summary"):
             durations = deadlines.durations | {"import torch": import_seconds}
-            slowest = summary.find_slowest(_put_in_order(durations), ranks.comm)
+            ordered = {phase: durations[phase] for phase in PHASES if phase in durations}
+            slowest = summary.find_slowest(ordered, ranks.comm)
             block = summary.describe_start(start_up, ranks, compute, route, slowest)
             if block and start_up.previous is None and not start_up.options.quiet:
                 write_console(block)
@@ -157,10 +157,6 @@ def _run(start_up: StartUp, signals: PreemptionSignals | None) -> Session:
             shared.watch_calls(session.count_calls)
         start_up.undo.pop_all()
         return session
-
-
-def _put_in_order(durations: Mapping[str, float]) -> dict[str, float]:
-    return {phase: durations[phase] for phase in PHASES if phase in durations}
 
 
 def _watch_movement(start_up: StartUp, lifeline: Lifeline | None, rank: int) -> None:
