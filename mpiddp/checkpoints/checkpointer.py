@@ -39,7 +39,7 @@ from mpiddp.launch.launcher.launcher import find_launcher
 from mpiddp.launch.session import find_session
 from mpiddp.process.background import finish_lasting_calls
 from mpiddp.process.preemption_signals import SIGNALS, PreemptionSignals
-from mpiddp.process.step_agreement import Members, StepAgreement
+from mpiddp.process.step_agreement import AgreeingRanks, StepAgreement
 from mpiddp.torch_internals import find_default_store
 
 T = TypeVar("T")
@@ -338,7 +338,7 @@ def _begin_agreement(ranks: RankGroup) -> StepAgreement:
     store = session.store if session is not None else None
     if store is None and ranks.size > 1:
         store = find_default_store()
-    agreement = StepAgreement(Members(ranks.rank, ranks.size, store), signals=signals)
+    agreement = StepAgreement(AgreeingRanks(ranks.rank, ranks.size, store), signals=signals)
     if session is not None:
         session.at_close(agreement.close)
     else:

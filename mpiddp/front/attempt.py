@@ -20,7 +20,7 @@ from mpiddp.front.allocation import ask
 from mpiddp.front.guard import Guard, Watched
 from mpiddp.front.job_end import Exit, FailureReader
 from mpiddp.front.launcher_messages import copy_messages
-from mpiddp.launch.launcher.command import OPEN_MPI, OPEN_MPI_4, OTHER, SRUN, Kind
+from mpiddp.launch.launcher.programs import OPEN_MPI, OPEN_MPI_4, OTHER, SRUN, LauncherKind
 from mpiddp.process.descendants import list_children
 from mpiddp.process.publication import ADDRESS_FILE
 from mpiddp.process.streams.standard_input import copy_input, offer
@@ -52,7 +52,7 @@ class Launch:
     attempts there is nothing to pass them on to: ``signal`` and ``preemption`` keep them.
     """
 
-    def __init__(self, kind: Kind, *, starts_ranks: bool) -> None:
+    def __init__(self, kind: LauncherKind, *, starts_ranks: bool) -> None:
         """``starts_ranks``: whether it is a launcher, and not a program that runs by itself."""
         self.kind = kind
         self.starts_ranks = starts_ranks

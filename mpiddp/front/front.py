@@ -28,8 +28,8 @@ from mpiddp.front.job_layout import JobLayout
 from mpiddp.front.launch_plan import is_in_allocation, make_plan
 from mpiddp.front.rank_command import make_rank_command
 from mpiddp.launch.device.choice import CPU, read_list
-from mpiddp.launch.launcher.command import OTHER, SRUN
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
+from mpiddp.launch.launcher.programs import OTHER, SRUN
 from mpiddp.launch.packages import NEEDED, NEEDED_TO_TRAIN, check_packages
 from mpiddp.launch.script.command_line import COMMANDS, CommandLine, read_front
 from mpiddp.launch.script.front_options import NONE, FrontOptions
@@ -342,10 +342,10 @@ def _check_output(line: CommandLine, ranks: int | None) -> None:
     console, folder = line.find_rank_option("--console"), line.find_rank_option("--log-dir")
     if console is None and folder is None:
         return
-    from mpiddp.process.streams.output import STREAMS, Output, name_log, open_log
+    from mpiddp.process.streams.output import STREAMS, RankOutput, name_log, open_log
 
     if console is not None:
-        Output(console=console).check_world(ranks or sys.maxsize)
+        RankOutput(console=console).check_world(ranks or sys.maxsize)
     if folder is not None:
         os.close(open_log(name_log(Path(folder), 0, STREAMS[2])))
 

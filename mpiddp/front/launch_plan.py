@@ -13,11 +13,11 @@ from mpiddp.front.allocation import ask, read_allocation, read_number, read_reco
 from mpiddp.front.job_layout import JobLayout, choose_layout
 from mpiddp.front.mpi_library import choose_pmi
 from mpiddp.launch.device.visibility import count_gpus
-from mpiddp.launch.launcher.command import (
+from mpiddp.launch.launcher.programs import (
     OTHER,
     SRUN,
     SRUN_FIXED,
-    Kind,
+    LauncherKind,
     find_mpirun,
     find_program,
     with_home,
@@ -34,7 +34,7 @@ RANKS_PER_CORE = 64
 class LaunchPlan:
     """A launcher's command line without the program, and what its environment must have."""
 
-    kind: Kind
+    kind: LauncherKind
     words: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
     """To be set, where they are not set already or mpiddp must decide."""

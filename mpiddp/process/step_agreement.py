@@ -46,7 +46,7 @@ NOTHING: Due = {}
 
 
 @dataclass(frozen=True)
-class Members:
+class AgreeingRanks:
     """The ranks that act together."""
 
     rank: int = 0
@@ -75,7 +75,7 @@ class StepAgreement:
 
     def __init__(
         self,
-        members: Members,
+        members: AgreeingRanks,
         wishes: Mapping[str, Wish] | None = None,
         signals: PreemptionSignals | None = None,
     ) -> None:

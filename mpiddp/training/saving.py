@@ -15,7 +15,7 @@ from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Written
 from mpiddp.checkpoints.storage.shards import WriteError
 from mpiddp.errors import PreemptedError
 from mpiddp.process.preemption_signals import PreemptionSignals
-from mpiddp.process.step_agreement import PREEMPTED, Members, StepAgreement, Wish
+from mpiddp.process.step_agreement import PREEMPTED, AgreeingRanks, StepAgreement, Wish
 from mpiddp.training.data.seeding import mix_seed, seed_generators
 from mpiddp.training.exported_weights import Exports, export_saved, export_trained
 from mpiddp.training.options.groups.checkpoints import has_places, parse_interval
@@ -99,7 +99,7 @@ class Saver:
     def _make_agreement(self) -> StepAgreement:
         training, world = self._training, self._training.session.world
         session = training.session
-        members = Members(world.rank, world.size, session.store, session.timeout)
+        members = AgreeingRanks(world.rank, world.size, session.store, session.timeout)
         wishes: dict[str, Wish] = {}
         if self._interval is not None and world.rank == 0:
             wishes[DUE] = lambda: "the time" if self.is_time() else ""

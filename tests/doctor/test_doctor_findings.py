@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mpiddp.doctor.examiner import findings
 from mpiddp.doctor.examiner.findings import FAIL, PASS, SKIP, WARN, Finding
-from mpiddp.doctor.examiner.findings_report import Report, describe, wants_colour
+from mpiddp.doctor.examiner.findings_report import FindingsReport, describe, wants_colour
 from mpiddp.errors import PeerLostError
 from mpiddp.launch.launcher.launcher import Launcher
 
@@ -140,7 +140,7 @@ def test_a_launchers_own_terminal_is_none(forwarded, monkeypatch):
 
 def test_the_file_is_whole_after_every_finding(tmp_path):
     stream, path = io.StringIO(), tmp_path / "report.json"
-    report = Report(stream, path)
+    report = FindingsReport(stream, path)
     report.note_place(2, ["n1"])
     report.add(findings.passed("first", "fine"))
     half = json.loads(path.read_text())

@@ -27,7 +27,7 @@ from benchmarks.measure.launching import json_lines, worker_loop
 from benchmarks.measure.launching.processes import MARK
 from mpiddp.doctor.network import node_links
 from mpiddp.launch.network.interfaces import Candidate
-from mpiddp.launch.rendezvous.address_agreement import Attempt, OfferServer, try_offers
+from mpiddp.launch.rendezvous.offers import Attempt, OfferServer, try_offers
 from mpiddp.process.sockets import links, ports
 from mpiddp.process.sockets import listener as listener_module
 from mpiddp.process.sockets.listener import TokenListener

@@ -94,7 +94,7 @@ UNNAMED_YET = frozenset({
     "benchmarks.Point", "benchmarks.Program", "benchmarks.Row", "benchmarks.Surroundings",
     "benchmarks.Training", "benchmarks.Verdict", "benchmarks.Visit", "benchmarks.Visitor",
     "benchmarks.Workload", "mpiddp.doctor.common", "mpiddp.doctor.common.report",
-    "mpiddp.launch.launcher.command", "mpiddp.lifeline.report", "benchmarks.common",
+    "mpiddp.launch.launcher.programs", "mpiddp.lifeline.report", "benchmarks.common",
     "benchmarks.report", "benchmarks.report.command", "benchmarks.checkpoint.command",
     "benchmarks.checkpoint.report", "benchmarks.collectives.command", "benchmarks.collectives.plot",
     "benchmarks.collectives.report", "benchmarks.compare.command", "benchmarks.compare.report",

@@ -24,7 +24,7 @@ from benchmarks.records.contenders import (
 from benchmarks.records.schema import Cell
 from benchmarks.records.statistics import quantile, summarize
 
-MPIRUN = launchers.Mpirun(Path("mpirun"), launchers.command.OPEN_MPI, "5.0.11", None)
+MPIRUN = launchers.Mpirun(Path("mpirun"), launchers.programs.OPEN_MPI, "5.0.11", None)
 K, M = 1 << 10, 1 << 20
 GLOO_ROW, MPI_ROW = Contender(GLOO, TORCH_JOB), Contender(MPI)
 PRIVATE_OWN, SHARED_OWN = Contender(OWN, buffer="private"), Contender(OWN, buffer="shared")

@@ -32,7 +32,7 @@ from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Checkpoint
 from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.process.background import finish_lasting_calls
 from mpiddp.process.preemption_signals import PreemptionSignals
-from mpiddp.process.step_agreement import Members, StepAgreement
+from mpiddp.process.step_agreement import AgreeingRanks, StepAgreement
 
 LOOKS = 10_000
 WATCH_SECONDS = 3.0
@@ -167,7 +167,7 @@ class Bench:
 def measure_agreement(session: mpiddp.Session) -> Agreement:
     """A rank's part: looks for a signal, and what the thread behind them takes."""
     world = session.world
-    members = Members(world.rank, world.size, session.store, session.timeout)
+    members = AgreeingRanks(world.rank, world.size, session.store, session.timeout)
     agreement = StepAgreement(members, signals=PreemptionSignals())
     begin = time.perf_counter()
     for _ in range(LOOKS):

@@ -1,1 +1,1 @@
-"""The examiner, which all stages use, and what it deals in: findings, options, the report."""
+"""What all examinations share: findings, the examiner, options, the report."""

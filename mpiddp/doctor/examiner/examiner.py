@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpiddp.doctor.examiner.doctor_options import FINDINGS, DoctorOptions
 from mpiddp.doctor.examiner.findings import Finding, failed, merge
-from mpiddp.doctor.examiner.findings_report import Report, open_report
+from mpiddp.doctor.examiner.findings_report import FindingsReport, open_report
 from mpiddp.errors import MpiddpError
 from mpiddp.launch.failure.deadline import PhaseDeadlines
-from mpiddp.launch.failure.error_report import exit_code
+from mpiddp.launch.failure.error_meaning import exit_code
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import find_launcher, is_first
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.network.infiniband import find_infiniband, find_libfabric
-from mpiddp.launch.startup import Starter
+from mpiddp.launch.phases import JobRanks, StartUp
 from mpiddp.options.outputs import find_one
 
 if TYPE_CHECKING:
@@ -28,20 +27,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Examiner:
-    """Every rank has one; rank 0's holds the report. Gathered values should be small."""
+class Stages:
+    """The stages of an examination, each with a deadline; rank 0 reports their findings."""
 
     def __init__(self, settings: DoctorOptions, failure_handler: FailureHandler) -> None:
-        self.settings = settings
         self.failure_handler = failure_handler
-        self.starter = Starter(settings, failure_handler, make_group=True)
-        self.report: Report | None = None
+        self.report: FindingsReport | None = None
         if is_first():
             self.report = open_report(find_one(settings.output, FINDINGS), find_launcher())
-        self.before = dict(os.environ)
-        """What start-up found; it sets variables itself."""
-        self.infiniband = find_infiniband()
-        self.libfabric = find_libfabric()
         self._began = time.monotonic()
         self._deadlines = PhaseDeadlines(settings.timeout, failure_handler.expire)
 
@@ -55,28 +48,63 @@ class Examiner:
         with self._deadlines.phase(phase):
             yield
 
+    def add(self, finding: Finding) -> None:
+        if self.report is not None:
+            seconds = round(time.monotonic() - self._began, 4)
+            self.report.add(replace(finding, seconds=seconds))
+
+
+class Examiner:
+    """What examines a launch once MPI is up. Gathered values should be small."""
+
+    def __init__(
+        self,
+        settings: DoctorOptions,
+        start_up: StartUp,
+        ranks: JobRanks,
+        stages: Stages,
+        before: Mapping[str, str],
+    ) -> None:
+        """``before``: the environment that start-up has found; it sets variables itself."""
+        self.settings = settings
+        self.start_up = start_up
+        self.ranks = ranks
+        self.world = ranks.world
+        self.control = ranks.control
+        self.leaders = ranks.leaders
+        """The first ranks of all nodes; None for others, and without MPI."""
+        self.leads_node = ranks.leads_node
+        self.hostnames = ranks.hostnames
+        """Of the nodes, by their rank; on rank 0."""
+        self.add, self.stage = stages.add, stages.stage
+        self.before = before
+        self.infiniband = find_infiniband()
+        self.libfabric = find_libfabric()
+
     def attempt(
         self,
-        work: Callable[[], object],
         check: str,
+        work: Callable[..., T],
+        *found: Any,
         expected: type[Exception] = MpiddpError,
         advice: str = "",
-    ) -> bool:
-        """Do a stage of start-up; an expected error is a finding. Whether none failed. Collective.
+    ) -> T | None:
+        """Do a phase of start-up; None if it failed on a rank, which is a finding. Collective.
 
-        What is not expected ends the job: it is the doctor's own failure.
+        ``expected``: the errors that are findings. Any other ends the job: it is the doctor's own
+        failure.
         """
+        result: T | None = None
         error: Exception | None = None
-        unexpected: BaseException | None = None
         try:
-            work()
+            result = work(self.start_up, *found)
         except expected as caught:
             error = caught
-        except BaseException as caught:  # `settle` ends the job with it.
-            unexpected = caught
-        self.failure_handler.settle(unexpected)
-        if not self.starter.control.any(error is not None):
-            return True
+        except BaseException as caught:  # It ends the job.
+            self.start_up.failure_handler.settle(caught)
+        self.start_up.failure_handler.settle(None)
+        if not self.control.any(error is not None):
+            return result
         mine = _describe(error) if error is not None else None
         for rank, row in enumerate(self.gather(mine) or ()):
             if row is not None:
@@ -84,53 +112,32 @@ class Examiner:
                 text = text if is_ours else f"{self.describe_rank(rank)}: {text}"
                 self.add(failed(check, text, advice, code))
                 break
-        return False
+        return None
 
     # Findings
-
-    def add(self, finding: Finding) -> None:
-        if self.report is not None:
-            seconds = round(time.monotonic() - self._began, 4)
-            self.report.add(replace(finding, seconds=seconds))
 
     def add_merged(self, rows: Sequence[Sequence[Finding]]) -> None:
         """Merge the nodes' findings, check by check; a row holds those of one node."""
         for findings in zip(*rows, strict=True):
-            self.add(merge(self.hostnames(), findings))
+            self.add(merge(self.hostnames, findings))
 
     def gather(self, value: T) -> list[T] | None:
         """All ranks' values on rank 0, None on the others. Collective."""
-        return _gather(self.starter.comm, value)
+        return _gather(self.ranks.comm, value)
 
     def gather_on_node(self, value: T) -> list[T] | None:
         """The values of a node's ranks on its first rank, None on the others. Collective."""
-        neighbourhood = self.starter.neighbourhood
-        return _gather(neighbourhood.node if neighbourhood is not None else None, value)
+        return [value] if self.ranks.node is None else self.ranks.node.gather(value)
 
     def gather_nodes(self, value: T) -> list[T] | None:
         """The values of all nodes' first ranks on rank 0, None on the others. Collective."""
         return _gather(self.leaders, value) if self.leads_node else None
 
-    @property
-    def leaders(self) -> MPI.Intracomm | None:
-        """The first ranks of all nodes; None for others, and without MPI."""
-        neighbourhood = self.starter.neighbourhood
-        return neighbourhood.leaders if neighbourhood is not None else None
-
-    @property
-    def leads_node(self) -> bool:
-        return self.starter.neighbourhood is None or self.leaders is not None
-
     # Rank 0 alone knows what follows.
 
-    def hostnames(self) -> tuple[str, ...]:
-        """Of the nodes, by their rank."""
-        roster = self.starter.peers.roster
-        return roster.hostnames if roster is not None else (self.starter.control.world.hostname,)
-
     def host_of(self, rank: int) -> str:
-        roster = self.starter.peers.roster
-        return self.hostnames()[roster.nodes[rank] if roster is not None else 0]
+        roster = self.ranks.roster
+        return self.hostnames[roster.nodes[rank] if roster is not None else 0]
 
     def describe_rank(self, rank: int) -> str:
         """``rank 3 on node002``."""

@@ -24,7 +24,7 @@ NAME_WIDTH = 17
 """Width of the column of names: that of the longest."""
 
 
-class Report:
+class FindingsReport:
     """Rank 0's report. Lines go to ``stream``, and all findings to ``path`` if there is one."""
 
     def __init__(self, stream: TextIO, path: Path | None = None, *, coloured: bool = False) -> None:
@@ -106,6 +106,6 @@ def _is_terminal(descriptor: Path) -> bool:
         return False
 
 
-def open_report(path: Path | None, launcher: Launcher | None) -> Report:
+def open_report(path: Path | None, launcher: Launcher | None) -> FindingsReport:
     """The report of the process that reports for the job, on its standard output."""
-    return Report(sys.stdout, path, coloured=wants_colour(sys.stdout, launcher))
+    return FindingsReport(sys.stdout, path, coloured=wants_colour(sys.stdout, launcher))

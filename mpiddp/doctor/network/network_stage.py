@@ -9,6 +9,7 @@ from mpiddp.doctor.examiner.findings import Finding
 from mpiddp.doctor.network import name_resolution, node_links, routes
 from mpiddp.launch.network.interface_rule import find_rule
 from mpiddp.launch.network.interfaces import list_interfaces
+from mpiddp.launch.rendezvous.route import Route
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,10 @@ class NetworkRow:
     """None if the job has one node."""
 
 
-def examine_network(examiner: Examiner) -> bool:
+def examine_network(examiner: Examiner, route: Route) -> bool:
     """Whether all nodes that were tried reach each other. Collective."""
     finding: Finding | None = None
-    rows = examiner.gather_nodes(_find_row(examiner)) if examiner.leads_node else None
+    rows = examiner.gather_nodes(_find_row(examiner, route)) if examiner.leads_node else None
     if rows is not None:
         ways = routes.judge_ways([row.way for row in rows])
         examiner.add_merged([[each] for each in ways])
@@ -31,13 +32,12 @@ def examine_network(examiner: Examiner) -> bool:
         finding = routes.judge_links(measured, [row.way for row in rows])
         examiner.add(finding)
         examiner.add(routes.judge_clocks(measured))
-    return examiner.starter.control.broadcast(finding is None or finding.code == 0)
+    return examiner.control.broadcast(finding is None or finding.code == 0)
 
 
-def _find_row(examiner: Examiner) -> NetworkRow:
+def _find_row(examiner: Examiner, route: Route) -> NetworkRow:
     """This node's. Collective over the nodes' leaders."""
-    route, world = examiner.starter.route, examiner.starter.control.world
-    leaders = examiner.leaders
+    world, leaders = examiner.world, examiner.leaders
     rule = find_rule(examiner.settings.interface, world.hostname, examiner.before)
     way = routes.find_way(
         route.interface,

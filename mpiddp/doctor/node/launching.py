@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from mpiddp import environment
 from mpiddp.doctor.examiner.findings import Finding, describe_range, failed, passed, skipped, warned
 from mpiddp.errors import ConfigurationError, LaunchError
-from mpiddp.launch.launcher.command import SRUN, find_mpirun, find_program
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.launcher.launcher import Launcher
+from mpiddp.launch.launcher.programs import SRUN, find_mpirun, find_program
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.mpi.compatibility import library_name
 from mpiddp.launch.mpi.world import Roster, World

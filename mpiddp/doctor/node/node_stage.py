@@ -24,10 +24,10 @@ class NodeRow:
 
 def examine_nodes(examiner: Examiner) -> None:
     """Collective."""
-    settings, control = examiner.settings, examiner.starter.control
+    settings, control = examiner.settings, examiner.control
     token: directories.Token | None = None
     content, problem = "", ""
-    if control.world.rank == 0:
+    if examiner.world.rank == 0:
         content = os.urandom(8).hex()
         token, problem = directories.put_token(settings.runs_dir, content)
     content, problem = control.broadcast((content if token else "", problem))
@@ -44,14 +44,14 @@ def examine_nodes(examiner: Examiner) -> None:
         [[directories.judge_data(settings.data_dir, row.data, first)] for row in rows]
     )
     every = [row.variables for row in rows]
-    examiner.add(variables.judge_variables(examiner.hostnames(), every, examiner.infiniband))
+    examiner.add(variables.judge_variables(examiner.hostnames, every, examiner.infiniband))
 
 
 def _gather_rows(examiner: Examiner, token: str, problem: str) -> list[NodeRow] | None:
     """Every node's part, on rank 0. ``token``: what rank 0 has put into the run directory; empty if
     it could not, because of ``problem``.
     """
-    world, settings = examiner.starter.control.world, examiner.settings
+    world, settings = examiner.world, examiner.settings
     resolution = BackgroundCall(functools.partial(name_resolution.resolve, world.hostname))
     threads = examiner.before.get(environment.OMP_NUM_THREADS)
     bindings = examiner.gather_on_node(

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import sys
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from mpiddp.errors import PeerLostError, UnreachableError
-from mpiddp.launch.failure.error_report import (
+from mpiddp.launch.failure.error_meaning import (
     describe_error,
     exit_code,
     has_own_hook,
@@ -77,6 +78,7 @@ class FailureReports:
     def __init__(self, peers: Peers, hidden_files: tuple[str, ...]) -> None:
         """``hidden_files``: source files whose frames are left out at the top of a traceback."""
         self.peers = peers
+        self._meeting = threading.RLock()
         self.output = Redirection()
         self.run_directory: Path | None = None
         self.entered_runs: set[Path] = set()
@@ -87,6 +89,11 @@ class FailureReports:
         self.note = ""
         """A line that follows each report."""
         self._hidden_files = hidden_files
+
+    def meet(self, **found: Any) -> None:
+        """Start-up has found out more of the other ranks: fields of `Peers`."""
+        with self._meeting:
+            self.peers = replace(self.peers, **found)
 
     @property
     def step(self) -> int | None:
@@ -103,11 +110,11 @@ class FailureReports:
         self.output = output
 
     def begin_script(self) -> None:
-        """Somebody's script runs inside: its exceptions and exit codes stay plain."""
+        """A script runs in this process: its exceptions and exit codes are left unchanged."""
         self.runs_script = True
 
     def foresee_run(self, directory: Path | None) -> None:
-        """Where the outcome of a start-up that fails is written."""
+        """Have the outcome written to ``directory`` if start-up fails."""
         self.run_directory = directory
 
     def enter_run(self, directory: Path, run: RunProgress) -> None:

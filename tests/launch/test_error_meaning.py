@@ -16,7 +16,7 @@ from mpiddp.errors import (
     PeerLostError,
     UnreachableError,
 )
-from mpiddp.launch.failure import error_report
+from mpiddp.launch.failure import error_meaning
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ from mpiddp.launch.failure import error_report
 )
 def test_exit_codes(error, code):
     # Those of SystemExit are what Python itself leaves with.
-    assert error_report.exit_code(error) == code
+    assert error_meaning.exit_code(error) == code
 
 
 def read_recorded():
@@ -53,4 +53,4 @@ def read_recorded():
 @pytest.mark.parametrize("row", read_recorded(), ids=lambda row: row["source"])
 def test_peer_loss_in_recorded_messages(row):
     kind = getattr(builtins, row["kind"], None) or getattr(torch.distributed, row["kind"])
-    assert error_report.is_peer_loss(kind(row["text"])) is row["lost"]
+    assert error_meaning.is_peer_loss(kind(row["text"])) is row["lost"]

@@ -20,7 +20,7 @@ from mpiddp.process import cpus
 
 
 @dataclass(frozen=True)
-class Kind:
+class LauncherKind:
     """One row of the table."""
 
     key: str
@@ -51,7 +51,7 @@ class Kind:
 # UCX patches the allocator while it is loaded, even if it is not used then.
 _OPEN_MPI_LOCAL = {environment.OPEN_MPI_MESSAGING: "ob1", environment.UCX_MEMORY_EVENTS: "n"}
 _YIELDING = {environment.OPEN_MPI_YIELD: "1"}
-OPEN_MPI = Kind(
+OPEN_MPI = LauncherKind(
     key="openmpi",
     name="Open MPI",
     as_root=("--allow-run-as-root",),
@@ -61,7 +61,7 @@ OPEN_MPI = Kind(
     libraries=("libmpi.so.40",),
     on_hosts=("--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE", "--host"),
 )
-OPEN_MPI_4 = Kind(
+OPEN_MPI_4 = LauncherKind(
     key="openmpi 4",
     name="Open MPI",
     as_root=("--allow-run-as-root",),
@@ -71,7 +71,7 @@ OPEN_MPI_4 = Kind(
     libraries=("libmpi.so.40",),
     on_hosts=("--bind-to", "none", "--oversubscribe", "--host"),
 )
-MPICH = Kind(
+MPICH = LauncherKind(
     key="mpich",
     name="MPICH",
     program="mpiexec",
@@ -80,17 +80,17 @@ MPICH = Kind(
     libraries=("libmpi.so.12", "libmpich.so.12"),
     on_hosts=("-hosts",),
 )
-SRUN = Kind(key="srun", name="srun", program="srun", crowded=("--overcommit",))
+SRUN = LauncherKind(key="srun", name="srun", program="srun", crowded=("--overcommit",))
 SRUN_FIXED = ("--kill-on-bad-exit=1", "--export=ALL", "--disable-status")
 """What no setting may change: a rank that fails ends the others, all variables reach them, and
 Ctrl-C goes to the ranks, who write it down, and not to srun's own display."""
-OTHER = Kind(key="other", name="", program="mpiexec")
+OTHER = LauncherKind(key="other", name="", program="mpiexec")
 READ_EVERYWHERE = frozenset({":", "--map-by", "--rank-by", "--bind-to", "--runtime-options"})
 """Words that some launcher reads as its own wherever they stand, behind the program as well."""
 
 
-def find_kind(version: str) -> tuple[Kind, str]:
-    """Kind and version of an MPI, from what its launcher or its library says of itself."""
+def find_kind(version: str) -> tuple[LauncherKind, str]:
+    """LauncherKind and version of an MPI, from what its launcher or its library says of itself."""
     if match := re.search(r"(?:\((?:Open MPI|OpenRTE)\) |^Open MPI v)(\d[\w.]*)", version):
         return (OPEN_MPI_4 if int(match[1].split(".")[0]) < 5 else OPEN_MPI), match[1]
     if "PRRTE" in version:
@@ -108,7 +108,7 @@ class Mpirun:
     """A program that starts ranks."""
 
     program: Path
-    kind: Kind
+    kind: LauncherKind
     version: str = ""
     """``5.0.11``; empty if it does not say."""
     library: Path | None = None
@@ -211,7 +211,7 @@ def _ask_version(program: Path) -> subprocess.CompletedProcess[str]:
         raise ConfigurationError(f"{program} --version does not answer: {error}") from None
 
 
-def _find_library(program: Path, kind: Kind) -> Path | None:
+def _find_library(program: Path, kind: LauncherKind) -> Path | None:
     """The libmpi that belongs to a program: mpi4py's wheel would load any."""
     prefix = program.resolve().parent.parent
     folders = [prefix / "lib", prefix / "lib64", *sorted(prefix.glob("lib/*-linux-gnu"))]

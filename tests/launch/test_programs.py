@@ -9,7 +9,7 @@ import pytest
 
 from copies import make_mpirun
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.launcher import command
+from mpiddp.launch.launcher import programs
 from mpiddp.process import cpus
 
 OPEN_MPI_5 = "mpirun (Open MPI) 5.0.11"
@@ -44,7 +44,7 @@ def machine(monkeypatch):
 def test_flags(tmp_path, monkeypatch, version, user, ranks, flags):
     monkeypatch.setattr(os, "geteuid", lambda: user)
     program = make_mpirun(tmp_path, version)
-    words = command.find_mpirun(str(program), {}).command(ranks, ["python", "x.py"])
+    words = programs.find_mpirun(str(program), {}).command(ranks, ["python", "x.py"])
     assert " ".join(words) == f"{program} {flags}-n {ranks} python x.py"
 
 
@@ -66,7 +66,7 @@ def test_flags(tmp_path, monkeypatch, version, user, ranks, flags):
     ],
 )
 def test_variables_for_ranks_of_one_machine(tmp_path, version, few, many):
-    mpirun = command.find_mpirun(str(make_mpirun(tmp_path, version)), {})
+    mpirun = programs.find_mpirun(str(make_mpirun(tmp_path, version)), {})
     for ranks, expected in ((4, few), (5, few + many)):
         found = mpirun.variables(ranks)
         assert " ".join(f"{name}={value}" for name, value in found.items()) == expected
@@ -81,18 +81,18 @@ def test_which_program(tmp_path, monkeypatch):
     # /bin has the cat of the programs above.
     monkeypatch.setenv("PATH", f"{in_path.parent}:/bin")
     variables = {"MPIDDP_MPIRUN": str(named)}
-    assert command.find_mpirun(str(option), variables).program == option
-    assert command.find_mpirun(None, variables).program == named
-    assert command.find_mpirun("mpiexec", {}).program == in_path
-    assert command.find_mpirun(None, {}).program == own
+    assert programs.find_mpirun(str(option), variables).program == option
+    assert programs.find_mpirun(None, variables).program == named
+    assert programs.find_mpirun("mpiexec", {}).program == in_path
+    assert programs.find_mpirun(None, {}).program == own
     own.unlink()
     monkeypatch.setenv("PATH", str(in_path.parent))
-    assert command.find_mpirun(None, {}).program == in_path
+    assert programs.find_mpirun(None, {}).program == in_path
     in_path.unlink()
     with pytest.raises(ConfigurationError, match=f"no mpirun in {sys.prefix} or PATH; load your"):
-        command.find_mpirun(None, {})
+        programs.find_mpirun(None, {})
     with pytest.raises(ConfigurationError, match=r"^MPIDDP_MPIRUN=/no/mpirun is not a program$"):
-        command.find_mpirun(None, {"MPIDDP_MPIRUN": "/no/mpirun"})
+        programs.find_mpirun(None, {"MPIDDP_MPIRUN": "/no/mpirun"})
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_the_library_that_belongs_to_a_program(tmp_path, version, there, found):
     library = tmp_path / there
     library.parent.mkdir(parents=True)
     library.touch()
-    mpirun = command.find_mpirun(str(program), {})
+    mpirun = programs.find_mpirun(str(program), {})
     assert mpirun.library == (library if found else None)
     assert mpirun.variables(2).get("MPI4PY_LIBMPI") == (str(library) if found else None)
-    named = command.find_mpirun(str(program), {"MPI4PY_LIBMPI": "/named/libmpi.so"})
+    named = programs.find_mpirun(str(program), {"MPI4PY_LIBMPI": "/named/libmpi.so"})
     assert named.variables(2)["MPI4PY_LIBMPI"] == "/named/libmpi.so"

@@ -14,7 +14,7 @@ from mpiddp.process.outcome import Outcome, find_log, write_report
 from mpiddp.process.streams.console import FORWARD_SECONDS, print_report
 
 REPORT_SECONDS = 1.0
-"""How long the others' end waits for a report."""
+"""How long the end of the other ranks waits for the report."""
 
 
 def report(
@@ -22,8 +22,8 @@ def report(
 ) -> None:
     """Say why the job ends, as far as console and files take it within REPORT_SECONDS.
 
-    ``rank``: the node's first, in whose name this is. ``table``: more lines. ``lost``: the rank
-    whose end it was.
+    ``rank``: the node's first, which the outcome names as its writer. ``table``: where each rank
+    is. ``lost``: the rank that was lost; None if the job has stalled.
     """
     text = f"mpiddp: {reason}\n{table}"
     directory, attempt = rank.run if rank.run is not None else (None, 1)
