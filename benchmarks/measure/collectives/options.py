@@ -100,7 +100,7 @@ _RUNS: dict[str, type[Any]] = {POINT_TO_POINT: RunOptions, ALL_PAIRS: PairsRun}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(trials.Plan):
+class CollectivesPlan(trials.Plan):
     """What is measured."""
 
     quantity: str = ALL_REDUCE
@@ -163,7 +163,7 @@ def make_command_reader(command: str) -> Reader:
     return make_reader(
         command=command,
         description=f"Time {quantity} in turns, by size: the framework's, MPI's and mpiddp's.",
-        groups={"what is measured": Plan, "the run": _RUNS.get(quantity, CollectiveRun)},
+        groups={"what is measured": CollectivesPlan, "the run": _RUNS.get(quantity, CollectiveRun)},
         epilog=(algorithms if has_algorithms else "")
         + "Sizes are powers of 2: 1K is 1024 bytes. A contender that cannot do what is asked for "
         "is left out of the table, with the reason.",
@@ -171,18 +171,18 @@ def make_command_reader(command: str) -> Reader:
     )
 
 
-def parse(command: str, arguments: Sequence[str]) -> RunOptions[Plan]:
+def parse(command: str, arguments: Sequence[str]) -> RunOptions[CollectivesPlan]:
     """The options of a command line. Raises ConfigurationError."""
     quantity = QUANTITIES[command]
     values: dict[str, Any] = make_command_reader(command).read(arguments)
     if quantity == ALL_PAIRS:
         values = {"ranks": (values.get("nodes", RANKS_ON_CLUSTER[0]),), **values}
-    run = make_run({**values, "quantity": quantity}, Plan, RANKS_ON_CLUSTER)
+    run = make_run({**values, "quantity": quantity}, CollectivesPlan, RANKS_ON_CLUSTER)
     has_probes = quantity == ALL_REDUCE and run.targets
     return replace(run, plan=finish(replace(run.plan, probes=has_probes)))
 
 
-def finish(plan: Plan) -> Plan:
+def finish(plan: CollectivesPlan) -> CollectivesPlan:
     """The plan with mpiddp's names of algorithms, the usual ones if it has none.
 
     Raises ConfigurationError for an unknown one, and for sizes that are no whole elements.
@@ -206,7 +206,7 @@ def finish(plan: Plan) -> Plan:
     return replace(plan, algorithms=tuple(dict.fromkeys(found)))
 
 
-def check_algorithms(plan: Plan) -> None:
+def check_algorithms(plan: CollectivesPlan) -> None:
     """Raise ScheduleError for an algorithm that is no all-reduce of so many ranks.
 
     One that does not support so many ranks is left out of the tables, with the reason.

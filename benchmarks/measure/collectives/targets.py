@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product, starmap
 
 from benchmarks.judge.promises import make_target
-from benchmarks.judge.ratios import Ratio, compare_rounds
+from benchmarks.judge.ratios import Ratio, compare_rounds, find_common
 from benchmarks.judge.targets import Target
-from benchmarks.measure.collectives.findings import Findings
+from benchmarks.measure.collectives.cells import find_probe
 from benchmarks.records.contenders import (
+    ALL_REDUCE,
     BOUND_BYTES,
     COPIES,
     EMPTY,
@@ -20,155 +22,164 @@ from benchmarks.records.contenders import (
     PERSISTENT,
     PREPARED,
     PRIVATE,
+    PROBE,
     RING,
     SHARED,
     TORCH_JOB,
     Contender,
 )
-from benchmarks.records.schema import Cell
+from benchmarks.records.schema import Cell, group_by
 from mpiddp.wording import describe_size
 
-K, M = 1 << 10, 1 << 20
+K, M, ANY = 1 << 10, 1 << 20, 1 << 60
 SMALL = range(32 * K + 1)
 """Sizes for which latency is promised; from 256 KiB on it is speed."""
 LARGE = range(256 * K, 64 * M + 1)
+LARGEST = range(64 * M, 64 * M + 1)
 GLOO_ROW, MPI_ROW = Contender(GLOO, TORCH_JOB), Contender(MPI)
+PRIVATE_OWN, SHARED_OWN = (Contender(OWN, buffer=each) for each in (PRIVATE, SHARED))
+PREPARED_OWN = Contender(PREPARED)
+RING_OWN = Contender(PREPARED, algorithm="ring", transport="mpi")
+PLAIN_RINGS = [Contender(maker).label for maker in (RING, PERSISTENT)]
+
+TWO_RANKS = (
+    (PRIVATE_OWN, GLOO_ROW, LARGE, 4.0),
+    (PRIVATE_OWN, MPI_ROW, range(M, 64 * M + 1), 1.0),
+    (PRIVATE_OWN, MPI_ROW, LARGEST, 2.0),
+    (SHARED_OWN, GLOO_ROW, LARGE, 8.0),
+    (SHARED_OWN, MPI_ROW, LARGEST, 4.0),
+)
+"""Who is at which sizes at least how many times as fast as whom."""
+LINKED_NODES = (
+    (PRIVATE_OWN, GLOO_ROW, range(M, 4 * M + 1), 1.03),
+    (PRIVATE_OWN, GLOO_ROW, range(16 * M, 16 * M + 1), 0.98),
+)
+Rows = Mapping[str, Cell]
+"""The all-reduces of one size, by contender."""
+Find = Callable[[Rows], Ratio | float | None]
 
 
-def judge(groups: Sequence[Findings], cores: int | None) -> list[Target]:
-    """The targets that these measurements say something about.
+def judge(cells: Iterable[Cell], cores: int | None) -> list[Target]:
+    """The targets that these cells say something about.
 
     A speed is how many times faster it is than the other contender, the median over the rounds.
     """
-    targets: list[Target | None] = []
-    for found in groups:
-        targets.append(_judge_harness(found))
-        if (found.nodes or 1) > 1:
-            targets += _judge_nodes(found)
-            continue
-        if found.ranks == 2:
-            targets += _judge_two_ranks(found)
-        targets += _judge_executor(found)
-        if cores is not None and found.ranks > cores:
-            targets += _judge_many_ranks(found, cores)
+    runs = group_by(cells, lambda cell: (cell.ranks, cell.nodes))
+    targets = (target for run in runs.values() for target in _Run(run).judge(cores))
     return [target for target in targets if target is not None]
 
 
-def _judge_harness(found: Findings) -> Target | None:
-    nothing = found.find_probe(EMPTY)
-    if nothing is None:
-        return None
-    text = f"the harness on {found.ranks} ranks: less than 1 µs of an iteration of nothing"
-    return Target(text, {"": 1e6 * nothing.summary.median}, at_most=1)
+class _Run:
+    """The cells of one number of ranks."""
 
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self._cells, self._ranks, self._nodes = cells, cells[0].ranks, cells[0].nodes
+        measured = [cell for cell in cells if cell.quantity != PROBE]
+        groups = group_by(measured, lambda cell: (cell.quantity, *sorted(cell.at.items())))
+        self._coefficient = find_common([c.samples for c in group] for group in groups.values())
+        reduces = (cell for cell in measured if cell.quantity == ALL_REDUCE)
+        self._sizes: dict[int, Rows] = {
+            # Of several types and operators, the first.
+            size: {cell.contender: cell for cell in reversed(row)}
+            for size, row in sorted(group_by(reduces, lambda cell: cell.bytes).items())
+        }
 
-def _judge_two_ranks(found: Findings) -> Iterable[Target | None]:
-    private, shared = Contender(OWN, buffer=PRIVATE), Contender(OWN, buffer=SHARED)
-    from_one, at_most = range(M, 64 * M + 1), range(64 * M, 64 * M + 1)
-    yield _judge_speed(found, private, GLOO_ROW, LARGE, 4)
-    yield _judge_speed(found, private, MPI_ROW, from_one, 1)
-    yield _judge_speed(found, private, MPI_ROW, at_most, 2)
-    yield _judge_speed(found, shared, GLOO_ROW, LARGE, 8)
-    yield _judge_speed(found, shared, MPI_ROW, at_most, 4)
-    yield _judge_bound(found, shared, 0.8)
-    for own in (private, shared, Contender(PREPARED)):
-        yield _judge_latency(found, own, 1.2)
+    def judge(self, cores: int | None) -> Iterator[Target | None]:
+        nothing = find_probe(self._cells, EMPTY)
+        if nothing is not None:
+            text = f"the harness on {self._ranks} ranks: less than 1 µs of an iteration of nothing"
+            yield make_target(text, {"": 1e6 * nothing.summary.median}, at_most=1)
+        if self._nodes > 1:
+            if self._ranks == self._nodes:
+                yield from self._judge_nodes()
+            return
+        if self._ranks == 2:
+            yield from starmap(self._judge_speed, TWO_RANKS)
+            yield self._judge_bound(SHARED_OWN, 0.8)
+            for own in (PRIVATE_OWN, SHARED_OWN, PREPARED_OWN):
+                yield self._judge_latency(own, 1.2)
+        yield from self._judge_executor()
+        if cores is not None and self._ranks > cores:
+            note = f" ({self._ranks} ranks, {cores} cores)"
+            for own, other in product((PRIVATE_OWN, SHARED_OWN), (GLOO_ROW, MPI_ROW)):
+                yield self._judge_speed(own, other, range(ANY), 1, note)
 
+    def _judge_nodes(self) -> Iterator[Target | None]:
+        """One rank on each node: latency, or, if a link was timed, how much of it is used."""
+        link = find_probe(self._cells, LINK)
+        if link is None:
+            for own in (PRIVATE_OWN, PREPARED_OWN):
+                yield self._judge_latency(own, 1)
+            return
+        yield from starmap(self._judge_speed, LINKED_NODES)
+        least = 2 * (self._ranks - 1) / self._ranks * link.summary.median / link.bytes
+        """Seconds a byte of the buffer."""
 
-def _judge_nodes(found: Findings) -> Iterable[Target | None]:
-    """One rank on each node: latency, or, if a link was timed, how much of it is used."""
-    if found.ranks != found.nodes:
-        return
-    own = Contender(OWN, buffer=PRIVATE)
-    link = found.find_probe(LINK)
-    if link is None:
-        for each in (own, Contender(PREPARED)):
-            yield _judge_latency(found, each, 1)
-        return
-    yield _judge_speed(found, own, GLOO_ROW, range(M, 4 * M + 1), 1.03)
-    yield _judge_speed(found, own, GLOO_ROW, range(16 * M, 16 * M + 1), 0.98)
-    bytes_of_all = 2 * (found.ranks - 1) / found.ranks
+        def find_share(rows: Rows) -> float | None:
+            own = rows.get(PRIVATE_OWN.label)
+            return least * own.bytes / own.summary.median if own else None
 
-    def find_share(size: int) -> float | None:
-        seconds = found.find_median(own, size)
-        least = bytes_of_all * size * link.summary.median / link.bytes
-        return least / seconds if seconds else None
+        text = f"{PRIVATE_OWN.label}: at least 0.98 of what the link carries"
+        yield self._make(text, range(M, 16 * M + 1), find_share, at_least=0.98)
 
-    text = f"{own.label}: at least 0.98 of what the link carries"
-    yield _make(found, text, range(M, 16 * M + 1), find_share, at_least=0.98)
+    def _make(
+        self,
+        text: str,
+        sizes: range,
+        find: Find,
+        at_least: float | None = None,
+        at_most: float | None = None,
+    ) -> Target | None:
+        """Over those of the sizes at which something is known; None if there are none."""
+        found = {size: find(rows) for size, rows in self._sizes.items() if size in sizes}
+        known = {describe_size(size): value for size, value in found.items() if value is not None}
+        return make_target(text, known, at_least, at_most) if known else None
 
-
-def _judge_many_ranks(found: Findings, cores: int) -> Iterable[Target | None]:
-    note = f" ({found.ranks} ranks, {cores} cores)"
-    for buffer in (PRIVATE, SHARED):
-        for other in (GLOO_ROW, MPI_ROW):
-            own = Contender(OWN, buffer=buffer)
-            yield _judge_speed(found, own, other, range(1 << 60), 1, note)
-
-
-def _make(
-    found: Findings,
-    text: str,
-    sizes: range,
-    find_value: Callable[[int], Ratio | float | None],
-    at_least: float | None = None,
-    at_most: float | None = None,
-) -> Target | None:
-    """The target over those of the sizes at which something is known; None if there are none."""
-    values = {size: find_value(size) for size in found.plan.bytes if size in sizes}
-    known = {describe_size(size): value for size, value in values.items() if value is not None}
-    return make_target(text, known, at_least, at_most) if known else None
-
-
-def _judge_speed(
-    found: Findings, own: Contender, other: Contender, sizes: range, least: float, note: str = ""
-) -> Target | None:
-    text = f"{own.label}: at least {least:g} × {other.name}{note}"
-    find_value = partial(found.find_speed, own, other, coefficient=found.find_coefficient())
-    return _make(found, text, sizes, find_value, at_least=least)
-
-
-def _judge_latency(found: Findings, own: Contender, most: float) -> Target | None:
-    text = f"{own.label}: at most {most:g} of {MPI_ROW.name}'s time"
-    find_value = partial(found.find_speed, MPI_ROW, own, coefficient=found.find_coefficient())
-    return _make(found, text, SMALL, find_value, at_most=most)
-
-
-def _judge_bound(found: Findings, own: Contender, least: float) -> Target | None:
-    copy = found.find_probe(*COPIES)
-
-    def find_share(size: int) -> float | None:
-        seconds = found.find_median(own, size)
-        return copy.summary.median / seconds if seconds and copy else None
-
-    text = f"{own.label}: at least {least:g} of the memory bound"
-    return _make(found, text, range(BOUND_BYTES, BOUND_BYTES + 1), find_share, at_least=least)
-
-
-def _judge_executor(found: Findings) -> Iterable[Target | None]:
-    own = Contender(PREPARED, algorithm="ring", transport="mpi")
-    coefficient = found.find_coefficient()
-
-    def find_pair(size: int) -> tuple[Cell, Cell] | None:
-        """The quicker plain ring, and mpiddp's."""
-        plains = (found.find(Contender(maker), size) for maker in (RING, PERSISTENT))
-        plain = min(filter(None, plains), key=lambda cell: cell.summary.median, default=None)
-        mine = found.find(own, size)
-        return None if plain is None or mine is None else (plain, mine)
-
-    def find_share(size: int) -> Ratio | None:
-        pair = find_pair(size)
-        if pair is None:
+    def _compare(self, old: str, new: str, rows: Rows) -> Ratio | None:
+        """The second one's times over the first one's, if both were timed."""
+        if old not in rows or new not in rows:
             return None
-        plain, mine = pair
-        return compare_rounds(plain.samples, mine.samples, coefficient)
+        return compare_rounds(rows[old].samples, rows[new].samples, self._coefficient)
 
-    def find_more(size: int) -> float | None:
-        pair = find_pair(size)
-        return 1e6 * (pair[1].summary.median - pair[0].summary.median) if pair is not None else None
+    def _judge_speed(
+        self, own: Contender, other: Contender, sizes: range, least: float, note: str = ""
+    ) -> Target | None:
+        text = f"{own.label}: at least {least:g} × {other.name}{note}"
+        find = partial(self._compare, own.label, other.label)
+        return self._make(text, sizes, find, at_least=least)
 
-    where = f"on {found.ranks} ranks, {own.label}"
-    text = f"{where}: at most 1.05 of the plain ring's time"
-    yield _make(found, text, range(32 * K, 1 << 60), find_share, at_most=1.05)
-    text = f"{where}: at most 1 µs more than the plain ring"
-    yield _make(found, text, range(32 * K), find_more, at_most=1)
+    def _judge_latency(self, own: Contender, most: float) -> Target | None:
+        text = f"{own.label}: at most {most:g} of {MPI_ROW.name}'s time"
+        find = partial(self._compare, MPI_ROW.label, own.label)
+        return self._make(text, SMALL, find, at_most=most)
+
+    def _judge_bound(self, own: Contender, least: float) -> Target | None:
+        copy = find_probe(self._cells, *COPIES)
+
+        def find_share(rows: Rows) -> float | None:
+            cell = rows.get(own.label)
+            return copy.summary.median / cell.summary.median if cell and copy else None
+
+        text = f"{own.label}: at least {least:g} of the memory bound"
+        return self._make(text, range(BOUND_BYTES, BOUND_BYTES + 1), find_share, at_least=least)
+
+    def _judge_executor(self) -> Iterator[Target | None]:
+        """mpiddp's ring beside the quicker one of the plain rings."""
+        own = RING_OWN.label
+
+        def find_plain(rows: Rows) -> str:
+            plains = [rows[label] for label in PLAIN_RINGS if label in rows]
+            return min(plains, key=lambda cell: cell.summary.median).contender if plains else ""
+
+        def find_share(rows: Rows) -> Ratio | None:
+            return self._compare(find_plain(rows), own, rows)
+
+        def find_more(rows: Rows) -> float | None:
+            plain, mine = rows.get(find_plain(rows)), rows.get(own)
+            return 1e6 * (mine.summary.median - plain.summary.median) if plain and mine else None
+
+        where = f"on {self._ranks} ranks, {own}"
+        text = f"{where}: at most 1.05 of the plain ring's time"
+        yield self._make(text, range(32 * K, ANY), find_share, at_most=1.05)
+        text = f"{where}: at most 1 µs more than the plain ring"
+        yield self._make(text, range(32 * K), find_more, at_most=1)

@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,21 +29,52 @@ class CannotMeasureError(MpiddpError):
     """The command of a record cannot be run here; the message says why."""
 
 
+def measure_again(record: Record, cells: Sequence[Cell]) -> Record:
+    """Run the record's command once more for the places of ``cells``.
+
+    Raises CannotMeasureError if it fails, or is not the record's on a machine like the record's.
+    """
+    for name, found in {"processor": find_processor(), "commit": find_commit()}.items():
+        recorded = record.environment.get(name)
+        if recorded != found:
+            raise CannotMeasureError(f"its {name} was {recorded}, here it is {found}")
+    arguments = restrict(find_arguments(record), record.options, find_wanted(cells))
+    words = ["-m", "benchmarks", record.benchmark, *arguments]
+    print_text(f"measuring again: {shlex.join(['python', *words])}")
+    with tempfile.TemporaryDirectory(prefix="mpiddp-bench-") as folder:
+        path = Path(folder, "again.jsonl")
+        code, output = _run([sys.executable, *words, "--output", str(path)])
+        if code != 0:
+            raise CannotMeasureError(
+                f"the command ended with exit code {code}:\n{output[-SHOWN_CHARACTERS:]}"
+            )
+        try:
+            return read_record(path)
+        except ConfigurationError as error:
+            raise CannotMeasureError(str(error)) from None
+
+
+def _run(command: Sequence[str]) -> tuple[int, str]:
+    """Exit code and standard output; the progress bar and errors are shown."""
+    # Not from the checkout: relative names of files are those of this process's directory.
+    variables = {**os.environ, "PYTHONPATH": find_python_path()}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as process:
+        try:
+            output, _ = process.communicate()
+        except BaseException:
+            # It ends its ranks, which it would not do if it were killed.
+            process.terminate()
+            process.wait()
+            raise
+    return process.returncode, output
+
+
 def find_arguments(record: Record) -> list[str]:
     """The words behind the command's name, as they were typed. Raises CannotMeasureError."""
     words = shlex.split(str(record.environment.get("command", "")))
     if record.benchmark not in words:
         raise CannotMeasureError(f"{record.path} does not hold the command line of its run")
     return words[words.index(record.benchmark) + 1 :]
-
-
-def check_place(record: Record) -> None:
-    """Raise CannotMeasureError unless the record is of this program on a machine like this one."""
-    here = {"processor": find_processor(), "commit": find_commit()}
-    for name, found in here.items():
-        recorded = record.environment.get(name)
-        if recorded != found:
-            raise CannotMeasureError(f"its {name} was {recorded}, here it is {found}")
 
 
 def restrict(
@@ -92,50 +124,12 @@ def _cut(words: Sequence[str], options: Mapping[str, Any]) -> Iterator[tuple[str
 def find_wanted(cells: Iterable[Cell]) -> dict[str, list[str]]:
     """Values of options that the cells need, by names of fields."""
     found: dict[str, dict[str, None]] = {}
-
-    def add(name: str, value: Any) -> None:
-        if value is not None:
-            found.setdefault(name, {})[str(value)] = None
-
     for cell in cells:
-        add("ranks", cell.ranks)
-        add("sizes", cell.at.get("bytes"))
-        for name in ("type", "operator", "model", "program"):
-            add(f"{name}s", cell.at.get(name))
-        add("algorithms", cell.details.get("algorithm"))
+        at = cell.at
+        values = {"ranks": cell.ranks, "sizes": at.get("bytes")}
+        values |= {f"{name}s": at.get(name) for name in ("type", "operator", "model", "program")}
+        values["algorithms"] = cell.details.get("algorithm")
+        for name, value in values.items():
+            if value is not None:
+                found.setdefault(name, {})[str(value)] = None
     return {name: list(values) for name, values in found.items()}
-
-
-def measure_again(record: Record, cells: Sequence[Cell], folder: Path) -> Record:
-    """Run the record's command for the places of ``cells``, with its files in ``folder``.
-
-    Raises CannotMeasureError if it fails.
-    """
-    path = folder / "again.jsonl"
-    arguments = restrict(find_arguments(record), record.options, find_wanted(cells))
-    words = ["-m", "benchmarks", record.benchmark, *arguments]
-    print_text(f"measuring again: {shlex.join(['python', *words])}")
-    code, output = _run([sys.executable, *words, "--output", str(path)])
-    if code != 0:
-        raise CannotMeasureError(
-            f"the command ended with exit code {code}:\n{output[-SHOWN_CHARACTERS:]}"
-        )
-    try:
-        return read_record(path)
-    except ConfigurationError as error:
-        raise CannotMeasureError(str(error)) from None
-
-
-def _run(command: Sequence[str]) -> tuple[int, str]:
-    """Exit code and standard output; the progress bar and errors are shown."""
-    # Not from the checkout: relative names of files are those of this process's directory.
-    variables = {**os.environ, "PYTHONPATH": find_python_path()}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as process:
-        try:
-            output, _ = process.communicate()
-        except BaseException:
-            # It ends its ranks, which it would not do if it were killed.
-            process.terminate()
-            process.wait()
-            raise
-    return process.returncode, output

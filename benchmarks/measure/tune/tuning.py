@@ -8,34 +8,50 @@ alone decides: what looked fast by chance does not do so twice.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 from tqdm import tqdm
 
-from benchmarks.judge.choosing import FINALISTS, choose, list_finalists, list_ranges
-from benchmarks.measure.collectives.command import check
-from benchmarks.measure.collectives.findings import Finding, Findings, Surroundings
-from benchmarks.measure.collectives.measurement import measure
-from benchmarks.measure.collectives.options import ALL, RANKS_ON_CLUSTER, Plan, finish
-from benchmarks.measure.collectives.report import list_wrong
+from benchmarks.judge.choosing import (
+    FINALISTS,
+    RULE,
+    Verdict,
+    Way,
+    choose,
+    list_finalists,
+    list_ranges,
+)
+from benchmarks.measure.collectives.cells import Finding, keep, list_wrong, select
+from benchmarks.measure.collectives.measurement import check, measure
+from benchmarks.measure.collectives.options import ALL, RANKS_ON_CLUSTER, CollectivesPlan, finish
 from benchmarks.measure.launching.srun import Launcher
 from benchmarks.measure.trials import WrongResultError
-from benchmarks.measure.tune import nccl, report
+from benchmarks.measure.tune import nccl
 from benchmarks.records.collectives import COLLECTIVES
-from benchmarks.records.options import RunOptions, make_reader, make_run
+from benchmarks.records.options import (
+    RunOptions,
+    describe_interval,
+    describe_seconds,
+    make_reader,
+    make_run,
+)
 from benchmarks.records.schema import Cell, Record, RecordWriter, read_record
-from benchmarks.show import results
+from benchmarks.show.results import open_output
+from benchmarks.show.tables import format_table
 from mpiddp import environment
 from mpiddp.collectives import AUTO, MPI
-from mpiddp.collectives.tuning import NO_TABLE, write_table
+from mpiddp.collectives.tuning import NO_TABLE, Section, describe_layout, write_table
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.fields import Argument, pick
 from mpiddp.options.outputs import RECORD, TABLE, Kind, Outputs, check_outputs, find, writes
 from mpiddp.wording import describe_size, print_text
 
+NEAR = 1.05
+"""Of the fastest one's time: what counts as near it."""
 SCREENING_ROUNDS = 3
 ROUNDS = 15
 """Of the second measurement, if --repetitions says nothing."""
@@ -70,7 +86,7 @@ OWN = frozenset(TuneOptions.__dataclass_fields__)
 READER = make_reader(
     command="tune",
     description="Find the fastest algorithm by size, and write a table that auto follows.",
-    groups={"the table": TuneOptions, "what is measured": Plan, "the run": RunOptions},
+    groups={"the table": TuneOptions, "what is measured": CollectivesPlan, "the run": RunOptions},
     epilog="By default all algorithms are measured, over mpiddp's usual transport and over MPI.",
     without=("quantity", "probes", "rivals", "operators", "cold", "busy", "overlap", "guidelines",
              "budget", "link", "targets"),
@@ -82,43 +98,48 @@ def main(arguments: Sequence[str]) -> None:
     options = pick(TuneOptions, values)
     check_outputs(options.output, inputs=options.records)
     if options.records:
-        refused = [
-            *(f"--{name.replace('_', '-')}" for name in values if name not in OWN),
-            *(f"--output {each}" for each in options.output if each.kind in (RECORD, TABLE)),
-        ]
-        if refused:
-            raise ConfigurationError(
-                f"{refused[0]} is for a measurement, and a RECORD takes its "
-                "place: leave out one of them"
-            )
-        read = list(map(read_record, options.records))
-        if find(options.output, TUNING) or find(options.output, NCCL):
-            refuse_tuned(read)
-        finish_table([each.cells for each in read], read[-1].environment, options)
+        choose_by_records(values, options)
         return
     runs = read_runs(values, options)
     launcher, *_ = map(check, runs)
-    screened: list[Findings] = []
-    found: list[Findings] = []
-    with results.open_output("tune", runs[0], launcher) as output:
+    screened: list[Finding] = []
+    measured: list[list[Finding]] = []
+    with open_output("tune", runs[0], launcher) as output:
         try:
             for run in runs:
                 for ranks in run.plan.ranks:
-                    first, second = find_finalists(ranks, launcher, run.plan)
-                    screened.append(first)
-                    found.append(Findings(plan=second, surroundings=Surroundings(ranks=ranks)))
-                    items = measure(ranks, launcher, second)
-                    found[-1].collect(tell(items, "measured"), output.record)
+                    plan = find_finalists(ranks, launcher, run.plan, screened)
+                    measured.append([])
+                    items = tell(measure(ranks, launcher, plan), "measured")
+                    keep(items, measured[-1], output.record)
         finally:
             # Whatever was measured before an interruption or an error.
-            if any(each.cells for each in found):
+            if output.record.cells:
                 print_text()
-                finish_table([each.cells for each in found], output.environment, options)
-    if wrong := list_wrong([*screened, *found]):
+                groups = [select(found, Cell) for found in measured]
+                finish_table(groups, output.environment, options)
+    if wrong := list(list_wrong(chain(screened, *measured))):
         raise WrongResultError(f"wrong results: {'; '.join(wrong)}")
 
 
-def read_runs(values: Mapping[str, Any], options: TuneOptions) -> list[RunOptions[Plan]]:
+def choose_by_records(values: Mapping[str, Any], options: TuneOptions) -> None:
+    """Without measuring. Raises ConfigurationError for options that are for that."""
+    refused = [
+        *(f"--{name.replace('_', '-')}" for name in values if name not in OWN),
+        *(f"--output {each}" for each in options.output if each.kind in (RECORD, TABLE)),
+    ]
+    if refused:
+        raise ConfigurationError(
+            f"{refused[0]} is for a measurement, and a RECORD takes its place: leave out one of "
+            "them"
+        )
+    read = list(map(read_record, options.records))
+    if find(options.output, TUNING) or find(options.output, NCCL):
+        refuse_tuned(read)
+    finish_table([each.cells for each in read], read[-1].environment, options)
+
+
+def read_runs(values: Mapping[str, Any], options: TuneOptions) -> list[RunOptions[CollectivesPlan]]:
     """A run for each collective. Raises ConfigurationError."""
     if os.environ.get(environment.TUNING):
         raise ConfigurationError(
@@ -126,7 +147,7 @@ def read_runs(values: Mapping[str, Any], options: TuneOptions) -> list[RunOption
             "is what others are measured beside: unset it"
         )
     defaults = {"algorithms": (ALL,), "transports": (AUTO, MPI), "repetitions": ROUNDS}
-    run = make_run({**defaults, **values}, Plan, RANKS_ON_CLUSTER)
+    run = make_run({**defaults, **values}, CollectivesPlan, RANKS_ON_CLUSTER)
     if run.plan.repetitions < FEWEST_ROUNDS:
         raise ConfigurationError(
             f"--repetitions: expected {FEWEST_ROUNDS} or more, since fewer rounds have no interval "
@@ -153,18 +174,20 @@ def refuse_tuned(records: Iterable[Record]) -> None:
             )
 
 
-def find_finalists(ranks: int, launcher: Launcher, plan: Plan) -> tuple[Findings, Plan]:
-    """Measure everything in a few rounds; returns that and the plan of what is measured anew.
+def find_finalists(
+    ranks: int, launcher: Launcher, plan: CollectivesPlan, screened: list[Finding]
+) -> CollectivesPlan:
+    """The plan of what is measured anew, once everything was ``screened`` in a few rounds.
 
-    If that could be everything, nothing is measured.
+    If that could be everything, nothing is screened.
     """
-    found = Findings(plan=plan, surroundings=Surroundings(ranks=ranks))
     if (len(plan.algorithms) - 1) * len(plan.transports) <= FINALISTS:
-        return found, plan
-    screening = replace(plan, repetitions=SCREENING_ROUNDS)
-    found.collect(tell(measure(ranks, launcher, screening), "screened"), RecordWriter(None))
-    ways = list_finalists(found.cells)
-    return found, replace(
+        return plan
+    screening, found = replace(plan, repetitions=SCREENING_ROUNDS), list[Finding]()
+    keep(tell(measure(ranks, launcher, screening), "screened"), found, RecordWriter(None))
+    screened += found
+    ways = list_finalists(select(found, Cell))
+    return replace(
         plan,
         algorithms=tuple(dict.fromkeys([AUTO, *(each.algorithm for each in ways)])),
         transports=tuple(dict.fromkeys([AUTO, *(each.transport for each in ways)])),
@@ -191,8 +214,8 @@ def finish_table(
 ) -> None:
     """Choose, print what was found, and write it."""
     verdicts, left_out = choose(groups)
-    parts = [report.format_section(section, found) for section, found in verdicts.items()]
-    print_text("\n\n".join([*parts, report.describe_share(verdicts)]))
+    parts = [format_section(section, found) for section, found in verdicts.items()]
+    print_text("\n\n".join([*parts, describe_share(chain.from_iterable(verdicts.values()))]))
     for text in left_out:
         print_text(f"Left out: {text}.")
     for path in find(options.output, TUNING):
@@ -204,3 +227,72 @@ def finish_table(
         print_text(f"Written: {path}.")
         for text in lacking:
             print_text(f"NCCL has no such algorithm: {text}.")
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TuneRow:
+    """A size in one kind of buffer."""
+
+    verdict: Verdict
+    buffer: str
+
+    @property
+    def best(self) -> Way:
+        return self.verdict.find_fastest(self.buffer)
+
+    def find_seconds(self, way: Way) -> float:
+        return self.verdict.timings[self.buffer][way].seconds
+
+    def describe_time(self, way: Way) -> str:
+        return describe_seconds(self.find_seconds(way))
+
+    def describe_gain(self) -> str:
+        """Empty if nothing else was chosen than what auto runs today."""
+        if self.verdict.chosen == RULE:
+            return ""
+        ratio = self.verdict.timings[self.buffer][self.verdict.chosen].ratio.turned
+        return f"{ratio.estimate:.2f} × ({describe_interval(ratio.interval, '{:.2f}'.format)})"
+
+    def is_near(self, way: Way) -> bool:
+        """Whether it is as quick as the best, or near."""
+        return self.find_seconds(way) <= NEAR * self.find_seconds(self.best)
+
+
+COLUMNS: Sequence[tuple[str, Callable[[TuneRow], str]]] = (
+    ("size", lambda row: describe_size(row.verdict.bytes)),
+    ("buffer", lambda row: row.buffer),
+    ("auto runs", lambda row: row.verdict.rule),
+    ("time", lambda row: row.describe_time(RULE)),
+    ("best", lambda row: str(row.best)),
+    ("time", lambda row: row.describe_time(row.best)),
+    ("chosen", lambda row: "the same" if not row.describe_gain() else str(row.verdict.chosen)),
+    ("time", lambda row: row.describe_time(row.verdict.chosen)),
+    ("gain", TuneRow.describe_gain),
+)
+
+
+def list_rows(verdicts: Iterable[Verdict]) -> list[TuneRow]:
+    return [TuneRow(verdict, buffer) for verdict in verdicts for buffer in verdict.timings]
+
+
+def format_section(section: Section, verdicts: Sequence[Verdict]) -> str:
+    """A table: a row for each size and kind of buffer."""
+    title = (
+        f"{section.collective} of {section.type}, {describe_layout(section.nodes)}, "
+        f"{section.device.upper()}"
+    )
+    return f"{title}\n{format_table(list_rows(verdicts), COLUMNS)}"
+
+
+def describe_share(verdicts: Iterable[Verdict]) -> str:
+    """How often what auto ran and what was chosen are near the fastest."""
+    rows = list_rows(verdicts)
+    todays = sum(row.is_near(RULE) for row in rows)
+    chosen = sum(row.is_near(row.verdict.chosen) for row in rows)
+    return (
+        f"Within {100 * (NEAR - 1):.0f} % of the best: auto in {todays} of {len(rows)} cells, what "
+        f"was chosen in {chosen}."
+    )
