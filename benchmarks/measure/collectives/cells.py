@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 from benchmarks.judge.guidelines import list_broken
 from benchmarks.judge.slow_ranks import SlowRank, find_late_rank, find_slow_core
@@ -14,13 +14,12 @@ from benchmarks.measure.collectives.visits import CallVisit, CallVisitor
 from benchmarks.measure.trials import Surroundings
 from benchmarks.records.collectives import find_rates
 from benchmarks.records.contenders import EVEN, POINT_TO_POINT, PROBE, Task
-from benchmarks.records.schema import Cell, Coordinate, RecordWriter
+from benchmarks.records.schema import Cell, Coordinate, RecordWriter, group_by
 from benchmarks.records.statistics import is_known, quantile, summarize
 from mpiddp.wording import describe_size
 
 INTERRUPTED = "interrupted"
 """Why there are no more rounds of a contender, but for what a `StoppingRule` says."""
-Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +60,6 @@ def keep(items: Iterable[Finding], found: list[Finding], writer: RecordWriter) -
             writer.write("surroundings", **vars(item))
 
 
-def select(found: Iterable[Finding], kind: type[Kind]) -> list[Kind]:
-    return [item for item in found if isinstance(item, kind)]
-
-
 def list_wrong(found: Iterable[Finding]) -> Iterator[str]:
     """What computed something else: when it was first asked, or in a later round."""
     for each in found:
@@ -82,6 +77,13 @@ def find_probe(cells: Iterable[Cell], *names: str) -> Cell | None:
     """The fastest of these limits of the machine; None if none of them was measured."""
     known = (cell for cell in cells if cell.quantity == PROBE and cell.contender in names)
     return min(known, key=lambda cell: cell.summary.median, default=None)
+
+
+def group_like(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """Those that were measured beside each other, but for the probes."""
+    measured = (cell for cell in cells if cell.quantity != PROBE)
+    groups = group_by(measured, lambda cell: (cell.quantity, *sorted(cell.at.items())))
+    return list(groups.values())
 
 
 class CellMaker:

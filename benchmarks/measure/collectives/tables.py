@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from benchmarks.judge.ratios import estimate_rounds
@@ -12,7 +12,7 @@ from benchmarks.measure.collectives.cells import (
     Finding,
     LeftOut,
     find_probe,
-    select,
+    group_like,
 )
 from benchmarks.measure.collectives.options import CollectivesPlan
 from benchmarks.records.contenders import (
@@ -25,11 +25,10 @@ from benchmarks.records.contenders import (
     OWN,
     PEER_READ,
     POINT_TO_POINT,
-    PROBE,
     Contender,
 )
 from benchmarks.records.options import describe_seconds
-from benchmarks.records.schema import Cell, group_by
+from benchmarks.records.schema import Cell, Coordinate, group_by
 from benchmarks.show.tables import format_table
 from mpiddp.schedules.registry import parse
 from mpiddp.wording import describe_size
@@ -39,27 +38,40 @@ Column = tuple[str, Callable[[Cell], str]]
 
 def format_findings(found: Sequence[Finding], plan: CollectivesPlan) -> str:
     """All that is printed of one number of ranks, but for the targets."""
-    surroundings = select(found, CallSurroundings)[-1]
-    cells, left_out = select(found, Cell), select(found, LeftOut)
-    measured = [cell for cell in cells if cell.quantity != PROBE]
-    title = (
-        f"{surroundings.ranks} ranks on {surroundings.where}: {plan.quantity}; the slowest rank's "
-        "times, × by round and then their median; rates in GB/s"
-    )
-    head = [title, describe_collectives(surroundings.collectives)]
-    named = (name for name in plan.algorithms if name != "auto")
-    head += [f"{name}: {parse(name).summary}" for name in named]
-    if surroundings.framework.get("nccl"):
-        head.append(f"NCCL {surroundings.framework['nccl']} on {surroundings.framework['gpu']}")
-    if surroundings.others_share is not None:
-        head.append(f"other programs took {surroundings.others_share:.0%} of the cores meanwhile")
-    head += _describe_first_calls(surroundings.first_calls)
-    head += [*list_limits(cells), *list_left_out(left_out), *list_lack(measured, left_out)]
-    parts = ["\n".join([*head, *list_remarks(cells)])]
+    *_, told = (each for each in found if isinstance(each, CallSurroundings))
+    cells = [each for each in found if isinstance(each, Cell)]
+    left_out = [each for each in found if isinstance(each, LeftOut)]
+    lines = [
+        *describe_surroundings(told, plan),
+        *list_limits(cells),
+        *list_left_out(left_out),
+        *list_lack(cells, left_out),
+        *list_remarks(cells),
+    ]
     if plan.quantity == ALL_PAIRS:
-        return "\n\n".join([*parts, *(format_matrix(measured, size) for size in plan.bytes)])
-    tables = group_by(measured, lambda cell: (cell.quantity, *sorted(cell.at.items())))
-    return "\n\n".join([*parts, *map(format_size, tables.values())])
+        tables = [format_matrix(cells, size) for size in plan.bytes]
+    else:
+        tables = list(map(format_size, group_like(cells)))
+    return "\n\n".join(["\n".join(lines), *tables])
+
+
+def describe_surroundings(told: CallSurroundings, plan: CollectivesPlan) -> Iterator[str]:
+    yield (
+        f"{told.ranks} ranks on {told.where}: {plan.quantity}; the slowest rank's times, × by "
+        "round and then their median; rates in GB/s"
+    )
+    collectives = told.collectives
+    copying = "single copy" if collectives.get("single_copy") else "no single copy"
+    notes = collectives.get("notes", ())
+    yield "; ".join([f"mpiddp waits by {collectives.get('wait', '?')}", copying, *notes])
+    yield from (f"{name}: {parse(name).summary}" for name in plan.algorithms if name != "auto")
+    if told.framework.get("nccl"):
+        yield f"NCCL {told.framework['nccl']} on {told.framework['gpu']}"
+    if told.others_share is not None:
+        yield f"other programs took {told.others_share:.0%} of the cores meanwhile"
+    calls = [f"{maker} {describe_seconds(value)}" for maker, value in told.first_calls.items()]
+    if calls:
+        yield f"the first call of each, which does not count: {', '.join(calls)}"
 
 
 def format_size(cells: Sequence[Cell]) -> str:
@@ -129,7 +141,7 @@ OVERLAP: Sequence[Column] = (
 )
 
 
-def _list_speeds(cells: Sequence[Cell]) -> Iterable[Column]:
+def _list_speeds(cells: Sequence[Cell]) -> Iterator[Column]:
     """How many times as fast as the first contender of a maker, which was measured beside it."""
     for name, maker in (("× Gloo", GLOO), ("× MPI", MPI)):
         base = next((cell for cell in cells if cell.details["maker"] == maker), None)
@@ -166,7 +178,7 @@ def format_matrix(cells: Iterable[Cell], size: int) -> str:
 # ---- what stands beside the tables ---------------------------------------------------------------
 
 
-def list_limits(cells: Sequence[Cell]) -> Iterable[str]:
+def list_limits(cells: Sequence[Cell]) -> Iterator[str]:
     """What the machine itself can do, of what was measured of it."""
     if (peer := find_probe(cells, PEER_READ)) is not None:
         yield (
@@ -194,59 +206,40 @@ def _describe_rate(cell: Cell) -> str:
     return f"{usual:.3g} GB/s (5–95 %: {slow:.3g}–{fast:.3g})"
 
 
-def describe_collectives(collectives: Mapping[str, object]) -> str:
-    copying = "single copy" if collectives.get("single_copy") else "no single copy"
-    notes = collectives.get("notes", ())
-    assert isinstance(notes, list | tuple)
-    return "; ".join([f"mpiddp waits by {collectives.get('wait', '?')}", copying, *notes])
-
-
-def _describe_first_calls(seconds: Mapping[str, float]) -> Iterable[str]:
-    if seconds:
-        each = ", ".join(f"{maker} {describe_seconds(value)}" for maker, value in seconds.items())
-        yield f"the first call of each, which does not count: {each}"
-
-
-def list_left_out(left_out: Iterable[LeftOut]) -> list[str]:
+def list_left_out(left_out: Iterable[LeftOut]) -> Iterator[str]:
     """One line for each contender and reason."""
-    sizes: dict[tuple[str, str], list[str]] = {}
-    for each in left_out:
-        place = describe_size(int(each.at["bytes"]))
-        if "operator" in each.at:
-            place += f" ({each.at['operator']} of {each.at['type']})"
-        name = f"{each.contender}, {each.quantity}"
-        sizes.setdefault((name, each.reason), []).append(place)
-    return [
-        f"left out: {label} at {', '.join(dict.fromkeys(where))}: {reason}"
-        for (label, reason), where in sizes.items()
-    ]
+    groups = group_by(left_out, lambda each: (each.contender, each.quantity, each.reason))
+    for (contender, quantity, reason), group in groups.items():
+        places = ", ".join(dict.fromkeys(_describe_size(each.at) for each in group))
+        yield f"left out: {contender}, {quantity} at {places}: {reason}"
 
 
-def list_lack(cells: Iterable[Cell], left_out: Iterable[LeftOut]) -> Iterable[str]:
+def _describe_size(at: Mapping[str, Coordinate]) -> str:
+    """With the operator and the type, if it has both."""
+    reduced = f" ({at['operator']} of {at['type']})" if "operator" in at else ""
+    return f"{describe_size(int(at['bytes']))}{reduced}"
+
+
+def list_lack(cells: Iterable[Cell], left_out: Iterable[LeftOut]) -> Iterator[str]:
     """That nothing of mpiddp was measured, and why, if something was to be."""
     reasons = [each.reason for each in left_out if each.contender.startswith(OWN)]
     if reasons and not any(cell.contender.startswith(OWN) for cell in cells):
         yield f"nothing of mpiddp was measured: {'; '.join(dict.fromkeys(reasons))}"
 
 
-def list_remarks(cells: Sequence[Cell]) -> list[str]:
+def list_remarks(cells: Sequence[Cell]) -> Iterator[str]:
     """Slow ranks and broken guidelines, and which contenders' medians are not known to 5 %."""
     late = (cell for cell in cells if "slow_rank" in cell.details)
-    slow = group_by(late, lambda cell: cell.details["slow_rank"])
-    remarks = [
-        f"slow rank: rank {rank} {named[0].details['slow_rank_reason']} (in {len(named)} of "
-        f"{len(cells)} rows)"
-        for rank, named in slow.items()
-    ]
-    remarks += [
-        f"guideline: {cell.contender}, {cell.quantity} at {describe_size(cell.bytes)} {text}"
-        for cell in cells
-        for text in cell.details.get("guidelines", ())
-    ]
+    for rank, named in group_by(late, lambda cell: cell.details["slow_rank"]).items():
+        reason = named[0].details["slow_rank_reason"]
+        yield f"slow rank: rank {rank} {reason} (in {len(named)} of {len(cells)} rows)"
+    for cell in cells:
+        for text in cell.details.get("guidelines", ()):
+            place = f"{cell.contender}, {cell.quantity} at {describe_size(cell.bytes)}"
+            yield f"guideline: {place} {text}"
     spent = sum(cell.details["stopped"] == "budget" for cell in cells)
     if spent:
-        remarks.append(
+        yield (
             f"{spent} of {len(cells)} rows spent their budget before their median was known to "
             "5 %; --budget gives them more"
         )
-    return remarks

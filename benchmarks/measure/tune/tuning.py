@@ -25,7 +25,7 @@ from benchmarks.judge.choosing import (
     list_finalists,
     list_ranges,
 )
-from benchmarks.measure.collectives.cells import Finding, keep, list_wrong, select
+from benchmarks.measure.collectives.cells import Finding, keep, list_wrong
 from benchmarks.measure.collectives.measurement import check, measure
 from benchmarks.measure.collectives.options import ALL, RANKS_ON_CLUSTER, CollectivesPlan, finish
 from benchmarks.measure.launching.srun import Launcher
@@ -102,23 +102,19 @@ def main(arguments: Sequence[str]) -> None:
         return
     runs = read_runs(values, options)
     launcher, *_ = map(check, runs)
-    screened: list[Finding] = []
-    measured: list[list[Finding]] = []
+    found: list[Finding] = []
     with open_output("tune", runs[0], launcher) as output:
         try:
             for run in runs:
                 for ranks in run.plan.ranks:
-                    plan = find_finalists(ranks, launcher, run.plan, screened)
-                    measured.append([])
-                    items = tell(measure(ranks, launcher, plan), "measured")
-                    keep(items, measured[-1], output.record)
+                    plan = find_finalists(ranks, launcher, run.plan, found)
+                    keep(tell(measure(ranks, launcher, plan), "measured"), found, output.record)
         finally:
             # Whatever was measured before an interruption or an error.
             if output.record.cells:
                 print_text()
-                groups = [select(found, Cell) for found in measured]
-                finish_table(groups, output.environment, options)
-    if wrong := list(list_wrong(chain(screened, *measured))):
+                finish_table([output.record.cells], output.environment, options)
+    if wrong := list(list_wrong(found)):
         raise WrongResultError(f"wrong results: {'; '.join(wrong)}")
 
 
@@ -134,9 +130,21 @@ def choose_by_records(values: Mapping[str, Any], options: TuneOptions) -> None:
             "them"
         )
     read = list(map(read_record, options.records))
-    if find(options.output, TUNING) or find(options.output, NCCL):
+    if options.output:
         refuse_tuned(read)
     finish_table([each.cells for each in read], read[-1].environment, options)
+
+
+def refuse_tuned(records: Iterable[Record]) -> None:
+    """Raise ConfigurationError if a tuning table was in use while one of them was measured."""
+    for record in records:
+        described = [each["collectives"] for each in record.others if "collectives" in each]
+        if {each.get("tuning", NO_TABLE.text) for each in described} - {NO_TABLE.text}:
+            raise ConfigurationError(
+                f"{record.path} was measured with a tuning table, so auto did not follow its rule, "
+                "which is what others are measured beside: measure without "
+                f"{environment.TUNING}"
+            )
 
 
 def read_runs(values: Mapping[str, Any], options: TuneOptions) -> list[RunOptions[CollectivesPlan]]:
@@ -162,31 +170,19 @@ def read_runs(values: Mapping[str, Any], options: TuneOptions) -> list[RunOption
     return [replace(run, plan=finish(replace(plan, quantity=each))) for each in options.collectives]
 
 
-def refuse_tuned(records: Iterable[Record]) -> None:
-    """Raise ConfigurationError if a tuning table was in use while one of them was measured."""
-    for record in records:
-        described = [each["collectives"] for each in record.others if "collectives" in each]
-        if {each.get("tuning", NO_TABLE.text) for each in described} - {NO_TABLE.text}:
-            raise ConfigurationError(
-                f"{record.path} was measured with a tuning table, so auto did not follow its rule, "
-                "which is what others are measured beside: measure without "
-                f"{environment.TUNING}"
-            )
-
-
 def find_finalists(
-    ranks: int, launcher: Launcher, plan: CollectivesPlan, screened: list[Finding]
+    ranks: int, launcher: Launcher, plan: CollectivesPlan, found: list[Finding]
 ) -> CollectivesPlan:
-    """The plan of what is measured anew, once everything was ``screened`` in a few rounds.
+    """Measure everything in a few rounds; returns the plan of what is measured anew.
 
-    If that could be everything, nothing is screened.
+    If that could be everything, nothing is measured. ``found``: what was is added to it.
     """
     if (len(plan.algorithms) - 1) * len(plan.transports) <= FINALISTS:
         return plan
-    screening, found = replace(plan, repetitions=SCREENING_ROUNDS), list[Finding]()
-    keep(tell(measure(ranks, launcher, screening), "screened"), found, RecordWriter(None))
-    screened += found
-    ways = list_finalists(select(found, Cell))
+    items = measure(ranks, launcher, replace(plan, repetitions=SCREENING_ROUNDS))
+    screening = RecordWriter(None)
+    keep(tell(items, "screened"), found, screening)
+    ways = list_finalists(screening.cells)
     return replace(
         plan,
         algorithms=tuple(dict.fromkeys([AUTO, *(each.algorithm for each in ways)])),

@@ -75,7 +75,7 @@ def check(prepared: Prepared, spec: CallSpec, rank: int, size: int) -> tuple[int
     if exchange is not None:
         return inputs.count_wrong_bytes(exchange, size), taken
     assert tensor is not None
-    wrong = inputs.count_wrong_after(
+    wrong = inputs.count_wrong(
         spec.quantity, tensor, rank, size, operator, prepared.members, prepared.part
     )
     # However often zeros are summed in place, they do not overflow.
