@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy
 import pytest
 
 from benchmarks.judge.changes import FASTER, SAME, SLOWER, UNKNOWN, Rule, index_cells, judge
+from benchmarks.measure.collectives import options
 from benchmarks.measure.compare import again, comparison
 from benchmarks.measure.compare.comparison import RegressionError
 from benchmarks.measure.tune import tuning
@@ -233,32 +234,28 @@ def test_counts_of_nothing_are_not_compared(tmp_path, capsys):
 # Measuring again
 
 
-OPTIONS = {"ranks": [2, 4], "sizes": [4096, 8192, 1 << 20], "types": ["int32"], "cold": True}
+OPTIONS = {"ranks": [2, 4], "sizes": [4096, 8192, 1 << 20], "types": ["int32"],
+           "algorithms": ["auto", "ring"], "cold": True}  # fmt: skip
 
 
 def test_a_command_line_is_restricted_to_the_suspects():
-    words = "--ranks 2 4 --sizes 4K 8K 1M --cold --algorithms=all --repetitions 5"
-    wanted = again.find_wanted(
-        [make_cell(TIMES, "a", bytes=4096), make_cell(TIMES, "b", bytes=8192, type="int32")]
-    )
-    words += " --output x.svg --output=a.jsonl"
-    found = again.restrict(words.split(), OPTIONS, wanted)
-    expected = "--cold --algorithms=all --repetitions 5 --ranks 2 --sizes 4096 8192"
-    assert found == expected.split()
+    words = "--ranks 2 4 --sizes 4K 8K 1M --cold --targets --algorithms=all"
+    outputs = "--output x.svg --output=a.jsonl"
+    ring = make_cell(TIMES, "b", bytes=8192, type="int32")
+    ring = replace(ring, details={"algorithm": "ring"})
+    wanted = again.find_wanted([make_cell(TIMES, "a", bytes=4096), ring])
+    found = again.restrict(f"{words} {outputs}".split(), OPTIONS, wanted)
+    restricted = ["--ranks", "2", "--sizes", "4096", "8192", "--algorithms", "ring"]
+    assert found == words.replace(" --targets", "").split() + restricted
+    plan, again_plan = (options.parse("allreduce", each).plan for each in (words.split(), found))
+    changed = {"ranks": (2,), "sizes": ((4096,), (8192,)), "algorithms": ("ring",)}
+    assert again_plan == replace(plan, **changed, probes=False)
 
 
 def test_an_option_that_has_its_usual_values_is_restricted():
     assert again.restrict([], {"sizes": []}, {"sizes": ["8"]}) == ["--sizes", "8"]
     # Point-to-point has no --ranks.
     assert again.restrict([], {"ranks": [2]}, {"ranks": ["2"]}) == []
-
-
-def test_positional_words_are_kept_or_replaced():
-    words = ["ring", "--latency", "5", "direct", "--ranks", "8"]
-    options = {"ranks": [8], "latency": 5.0, "algorithms": ["ring", "direct"]}
-    kept = ["--latency", "5", "--ranks", "8"]
-    assert again.restrict(words, options, {}) == ["ring", "direct", *kept]
-    assert again.restrict(words, options, {"algorithms": ["direct"]}) == ["direct", *kept]
 
 
 def test_suspects_are_measured_by_the_records_command(tmp_path, monkeypatch, capsys):
@@ -277,9 +274,10 @@ def test_suspects_are_measured_by_the_records_command(tmp_path, monkeypatch, cap
     slow = make_cell(scale(1.4), "ring", bytes=4096)
     new = write(tmp_path / "new", [slow, cells[1]], command=line)
     comparison.main([str(old), str(new)])
-    assert len(ran) == 2 and ran[0][1:-1] == (
-        ["-m", "benchmarks", "allreduce", "--ranks", "2", "--sizes", "4096", "--output"]
-    )
+    assert len(ran) == 2 and ran[0][1:-1] == [
+        *("-m", "benchmarks", "allreduce", "--sizes", "4K", "1M"),
+        *("--ranks", "2", "--sizes", "4096", "--output"),
+    ]
     assert "1.40 1.00 1.00" in capsys.readouterr().out
 
 

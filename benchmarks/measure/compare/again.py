@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,8 @@ from benchmarks.records.schema import Cell, Record, read_record
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.wording import print_text
 
-FILES = ("output",)
-FLAGS = ("hosts", "targets")
+OUTPUT, FLAGS = "--output", ("--hosts", "--targets")
 """Options of a command that say where results go, and how they are shown: with a value, without."""
-POSITIONAL = ""
-
 SHOWN_CHARACTERS = 4000
 
 
@@ -80,45 +76,22 @@ def find_arguments(record: Record) -> list[str]:
 def restrict(
     words: Sequence[str], options: Mapping[str, Any], wanted: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """The words without options of output, and with fewer values of those that have several.
+    """The words without options of output, and then fewer values of those that have several.
 
-    ``options``: of the record, whose lists are those that have several. An option with no value
-    there has a usual set of them.
+    ``options``: of the record, whose lists are those that have several; an empty one stands for a
+    usual set of them. Of an option that is typed twice the last one counts.
     """
-    chosen = {
-        name: values
-        for name, values in wanted.items()
-        if isinstance(options.get(name), list)
-        and (not options[name] or len(values) < len(options[name]))
-    }
-    ahead: list[str] = []
-    kept: list[str] = []
-    for name, chunk in _cut(words, options):
-        if name == POSITIONAL:
-            ahead += chunk
-        elif name not in (*FILES, *FLAGS, *chosen):
-            kept += chunk
-    if ahead:
-        # Algorithms, for the commands that take them so.
-        ahead = list(chosen.pop("algorithms", ahead))
-    for name, values in chosen.items():
-        kept += ["--" + name.replace("_", "-"), *values]
-    return [*ahead, *kept]
-
-
-def _cut(words: Sequence[str], options: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Each option with its values, by its name; each word without one as POSITIONAL."""
-    place = 0
-    while place < len(words):
-        word, end, name = words[place], place + 1, POSITIONAL
-        if word.startswith("--"):
-            name = word.partition("=")[0].removeprefix("--").replace("-", "_")
-            values = itertools.takewhile(lambda each: not each.startswith("--"), words[end:])
-            if "=" not in word and name not in FLAGS and not isinstance(options.get(name), bool):
-                is_list = isinstance(options.get(name), list) and name not in FILES
-                end += len(list(values)) if is_list else 1
-        yield name, list(words[place:end])
-        place = end
+    kept, rest = [], iter(words)
+    for word in rest:
+        if word == OUTPUT:
+            next(rest, None)
+        elif not word.startswith(f"{OUTPUT}=") and word not in FLAGS:
+            kept.append(word)
+    for name, values in wanted.items():
+        known = options.get(name)
+        if isinstance(known, list) and (not known or len(values) < len(known)):
+            kept += [f"--{name}", *values]
+    return kept
 
 
 def find_wanted(cells: Iterable[Cell]) -> dict[str, list[str]]:
