@@ -296,9 +296,7 @@ def test_sizes_stand_beside_ranks_on_a_node_and_between_nodes(tmp_path):
     cells = [
         cell
         for ranks, nodes, sizes in ((2, 1, (8, M)), (4, 1, (8, K, M)), (2, 2, (8, K)), (8, 8, (8,)))
-        for cell in make_cells(
-            {(row, size): [[1e-3]] for row in rows for size in sizes}, ranks, nodes
-        )
+        for cell in make_cells({(r, s): [[1e-3]] for r in rows for s in sizes}, ranks, nodes)
     ]
     path = tmp_path / "scaling.svg"
     named = [(cell.contender, cell) for cell in cells]

@@ -397,12 +397,9 @@ def test_on_planted_clusters_what_is_chosen_is_near_the_best_and_not_slower_than
     for seed in range(12):
         cluster = PlantedCluster(seed)
         monkeypatch.setattr(tuning, "measure", cluster.measure)
-        plan = CollectivesPlan(
-            algorithms=("auto", *NAMES),
-            transports=("auto", "mpi"),
-            repetitions=15,
-            sizes=tuple((size,) for size in PLANTED_SIZES),
-        )
+        sizes = tuple((size,) for size in PLANTED_SIZES)
+        plan = CollectivesPlan(algorithms=("auto", *NAMES), transports=("auto", "mpi"),
+                               repetitions=15, sizes=sizes)  # fmt: skip
         second = tuning.find_finalists(2, MPIRUN, plan, [])
         (found,) = choose([list(cluster.measure(2, MPIRUN, second))])[0].values()
         for verdict, buffer in product(found, ("private", "shared")):
