@@ -52,6 +52,8 @@ _STUDIES = {"fit": "fitting", "report": "reporting", **{
 }}  # fmt: skip
 """Commands that launch nothing, by the module of ``study/``; each other one has a folder in
 ``measure/``."""
+_MODULES = {"collectives": "measurement", "tune": "tuning", "compare": "comparison"}
+"""Of those folders, the one that has ``main``."""
 
 
 def find_module(command: str) -> str:
@@ -59,7 +61,7 @@ def find_module(command: str) -> str:
     if command in _STUDIES:
         return f"benchmarks.study.{_STUDIES[command]}"
     folder = "collectives" if command in _COLLECTIVES else command.replace("-", "_")
-    return f"benchmarks.measure.{folder}.command"
+    return f"benchmarks.measure.{folder}.{_MODULES.get(folder, 'command')}"
 
 
 def describe_commands() -> str:

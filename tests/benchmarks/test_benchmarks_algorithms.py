@@ -13,7 +13,7 @@ import documents
 import launchers
 import wrong_algorithms
 from benchmark_runs import record_benchmark
-from benchmarks.measure.collectives import command as collectives
+from benchmarks.measure.collectives import measurement
 from benchmarks.measure.collectives import options as collectives_options
 from benchmarks.measure.training_step import command as training_step
 from benchmarks.records import options
@@ -119,7 +119,7 @@ def test_each_algorithm_comes_with_its_variants():
         lambda: simulate.main(["double", "--ranks", "3"]),
         lambda: simulate.main(["ring", "double", "--ranks", "3", "--ranks-per-node", "2"]),
         lambda: numerics.main(["double", "--ranks", "3"]),
-        lambda: collectives.check(
+        lambda: measurement.check(
             collectives_options.parse("allreduce", ["--algorithms", "double", "--ranks", "3"])
         ),
         lambda: training_step.check(training_step.parse(["--sync", "double", "--ranks", "3"])),

@@ -8,15 +8,15 @@ from functools import partial
 import pytest
 
 from benchmarks.measure.checkpoint import command as checkpoint
-from benchmarks.measure.collectives import command as collectives
+from benchmarks.measure.collectives import measurement as collectives
 from benchmarks.measure.collectives import options
-from benchmarks.measure.compare import command as compare
+from benchmarks.measure.compare import comparison
 from benchmarks.measure.programs import command as programs
 from benchmarks.measure.startup import command as startup
 from benchmarks.measure.stragglers import command as stragglers
 from benchmarks.measure.training_loop import command as training_loop
 from benchmarks.measure.training_step import command as training_step
-from benchmarks.measure.tune import command as tune
+from benchmarks.measure.tune import tuning
 from benchmarks.study import explain, export, numerics, prove, simulate
 from benchmarks.study import fitting as fit
 from benchmarks.study import reporting as report
@@ -36,8 +36,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     "training-loop": lambda words: training_loop.check(training_loop.parse(words)),
     "programs": lambda words: programs.check(programs.parse(words)),
     "fit": fit.main,
-    "tune": tune.main,
-    "compare": compare.main,
+    "tune": tuning.main,
+    "compare": comparison.main,
     "report": report.main,
     "explain": explain.main,
     "simulate": simulate.main,

@@ -19,7 +19,7 @@ from gpu_run import Part, Run
 
 import launchers
 from benchmarks.measure.checkpoint.command import parse as parse_checkpoint
-from benchmarks.measure.collectives.command import parse as parse_calls
+from benchmarks.measure.collectives.options import parse as parse_calls
 from benchmarks.measure.training_loop.command import parse as parse_loop
 
 SCRIPT = launchers.ROOT / "tests" / "gpu.sh"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure.collectives.findings import Findings
-from benchmarks.records.contenders import BACKEND, GLOO, MPI, NCCL, OWN, RING, shorten
+from benchmarks.records.contenders import BACKEND, GLOO, MPI, NCCL, OWN, PROBE, RING, shorten
 from benchmarks.records.options import describe_seconds
 from benchmarks.records.schema import Cell, group_by
 from benchmarks.show.plotting import (
@@ -19,25 +18,26 @@ from benchmarks.show.plotting import (
     choose_ticks,
     draw_panels,
 )
-from mpiddp.wording import describe_size
+from mpiddp.wording import count_noun, describe_size
 
 PAGES = 2
 """Panels for the lines of one type and operator, if one does not have room for all."""
 
 
-def draw(path: Path, groups: Sequence[Findings], note: str) -> None:
+def draw(path: Path, cells: Iterable[Cell], note: str) -> None:
     """For each number of ranks its times, where small buffers show, and its rates, where large do.
 
     A type and an operator each have a row, or two: first stand the framework's, MPI's and the plain
     ring, and each algorithm once. The rates stand on a linear axis, all others are
     logarithmic.
     """
-    panels = [(found, cells) for found in groups for cells in found.group(by_size=False)]
-    quantities = ", ".join(sorted({cells[0].quantity for _, cells in panels}))
+    measured = (cell for cell in cells if cell.quantity != PROBE)
+    panels = list(group_by(measured, _find_panel).values())
+    quantities = ", ".join(sorted({cells[0].quantity for cells in panels}))
     title = (
         f"{quantities}: the slowest rank's time, median of the iterations, band of their quartiles"
     )
-    every = [cell for _, cells in panels for cell in cells]
+    every = [cell for cells in panels for cell in cells]
     firsts = {(cell.details["maker"], cell.details["algorithm"]): cell for cell in reversed(every)}
     names = shorten(dict.fromkeys(cell.contender for cell in every))
     always = [
@@ -47,7 +47,7 @@ def draw(path: Path, groups: Sequence[Findings], note: str) -> None:
     ]
     medians = {
         (names[cell.contender], (place, cell.bytes)): cell.summary.median
-        for place, (_, cells) in enumerate(panels)
+        for place, cells in enumerate(panels)
         for cell in cells
     }
     chosen, note = choose_lines(medians, always, "contender", note, PAGES * MOST_LINES)
@@ -58,16 +58,21 @@ def draw(path: Path, groups: Sequence[Findings], note: str) -> None:
         for begin in range(0, len(shown), MOST_LINES)
     ]
     grid = [
-        list(_make_panels(found, cells, names, page))
-        for found, cells in panels
+        list(_make_panels(cells, names, page))
+        for cells in panels
         for page in pages
         if any(names[cell.contender] in page for cell in cells)
     ]
     draw_panels(path, grid, (14.5, 4.4 * len(grid) + 0.8), title, note, shared="col")
 
 
+def _find_panel(cell: Cell) -> Hashable:
+    words = sorted(each for each in cell.at.items() if each[0] != "bytes")
+    return (cell.ranks, cell.nodes, cell.quantity, *words)
+
+
 def _make_panels(
-    found: Findings, cells: Sequence[Cell], names: Mapping[str, str], styles: Mapping[str, int]
+    cells: Sequence[Cell], names: Mapping[str, str], styles: Mapping[str, int]
 ) -> Iterator[LinePanel]:
     """The times and the rates of the lines that have a style."""
     rising = sorted(cells, key=lambda cell: cell.bytes)
@@ -82,7 +87,7 @@ def _make_panels(
         return [_make_line(name, row, styles[name], is_rate) for name, row in rows.items()]
 
     words = [str(value) for name, value in sorted(cells[0].at.items()) if name != "bytes"]
-    title = f"{found.ranks} ranks on {found.surroundings.where}: {cells[0].quantity}"
+    title = f"{cells[0].ranks} ranks on {count_noun(cells[0].nodes, 'node')}: {cells[0].quantity}"
     yield LinePanel(
         title=f"{title}, {', '.join(words)}: time", lines=make_lines(), describe=describe_seconds,
         **below,

@@ -15,7 +15,7 @@ import torch
 import mpiddp
 from benchmarks.measure.baselines import mpi_collectives, plain_ring
 from benchmarks.measure.collectives.ranks import inputs, messages, probes
-from benchmarks.measure.collectives.ranks.calls import Buffers, CallSpec, Prepared, start_with
+from benchmarks.measure.collectives.ranks.calls import Buffers, CallSpec, Prepared
 from benchmarks.measure.collectives.ranks.messages import Array
 from benchmarks.measure.launching.worker_loop import SessionMember
 from benchmarks.records import contenders
@@ -45,16 +45,11 @@ class MpiCalls(SessionMember):
         }
 
     def prepare(self, spec: CallSpec) -> Prepared:
-        if spec.quantity == contenders.POINT_TO_POINT and spec.maker == contenders.MPI:
-            return messages.prepare_exchange(self._comm, spec)
-        if spec.quantity == contenders.POINT_TO_POINT:
+        if spec.quantity == contenders.POINT_TO_POINT and spec.maker == contenders.OWN:
             barrier = self._choose_barrier(spec.transport)
             return messages.prepare_transport(spec, self.rank, barrier)
-        if spec.quantity == contenders.ALL_PAIRS:
-            return messages.prepare_pairs(self._comm, spec)
-        if spec.quantity == contenders.REDUCTION:
-            return messages.prepare_addition(self._comm, spec)
-        return self._makers[spec.maker](spec)
+        prepare = messages.MAKERS.get(spec.quantity)
+        return prepare(self._comm, spec) if prepare else self._makers[spec.maker](spec)
 
     def _allocate(self, spec: CallSpec) -> torch.Tensor:
         if spec.buffer == contenders.SHARED:
@@ -97,36 +92,25 @@ class MpiCalls(SessionMember):
         return Prepared(call, self._comm.Barrier, tensor, close=free, ran="ring")
 
     def _prepare_own(self, spec: CallSpec) -> Prepared:
-        tensor, members = self._buffers.find(spec), None
-        quantity = spec.quantity
-        options: dict[str, Any] = {"algorithm": spec.algorithm, "transport": spec.transport}
-        if quantity in contenders.REDUCING:
+        tensor, request, members = self._buffers.find(spec), self._find_request(spec), None
+        options = {"algorithm": spec.algorithm, "transport": spec.transport}
+        if spec.quantity in contenders.REDUCING:
             options["op"] = spec.operator
-        calls: dict[str, Callable[..., object]] = {
-            contenders.ALL_REDUCE: mpiddp.all_reduce,
-            contenders.REDUCE_SCATTER: mpiddp.reduce_scatter,
-            contenders.ALL_GATHER: mpiddp.all_gather,
-            contenders.BROADCAST: mpiddp.broadcast,
-            contenders.REDUCE: mpiddp.reduce,
-        }
-        call: Callable[[], object] = partial(calls[quantity], tensor, **options)
-        start: Callable[[], Callable[[], object]] | None = None
-        if quantity == contenders.ALL_REDUCE:
-            start = start_with(lambda: mpiddp.all_reduce(tensor, async_op=True, **options))
-            if spec.algorithm != "auto":
-                members = parse(spec.algorithm).build(self.size).members
-        request = self._find_request(spec)
-        ran = _describe_selection(request, tensor)
-        if members is not None and len(members) < self.size:
-            # mpiddp.all_reduce refuses what leaves ranks out; here that is measured.
-            call, start = partial(ensure_communicator().run, request, tensor), None
+        function = getattr(mpiddp, spec.quantity.replace("-", "_"))
+        call: Callable[..., Any] = partial(function, tensor, **options)
+        can_start = spec.quantity == contenders.ALL_REDUCE
+        if can_start and spec.algorithm != "auto":
+            members = parse(spec.algorithm).build(self.size).members
+            if len(members) < self.size:
+                # mpiddp.all_reduce refuses what leaves ranks out; here that is measured.
+                call, can_start = partial(ensure_communicator().run, request, tensor), False
         return Prepared(
             call,
             self._choose_barrier(spec.transport),
             tensor,
             members,
-            ran=ran,
-            start=start,
+            ran=_describe_selection(request, tensor),
+            start=(lambda: call(async_op=True).wait) if can_start else None,
             device=tensor.device if tensor.is_cuda else None,
         )
 
