@@ -52,14 +52,23 @@ _STUDIES = {"fit": "fitting", "report": "reporting", **{
 }}  # fmt: skip
 """Commands that launch nothing, by the module of ``study/``; each other one has a folder in
 ``measure/``."""
+_QUANTITIES = frozenset({"training-loop", "programs"})
+"""Commands whose folder has a `benchmarks.measure.engine.Quantity`."""
 
 
-def find_module(command: str) -> str:
-    """The module whose ``main`` runs a command."""
-    if command in _STUDIES:
-        return f"benchmarks.study.{_STUDIES[command]}"
-    folder = "collectives" if command in _COLLECTIVES else command.replace("-", "_")
-    return f"benchmarks.measure.{folder}.command"
+def run_command(name: str, arguments: Sequence[str]) -> None:
+    """Import what a command needs, and run it."""
+    if name in _STUDIES:
+        importlib.import_module(f"benchmarks.study.{_STUDIES[name]}").main(arguments)
+    elif name in _COLLECTIVES:
+        importlib.import_module("benchmarks.measure.collectives.command").main(name, arguments)
+    else:
+        folder = f"benchmarks.measure.{name.replace('-', '_')}"
+        if name in _QUANTITIES:
+            quantity = importlib.import_module(f"{folder}.contenders").QUANTITY
+            importlib.import_module("benchmarks.measure.engine").run(quantity, arguments)
+        else:
+            importlib.import_module(f"{folder}.command").main(arguments)
 
 
 def describe_commands() -> str:
@@ -89,11 +98,7 @@ def run(arguments: Sequence[str]) -> None:
             f"{name!r} is not a benchmark{did_you_mean(name, COMMANDS)}: expected "
             f"{' or '.join(COMMANDS)}; {PROGRAM} --help describes them"
         )
-    main = importlib.import_module(find_module(name)).main
-    if name in _COLLECTIVES:
-        main(name, rest)
-    else:
-        main(rest)
+    run_command(name, rest)
 
 
 def _ignore_closed_output() -> None:

@@ -11,10 +11,11 @@ from benchmarks.measure.checkpoint import command as checkpoint
 from benchmarks.measure.collectives import command as collectives
 from benchmarks.measure.collectives import options
 from benchmarks.measure.compare import command as compare
-from benchmarks.measure.programs import command as programs
+from benchmarks.measure.engine import Quantity
+from benchmarks.measure.programs import contenders as programs
 from benchmarks.measure.startup import command as startup
 from benchmarks.measure.stragglers import command as stragglers
-from benchmarks.measure.training_loop import command as training_loop
+from benchmarks.measure.training_loop import contenders as training_loop
 from benchmarks.measure.training_step import command as training_step
 from benchmarks.measure.tune import command as tune
 from benchmarks.study import explain, export, numerics, prove, simulate
@@ -27,14 +28,18 @@ def check_collective(name: str, words: Sequence[str]) -> None:
     collectives.check(options.parse(name, words))
 
 
+def check_quantity(quantity: Quantity, words: Sequence[str]) -> None:
+    quantity.find_launcher(quantity.parse(words))
+
+
+QUANTITIES = [programs.QUANTITY, training_loop.QUANTITY]
 COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     "startup": lambda words: startup.check(startup.parse(words)),
     **{name: partial(check_collective, name) for name in options.QUANTITIES},
     "training-step": lambda words: training_step.check(training_step.parse(words)),
     "stragglers": lambda words: stragglers.check(stragglers.parse(words)),
     "checkpoint": lambda words: checkpoint.check(checkpoint.parse(words)),
-    "training-loop": lambda words: training_loop.check(training_loop.parse(words)),
-    "programs": lambda words: programs.check(programs.parse(words)),
+    **{each.command: partial(check_quantity, each) for each in QUANTITIES},
     "fit": fit.main,
     "tune": tune.main,
     "compare": compare.main,

@@ -20,7 +20,7 @@ import mpiddp.torch_backend  # noqa: F401 - registers the backend
 from benchmarks.measure.launching import worker_loop
 from benchmarks.measure.launching.worker_loop import SessionMember
 from benchmarks.measure.programs import objects, training, transformer
-from benchmarks.measure.programs.measurement import BACKENDS, CHECKED_STEPS, OWN
+from benchmarks.measure.programs.contenders import BACKENDS, CHECKED_STEPS, OWN
 from mpiddp.errors import ConfigurationError
 
 WARM_UP = 3
