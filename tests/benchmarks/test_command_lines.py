@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from benchmarks.measure.checkpoint import command as checkpoint
+from benchmarks.measure.checkpoint import contenders as checkpoint
 from benchmarks.measure.collectives import command as collectives
 from benchmarks.measure.collectives import options
 from benchmarks.measure.compare import command as compare
@@ -32,13 +32,12 @@ def check_quantity(quantity: Quantity, words: Sequence[str]) -> None:
     quantity.find_launcher(quantity.parse(words))
 
 
-QUANTITIES = [programs.QUANTITY, training_loop.QUANTITY]
+QUANTITIES = [checkpoint.QUANTITY, programs.QUANTITY, training_loop.QUANTITY]
 COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     "startup": lambda words: startup.check(startup.parse(words)),
     **{name: partial(check_collective, name) for name in options.QUANTITIES},
     "training-step": lambda words: training_step.check(training_step.parse(words)),
     "stragglers": lambda words: stragglers.check(stragglers.parse(words)),
-    "checkpoint": lambda words: checkpoint.check(checkpoint.parse(words)),
     **{each.command: partial(check_quantity, each) for each in QUANTITIES},
     "fit": fit.main,
     "tune": tune.main,
