@@ -64,7 +64,7 @@ def test_the_table_has_a_row_for_each_cost():
     assert row.split()[-6:] == ["3", "s", "2.5", "s–3.5", "s", "3.00%"]
     (row,) = [line for line in lines if line.startswith("  slower steps beside the write")]
     assert row.split()[-5:] == ["ms", "-250", "ms–500", "ms", "0.50%"]
-    assert "a synchronous save takes 1.50 × the raw write" in lines[-3]
+    assert "a synchronous save takes 1.50 × the raw write" in lines[-4]
 
 
 @pytest.mark.long

@@ -181,18 +181,20 @@ def _tabulate(section: Section, plan: CheckpointPlan) -> str:
     )
     look, thread = (facts["agreement"][name] for name in ("look", "thread"))
     agreement = find_agreement_share(section)
-    lines = [
+    title = (
         f"{plan.model}, AdamW, {section.ranks} ranks ({facts['device']}), batch {plan.batch_size} "
         f"per rank, a checkpoint every {plan.save_every} steps, {plan.repetitions} rounds; state "
-        f"{state}, files {files}",
-        table,
-        f"a synchronous save takes {compare_with_raw(section).estimate:.2f} × the raw write, round "
-        "by round",
-        f"a look for a signal takes {describe_value(look, SECONDS)} after a step, and its thread "
-        f"{thread:.3%} of a core: {agreement:.3%} of a step",
+        f"{state}, files {files}"
+    )
+    raw = f"{compare_with_raw(section).estimate:.2f} × the raw write"
+    thread_share = f"its thread takes {thread:.3%} of a core"
+    lines = [
+        f"a synchronous save takes {raw}, round by round",
+        f"a look for a signal, after a step: {describe_value(look, SECONDS)}; {thread_share}",
+        f"both are {agreement:.3%} of a step",
         f"memory of all ranks: {copies} of copies, {grown} more in all",
     ]
-    return "\n".join(lines)
+    return "\n".join([title, table, *lines])
 
 
 def judge(sections: Sequence[Section], plan: CheckpointPlan) -> list[Target]:
