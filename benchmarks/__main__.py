@@ -52,7 +52,7 @@ _STUDIES = {"fit": "fitting", "report": "reporting", **{
 }}  # fmt: skip
 """Commands that launch nothing, by the module of ``study/``; each other one has a folder in
 ``measure/``."""
-_QUANTITIES = frozenset({"training-loop", "programs", "checkpoint", "stragglers"})
+_QUANTITIES = frozenset({"training-loop", "programs", "checkpoint", "stragglers", "startup"})
 """Commands whose folder has a `benchmarks.measure.engine.Quantity`."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
 from benchmarks.judge.ratios import Ratio, compare_rounds, find_common
@@ -53,6 +54,25 @@ class Section(Surroundings):
         """Its values, round by round; empty if there is no such cell."""
         cell = self.find(contender, **at)
         return cell.samples if cell is not None else ()
+
+    @cached_property
+    def whole(self) -> list[Cell]:
+        """The cells without those of parts and of other quantities than the first one's."""
+        return [
+            cell
+            for cell in self.cells
+            if cell.quantity == self.cells[0].quantity and "part" not in cell.at
+        ]
+
+    @cached_property
+    def coefficient(self) -> float:
+        """How alike neighbouring rounds are, in the ratios of contenders."""
+        return find_common([[cell.samples for cell in self.whole]])
+
+    def divide(self, contender: str, other: str) -> Ratio | None:
+        """The time of one over that of the other, round by round; None if either was not timed."""
+        mine, others = (self.find_samples(name, part=None) for name in (contender, other))
+        return compare_rounds(others, mine, self.coefficient) if mine and others else None
 
 
 def is_at(cell: Cell, at: Mapping[str, Coordinate | None]) -> bool:

@@ -13,7 +13,7 @@ from benchmarks.measure.collectives import options
 from benchmarks.measure.compare import command as compare
 from benchmarks.measure.engine import Quantity
 from benchmarks.measure.programs import contenders as programs
-from benchmarks.measure.startup import command as startup
+from benchmarks.measure.startup import contenders as startup
 from benchmarks.measure.stragglers import contenders as stragglers
 from benchmarks.measure.training_loop import contenders as training_loop
 from benchmarks.measure.training_step import command as training_step
@@ -32,9 +32,14 @@ def check_quantity(quantity: Quantity, words: Sequence[str]) -> None:
     quantity.find_launcher(quantity.parse(words))
 
 
-QUANTITIES = [checkpoint.QUANTITY, programs.QUANTITY, stragglers.QUANTITY, training_loop.QUANTITY]
+QUANTITIES = [
+    checkpoint.QUANTITY,
+    programs.QUANTITY,
+    startup.QUANTITY,
+    stragglers.QUANTITY,
+    training_loop.QUANTITY,
+]
 COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
-    "startup": lambda words: startup.check(startup.parse(words)),
     **{name: partial(check_collective, name) for name in options.QUANTITIES},
     "training-step": lambda words: training_step.check(training_step.parse(words)),
     **{each.command: partial(check_quantity, each) for each in QUANTITIES},

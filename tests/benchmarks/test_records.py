@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 import documents
 from benchmarks.measure.checkpoint.contenders import CHECKPOINT
-from benchmarks.measure.startup import phases
-from benchmarks.measure.startup import report as startup_report
+from benchmarks.measure.startup.tables import PHASE, START_UP
 from benchmarks.measure.stragglers.contenders import TIME_TO, TRAINING
 from benchmarks.measure.training_step import report as step_report
 from benchmarks.records.collectives import NCCL_TESTS
@@ -218,7 +217,7 @@ def test_the_documented_record_is_one(tmp_path):
 def test_every_field_and_quantity_is_documented():
     text = CHAPTER.read_text()
     names = [field.name for kind in (Cell, Summary) for field in dataclasses.fields(kind)]
-    names += [startup_report.QUANTITY, phases.QUANTITY, step_report.STEP, *step_report.PARTS]
+    names += [START_UP, PHASE, step_report.STEP, *step_report.PARTS]
     names += [TRAINING, TIME_TO, CHECKPOINT]
     names += [prices.QUANTITY, numerics.QUANTITY]
     assert [name for name in names if f"`{name}`" not in text] == []
