@@ -51,9 +51,7 @@ _STUDIES = {"fit": "fitting", "report": "reporting", **{
     name: name for name in ("explain", "export", "numerics", "prove", "simulate")
 }}  # fmt: skip
 """Commands that launch nothing, by the module of ``study/``; each other one has a folder in
-``measure/``."""
-_QUANTITIES = frozenset({"training-loop", "programs", "checkpoint", "stragglers", "startup"})
-"""Commands whose folder has a `benchmarks.measure.engine.Quantity`."""
+``measure/``, mostly with a `benchmarks.measure.engine.Quantity`."""
 
 
 def run_command(name: str, arguments: Sequence[str]) -> None:
@@ -62,13 +60,12 @@ def run_command(name: str, arguments: Sequence[str]) -> None:
         importlib.import_module(f"benchmarks.study.{_STUDIES[name]}").main(arguments)
     elif name in _COLLECTIVES:
         importlib.import_module("benchmarks.measure.collectives.command").main(name, arguments)
+    elif name in ("tune", "compare"):
+        importlib.import_module(f"benchmarks.measure.{name}.command").main(arguments)
     else:
         folder = f"benchmarks.measure.{name.replace('-', '_')}"
-        if name in _QUANTITIES:
-            quantity = importlib.import_module(f"{folder}.contenders").QUANTITY
-            importlib.import_module("benchmarks.measure.engine").run(quantity, arguments)
-        else:
-            importlib.import_module(f"{folder}.command").main(arguments)
+        quantity = importlib.import_module(f"{folder}.contenders").QUANTITY
+        importlib.import_module("benchmarks.measure.engine").run(quantity, arguments)
 
 
 def describe_commands() -> str:

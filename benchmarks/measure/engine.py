@@ -45,14 +45,19 @@ class Section(Surroundings):
     facts: Mapping[str, Any] = field(default_factory=dict)
     """A line of the record; no line if it is empty."""
 
-    def find(self, contender: str, **at: Coordinate | None) -> Cell | None:
+    def find(self, contender: str, quantity: str = "", **at: Coordinate | None) -> Cell | None:
         """The first cell of a contender with such coordinates; None: without one of that name."""
-        found = (cell for cell in self.cells if cell.contender == contender)
-        return next((each for each in found if is_at(each, at)), None)
+        for cell in self.cells:
+            is_here = all(cell.at.get(name) == value for name, value in at.items())
+            if cell.contender == contender and quantity in ("", cell.quantity) and is_here:
+                return cell
+        return None
 
-    def find_samples(self, contender: str, **at: Coordinate | None) -> tuple[float, ...]:
+    def find_samples(
+        self, contender: str, quantity: str = "", **at: Coordinate | None
+    ) -> tuple[float, ...]:
         """Its values, round by round; empty if there is no such cell."""
-        cell = self.find(contender, **at)
+        cell = self.find(contender, quantity, **at)
         return cell.samples if cell is not None else ()
 
     @cached_property
@@ -73,10 +78,6 @@ class Section(Surroundings):
         """The time of one over that of the other, round by round; None if either was not timed."""
         mine, others = (self.find_samples(name, part=None) for name in (contender, other))
         return compare_rounds(others, mine, self.coefficient) if mine and others else None
-
-
-def is_at(cell: Cell, at: Mapping[str, Coordinate | None]) -> bool:
-    return all(cell.at.get(name) == value for name, value in at.items())
 
 
 def find_speeds(sections: Sequence[Section], own: str, other: str) -> list[Ratio | None]:

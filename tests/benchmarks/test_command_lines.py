@@ -16,7 +16,7 @@ from benchmarks.measure.programs import contenders as programs
 from benchmarks.measure.startup import contenders as startup
 from benchmarks.measure.stragglers import contenders as stragglers
 from benchmarks.measure.training_loop import contenders as training_loop
-from benchmarks.measure.training_step import command as training_step
+from benchmarks.measure.training_step import contenders as training_step
 from benchmarks.measure.tune import command as tune
 from benchmarks.study import explain, export, numerics, prove, simulate
 from benchmarks.study import fitting as fit
@@ -33,15 +33,11 @@ def check_quantity(quantity: Quantity, words: Sequence[str]) -> None:
 
 
 QUANTITIES = [
-    checkpoint.QUANTITY,
-    programs.QUANTITY,
-    startup.QUANTITY,
-    stragglers.QUANTITY,
-    training_loop.QUANTITY,
+    each.QUANTITY
+    for each in (checkpoint, programs, startup, stragglers, training_loop, training_step)
 ]
 COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     **{name: partial(check_collective, name) for name in options.QUANTITIES},
-    "training-step": lambda words: training_step.check(training_step.parse(words)),
     **{each.command: partial(check_quantity, each) for each in QUANTITIES},
     "fit": fit.main,
     "tune": tune.main,

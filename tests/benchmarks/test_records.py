@@ -17,7 +17,7 @@ import documents
 from benchmarks.measure.checkpoint.contenders import CHECKPOINT
 from benchmarks.measure.startup.tables import PHASE, START_UP
 from benchmarks.measure.stragglers.contenders import TIME_TO, TRAINING
-from benchmarks.measure.training_step import report as step_report
+from benchmarks.measure.training_step.tables import PARTS, STEP
 from benchmarks.records.collectives import NCCL_TESTS
 from benchmarks.records.options import RunOptions
 from benchmarks.records.schema import Cell, hide, make_cell, open_record, read_record
@@ -217,7 +217,7 @@ def test_the_documented_record_is_one(tmp_path):
 def test_every_field_and_quantity_is_documented():
     text = CHAPTER.read_text()
     names = [field.name for kind in (Cell, Summary) for field in dataclasses.fields(kind)]
-    names += [START_UP, PHASE, step_report.STEP, *step_report.PARTS]
+    names += [START_UP, PHASE, STEP, *PARTS]
     names += [TRAINING, TIME_TO, CHECKPOINT]
     names += [prices.QUANTITY, numerics.QUANTITY]
     assert [name for name in names if f"`{name}`" not in text] == []
