@@ -41,20 +41,9 @@ class _Timed(Protocol):
     def usual(self) -> float: ...
 
 
-class TimedSteps(_Timed, Protocol):
-    """A visit of so many steps, of which the seconds of one are told."""
-
-    @property
-    def steps(self) -> int: ...
-
-    @property
-    def by_rank(self) -> tuple[float, ...]:
-        """Of each rank; empty if they are not told apart."""
-
-
 Key = TypeVar("Key", bound=_Named)
 Visit = TypeVar("Visit", bound=_Timed)
-Steps = TypeVar("Steps", bound=TimedSteps)
+Steps = TypeVar("Steps", bound="StepsVisit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +118,17 @@ class Refusal:
         return f"{self.contender} on {' and '.join(places)}: {self.reason}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepsVisit:
+    """A contender that took some steps, one after the other."""
+
+    steps: int
+    by_rank: tuple[float, ...]
+    """Seconds of a step, of each rank; empty if they are not told apart."""
+    usual: float
+    """Of the slowest rank."""
+
+
 def make_steps_cell(
     series: Series[Steps], details: Mapping[str, Any] | None = None, **place: Any
 ) -> Cell:
@@ -185,9 +185,17 @@ class Visitor(ABC, Generic[Key, Visit]):
         """Seconds of an iteration in the last visit."""
         self._bar: tqdm[NoReturn] = tqdm(disable=True)
 
-    @abstractmethod
+    def find_problem(self, key: Key) -> str:
+        """What is wrong with a contender's results; empty if nothing is. Raises RefusedError."""
+        return ""
+
     def check(self, key: Key) -> bool:
-        """Visit for the first time; whether the results are right. Raises RefusedError."""
+        """Visit for the first time if the results are right, and whether they are."""
+        if problem := self.find_problem(key):
+            self.wrong[key] = problem
+            return False
+        self.visit(key, self.length.fewest)
+        return True
 
     @abstractmethod
     def measure(self, key: Key, iterations: int) -> Visit:

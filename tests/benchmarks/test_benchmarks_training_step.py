@@ -106,7 +106,10 @@ def test_the_frameworks_loop_knows_nothing_of_mpiddp():
 
 def make_visit(seconds: float, *, samples: float = 100.0) -> StepVisit:
     reading = StepTraffic(1e6, None, is_read=True)
-    return StepVisit(10, seconds, 0.25 * seconds, 0.125 * seconds, samples, reading)
+    return StepVisit(
+        steps=10, usual=seconds, compute=0.25 * seconds, update=0.125 * seconds,
+        samples_per_second=samples, reading=reading, by_rank=(),
+    )  # fmt: skip
 
 
 def make_plan(workload: Workload = MLP, straggler: str | None = None):

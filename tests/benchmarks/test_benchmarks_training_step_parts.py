@@ -220,7 +220,10 @@ def make_answer(seconds: float, compute: float, update: float, lo: int | None = 
 def test_the_slowest_rank_counts_in_each_part():
     answers = [make_answer(2.0, 0.5, 0.3, 3000), make_answer(1.0, 0.8, 0.1), {}]
     visit = read_answers(answers, 5)
-    assert visit == StepVisit(5, 0.4, 0.16, 0.06, 40.0, StepTraffic(200, None, is_read=True))
+    assert visit == StepVisit(
+        steps=5, usual=0.4, compute=0.16, update=0.06, samples_per_second=40.0,
+        reading=StepTraffic(200, None, is_read=True), by_rank=(),
+    )  # fmt: skip
     # Who never waits goes on at its own pace.
     assert read_answers(answers, 5, has_bound=False).samples_per_second == 60.0
     assert visit.exposed == pytest.approx(0.18)
@@ -229,9 +232,8 @@ def test_the_slowest_rank_counts_in_each_part():
 
 
 def test_exposed_communication_may_be_negative():
-    assert StepVisit(
-        1, 1.0, 0.9, 0.2, 1.0, StepTraffic(0, None, is_read=True)
-    ).exposed == pytest.approx(-0.1)
+    visit = read_answers([make_answer(1.0, 0.9, 0.2, 0)], 1)
+    assert visit.exposed == pytest.approx(-0.1)
 
 
 # ---- what is trained ---------------------------------------------------------------------------

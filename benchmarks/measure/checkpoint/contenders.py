@@ -6,7 +6,6 @@ between checkpoints. The difference between whole trainings would be less than t
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,8 @@ from benchmarks.judge.promises import make_target
 from benchmarks.judge.ratios import Ratio, compare_rounds, find_common
 from benchmarks.judge.targets import Target
 from benchmarks.measure.engine import Quantity, Section
-from benchmarks.measure.launching import launchers, processes
+from benchmarks.measure.launching.launchers import Mpirun
+from benchmarks.measure.launching.processes import make_program, run_worker
 from benchmarks.measure.trials import Rounds
 from benchmarks.records.options import SECONDS, Count, Ranks, Seconds, describe_value
 from benchmarks.records.schema import Cell, Coordinate, make_cell
@@ -90,17 +90,15 @@ def check(plan: CheckpointPlan) -> None:
         raise ConfigurationError(f"--directory: {plan.directory} is not a directory")
 
 
-def measure(plan: CheckpointPlan, launcher: launchers.Mpirun) -> Iterator[Section]:
+def measure(plan: CheckpointPlan, launcher: Mpirun) -> Iterator[Section]:
     """A job for each number of ranks. Raises RunError with its output if one fails."""
     for ranks in plan.ranks:
+        program = make_program(launcher, ranks, [sys.executable, "-m", WORKER])
         try:
             with tempfile.TemporaryDirectory(prefix="mpiddp-bench-", dir=plan.directory) as name:
                 # Ranks run in another directory.
-                folder = Path(name).resolve()
-                told = json.dumps({**asdict(plan), "directory": str(folder)})
-                words = [sys.executable, "-m", WORKER, told]
-                processes.run(processes.make_program(launcher, ranks, words), plan.deadline)
-                found = json.loads((folder / "report.json").read_text())
+                told = {**asdict(plan), "directory": str(Path(name).resolve())}
+                found = run_worker(program, told, plan.deadline)
         except OSError as error:
             raise MpiddpError(f"--directory {plan.directory}: {error.strerror}") from None
         yield make_section(plan, ranks, **found)

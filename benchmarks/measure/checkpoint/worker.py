@@ -242,12 +242,13 @@ def run(plan: CheckpointPlan, session: mpiddp.Session) -> dict[str, Any]:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
-    directory = Path(given["directory"])
+    told, target = sys.argv[1:]
+    given = json.loads(told)
+    plan = CheckpointPlan(**{**given, "directory": Path(given["directory"])})
     with mpiddp.init() as session:
-        found = run(CheckpointPlan(**{**given, "directory": directory}), session)
+        found = run(plan, session)
         if session.world.rank == 0:
-            (directory / "report.json").write_text(json.dumps(found))
+            Path(target).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,14 @@ from benchmarks.measure.launching import remote_job
 from benchmarks.measure.launching.launchers import Mpirun
 from benchmarks.measure.launching.paired_jobs import make_mpi_program
 from benchmarks.measure.launching.remote_job import Job
-from benchmarks.measure.trials import REFUSED, Length, Visitor, check_answers, make_steps_cell
+from benchmarks.measure.trials import (
+    REFUSED,
+    Length,
+    StepsVisit,
+    Visitor,
+    check_answers,
+    make_steps_cell,
+)
 from benchmarks.records.options import (
     Count,
     Seconds,
@@ -84,20 +91,6 @@ class Backend:
 GLOO, OWN = map(Backend, BACKENDS)
 
 
-@dataclass(frozen=True)
-class StepsVisit:
-    """Some steps of a program, one after the other."""
-
-    steps: int
-    by_rank: tuple[float, ...]
-    """Seconds of a step, of each rank."""
-
-    @property
-    def usual(self) -> float:
-        """Of the slowest rank."""
-        return max(self.by_rank)
-
-
 def find_problem(
     answers: Sequence[Mapping[str, Any]], contender: Backend, expected: str | None
 ) -> str:
@@ -136,19 +129,17 @@ class ProgramVisitor(Visitor[Backend, StepsVisit]):
 
     def measure(self, key: Backend, iterations: int) -> StepsVisit:
         answers = self._ask(key, "measure", steps=iterations)
-        return StepsVisit(iterations, tuple(each["seconds"] / iterations for each in answers))
+        seconds = tuple(each["seconds"] / iterations for each in answers)
+        return StepsVisit(steps=iterations, by_rank=seconds, usual=max(seconds))
 
-    def check(self, key: Backend) -> bool:
-        """See `trials.Visitor`; only right results are timed."""
+    def find_problem(self, key: Backend) -> str:
         answers = self._ask(key, "check", seed=self._seed)
         check_answers(answers)
         expected = self.digests.get(GLOO) if self._ranks == 2 else None
-        if problem := find_problem(answers, key, expected):
-            self.wrong[key] = problem
-            return False
-        self.digests[key] = answers[0]["digest"]
-        self.visit(key, LENGTH.fewest)
-        return True
+        problem = find_problem(answers, key, expected)
+        if not problem:
+            self.digests[key] = answers[0]["digest"]
+        return problem
 
 
 def measure(plan: ProgramsPlan, launcher: Mpirun) -> Iterator[Section]:

@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
@@ -22,7 +21,7 @@ from benchmarks.judge.targets import Target
 from benchmarks.measure.baselines.training_loop import Settings
 from benchmarks.measure.engine import Quantity, Section, find_speeds
 from benchmarks.measure.launching.launchers import Mpirun
-from benchmarks.measure.launching.processes import make_program, run
+from benchmarks.measure.launching.processes import make_program, run_worker
 from benchmarks.records.options import (
     SECONDS,
     CountOrZero,
@@ -136,21 +135,20 @@ def check(plan: LoopPlan) -> None:
 
 def measure(plan: LoopPlan, launcher: Mpirun) -> Iterator[Section]:
     """A job for each model and number of ranks. Raises RunError with its output if one fails."""
-    with tempfile.TemporaryDirectory(prefix="mpiddp-bench-") as name:
-        target = Path(name) / "found.json"
-        # What one has compiled is there for the next.
-        changes = {} if CACHE in os.environ else {CACHE: str(target.with_name("compiled"))}
+    # What one has compiled is there for the next.
+    with tempfile.TemporaryDirectory(prefix="mpiddp-bench-") as compiled:
+        changes = {} if CACHE in os.environ else {CACHE: compiled}
         for ranks in plan.ranks:
+            words = [sys.executable, "-m", "mpiddp", "-m", WORKER]
+            program = make_program(launcher, ranks, words, changes)
             with show_progress(len(plan.models), "job") as bar:
                 for model in plan.models:
                     bar.set_description(f"{model}, {count_noun(ranks, 'rank')}")
-                    told = json.dumps(asdict(plan.make_request(model)))
-                    words = ["-m", "mpiddp", "-m", WORKER, told, str(target)]
-                    program = make_program(launcher, ranks, [sys.executable, *words], changes)
-                    run(program, plan.deadline + 2 * plan.seconds)
+                    told = asdict(plan.make_request(model))
+                    found = run_worker(program, told, plan.deadline + 2 * plan.seconds)
                     bar.update()
-                    cells = make_cells(plan, model, ranks, **json.loads(target.read_text()))
-                    yield Section(ranks=ranks, cells=list(cells))
+                    cells = list(make_cells(plan, model, ranks, **found))
+                    yield Section(ranks=ranks, cells=cells)
 
 
 def make_cells(

@@ -77,6 +77,9 @@ class Synchronisation:
         pairs = [f"{key}={value}" for key, value in values.items() if value != usual[key]]
         return f"{self.sync}{' ' if self.averages else ':'}{','.join(pairs[1:])}".rstrip(" :")
 
+    def __str__(self) -> str:
+        return self.name
+
     def count_servers(self, ranks: int) -> int:
         return ranks if self.servers == RANKS else int(self.servers)
 

@@ -16,7 +16,7 @@ from benchmarks.measure.training_step.synchronisations import (
     Synchronisation,
 )
 from benchmarks.measure.training_step.traffic import StepTraffic, read_traffic
-from benchmarks.measure.trials import Length, check_answers
+from benchmarks.measure.trials import Length, StepsVisit, check_answers
 from benchmarks.records.contenders import LINK_BYTES
 from benchmarks.records.statistics import quantile
 from benchmarks.records.workloads import Workload
@@ -31,13 +31,13 @@ PROBES = 3
 WORD_BYTES = 8
 
 
-@dataclass(frozen=True)
-class StepVisit:
-    """One contender on one workload, measured once. Seconds are those of a step."""
+@dataclass(frozen=True, kw_only=True)
+class StepVisit(StepsVisit):
+    """One contender on one workload, measured once. Seconds are those of a step.
 
-    steps: int
-    usual: float
-    """Of the slowest rank."""
+    ``by_rank`` is empty if some ranks only serve.
+    """
+
     compute: float
     """Forward and backward alone, of the slowest rank."""
     update: float
@@ -45,8 +45,6 @@ class StepVisit:
     samples_per_second: float
     """Of all workers together."""
     reading: StepTraffic
-    by_rank: tuple[float, ...] = ()
-    """Of each worker; empty if some ranks only serve."""
 
     @property
     def exposed(self) -> float:
@@ -76,18 +74,19 @@ def read_answers(
     """
     check_answers(answers)
     workers = [answer for answer in answers if "seconds" in answer]
-    slowest = max(worker["seconds"] for worker in workers)
+    seconds = [worker["seconds"] for worker in workers]
+    slowest = max(seconds)
     counted = [answer["interfaces"] for answer in answers if "interfaces" in answer]
     return StepVisit(
-        steps,
-        slowest / steps,
-        max(worker["compute"] for worker in workers) / steps,
-        max(worker["update"] for worker in workers) / steps,
-        sum(
+        steps=steps,
+        usual=slowest / steps,
+        compute=max(worker["compute"] for worker in workers) / steps,
+        update=max(worker["update"] for worker in workers) / steps,
+        samples_per_second=sum(
             worker["samples"] / (slowest if has_bound else worker["seconds"]) for worker in workers
         ),
-        read_traffic(counted, steps, len(answers)),
-        tuple(worker["seconds"] / steps for worker in workers) if workers == answers else (),
+        reading=read_traffic(counted, steps, len(answers)),
+        by_rank=tuple(each / steps for each in seconds) if workers == answers else (),
     )
 
 
@@ -160,8 +159,7 @@ class StepVisitor(trials.Visitor[Synchronisation, StepVisit]):
         answers = self._ask(key, "measure", steps=iterations)
         return read_answers(answers, iterations, has_bound=key.staleness != UNLIMITED)
 
-    def check(self, key: Synchronisation) -> bool:
-        """See `trials.Visitor`; only contenders that train rightly are timed."""
+    def find_problem(self, key: Synchronisation) -> str:
         answers = self._ask(key, "check")
         check_answers(answers)
         self.notes[key] = answers[0]["notes"]
@@ -169,11 +167,7 @@ class StepVisitor(trials.Visitor[Synchronisation, StepVisit]):
         if key.is_in_step:
             expected = self._compute_alone(key.count_workers(self.ranks))
         is_narrow = key.wire_dtype in ("bfloat16", "float16")
-        if problem := find_problem(answers, expected, is_narrow=is_narrow):
-            self.wrong[key] = problem
-            return False
-        self.visit(key, LENGTH.fewest)
-        return True
+        return find_problem(answers, expected, is_narrow=is_narrow)
 
     def _compute_alone(self, workers: int) -> Sequence[float]:
         if workers not in self._expected:
