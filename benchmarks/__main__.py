@@ -51,21 +51,22 @@ _STUDIES = {"fit": "fitting", "report": "reporting", **{
     name: name for name in ("explain", "export", "numerics", "prove", "simulate")
 }}  # fmt: skip
 """Commands that launch nothing, by the module of ``study/``; each other one has a folder in
-``measure/``, mostly with a `benchmarks.measure.engine.Quantity`."""
+``measure/``."""
+_MODULES = dict.fromkeys(("collectives", "tune", "compare"), "command")
+"""Of folders without a `benchmarks.measure.engine.Quantity`, the module that has ``main``."""
 
 
 def run_command(name: str, arguments: Sequence[str]) -> None:
     """Import what a command needs, and run it."""
+    folder = "collectives" if name in _COLLECTIVES else name.replace("-", "_")
     if name in _STUDIES:
         importlib.import_module(f"benchmarks.study.{_STUDIES[name]}").main(arguments)
-    elif name in _COLLECTIVES:
-        importlib.import_module("benchmarks.measure.collectives.command").main(name, arguments)
-    elif name in ("tune", "compare"):
-        importlib.import_module(f"benchmarks.measure.{name}.command").main(arguments)
+    elif folder in _MODULES:
+        main = importlib.import_module(f"benchmarks.measure.{folder}.{_MODULES[folder]}").main
+        main(*([name] if name in _COLLECTIVES else []), arguments)
     else:
-        folder = f"benchmarks.measure.{name.replace('-', '_')}"
-        quantity = importlib.import_module(f"{folder}.contenders").QUANTITY
-        importlib.import_module("benchmarks.measure.engine").run(quantity, arguments)
+        found = importlib.import_module(f"benchmarks.measure.{folder}.contenders").QUANTITY
+        importlib.import_module("benchmarks.measure.engine").run(found, arguments)
 
 
 def describe_commands() -> str:

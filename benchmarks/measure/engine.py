@@ -37,7 +37,7 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section(Surroundings):
+class CellGroup(Surroundings):
     """What was measured in turns: cells, what was left out, and what holds for all of it."""
 
     cells: Sequence[Cell] = ()
@@ -80,12 +80,12 @@ class Section(Surroundings):
         return compare_rounds(others, mine, self.coefficient) if mine and others else None
 
 
-def find_speeds(sections: Sequence[Section], own: str, other: str) -> list[Ratio | None]:
+def find_speeds(groups: Sequence[CellGroup], own: str, other: str) -> list[Ratio | None]:
     """In each, how many times faster a contender is than another one, round by round.
 
     None if either was not timed.
     """
-    pairs = [(each.find_samples(own), each.find_samples(other)) for each in sections]
+    pairs = [(each.find_samples(own), each.find_samples(other)) for each in groups]
     coefficient = find_common(pair for pair in pairs if all(pair))
     return [
         compare_rounds(mine, others, coefficient) if mine and others else None
@@ -112,11 +112,11 @@ class Quantity(Generic[P]):
     """What the command's help begins with."""
     plan: type[P]
     """The options of what is measured."""
-    measure: Callable[[P, Any], Iterator[Section | Sample]]
-    """Of a plan and a launcher, from each section as it is finished to the last one."""
-    tabulate: Callable[[Sequence[Section], P], str]
-    judge: Callable[[Sequence[Section], P], Sequence[Target]]
-    """The project's targets that the sections say something about."""
+    measure: Callable[[P, Any], Iterator[CellGroup | Sample]]
+    """Of a plan and a launcher, from each group as it is finished to the last one."""
+    tabulate: Callable[[Sequence[CellGroup], P], str]
+    judge: Callable[[Sequence[CellGroup], P], Sequence[Target]]
+    """The project's targets that the groups say something about."""
     check: Callable[[P], object] = lambda plan: None
     """Refuses a plan before anything is started, with a ConfigurationError."""
     explanation: str = ""
@@ -128,7 +128,7 @@ class Quantity(Generic[P]):
     on_cluster: tuple[int, ...] = ()
     """Numbers of ranks under srun, if they are others; empty if all ranks are on this machine."""
     is_told_at_once: bool = False
-    """Whether a section is printed as soon as it is finished, in a table of its own."""
+    """Whether a group is printed as soon as it is finished, in a table of its own."""
 
     def parse(self, arguments: Sequence[str]) -> RunOptions[P]:
         """Raises ConfigurationError."""
@@ -161,7 +161,7 @@ def run(quantity: Quantity[P], arguments: Sequence[str]) -> None:
     """
     options = quantity.parse(arguments)
     launcher, plan = quantity.find_launcher(options), options.plan
-    sections: list[Section] = []
+    groups: list[CellGroup] = []
     text = quantity.explanation and f"{quantity.explanation}\n"
     with open_output(quantity.command, options, launcher, text) as output:
         try:
@@ -169,32 +169,32 @@ def run(quantity: Quantity[P], arguments: Sequence[str]) -> None:
                 if isinstance(item, Sample):
                     output.record.keep(item.quantity, item.contender, item.value, **item.at)
                     continue
-                record_section(output.record, item)
-                sections.append(item)
+                record_group(output.record, item)
+                groups.append(item)
                 if quantity.is_told_at_once:
                     print_text(f"{quantity.tabulate([item], plan)}\n")
         finally:
-            targets = quantity.judge(sections, plan) if options.targets else ()
-            is_due = sections and not quantity.is_told_at_once
-            output.show(quantity.tabulate(sections, plan) if is_due else "", targets=targets)
+            targets = quantity.judge(groups, plan) if options.targets else ()
+            is_due = groups and not quantity.is_told_at_once
+            output.show(quantity.tabulate(groups, plan) if is_due else "", targets=targets)
             for path in find(options.output, PICTURE):
                 if output.record.cells:
                     write_picture(path, output.record.cells, output.heading)
-    if wrong := list_wrong(sections):
+    if wrong := list_wrong(groups):
         raise WrongResultError(f"wrong results: {'; '.join(wrong)}")
 
 
-def list_wrong(sections: Iterable[Section]) -> list[str]:
+def list_wrong(groups: Iterable[CellGroup]) -> list[str]:
     """Which contenders compute something else, and what."""
-    refusals = (each for section in sections for each in section.refusals)
+    refusals = (each for group in groups for each in group.refusals)
     return [str(each) for each in refusals if each.kind == WRONG]
 
 
-def record_section(record: RecordWriter, section: Section) -> None:
-    for cell in section.cells:
+def record_group(record: RecordWriter, group: CellGroup) -> None:
+    for cell in group.cells:
         record.add(cell)
-    for each in section.refusals:
+    for each in group.refusals:
         tell = record.refuse if each.kind == REFUSED else record.fail
         tell(each.quantity, each.contender, each.reason, **each.at)
-    if section.facts:
-        record.write("group", **section.facts)
+    if group.facts:
+        record.write("group", **group.facts)

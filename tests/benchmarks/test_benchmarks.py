@@ -13,7 +13,7 @@ import pytest
 
 import documents
 from benchmark_runs import check_drawing, record_benchmark, run_benchmark, write_program
-from benchmarks.measure.engine import Section
+from benchmarks.measure.engine import CellGroup
 from benchmarks.measure.launching import launchers, processes
 from benchmarks.measure.launching.processes import Program, Run
 from benchmarks.measure.launching.srun import Srun
@@ -30,7 +30,7 @@ from benchmarks.measure.startup.launches import (
     Launch,
     list_contenders,
 )
-from benchmarks.measure.startup.tables import format_section
+from benchmarks.measure.startup.tables import format_group
 from benchmarks.measure.startup.targets import judge
 from benchmarks.records.environment import ROOT, clean_environment
 from benchmarks.records.statistics import make_series
@@ -158,7 +158,7 @@ def test_contenders_differ_in_nothing_but_what_they_compare(tmp_path):
 PLAN = QUANTITY.parse([]).plan
 
 
-def _section(ranks: int, **seconds: list[float]) -> Section:
+def _group(ranks: int, **seconds: list[float]) -> CellGroup:
     names = {"tuned": MPIDDP_TUNED, "slow": TORCHRUN, "quick": TORCHRUN_STATIC, "floor": FLOOR}
     names |= {"plain": MPIDDP, "help": HELP, "front": FRONT}
     cells = []
@@ -166,13 +166,13 @@ def _section(ranks: int, **seconds: list[float]) -> Section:
         series = make_series(list(enumerate(Run(v, v, 0.0, v / 2) for v in values)), 0)
         contender = Launch(names[key], "mpiddp", Program(("x",), {}), "")
         cells += make_cells(contender, series, {"ranks": max(1, ranks), "nodes": 1})
-    return Section(ranks=ranks, cells=cells)
+    return CellGroup(ranks=ranks, cells=cells)
 
 
 def test_targets_are_ratios_of_rounds_to_the_quicker_torchrun():
     times = {"tuned": [1, 1.2, 5], "slow": [9, 9, 9], "quick": [2.5, 3, 14], "floor": [0.5, 1, 4]}
-    section = _section(2, **{name: each * 6 for name, each in times.items()})
-    torchrun, floor = judge([section], PLAN)
+    group = _group(2, **{name: each * 6 for name, each in times.items()})
+    torchrun, floor = judge([group], PLAN)
     assert "at most 0.5: 0.400: met; round by round (0.35" in str(torchrun)
     assert "at most 1.1: 1.250: missed; round by round (1.197–" in str(floor)
     assert str(floor).endswith("of medians 1.200")
@@ -180,26 +180,26 @@ def test_targets_are_ratios_of_rounds_to_the_quicker_torchrun():
 
 def test_a_front_may_take_a_little_longer():
     seconds = {"tuned": [1, 1.2, 5], "slow": [9, 9, 9], "quick": [8] * 3, "floor": [1, 1, 1]}
-    *_, found = judge([_section(2, **seconds, front=[1.4, 1, 7])], PLAN)
+    *_, found = judge([_group(2, **seconds, front=[1.4, 1, 7])], PLAN)
     assert (found.met, found.found[""]) == (False, pytest.approx(0.2))
-    *_, found = judge([_section(2, **seconds, front=[1.3, 1, 7])], PLAN)
+    *_, found = judge([_group(2, **seconds, front=[1.3, 1, 7])], PLAN)
     assert found.met
 
 
 def test_without_tuned_variables_the_defaults_are_judged():
-    section = _section(2, plain=[1.0], slow=[1.0], quick=[4.0], floor=[1.0])
-    assert [target.found for target in judge([section], PLAN)] == [{"": 1.0}, {"": 1.0}]
+    group = _group(2, plain=[1.0], slow=[1.0], quick=[4.0], floor=[1.0])
+    assert [target.found for target in judge([group], PLAN)] == [{"": 1.0}, {"": 1.0}]
 
 
 def test_other_numbers_of_ranks_have_no_targets():
-    four = _section(4, tuned=[1.0], slow=[1.0], quick=[1.0], floor=[1.0])
-    (target,) = judge([four, _section(0, help=[0.3, 0.41, 0.5])], PLAN)
+    four = _group(4, tuned=[1.0], slow=[1.0], quick=[1.0], floor=[1.0])
+    (target,) = judge([four, _group(0, help=[0.3, 0.41, 0.5])], PLAN)
     assert (target.found, target.met) == ({"": 0.41}, False)
 
 
 def test_the_table_shows_every_contender_and_ratios_round_by_round():
     seconds = {"tuned": [1.0, 3.0, 2.0], "slow": [4.0] * 3, "quick": [2.0, 4.0, 8.0]}
-    lines = format_section(_section(2, **seconds, floor=[1.0] * 3)).splitlines()
+    lines = format_group(_group(2, **seconds, floor=[1.0] * 3)).splitlines()
     assert lines[0].startswith("2 ranks, 3 rounds")
     row = next(line for line in lines if line.startswith(MPIDDP_TUNED))
     # median, quartiles, no interval of three, half of the median, 1/2 3/4 1/4, 1 3 2, CPU

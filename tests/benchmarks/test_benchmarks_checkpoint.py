@@ -13,11 +13,11 @@ from benchmarks.measure.checkpoint.contenders import (
     find_agreement_share,
     find_share,
     judge,
-    make_section,
+    make_group,
     tabulate,
 )
 from benchmarks.measure.checkpoint.worker import name_costs
-from benchmarks.measure.engine import Section, run
+from benchmarks.measure.engine import CellGroup, run
 from benchmarks.records.schema import read_record
 
 PLAN = QUANTITY.parse([]).plan
@@ -32,9 +32,9 @@ FACTS = {
 }  # fmt: skip
 
 
-def make(plan=PLAN, rounds=ROUNDS, **facts) -> Section:
+def make(plan=PLAN, rounds=ROUNDS, **facts) -> CellGroup:
     series = {name: [each[name] for each in rounds] for name in rounds[0]}
-    return make_section(plan, 2, series, FACTS | facts)
+    return make_group(plan, 2, series, FACTS | facts)
 
 
 def test_costs_are_shares_of_the_steps_between_two_checkpoints():

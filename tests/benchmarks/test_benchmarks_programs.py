@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmark_runs import check_drawing, record_benchmark
-from benchmarks.measure.engine import Section, find_speeds
+from benchmarks.measure.engine import CellGroup, find_speeds
 from benchmarks.measure.programs.contenders import (
     GLOO,
     OWN,
@@ -27,13 +27,13 @@ COMPILED = "tokens-compiled"
 PLAN = QUANTITY.parse([]).plan
 
 
-def make(program: str, gloo: list[float], own: list[float]) -> Section:
+def make(program: str, gloo: list[float], own: list[float]) -> CellGroup:
     place = {"quantity": "program", "ranks": 2, "details": {"digits": "the same"}}
     cells = [
         make_cell(times, contender=contender.name, **place)
         for contender, times in ((GLOO, gloo), (OWN, own))
     ]
-    return Section(ranks=2, cells=cells, facts={"program": program})
+    return CellGroup(ranks=2, cells=cells, facts={"program": program})
 
 
 @given(
@@ -54,12 +54,12 @@ def test_a_result_is_right_if_all_ranks_have_it_and_one_process_too(
 
 
 def test_the_speed_is_that_of_rounds_and_kept_as_a_promise():
-    sections = [make("tokens", [4, 8, 4] * 3, [1, 2, 1] * 3), make("barrier", [2] * 9, [3] * 9)]
-    speeds = find_speeds(sections, OWN.name, GLOO.name)
+    groups = [make("tokens", [4, 8, 4] * 3, [1, 2, 1] * 3), make("barrier", [2] * 9, [3] * 9)]
+    speeds = find_speeds(groups, OWN.name, GLOO.name)
     assert [each.estimate for each in speeds] == [4, pytest.approx(2 / 3)]
-    rows = [line.split() for line in tabulate(sections, PLAN).splitlines()[1:]]
+    rows = [line.split() for line in tabulate(groups, PLAN).splitlines()[1:]]
     assert [(row[0], row[-4]) for row in rows] == [("tokens", "4.00"), ("barrier", "0.67")]
-    [target] = judge(sections, PLAN)
+    [target] = judge(groups, PLAN)
     assert target.met and "3 × Gloo's tokens" in str(target)
     assert not judge([make("tokens", [2.9] * 9, [1] * 9)], PLAN)[0].met
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmark_runs import check_drawing, record_benchmark, run_benchmark, write_program
-from benchmarks.measure.engine import Section
+from benchmarks.measure.engine import CellGroup
 from benchmarks.measure.launching import processes, srun
 from benchmarks.measure.launching.processes import Program, Run, RunError
 from benchmarks.measure.startup import tables
-from benchmarks.measure.startup.contenders import QUANTITY, make_cells, measure_section
+from benchmarks.measure.startup.contenders import QUANTITY, make_cells, measure_group
 from benchmarks.measure.startup.launches import (
     FLOOR,
     MPIDDP,
@@ -180,8 +180,8 @@ def test_contenders_ask_for_the_same_nodes():
 # Phases
 
 
-def make_section(ranks: int, *own: tuple[float, float, float], nodes: int | None = 4, **more):
-    """A section whose session's runs took these seconds for address, store and group."""
+def make_group(ranks: int, *own: tuple[float, float, float], nodes: int | None = 4, **more):
+    """A group whose session's runs took these seconds for address, store and group."""
     rest = {"MPI": 1.0, "import torch": 2.0, "first all-reduce": 0.01, "summary": 9.0}
     seconds = [rest | dict(zip(tables.OWN, each, strict=True)) for each in own]
     runs = [Run(5.0, None, None, 3.0, each) for each in seconds]
@@ -196,25 +196,25 @@ def make_section(ranks: int, *own: tuple[float, float, float], nodes: int | None
         contender = Launch(name, "mpiddp", Program(("x",), {}, reaches_out=True), "")
         place = {"ranks": ranks, "nodes": nodes or 1}
         cells += make_cells(contender, make_series(list(enumerate(each)), 0), place)
-    return Section(ranks=ranks, nodes=nodes, cells=cells, **more)
+    return CellGroup(ranks=ranks, nodes=nodes, cells=cells, **more)
 
 
 PLAN = QUANTITY.parse([]).plan
 
 
 def test_own_phases_are_summed_run_by_run():
-    section = make_section(4, (0.1, 0.01, 0.02), (0.2, 0.02, 0.01))
-    assert tables.sum_own(section) == pytest.approx([0.13, 0.23])
-    phases = {cell.at["phase"] for cell in section.cells if cell.quantity == tables.PHASE}
+    group = make_group(4, (0.1, 0.01, 0.02), (0.2, 0.02, 0.01))
+    assert tables.sum_own(group) == pytest.approx([0.13, 0.23])
+    phases = {cell.at["phase"] for cell in group.cells if cell.quantity == tables.PHASE}
     assert phases == set(tables.SHOWN)
 
 
 def test_the_table_of_phases_is_in_milliseconds():
-    sections = [
-        make_section(4, *[(0.1, 0.01, 0.02)] * 6),
-        make_section(8, *[(0.1, 0.03, 0.04)] * 6),
+    groups = [
+        make_group(4, *[(0.1, 0.01, 0.02)] * 6),
+        make_group(8, *[(0.1, 0.03, 0.04)] * 6),
     ]
-    lines = tables.format_phases(sections, 0).splitlines()
+    lines = tables.format_phases(groups, 0).splitlines()
     assert "4 nodes" in lines[0] and "milliseconds" in lines[0]
     rows = {line.split()[0]: line.split()[1:] for line in lines[2:4]}
     assert rows["4"] == ["1000", "2000", "100", "10", "20", "10", "130", "130–130"]
@@ -223,7 +223,7 @@ def test_the_table_of_phases_is_in_milliseconds():
 
 
 def test_without_phases_there_is_no_table():
-    local = Section(ranks=4)
+    local = CellGroup(ranks=4)
     assert tables.format_phases([local], 0) == ""
     assert not tables.list_phased([local])
     assert judge([local], PLAN) == []
@@ -231,8 +231,8 @@ def test_without_phases_there_is_no_table():
 
 @pytest.mark.parametrize(("late", "reached"), [(0.02, True), (0.06, False)])
 def test_targets_are_medians_and_the_growth(late, reached):
-    sections = [make_section(n, *[(0.1, 0.01, 0.02 + late * (n - 4) / 12)] * 5) for n in (4, 8, 16)]
-    *own, growth = judge(sections, PLAN)
+    groups = [make_group(n, *[(0.1, 0.01, 0.02 + late * (n - 4) / 12)] * 5) for n in (4, 8, 16)]
+    *own, growth = judge(groups, PLAN)
     found = [target.found[""] for target in own]
     assert found == pytest.approx([0.13, 0.13 + late / 3, 0.13 + late])
     assert all(target.met and target.at_most == 0.3 for target in own)
@@ -241,30 +241,30 @@ def test_targets_are_medians_and_the_growth(late, reached):
 
 
 def test_targets_are_for_four_nodes_and_up_to_sixteen_ranks():
-    other = make_section(4, (0.1, 0.1, 0.2), nodes=2)
-    many = make_section(32, (0.1, 0.1, 0.2))
-    four = make_section(4, (0.1, 0.1, 0.2))
+    other = make_group(4, (0.1, 0.1, 0.2), nodes=2)
+    many = make_group(32, (0.1, 0.1, 0.2))
+    four = make_group(4, (0.1, 0.1, 0.2))
     (target,) = judge([other, many, four], PLAN)
     assert (target.found, target.met) == ({"": pytest.approx(0.4)}, False)
 
 
 def test_a_record_holds_phases_and_nodes():
     failure = Refusal(tables.START_UP, SESSION, "srun … ended with exit code 1", FAILED)
-    failed = make_section(4, (0.1, 0.01, 0.02), refusals=[failure])
-    section = make_section(8, (0.1, 0.2, 0.3))
-    assert {cell.nodes for cell in section.cells} == {4}
-    cells = [cell for cell in section.cells if cell.details.get("is_own")]
+    failed = make_group(4, (0.1, 0.01, 0.02), refusals=[failure])
+    group = make_group(8, (0.1, 0.2, 0.3))
+    assert {cell.nodes for cell in group.cells} == {4}
+    cells = [cell for cell in group.cells if cell.details.get("is_own")]
     own = {cell.at["phase"]: cell.samples for cell in cells}
     assert own == {"address": (0.1,), "store": (0.2,), "group": (0.3,)}
     assert f"{SESSION} 1" in tables.describe_failures(failed)
-    assert tables.describe_failures(section) == ""
+    assert tables.describe_failures(group) == ""
 
 
 def test_what_cannot_be_known_of_other_machines_is_a_dash():
-    section = make_section(4, (0.1, 0.01, 0.02))
-    row = tables.format_section(section).splitlines()[2]
+    group = make_group(4, (0.1, 0.01, 0.02))
+    row = tables.format_group(group).splitlines()[2]
     assert row.startswith(SESSION) and row.split()[-1] == "–"
-    assert tables.describe_others(section) == ""
+    assert tables.describe_others(group) == ""
 
 
 # Runs that a cluster loses
@@ -293,11 +293,11 @@ def test_a_run_that_the_cluster_lost_is_made_again_once(monkeypatch, lost, ends)
     plan = QUANTITY.parse(["--repetitions", "2", "--warm-up", "0"]).plan
     if not ends:
         with pytest.raises(RunError):
-            measure_section(plan, 4, 4, contenders, Bar())
+            measure_group(plan, 4, 4, contenders, Bar())
         return
-    section = measure_section(plan, 4, 4, contenders, Bar())
-    assert [failure.contender for failure in section.refusals] == [FLOOR]
-    assert len(section.find_samples(FLOOR)) == 2
+    group = measure_group(plan, 4, 4, contenders, Bar())
+    assert [failure.contender for failure in group.refusals] == [FLOOR]
+    assert len(group.find_samples(FLOOR)) == 2
 
 
 # Real runs

@@ -16,7 +16,7 @@ from benchmarks.measure.stragglers.contenders import (
     TrainingWay,
     find_times,
     judge,
-    make_section,
+    make_group,
     read_run,
     tabulate,
 )
@@ -65,15 +65,15 @@ def test_time_counts_up_to_the_first_evaluation_that_is_good_enough():
 
 def make(accuracy: float, found=FOUND):
     plan = replace(PLAN, accuracy=accuracy)
-    return [make_section(plan, found)], plan
+    return [make_group(plan, found)], plan
 
 
 def test_a_way_with_a_run_that_never_comes_there_has_no_time():
     way = TrainingWay("0=4", "0")
     for accuracy, expected in ((0.6, (2, 2)), (0.65, ())):
-        [section], _ = make(accuracy, {way: make_runs((1, 2, 3), (1, 2))})
-        assert find_times(section, way, accuracy) == expected
-    [refusal] = section.refusals
+        [group], _ = make(accuracy, {way: make_runs((1, 2, 3), (1, 2))})
+        assert find_times(group, way, accuracy) == expected
+    [refusal] = group.refusals
     assert refusal.reason == "1 of 2 runs did not reach 65%"
 
 

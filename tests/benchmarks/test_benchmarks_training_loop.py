@@ -11,7 +11,7 @@ import torch
 import mpiddp
 from benchmark_runs import record_benchmark
 from benchmarks.measure.baselines.training_loop import Settings, take_steps
-from benchmarks.measure.engine import Section, find_speeds
+from benchmarks.measure.engine import CellGroup, find_speeds
 from benchmarks.measure.training_loop.contenders import (
     BARE,
     QUANTITY,
@@ -47,21 +47,21 @@ class MadeUpLoops(Loops):
 PLAN = QUANTITY.parse([]).plan
 
 
-def make(trainer: list[float], bare: list[float]) -> Section:
+def make(trainer: list[float], bare: list[float]) -> CellGroup:
     series = {TRAINER: trainer, BARE: bare}
     cells = make_cells(PLAN, "convnet", 2, steps=24, turns=6, series=series)
-    return Section(ranks=2, cells=list(cells))
+    return CellGroup(ranks=2, cells=list(cells))
 
 
 def test_the_speed_is_that_of_rounds():
-    sections = [make([1, 2, 0.31] * 3, [0.99, 1, 0.3069] * 3), make([2] * 9, [1] * 9)]
-    assert [each.estimate for each in find_speeds(sections, TRAINER, BARE)] == [
+    groups = [make([1, 2, 0.31] * 3, [0.99, 1, 0.3069] * 3), make([2] * 9, [1] * 9)]
+    assert [each.estimate for each in find_speeds(groups, TRAINER, BARE)] == [
         pytest.approx(0.99),
         0.5,
     ]
-    words = tabulate(sections, PLAN).splitlines()[1].split()
+    words = tabulate(groups, PLAN).splitlines()[1].split()
     assert " ".join(words[:-1]) == "convnet 2 16 24 steps 1 s 990 ms 10 ms 0.990"
-    unknown, missed = (judge([each], PLAN)[0] for each in sections)
+    unknown, missed = (judge([each], PLAN)[0] for each in groups)
     assert (unknown.met, missed.met) == (None, False)
     assert str(unknown).endswith(" 0.990: cannot be judged from these rounds")
     assert judge([make([8] * 6, [9] * 6)], PLAN)[0].met
@@ -74,8 +74,8 @@ def test_equal_loops_are_told_apart_by_no_rounds_that_are_alike():
         for place in range(1, 24):
             noise[:, place] = 0.7 * noise[:, place - 1] + 0.71 * noise[:, place]
         seconds = numpy.exp(0.1 * noise)
-        section = make(seconds[0].tolist(), (SPEED * seconds[1]).tolist())
-        wrong += judge([section], PLAN)[0].met is not None
+        group = make(seconds[0].tolist(), (SPEED * seconds[1]).tolist())
+        wrong += judge([group], PLAN)[0].met is not None
     assert wrong <= 16
 
 

@@ -9,13 +9,13 @@ import pytest
 import documents
 import launchers
 from benchmark_runs import check_drawing, record_benchmark
-from benchmarks.measure.engine import Section, list_wrong, run
+from benchmarks.measure.engine import CellGroup, list_wrong, run
 from benchmarks.measure.training_step import contenders
 from benchmarks.measure.training_step.contenders import (
     QUANTITY,
     find_efficiency,
     find_traffic,
-    make_section,
+    make_group,
 )
 from benchmarks.measure.training_step.synchronisations import (
     ALONE,
@@ -101,7 +101,7 @@ def test_the_frameworks_loop_knows_nothing_of_mpiddp():
     launchers.run_python("-c", text).expect(0)
 
 
-# ---- made-up sections --------------------------------------------------------------------------
+# ---- made-up groups --------------------------------------------------------------------------
 
 
 def make_visit(seconds: float, *, samples: float = 100.0) -> StepVisit:
@@ -126,14 +126,14 @@ def make_visitor(visits, ranks: int = 2, *, workload: Workload = MLP, straggler=
     return visitor
 
 
-def make(times, ranks: int = 2, **more) -> Section:
-    """A section with these seconds of a step, by contender: a list of rounds."""
+def make(times, ranks: int = 2, **more) -> CellGroup:
+    """A group with these seconds of a step, by contender: a list of rounds."""
     usual = {"nodes": None, "link": None, "framework": {"device": "cpu"}, "others_share": None}
     around = {name: more.pop(name, value) for name, value in usual.items()}
     link = around.pop("link")
     visits = {row: list(map(make_visit, rounds)) for row, rounds in times.items()}
     visitor = make_visitor(visits, ranks, **more)
-    return make_section(visitor, Surroundings(ranks=ranks, **around), link)
+    return make_group(visitor, Surroundings(ranks=ranks, **around), link)
 
 
 def find_row(text: str, name: str) -> str:
@@ -143,7 +143,7 @@ def find_row(text: str, name: str) -> str:
 
 def test_a_table_has_parts_speed_efficiency_and_bytes():
     traffic = {"each": 2048.0, "busiest": 4096}
-    section = make(
+    group = make(
         {
             BASE: [0.01] * 3,
             OWN_BASE: [0.01] * 3,
@@ -156,7 +156,7 @@ def test_a_table_has_parts_speed_efficiency_and_bytes():
         wrong={OWN: "the ranks' parameters differ"},
         others_share=0.25,
     )
-    text = tabulate([section], make_plan())
+    text = tabulate([group], make_plan())
     # 20 ms; by rounds 4, 2 and 1 times as quick as the framework's; half of what one rank does.
     expected = "20.0 15.0–30.0 5.00 12.5 2.50 100 50% 2.00 on 2 KiB 4 KiB"
     assert find_row(text, "ring") == expected
@@ -167,7 +167,7 @@ def test_a_table_has_parts_speed_efficiency_and_bytes():
     assert "left out: one-shot: no room" in text
     assert "wrong: auto: the ranks' parameters differ" in text
     assert "other programs took 25% of the cores" in text
-    assert list_wrong([section]) == ["auto on mlp and 2 ranks: the ranks' parameters differ"]
+    assert list_wrong([group]) == ["auto on mlp and 2 ranks: the ranks' parameters differ"]
 
 
 def test_efficiency_is_against_one_rank_with_the_same_update():
@@ -203,8 +203,8 @@ def test_milliseconds_have_three_figures(seconds, text):
 
 
 def test_a_record_has_every_visit_and_its_parts():
-    section = make({FRAMEWORKS: [2.0, 4.0], OWN: [1.0, 1.0]})
-    cells = {(cell.contender, cell.at.get("part"), cell.unit): cell for cell in section.cells}
+    group = make({FRAMEWORKS: [2.0, 4.0], OWN: [1.0, 1.0]})
+    cells = {(cell.contender, cell.at.get("part"), cell.unit): cell for cell in group.cells}
     theirs = cells["framework", None, "s"]
     assert theirs.samples == (2.0, 4.0) and theirs.at == {"model": "mlp", "batch": 8}
     assert theirs.details["bytes"]["is_read"]

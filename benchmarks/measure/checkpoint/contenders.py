@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from benchmarks.judge.promises import make_target
 from benchmarks.judge.ratios import Ratio, compare_rounds, find_common
 from benchmarks.judge.targets import Target
-from benchmarks.measure.engine import Quantity, Section
+from benchmarks.measure.engine import CellGroup, Quantity
 from benchmarks.measure.launching.launchers import Mpirun
 from benchmarks.measure.launching.processes import make_program, run_worker
 from benchmarks.measure.trials import Rounds
@@ -47,8 +47,8 @@ class Cost:
     """In the table."""
     part: str = ""
 
-    def find(self, section: Section) -> Cell:
-        cell = section.find(self.contender, part=self.part or None)
+    def find(self, group: CellGroup) -> Cell:
+        cell = group.find(self.contender, part=self.part or None)
         assert cell is not None
         return cell
 
@@ -90,7 +90,7 @@ def check(plan: CheckpointPlan) -> None:
         raise ConfigurationError(f"--directory: {plan.directory} is not a directory")
 
 
-def measure(plan: CheckpointPlan, launcher: Mpirun) -> Iterator[Section]:
+def measure(plan: CheckpointPlan, launcher: Mpirun) -> Iterator[CellGroup]:
     """A job for each number of ranks. Raises RunError with its output if one fails."""
     for ranks in plan.ranks:
         program = make_program(launcher, ranks, [sys.executable, "-m", WORKER])
@@ -101,15 +101,15 @@ def measure(plan: CheckpointPlan, launcher: Mpirun) -> Iterator[Section]:
                 found = run_worker(program, told, plan.deadline)
         except OSError as error:
             raise MpiddpError(f"--directory {plan.directory}: {error.strerror}") from None
-        yield make_section(plan, ranks, **found)
+        yield make_group(plan, ranks, **found)
 
 
-def make_section(
+def make_group(
     plan: CheckpointPlan,
     ranks: int,
     series: Mapping[str, Sequence[float]],
     facts: Mapping[str, Any],
-) -> Section:
+) -> CellGroup:
     """``series``: of each of COSTS, round by round; ``facts``: what else the ranks report."""
     at: dict[str, Coordinate] = {"model": plan.model, "batch": plan.batch_size}
     cells = []
@@ -127,49 +127,49 @@ def make_section(
                 details={} if name == STEP else share,
             )
         )
-    return Section(ranks=ranks, cells=cells, facts={**at, "ranks": ranks, **facts})
+    return CellGroup(ranks=ranks, cells=cells, facts={**at, "ranks": ranks, **facts})
 
 
 # ---- what the cells say --------------------------------------------------------------------------
 
 
-def find_share(section: Section, name: str) -> float:
+def find_share(group: CellGroup, name: str) -> float:
     """Such a cost by the time of the steps between two checkpoints."""
-    return float(COSTS[name].find(section).details["share"])
+    return float(COSTS[name].find(group).details["share"])
 
 
-def compare_with_raw(section: Section) -> Ratio:
+def compare_with_raw(group: CellGroup) -> Ratio:
     """A synchronous save by the raw write, round by round."""
     names = ("raw", "synchronous", "digest")
-    raw, saves, digests = (COSTS[name].find(section).samples for name in names)
+    raw, saves, digests = (COSTS[name].find(group).samples for name in names)
     return compare_rounds(raw, saves, find_common([[raw, saves, digests]]))
 
 
-def find_agreement_share(section: Section) -> float:
+def find_agreement_share(group: CellGroup) -> float:
     """Of a step: what it costs that a signal may come."""
-    agreement = section.facts["agreement"]
-    return float(agreement["look"] / COSTS[STEP].find(section).summary.median + agreement["thread"])
+    agreement = group.facts["agreement"]
+    return float(agreement["look"] / COSTS[STEP].find(group).summary.median + agreement["thread"])
 
 
-def tabulate(sections: Sequence[Section], plan: CheckpointPlan) -> str:
-    return "\n\n".join(_tabulate(each, plan) for each in sections)
+def tabulate(groups: Sequence[CellGroup], plan: CheckpointPlan) -> str:
+    return "\n\n".join(_tabulate(each, plan) for each in groups)
 
 
-def _tabulate(section: Section, plan: CheckpointPlan) -> str:
-    facts = section.facts
+def _tabulate(group: CellGroup, plan: CheckpointPlan) -> str:
+    facts = group.facts
 
     def describe_quartiles(cost: Cost) -> str:
-        summary = cost.find(section).summary
+        summary = cost.find(group).summary
         ends = (summary.lower_quartile, summary.upper_quartile)
         return "–".join(describe_value(each, SECONDS) for each in ends)
 
     def describe_share(cost: Cost) -> str:
-        share = cost.find(section).details.get("share")
+        share = cost.find(group).details.get("share")
         return "" if share is None else f"{share:.2%}"
 
     table = format_table(COSTS.values(), {
         "": lambda cost: cost.title,
-        "median": lambda cost: describe_value(cost.find(section).summary.median, SECONDS),
+        "median": lambda cost: describe_value(cost.find(group).summary.median, SECONDS),
         "quartiles": describe_quartiles,
         "share": describe_share,
     })  # fmt: skip
@@ -178,13 +178,13 @@ def _tabulate(section: Section, plan: CheckpointPlan) -> str:
         for name in ("state", "file", "copies", "grown")
     )
     look, thread = (facts["agreement"][name] for name in ("look", "thread"))
-    agreement = find_agreement_share(section)
+    agreement = find_agreement_share(group)
     title = (
-        f"{plan.model}, AdamW, {section.ranks} ranks ({facts['device']}), batch {plan.batch_size} "
+        f"{plan.model}, AdamW, {group.ranks} ranks ({facts['device']}), batch {plan.batch_size} "
         f"per rank, a checkpoint every {plan.save_every} steps, {plan.repetitions} rounds; state "
         f"{state}, files {files}"
     )
-    raw = f"{compare_with_raw(section).estimate:.2f} × the raw write"
+    raw = f"{compare_with_raw(group).estimate:.2f} × the raw write"
     thread_share = f"its thread takes {thread:.3%} of a core"
     lines = [
         f"a synchronous save takes {raw}, round by round",
@@ -195,11 +195,11 @@ def _tabulate(section: Section, plan: CheckpointPlan) -> str:
     return "\n".join([title, table, *lines])
 
 
-def judge(sections: Sequence[Section], plan: CheckpointPlan) -> list[Target]:
+def judge(groups: Sequence[CellGroup], plan: CheckpointPlan) -> list[Target]:
     every = f"a checkpoint every {plan.save_every} steps"
     found: dict[tuple[str, float], dict[str, Ratio | float]] = {}
-    for section in sections:
-        whole, part = (find_share(section, name) for name in ("synchronous", "asynchronous"))
+    for group in groups:
+        whole, part = (find_share(group, name) for name in ("synchronous", "asynchronous"))
         rows: list[tuple[str, Ratio | float, float]] = [
             (
                 f"{every}, synchronous: at most {SYNCHRONOUS:.1%} of training time",
@@ -212,12 +212,12 @@ def judge(sections: Sequence[Section], plan: CheckpointPlan) -> list[Target]:
                 ASYNCHRONOUS,
             ),
         ]
-        if section.facts["file_bytes"] >= LEAST_BYTES:
+        if group.facts["file_bytes"] >= LEAST_BYTES:
             raw = f"a synchronous save: at most {OVER_RAW:g} × the raw write and flush"
-            rows.append((raw, compare_with_raw(section), OVER_RAW))
+            rows.append((raw, compare_with_raw(group), OVER_RAW))
         looks = f"agreeing on signals: at most {AGREEMENT:.0%} of a step"
-        rows.append((looks, find_agreement_share(section), AGREEMENT))
-        place = count_noun(section.ranks, "rank") if len(sections) > 1 else ""
+        rows.append((looks, find_agreement_share(group), AGREEMENT))
+        place = count_noun(group.ranks, "rank") if len(groups) > 1 else ""
         for text, value, limit in rows:
             found.setdefault((text, limit), {})[place] = value
     return [make_target(text, values, at_most=limit) for (text, limit), values in found.items()]

@@ -13,7 +13,7 @@ from benchmarks.judge.promises import make_target
 from benchmarks.judge.ratios import Ratio
 from benchmarks.judge.targets import Target
 from benchmarks.measure import trials
-from benchmarks.measure.engine import Quantity, Section, find_speeds, list_wrong
+from benchmarks.measure.engine import CellGroup, Quantity, find_speeds, list_wrong
 from benchmarks.measure.launching import remote_job
 from benchmarks.measure.launching.launchers import Mpirun
 from benchmarks.measure.launching.paired_jobs import make_mpi_program
@@ -142,7 +142,7 @@ class ProgramVisitor(Visitor[Backend, StepsVisit]):
         return problem
 
 
-def measure(plan: ProgramsPlan, launcher: Mpirun) -> Iterator[Section]:
+def measure(plan: ProgramsPlan, launcher: Mpirun) -> Iterator[CellGroup]:
     """Each program on each number of ranks. Raises RunError, with the job's output."""
     changes = {"CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     for ranks in plan.ranks:
@@ -152,11 +152,11 @@ def measure(plan: ProgramsPlan, launcher: Mpirun) -> Iterator[Section]:
                 visitor = ProgramVisitor(job, plan, ranks, name)
                 share = visitor.visit_all((GLOO, OWN), {"": job}, local=True)
                 job.ask({"do": "let go"}, "letting a program go")
-                yield make_section(visitor, name, ranks, share)
+                yield make_group(visitor, name, ranks, share)
             job.end()
 
 
-def make_section(visitor: ProgramVisitor, name: str, ranks: int, share: float | None) -> Section:
+def make_group(visitor: ProgramVisitor, name: str, ranks: int, share: float | None) -> CellGroup:
     is_same = len(visitor.visits) == 2 and len({*visitor.digests.values()}) == 1
     at: dict[str, Coordinate] = {"program": name}
     cells = [
@@ -166,7 +166,7 @@ def make_section(visitor: ProgramVisitor, name: str, ranks: int, share: float | 
         )
         for key in visitor.visits
     ]  # fmt: skip
-    return Section(
+    return CellGroup(
         ranks=ranks,
         others_share=share,
         cells=cells,
@@ -178,18 +178,18 @@ def make_section(visitor: ProgramVisitor, name: str, ranks: int, share: float | 
 # ---- what the cells say --------------------------------------------------------------------------
 
 
-def compare(sections: Sequence[Section]) -> list[tuple[Section, Ratio | None]]:
+def compare(groups: Sequence[CellGroup]) -> list[tuple[CellGroup, Ratio | None]]:
     """Each, with how many times faster its program is over mpiddp than over Gloo."""
-    speeds = find_speeds(sections, OWN.name, GLOO.name)
-    return list(zip(sections, speeds, strict=True))
+    speeds = find_speeds(groups, OWN.name, GLOO.name)
+    return list(zip(groups, speeds, strict=True))
 
 
-def tabulate(sections: Sequence[Section], plan: ProgramsPlan) -> str:
-    def describe_time(section: Section, backend: Backend) -> str:
-        times = section.find_samples(backend.name)
+def tabulate(groups: Sequence[CellGroup], plan: ProgramsPlan) -> str:
+    def describe_time(group: CellGroup, backend: Backend) -> str:
+        times = group.find_samples(backend.name)
         return describe_seconds(quantile(times, 0.5)) if times else "–"
 
-    rows = [row for row in compare(sections) if row[0].cells]
+    rows = [row for row in compare(groups) if row[0].cells]
     lines = [format_table(rows, {
         "": lambda row: row[0].facts["program"],
         "ranks": lambda row: str(row[0].ranks),
@@ -200,25 +200,25 @@ def tabulate(sections: Sequence[Section], plan: ProgramsPlan) -> str:
         "95 %": lambda row: describe_interval(row[1].interval if row[1] else None, "{:.2f}".format),
         "digits": lambda row: row[0].cells[0].details["digits"] if row[1] else "–",
     })]  # fmt: skip
-    for each in sections:
+    for each in groups:
         where = f"{each.facts['program']} on {count_noun(each.ranks, 'rank')}"
         reasons = [refusal.reason for refusal in each.refusals if refusal.kind == REFUSED]
         # Mostly one reason for both.
         lines += [f"left out: {where}: {why}" for why in dict.fromkeys(reasons)]
-    lines += [f"wrong: {each}" for each in list_wrong(sections)]
-    shares = [each.others_share for each in sections if each.others_share is not None]
+    lines += [f"wrong: {each}" for each in list_wrong(groups)]
+    shares = [each.others_share for each in groups if each.others_share is not None]
     if shares:
         lines.append(f"other programs took up to {max(shares):.0%} of the cores meanwhile")
     return "\n".join(lines)
 
 
-def judge(sections: Sequence[Section], plan: ProgramsPlan) -> list[Target]:
-    """The promises that these sections say something about."""
+def judge(groups: Sequence[CellGroup], plan: ProgramsPlan) -> list[Target]:
+    """The promises that these groups say something about."""
     found: dict[str, dict[str, Ratio]] = {}
-    for section, speed in compare(sections):
+    for group, speed in compare(groups):
         if speed is not None:
-            place = count_noun(section.ranks, "rank")
-            found.setdefault(section.facts["program"], {})[place] = speed
+            place = count_noun(group.ranks, "rank")
+            found.setdefault(group.facts["program"], {})[place] = speed
     return [
         make_target(f"{name}: at least {least:g} × Gloo's {kind.step}s", found[name], least)
         for name, kind in PROGRAMS.items()

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from benchmarks.measure.engine import Quantity, Section
+from benchmarks.measure.engine import CellGroup, Quantity
 from benchmarks.measure.launching import processes
 from benchmarks.measure.launching.processes import Run, RunError
 from benchmarks.measure.launching.srun import Launcher, Srun
@@ -43,7 +43,7 @@ class StartupPlan(Rounds):
     deadline: Seconds = 120.0
 
 
-def measure(plan: StartupPlan, launcher: Launcher) -> Iterator[Section]:
+def measure(plan: StartupPlan, launcher: Launcher) -> Iterator[CellGroup]:
     """Time all contenders, by number of ranks, and beside an mpirun ``--help``, as 0 ranks.
 
     Raises RunError, with its output, if any run fails; on a cluster, if one fails twice.
@@ -56,16 +56,16 @@ def measure(plan: StartupPlan, launcher: Launcher) -> Iterator[Section]:
     rounds = plan.warm_up + plan.repetitions
     with show_progress(rounds * sum(len(each) for _, each in groups), "run") as bar:
         for ranks, contenders in groups:
-            yield measure_section(plan, ranks, launcher.nodes, contenders, bar)
+            yield measure_group(plan, ranks, launcher.nodes, contenders, bar)
 
 
-def measure_section(
+def measure_group(
     plan: StartupPlan,
     ranks: int,
     nodes: int | None,
     contenders: Sequence[Launch],
     bar: tqdm[NoReturn],
-) -> Section:
+) -> CellGroup:
     by_name = {contender.name: contender for contender in contenders}
     failures: list[Refusal] = []
 
@@ -90,7 +90,7 @@ def measure_section(
     cells = [
         cell for name, each in series.items() for cell in make_cells(by_name[name], each, place)
     ]
-    return Section(ranks=ranks, nodes=nodes, cells=cells, refusals=failures)
+    return CellGroup(ranks=ranks, nodes=nodes, cells=cells, refusals=failures)
 
 
 def make_cells(contender: Launch, series: Series[Run], place: dict[str, int]) -> Iterator[Cell]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.measure.engine import Section
+from benchmarks.measure.engine import CellGroup
 from benchmarks.measure.startup.launches import FLOOR, SESSION, TORCHRUN, TORCHRUN_STATIC
 from benchmarks.measure.trials import Rounds
 from benchmarks.records.options import describe_interval
@@ -32,30 +32,30 @@ SHOWN = ("MPI", "import torch", *OWN, "first all-reduce")
 OWN_TITLE = " + ".join(OWN)
 
 
-def tabulate(sections: Sequence[Section], plan: Rounds) -> str:
-    parts = [*map(format_section, sections), format_phases(sections, plan.seed)]
+def tabulate(groups: Sequence[CellGroup], plan: Rounds) -> str:
+    parts = [*map(format_group, groups), format_phases(groups, plan.seed)]
     return "\n\n".join(filter(None, parts))
 
 
 # ---- whole processes -----------------------------------------------------------------------------
 
 
-def name_section(section: Section) -> str:
-    where = f" on {section.where}" if section.nodes is not None else ""
-    return f"{count_noun(section.ranks, 'rank')}{where}" if section.ranks else "one process"
+def name_group(group: CellGroup) -> str:
+    where = f" on {group.where}" if group.nodes is not None else ""
+    return f"{count_noun(group.ranks, 'rank')}{where}" if group.ranks else "one process"
 
 
-def find_median(section: Section, name: str) -> float:
+def find_median(group: CellGroup, name: str) -> float:
     """Of whole processes."""
-    return quantile(section.find_samples(name, part=None), 0.5)
+    return quantile(group.find_samples(name, part=None), 0.5)
 
 
-def choose_torchrun(section: Section) -> str:
+def choose_torchrun(group: CellGroup) -> str:
     """The quicker form."""
-    return min(TORCHRUN, TORCHRUN_STATIC, key=lambda name: find_median(section, name))
+    return min(TORCHRUN, TORCHRUN_STATIC, key=lambda name: find_median(group, name))
 
 
-def format_section(section: Section) -> str:
+def format_group(group: CellGroup) -> str:
     """The table: seconds, and ratios round by round; and what stands below it."""
     columns: dict[str, Callable[[Cell], str]] = {
         "": lambda cell: cell.contender,
@@ -63,20 +63,20 @@ def format_section(section: Section) -> str:
         "quartiles": lambda cell: _describe_range(cell.summary),
         "95 % of median": lambda cell: describe_interval(cell.summary.interval),
     }
-    if section.ranks:
-        torchrun = choose_torchrun(section)
+    if group.ranks:
+        torchrun = choose_torchrun(group)
         columns |= {
             "1st all-reduce": lambda cell: _describe_median(
-                section.find_samples(cell.contender, part="first all-reduce"), 3
+                group.find_samples(cell.contender, part="first all-reduce"), 3
             ),
-            "/ torchrun": lambda cell: _describe_ratio(section, cell, torchrun),
-            "/ import torch": lambda cell: _describe_ratio(section, cell, FLOOR),
+            "/ torchrun": lambda cell: _describe_ratio(group, cell, torchrun),
+            "/ import torch": lambda cell: _describe_ratio(group, cell, FLOOR),
         }
     columns["CPU"] = lambda cell: _describe_median(cell.details["cpu_seconds"], 2)
-    rounds = len(section.cells[0].samples)
-    title = f"{name_section(section)}, {rounds} rounds: seconds of the whole process"
-    table = format_table(section.whole, columns)
-    notes = (_describe_warm_up(section), describe_others(section), describe_failures(section))
+    rounds = len(group.cells[0].samples)
+    title = f"{name_group(group)}, {rounds} rounds: seconds of the whole process"
+    table = format_table(group.whole, columns)
+    notes = (_describe_warm_up(group), describe_others(group), describe_failures(group))
     return "\n".join(filter(None, [title, table, *notes]))
 
 
@@ -89,27 +89,27 @@ def _describe_median(values: Sequence[float | None], digits: int) -> str:
     return f"{quantile(known, 0.5):.{digits}f}" if known else "–"
 
 
-def _describe_ratio(section: Section, cell: Cell, other: str) -> str:
-    ratio = section.divide(cell.contender, other)
+def _describe_ratio(group: CellGroup, cell: Cell, other: str) -> str:
+    ratio = group.divide(cell.contender, other)
     return "1" if cell.contender == other else f"{ratio.estimate:.2f}" if ratio else "–"
 
 
-def _describe_warm_up(section: Section) -> str:
+def _describe_warm_up(group: CellGroup) -> str:
     """The times of the warm-up rounds, which count for nothing else; empty if there were none."""
     parts = [
         f"{cell.contender} " + " ".join(f"{seconds:.2f}" for seconds in cell.details["warm_up"])
-        for cell in section.whole
+        for cell in group.whole
         if cell.details["warm_up"]
     ]
     return f"warm-up: {'; '.join(parts)}" if parts else ""
 
 
-def describe_others(section: Section) -> str:
+def describe_others(group: CellGroup) -> str:
     """How busy other programs kept the machine meanwhile; empty if that is unknown."""
     cores = len(find_cpus())
     shares = [
         others / seconds / cores
-        for cell in section.whole
+        for cell in group.whole
         for others, seconds in zip(cell.details["others_cpu_seconds"], cell.samples, strict=True)
         if others is not None
     ]
@@ -122,9 +122,9 @@ def describe_others(section: Section) -> str:
     )
 
 
-def describe_failures(section: Section) -> str:
+def describe_failures(group: CellGroup) -> str:
     """Whose runs failed and were made again; empty if none were."""
-    names = [failure.contender for failure in section.refusals]
+    names = [failure.contender for failure in group.refusals]
     if not names:
         return ""
     counts = ", ".join(f"{name} {names.count(name)}" for name in dict.fromkeys(names))
@@ -146,40 +146,40 @@ class Growth:
     """Of the same, 95 %; None where the samples are too few for one."""
 
 
-def list_phased(sections: Sequence[Section]) -> list[Section]:
+def list_phased(groups: Sequence[CellGroup]) -> list[CellGroup]:
     """Those of which phases were reported."""
-    return [each for each in sections if each.find(SESSION, phase=OWN[0])]
+    return [each for each in groups if each.find(SESSION, phase=OWN[0])]
 
 
-def sum_own(section: Section) -> list[float]:
+def sum_own(group: CellGroup) -> list[float]:
     """Seconds of the own phases together, in order of rounds.
 
     Each is its slowest rank's, so that the sum is at least what any rank took.
     """
-    phases = (section.find_samples(SESSION, phase=name) for name in OWN)
+    phases = (group.find_samples(SESSION, phase=name) for name in OWN)
     return [sum(values) for values in zip(*phases, strict=True)]
 
 
-def find_growth(sections: Sequence[Section], seed: int) -> Growth | None:
+def find_growth(groups: Sequence[CellGroup], seed: int) -> Growth | None:
     """The growth of the own phases; None for a single number of ranks."""
-    samples = {float(each.ranks): [1e3 * value for value in sum_own(each)] for each in sections}
+    samples = {float(each.ranks): [1e3 * value for value in sum_own(each)] for each in groups}
     if len(samples) < 2:
         return None
     interval = slope_interval(samples, seed=seed)
     return Growth(int(min(samples)), int(max(samples)), slope(samples), interval)
 
 
-def format_phases(sections: Sequence[Section], seed: int) -> str:
+def format_phases(groups: Sequence[CellGroup], seed: int) -> str:
     """The table of phases, a row per number of ranks; empty if none were reported."""
-    rows = list_phased(sections)
+    rows = list_phased(groups)
     if not rows:
         return ""
-    columns: dict[str, Callable[[Section], str]] = {"ranks": lambda section: str(section.ranks)}
+    columns: dict[str, Callable[[CellGroup], str]] = {"ranks": lambda group: str(group.ranks)}
     for name in SHOWN:
         columns[name] = partial(_describe_phase, name=name)
-    columns["own"] = lambda section: f"{1e3 * quantile(sum_own(section), 0.5):.0f}"
-    columns["95 % of own"] = lambda section: describe_interval(
-        median_interval(sum_own(section)), lambda seconds: f"{1e3 * seconds:.0f}"
+    columns["own"] = lambda group: f"{1e3 * quantile(sum_own(group), 0.5):.0f}"
+    columns["95 % of own"] = lambda group: describe_interval(
+        median_interval(sum_own(group)), lambda seconds: f"{1e3 * seconds:.0f}"
     )
     title = f"phases of {SESSION} on {rows[0].where}, slowest rank, medians in milliseconds"
     lines = [f"{title}; own: {OWN_TITLE}", format_table(rows, columns)]
@@ -194,5 +194,5 @@ def format_phases(sections: Sequence[Section], seed: int) -> str:
     return "\n".join(lines)
 
 
-def _describe_phase(section: Section, name: str) -> str:
-    return f"{1e3 * quantile(section.find_samples(SESSION, phase=name), 0.5):.0f}"
+def _describe_phase(group: CellGroup, name: str) -> str:
+    return f"{1e3 * quantile(group.find_samples(SESSION, phase=name), 0.5):.0f}"

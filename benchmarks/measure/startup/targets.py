@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.judge.promises import make_target
 from benchmarks.judge.targets import Target
-from benchmarks.measure.engine import Section
+from benchmarks.measure.engine import CellGroup
 from benchmarks.measure.startup.launches import FLOOR, FRONT, HELP, MPIDDP, MPIDDP_TUNED
 from benchmarks.measure.startup.tables import (
     OWN_TITLE,
@@ -14,7 +14,7 @@ from benchmarks.measure.startup.tables import (
     find_growth,
     find_median,
     list_phased,
-    name_section,
+    name_group,
     sum_own,
 )
 from benchmarks.measure.trials import Rounds
@@ -37,47 +37,45 @@ NODES = 4
 MOST_RANKS = 16
 
 
-def judge(sections: Sequence[Section], plan: Rounds) -> list[Target]:
-    """The targets that these sections say something about.
+def judge(groups: Sequence[CellGroup], plan: Rounds) -> list[Target]:
+    """The targets that these groups say something about.
 
     Ratios are those of rounds; that of the medians stands beside them.
     """
-    return [*_judge_processes(sections), *_judge_phases(sections, plan.seed)]
+    return [*_judge_processes(groups), *_judge_phases(groups, plan.seed)]
 
 
-def _judge_processes(sections: Sequence[Section]) -> Iterator[Target]:
-    for section in sections:
-        if section.ranks == RANKS and section.nodes is None:
-            ours = MPIDDP_TUNED if section.find(MPIDDP_TUNED) else MPIDDP
-            title = name_section(section)
+def _judge_processes(groups: Sequence[CellGroup]) -> Iterator[Target]:
+    for group in groups:
+        if group.ranks == RANKS and group.nodes is None:
+            ours = MPIDDP_TUNED if group.find(MPIDDP_TUNED) else MPIDDP
+            title = name_group(group)
             for other, limit in (
-                (choose_torchrun(section), TORCHRUN_TARGET),
+                (choose_torchrun(group), TORCHRUN_TARGET),
                 (FLOOR, FLOOR_TARGET),
             ):
-                ratio = section.divide(ours, other)
-                mine, others = (find_median(section, each) for each in (ours, other))
+                ratio = group.divide(ours, other)
+                mine, others = (find_median(group, each) for each in (ours, other))
                 between = _describe(ratio.interval if ratio else None)
                 note = f"round by round{between}, of medians {mine / others:.3f}"
                 text = f"({ours}) / ({other}) on {title}, at most {limit:g}"
                 yield make_target(text, {"": ratio}, at_most=limit, note=note)
-            if section.find(FRONT):
-                longer = find_median(section, FRONT) - find_median(section, ours)
+            if group.find(FRONT):
+                longer = find_median(group, FRONT) - find_median(group, ours)
                 text = f"seconds of ({FRONT}) - ({ours}) on {title}, at most {FRONT_TARGET:g}"
                 yield Target(text, {"": longer}, at_most=FRONT_TARGET)
-        if section.find(HELP):
+        if group.find(HELP):
             text = f"seconds of {HELP}, at most {HELP_TARGET:g}"
-            yield Target(text, {"": find_median(section, HELP)}, at_most=HELP_TARGET)
+            yield Target(text, {"": find_median(group, HELP)}, at_most=HELP_TARGET)
 
 
-def _judge_phases(sections: Sequence[Section], seed: int) -> Iterator[Target]:
+def _judge_phases(groups: Sequence[CellGroup], seed: int) -> Iterator[Target]:
     named = [
-        section
-        for section in list_phased(sections)
-        if section.nodes == NODES and section.ranks <= MOST_RANKS
+        group for group in list_phased(groups) if group.nodes == NODES and group.ranks <= MOST_RANKS
     ]
-    for section in named:
-        summary = summarize(sum_own(section))
-        text = f"seconds of {OWN_TITLE} on {name_section(section)}, at most {OWN_TARGET:g}"
+    for group in named:
+        summary = summarize(sum_own(group))
+        text = f"seconds of {OWN_TITLE} on {name_group(group)}, at most {OWN_TARGET:g}"
         note = f"median{_describe(summary.interval)}"
         yield Target(text, {"": summary.median}, at_most=OWN_TARGET, note=note)
     growth = find_growth(named, seed)

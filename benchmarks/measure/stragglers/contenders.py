@@ -22,7 +22,7 @@ from typing import Annotated, Any
 from benchmarks.judge.promises import make_target
 from benchmarks.judge.ratios import compare_rounds, find_common
 from benchmarks.judge.targets import Target
-from benchmarks.measure.engine import Quantity, Sample, Section
+from benchmarks.measure.engine import CellGroup, Quantity, Sample
 from benchmarks.measure.launching import launchers, processes
 from benchmarks.measure.launching.processes import Program
 from benchmarks.measure.trials import FAILED, Refusal, Rounds
@@ -191,8 +191,8 @@ def check(plan: StragglersPlan) -> None:
         configure(plan, contender)
 
 
-def measure(plan: StragglersPlan, launcher: launchers.Mpirun) -> Iterator[Section | Sample]:
-    """All runs in turns, each told as it ends: the section comes hours later."""
+def measure(plan: StragglersPlan, launcher: launchers.Mpirun) -> Iterator[CellGroup | Sample]:
+    """All runs in turns, each told as it ends: the group comes hours later."""
     runs: dict[TrainingWay, list[TrainingRun]] = {each: [] for each in list_contenders(plan)}
     with show_progress(plan.repetitions * len(runs), "run") as bar:
         for _, way in take_turns(list(runs), rounds=plan.repetitions, seed=plan.seed):
@@ -200,12 +200,12 @@ def measure(plan: StragglersPlan, launcher: launchers.Mpirun) -> Iterator[Sectio
             runs[way].append(train(plan, way, len(runs[way]), launcher))
             bar.update()
             yield Sample(TRAINING, way.way, runs[way][-1].seconds, {"straggler": way.straggler})
-    yield make_section(plan, runs)
+    yield make_group(plan, runs)
 
 
-def make_section(
+def make_group(
     plan: StragglersPlan, runs: Mapping[TrainingWay, Sequence[TrainingRun]]
-) -> Section:
+) -> CellGroup:
     """Seconds of all epochs with the curves of accuracy, and seconds to the accuracy."""
     cells, refusals = list[Cell](), list[Refusal]()
     for way, each in runs.items():
@@ -227,32 +227,32 @@ def make_section(
             reason = f"{missed} did not reach {100 * plan.accuracy:g}%"
             where = {"ranks": plan.ranks, **at}
             refusals.append(Refusal(TIME_TO, way.way, reason, FAILED, where))
-    return Section(ranks=plan.ranks, cells=cells, refusals=refusals)
+    return CellGroup(ranks=plan.ranks, cells=cells, refusals=refusals)
 
 
 # ---- what the cells say --------------------------------------------------------------------------
 
 
-def find_times(section: Section, way: TrainingWay, accuracy: float) -> tuple[float, ...]:
+def find_times(group: CellGroup, way: TrainingWay, accuracy: float) -> tuple[float, ...]:
     """To the accuracy, round by round; empty if a run did not come there, or there are none."""
-    return section.find_samples(way.way, straggler=way.straggler, accuracy=accuracy)
+    return group.find_samples(way.way, straggler=way.straggler, accuracy=accuracy)
 
 
-def tabulate(sections: Sequence[Section], plan: StragglersPlan) -> str:
+def tabulate(groups: Sequence[CellGroup], plan: StragglersPlan) -> str:
     parts = [f"{plan.ranks} ranks, {plan.model} on digits"]
-    for section in sections:
+    for group in groups:
         for straggler in plan.stragglers:
-            parts.append(_tabulate(section, straggler, plan))
+            parts.append(_tabulate(group, straggler, plan))
     return "\n\n".join(parts)
 
 
-def _tabulate(section: Section, straggler: str, plan: StragglersPlan) -> str:
+def _tabulate(group: CellGroup, straggler: str, plan: StragglersPlan) -> str:
     def find_median(way: TrainingWay) -> float | None:
-        times = find_times(section, way, plan.accuracy)
+        times = find_times(group, way, plan.accuracy)
         return quantile(times, 0.5) if times else None
 
     def find_whole(way: TrainingWay) -> Cell:
-        cell = section.find(way.way, straggler=straggler, accuracy=None)
+        cell = group.find(way.way, straggler=straggler, accuracy=None)
         assert cell is not None
         return cell
 
@@ -287,13 +287,13 @@ def _tabulate(section: Section, straggler: str, plan: StragglersPlan) -> str:
     return "\n".join(line.rstrip() for line in table.splitlines())
 
 
-def judge(sections: Sequence[Section], plan: StragglersPlan) -> list[Target]:
+def judge(groups: Sequence[CellGroup], plan: StragglersPlan) -> list[Target]:
     """The targets that these runs say something about; ratios are those of rounds; that of
     the medians stands beside them."""
     targets = []
-    for section in sections:
+    for group in groups:
         ways = list_contenders(plan)
-        reached = [find_times(section, way, plan.accuracy) for way in ways]
+        reached = [find_times(group, way, plan.accuracy) for way in ways]
         coefficient = find_common([list(filter(None, reached))])
         for way in ways:
             base = TrainingWay(way.straggler, IN_STEP)
@@ -301,7 +301,7 @@ def judge(sections: Sequence[Section], plan: StragglersPlan) -> list[Target]:
             bounded = way.staleness not in (None, IN_STEP, UNLIMITED)
             if base not in ways or (not bounded if is_random else way.staleness != UNLIMITED):
                 continue
-            ours, theirs = (find_times(section, each, plan.accuracy) for each in (way, base))
+            ours, theirs = (find_times(group, each, plan.accuracy) for each in (way, base))
             ratio, note = None, ""
             if ours and theirs:
                 ratio = compare_rounds(theirs, ours, coefficient)

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.judge.promises import make_target
 from benchmarks.judge.targets import Target
 from benchmarks.measure.baselines.training_loop import Settings
-from benchmarks.measure.engine import Quantity, Section, find_speeds
+from benchmarks.measure.engine import CellGroup, Quantity, find_speeds
 from benchmarks.measure.launching.launchers import Mpirun
 from benchmarks.measure.launching.processes import make_program, run_worker
 from benchmarks.records.options import (
@@ -133,7 +133,7 @@ def check(plan: LoopPlan) -> None:
             raise ConfigurationError(f"--models: expected {' or '.join(WORKLOADS)}, found {name!r}")
 
 
-def measure(plan: LoopPlan, launcher: Mpirun) -> Iterator[Section]:
+def measure(plan: LoopPlan, launcher: Mpirun) -> Iterator[CellGroup]:
     """A job for each model and number of ranks. Raises RunError with its output if one fails."""
     # What one has compiled is there for the next.
     with tempfile.TemporaryDirectory(prefix="mpiddp-bench-") as compiled:
@@ -148,7 +148,7 @@ def measure(plan: LoopPlan, launcher: Mpirun) -> Iterator[Section]:
                     found = run_worker(program, told, plan.deadline + 2 * plan.seconds)
                     bar.update()
                     cells = list(make_cells(plan, model, ranks, **found))
-                    yield Section(ranks=ranks, cells=cells)
+                    yield CellGroup(ranks=ranks, cells=cells)
 
 
 def make_cells(
@@ -164,15 +164,15 @@ def make_cells(
         )
 
 
-def tabulate(sections: Sequence[Section], plan: LoopPlan) -> str:
+def tabulate(groups: Sequence[CellGroup], plan: LoopPlan) -> str:
     def describe_median(values: Iterable[float]) -> str:
         return describe_value(quantile(list(values), 0.5), SECONDS)
 
-    def subtract(section: Section) -> Iterator[float]:
-        pairs = zip(*map(section.find_samples, (TRAINER, BARE)), strict=True)
+    def subtract(group: CellGroup) -> Iterator[float]:
+        pairs = zip(*map(group.find_samples, (TRAINER, BARE)), strict=True)
         return (mine - bare for mine, bare in pairs)
 
-    return format_table(zip(sections, find_speeds(sections, TRAINER, BARE), strict=True), {
+    return format_table(zip(groups, find_speeds(groups, TRAINER, BARE), strict=True), {
         "model": lambda row: str(row[0].cells[0].at["model"]),
         "ranks": lambda row: str(row[0].ranks),
         "batch": lambda row: str(row[0].cells[0].at["batch"]),
@@ -185,10 +185,10 @@ def tabulate(sections: Sequence[Section], plan: LoopPlan) -> str:
     })  # fmt: skip
 
 
-def judge(sections: Sequence[Section], plan: LoopPlan) -> list[Target]:
+def judge(groups: Sequence[CellGroup], plan: LoopPlan) -> list[Target]:
     found = {
         f"{each.cells[0].at['model']}, {count_noun(each.ranks, 'rank')}": speed
-        for each, speed in zip(sections, find_speeds(sections, TRAINER, BARE), strict=True)
+        for each, speed in zip(groups, find_speeds(groups, TRAINER, BARE), strict=True)
         if speed is not None
     }
     text = f"the trainer's samples per second: at least {SPEED:g} × a bare loop's"

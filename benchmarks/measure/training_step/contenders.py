@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from benchmarks.judge.ratios import Ratio, compare_rounds, find_common
-from benchmarks.measure.engine import Quantity, Section
+from benchmarks.measure.engine import CellGroup, Quantity
 from benchmarks.measure.launching.paired_jobs import start_jobs
 from benchmarks.measure.launching.srun import Launcher
 from benchmarks.measure.training_step.synchronisations import (
@@ -75,7 +75,7 @@ def check_contender(contender: Synchronisation, ranks: int, plan: StepPlan) -> N
         raise ConfigurationError("--sync data-parallel drives GPUs, but --device is cpu")
 
 
-def measure(plan: StepPlan, launcher: Launcher) -> Iterator[Section]:
+def measure(plan: StepPlan, launcher: Launcher) -> Iterator[CellGroup]:
     """Check and time all contenders, by ranks and workload.
 
     Raises RunError, with a job's output, if one fails; ConfigurationError if there are no GPUs but
@@ -98,15 +98,15 @@ def measure(plan: StepPlan, launcher: Launcher) -> Iterator[Section]:
                 around = Surroundings(
                     ranks=ranks, nodes=launcher.nodes, framework=greeting, others_share=share
                 )
-                yield make_section(visitor, around, link)
+                yield make_group(visitor, around, link)
 
 
 # ---- cells ---------------------------------------------------------------------------------------
 
 
-def make_section(
+def make_group(
     visitor: StepVisitor, around: Surroundings, link: TimedLink | None = None
-) -> Section:
+) -> CellGroup:
     """Its cells, what was left out or wrong, and what holds for all of it."""
     where: dict[str, Coordinate] = {"model": str(visitor.workload), "ranks": around.ranks}
     device = {name: around.framework.get(name) for name in ("device", "gpu", "gpus", "backend")}
@@ -115,7 +115,7 @@ def make_section(
         "others_share": around.others_share,
         "link": asdict(link) if link is not None else None,
     }
-    return Section(
+    return CellGroup(
         **vars(around),
         cells=[cell for key in visitor.visits for cell in make_cells(visitor, key, around)],
         refusals=visitor.list_refusals(STEP, where),

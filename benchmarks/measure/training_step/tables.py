@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.measure.engine import Section
+from benchmarks.measure.engine import CellGroup
 from benchmarks.measure.training_step.synchronisations import StepPlan, Synchronisation
 from benchmarks.measure.training_step.visits import TimedLink
 from benchmarks.measure.trials import REFUSED
@@ -20,27 +20,27 @@ STEP, PARTS, SPEED = "training step", ("compute", "exposed", "update"), "trainin
 """A quantity of a record, and its parts; another quantity."""
 
 
-def tabulate(sections: Sequence[Section], plan: StepPlan) -> str:
-    return "\n\n".join(_tabulate(each, plan) for each in sections)
+def tabulate(groups: Sequence[CellGroup], plan: StepPlan) -> str:
+    return "\n\n".join(_tabulate(each, plan) for each in groups)
 
 
-def find_link(section: Section) -> TimedLink | None:
-    return TimedLink(**section.facts["link"]) if section.facts["link"] else None
+def find_link(group: CellGroup) -> TimedLink | None:
+    return TimedLink(**group.facts["link"]) if group.facts["link"] else None
 
 
-def _tabulate(section: Section, plan: StepPlan) -> str:
-    facts, link = section.facts, find_link(section)
+def _tabulate(group: CellGroup, plan: StepPlan) -> str:
+    facts, link = group.facts, find_link(group)
     processors = "GPUs" if facts["device"] == "cuda" else "CPUs"
     title = (
-        f"{facts['model']} on {section.ranks} ranks of {section.where}, {processors}, batch "
+        f"{facts['model']} on {group.ranks} ranks of {group.where}, {processors}, batch "
         f"{plan.batch_size} per worker, {plan.repetitions} rounds; milliseconds; the framework's "
         f"DDP is over {facts['backend']}"
     )
     lines = [title]
     if plan.straggler is not None:
         lines.append(f"straggler {plan.straggler}")
-    if section.others_share is not None:
-        lines.append(f"other programs took {section.others_share:.0%} of the cores meanwhile")
+    if group.others_share is not None:
+        lines.append(f"other programs took {group.others_share:.0%} of the cores meanwhile")
     if link is not None:
         lines.append(
             f"a link between two nodes carries {link.megabits:.3g} Mbit/s one way, after "
@@ -50,18 +50,18 @@ def _tabulate(section: Section, plan: StepPlan) -> str:
     def describe_part(cell: Cell, part: str) -> str:
         if part == "update" and cell.contender.startswith(PARAMETER_SERVER):
             return "servers"
-        return format_milliseconds(quantile(section.find_samples(cell.contender, part=part), 0.5))
+        return format_milliseconds(quantile(group.find_samples(cell.contender, part=part), 0.5))
 
     def describe_rate(cell: Cell) -> str:
-        return f"{quantile(section.find_samples(cell.contender, SPEED), 0.5):.4g}"
+        return f"{quantile(group.find_samples(cell.contender, SPEED), 0.5):.4g}"
 
     def describe_speed(cell: Cell) -> str:
-        speed = section.divide(FRAMEWORKS.name, cell.contender)
+        speed = group.divide(FRAMEWORKS.name, cell.contender)
         return (
             "1" if cell.contender == FRAMEWORKS.name else f"{speed.estimate:.2f}" if speed else "–"
         )
 
-    lines.append(format_table(section.whole, {
+    lines.append(format_table(group.whole, {
         "": lambda cell: cell.contender,
         "step": lambda cell: format_milliseconds(cell.summary.median),
         "quartiles": _describe_quartiles,
@@ -75,7 +75,7 @@ def _tabulate(section: Section, plan: StepPlan) -> str:
         "sent/rank": lambda cell: _describe_bytes(cell, "each"),
         "busiest link": lambda cell: _describe_bytes(cell, "busiest"),
     }))  # fmt: skip
-    for each in section.refusals:
+    for each in group.refusals:
         word = "left out" if each.kind == REFUSED else "wrong"
         lines.append(f"{word}: {each.contender}: {each.reason}")
     return "\n".join(lines)

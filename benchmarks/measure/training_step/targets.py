@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.judge.promises import make_target
 from benchmarks.judge.targets import Target
-from benchmarks.measure.engine import Section
+from benchmarks.measure.engine import CellGroup
 from benchmarks.measure.training_step.synchronisations import AUTO, RANKS, StepPlan, Synchronisation
 from benchmarks.measure.training_step.tables import FRAMEWORKS, find_link
 from benchmarks.records.options import ITEM
@@ -27,51 +27,49 @@ MOST_SHARDED = 1.1
 MODEL_ERROR = 0.15
 
 
-def judge(sections: Sequence[Section], plan: StepPlan) -> list[Target]:
-    """The targets that these sections say something about. They hold without stragglers."""
+def judge(groups: Sequence[CellGroup], plan: StepPlan) -> list[Target]:
+    """The targets that these groups say something about. They hold without stragglers."""
     found: list[Target] = []
-    for section in sections:
-        if plan.straggler is not None or section.facts["device"] == "cuda":
+    for group in groups:
+        if plan.straggler is not None or group.facts["device"] == "cuda":
             continue
-        if (section.nodes or 1) == 1:
-            found += _judge_one_node(section, plan)
+        if (group.nodes or 1) == 1:
+            found += _judge_one_node(group, plan)
         else:
-            found += _judge_nodes(section)
+            found += _judge_nodes(group)
     return found
 
 
-def _judge_one_node(section: Section, plan: StepPlan) -> Iterator[Target]:
-    speed, model = section.divide(FRAMEWORKS.name, OWN.name), section.facts["model"]
-    if speed is None or section.ranks not in (2, 4):
+def _judge_one_node(group: CellGroup, plan: StepPlan) -> Iterator[Target]:
+    speed, model = group.divide(FRAMEWORKS.name, OWN.name), group.facts["model"]
+    if speed is None or group.ranks not in (2, 4):
         return
-    where = f"{model} on {section.ranks} ranks, {OWN.name}"
+    where = f"{model} on {group.ranks} ranks, {OWN.name}"
     least = 1.0
     if model == MLP:
-        if section.ranks != 2 or plan.batch_size != 8:
+        if group.ranks != 2 or plan.batch_size != 8:
             return
         least = LEAST_SPEED
     text = f"{where}: at least {least:g} × the framework's steps per second"
     yield make_target(text, {"": speed}, at_least=least)
 
 
-def _judge_nodes(section: Section) -> Iterator[Target]:
+def _judge_nodes(group: CellGroup) -> Iterator[Target]:
     """One rank on each node, if a link was timed."""
-    link = find_link(section)
-    if link is None or section.ranks != section.nodes or section.find(RING.name) is None:
+    link = find_link(group)
+    if link is None or group.ranks != group.nodes or group.find(RING.name) is None:
         return
-    where = (
-        f"{section.facts['model']} on {section.nodes} nodes, links of {link.megabits:.3g} Mbit/s"
-    )
+    where = f"{group.facts['model']} on {group.nodes} nodes, links of {link.megabits:.3g} Mbit/s"
     # How many times faster the ring is.
-    sharded = section.divide(SHARDED.name, RING.name)
+    sharded = group.divide(SHARDED.name, RING.name)
     if sharded is not None:
         text = f"{where}, sharded synchronous server: at most {MOST_SHARDED:g} of the ring's time"
         yield make_target(text, {"": sharded}, at_most=MOST_SHARDED)
     for own in (CENTRAL, replace(CENTRAL, placement="dedicated")):
-        speed = section.divide(own.name, RING.name)
+        speed = group.divide(own.name, RING.name)
         if speed is None:
             continue
-        predicted = predict_slowdown(section, own, flat(link.latency, link.seconds_per_byte))
+        predicted = predict_slowdown(group, own, flat(link.latency, link.seconds_per_byte))
         text = (
             f"{where}, {own.name}: {speed.estimate:.2f} of the ring's time, {predicted:.2f} by the "
             f"cost model; their ratio within {MODEL_ERROR:g} of 1"
@@ -81,25 +79,25 @@ def _judge_nodes(section: Section) -> Iterator[Target]:
         yield make_target(text, {"": ratio}, at_least=least, at_most=most)
 
 
-def predict_slowdown(section: Section, own: Synchronisation, machine: Machine) -> float:
+def predict_slowdown(group: CellGroup, own: Synchronisation, machine: Machine) -> float:
     """The same by the cost model: the ring's own compute and update, and what messages take.
 
     Each rank counts as one node, with the link that was timed; additions are left out.
     """
-    ranks, servers = section.ranks, own.count_servers(section.ranks)
+    ranks, servers = group.ranks, own.count_servers(group.ranks)
     served = central(ranks, servers) if own.placement == "dedicated" else direct(ranks, servers)
-    elements = find_notes(section, own)["elements"]
+    elements = find_notes(group, own)["elements"]
     push_and_pull = simulate(served, elements, machine, item=ITEM).seconds
-    buckets = [bucket["elements"] for bucket in find_notes(section, RING)["buckets"]]
+    buckets = [bucket["elements"] for bucket in find_notes(group, RING)["buckets"]]
     rings = sum(simulate(ring(ranks), count, machine, item=ITEM).seconds for count in buckets)
-    parts = (section.find_samples(RING.name, part=part) for part in ("compute", "update"))
+    parts = (group.find_samples(RING.name, part=part) for part in ("compute", "update"))
     rest = sum(quantile(values, 0.5) for values in parts)
     return (rest + push_and_pull) / (rest + rings)
 
 
-def find_notes(section: Section, contender: Synchronisation) -> Mapping[str, Any]:
+def find_notes(group: CellGroup, contender: Synchronisation) -> Mapping[str, Any]:
     """What a contender's ranks said of its step."""
-    cell = section.find(contender.name)
+    cell = group.find(contender.name)
     assert cell is not None
     notes: Mapping[str, Any] = cell.details["notes"]
     return notes
