@@ -30,7 +30,7 @@ from benchmarks.measure.training_step.synchronisations import (
 from benchmarks.measure.training_step.tables import STEP, format_milliseconds, tabulate
 from benchmarks.measure.training_step.targets import CENTRAL, OWN, RING, SHARDED, judge
 from benchmarks.measure.training_step.traffic import StepTraffic
-from benchmarks.measure.training_step.visits import StepVisit, StepVisitor, TimedLink
+from benchmarks.measure.training_step.visits import StepVisitor, TimedLink, TrainingVisit
 from benchmarks.measure.trials import Surroundings, WrongResultError
 from benchmarks.records.contenders import MPI_JOB, TORCH_JOB
 from benchmarks.records.schema import Cell
@@ -104,9 +104,9 @@ def test_the_frameworks_loop_knows_nothing_of_mpiddp():
 # ---- made-up groups --------------------------------------------------------------------------
 
 
-def make_visit(seconds: float, *, samples: float = 100.0) -> StepVisit:
+def make_visit(seconds: float, *, samples: float = 100.0) -> TrainingVisit:
     reading = StepTraffic(1e6, None, is_read=True)
-    return StepVisit(
+    return TrainingVisit(
         steps=10, usual=seconds, compute=0.25 * seconds, update=0.125 * seconds,
         samples_per_second=samples, reading=reading, by_rank=(),
     )  # fmt: skip

@@ -37,8 +37,8 @@ from benchmarks.measure.training_step.traffic import (
 )
 from benchmarks.measure.training_step.visits import (
     TOLERANCE,
-    StepVisit,
     StepVisitor,
+    TrainingVisit,
     find_problem,
     read_answers,
 )
@@ -220,7 +220,7 @@ def make_answer(seconds: float, compute: float, update: float, lo: int | None = 
 def test_the_slowest_rank_counts_in_each_part():
     answers = [make_answer(2.0, 0.5, 0.3, 3000), make_answer(1.0, 0.8, 0.1), {}]
     visit = read_answers(answers, 5)
-    assert visit == StepVisit(
+    assert visit == TrainingVisit(
         steps=5, usual=0.4, compute=0.16, update=0.06, samples_per_second=40.0,
         reading=StepTraffic(200, None, is_read=True), by_rank=(),
     )  # fmt: skip

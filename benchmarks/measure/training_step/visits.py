@@ -32,7 +32,7 @@ WORD_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepVisit(StepsVisit):
+class TrainingVisit(StepsVisit):
     """One contender on one workload, measured once. Seconds are those of a step.
 
     ``by_rank`` is empty if some ranks only serve.
@@ -67,7 +67,7 @@ class TimedLink:
 
 def read_answers(
     answers: Sequence[Mapping[str, Any]], steps: int, *, has_bound: bool = True
-) -> StepVisit:
+) -> TrainingVisit:
     """The visit that the ranks' answers describe. Raises RefusedError.
 
     ``has_bound``: in the long run all workers go at the pace of the slowest.
@@ -77,7 +77,7 @@ def read_answers(
     seconds = [worker["seconds"] for worker in workers]
     slowest = max(seconds)
     counted = [answer["interfaces"] for answer in answers if "interfaces" in answer]
-    return StepVisit(
+    return TrainingVisit(
         steps=steps,
         usual=slowest / steps,
         compute=max(worker["compute"] for worker in workers) / steps,
@@ -137,7 +137,7 @@ def probe_link(job: Job) -> TimedLink:
     return TimedLink(word / 2, max(1e-6, whole - word) / LINK_BYTES)
 
 
-class StepVisitor(trials.Visitor[Synchronisation, StepVisit]):
+class StepVisitor(trials.Visitor[Synchronisation, TrainingVisit]):
     """Visits contenders on one workload; ``wrong`` says what is wrong with what they train."""
 
     def __init__(
@@ -155,7 +155,7 @@ class StepVisitor(trials.Visitor[Synchronisation, StepVisit]):
         name = f"{contender.name} on {self.workload}"
         return self._jobs[contender.job].ask(command, f"{what} {name}")
 
-    def measure(self, key: Synchronisation, iterations: int) -> StepVisit:
+    def measure(self, key: Synchronisation, iterations: int) -> TrainingVisit:
         answers = self._ask(key, "measure", steps=iterations)
         return read_answers(answers, iterations, has_bound=key.staleness != UNLIMITED)
 
