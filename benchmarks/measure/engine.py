@@ -115,7 +115,7 @@ class Quantity(Generic[P]):
     measure: Callable[[P, Any], Iterator[CellGroup | Sample]]
     """Of a plan and a launcher, from each group as it is finished to the last one."""
     tabulate: Callable[[Sequence[CellGroup], P], str]
-    judge: Callable[[Sequence[CellGroup], P], Sequence[Target]]
+    judge: Callable[[Sequence[CellGroup], P], Sequence[Target]] = lambda groups, plan: ()
     """The project's targets that the groups say something about."""
     check: Callable[[P], object] = lambda plan: None
     """Refuses a plan before anything is started, with a ConfigurationError."""
