@@ -270,14 +270,6 @@ def test_what_cannot_be_known_of_other_machines_is_a_dash():
 # Runs that a cluster loses
 
 
-class Bar:
-    def set_description(self, text):
-        pass
-
-    def update(self):
-        pass
-
-
 @pytest.mark.parametrize(("lost", "ends"), [(1, True), (2, False)])
 def test_a_run_that_the_cluster_lost_is_made_again_once(monkeypatch, lost, ends):
     calls = []
@@ -293,9 +285,9 @@ def test_a_run_that_the_cluster_lost_is_made_again_once(monkeypatch, lost, ends)
     plan = QUANTITY.parse(["--repetitions", "2", "--warm-up", "0"]).plan
     if not ends:
         with pytest.raises(RunError):
-            measure_group(plan, 4, 4, contenders, Bar())
+            measure_group(plan, 4, 4, contenders)
         return
-    group = measure_group(plan, 4, 4, contenders, Bar())
+    group = measure_group(plan, 4, 4, contenders)
     assert [failure.contender for failure in group.refusals] == [FLOOR]
     assert len(group.find_samples(FLOOR)) == 2
 

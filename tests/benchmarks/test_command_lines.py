@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 
 import pytest
 
-from benchmarks.measure.checkpoint import contenders as checkpoint
 from benchmarks.measure.collectives import command as collectives
 from benchmarks.measure.collectives import options
 from benchmarks.measure.compare import command as compare
-from benchmarks.measure.engine import Quantity
-from benchmarks.measure.programs import contenders as programs
-from benchmarks.measure.startup import contenders as startup
-from benchmarks.measure.stragglers import contenders as stragglers
-from benchmarks.measure.training_loop import contenders as training_loop
-from benchmarks.measure.training_step import contenders as training_step
 from benchmarks.measure.tune import command as tune
 from benchmarks.study import explain, export, numerics, prove, simulate
 from benchmarks.study import fitting as fit
@@ -28,17 +22,15 @@ def check_collective(name: str, words: Sequence[str]) -> None:
     collectives.check(options.parse(name, words))
 
 
-def check_quantity(quantity: Quantity, words: Sequence[str]) -> None:
+def check_quantity(folder: str, words: Sequence[str]) -> None:
+    quantity = import_module(f"benchmarks.measure.{folder}.contenders").QUANTITY
     quantity.find_launcher(quantity.parse(words))
 
 
-QUANTITIES = [
-    each.QUANTITY
-    for each in (checkpoint, programs, startup, stragglers, training_loop, training_step)
-]
+QUANTITIES = ("checkpoint", "programs", "startup", "stragglers", "training-loop", "training-step")
 COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     **{name: partial(check_collective, name) for name in options.QUANTITIES},
-    **{each.command: partial(check_quantity, each) for each in QUANTITIES},
+    **{name: partial(check_quantity, name.replace("-", "_")) for name in QUANTITIES},
     "fit": fit.main,
     "tune": tune.main,
     "compare": compare.main,

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
-
-from tqdm import tqdm
+from typing import Any
 
 from benchmarks.measure.engine import CellGroup, Quantity
 from benchmarks.measure.launching import processes
@@ -53,18 +51,12 @@ def measure(plan: StartupPlan, launcher: Launcher) -> Iterator[CellGroup]:
     else:
         groups = [(ranks, list_contenders(ranks, launcher)) for ranks in plan.ranks]
         groups.append((0, list_helps()))
-    rounds = plan.warm_up + plan.repetitions
-    with show_progress(rounds * sum(len(each) for _, each in groups), "run") as bar:
-        for ranks, contenders in groups:
-            yield measure_group(plan, ranks, launcher.nodes, contenders, bar)
+    for ranks, contenders in groups:
+        yield measure_group(plan, ranks, launcher.nodes, contenders)
 
 
 def measure_group(
-    plan: StartupPlan,
-    ranks: int,
-    nodes: int | None,
-    contenders: Sequence[Launch],
-    bar: tqdm[NoReturn],
+    plan: StartupPlan, ranks: int, nodes: int | None, contenders: Sequence[Launch]
 ) -> CellGroup:
     by_name = {contender.name: contender for contender in contenders}
     failures: list[Refusal] = []
@@ -83,9 +75,10 @@ def measure_group(
         bar.update()
         return run
 
-    series = interleave(
-        list(by_name), time, rounds=plan.repetitions, warm_up=plan.warm_up, seed=plan.seed
-    )
+    with show_progress((plan.warm_up + plan.repetitions) * len(contenders), "run") as bar:
+        series = interleave(
+            list(by_name), time, rounds=plan.repetitions, warm_up=plan.warm_up, seed=plan.seed
+        )
     place = {"ranks": max(1, ranks), "nodes": nodes or 1}
     cells = [
         cell for name, each in series.items() for cell in make_cells(by_name[name], each, place)
