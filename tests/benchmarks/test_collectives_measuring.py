@@ -200,7 +200,7 @@ def test_waiting_for_nobody_ends(server):
 
 def test_half_a_line_is_none():
     left, right = socket.socketpair()
-    line = json_lines.Line(left)
+    line = json_lines.JsonLine(left)
     right.sendall(b'{"times": [1')
     right.close()
     assert line.receive() is None
@@ -432,7 +432,7 @@ def test_busy_processes_end_with_the_rank_that_started_them():
 
 
 def test_rank_0_passes_commands_on_and_gathers_the_answers():
-    pairs = [[json_lines.Line(end) for end in socket.socketpair()] for _ in range(2)]
+    pairs = [[json_lines.JsonLine(end) for end in socket.socketpair()] for _ in range(2)]
     (command, above), (below, other) = pairs
     describe = worker.Worker(FakeCalls()).perform
     threads = [

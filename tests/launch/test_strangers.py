@@ -286,7 +286,7 @@ def test_only_a_lifeline_of_the_same_user_with_the_token_is_admitted(monkeypatch
 
 
 def test_a_line_has_one_deadline_and_a_limit(monkeypatch):
-    ours, theirs = map(json_lines.Line, socket.socketpair())
+    ours, theirs = map(json_lines.JsonLine, socket.socketpair())
     with ThreadPoolExecutor(1) as pool:
         ended, end = threading.Event(), time.monotonic() + 30
 

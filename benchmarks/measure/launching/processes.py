@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -121,6 +122,18 @@ def run(program: Program, deadline: float) -> Run:
         stamped = float(stamp.read_text()) - ended.begin if stamp.exists() else None
         others = max(0.0, ended.machine_seconds - ended.cpu_seconds)
         return Run(ended.seconds, ended.cpu_seconds, others, stamped)
+
+
+def run_worker(program: Program, request: Any, deadline: float) -> Any:
+    """What a job reports whose command line ends with the request and a file, both added here.
+
+    Its rank 0 writes the report, as JSON. Raises RunError as `run` does.
+    """
+    with tempfile.TemporaryDirectory(prefix="mpiddp-bench-") as name:
+        target = Path(name) / "found.json"
+        words = (json.dumps(request), str(target))
+        run(replace(program, command=(*program.command, *words)), deadline)
+        return json.loads(target.read_text())
 
 
 def _read_report(ended: _Ended, scratch: Path) -> Run:
