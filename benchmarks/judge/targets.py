@@ -41,24 +41,19 @@ class Target:
         """Of the ratios; None if the rounds tell nothing."""
         return {place: ratio.interval for place, ratio in self.ratios.items()}
 
-    def _find_margins(self, ratio: Ratio) -> list[Ratio]:
-        """How far within each bound it is: above 1 if it keeps to it."""
-        margins = []
+    def _find_excess(self, ratio: Ratio) -> Ratio:
+        """How far beyond the nearer bound it is: above 1 if it misses it."""
+        found = []
         if self.at_least is not None:
-            margins.append(ratio.over(self.at_least))
+            found.append(ratio.over(self.at_least).turned)
         if self.at_most is not None:
-            margins.append(ratio.over(self.at_most).turned)
-        return margins
+            found.append(ratio.over(self.at_most))
+        return max(found, key=lambda each: each.estimate)
 
     @cached_property
     def missed(self) -> set[str]:
         """The places whose ratios are beyond a bound. One is enough: all are judged together."""
-        margins = {
-            (place, at): margin.turned
-            for place, ratio in self.ratios.items()
-            for at, margin in enumerate(self._find_margins(ratio))
-        }
-        return {place for place, _ in find_greater(margins)}
+        return find_greater({place: self._find_excess(each) for place, each in self.ratios.items()})
 
     def judge(self, place: str) -> bool | None:
         """Whether it is met there; None if the rounds do not tell the value from a bound."""
@@ -67,7 +62,8 @@ class Target:
             if place in self.missed:
                 return False
             # It is met only if it is met everywhere, so each place may be judged alone.
-            return all(find_greater({0: margin}) for margin in self._find_margins(value)) or None
+            interval = self._find_excess(value).interval
+            return True if interval is not None and interval.high <= 1 else None
         return (
             value is not None
             and (self.at_least is None or value >= self.at_least)

@@ -78,15 +78,13 @@ def test_a_way_with_a_run_that_never_comes_there_has_no_time():
 
 
 def test_targets_are_judged_against_the_server_in_step():
-    constant, random = judge(*make(0.6, {row: 6 * each[-1:] for row, each in FOUND.items()}))
-    assert (constant.at_most, constant.found, constant.met) == (0.5, {"": 0.4}, True)
+    [random] = judge(*make(0.6, {row: 6 * each[-1:] for row, each in FOUND.items()}))
     assert (random.at_most, random.found, random.met) == (0.7, {"": 4 / 5}, False)
-    assert "no bound to 60%, by in step, at most 0.5: 0.400: met" in str(constant)
     assert str(random).startswith("straggler random=2: time of server, 4 steps to 60%")
-    (few, _) = judge(*make(0.6))
-    assert str(few).endswith("0.500: cannot be judged from these rounds; of medians 0.400")
-    (constant, _) = judge(*make(0.9))
-    assert not constant.met and "never reached" in str(constant)
+    [few] = judge(*make(0.6))
+    assert "cannot be judged from these rounds; of medians" in str(few)
+    [random] = judge(*make(0.9))
+    assert not random.met and "never reached" in str(random)
 
 
 def test_the_table_has_a_row_for_every_way():

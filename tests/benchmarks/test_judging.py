@@ -17,7 +17,7 @@ from benchmarks.judge.correlation import find_coefficient, find_widening
 from benchmarks.judge.targets import Target
 from benchmarks.records import schema as records
 from benchmarks.records.schema import Cell
-from benchmarks.records.statistics import Interval, median_interval
+from benchmarks.records.statistics import median_interval
 from planted_records import Noise
 
 # The ratio of two samples
@@ -205,14 +205,17 @@ def test_a_record_whose_rounds_are_alike_is_not_said_to_be_the_same():
 
 
 def test_a_promise_is_judged_at_each_place_where_the_rounds_tell():
-    intervals = {"quick": Interval(1.1, 1.3, 0.95), "like": Interval(0.9, 1.3, 0.95), "few": None}
-    target = Target("speed", dict.fromkeys(intervals, 1.2), at_least=1.0, intervals=intervals)
+    rounds = {"quick": [1.1, 1.2, 1.3] * 4, "like": [0.9, 1.2, 1.3] * 4, "few": [1.2] * 3}
+    ratios = {place: compare_rounds([1.0] * len(each), each, 0.0) for place, each in rounds.items()}
+    target = Target("speed", ratios, at_least=1.0)
     unknown = "cannot be judged from these rounds"
     assert (
         str(target)
         == f"speed: quick 1.200, like 1.200 ({unknown}), few 1.200 ({unknown}): {unknown}"
     )
     assert target.met is None and replace(target, measured={"quick": 1.2}).met
-    # Where there is no interval, the value stands for itself.
+    # A number stands for itself.
     assert replace(target, measured={"like": 1.2, "never": None}).met is False
-    assert replace(target, at_most=1.25, measured={"quick": 1.2}).met is None
+    assert replace(target, at_most=1.25, measured={"quick": ratios["quick"]}).met is None
+    slow = {place: each.turned for place, each in ratios.items()}
+    assert [replace(target, measured=slow).judge(each) for each in slow] == [False, None, None]

@@ -40,7 +40,7 @@ from mpiddp.wording import count_noun
 
 TRAINING, TIME_TO = "training", "time to accuracy"
 """The quantities of a record."""
-CONSTANT_TARGET, RANDOM_TARGET = 0.5, 0.7
+RANDOM_TARGET = 0.7
 """Most of the synchronous server's time that the asynchronous one may take with one slow worker,
 and that a bounded one may take with a random one."""
 OPTIONS = (
@@ -298,17 +298,16 @@ def judge(groups: Sequence[CellGroup], plan: StragglersPlan) -> list[Target]:
             base = TrainingWay(way.straggler, IN_STEP)
             is_random = parse_straggler(way.straggler).rank is None
             bounded = way.staleness not in (None, IN_STEP, UNLIMITED)
-            if base not in ways or (not bounded if is_random else way.staleness != UNLIMITED):
+            if base not in ways or not (is_random and bounded):
                 continue
             ours, theirs = (find_times(group, each, plan.accuracy) for each in (way, base))
             ratio, note = None, ""
             if ours and theirs:
                 ratio = compare_rounds(theirs, ours, coefficient)
                 note = f"of medians {quantile(ours, 0.5) / quantile(theirs, 0.5):.3f}"
-            limit = RANDOM_TARGET if is_random else CONSTANT_TARGET
             text = f"straggler {way.straggler}: time of {way.way} to {100 * plan.accuracy:g}%"
-            text += f", by in step, at most {limit:g}"
-            targets.append(Target(text, {"": ratio}, at_most=limit, note=note))
+            text += f", by in step, at most {RANDOM_TARGET:g}"
+            targets.append(Target(text, {"": ratio}, at_most=RANDOM_TARGET, note=note))
     return targets
 
 
