@@ -30,7 +30,6 @@ from benchmarks.measure.startup.contenders import (
     Contender,
     list_contenders,
 )
-from benchmarks.measure.startup.plot import draw
 from benchmarks.measure.startup.targets import judge
 from benchmarks.records.environment import ROOT, clean_environment
 from benchmarks.records.statistics import make_series
@@ -203,14 +202,6 @@ def test_the_table_shows_every_contender_and_ratios_round_by_round():
         ["2.000", "1.500–2.500", "–", "1.000", "0.50", "2.00", "2.00"]
     )
     assert len({len(line) for line in lines[1:]}) == 1
-
-
-def test_a_drawing_names_its_contenders(tmp_path):
-    path = tmp_path / "drawing.svg"
-    rows = {"tuned": [1.0, 2.0], "floor": [3.0]}
-    draw(path, [_group(2, **rows), _group(4, **rows), _group(0, help=[0.5])], "first & second")
-    words = ("first &amp; second", MPIDDP_TUNED, FLOOR, "4 ranks", "seconds")
-    check_drawing(path, *words)
 
 
 def test_without_matplotlib_a_drawing_is_refused_in_advance(monkeypatch):

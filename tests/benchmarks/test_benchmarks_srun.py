@@ -24,7 +24,6 @@ from benchmarks.measure.startup.contenders import (
     Contender,
     list_on_cluster,
 )
-from benchmarks.measure.startup.plot import draw
 from benchmarks.measure.startup.targets import judge
 from benchmarks.records.environment import clean_environment
 from benchmarks.records.options import is_srun
@@ -251,12 +250,6 @@ def test_what_cannot_be_known_of_other_machines_is_a_dash():
     row = report.format_table(group).splitlines()[2]
     assert row.startswith(SESSION) and row.split()[-1] == "–"
     assert report.describe_others(group) == ""
-
-
-def test_phases_are_drawn_on_a_scale_of_their_own(tmp_path):
-    path = tmp_path / "drawing.svg"
-    draw(path, [make_group(4, (0.1, 0.01, 0.02), (0.2, 0.02, 0.01))], "a note")
-    check_drawing(path, *phases.OWN, "milliseconds", "seconds", "own phases", "a note")
 
 
 # Runs that a cluster loses

@@ -141,4 +141,4 @@ def test_whole_trainings_are_measured_drawn_and_recorded(tmp_path, capsys):
     reached = [cell for cell in cells if cell.quantity == "time to accuracy"]
     assert [cell.at["accuracy"] for cell in reached] == [0.15] * 4
     drawn = picture.read_text()
-    assert "server, no bound" in drawn and "test accuracy" in drawn
+    assert "server, no bound" in drawn and "Accuracy against time" in drawn

@@ -21,7 +21,6 @@ from benchmarks.measure.training_step.contenders import (
     parse_contender,
 )
 from benchmarks.measure.training_step.measurement import Group, TimedLink, Visit
-from benchmarks.measure.training_step.plot import break_name, draw
 from benchmarks.measure.training_step.targets import CENTRAL, OWN, RING, SHARDED, judge
 from benchmarks.measure.training_step.traffic import Bytes
 from benchmarks.measure.trials import WrongResultError
@@ -263,36 +262,7 @@ def test_the_sharded_server_is_promised_to_take_a_tenth_more_than_the_ring_at_mo
     assert judge_nodes(2.0, nodes=2) == []
 
 
-# ---- the drawing, and the command --------------------------------------------------------------
-
-
-def test_a_drawing_has_a_bar_of_parts_for_each_contender(tmp_path):
-    times = {BASE: [1.0, 1.0], OWN_BASE: [1.0, 1.0], FRAMEWORKS: [2.0, 4.0], OWN: [1.5, 1.5]}
-    groups = [make_group(times), make_group(times, 4), make_group({})]
-    path = tmp_path / "drawing.svg"
-    draw(path, groups, "a note")
-    check_drawing(path, "framework", "that nothing hides", "optimizer", "4 ranks", "a note")
-    # As many samples per second as one rank alone, on two and on four.
-    check_drawing(path, "3000 ms, efficiency 50%", "efficiency 25%")
-
-
-@pytest.mark.parametrize(
-    ("name", "lines"),
-    [
-        (FRAMEWORKS, ["framework"]),
-        (replace(RING, transport="shared-memory+mpi"), ["ring transport=shared-memory+mpi"]),
-        (Contender("ring:segments=4"), ["ring:segments=4"]),
-        (replace(CENTRAL, servers="2", placement="dedicated", staleness="3"),
-         ["parameter-server:servers=2,", "placement=dedicated, staleness=3"]),
-    ],
-)  # fmt: skip
-def test_names_are_the_tables_and_long_ones_are_broken(name, lines):
-    assert break_name(name.name).splitlines() == lines
-
-
-def test_nothing_measured_is_drawn_as_nothing(tmp_path):
-    draw(tmp_path / "drawing.png", [make_group({})], "a note")
-    assert (tmp_path / "drawing.png").stat().st_size > 0
+# ---- the command --------------------------------------------------------------
 
 
 def test_wrong_training_ends_with_an_error_after_the_tables(monkeypatch, capsys):

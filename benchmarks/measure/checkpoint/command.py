@@ -16,7 +16,6 @@ from benchmarks.records.options import RunOptions, make_parser, make_reader
 from benchmarks.records.workloads import parse_workload
 from benchmarks.show import results
 from mpiddp.errors import ConfigurationError
-from mpiddp.options.outputs import PICTURE, find
 
 READER = make_reader(
     command="checkpoint",
@@ -47,5 +46,3 @@ def main(arguments: Sequence[str]) -> None:
             targets = report.judge(found, plan) if options.targets else ()
             output.show(report.format_table(found, plan), targets=targets)
             measured.append(found)
-    for path in find(options.output, PICTURE):
-        report.draw(path, measured, plan, output.heading)

@@ -1,10 +1,8 @@
-"""The table, the picture and the targets of ``python -m benchmarks checkpoint``."""
+"""The table and the targets of ``python -m benchmarks checkpoint``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from benchmarks.judge.promises import make_target
@@ -13,7 +11,6 @@ from benchmarks.judge.targets import Target
 from benchmarks.measure.checkpoint.measurement import Measurement, Plan
 from benchmarks.records.options import SECONDS, describe_seconds, describe_value, format_rows
 from benchmarks.records.schema import Coordinate, RecordWriter, make_cell
-from benchmarks.show.plotting import COLOURS, draw_bar, finish_bars, open_figure
 from mpiddp.wording import describe_size
 
 SYNCHRONOUS, ASYNCHRONOUS, OVER_RAW, AGREEMENT = 0.035, 0.01, 1.5, 0.01
@@ -86,27 +83,6 @@ def record_measurement(record: RecordWriter, found: Measurement, plan: Plan) -> 
         add(QUANTITY, NAMES["asynchronous"], part, at={"part": part})
     facts = {name: value for name, value in asdict(found).items() if name != "rounds"}
     record.write("group", **at, **facts)
-
-
-def draw(path: Path, measured: Sequence[Measurement], plan: Plan, note: str) -> None:
-    """A panel for each number of ranks."""
-    title = (
-        "How long training waits for a checkpoint: median, band of the quartiles, a point a round"
-    )
-    with open_figure(path, 6.4 * len(measured), 3.0, title, note) as figure:
-        axes = figure.subplots(1, len(measured), squeeze=False)[0]
-        for axis, found in zip(axes, measured, strict=True):
-            for place, name in enumerate(NAMES):
-                median = found.summarize(name).median
-                values = [getattr(each, name) for each in found.rounds]
-                share = f"{found.find_share(name, plan.save_every):.2%}"
-                text = f"{describe_value(median, SECONDS)}, {share} of {plan.save_every} steps"
-                draw_bar(axis, place, values, COLOURS[place], text)
-            most = max(max(getattr(each, name) for each in found.rounds) for name in NAMES)
-            axis.set_xlim(0, 1.8 * most)
-            axis.set_xlabel("seconds", fontsize=8)
-            axis.set_title(f"{found.ranks} ranks ({found.device})", loc="left", fontsize=10)
-            finish_bars(axis, list(NAMES.values()))
 
 
 def judge(found: Measurement, plan: Plan) -> list[Target]:

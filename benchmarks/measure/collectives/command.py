@@ -16,7 +16,6 @@ from benchmarks.measure.collectives import report
 from benchmarks.measure.collectives.findings import Findings, Surroundings
 from benchmarks.measure.collectives.measurement import check_memory, measure
 from benchmarks.measure.collectives.options import Plan, check_algorithms, parse
-from benchmarks.measure.collectives.plot import draw
 from benchmarks.measure.collectives.targets import judge
 from benchmarks.measure.launching.launchers import Mpirun
 from benchmarks.measure.launching.srun import Launcher, Srun
@@ -24,7 +23,6 @@ from benchmarks.measure.trials import WrongResultError
 from benchmarks.records.contenders import ALL_REDUCE, POINT_TO_POINT
 from benchmarks.records.options import RunOptions
 from benchmarks.show import results
-from mpiddp.options.outputs import PICTURE, find
 
 
 def check(options: RunOptions[Plan]) -> Launcher:
@@ -70,6 +68,3 @@ def show(options: RunOptions[Plan], groups: Sequence[Findings], output: results.
     known = [found for found in groups if found.cells or found.refusals]
     targets = judge(known, output.environment["cores"]) if options.targets else ()
     output.show(*map(report.format_findings, known), targets=targets)
-    for path in find(options.output, PICTURE):
-        if any(found.measured for found in known):
-            draw(path, known, output.heading)

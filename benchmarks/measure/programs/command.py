@@ -14,7 +14,6 @@ from benchmarks.measure.programs.measurement import Group, Plan, measure
 from benchmarks.measure.trials import WrongResultError
 from benchmarks.records.options import RunOptions, make_parser, make_reader
 from benchmarks.show import results
-from mpiddp.options.outputs import PICTURE, find
 
 READER = make_reader(
     command="programs",
@@ -46,8 +45,5 @@ def main(arguments: Sequence[str]) -> None:
             # Whatever was measured before an interruption or an error.
             targets = report.judge(groups) if options.targets else ()
             output.show(report.format_table(groups), targets=targets)
-            for path in find(options.output, PICTURE):
-                if any(group.series for group in groups):
-                    report.draw(path, groups, output.heading)
     if wrong := report.list_wrong(groups):
         raise WrongResultError(f"wrong results: {'; '.join(wrong)}")

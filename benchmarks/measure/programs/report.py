@@ -1,10 +1,8 @@
-"""The table, the record, the picture and the targets of ``python -m benchmarks programs``."""
+"""The table, the record and the targets of ``python -m benchmarks programs``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.judge.promises import make_target
 from benchmarks.judge.ratios import Ratio, compare_rounds, find_common
@@ -12,12 +10,8 @@ from benchmarks.judge.targets import Target
 from benchmarks.measure.programs.measurement import GLOO, OWN, PROGRAMS, Group
 from benchmarks.records.options import describe_interval, describe_seconds, format_rows
 from benchmarks.records.schema import Cell, Coordinate, RecordWriter
-from benchmarks.records.statistics import quantile, spread, summarize
-from benchmarks.show.plotting import COLOURS, finish_bars, open_figure, write_beside
+from benchmarks.records.statistics import quantile, summarize
 from mpiddp.wording import count_noun
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 QUANTITY = "program"
 EXPLANATION = """\
@@ -114,54 +108,3 @@ def judge(groups: Sequence[Group]) -> list[Target]:
         for name, kind in PROGRAMS.items()
         if (least := kind.promise) is not None and name in found
     ]
-
-
-def draw(path: Path, groups: Sequence[Group], note: str) -> None:
-    """A panel for each number of ranks, with a row for each program; time is logarithmic."""
-    shown, speeds = [group for group in groups if group.series], compare(groups)
-    columns = list(dict.fromkeys(group.ranks for group in shown))
-    rows = [name for name in PROGRAMS if any(group.program == name for group in shown)]
-    title = (
-        "Programs of torch.distributed over Gloo and over mpiddp: median of the rounds, band of "
-        "their quartiles; ×: how many times as fast over mpiddp"
-    )
-    height = 0.36 * len(rows) + 1.6
-    with open_figure(path, 4.0 * len(columns) + 3.2, height, title, note) as figure:
-        axes = figure.subplots(1, len(columns), squeeze=False, sharex=True, sharey=True)[0]
-        for axis, ranks in zip(axes, columns, strict=True):
-            axis.set_xscale("log")
-            for group in shown:
-                if group.ranks == ranks:
-                    speed = speeds.get((group.program, ranks))
-                    _draw_row(axis, rows.index(group.program), group, speed)
-            axis.set_title(count_noun(ranks, "rank"), loc="left", fontsize=10)
-            axis.xaxis.set_major_formatter(lambda seconds, _: describe_seconds(seconds))
-            axis.margins(x=0.18)
-            axis.tick_params(axis="x", labelsize=8)
-            axis.set_xlabel("time of a token, a step or a call", fontsize=9)
-        finish_bars(axes[0], [PROGRAMS[name].title for name in rows])
-        for axis in axes[1:]:
-            axis.grid(axis="x", color="#dddddd", linewidth=0.6)
-            axis.spines[["top", "right", "left"]].set_visible(False)
-            axis.tick_params(axis="y", length=0)
-        axes[0].legend(loc="lower right", fontsize=8, frameon=False)
-
-
-def _draw_row(axis: Axes, place: int, group: Group, speed: Ratio | None) -> None:
-    known = {each: spread(group.find_times(each)) for each in (GLOO, OWN) if each in group.series}
-    ends = [each.median for each in known.values()]
-    axis.hlines(place, min(ends), max(ends), color="#bbbbbb", linewidth=1.4, zorder=1)
-    for contender, found in known.items():
-        colour = COLOURS[0] if contender == OWN else COLOURS[1]
-        name = "mpiddp" if contender == OWN else "Gloo"
-        labelled = name in axis.get_legend_handles_labels()[1]
-        axis.hlines(
-            place, found.lower_quartile, found.upper_quartile, color=colour, linewidth=6, alpha=0.3
-        )
-        axis.plot(
-            found.median, place, color=colour, marker="o" if contender == OWN else "s",
-            linestyle="", ms=6, label=None if labelled else name,
-        )  # fmt: skip
-    if speed is not None:
-        end = max(each.upper_quartile for each in known.values())
-        write_beside(axis, f"{speed.estimate:.1f} ×", end, place)

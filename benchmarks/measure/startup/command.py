@@ -22,7 +22,6 @@ from benchmarks.measure.startup.contenders import (
     list_helps,
     list_on_cluster,
 )
-from benchmarks.measure.startup.plot import draw
 from benchmarks.measure.startup.report import Failure, Group
 from benchmarks.measure.startup.targets import judge
 from benchmarks.measure.trials import Rounds
@@ -38,7 +37,6 @@ from benchmarks.records.options import (
 from benchmarks.records.statistics import interleave
 from benchmarks.show import results
 from benchmarks.show.progress import show_progress
-from mpiddp.options.outputs import PICTURE, find
 
 RANKS_ON_CLUSTER = (4, 8, 16)
 
@@ -132,5 +130,3 @@ def main(arguments: Sequence[str]) -> None:
             groups.append(group)
         parts = [*map(report.format_group, groups), phases.format_phases(groups, seed)]
         output.show(*parts, targets=judge(groups, seed) if options.targets else ())
-    for path in find(options.output, PICTURE):
-        draw(path, groups, output.heading)

@@ -16,11 +16,9 @@ from benchmarks.measure.checks import check_local_run
 from benchmarks.measure.launching.launchers import Mpirun
 from benchmarks.measure.stragglers import report
 from benchmarks.measure.stragglers.measurement import Plan, configure, list_contenders, measure
-from benchmarks.measure.stragglers.plot import draw
 from benchmarks.records.options import RunOptions, make_parser, make_reader
 from benchmarks.show import results
 from mpiddp.errors import ConfigurationError
-from mpiddp.options.outputs import PICTURE, find
 from mpiddp.training.options.groups.straggler import parse_straggler
 
 READER = make_reader(
@@ -58,5 +56,3 @@ def main(arguments: Sequence[str]) -> None:
         report.record_runs(output.record, found, plan)
         targets = report.judge(found, plan.accuracy) if options.targets else ()
         output.show(report.format_table(found, plan.accuracy), targets=targets)
-    for path in find(options.output, PICTURE):
-        draw(path, found, plan.accuracy, f"{ranks}; {output.heading}")

@@ -17,7 +17,6 @@ from benchmarks.measure.training_loop.measurement import Group, Plan, measure
 from benchmarks.measure.training_loop.workloads import find_workload
 from benchmarks.records.options import RunOptions, make_parser, make_reader
 from benchmarks.show import results
-from mpiddp.options.outputs import PICTURE, find
 
 READER = make_reader(
     command="training-loop",
@@ -51,5 +50,3 @@ def main(arguments: Sequence[str]) -> None:
                 groups.append(group)
         targets = report.judge(groups) if options.targets else ()
         output.show(report.format_table(groups), targets=targets)
-    for path in find(options.output, PICTURE):
-        report.draw(path, groups, output.heading)

@@ -1,9 +1,8 @@
-"""The table, the picture and the targets of ``python -m benchmarks training-loop``."""
+"""The table and the targets of ``python -m benchmarks training-loop``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from benchmarks.judge.promises import make_target
 from benchmarks.judge.ratios import Ratio, compare_rounds, find_common
@@ -13,7 +12,6 @@ from benchmarks.measure.training_loop.workloads import BARE, TRAINER
 from benchmarks.records.options import describe_interval, describe_value, format_rows
 from benchmarks.records.schema import Cell, Coordinate, make_cell
 from benchmarks.records.statistics import quantile
-from benchmarks.show.plotting import COLOURS, draw_bar, finish_bars, open_figure
 from mpiddp.wording import count_noun
 
 SPEED = 0.98
@@ -59,24 +57,6 @@ def make_cells(group: Group, plan: Plan) -> Iterator[Cell]:
             seconds, quantity="training loop", contender=name, ranks=group.ranks, at=at,
             details={"steps": group.steps, "turns": group.turns},
         )  # fmt: skip
-
-
-def draw(path: Path, groups: Sequence[Group], note: str) -> None:
-    title = "Time of a step: median, band of the quartiles, a point a round"
-    with open_figure(path, 7.5, 1.1 * len(groups) + 1.2, title, note) as figure:
-        axes = figure.subplots(len(groups), 1, squeeze=False)[:, 0]
-        for axis, group, ratio in zip(axes, groups, compare(groups), strict=True):
-            for place, seconds in enumerate(group.seconds):
-                values = [1e3 * each for each in seconds]
-                text = describe_value(quantile(seconds, 0.5), "s")
-                draw_bar(axis, place, values, COLOURS[place], text)
-            axis.set_xlim(0, 1.2e3 * max(map(max, group.seconds)))
-            where = f"{group.model}, {count_noun(group.ranks, 'rank')}"
-            batch = f"batch {group.batch_size} per rank"
-            speed = f"{ratio.estimate:.3f} × the bare loop's speed"
-            axis.set_title(f"{where}, {batch}: {speed}", loc="left", fontsize=10)
-            finish_bars(axis, [f"python -m {TRAINER}", "a loop written by hand"])
-        axes[-1].set_xlabel("ms a step", fontsize=9)
 
 
 def judge(groups: Sequence[Group]) -> list[Target]:

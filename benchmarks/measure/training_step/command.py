@@ -12,7 +12,6 @@ from benchmarks.measure.launching.srun import Launcher
 from benchmarks.measure.training_step import report
 from benchmarks.measure.training_step.contenders import DATA_PARALLEL, USUAL, Contender
 from benchmarks.measure.training_step.measurement import Group, Plan, measure
-from benchmarks.measure.training_step.plot import draw
 from benchmarks.measure.training_step.targets import judge
 from benchmarks.measure.trials import WrongResultError
 from benchmarks.records.options import (
@@ -23,7 +22,6 @@ from benchmarks.records.options import (
 )
 from benchmarks.show import results
 from mpiddp.errors import ConfigurationError
-from mpiddp.options.outputs import PICTURE, find
 from mpiddp.schedules.registry import check_servers
 from mpiddp.schedules.registry import parse as parse_algorithm
 from mpiddp.training.options.groups.straggler import parse_straggler
@@ -91,7 +89,5 @@ def main(arguments: Sequence[str]) -> None:
                 report.record_group(output.record, group)
                 groups.append(group)
         output.show(targets=judge(groups) if options.targets else ())
-    for path in find(options.output, PICTURE):
-        draw(path, groups, output.heading)
     if wrong := report.list_wrong(groups):
         raise WrongResultError(f"wrong training: {'; '.join(wrong)}")
