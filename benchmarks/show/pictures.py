@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,8 @@ from benchmarks.show.charts import Picture, Section, choose_colours
 from benchmarks.show.curves import describe_sizes
 from benchmarks.show.machine import Model, make_model
 from benchmarks.show.pairs import describe_pairs
-from benchmarks.show.sheets import write_sheet
+from benchmarks.show.progress import show_progress
+from benchmarks.show.sheets import write_sheet, write_slide
 from benchmarks.show.steps import describe_steps
 from mpiddp.wording import count_noun
 
@@ -85,3 +87,28 @@ def list_sections(
         else:
             sections.append(describe_steps(quantities[quantity], cells))
     return [section for section in sections if section is not None]
+
+
+# ---- slides -------------------------------------------------------------------------------
+
+
+def write_slides(folder: Path, sections: Sequence[Section]) -> int:
+    """Write each picture as PNG into a directory that exists; returns how many. Raises OSError."""
+    colours = choose_colours(sections, len(COLOURS))
+    slides = list(_list_slides(sections))
+    with show_progress(len(slides), "slide") as bar:
+        for number, (section, title, picture) in enumerate(slides, start=1):
+            name = re.sub(r"[^a-z0-9]+", "-", f"{section.name} {title}".lower()).strip("-")[:80]
+            path = folder / f"{number:03}-{name}.png"
+            write_slide(path, picture, colours, f"{section.heading}: {title}")
+            bar.update()
+    return len(slides)
+
+
+def _list_slides(sections: Sequence[Section]) -> Iterator[tuple[Section, str, Picture]]:
+    for section in sections:
+        for picture in section.pictures:
+            yield section, picture.title, picture
+        for panel in section.panels:
+            for chart in panel.drawn:
+                yield section, f"{chart.title}, {panel.name}", chart

@@ -24,6 +24,9 @@ PAGE_WIDTH = 255
 """Of a picture in a page, in points: as wide as a telephone's screen, but for the margins."""
 EDGE = 2
 """Of a page's picture, which is left free, in points."""
+SLIDE_INCHES, SLIDE_DPI = (13.33, 7.5), 150
+ENLARGED = 2.2
+"""How many times larger letters and lines are on a slide than on paper."""
 TITLE_POINTS, NOTE_POINTS = 12, 7
 STYLE = {
     "font.size": axes.POINTS, "font.family": "sans-serif",
@@ -31,7 +34,8 @@ STYLE = {
     "ytick.labelsize": axes.POINTS - 0.5, "text.color": axes.INK, "axes.labelcolor": axes.INK,
     "axes.edgecolor": axes.QUIET, "xtick.color": axes.QUIET, "ytick.color": axes.QUIET,
     "xtick.labelcolor": axes.INK, "ytick.labelcolor": axes.INK, "hatch.linewidth": 0.6,
-    "hatch.color": axes.PAPER, "text.parse_math": False, "xtick.bottom": False, "ytick.left": False, "svg.fonttype": "none",
+    "hatch.color": axes.PAPER, "text.parse_math": False, "xtick.bottom": False,
+    "ytick.left": False, "svg.fonttype": "none",
     "svg.hashsalt": "mpiddp", "figure.constrained_layout.w_pad": 0.03,
     "figure.constrained_layout.h_pad": 0.03,
 }  # fmt: skip
@@ -126,12 +130,10 @@ def _draw_all(
             axes.label_lines(axis, picture, colours)
 
 
-def write_slide(
-    path: Path, picture: Picture, colours: Mapping[str, int], title: str, size: tuple[float, float],
-    dpi: int,
-) -> None:  # fmt: skip
-    """One picture on a sheet of so many points."""
-    with open_sheet(path, *size, dpi=dpi) as figure:
+def write_slide(path: Path, picture: Picture, colours: Mapping[str, int], title: str) -> None:
+    """One picture on a sheet for a projector, with letters that the last row can read."""
+    width, height = (72 * inches / ENLARGED for inches in SLIDE_INCHES)
+    with open_sheet(path, width, height, dpi=round(SLIDE_DPI * ENLARGED)) as figure:
         add_texts(figure, title, getattr(picture, "text", ""))
         _draw_all(figure, [(figure.subplots(), picture)], colours)
 

@@ -13,7 +13,7 @@ from benchmarks.records.options import File, Load, make_reader
 from benchmarks.records.schema import Record
 from benchmarks.show.page.assembly import assemble
 from benchmarks.show.page.page import draw_report
-from benchmarks.show.page.slides import write_slides
+from benchmarks.show.pictures import write_slides
 from benchmarks.show.scaling import write_scaling
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
