@@ -14,7 +14,17 @@ from string import ascii_uppercase
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from benchmarks.show.charts import Bar, Bars, Chart, Dots, Grid, Line, Picture, Square, describe
+from benchmarks.show.charts import (
+    Bar,
+    Bars,
+    Chart,
+    ChartLine,
+    Dots,
+    Grid,
+    Picture,
+    Square,
+    describe,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,11 +132,11 @@ def _find_free_side(chart: Chart, value: float) -> int:
     return int(right > left)
 
 
-def _find_style(colours: Mapping[str, int], line: Line, number: int) -> int:
+def _find_style(colours: Mapping[str, int], line: ChartLine, number: int) -> int:
     return colours.get(line.name, number) % len(COLOURS)
 
 
-def _draw_line(axis: Axes, line: Line, style: int) -> None:
+def _draw_line(axis: Axes, line: ChartLine, style: int) -> None:
     places = sorted(line.points)
     points = [line.points[place] for place in places]
     medians = [point.median for point in points]

@@ -25,7 +25,7 @@ def describe(value: float, unit: str) -> str:
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """One contender in one chart."""
 
     name: str
@@ -50,7 +50,7 @@ class Chart:
     """Of the values."""
     is_log: bool
     """Whether the axis of values is logarithmic; a linear one begins at 0, but over time."""
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     along: str = "bytes"
     """What the axis below shows."""
     label: str = ""
@@ -70,7 +70,7 @@ class Chart:
             return describe_size(round(place))
         return f"{place:,.4g} {self.along}" if self.along == "s" else f"{place:,.10g}"
 
-    def describe_point(self, line: Line, place: float) -> str:
+    def describe_point(self, line: ChartLine, place: float) -> str:
         """The median, what lies around it, and what else is said of it; a dash if there is none."""
         if (point := line.points.get(place)) is None:
             return "–"

@@ -11,7 +11,7 @@ from benchmarks.records.contenders import shorten
 from benchmarks.records.material import Measured
 from benchmarks.records.options import RATE, SECONDS, SHARE, SPEED, describe_seconds
 from benchmarks.records.statistics import Spread
-from benchmarks.show.charts import Chart, Grid, Line, Panel, Section, Square
+from benchmarks.show.charts import Chart, ChartLine, Grid, Panel, Section, Square
 from benchmarks.show.machine import Model
 from mpiddp.wording import describe_size
 
@@ -69,7 +69,9 @@ def _make_panel(group: Group, label: str, names: Mapping[str, str], model: Model
         predicted = model.predict(each.cell)
         return find_time(each).scaled(1 / predicted) if predicted else None
 
-    def make_lines(find: Callable[[Measured], Spread | None], *, noted: bool = False) -> list[Line]:
+    def make_lines(
+        find: Callable[[Measured], Spread | None], *, noted: bool = False
+    ) -> list[ChartLine]:
         return list(_list_lines(group, names, find, noted=noted))
 
     charts = [
@@ -110,7 +112,7 @@ def _list_lines(
     find: Callable[[Measured], Spread | None],
     *,
     noted: bool,
-) -> Iterator[Line]:
+) -> Iterator[ChartLine]:
     """Of each contender that has a point."""
     for name, row in group.rows.items():
         found = {float(size): find(each) for size, each in row.items()}
@@ -118,7 +120,7 @@ def _list_lines(
         if points:
             notes = _list_notes(group, name) if noted else {}
             wrong = [size for size in points if row[int(size)].wrong]
-            yield Line(names[name], points, notes, wrong)
+            yield ChartLine(names[name], points, notes, wrong)
 
 
 def _find_framework(group: Group, names: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.records.contenders import GLOO, MPI, NCCL, OWN, RING, shorten
 from benchmarks.records.options import SECONDS
 from benchmarks.records.schema import Cell, group_by
-from benchmarks.show.charts import Chart, Line
+from benchmarks.show.charts import Chart, ChartLine
 from benchmarks.show.sheets import write_sheet
 from mpiddp.errors import ConfigurationError
 from mpiddp.wording import count_noun, describe_size
@@ -68,10 +68,10 @@ def _compare(
     ranks = max(cells, key=lambda each: (len(sizes[each]), each))
     first = cells[ranks][0]
 
-    def make_lines(chosen: Iterable[Cell], along: Callable[[Cell], int]) -> list[Line]:
+    def make_lines(chosen: Iterable[Cell], along: Callable[[Cell], int]) -> list[ChartLine]:
         rows = group_by(chosen, lambda cell: names[cell.contender])
         return [
-            Line(name, {float(along(cell)): cell.summary.spread for cell in row})
+            ChartLine(name, {float(along(cell)): cell.summary.spread for cell in row})
             for name, row in rows.items()
         ]
 

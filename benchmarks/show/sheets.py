@@ -94,8 +94,10 @@ def write_sheet(
     title: str,
     note: str = "",
     width: float = 480,
+    shared: Literal["none", "row"] = "none",
 ) -> None:
-    """A row of pictures for each of ``rows``, of so many points each; None leaves a place empty."""
+    """A row of pictures for each of ``rows``, of so many points each; None leaves a place empty.
+    ``shared``: which charts have one axis of values."""
     columns = max(map(len, rows))
     sizes = [[axes.measure(each, width) for each in row if each is not None] for row in rows]
     widest = max(size[0] for row in sizes for size in row)
@@ -103,7 +105,9 @@ def write_sheet(
     lines = 3 + len(note) * 4.1 / (columns * widest)
     with open_sheet(path, columns * widest, sum(heights) + lines * 1.5 * axes.LINE) as figure:
         add_texts(figure, title, note)
-        places = figure.subplots(len(rows), columns, squeeze=False, height_ratios=heights)
+        places = figure.subplots(
+            len(rows), columns, squeeze=False, height_ratios=heights, sharey=shared
+        )
         drawn = []
         for row, pictures in zip(places, rows, strict=True):
             for axis, picture in zip(row, [*pictures, *[None] * columns], strict=False):
@@ -133,7 +137,11 @@ def _draw_all(
 def write_slide(path: Path, picture: Picture, colours: Mapping[str, int], title: str) -> None:
     """One picture on a sheet for a projector, with letters that the last row can read."""
     width, height = (72 * inches / ENLARGED for inches in SLIDE_INCHES)
-    with open_sheet(path, width, height, dpi=round(SLIDE_DPI * ENLARGED)) as figure:
+    needed = axes.measure(picture, width)
+    # What needs more room has smaller letters.
+    scale = max(1.0, needed[0] / width, (needed[1] + 6 * axes.LINE) / height)
+    dpi = round(SLIDE_DPI * ENLARGED / scale)
+    with open_sheet(path, scale * width, scale * height, dpi=dpi) as figure:
         add_texts(figure, title, getattr(picture, "text", ""))
         _draw_all(figure, [(figure.subplots(), picture)], colours)
 

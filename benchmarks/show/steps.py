@@ -11,7 +11,7 @@ from benchmarks.records.material import Measured
 from benchmarks.records.options import SHARE, describe_value
 from benchmarks.records.schema import Cell, group_by
 from benchmarks.records.statistics import Spread, spread
-from benchmarks.show.charts import Bar, Bars, Chart, DotRow, Dots, Line, Panel, Section
+from benchmarks.show.charts import Bar, Bars, Chart, ChartLine, DotRow, Dots, Panel, Section
 from mpiddp.wording import count_noun, describe_size
 
 PARTS = ("part", "phase")
@@ -167,7 +167,7 @@ def _describe_training(cells: Sequence[Measured], every: Sequence[Measured]) -> 
     goals = [each.cell.at["accuracy"] for each in every if "accuracy" in each.cell.at]
     for place, found in group_by(cells, describe_conditions).items():
         lines = [
-            Line(each.name, points)
+            ChartLine(each.name, points)
             for each in found
             if (points := _read_curves(each.cell.details.get("curves")))
         ]

@@ -27,7 +27,7 @@ from benchmarks.records.contenders import REDUCTION
 from benchmarks.records.options import SECONDS, SPEED, format_rows, make_reader
 from benchmarks.records.schema import read_record
 from benchmarks.records.statistics import exact
-from benchmarks.show.charts import Chart, Line
+from benchmarks.show.charts import Chart, ChartLine
 from benchmarks.show.sheets import write_sheet
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.fields import Argument, pick
@@ -143,9 +143,9 @@ def _chart_times(name: str, curve: Curve) -> Chart:
         points = {
             float(place): exact(float(each)) for place, each in zip(places, times, strict=True)
         }
-        lines.append(Line(", ".join(describe_line(segment)), points))
+        lines.append(ChartLine(", ".join(describe_line(segment)), points))
     measured = dict(zip(map(float, sizes), map(exact, seconds), strict=True))
-    lines.append(Line("measured", measured, is_joined=False))
+    lines.append(ChartLine("measured", measured, is_joined=False))
     return Chart(title=name, unit=SECONDS, is_log=True, lines=lines)
 
 
@@ -155,5 +155,5 @@ def _chart_errors(curve: Curve) -> Chart:
     points = dict(zip(map(float, found), map(exact, ratios), strict=True))
     return Chart(
         title="measured over fitted time", unit=SPEED, is_log=True, mark=(1.0, "as fitted"),
-        lines=[Line("measured", points, is_joined=False)],
+        lines=[ChartLine("measured", points, is_joined=False)],
     )  # fmt: skip

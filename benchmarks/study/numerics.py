@@ -26,7 +26,7 @@ from benchmarks.records.options import (
 from benchmarks.records.schema import Coordinate, RecordWriter, make_cell
 from benchmarks.records.statistics import exact
 from benchmarks.show import results
-from benchmarks.show.charts import Chart, Line, choose_names
+from benchmarks.show.charts import Chart, ChartLine, choose_names
 from benchmarks.show.progress import show_progress
 from benchmarks.show.sheets import write_sheet
 from benchmarks.study.summation import (
@@ -335,7 +335,7 @@ def draw_errors(path: Path, rows: Sequence[Row], error: str, note: str) -> None:
     numbers = {group[0]: number for number, group in enumerate(groups)}
     lines = [line for row in grid for chart in row for line in chart.lines]
     colours = {line.name: numbers.get(line.name.partition(", ")[0], 0) for line in lines}
-    write_sheet(path, grid, colours, f"All-reduce: {ERRORS[error]}", note, width=400)
+    write_sheet(path, grid, colours, f"All-reduce: {ERRORS[error]}", note, 400, "row")
 
 
 def _make_chart(
@@ -351,7 +351,7 @@ def _make_chart(
 
 def list_lines(
     rows: Sequence[Row], groups: Sequence[Sequence[str]], kind: Kind, error: str
-) -> list[Line]:
+) -> list[ChartLine]:
     """The lines of a chart: groups that are alike there share one."""
     ranks = list(dict.fromkeys(row.ranks for row in rows))
     series, firsts = collect(rows, [kind], error), [group[0] for group in groups]
@@ -360,5 +360,7 @@ def list_lines(
         names = [name for group in groups if group[0] in alike for name in group]
         title = ", ".join(names) if len(alike) < len(groups) or len(groups) == 1 else "all"
         values = zip(ranks, series[alike[0]], strict=True)
-        lines.append(Line(title, {n: exact(each) for n, each in values if 0 < each < math.inf}))
+        lines.append(
+            ChartLine(title, {n: exact(each) for n, each in values if 0 < each < math.inf})
+        )
     return lines

@@ -11,7 +11,7 @@ from benchmarks.records.machines import describe_place
 from benchmarks.records.options import SPEED, describe_seconds, format_rows
 from benchmarks.records.schema import RecordWriter, make_cell
 from benchmarks.records.statistics import exact
-from benchmarks.show.charts import Chart, Line, choose_lines
+from benchmarks.show.charts import Chart, ChartLine, choose_lines
 from benchmarks.show.progress import show_progress
 from benchmarks.show.sheets import write_sheet
 from mpiddp.errors import ConfigurationError
@@ -176,7 +176,7 @@ def draw_prices(path: Path, sizes: Sequence[int], tables: Sequence[Table], note:
 def _make_chart(sizes: Sequence[int], table: Table, shown: Sequence[str]) -> Chart:
     sources = {row.prices[0].source for row in table.rows if row.prices}
     lines = [
-        Line(row.name, dict(zip(sizes, map(exact, table.list_ratios(row)), strict=True)))
+        ChartLine(row.name, dict(zip(sizes, map(exact, table.list_ratios(row)), strict=True)))
         for row in table.rows
         if row.prices and row.name in shown and table.ranks > 1
     ]

@@ -17,7 +17,7 @@ from benchmarks.records.schema import Cell, make_cell
 from benchmarks.records.statistics import exact, spread
 from benchmarks.show import axes, sheets
 from benchmarks.show.axes import break_name, choose_ticks, choose_values, spread_out
-from benchmarks.show.charts import Chart, Line, choose_names
+from benchmarks.show.charts import Chart, ChartLine, choose_names
 from benchmarks.show.pictures import write_picture
 from benchmarks.show.scaling import write_scaling
 from mpiddp.errors import ConfigurationError
@@ -170,7 +170,9 @@ def test_each_line_has_its_name_at_its_end(tmp_path, monkeypatch):
     """Those that end close together, too; and nothing is cut off."""
     figures = []
     monkeypatch.setattr(sheets, "_save", lambda figure, *_: figures.append(figure) or b"")
-    lines = [Line(f"line {n}", {1: spread([1.0, 1.1]), 2: exact(4.0 + 0.01 * n)}) for n in range(6)]
+    lines = [
+        ChartLine(f"line {n}", {1: spread([1.0, 1.1]), 2: exact(4.0 + 0.01 * n)}) for n in range(6)
+    ]
     chart = Chart(title="Time", unit="s", is_log=True, lines=lines)
     sheets.write_sheet(tmp_path / "a.png", [[chart]], {}, "a title " * 12, "a note " * 40)
     (figure,) = figures
