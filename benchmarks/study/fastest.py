@@ -178,7 +178,7 @@ def draw_map(path: Path, rows: Sequence[Row], note: str) -> None:
         for place, row in enumerate(rows):
             for each in row.ranges:
                 colour = COLOURS[names.index(each.name) % len(COLOURS)]
-                axis.barh(place, each.width, 1.0, math.log2(each.low), color=colour, alpha=0.5)
+                axis.barh(place, each.width, 1.0, math.log2(each.low), color=colour, alpha=0.4)
         for region in find_regions(rows):
             _write_name(axis, region)
         low, high = rows[0].ranges[0].low, rows[0].ranges[-1].high

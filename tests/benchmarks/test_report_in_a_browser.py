@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import browser
 from benchmarks.study import reporting as command
 from browser import Page
 from planted_records import Planted, make_cells, make_messages, make_pairs, write_record
@@ -60,17 +59,6 @@ def test_what_is_pointed_at_is_said_and_the_table_has_all(page: Page, file: Path
     assert found == first
     rows = page.texts(f"{box} > details tbody tr")
     assert len(rows) == 3 * 10 and rows[0].startswith("Gloo1 KiB")
-
-
-def test_dark_pictures_have_other_colours(page: Page, file: Path) -> None:
-    page.visit(file.as_uri())
-    script = """return getComputedStyle(document.querySelector("#all-reduce svg text")).fill"""
-    seen = []
-    for scheme in ("light", "dark"):
-        browser.emulate(page.driver, {"prefers-color-scheme": scheme})
-        seen.append(page.run(script))
-    browser.emulate(page.driver, {})
-    assert seen == ["rgb(27, 34, 44)", "rgb(232, 235, 240)"]
 
 
 def test_the_animated_explanation_opens_from_within_the_page(page: Page, file: Path) -> None:
