@@ -19,10 +19,8 @@ from benchmarks.measure.launching.srun import Launcher
 from benchmarks.measure.trials import REFUSED, WRONG, Refusal, Surroundings, WrongResultError
 from benchmarks.records.options import RunOptions, make_parser, make_reader
 from benchmarks.records.schema import Cell, Coordinate, RecordWriter
-from benchmarks.show.pictures import write_picture
 from benchmarks.show.results import open_output
 from mpiddp.errors import ConfigurationError
-from mpiddp.options.outputs import PICTURE, find
 from mpiddp.wording import print_text
 
 
@@ -177,9 +175,6 @@ def run(quantity: Quantity[P], arguments: Sequence[str]) -> None:
             targets = quantity.judge(groups, plan) if options.targets else ()
             is_due = groups and not quantity.is_told_at_once
             output.show(quantity.tabulate(groups, plan) if is_due else "", targets=targets)
-            for path in find(options.output, PICTURE):
-                if output.record.cells:
-                    write_picture(path, output.record.cells, output.heading)
     if wrong := list_wrong(groups):
         raise WrongResultError(f"wrong results: {'; '.join(wrong)}")
 

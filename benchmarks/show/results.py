@@ -14,7 +14,8 @@ from benchmarks.records.collectives import write_tables
 from benchmarks.records.environment import DescribedLauncher, describe_environment, describe_heading
 from benchmarks.records.options import RunOptions
 from benchmarks.records.schema import RecordWriter, open_record
-from mpiddp.options.outputs import RECORD, find_one
+from benchmarks.show.pictures import write_picture
+from mpiddp.options.outputs import PICTURE, RECORD, find, find_one
 from mpiddp.wording import print_text
 
 
@@ -46,7 +47,8 @@ def open_output(
     more: str = "",
     places: Mapping[str, tuple[DescribedLauncher, int]] | None = None,
 ) -> Iterator[Output]:
-    """Print the heading and open the record; at the end, also by an error, write the tables.
+    """Print the heading and open the record; at the end, also by an error, write the tables
+    and the pictures.
 
     ``places``: who starts how many ranks, by name (default: the launcher the plan's numbers).
     """
@@ -68,6 +70,8 @@ def open_output(
             yield Output(record, environment, heading)
         finally:
             write_tables(record.cells, options.output)
+            for picture in find(options.output, PICTURE):
+                write_picture(picture, record.cells, heading)
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from benchmarks.records.machines import describe_place
 from benchmarks.records.options import ITEM, format_rows
-from benchmarks.show.plotting import COLOURS, open_figure
+from benchmarks.show.axes import COLOURS
 from benchmarks.show.progress import show_progress
+from benchmarks.show.sheets import add_texts, open_sheet
 from benchmarks.study.prices import Place, Question
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import simulate
@@ -173,23 +174,24 @@ def draw_map(path: Path, rows: Sequence[FastestRow], note: str) -> None:
     """A bar for each number of ranks, coloured by who wins; names stand in their regions."""
     names = list_names(rows)
     title = "The quickest all-reduce, by ranks and size"
-    with open_figure(path, 9, 0.34 * len(rows) + 1.8, title, note) as figure:
+    with open_sheet(path, 650, 25 * len(rows) + 130) as figure:
+        add_texts(figure, title, note)
         axis = figure.add_subplot()
         for place, row in enumerate(rows):
             for each in row.ranges:
                 colour = COLOURS[names.index(each.name) % len(COLOURS)]
-                axis.barh(place, each.width, 1.0, math.log2(each.low), color=colour, alpha=0.5)
+                axis.barh(place, each.width, 1.0, math.log2(each.low), color=colour, alpha=0.4)
         for region in find_regions(rows):
             _write_name(axis, region)
         low, high = rows[0].ranges[0].low, rows[0].ranges[-1].high
         ticks = [1 << bits for bits in range(0, 60, 2) if low <= 1 << bits <= high]
         places = [math.log2(tick) for tick in ticks]
-        axis.set_xticks(places, [describe_size(tick) for tick in ticks], fontsize=8)
-        axis.set_yticks(range(len(rows)), [f"{row.ranks:,}" for row in rows], fontsize=8)
+        axis.set_xticks(places, [describe_size(tick) for tick in ticks])
+        axis.set_yticks(range(len(rows)), [f"{row.ranks:,}" for row in rows])
         axis.set_xlim(math.log2(low), math.log2(high))
         axis.set_ylim(-0.5, len(rows) - 0.5)
-        axis.set_xlabel("buffer", fontsize=9)
-        axis.set_ylabel("ranks", fontsize=9)
+        axis.set_xlabel("buffer")
+        axis.set_ylabel("ranks")
         axis.tick_params(length=0)
         axis.spines[:].set_visible(False)
 
@@ -223,5 +225,5 @@ def _write_name(axis: Axes, region: Region) -> None:
     wide = [(place, each) for place, each in region if each.width >= 0.8 * widest]
     place, each = wide[len(wide) // 2]
     centre = math.log2(each.low) + each.width / 2
-    size = max(5.0, min(9.0, widest / (WIDEST_LETTER * len(each.name))))
+    size = max(7.0, min(9.0, widest / (WIDEST_LETTER * len(each.name))))
     axis.text(centre, place, each.name, ha="center", va="center", fontsize=size)

@@ -11,16 +11,17 @@ from benchmarks.records.environment import describe_heading
 from benchmarks.records.material import read_material
 from benchmarks.records.options import File, Load, make_reader
 from benchmarks.records.schema import Record
-from benchmarks.show import scaling
 from benchmarks.show.page.assembly import assemble
 from benchmarks.show.page.page import draw_report
-from benchmarks.show.page.slides import write_slides
+from benchmarks.show.pictures import write_slides
+from benchmarks.show.scaling import write_scaling
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.options.fields import Argument, pick
-from mpiddp.options.outputs import FOLDER, PAGE, PICTURE, Kind, Outputs, check_outputs, find, writes
+from mpiddp.options.outputs import FOLDER, PICTURE, Kind, Outputs, check_outputs, find, writes
 from mpiddp.wording import count_noun, print_text
 
+PAGE = Kind("page", (".html",), is_drawn=True)
 SLIDES = Kind("directory of pictures", (FOLDER,), is_drawn=True)
 
 
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str]) -> None:
     material = read_material(options.records)
     for path in find(options.output, PICTURE):
         cells = [(each.name, each.cell) for each in material.cells]
-        scaling.draw(path, cells, describe_heading(_find_machine(material.records)))
+        write_scaling(path, cells, describe_heading(_find_machine(material.records)))
         print_text(f"wrote {path}")
     if len(options.output) == len(find(options.output, PICTURE)):
         return
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str]) -> None:
         print_text(f"wrote {path}")
     for path in find(options.output, SLIDES):
         path.mkdir(parents=True, exist_ok=True)
-        count = write_slides(path, report)
+        count = write_slides(path, report.sections)
         print_text(f"wrote {count_noun(count, 'picture')} into {path}")
 
 

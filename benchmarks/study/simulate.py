@@ -152,7 +152,7 @@ def _show_prices(options: SimulateOptions, record: RecordWriter, machine: str) -
         prices.record_table(record, table, options.sizes)
     print_text(machine, *prices.describe(options.sizes, options.shown, tables))
     for path in options.pictures:
-        prices.draw(path, options.sizes, tables, machine)
+        prices.draw_prices(path, options.sizes, tables, machine)
 
 
 def _show_map(options: SimulateOptions, record: RecordWriter, machine: str) -> None:

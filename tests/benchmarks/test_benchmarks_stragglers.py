@@ -150,4 +150,5 @@ def test_whole_trainings_are_measured_drawn_and_recorded(tmp_path, capsys):
         assert sum(late.values()) == steps[cell.contender]
     reached = [cell for cell in cells if cell.quantity == "time to accuracy"]
     assert [cell.at["accuracy"] for cell in reached] == [0.15] * 4
-    assert "server, no bound" in picture.read_text()
+    drawn = picture.read_text()
+    assert "server, no bound" in drawn and "Accuracy against time" in drawn

@@ -1,4 +1,4 @@
-"""The measured collectives: statistics, tables, promises and the drawing."""
+"""The measured collectives: statistics, tables and promises."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmark_runs import check_drawing
 from benchmarks.judge.slow_links import list_slow
 from benchmarks.judge.targets import Target
-from benchmarks.measure.collectives import plot as collectives_plot
 from benchmarks.measure.collectives import tables
 from benchmarks.measure.collectives import targets as collectives_targets
 from benchmarks.measure.collectives.cells import LeftOut, find_probe
-from benchmarks.measure.collectives.contenders import list_contenders
 from benchmarks.records.collectives import find_rates
 from benchmarks.records.contenders import (
-    ALL_REDUCE,
     BOUND_BYTES,
     COPIES,
     EMPTY,
@@ -34,15 +30,7 @@ from benchmarks.records.contenders import (
     RING,
     Contender,
 )
-from benchmarks.records.statistics import median_interval, spread
-from benchmarks.show import scaling
-from benchmarks.show.plotting import (
-    TICK_SHARE,
-    Line,
-    LinePanel,
-    choose_ticks,
-    draw_panels,
-)
+from benchmarks.records.statistics import median_interval
 from measured import (
     GLOO_ROW,
     MPI_ROW,
@@ -56,7 +44,6 @@ from measured import (
     make_findings,
     make_plan,
 )
-from mpiddp.errors import ConfigurationError
 
 
 def probe(name: str) -> Contender:
@@ -250,72 +237,3 @@ def test_the_harness_is_judged_by_an_iteration_of_nothing():
 
 def test_what_was_not_measured_is_not_judged():
     assert judge({(GLOO_ROW, M): [[1.0]]}) == {}
-
-
-# ---- the drawing -------------------------------------------------------------------------------
-
-
-def test_a_drawing_has_a_line_for_each_contender(tmp_path):
-    times = {(row, size): [[1e-3 * size]] for row in (GLOO_ROW, PRIVATE_OWN) for size in (8, K)}
-    path = tmp_path / "drawing.svg"
-    collectives_plot.draw(path, make_cells(times) + make_cells(times, ranks=4), "a note")
-    text = check_drawing(path, "Gloo", "mpiddp", "4 ranks", "bus bandwidth", "a note")
-    assert "MPI_Allreduce" not in text
-
-
-def test_a_drawing_leaves_out_none_that_was_asked_for(tmp_path):
-    plan = make_plan("--algorithms", "auto", "ring", "central", "direct")
-    rows = list_contenders(ALL_REDUCE, plan, nccl=False)
-    slow = {row for row in rows if row.algorithm == "central" or row.maker == RING}
-    times = {(row, size): [[1.0 + 9 * (row in slow)]] for row in rows for size in (8, K)}
-    path = tmp_path / "drawing.svg"
-    collectives_plot.draw(path, make_cells(times), "")
-    own = [f"mpiddp {name}, private" for name in ("ring", "central")]
-    names = ("Gloo", "MPI_Allreduce", "plain ring", *own)
-    check_drawing(path, *names, f"{len(rows) - 12} contender")
-
-
-def test_panels_that_share_an_axis_hold_what_each_of_them_shows(tmp_path):
-    tops = []
-
-    def finish(axis):
-        axis.set_ylim(bottom=0)
-        tops.append(axis.get_ylim()[1])
-
-    panels = [
-        LinePanel(title="rates", lines=[Line("a", [1, 2], [spread([rate])] * 2, 0)], label="",
-                  describe=str, base=None, finish=finish)
-        for rate in (1.0, 9.0)
-    ]  # fmt: skip
-    draw_panels(tmp_path / "a.svg", [[panel] for panel in panels], (4, 4), "", "", shared="col")
-    assert len(tops) == 2 and min(tops) >= 9
-
-
-def test_sizes_stand_beside_ranks_on_a_node_and_between_nodes(tmp_path):
-    rows = (GLOO_ROW, PRIVATE_OWN, Contender(OWN, algorithm="central"))
-    cells = [
-        cell
-        for ranks, nodes, sizes in ((2, 1, (8, M)), (4, 1, (8, K, M)), (2, 2, (8, K)), (8, 8, (8,)))
-        for cell in make_cells({(r, s): [[1e-3]] for r in rows for s in sizes}, ranks, nodes)
-    ]
-    path = tmp_path / "scaling.svg"
-    named = [(cell.contender, cell) for cell in cells]
-    wrong = replace(cells[0], details={**cells[0].details, "wrong": 1})
-    scaling.draw(path, [("wrong", wrong), *named], "a note")
-    assert "wrong" not in path.read_text()
-    shown = ("4 ranks on 1 node: all-reduce", "one node: 1 MiB", "2 ranks on 2 nodes")
-    check_drawing(path, *shown, "1 rank on each node: 8 B", "central: a parameter server; a note")
-    with pytest.raises(ConfigurationError, match="expected right results of collectives"):
-        scaling.draw(path, [("wrong", wrong)], "")
-
-
-@given(st.lists(st.integers(3, 40), min_size=1, max_size=20, unique=True))
-def test_ticks_have_room(powers):
-    sizes = [1 << power for power in sorted(powers)]
-    ticks = choose_ticks(sizes)
-    assert ticks[0] == sizes[0] and set(ticks) <= set(sizes)
-    room = TICK_SHARE * math.log2(sizes[-1] / sizes[0])
-    assert all(math.log2(b / a) >= room - 1e-9 for a, b in itertools.pairwise(ticks))
-    # None is left out for nothing.
-    for size in set(sizes) - set(ticks):
-        assert min(abs(math.log2(size / tick)) for tick in ticks) < room + 1e-9

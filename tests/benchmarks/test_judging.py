@@ -206,8 +206,10 @@ def test_a_record_whose_rounds_are_alike_is_not_said_to_be_the_same():
 
 def test_a_promise_is_judged_at_each_place_where_the_rounds_tell():
     rounds = {"quick": [1.1, 1.2, 1.3] * 4, "like": [0.9, 1.2, 1.3] * 4, "few": [1.2] * 3}
-    ratios = {place: compare_rounds([1.0] * len(each), each, 0.0) for place, each in rounds.items()}
-    target = Target("speed", ratios, at_least=1.0)
+    found = {
+        place: ratios.compare_rounds([1.0] * len(each), each, 0.0) for place, each in rounds.items()
+    }
+    target = Target("speed", found, at_least=1.0)
     unknown = "cannot be judged from these rounds"
     assert (
         str(target)
@@ -216,6 +218,6 @@ def test_a_promise_is_judged_at_each_place_where_the_rounds_tell():
     assert target.met is None and replace(target, measured={"quick": 1.2}).met
     # A number stands for itself.
     assert replace(target, measured={"like": 1.2, "never": None}).met is False
-    assert replace(target, at_most=1.25, measured={"quick": ratios["quick"]}).met is None
-    slow = {place: each.turned for place, each in ratios.items()}
+    assert replace(target, at_most=1.25, measured={"quick": found["quick"]}).met is None
+    slow = {place: each.turned for place, each in found.items()}
     assert [replace(target, measured=slow).judge(each) for each in slow] == [False, None, None]

@@ -22,7 +22,6 @@ from benchmarks.measure.collectives.cells import (
 )
 from benchmarks.measure.collectives.contenders import list_blocks
 from benchmarks.measure.collectives.options import CollectivesPlan, check_algorithms, parse
-from benchmarks.measure.collectives.plot import draw
 from benchmarks.measure.collectives.tables import format_findings
 from benchmarks.measure.collectives.targets import judge
 from benchmarks.measure.collectives.visits import CallVisitor
@@ -35,14 +34,12 @@ from benchmarks.records.contenders import (
     ALL_REDUCE,
     MPI_JOB,
     POINT_TO_POINT,
-    PROBE,
     TORCH_JOB,
 )
 from benchmarks.records.environment import resolve
 from benchmarks.records.options import RunOptions
 from benchmarks.show.results import open_output
 from mpiddp.errors import ConfigurationError
-from mpiddp.options.outputs import PICTURE, find
 from mpiddp.wording import describe_size
 
 WORKER = "benchmarks.measure.collectives.ranks.worker"
@@ -62,9 +59,6 @@ def main(command: str, arguments: Sequence[str]) -> None:
             cells, cores = output.record.cells, output.environment["cores"]
             texts = [format_findings(run, plan) for run in runs if len(run) > 1]
             output.show(*texts, targets=judge(cells, cores) if options.targets else ())
-            for path in find(options.output, PICTURE):
-                if any(cell.quantity != PROBE for cell in cells):
-                    draw(path, cells, output.heading)
     if wrong := list(list_wrong(chain.from_iterable(runs))):
         raise WrongResultError(f"wrong results: {'; '.join(wrong)}")
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.judge.fit.check import can_flow, find_choice, predict_flow
-from benchmarks.judge.fit.fitted import PLACES, WORTHLESS, Fit, fit_records, read_fit
+from benchmarks.judge.fit.fitted import Fit, fit_records, read_fit
 from benchmarks.records.collectives import COLLECTIVES, find_bus_factor
-from benchmarks.records.contenders import COPIES, LINK, POINT_TO_POINT, PROBE
-from benchmarks.records.options import RATE, SECONDS, describe_value
+from benchmarks.records.contenders import COPIES, LINK, PROBE
 from benchmarks.records.schema import Cell, Record
-from benchmarks.show.page.pictures import Highlight
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import bound, split
 from mpiddp.schedules.machine import Machine
@@ -145,16 +143,3 @@ def find_probed(probes: Sequence[Cell], cell: Cell) -> float | None:
     ]
     share = find_bus_factor(cell.quantity, cell.nodes) if cell.nodes > 1 else 1.0
     return share * cell.bytes / max(rates) if rates else None
-
-
-def highlight_links(fit: Fit | None) -> Iterator[Highlight]:
-    """Latency and bandwidth of each kind of link."""
-    for link, curve in fit.links.items() if fit is not None else ():
-        smallest, largest = curve.segments[0].latency, curve.segments[-1].seconds_per_byte
-        if largest and max(segment.error for segment in curve.segments) < WORTHLESS:
-            yield Highlight(
-                title=f"Messages {PLACES[link]}",
-                value=describe_value(1e-9 / largest, RATE),
-                text=f"and {describe_value(smallest, SECONDS)} for the smallest",
-                section=POINT_TO_POINT,
-            )

@@ -11,12 +11,12 @@ from benchmarks.records.contenders import shorten
 from benchmarks.records.material import Measured
 from benchmarks.records.options import RATE, SECONDS, SHARE, SPEED, describe_seconds
 from benchmarks.records.statistics import Spread
-from benchmarks.show.page.machine import Model
-from benchmarks.show.page.pictures import Chart, Grid, Line, Link, Panel, Section, Square
+from benchmarks.show.charts import Chart, ChartLine, Grid, Panel, Section, Square
+from benchmarks.show.machine import Model
 from mpiddp.wording import describe_size
 
 
-def draw_curves(groups: Sequence[Group], model: Model, links: Sequence[Link]) -> Section:
+def describe_sizes(groups: Sequence[Group], model: Model) -> Section:
     """The section of one quantity, of which ``groups`` are.
 
     Its words are what all places have in common, and is not in the panels' names. The framework,
@@ -26,7 +26,7 @@ def draw_curves(groups: Sequence[Group], model: Model, links: Sequence[Link]) ->
     names = shorten(dict.fromkeys(name for group in groups for name in group.rows))
     labels, common = name_places(groups)
     panels = [
-        _draw_panel(group, label, names, model) for group, label in zip(groups, labels, strict=True)
+        _make_panel(group, label, names, model) for group, label in zip(groups, labels, strict=True)
     ]
     several = any(len(group.rows) > 1 for group in groups)
     roles = {
@@ -39,15 +39,13 @@ def draw_curves(groups: Sequence[Group], model: Model, links: Sequence[Link]) ->
         name=quantity.replace(" ", "-"),
         heading=quantity.capitalize(),
         words=", ".join(common),
-        pictures=[_draw_winners(groups, labels, names)] if several else [],
+        pictures=[_make_winners(groups, labels, names)] if several else [],
         panels=panels,
-        start=len(groups) - 1,
         roles=roles,
-        links=links,
     )
 
 
-def _draw_panel(group: Group, label: str, names: Mapping[str, str], model: Model) -> Panel:
+def _make_panel(group: Group, label: str, names: Mapping[str, str], model: Model) -> Panel:
     place = group.place
     factor = find_bus_factor(place.quantity, place.ranks)
     framework = _find_framework(group, names)
@@ -71,32 +69,34 @@ def _draw_panel(group: Group, label: str, names: Mapping[str, str], model: Model
         predicted = model.predict(each.cell)
         return find_time(each).scaled(1 / predicted) if predicted else None
 
-    def draw(find: Callable[[Measured], Spread | None], *, noted: bool = False) -> list[Line]:
+    def make_lines(
+        find: Callable[[Measured], Spread | None], *, noted: bool = False
+    ) -> list[ChartLine]:
         return list(_list_lines(group, names, find, noted=noted))
 
     charts = [
         Chart(
-            title="Time", unit=SECONDS, is_log=True, lines=draw(find_time, noted=True),
+            title="Time", unit=SECONDS, is_log=True, lines=make_lines(find_time, noted=True),
             text="Time of the slowest rank by size: medians of the iterations, and quartiles"
             + ("; circles: wrong results." if has_wrong else "."),
         ),
         Chart(
             title="Bus bandwidth" if place.quantity in COLLECTIVES else "Bandwidth",
-            unit=RATE, is_log=False, lines=draw(find_rate),
+            unit=RATE, is_log=False, lines=make_lines(find_rate),
             text="What a rank sends or receives at least, by the time; higher is better.",
         ),
         Chart(
             title=f"Speed, relative to {framework}", unit=SPEED, is_log=True,
-            lines=draw(find_ratio), mark=(1.0, f"as fast as {framework}"),
+            lines=make_lines(find_ratio), mark=(1.0, f"as fast as {framework}"),
             text=f"How many times as fast as {framework}, round by round; higher is better.",
         ),
         Chart(
-            title="Share of the bound", unit=SHARE, is_log=False, lines=draw(find_share),
+            title="Share of the bound", unit=SHARE, is_log=False, lines=make_lines(find_share),
             mark=(1.0, "lower bound"),
             text=f"The least time that any algorithm needs, by the time; {model.source}.",
         ),
         Chart(
-            title="Measured by predicted", unit=SPEED, is_log=True, lines=draw(find_error),
+            title="Measured by predicted", unit=SPEED, is_log=True, lines=make_lines(find_error),
             mark=(1.0, "as predicted"),
             text="The measured time by the predicted one, if that is known: above 1 it took "
             f"longer; {model.source}.",
@@ -112,7 +112,7 @@ def _list_lines(
     find: Callable[[Measured], Spread | None],
     *,
     noted: bool,
-) -> Iterator[Line]:
+) -> Iterator[ChartLine]:
     """Of each contender that has a point."""
     for name, row in group.rows.items():
         found = {float(size): find(each) for size, each in row.items()}
@@ -120,7 +120,7 @@ def _list_lines(
         if points:
             notes = _list_notes(group, name) if noted else {}
             wrong = [size for size in points if row[int(size)].wrong]
-            yield Line(names[name], points, notes, wrong)
+            yield ChartLine(names[name], points, notes, wrong)
 
 
 def _find_framework(group: Group, names: Mapping[str, str]) -> str:
@@ -144,7 +144,7 @@ def _list_notes(group: Group, name: str) -> dict[float, str]:
     return notes
 
 
-def _draw_winners(groups: Sequence[Group], labels: Sequence[str], names: Mapping[str, str]) -> Grid:
+def _make_winners(groups: Sequence[Group], labels: Sequence[str], names: Mapping[str, str]) -> Grid:
     sizes = sorted(set().union(*(group.sizes for group in groups)))
     return Grid(
         title="The fastest contender",
@@ -153,11 +153,11 @@ def _draw_winners(groups: Sequence[Group], labels: Sequence[str], names: Mapping
         corner="",
         rows=labels,
         columns=[describe_size(size) for size in sizes],
-        squares=[[_draw_winner(group, size, names) for size in sizes] for group in groups],
+        squares=[[_make_winner(group, size, names) for size in sizes] for group in groups],
     )
 
 
-def _draw_winner(group: Group, size: int, names: Mapping[str, str]) -> Square | None:
+def _make_winner(group: Group, size: int, names: Mapping[str, str]) -> Square | None:
     found = group.verdicts.get(size)
     if found is None:
         return None

@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.records.contenders import ALL_PAIRS
 from benchmarks.records.material import Material, Measured
-from benchmarks.show.page.pairs import describe_slow, read_links
-from benchmarks.show.page.pictures import Alert, Fact
+from benchmarks.show.page.contents import Alert, Fact
+from benchmarks.show.pairs import describe_slow, read_links
 from mpiddp.wording import count_noun, describe_size
 
 FACTS = {

@@ -12,7 +12,7 @@ from benchmarks.judge.slow_links import SLOW, Pair, find_slow
 from benchmarks.records.material import Measured
 from benchmarks.records.options import describe_seconds
 from benchmarks.records.statistics import quantile
-from benchmarks.show.page.pictures import Bar, Bars, Grid, Section, Square
+from benchmarks.show.charts import Bar, Bars, Grid, Section, Square
 from mpiddp.wording import describe_size
 
 MOST_ROWS = 48
@@ -66,11 +66,11 @@ def describe_slow(links: Links) -> str:
     return f"{where}: {', '.join(names[:5])}{more}" if names else ""
 
 
-def draw_pairs(cells: Sequence[Measured]) -> Section | None:
+def describe_pairs(cells: Sequence[Measured]) -> Section | None:
     """None if there are no links."""
     pictures: list[Grid | Bars] = []
     for links in read_links(cells):
-        pictures.append(_draw_matrix(links))
+        pictures.append(_describe_matrix(links))
         bars = [
             Bar(f"{links.noun} {start} → {end}", {"": factor})
             for (start, end), factor in list(links.found[1].items())[:MOST_NAMED]
@@ -88,7 +88,7 @@ def draw_pairs(cells: Sequence[Measured]) -> Section | None:
     )  # fmt: skip
 
 
-def _draw_matrix(links: Links) -> Grid:
+def _describe_matrix(links: Links) -> Grid:
     size = links.size
     ends = 1 + max(map(max, links.rounds))
     each = math.ceil(ends / MOST_ROWS)
@@ -103,7 +103,7 @@ def _draw_matrix(links: Links) -> Grid:
     # Twice the usual time is as hot as can be.
     top = max(2 * usual - least, 1e-12)
 
-    def draw(block: tuple[int, int]) -> Square | None:
+    def make_square(block: tuple[int, int]) -> Square | None:
         seconds = blocks.get(block)
         if seconds is None:
             return None
@@ -121,8 +121,9 @@ def _draw_matrix(links: Links) -> Grid:
     shared = f" Rows have {each} {links.noun}s: the slowest link counts." if each > 1 else ""
     return Grid(
         title=f"{links.contender}, {describe_size(size)}, {links.noun}s: {what}",
-        text=f"Darker takes longer; framed: {SLOW:g} times a usual link's time, or more.{shared}",
+        text="The stronger the colour, the longer it takes; framed: "
+        f"{SLOW:g} times a usual link's time, or more.{shared}",
         corner="from \\ to", rows=[label(row) for row in rows],
         columns=[label(column) for column in rows],
-        squares=[[draw((row, column)) for column in rows] for row in rows],
+        squares=[[make_square((row, column)) for column in rows] for row in rows],
     )  # fmt: skip
