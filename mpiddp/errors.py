@@ -199,7 +199,7 @@ class ScheduleError(MpiddpError):
 
 
 class PreemptedError(MpiddpError):
-    """The job made way: all ranks have stopped after the same step, and written a checkpoint."""
+    """The job was preempted: all ranks stopped after the same step, and wrote a checkpoint."""
 
     exit_code = PREEMPTED
 

@@ -24,7 +24,7 @@ ALIGNMENT = 16
 def describe(
     tensors: Mapping[str, torch.Tensor],
 ) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
-    """What is to be stored of some tensors, in their own memory; and for each, what it is in that.
+    """The tensors to store, and how each of ``tensors`` lies in them. Nothing is copied.
 
     A sharded tensor is stored as it is.
     """
@@ -48,9 +48,9 @@ def describe(
 
 
 def make(said: Mapping[str, Any], stored: torch.Tensor) -> torch.Tensor:
-    """A tensor as ``describe`` has found it, of what was stored of it.
+    """The tensor that ``describe`` has described, made from what was stored.
 
-    Raises ValueError if that is less than it needs.
+    Raises ValueError if that has too few bytes.
     """
     if OFFSET in said:
         return _make_part(said, stored)

@@ -46,9 +46,9 @@ class Files:
 
 
 class Launch:
-    """What the front has started, and how signals reach it.
+    """The launcher that the front has started, and how signals reach it.
 
-    There is one in a process. From `listen` on, signals do not end this process. Between two
+    There is one Launch in a process. From `listen` on, signals do not end this process. Between two
     attempts there is nothing to pass them on to: ``signal`` and ``preemption`` keep them.
     """
 
@@ -152,7 +152,7 @@ class Launch:
         return self.starts_ranks and self.kind is not OTHER
 
     def _shares_terminal(self) -> bool:
-        """Whether Ctrl-C reaches it without us.
+        """Whether Ctrl-C reaches the launcher from the terminal itself.
 
         Open MPI's mpirun sends SIGTERM to its ranks when it is interrupted. It gets another process
         group, which a terminal does not interrupt, and each rank gets the SIGINT itself; at
@@ -206,8 +206,8 @@ class Launch:
                 # It has not created its step yet, and ends.
                 self._process.send_signal(number)
             return
-        if not self.starts_ranks and self._is_told_by_slurm(number):
-            return
+        if not self.starts_ranks and number == signal.SIGTERM and is_ended_by_slurm():
+            return  # Slurm has told every process of the job, and must not tell it twice.
         processes = [self._process.pid]
         is_early = not self._have_ranks_met()
         if is_early and number == signal.SIGINT and not self._shares_terminal():
@@ -248,10 +248,6 @@ class Launch:
         is_local = environment.SLURM_JOB_ID not in os.environ
         return number == signal.SIGINT or (number == signal.SIGTERM and is_local)
 
-    def _is_told_by_slurm(self, number: int) -> bool:
-        """Whether Slurm ends the job: it has told every process of it, and must not twice."""
-        return number == signal.SIGTERM and is_ended_by_slurm()
-
 
 def is_ended_by_slurm() -> bool:
     """Whether Slurm ends this batch job: it was cancelled, preempted, or is out of time."""
@@ -280,12 +276,8 @@ def _is_in_foreground() -> bool:
 
 
 def _prepare_copy(parent: int) -> None:
+    """In a child, before its program runs: ignore Ctrl-C, and end when ``parent`` ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _follow_parent(parent)
-
-
-def _follow_parent(parent: int) -> None:
-    """End this process when ``parent`` ends; called before its program is run."""
     import ctypes  # Standard input is seldom copied.
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -178,7 +178,7 @@ class Job:
         is_named = any(word.partition("=")[0] == "--name" for word in self.line.rest)
         run = Path(path).parent
         name = "" if is_named else f" with --name {shlex.quote(run.name)}"
-        if reason := _find_why_anew(run):
+        if reason := _explain_new_start(run):
             say(f"{reason}: the same command{name} begins this run anew")
         else:
             say(f"to continue this run, type the same command{name}")
@@ -246,7 +246,7 @@ def _check_directory() -> None:
         ) from None
 
 
-def _find_why_anew(run: Path) -> str:
+def _explain_new_start(run: Path) -> str:
     """Why the trainer's run begins anew if it is started again; empty if it goes on."""
     try:
         options = read_toml(run / "config.toml")

@@ -55,7 +55,7 @@ class Watched:
 
 
 class Guard:
-    """The front's end of it. A context manager, around the launcher's process."""
+    """The guard process, as the front uses it: a context manager around the launcher's process."""
 
     def __init__(self, watched: Watched) -> None:
         receiver, self._sender = os.pipe()
@@ -78,17 +78,17 @@ class Guard:
         self.finish(FAILED)
 
     def watch(self, launcher: int) -> None:
-        """This is the launcher's process."""
+        """Tell the guard which process the launcher is."""
         self._send(launcher.to_bytes(4, "big"))
 
     def tell(self, number: int) -> None:
-        """The launcher, or its ranks, were sent a signal that is to end the job."""
+        """Tell the guard that the launcher, or its ranks, were sent a signal to end the job."""
         self._send(bytes([number]))
 
     def finish(self, status: int) -> bool:
-        """The launcher has ended. Returns once all that it has started has ended, too.
+        """Tell the guard that the launcher has ended, and wait until all that it started has.
 
-        That is: whether the launcher had to be killed.
+        Returns whether the launcher had to be killed. ``status``: its exit code.
         """
         if self._process is None:
             return False
@@ -113,7 +113,7 @@ def _leave_front(kept: int) -> None:
 
 
 class _Watch:
-    """What the forked process knows."""
+    """The work of the guard process."""
 
     def __init__(self, watched: Watched, receiver: int, session: int) -> None:
         self._watched, self._receiver = watched, receiver
@@ -137,7 +137,7 @@ class _Watch:
         self._has_killed = False
 
     def run(self) -> bool:
-        """Until launcher and all that it has started have ended. Returns whether it was killed."""
+        """Wait until launcher and all that it started have ended. Returns whether it was killed."""
         told = os.read(self._receiver, 4)
         self._launcher = int.from_bytes(told, "big")
         self._began = find_start(self._launcher) or 0
@@ -157,7 +157,7 @@ class _Watch:
         return bool(self._signals) or self._front_gone is not None
 
     def _receive(self) -> int | None:
-        """Hear what the front says. Returns how the launcher has ended, once it has."""
+        """Read what the front sends. Returns how the launcher has ended, once it has."""
         if self._front_gone is not None:
             time.sleep(BUSY_SECONDS)
             return None if find_start(self._launcher) == self._began else FAILED

@@ -19,14 +19,14 @@ class JobLayout:
     ranks_of: tuple[int, ...]
     """For each node."""
     world: int
-    """Of ``--ntasks`` beside ``--ntasks-per-node`` less than the sum of ``ranks_of``."""
+    """Ranks in all; fewer than ``ranks_of`` if Slurm was given --ntasks-per-node, too."""
     cores: int
     """Per rank."""
     note: str = ""
     """Why a rank has fewer cores than were asked for."""
     is_overcommitted: bool = False
-    is_slurms: bool = False
-    """Whether the ranks per node are those that Slurm has chosen, and needs not be told."""
+    is_from_slurm: bool = False
+    """Whether the ranks per node are Slurm's own choice, so that srun is not told them."""
     is_part: bool = False
     """Whether the job has other nodes, too."""
 
@@ -41,10 +41,10 @@ class JobLayout:
     def srun_options(self) -> list[str]:
         """What tells srun nodes, ranks and GPUs."""
         words = [f"--nodes={len(self.nodes)}", f"--ntasks={self.world}"]
-        if not self.is_slurms and _are_equal(self.ranks_of):
+        if not self.is_from_slurm and _are_equal(self.ranks_of):
             words.append(f"--ntasks-per-node={self.ranks_of[0]}")
             words += [f"--nodelist={','.join(self.hosts)}"] if self.is_part else []
-        elif not self.is_slurms:
+        elif not self.is_from_slurm:
             # Slurm spreads tasks by cores, unless each rank's node is named.
             places = zip(self.hosts, self.ranks_of, strict=True)
             names = [host for host, ranks in places for _ in range(ranks)]
@@ -95,7 +95,7 @@ def choose_layout(
     """
     if not request.is_empty:
         nodes, ranks_of = _distribute(allocation, request, without)
-        return _add_cores(allocation, nodes, ranks_of, sum(ranks_of), is_slurms=False)
+        return _add_cores(allocation, nodes, ranks_of, sum(ranks_of), is_from_slurm=False)
     tasks, given = allocation.tasks, allocation.tasks_per_node
     if tasks is None:
         total = sum(node.gpus for node in allocation.nodes)
@@ -111,7 +111,9 @@ def choose_layout(
     nodes, ranks_of = tuple(node for node, _ in kept), tuple(ranks for _, ranks in kept)
     is_whole = len(nodes) == len(allocation.nodes)
     world = world if is_whole else min(world, sum(ranks_of))
-    return _add_cores(allocation, nodes, ranks_of, world, is_slurms=tasks is not None and is_whole)
+    return _add_cores(
+        allocation, nodes, ranks_of, world, is_from_slurm=tasks is not None and is_whole
+    )
 
 
 def _distribute(
@@ -172,7 +174,7 @@ def _add_cores(
     ranks_of: tuple[int, ...],
     world: int,
     *,
-    is_slurms: bool,
+    is_from_slurm: bool,
 ) -> JobLayout:
     """As many cores per rank as were asked for and each node has, on the nodes that have ranks."""
     used = [(node, ranks) for node, ranks in zip(nodes, ranks_of, strict=False) if ranks]
@@ -192,4 +194,4 @@ def _add_cores(
     if note and allocation.tasks is None:
         note += "; --cpus-per-gpu=N gives every GPU's rank N cores"
     is_part = len(nodes) < len(allocation.nodes)
-    return JobLayout(nodes, ranks_of, world, max(cores, 1), note, cores < 1, is_slurms, is_part)
+    return JobLayout(nodes, ranks_of, world, max(cores, 1), note, cores < 1, is_from_slurm, is_part)

@@ -91,7 +91,9 @@ def make_plan(request: FrontOptions, without: Sequence[str] | None = None) -> La
         )
     if not inside:
         return _plan_machine(request, launcher, options)
-    layout = _find_layout(request, without or ())
+    job = os.environ[environment.SLURM_JOB_ID]
+    record = read_record(ask("scontrol", "show", "job", "-d", job), job)
+    layout = choose_layout(read_allocation(record, os.environ), request, without or ())
     srun = find_program("srun") if launcher in ("auto", "srun") else None
     if launcher == "srun" and srun is None:
         raise ConfigurationError("there is no srun in PATH; --launcher mpirun uses your MPI's own")
@@ -169,12 +171,6 @@ def _plan_machine(request: LayoutRequest, launcher: str, options: Sequence[str])
     )
 
 
-def _find_layout(request: LayoutRequest, without: Sequence[str]) -> JobLayout:
-    job = os.environ[environment.SLURM_JOB_ID]
-    record = read_record(ask("scontrol", "show", "job", "-d", job), job)
-    return choose_layout(read_allocation(record, os.environ), request, without)
-
-
 def _plan_srun(
     layout: JobLayout, options: Sequence[str], without: Sequence[str] | None
 ) -> LaunchPlan:
@@ -190,7 +186,7 @@ def _plan_srun(
         *excluded,
         *options,
     )
-    most = () if layout.is_slurms else (environment.SLURM_MOST_TASKS_PER_NODE,)
+    most = () if layout.is_from_slurm else (environment.SLURM_MOST_TASKS_PER_NODE,)
     unset = (*environment.SLURM_CONTRADICTING, *most)
     cores = {environment.SRUN_CPUS_PER_TASK: str(layout.cores)}
     return LaunchPlan(SRUN, words, cores, unset, layout, layout.world)

@@ -44,9 +44,9 @@ STOP_SECONDS = 5.0
 LOST_SECONDS = 5.0
 """Timeout for the job's report once a rank was lost; usually it takes under 1 s."""
 PRINT_SECONDS = 1.0
-"""Pause after which no more is expected of what ranks have printed before their answers."""
-PERIOD = 0.2
-"""Of the checks for lines without an end, in seconds."""
+"""How long the output of ranks that have answered may pause before no more is waited for."""
+LINE_SECONDS = 0.2
+"""Period of the checks for lines without an end."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Request:
 
 
 class Call:
-    """One call that runs; ``run`` returns what the ranks return."""
+    """One call of a function on all ranks."""
 
     def __init__(self, job: RankJob, request: Request, wake: int) -> None:
         """``wake``: a descriptor that can be read when the call is to be interrupted."""
@@ -98,7 +98,7 @@ class Call:
 
     @contextlib.contextmanager
     def _note_interrupts(self) -> Iterator[None]:
-        """Let Ctrl-C be noted: raised in the middle of a message it would spoil the connection."""
+        """Handle Ctrl-C between messages: raised inside one it would break the connection."""
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or (
             threading.current_thread() is not threading.main_thread()
         ):
@@ -158,12 +158,12 @@ class Call:
         while self._waiting:
             # This process may have been stopped: what came meanwhile is in time.
             limit = self._limit if time.monotonic() >= self._limit else None
-            self._step(min(self._limit, time.monotonic() + PERIOD))
+            self._step(min(self._limit, time.monotonic() + LINE_SECONDS))
             if self._waiting and limit == self._limit and not self._escalate():
                 return
 
     def _step(self, until: float) -> bool:
-        """Take what comes; False if nothing does."""
+        """Handle what comes until then; False if nothing does."""
         found = self._selector.select(max(0.0, until - time.monotonic()))
         for key, _ in found:
             key.data()

@@ -108,10 +108,10 @@ class RankJob:
         try:
             with contextlib.ExitStack() as stack:
                 servers = [listen_locally(), *_listen_on_network(request)]
-                reception = _Reception(servers, stack)
-                self.starter = self._start(request, reception.address)
+                connections = _RankConnections(servers, stack)
+                self.starter = self._start(request, connections.address)
                 self._close_descriptors("_report_end")
-                self.members = self._await_ranks(reception)
+                self.members = self._await_ranks(connections)
         except BaseException:
             self.kill()
             raise
@@ -130,17 +130,17 @@ class RankJob:
             start_new_session=True,
         )
 
-    def _await_ranks(self, reception: _Reception) -> tuple[Member, ...]:
+    def _await_ranks(self, connections: _RankConnections) -> tuple[Member, ...]:
         patient_until = time.monotonic() + QUIET_SECONDS
-        while not reception.is_complete:
-            reception.wait(LOOK_SECONDS)
+        while not connections.is_complete:
+            connections.wait(LOOK_SECONDS)
             if time.monotonic() > patient_until:
                 self._print_log()
             if self.starter.poll() is not None:
                 self._read_report()
                 raise self.explain("the ranks did not start")
         self._print_log()
-        return reception.make_members(self._output)
+        return connections.make_members(self._output)
 
     @property
     def outputs(self) -> list[OutputReader]:
@@ -192,7 +192,7 @@ class RankJob:
     # Its end
 
     def _leave_to_parent(self) -> None:
-        """In a forked child, which would keep ranks from noticing the end of this process."""
+        """Close, in a forked child, what would keep ranks from noticing this process's end."""
         for member in self.members:
             member.calls.close()
         for output in self.outputs:
@@ -243,8 +243,8 @@ class RankJob:
         self._close_descriptors()
 
 
-class _Reception:
-    """Takes the connections of the ranks as they come."""
+class _RankConnections:
+    """The connections of the ranks, taken as they come."""
 
     def __init__(self, servers: Sequence[socket.socket], stack: contextlib.ExitStack) -> None:
         """``stack``: closes the listening sockets, and connections that nobody has taken over."""
@@ -272,7 +272,7 @@ class _Reception:
         self._listener.refresh(time.monotonic())
 
     def _admit(self, connection: socket.socket) -> None:
-        """Prove that this is the process that made the token; who calls comes next.
+        """Send the proof that this process made the token; the rank then says which one it is.
 
         Nobody waits for it before its first byte: that rank may be stopped, and others come.
         """
@@ -283,7 +283,7 @@ class _Reception:
             connection.sendall(self.address.proof.encode())
 
     def _meet(self, channel: Channel) -> None:
-        """Read who calls."""
+        """Read which rank has connected, and what the connection is for."""
         self._selector.unregister(channel)
         try:
             row = channel.receive().content

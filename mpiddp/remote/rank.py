@@ -134,7 +134,8 @@ class CallServer:
             parcel.close()
 
     def _run(self, message: Message) -> Any:
-        _extend_path(message.content["folders"])
+        # The modules that the calling process finds are found here, too.
+        sys.path[:0] = [each for each in message.content["folders"] if each not in sys.path]
         for name, lines in message.content["sources"].items():
             linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
         try:
@@ -228,7 +229,7 @@ class CallServer:
             raise KeyboardInterrupt
 
     def _leave_to_parent(self) -> None:
-        """In a forked child, which would keep the connections open after this rank's end."""
+        """Close, in a forked child, the connections, which would outlive this rank."""
         self._calls.close()
         for connection in self._marks:
             connection.close()
@@ -248,11 +249,6 @@ def _redirect(address: Address, describe: Callable[[str], Any]) -> Sequence[sock
         found.append(channel.connection)
     buffer_lines()
     return found
-
-
-def _extend_path(folders: Sequence[str]) -> None:
-    """Find the modules that the calling process finds."""
-    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
 
 
 def _has_group() -> bool:

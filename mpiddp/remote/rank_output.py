@@ -14,11 +14,10 @@ from mpiddp.remote.channel import MARK
 from mpiddp.wording import fit
 
 CLOSE_SECONDS = 5.0
-"""For which what has come is still printed."""
-
+"""How long ``close`` goes on printing what has come."""
 BLOCK = 1 << 16
-LONGEST_MARK = 40
-"""Bytes."""
+MARK_BYTES = 40
+"""More than a mark has. A NUL byte with fewer behind it may begin a mark that is incomplete."""
 
 Sink = Callable[[int, str, str], object]
 """Takes a rank, ``out`` or ``err``, and a text that the rank has printed there."""
@@ -33,7 +32,7 @@ def write(role: str, text: str) -> None:
 
 
 class OutputReader:
-    """One stream of one rank."""
+    """Reads one stream of one rank, and prints it line by line."""
 
     def __init__(
         self, connection: socket.socket, label: bytes | None, take: Callable[[str], object]
@@ -77,7 +76,7 @@ class OutputReader:
             self.call, begin = int(mark[1]), mark.end()
         data = data[begin:]
         at = data.rfind(b"\0")
-        is_held = at >= 0 and len(data) - at < LONGEST_MARK
+        is_held = at >= 0 and len(data) - at < MARK_BYTES
         self._held = data[at:] if is_held else b""
         self._take(data[:at] if is_held else data)
 

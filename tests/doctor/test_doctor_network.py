@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiddp.doctor.network import node_links, routes
-from mpiddp.doctor.network.node_links import Counter, NodeLinks, Ping
+from mpiddp.doctor.network.node_links import LinkServer, NodeLinks, Ping
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.network.interfaces import Interface
 
@@ -23,7 +23,7 @@ TOKEN = b"0123456789abcdef"
 
 @pytest.fixture
 def counter():
-    made = Counter("127.0.0.1", TOKEN)
+    made = LinkServer("127.0.0.1", TOKEN)
     yield made
     made.close()
 

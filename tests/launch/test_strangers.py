@@ -32,7 +32,7 @@ from mpiddp.process.sockets import links, ports
 from mpiddp.process.sockets import listener as listener_module
 from mpiddp.process.sockets.listener import TokenListener
 from mpiddp.remote import channel
-from mpiddp.remote.job import ROLES, _Reception
+from mpiddp.remote.job import ROLES, _RankConnections
 
 HOST = "127.0.0.2"
 HUNG = 30.0
@@ -156,7 +156,7 @@ def benchmark() -> Iterator[Listener]:
 def doctor() -> Iterator[Listener]:
     """The doctor's, for messages between nodes."""
     token = bytes(16)
-    counter = node_links.Counter(HOST, token)
+    counter = node_links.LinkServer(HOST, token)
     try:
         yield Listener(counter.port, lambda: node_links.ping(HOST, counter.port, token))
     finally:
@@ -214,7 +214,7 @@ def reception() -> Iterator[Listener]:
     """That of a process which calls `mpiddp.ranks`, until its ranks are there."""
     with contextlib.ExitStack() as stack:
         server = ports.listen(HOST)
-        receiving = _Reception([server], stack)
+        receiving = _RankConnections([server], stack)
 
         def use() -> None:
             for role in ROLES:

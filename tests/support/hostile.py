@@ -121,7 +121,7 @@ def _use_address(path: Path) -> None:
 
 
 def _use_options(path: Path) -> None:
-    front._find_why_anew(path.parent)
+    front._explain_new_start(path.parent)
     manifests.find_directory(path.parent)
     read_toml(path)
 

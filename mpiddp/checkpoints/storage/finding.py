@@ -74,7 +74,7 @@ def _read_manifest(path: Path) -> str:
 
 
 def _find_suspects(path: Path, manifest: Manifest, ranks: RankGroup) -> list[str]:
-    """Names of files that the rank that looked found missing or changed. Collective.
+    """Names of files that are missing or changed; each rank looks at a part of them. Collective.
 
     Raises StorageError.
     """

@@ -44,7 +44,7 @@ READ_BYTES = 1 << 20
 PATIENCE_SECONDS = 70.0
 """A client of NFS may go by what it knows of a directory for 60 s."""
 MOST_TIMES = 10
-"""That PATIENCE_SECONDS may pass while many files are read."""
+"""All reads of one Patience together are retried for so many times PATIENCE_SECONDS."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between two tries."""
 
@@ -115,20 +115,19 @@ class DamageError(Exception):
 
 
 class Patience:
-    """Tries again for PATIENCE_SECONDS what an error of reading has kept from working.
+    """Retries reads that raise OSError, for PATIENCE_SECONDS each.
 
-    One line on stderr says so. After a read that works the time begins again; all reads together
-    get MOST_TIMES of it.
+    One line on stderr says so. All reads together are retried for MOST_TIMES as long.
     """
 
     def __init__(self, rank: int | None = None) -> None:
-        """``rank``: this process's, for that line."""
+        """``rank``: this process's rank, for that line."""
         name = "" if rank is None else f"rank {rank} "
         self._who = f"{name}on {socket.gethostname()}"
         self._end: float | None = None
-        """Of the time, once it has begun."""
+        """When to give up the read that fails now; None if none does."""
         self._last: float | None = None
-        """Of all of them."""
+        """When to give up in any case; None before the first failure."""
 
     def read(self, work: Callable[..., T], *arguments: Any) -> T:
         """What ``work(*arguments)`` returns. Raises the last OSError once the time is over."""

@@ -286,7 +286,7 @@ def write_shards(
     if ranks.rank == 0 and not any(problems):
         problems = [attempt(finish)]
     raise_first(ranks.broadcast(problems))
-    # Rank 0's have got one more meanwhile.
+    # Rank 0 has written one more file since.
     return [files.files, *(each for _, _, each in found[1:])] if found else []
 
 

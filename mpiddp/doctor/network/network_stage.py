@@ -56,10 +56,10 @@ def _find_row(examiner: Examiner, route: Route) -> NetworkRow:
     link = None
     if leaders is not None and leaders.Get_size() > 1:
         token = bytes.fromhex(route.meeting.job)
-        counter = node_links.Counter(route.local_address, token)
+        server = node_links.LinkServer(route.local_address, token)
         try:
-            link = node_links.measure(leaders, counter, world.hostname, token)
+            link = node_links.measure(leaders, server, world.hostname, token)
         finally:
-            counter.close()
+            server.close()
     unanswered = list(name_resolution.find_unanswered(look_ups))
     return NetworkRow(way, name_resolution.judge_look_ups(unanswered), link)

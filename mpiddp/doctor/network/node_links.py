@@ -106,7 +106,7 @@ class _Stream:
         return 8 * (self._total - before) / (self._last - begin)
 
 
-class Counter:
+class LinkServer:
     """Answers pings and counts streams on ``address``, in one thread, for this job only."""
 
     def __init__(self, address: str, token: bytes) -> None:
@@ -145,7 +145,7 @@ class Counter:
 
 
 def ping(address: str, port: int, token: bytes) -> Ping:
-    """Exchange messages with a Counter. Raises OSError if it is not reached."""
+    """Exchange messages with another node's LinkServer. Raises OSError if it is not reached."""
     found: list[Ping] = []
     with _connect(address, port, token + ECHO) as connection, connection.makefile("rb") as answers:
         end = time.monotonic() + PING_SECONDS
@@ -163,7 +163,7 @@ def ping(address: str, port: int, token: bytes) -> Ping:
 
 
 def stream(address: str, port: int, token: bytes) -> None:
-    """Send to a Counter for STREAM_SECONDS, and drop what has not left by then."""
+    """Send to another node's LinkServer for STREAM_SECONDS, and drop what has not left by then."""
     chunk = bytes(CHUNK)
     with _connect(address, port, token + SINK) as connection:
         # Closing does not wait for what a slow link has not carried yet.
@@ -216,10 +216,10 @@ def take_turns(size: int) -> list[range]:
     return turns if size == even else [*turns, range(size - 1, size)]
 
 
-def measure(leaders: MPI.Intracomm, counter: Counter, hostname: str, token: bytes) -> NodeLinks:
+def measure(leaders: MPI.Intracomm, server: LinkServer, hostname: str, token: bytes) -> NodeLinks:
     """Measure this node's links. Collective over the leaders of two or more nodes."""
     quietly = mpi.SleepingCommunicator(leaders)
-    here = (hostname, counter.address, counter.port)
+    here = (hostname, server.address, server.port)
     neighbour, address, port = find_neighbours(leaders, here)
     problems: list[str] = []
 
@@ -240,9 +240,9 @@ def measure(leaders: MPI.Intracomm, counter: Counter, hostname: str, token: byte
         error = _stream_in_turns(leaders, (address, port, token) if ring is not None else None)
         if error is not None:
             note(neighbour, address, error)
-        rates = quietly.gather(counter.rate() or 0.0)
+        rates = quietly.gather(server.rate() or 0.0)
         if not quietly.bcast(rates is not None and min(rates) < find_limit(rates)):
             break
     return NodeLinks(
-        hostname, neighbour, master, ring, counter.rate(), tuple(dict.fromkeys(problems))
+        hostname, neighbour, master, ring, server.rate(), tuple(dict.fromkeys(problems))
     )
