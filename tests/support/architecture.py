@@ -85,28 +85,6 @@ EMPTY_NAMES = frozenset({"command", "report", "plot", "common", "utils", "helper
 """Names of modules and folders that do not say what is in them."""
 PUBLIC = frozenset({"mpiddp.models", "mpiddp.plot"})
 """Modules whose names users write: these stay, however short they are."""
-UNNAMED_YET = frozenset({
-    "mpiddp.Entry", "mpiddp.Finished", "mpiddp.Form", "mpiddp.Handlers", "mpiddp.Kind",
-    "mpiddp.Link", "mpiddp.Members", "mpiddp.Output", "mpiddp.Ranks", "mpiddp.Reader",
-    "mpiddp.Reading", "mpiddp.Report", "mpiddp.Rule", "mpiddp.Selection", "mpiddp.Source",
-    "mpiddp.Stage", "mpiddp.Stream", "benchmarks.Bench", "benchmarks.Contender", "benchmarks.Group",
-    "benchmarks.Job", "benchmarks.Line", "benchmarks.Options", "benchmarks.Plan",
-    "benchmarks.Point", "benchmarks.Program", "benchmarks.Row", "benchmarks.Surroundings",
-    "benchmarks.Training", "benchmarks.Verdict", "benchmarks.Visit", "benchmarks.Visitor",
-    "benchmarks.Workload", "mpiddp.doctor.common", "mpiddp.doctor.common.report",
-    "mpiddp.launch.launcher.programs", "mpiddp.lifeline.report", "benchmarks.common",
-    "benchmarks.report", "benchmarks.report.command", "benchmarks.checkpoint.command",
-    "benchmarks.checkpoint.report", "benchmarks.collectives.command", "benchmarks.collectives.plot",
-    "benchmarks.collectives.report", "benchmarks.compare.command", "benchmarks.compare.report",
-    "benchmarks.fit.command", "benchmarks.fit.plot", "benchmarks.programs.command",
-    "benchmarks.programs.report", "benchmarks.startup.command", "benchmarks.startup.plot",
-    "benchmarks.startup.report", "benchmarks.stragglers.command", "benchmarks.stragglers.plot",
-    "benchmarks.stragglers.report", "benchmarks.training_loop.command",
-    "benchmarks.training_loop.report", "benchmarks.training_step.command",
-    "benchmarks.training_step.plot", "benchmarks.training_step.report", "benchmarks.tune.command",
-    "benchmarks.tune.report",
-})  # fmt: skip
-"""Classes and modules that break the rule about names, and still may."""
 LONGEST_FUNCTION = 60
 MOST_FILES = 12
 """Of a folder, without its ``__init__.py``."""
@@ -507,14 +485,14 @@ def check_names(modules: dict[str, Module]) -> Iterator[Violation]:
     homes: dict[str, str] = {}
     for module in modules.values():
         last = module.name.rpartition(".")[2]
-        if last in EMPTY_NAMES and module.name not in PUBLIC | UNNAMED_YET:
+        if last in EMPTY_NAMES and module.name not in PUBLIC:
             yield Violation(module.name, 1, f"a name like {last!r} does not say what it holds")
         for node in module.tree.body:
             if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
                 continue
             name = f"{module.name.partition('.')[0]}.{node.name}"
             home = homes.setdefault(name, module.name)
-            if home != module.name and name not in UNNAMED_YET:
+            if home != module.name:
                 yield Violation(module.name, node.lineno, f"{home} has a class {node.name}, too")
 
 
