@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 
 from benchmarks.judge import ratios
 from benchmarks.judge.changes import SLOWER, UNKNOWN, Rule, judge
+from benchmarks.judge.choosing import choose
 from benchmarks.judge.correlation import find_coefficient, find_widening
 from benchmarks.judge.targets import Target
+from benchmarks.judge.winners import make_groups
 from benchmarks.records import schema as records
+from benchmarks.records.material import Measured
 from benchmarks.records.schema import Cell
 from benchmarks.records.statistics import median_interval
 from planted_records import Noise
@@ -199,6 +202,44 @@ def test_a_record_whose_rounds_are_alike_is_not_said_to_be_the_same():
     }
     words = [each.word for each in judge(pairs, RULE)]
     assert words.count(UNKNOWN) >= 14
+
+
+# ---- one answer for all that ask ----------------------------------------------------------------
+
+
+def ask_all(seed: int, seconds: float) -> set[str]:
+    """Who says that a ring which takes so long is faster than today's choice, which takes 1."""
+    generator = numpy.random.default_rng(seed)
+    today, ring = (
+        records.make_cell(
+            (each * generator.lognormal(0, 0.1, 12)).tolist(), quantity="all-reduce", ranks=2,
+            contender=f"mpiddp {name}", at={"bytes": 64, "type": "float32", "operator": "sum"},
+            details={"maker": "mpiddp", "algorithm": name, "transport": "auto",
+                     "ran": f"{ran} over mpi", "buffer": "private"},
+        )
+        for name, ran, each in (("auto", "direct", 1.0), ("ring", "ring", seconds))
+    )  # fmt: skip
+    ((table,),) = choose([[today, ring]])[0].values()
+    (group,) = make_groups([Measured(each, 0, each.contender) for each in (today, ring)])
+    (page,) = group.verdicts.values()
+    pair = (today.samples, ring.samples)
+    ratio = ratios.compare_rounds(*pair, ratios.find_common([pair]))
+    says = {
+        "table": table.chosen.algorithm == "ring",
+        "page": page.is_settled and page.winner.cell is ring,
+        "target": bool(Target("time", {"": ratio}, at_most=1.0).met),
+        "miss": Target("time", {"": ratio}, at_least=1.0).met is False,
+    }
+    return {name for name, is_said in says.items() if is_said}
+
+
+def test_all_that_ask_get_one_answer_and_equal_contenders_hardly_ever_a_wrong_one():
+    wrong = [ask_all(seed, 1.0) for seed in range(200)]
+    found = [ask_all(seed, 0.7) for seed in range(200)]
+    everyone = {"table", "page", "target", "miss"}
+    assert all(each in (set(), everyone) for each in wrong + found)
+    # Of 200 at 0.025: twelve or more have a probability of 1 %.
+    assert sum(map(bool, wrong)) <= 11 and sum(map(bool, found)) >= 180
 
 
 # A promise
