@@ -239,7 +239,7 @@ def test_all_that_ask_get_one_answer_and_equal_contenders_hardly_ever_a_wrong_on
     everyone = {"table", "page", "target", "miss"}
     assert all(each in (set(), everyone) for each in wrong + found)
     # Of 200 at 0.025: twelve or more have a probability of 1 %.
-    assert sum(map(bool, wrong)) <= 11 and sum(map(bool, found)) >= 180
+    assert sum(map(bool, wrong)) <= 11 and sum(map(bool, found)) >= 150
 
 
 # A promise
