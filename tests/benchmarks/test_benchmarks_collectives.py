@@ -14,14 +14,14 @@ import documents
 import launchers as launching
 from benchmark_runs import check_drawing, record_benchmark, run_benchmark
 from benchmarks.measure.collectives import measurement, options
-from benchmarks.measure.collectives.cells import CallSurroundings, LeftOut
+from benchmarks.measure.collectives.cells import CallSurroundings
 from benchmarks.measure.collectives.contenders import list_blocks
 from benchmarks.measure.collectives.measurement import WORKER
 from benchmarks.measure.collectives.visits import CallVisitor
 from benchmarks.measure.launching import launchers, processes
 from benchmarks.measure.launching.paired_jobs import start_jobs
 from benchmarks.measure.launching.processes import RunError
-from benchmarks.measure.trials import WrongResultError
+from benchmarks.measure.trials import WRONG, Refusal, WrongResultError
 from benchmarks.records.contenders import MPI, MPI_JOB, TORCH_JOB, Contender, Task
 from benchmarks.records.schema import read_record
 from measured import GLOO_ROW, MPI_ROW, MPIRUN, PRIVATE_OWN, K, M, make_cell
@@ -62,9 +62,9 @@ def fake_measuring(monkeypatch, *items) -> None:
 
 
 def test_a_wrong_result_ends_with_an_error_after_the_tables(monkeypatch, capsys):
-    wrong = LeftOut(
+    wrong = Refusal(
         quantity="all-reduce", contender=PRIVATE_OWN.label, at={"ranks": 2, "bytes": 8},
-        reason="its result has 2 wrong elements", is_wrong=True,
+        reason="its result has 2 wrong elements", kind=WRONG,
     )  # fmt: skip
     fake_measuring(monkeypatch, wrong, make_cell(GLOO_ROW, 8, [[1.0]]))
     with pytest.raises(WrongResultError, match=r"private, all-reduce at 8 B .*2 wrong") as caught:

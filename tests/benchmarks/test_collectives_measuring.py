@@ -24,7 +24,7 @@ import launchers
 from benchmarks.judge.guidelines import list_broken
 from benchmarks.judge.slow_ranks import find_late_rank, find_slow_core
 from benchmarks.measure.collectives import measurement
-from benchmarks.measure.collectives.cells import CallSurroundings, LeftOut, describe_overlap
+from benchmarks.measure.collectives.cells import CallSurroundings, describe_overlap
 from benchmarks.measure.collectives.contenders import (
     list_blocks,
     list_contenders,
@@ -39,7 +39,7 @@ from benchmarks.measure.collectives.visits import LENGTH, CallVisit, CallVisitor
 from benchmarks.measure.launching import json_lines, worker_loop
 from benchmarks.measure.launching.paired_jobs import make_mpi_program, make_torch_program
 from benchmarks.measure.launching.srun import Srun
-from benchmarks.measure.trials import RefusedError
+from benchmarks.measure.trials import WRONG, Refusal, RefusedError
 from benchmarks.records.collectives import ITEM_BYTES
 from benchmarks.records.contenders import (
     BACKEND,
@@ -323,8 +323,8 @@ def test_a_pair_whose_messages_are_wrong_is_named_and_not_timed(monkeypatch):
 
     with fake_jobs(monkeypatch, answer, ranks=3):
         items = list(measure(3, MPIRUN, make_plan(command="all-pairs")))
-    (refusal,) = [item for item in items if isinstance(item, LeftOut)]
-    assert refusal.is_wrong and refusal.reason == "its result has 5 wrong elements 2→0"
+    (refusal,) = [item for item in items if isinstance(item, Refusal)]
+    assert refusal.kind == WRONG and refusal.reason == "its result has 5 wrong elements 2→0"
     assert (2, 0) not in {(c.at["from"], c.at["to"]) for c in items if isinstance(c, Cell)}
 
 
@@ -486,9 +486,9 @@ def test_what_sums_wrongly_or_cannot_is_not_timed(monkeypatch):
     assert [cell.details["maker"] for cell in cells] == [
         GLOO, BACKEND, PERSISTENT, OWN, PREPARED,
     ]  # fmt: skip
-    refusals = {item.contender: item for item in items if isinstance(item, LeftOut)}
+    refusals = {item.contender: item for item in items if isinstance(item, Refusal)}
     assert refusals["plain ring"].reason == "not here"
-    assert refusals["MPI_Allreduce"].is_wrong
+    assert refusals["MPI_Allreduce"].kind == WRONG
     # One look, two rounds of as many iterations as fit.
     asked = [spec for spec in jobs[TORCH_JOB].asked if spec["maker"] == GLOO]
     assert [spec["iterations"] for spec in asked] == [LENGTH.fewest, 10, 10]

@@ -16,7 +16,8 @@ from benchmarks.judge.slow_links import list_slow
 from benchmarks.judge.targets import Target
 from benchmarks.measure.collectives import tables
 from benchmarks.measure.collectives import targets as collectives_targets
-from benchmarks.measure.collectives.cells import LeftOut, find_probe
+from benchmarks.measure.collectives.cells import find_probe
+from benchmarks.measure.trials import Refusal
 from benchmarks.records.collectives import find_rates
 from benchmarks.records.contenders import (
     BOUND_BYTES,
@@ -77,7 +78,7 @@ def test_the_table_shows_what_ran_rates_ratios_and_why_it_ended():
         (MPI_ROW, M): [[4e-3] * 6],
         (PRIVATE_OWN, M): [[1e-3, 1e-3, 2e-3, 2e-3, 3e-3, 3e-3]],
     }
-    left_out = LeftOut(
+    left_out = Refusal(
         quantity="all-reduce", contender="plain ring", at={"bytes": M}, reason="it only adds"
     )
     found = make_findings(times, left_out)
@@ -95,7 +96,7 @@ def test_the_table_shows_what_ran_rates_ratios_and_why_it_ended():
 
 def test_that_nothing_of_mpiddp_was_measured_is_told():
     own, why = Contender(OWN, buffer="gpu").label, "not every rank has a GPU"
-    left_out = LeftOut(quantity="all-reduce", contender=own, at={"bytes": 8}, reason=why)
+    left_out = Refusal(quantity="all-reduce", contender=own, at={"bytes": 8}, reason=why)
     for rows, told in (([GLOO_ROW], True), ([GLOO_ROW, PRIVATE_OWN], False)):
         found = make_findings({(row, 8): [[1.0]] for row in rows}, left_out)
         lines = tables.format_findings(found, make_plan()).splitlines()

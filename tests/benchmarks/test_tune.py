@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.judge.choosing import RULE, SizeChoice, Way, choose, list_finalists, list_ranges
-from benchmarks.measure.collectives.cells import LeftOut
 from benchmarks.measure.collectives.options import CollectivesPlan
-from benchmarks.measure.trials import WrongResultError
+from benchmarks.measure.trials import WRONG, Refusal, WrongResultError
 from benchmarks.measure.tune import nccl, tuning
 from benchmarks.records import schema as records
 from benchmarks.records.schema import Cell, open_record, read_record
@@ -331,10 +330,10 @@ def test_what_was_measured_before_an_interruption_becomes_a_table(tmp_path, monk
 
 
 def test_what_is_wrong_while_all_are_screened_is_an_error(tmp_path, monkeypatch):
-    wrong = LeftOut(quantity="all-reduce", contender="mpiddp pat", at={"ranks": 2, "bytes": 4096},
-                    reason="its result has 3 wrong elements", is_wrong=True)  # fmt: skip
+    wrong = Refusal(quantity="all-reduce", contender="mpiddp pat", at={"ranks": 2, "bytes": 4096},
+                    reason="its result has 3 wrong elements", kind=WRONG)  # fmt: skip
 
-    def measure(ranks: int, launcher: object, plan: CollectivesPlan) -> Iterator[Cell | LeftOut]:
+    def measure(ranks: int, launcher: object, plan: CollectivesPlan) -> Iterator[Cell | Refusal]:
         if plan.repetitions == tuning.SCREENING_ROUNDS:
             yield wrong
         yield make_rule(1e-5)

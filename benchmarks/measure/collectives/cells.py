@@ -11,7 +11,7 @@ from benchmarks.judge.guidelines import list_broken
 from benchmarks.judge.slow_ranks import SlowRank, find_late_rank, find_slow_core
 from benchmarks.measure.collectives.options import CollectivesPlan
 from benchmarks.measure.collectives.visits import CallVisit, CallVisitor
-from benchmarks.measure.trials import Surroundings
+from benchmarks.measure.trials import WRONG, Refusal, Surroundings
 from benchmarks.records.collectives import find_rates
 from benchmarks.records.contenders import EVEN, POINT_TO_POINT, PROBE, Task
 from benchmarks.records.schema import Cell, Coordinate, RecordWriter, group_by
@@ -20,19 +20,6 @@ from mpiddp.wording import describe_size
 
 INTERRUPTED = "interrupted"
 """Why there are no more rounds of a contender, but for what a `StoppingRule` says."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeftOut:
-    """A contender that cannot do something, and why."""
-
-    quantity: str
-    contender: str
-    at: Mapping[str, Coordinate]
-    """Where, with the number of ranks."""
-    reason: str
-    is_wrong: bool = False
-    """Whether it can, but computes something else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +32,7 @@ class CallSurroundings(Surroundings):
     """Seconds of the first collective that each maker made, which never counts."""
 
 
-Finding = Cell | LeftOut | CallSurroundings
+Finding = Cell | Refusal | CallSurroundings
 
 
 def keep(items: Iterable[Finding], found: list[Finding], writer: RecordWriter) -> None:
@@ -54,7 +41,7 @@ def keep(items: Iterable[Finding], found: list[Finding], writer: RecordWriter) -
         found.append(item)
         if isinstance(item, Cell):
             writer.add(item)
-        elif isinstance(item, LeftOut):
+        elif isinstance(item, Refusal):
             writer.refuse(item.quantity, item.contender, item.reason, **item.at)
         else:
             writer.write("surroundings", **vars(item))
@@ -63,7 +50,7 @@ def keep(items: Iterable[Finding], found: list[Finding], writer: RecordWriter) -
 def list_wrong(found: Iterable[Finding]) -> Iterator[str]:
     """What computed something else: when it was first asked, or in a later round."""
     for each in found:
-        if isinstance(each, LeftOut) and each.is_wrong:
+        if isinstance(each, Refusal) and each.kind == WRONG:
             ranks, reason = each.at["ranks"], each.reason
         elif isinstance(each, Cell) and each.details.get("wrong"):
             ranks, reason = each.ranks, f"its result has {each.details['wrong']} wrong elements"
@@ -99,7 +86,7 @@ class CellMaker:
         self._even: list[tuple[tuple[float, ...], ...]] = []
         """Seconds by rank, of each visit in which all ranks do alike."""
 
-    def make(self, block: Sequence[Task], visitor: CallVisitor) -> Iterator[Cell | LeftOut]:
+    def make(self, block: Sequence[Task], visitor: CallVisitor) -> Iterator[Cell | Refusal]:
         """The cells of a block and what was left out, whatever was measured of it."""
         for task in block:
             if task in visitor.refusals:
@@ -119,11 +106,11 @@ class CellMaker:
                     yield self._make_call(task, each, {"wrong": wrong, "stopped": stopped}, slow)
             elif wrong:
                 reason = f"its result has {wrong} wrong elements{task.route}"
-                yield replace(self._leave_out(task, reason), is_wrong=True)
+                yield replace(self._leave_out(task, reason), kind=WRONG)
 
-    def _leave_out(self, task: Task, reason: str) -> LeftOut:
+    def _leave_out(self, task: Task, reason: str) -> Refusal:
         own, at = task.contender, {"ranks": self._ranks, **self._find_place(task)}
-        return LeftOut(quantity=own.quantity, contender=own.label, at=at, reason=reason)
+        return Refusal(quantity=own.quantity, contender=own.label, at=at, reason=reason)
 
     def _find_slow_rank(self, visits: Mapping[Task, Sequence[CallVisit]]) -> SlowRank | None:
         """The rank that stands out among all visits so far, of all contenders."""

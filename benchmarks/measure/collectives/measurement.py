@@ -91,13 +91,13 @@ def measure(ranks: int, launcher: Launcher, plan: CollectivesPlan) -> Iterator[F
     It is what the commands measure by, and others may: ``options.finish(CollectivesPlan(quantity=…,
     sizes=((4096,), (65536,)), algorithms=("auto", "ring"), transports=("auto",),
     buffers=("private",)))`` is a plan; what a field does is said there. ``measure`` yields
-    `CallSurroundings`, then a `Cell` for each contender that was timed, and a `LeftOut` for each
+    `CallSurroundings`, then a `Cell` for each contender that was timed, and a `Refusal` for each
     one that cannot do that or does it wrongly; at the end `CallSurroundings` again. An interruption
     (KeyboardInterrupt) is passed on after what was measured of the current size.
 
     Args:
         ranks: over all nodes; point-to-point takes 2.
-        launcher: from ``checks.check_run`` or ``check_start``; an `Srun` knows the nodes.
+        launcher: from ``checks.check_run``; an `Srun` knows the nodes.
 
     Raises RunError, with a job's output, if one fails; ConfigurationError if the buffers do not fit
     into the memory of a node.

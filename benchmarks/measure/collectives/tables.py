@@ -10,11 +10,11 @@ from benchmarks.judge.slow_links import list_slow
 from benchmarks.measure.collectives.cells import (
     CallSurroundings,
     Finding,
-    LeftOut,
     find_probe,
     group_like,
 )
 from benchmarks.measure.collectives.options import CollectivesPlan
+from benchmarks.measure.trials import Refusal
 from benchmarks.records.contenders import (
     ALL_PAIRS,
     COPIES,
@@ -40,7 +40,7 @@ def format_findings(found: Sequence[Finding], plan: CollectivesPlan) -> str:
     """All that is printed of one number of ranks, but for the targets."""
     *_, told = (each for each in found if isinstance(each, CallSurroundings))
     cells = [each for each in found if isinstance(each, Cell)]
-    left_out = [each for each in found if isinstance(each, LeftOut)]
+    left_out = [each for each in found if isinstance(each, Refusal)]
     lines = [
         *describe_surroundings(told, plan),
         *list_limits(cells),
@@ -206,7 +206,7 @@ def _describe_rate(cell: Cell) -> str:
     return f"{usual:.3g} GB/s (5–95 %: {slow:.3g}–{fast:.3g})"
 
 
-def list_left_out(left_out: Iterable[LeftOut]) -> Iterator[str]:
+def list_left_out(left_out: Iterable[Refusal]) -> Iterator[str]:
     """One line for each contender and reason."""
     groups = group_by(left_out, lambda each: (each.contender, each.quantity, each.reason))
     for (contender, quantity, reason), group in groups.items():
@@ -220,7 +220,7 @@ def _describe_size(at: Mapping[str, Coordinate]) -> str:
     return f"{describe_size(int(at['bytes']))}{reduced}"
 
 
-def list_lack(cells: Iterable[Cell], left_out: Iterable[LeftOut]) -> Iterator[str]:
+def list_lack(cells: Iterable[Cell], left_out: Iterable[Refusal]) -> Iterator[str]:
     """That nothing of mpiddp was measured, and why, if something was to be."""
     reasons = [each.reason for each in left_out if each.contender.startswith(OWN)]
     if reasons and not any(cell.contender.startswith(OWN) for cell in cells):
