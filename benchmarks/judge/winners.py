@@ -85,8 +85,8 @@ class Verdict:
     """Of the winner's record."""
     speed: Ratio | None
     """How many times as fast as the framework the winner is."""
-    is_settled: bool = False
-    """Whether it is told from the next one, by the leads at all sizes of the place together."""
+    is_settled: bool
+    """Whether it is told from the next one; each size is judged alone."""
 
 
 def are_paired(one: Measured, other: Measured) -> bool:
@@ -185,13 +185,8 @@ class Group:
     @cached_property
     def verdicts(self) -> Mapping[int, Verdict]:
         """By size; without sizes at which no contender has a right result."""
-        found = {size: each for size in self.sizes if (each := self._find_winner(size)) is not None}
-        leads = {size: each.lead for size, each in found.items() if each.lead is not None}
-        settled = find_greater(leads)
-        return {
-            size: replace(each, is_settled=each.second is None or size in settled)
-            for size, each in found.items()
-        }
+        found = {size: self._find_winner(size) for size in self.sizes}
+        return {size: each for size, each in found.items() if each is not None}
 
     def _find_winner(self, size: int) -> Verdict | None:
         order = self.rank_at(size)
@@ -205,7 +200,8 @@ class Group:
         lead, speed = (
             self.compare(winner, each) if each is not None else None for each in (second, base)
         )
-        return Verdict(winner, second, lead, base, speed)
+        is_settled = lead is None or bool(find_greater({size: lead}))
+        return Verdict(winner, second, lead, base, speed, is_settled)
 
     def rank_at(self, size: int) -> list[Measured]:
         """Contenders with right results, the quickest first: by their ratios to the framework, or
