@@ -41,19 +41,23 @@ class Target:
         """Of the ratios; None if the rounds tell nothing."""
         return {place: ratio.interval for place, ratio in self.ratios.items()}
 
-    def _find_excess(self, ratio: Ratio) -> Ratio:
-        """How far beyond the nearer bound it is: above 1 if it misses it."""
+    def _list_excesses(self, ratio: Ratio) -> list[Ratio]:
+        """How far beyond each bound it is: above 1 if it misses it."""
         found = []
         if self.at_least is not None:
             found.append(ratio.over(self.at_least).turned)
         if self.at_most is not None:
             found.append(ratio.over(self.at_most))
-        return max(found, key=lambda each: each.estimate)
+        return found
 
     @cached_property
     def missed(self) -> set[str]:
         """The places whose ratios are beyond a bound. One is enough: all are judged together."""
-        return find_greater({place: self._find_excess(each) for place, each in self.ratios.items()})
+        excesses = {place: self._list_excesses(each) for place, each in self.ratios.items()}
+        # Only the nearer of two bounds can be missed.
+        return find_greater({
+            place: max(each, key=lambda excess: excess.estimate) for place, each in excesses.items()
+        })  # fmt: skip
 
     def judge(self, place: str) -> bool | None:
         """Whether it is met there; None if the rounds do not tell the value from a bound."""
@@ -62,8 +66,8 @@ class Target:
             if place in self.missed:
                 return False
             # It is met only if it is met everywhere, so each place may be judged alone.
-            interval = self._find_excess(value).interval
-            return True if interval is not None and interval.high <= 1 else None
+            intervals = [excess.interval for excess in self._list_excesses(value)]
+            return all(each is not None and each.high <= 1 for each in intervals) or None
         return (
             value is not None
             and (self.at_least is None or value >= self.at_least)

@@ -245,6 +245,14 @@ def test_all_that_ask_get_one_answer_and_equal_contenders_hardly_ever_a_wrong_on
 # A promise
 
 
+def test_a_promise_with_two_bounds_is_kept_only_within_both():
+    values = [0.80, 0.80, 0.80, 1.01, 1.02, 1.05, 1.1, 1.1, 1.1]
+    ratio = replace(ratios.compare_rounds([1.0] * 9, values, 0.0), widening=1.0)
+    assert ratio.interval is not None and ratio.interval.low == 0.80
+    assert Target("model", {"": ratio}, at_least=0.85, at_most=1.15).met is None
+    assert Target("model", {"": ratio}, at_least=0.75, at_most=1.15).met
+
+
 def test_a_promise_is_judged_at_each_place_where_the_rounds_tell():
     rounds = {"quick": [1.1, 1.2, 1.3] * 4, "like": [0.9, 1.2, 1.3] * 4, "few": [1.2] * 3}
     found = {
