@@ -49,7 +49,7 @@ OTHER_NAMES = {
     "--nccl-tests": ".txt",
     "--nccl-csv": ".conf",
 }
-"""Others' options for this one, and the ending that they stand for, if one."""
+"""What other programs call this option, and the ending of the file that each means, if one."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,8 @@ def check_outputs(outputs: Outputs, inputs: Iterable[Path | None] = ()) -> None:
         if path.resolve() in read:
             raise ConfigurationError(f"{path} is read, and would be overwritten: name another file")
         for other in outputs[:number]:
-            if other.kind is output.kind and not _is_beside(path, other):
+            is_other_form = path.suffix.lower() != other.path.suffix.lower()
+            if other.kind is output.kind and not (output.kind.is_drawn and is_other_form):
                 raise ConfigurationError(
                     f"--output {other} and --output {path} are both {output.kind}: give one"
                 )
@@ -133,10 +134,6 @@ def check_matplotlib() -> None:
     """Raise ConfigurationError if it is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigurationError("drawing needs matplotlib: pip install 'mpiddp[plot]'")
-
-
-def _is_beside(path: Path, other: Output) -> bool:
-    return other.kind.is_drawn and path.suffix.lower() != other.path.suffix.lower()
 
 
 def _check_room(path: Path, *, is_folder: bool) -> None:

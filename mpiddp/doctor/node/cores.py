@@ -58,7 +58,7 @@ def judge_cores(bindings: Sequence[RankCores]) -> Finding:
 def find_crowd(masks: Mapping[int, frozenset[int]]) -> tuple[list[int], list[int]] | None:
     """Ranks that have fewer cores between them than they are, and those cores; None if none.
 
-    A core for every rank is a matching of ranks and cores (Hall 1935, Kuhn 1955): where a rank
+    A core for every rank is a matching of ranks and cores (Hall 1935, Kuhn 1955): if a rank
     finds no augmenting path, the ranks and cores that its search has met are too many and too few.
     """
     owners, holdings = dict[int, int](), dict[int, int]()
