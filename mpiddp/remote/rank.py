@@ -282,7 +282,7 @@ def main() -> None:
         if caller is None:
             raise ConfigurationError("this program is started by mpiddp.ranks(…), and not by hand")
         address = Address.unpack(caller)
-        options = read(Options, sys.argv[1:], "python -m mpiddp.remote.rank", __doc__ or "")
+        options = read(Options, None, "python -m mpiddp.remote.rank", __doc__ or "")
         with start(options, failure_handler) as session:
             session.keep(options)
             server = CallServer(session, address)
