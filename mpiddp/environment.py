@@ -24,7 +24,7 @@ class LauncherVariables:
     name: str
     """Name used in messages."""
     signs: tuple[str, ...]
-    """The launcher started this process where any of these is set."""
+    """The launcher started this process if any of these is set."""
     rank: str
     size: str | None = None
     local_size: str | None = None
@@ -275,7 +275,7 @@ NCCL_IB_DISABLE = "NCCL_IB_DISABLE"
 NCCL_MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
 """Lets ranks share a GPU, from NCCL 2.30 on."""
 
-# Which transports and interfaces MPI uses; where one of these is set, the user has decided.
+# Which transports and interfaces MPI uses; if one of these is set, the user has decided.
 OPEN_MPI_PREFIX = "OMPI_MCA_"
 """Before the name of one of Open MPI's parameters."""
 OPEN_MPI_TRANSPORTS = "OMPI_MCA_btl"
@@ -286,7 +286,7 @@ OFI_INTERFACES = ("FI_TCP_IFACE", "FI_SOCKETS_IFACE")
 """Of libfabric's providers that use TCP."""
 
 PORT_RANGE = "MPIDDP_PORT_RANGE"
-"""LOW-HIGH: the ports that mpiddp may listen on, where ``--port-range`` says nothing."""
+"""LOW-HIGH: the ports that mpiddp may listen on, unless ``--port-range`` says others."""
 
 TEMPORARY_DIRECTORIES = ("TMPDIR", "TEMP", "TMP")
 """Where MPI puts its session directories: the first one that is set."""
@@ -392,14 +392,14 @@ def is_set(names: Iterable[str], variables: Mapping[str, str] = os.environ) -> b
 
 
 def job_identity(variables: Mapping[str, str] = os.environ) -> str | None:
-    """The Slurm job's id as users write it: ARRAY_TASK where there is an array; None outside."""
+    """The Slurm job's id as users write it: ARRAY_TASK in an array; None outside of a job."""
     job = variables.get(SLURM_JOB_ID) or None
     array, task = variables.get(SLURM_ARRAY_JOB_ID), variables.get(SLURM_ARRAY_TASK_ID)
     return f"{array}_{task}" if job and array and task else job
 
 
 def job_name(variables: Mapping[str, str] = os.environ) -> str | None:
-    """Name of the Slurm job with its id (array id and task where there are), or None.
+    """Name of the Slurm job with its id (array id and task in an array), or None.
 
     It is the same after a requeue, so a run finds its own directory again.
     """

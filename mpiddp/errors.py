@@ -61,8 +61,8 @@ MEANINGS = {
 
 
 OWN, PEER, REPEATED = "own", "peer", "repeated"
-"""Where a rank's error comes from: its own work; perhaps the loss of another rank; the error of
-another rank, which reports it itself."""
+"""The origin of a rank's error: its own work; perhaps the loss of another rank; an error that
+another rank reports itself."""
 
 
 class MpiddpError(Exception):
@@ -73,7 +73,7 @@ class MpiddpError(Exception):
         except mpiddp.MpiddpError as error:
             print(error)
 
-    ``exit_code`` is what the job ends with where nobody catches it.
+    ``exit_code`` is what the job ends with if nobody catches it.
     """
 
     exit_code: int = FAILURE
@@ -199,7 +199,11 @@ class ScheduleError(MpiddpError):
 
 
 class PreemptedError(MpiddpError):
+<<<<<<< HEAD
     """The job was preempted: all ranks stopped after the same step, and wrote a checkpoint."""
+=======
+    """The job was preempted: all ranks have stopped after one step, and written a checkpoint."""
+>>>>>>> names3
 
     exit_code = PREEMPTED
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,9 +43,8 @@ class ExportOptions:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write the weights that the command line names."""
-    words = sys.argv[1:] if arguments is None else arguments
     with FailureHandler():
-        options = read(ExportOptions, words, "python -m mpiddp export", DESCRIPTION)
+        options = read(ExportOptions, arguments, "python -m mpiddp export", DESCRIPTION)
         check_outputs(options.output)
         files = [
             each.path / USUAL_NAME if each.kind is DIRECTORY else each.path

@@ -4,7 +4,7 @@ After Träff, Gropp & Thakur, "Self-consistent MPI performance guidelines" (IEEE
 Hunold & Carpen-Amarie's PGMPI: a user could replace a collective by others, or by calls on parts of
 its buffer, so it should never be slower than they are. Each contender is compared with itself.
 A guideline counts as broken if the contender takes longer than what replaces it, by the ratios of
-all replacements of a size, judged together (`ratios.find_greater`).
+all replacements of a call of one size, judged together (`ratios.find_greater`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How tensors lie in memory, which their numbers do not say: strides, and what memory they share.
+"""How tensors lie in memory, beyond their values: strides, and which of them share memory.
 
 Tensors that share memory, and those whose elements do, are stored as that memory, once.
 """
@@ -71,7 +71,7 @@ def _group_by_memory(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[str]]
     """Names of tensors that share memory, in the order of their first ones."""
     places: dict[tuple[torch.device, int], list[str]] = {}
     for name, each in tensors.items():
-        # Where there is nothing, or it is elsewhere, the address is 0.
+        # The address is 0 if a tensor is empty, or has no memory here.
         address = 0 if isinstance(each, DTensor) else each.untyped_storage().data_ptr()
         if address:
             places.setdefault((each.device, address), []).append(name)
@@ -120,7 +120,7 @@ def _identify(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _is_usual(tensor: torch.Tensor) -> bool:
-    """Whether its strides are those of a new tensor, also where a dimension has one element."""
+    """Whether its strides are those of a new tensor, those of dimensions of one element too."""
     if isinstance(tensor, DTensor):
         return True
     expected = 1

@@ -30,7 +30,7 @@ class Record:
     gpus: Mapping[str, int] | None = None
     """GPUs that the job has, by host."""
     hosts: tuple[str, ...] = ()
-    """Where the job still has nodes: those that failed are left out (``--no-kill``)."""
+    """The job's nodes, without those that have failed (``--no-kill``)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Allocation:
     nodes: tuple[Node, ...]
     tasks: int | None = None
     tasks_per_node: tuple[int, ...] = ()
-    """Where there are ``tasks``."""
+    """Empty if ``tasks`` is None."""
     cpus_per_task: int | None = None
     cpus_per_gpu: int | None = None
 

@@ -34,13 +34,13 @@ PASSED_ON = (*ENDING, *PREEMPTING, signal.SIGTSTP, signal.SIGCONT)
 
 @dataclass(frozen=True)
 class Files:
-    """Where the standard output and error of all ranks go together."""
+    """The files for the standard output and the standard error of all ranks."""
 
     output: str
     error: str
 
     def srun_options(self) -> list[str]:
-        """srun writes them itself; a job that is requeued must not wipe out what it said."""
+        """srun writes them itself. It appends: a requeued job must keep what it wrote before."""
         output, error = (path.replace("%", "%%") for path in (self.output, self.error))
         return [f"--output={output}", f"--error={error}", "--open-mode=append"]
 
@@ -106,7 +106,9 @@ class Launch:
                     env={**variables, environment.STANDARD_INPUT: offered},
                     stdin=subprocess.DEVNULL if offered else self._open_input(stack),
                     stdout=output,
-                    stderr=subprocess.PIPE if self._is_filtered() else error,
+                    stderr=subprocess.PIPE
+                    if self.starts_ranks and self.kind is not OTHER
+                    else error,
                     process_group=None if self._shares_terminal() else 0,
                 )
             except OSError as problem:
@@ -146,10 +148,6 @@ class Launch:
             has_ranks=self.starts_ranks and is_local and not is_srun,
             kill_step=lambda srun: is_srun and _signal_step(srun, signal.SIGKILL),
         )
-
-    def _is_filtered(self) -> bool:
-        """Whether the launcher is known, and its standard error goes through this process."""
-        return self.starts_ranks and self.kind is not OTHER
 
     def _shares_terminal(self) -> bool:
         """Whether Ctrl-C reaches the launcher from the terminal itself.
@@ -207,7 +205,11 @@ class Launch:
                 self._process.send_signal(number)
             return
         if not self.starts_ranks and number == signal.SIGTERM and is_ended_by_slurm():
+<<<<<<< HEAD
             return  # Slurm has told every process of the job, and must not tell it twice.
+=======
+            return  # Slurm has told every process of the job, and must not twice.
+>>>>>>> names3
         processes = [self._process.pid]
         is_early = not self._have_ranks_met()
         if is_early and number == signal.SIGINT and not self._shares_terminal():
@@ -240,8 +242,8 @@ class Launch:
     def _goes_past_launcher(self, number: int) -> bool:
         """Whether Open MPI's ranks get the signal from here: the first SIGINT, and SIGTERM.
 
-        After SIGTERM mpirun kills them a second later, while a trainer writes its checkpoint. Where
-        ranks are on other nodes, its children are what it reaches those nodes by.
+        After SIGTERM mpirun kills them a second later, while a trainer writes its checkpoint. If
+        ranks are on other nodes, its children are the programs by which it reaches those nodes.
         """
         if self.kind not in (OPEN_MPI, OPEN_MPI_4) or number in self._told_ranks:
             return False

@@ -3,7 +3,7 @@
     python -m mpiddp -n 4 train.py --its-own options
 
 It imports the standard library alone, so that it is there at once, and so that any Python can run
-it where the ranks' own is in a container.
+it if the ranks' own is in a container.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TRAINER = COMMANDS["train"]
 SHOWN_LINES = 20
 """Of the ranks' errors, after a failure."""
 SHOWN_BYTES = 1 << 16
-"""At most, of the end of the file."""
+"""How much of the end of the file is read for them."""
 
 
 class Job:
@@ -262,10 +262,10 @@ def _explain_new_start(run: Path) -> str:
 def _choose_lost(
     layout: JobLayout, before: Sequence[str], found: Exit, options: FrontOptions
 ) -> tuple[str, ...]:
-    """Hosts to be left out: those that Slurm has lost, and the one that a rank was lost on.
+    """Hosts to be left out: those that Slurm has lost, and the one whose rank was lost.
 
-    The second is kept where too few would be left: perhaps only the rank was at fault. So is the
-    one on which this process lives: ranks that are cut off name it.
+    The latter stays if too few would be left, because perhaps only the rank was at fault. It also
+    stays if this process runs on it: ranks that are cut off from it name it.
     """
     hosts = (*layout.hosts, *before)
     lost = {*before, *find_lost_hosts(hosts, os.environ[environment.SLURM_JOB_ID])}

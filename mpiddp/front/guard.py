@@ -55,7 +55,11 @@ class Watched:
 
 
 class Guard:
+<<<<<<< HEAD
     """The guard process, as the front uses it: a context manager around the launcher's process."""
+=======
+    """The front's handle on that process: a context manager around the launcher's life."""
+>>>>>>> names3
 
     def __init__(self, watched: Watched) -> None:
         receiver, self._sender = os.pipe()
@@ -78,6 +82,7 @@ class Guard:
         self.finish(FAILED)
 
     def watch(self, launcher: int) -> None:
+<<<<<<< HEAD
         """Tell the guard which process the launcher is."""
         self._send(launcher.to_bytes(4, "big"))
 
@@ -89,6 +94,19 @@ class Guard:
         """Tell the guard that the launcher has ended, and wait until all that it started has.
 
         Returns whether the launcher had to be killed. ``status``: its exit code.
+=======
+        """Say which process the launcher is."""
+        self._send(launcher.to_bytes(4, "big"))
+
+    def tell(self, number: int) -> None:
+        """Say that launcher or ranks were sent a signal that is to end the job."""
+        self._send(bytes([number]))
+
+    def finish(self, status: int) -> bool:
+        """Say that the launcher has ended, and wait until all that it has started has ended, too.
+
+        Returns whether the launcher had to be killed.
+>>>>>>> names3
         """
         if self._process is None:
             return False
@@ -113,7 +131,11 @@ def _leave_front(kept: int) -> None:
 
 
 class _Watch:
+<<<<<<< HEAD
     """The work of the guard process."""
+=======
+    """The work of the forked process: watches launcher and ranks, and ends what is left."""
+>>>>>>> names3
 
     def __init__(self, watched: Watched, receiver: int, session: int) -> None:
         self._watched, self._receiver = watched, receiver
@@ -125,19 +147,23 @@ class _Watch:
         self._signs = [f"{sign}=".encode() for sign in signs]
         self._launcher = self._began = 0
         self._signals: list[tuple[int, float]] = []
-        """That were to end the job, and when."""
+        """Signals that were to end the job, and when they came."""
         self._front_gone: float | None = None
         self._ranks: set[int] = set()
-        """All that were seen."""
+        """Every rank that was seen."""
         self._sessions = {session}
         """The front's, and the ranks': a process in another one has left them on purpose."""
         self._ranks_gone: float | None = None
         self._sweeps = 0
-        """How often what ranks have left behind was ended while the launcher goes on."""
+        """How often processes that ranks left behind were ended while the launcher went on."""
         self._has_killed = False
 
     def run(self) -> bool:
+<<<<<<< HEAD
         """Wait until launcher and all that it started have ended. Returns whether it was killed."""
+=======
+        """Watch until the launcher and all that it started have ended; whether it was killed."""
+>>>>>>> names3
         told = os.read(self._receiver, 4)
         self._launcher = int.from_bytes(told, "big")
         self._began = find_start(self._launcher) or 0
@@ -157,7 +183,11 @@ class _Watch:
         return bool(self._signals) or self._front_gone is not None
 
     def _receive(self) -> int | None:
+<<<<<<< HEAD
         """Read what the front sends. Returns how the launcher has ended, once it has."""
+=======
+        """Read the front's messages. Returns how the launcher has ended, None if it has not."""
+>>>>>>> names3
         if self._front_gone is not None:
             time.sleep(BUSY_SECONDS)
             return None if find_start(self._launcher) == self._began else FAILED
@@ -247,7 +277,7 @@ class _Watch:
         return strays
 
     def _end(self, find: Callable[[], set[int]], alone: float = 0.0) -> None:
-        """End what is found, politely. ``alone``: how long it may go on by itself."""
+        """End what ``find`` finds: wait ``alone`` seconds, then SIGTERM, then SIGKILL."""
         for number, seconds in ((0, alone), (signal.SIGTERM, TERM_SECONDS)):
             found, end = find(), time.monotonic() + seconds
             _send(found, number)

@@ -1,4 +1,4 @@
-"""How a job ended: its exit code, and where that comes from."""
+"""How a job ended: its exit code, and the reason for it."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _choose_after_signal(found: Exit, number: int) -> JobEnd | None:
 
 
 def _describe_outcome(outcome: Mapping[str, Any]) -> str:
-    """Where the run's outcome stands, and its reason."""
+    """The path of the run's outcome file, and the reason in it."""
     reason = str(outcome.get("reason") or "").partition("\n")[0] if outcome["code"] else ""
     return ": ".join(filter(None, (outcome.get("path"), reason)))
 

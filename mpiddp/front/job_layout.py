@@ -91,7 +91,7 @@ def choose_layout(
     """Choose ranks and cores for the nodes that are not to be left ``without``.
 
     What ``request`` says counts, then what Slurm was asked for; else there is one rank per GPU, or
-    one per node where there are none. Raises ConfigurationError if that is not possible.
+    one per node if there are none. Raises ConfigurationError if that is not possible.
     """
     if not request.is_empty:
         nodes, ranks_of = _distribute(allocation, request, without)
@@ -156,7 +156,7 @@ def _too_many(ranks: int, nodes: Sequence[Node]) -> str:
 
 
 def _spread(ranks: int, nodes: Sequence[Node]) -> list[int]:
-    """As evenly as the nodes' GPUs allow, or their cores where there are too few GPUs."""
+    """As evenly as the nodes' GPUs allow, or their cores if there are too few GPUs."""
     gpus = [node.gpus for node in nodes]
     room = gpus if ranks <= sum(gpus) else [node.cores for node in nodes]
     if ranks > sum(room):

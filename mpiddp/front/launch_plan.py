@@ -37,7 +37,7 @@ class LaunchPlan:
     kind: LauncherKind
     words: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
-    """To be set, where they are not set already or mpiddp must decide."""
+    """To be set: those that the user has not set, and those that mpiddp must decide."""
     unset: tuple[str, ...] = ()
     layout: JobLayout | None = None
     """In an allocation."""

@@ -2,8 +2,8 @@
 
 Open MPI and MPICH comment on each rank that called MPI_Abort or left with an exit code. That rank
 has said why, in one message, and twenty lines that follow would bury it. So would torch's warning,
-with its C++ stack, that rank 0's store does not answer, where a rank has reported the end of the
-job. Everything else passes: errors of the launch, ranks that were killed, and what another rank
+with its C++ stack, that rank 0's store does not answer, if a rank has reported the end of the job.
+Everything else passes: errors of the launch, ranks that were killed, and what another rank
 says inside such a paragraph.
 """
 

@@ -19,7 +19,7 @@ NAMES = ("libmpi.so", "libmpi.so.12", "libmpi.so.40")
 def choose_pmi(variables: Mapping[str, str]) -> str:
     """What srun's ``--mpi=`` must say: what MPIDDP_PMI does, else what the library speaks.
 
-    In a container, and where no library is found, it is ``pmix``.
+    In a container, and if no library is found, it is ``pmix``.
     """
     named = variables.get(environment.PMI)
     if named or variables.get(environment.WRAP):
@@ -36,8 +36,13 @@ def choose_pmi(variables: Mapping[str, str]) -> str:
     return "pmix" if library is not None and _speaks_pmix(library) else "pmi2"
 
 
+<<<<<<< HEAD
 def find_library(variables: Mapping[str, str]) -> tuple[LauncherKind | None, Path | None]:
     """The kind of the MPI that mpi4py would load, and its file where that is known."""
+=======
+def find_library(variables: Mapping[str, str]) -> tuple[Kind | None, Path | None]:
+    """The kind of the MPI that mpi4py would load, and its file if that is known."""
+>>>>>>> names3
     linked = _find_linked()
     if linked is not None:
         return linked, None

@@ -49,7 +49,7 @@ OTHER_NAMES = {
     "--nccl-tests": ".txt",
     "--nccl-csv": ".conf",
 }
-"""Others' options for this one, and the ending that they stand for, if one."""
+"""What other programs call this option, and the ending of the file that each means, if one."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,13 @@ def check_outputs(outputs: Outputs, inputs: Iterable[Path | None] = ()) -> None:
         if path.resolve() in read:
             raise ConfigurationError(f"{path} is read, and would be overwritten: name another file")
         for other in outputs[:number]:
+<<<<<<< HEAD
             is_beside = other.kind.is_drawn and path.suffix.lower() != other.path.suffix.lower()
             if other.kind is output.kind and not is_beside:
+=======
+            is_other_form = path.suffix.lower() != other.path.suffix.lower()
+            if other.kind is output.kind and not (output.kind.is_drawn and is_other_form):
+>>>>>>> names3
                 raise ConfigurationError(
                     f"--output {other} and --output {path} are both {output.kind}: give one"
                 )

@@ -42,9 +42,9 @@ ROLES = ("calls", "out", "err")
 LOOK_SECONDS = 0.05
 """Period of the checks whether the starter has ended before its ranks were there."""
 QUIET_SECONDS = 5.0
-"""What the launcher says is printed if the start, or the end, takes longer."""
+"""If the start takes longer, the launcher's messages are printed; if the end does, a message is."""
 LOG_BYTES = 1000
-"""Of that, in an error if no reason is known."""
+"""How much of the launcher's messages an error quotes if no reason is known."""
 REPORT_SECONDS = 5.0
 """How long a job may take to end once a rank has been lost."""
 END_SECONDS = LASTING_SECONDS + 60.0
@@ -53,7 +53,7 @@ RAISED = {
     error.exit_code: error
     for error in (ConfigurationError, LaunchError, UnreachableError, PeerLostError)
 }
-"""The error that is raised for each exit code of the starter."""
+"""The error for each exit code of the starter."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class JobRequest:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the ranks."""
     output: Sink | None = None
-    """Takes what the ranks print; None for this process's standard streams, with labels."""
+    """Called with what the ranks print; None to print it here, with labels."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,17 @@ class RankJob:
         try:
             with contextlib.ExitStack() as stack:
                 servers = [listen_locally(), *_listen_on_network(request)]
+<<<<<<< HEAD
                 connections = _RankConnections(servers, stack)
                 self.starter = self._start(request, connections.address)
                 self._close_descriptors("_report_end")
                 self.members = self._await_ranks(connections)
+=======
+                listener = _RankListener(servers, stack)
+                self.starter = self._start(request, listener.address)
+                self._close_descriptors("_report_end")
+                self.members = self._await_ranks(listener)
+>>>>>>> names3
         except BaseException:
             self.kill()
             raise
@@ -130,17 +137,28 @@ class RankJob:
             start_new_session=True,
         )
 
+<<<<<<< HEAD
     def _await_ranks(self, connections: _RankConnections) -> tuple[Member, ...]:
         patient_until = time.monotonic() + QUIET_SECONDS
         while not connections.is_complete:
             connections.wait(LOOK_SECONDS)
+=======
+    def _await_ranks(self, listener: _RankListener) -> tuple[Member, ...]:
+        patient_until = time.monotonic() + QUIET_SECONDS
+        while not listener.is_complete:
+            listener.wait(LOOK_SECONDS)
+>>>>>>> names3
             if time.monotonic() > patient_until:
                 self._print_log()
             if self.starter.poll() is not None:
                 self._read_report()
                 raise self.explain("the ranks did not start")
         self._print_log()
+<<<<<<< HEAD
         return connections.make_members(self._output)
+=======
+        return listener.make_members(self._output)
+>>>>>>> names3
 
     @property
     def outputs(self) -> list[OutputReader]:
@@ -243,8 +261,13 @@ class RankJob:
         self._close_descriptors()
 
 
+<<<<<<< HEAD
 class _RankConnections:
     """The connections of the ranks, taken as they come."""
+=======
+class _RankListener:
+    """Accepts the connections of the ranks in any order."""
+>>>>>>> names3
 
     def __init__(self, servers: Sequence[socket.socket], stack: contextlib.ExitStack) -> None:
         """``stack``: closes the listening sockets, and connections that nobody has taken over."""
@@ -272,9 +295,13 @@ class _RankConnections:
         self._listener.refresh(time.monotonic())
 
     def _admit(self, connection: socket.socket) -> None:
+<<<<<<< HEAD
         """Send the proof that this process made the token; the rank then says which one it is.
+=======
+        """Prove that this process made the token. Next the rank says which one it is.
+>>>>>>> names3
 
-        Nobody waits for it before its first byte: that rank may be stopped, and others come.
+        That is read once its first byte has arrived: a rank may be stopped while others connect.
         """
         channel = Channel(connection)
         self._own.add(channel)
@@ -283,7 +310,11 @@ class _RankConnections:
             connection.sendall(self.address.proof.encode())
 
     def _meet(self, channel: Channel) -> None:
+<<<<<<< HEAD
         """Read which rank has connected, and what the connection is for."""
+=======
+        """Read which rank has connected, and what for."""
+>>>>>>> names3
         self._selector.unregister(channel)
         try:
             row = channel.receive().content

@@ -39,32 +39,32 @@ from mpiddp.remote.fingerprint import check_function
 from mpiddp.wording import read_message
 
 OUTPUT = {1: "out", 2: "err"}
-"""Descriptors, and the connection that each one is."""
+"""By descriptor, the role of the connection that takes its place."""
 SIGNALS, SIGNAL_SECONDS = 10, 0.1
-"""A function gets so many signals, unless it is interrupted before: one that comes just before a
-system call does not end it."""
+"""How many signals interrupt a function at most, and the pause between them: a signal that arrives
+just before a system call does not end that call."""
 NO_MORE = float("inf")
 LEAVE_SECONDS = 5.0
 """How long a function may go on after the calling process has gone."""
 
 
 class CallServer:
-    """Does what the calling process asks for. ``serve`` returns when that one wants no more."""
+    """Does the calls of the calling process, until that closes the connection."""
 
     def __init__(self, session: Session, address: Address) -> None:
         """Connect. Raises UnreachableError."""
         self._session = session
         self._calls = Channel(connect(address))
         self._calls.send("hello", self._describe("calls"))
-        # It may be stopped (Ctrl-Z) for as long as its user wants; these ranks end with it.
+        # The caller may be stopped (Ctrl-Z) for as long as its user wants; the ranks end with it.
         self._calls.connection.settimeout(None)
         self._sending = threading.Lock()
         self._inbox: queue.SimpleQueue[Message | ConfigurationError | None] = queue.SimpleQueue()
         self._running: int | None = None
         """The number of the call whose function runs."""
         self._interrupted = 0.0
-        """The last call that was to be interrupted: perhaps before its function runs. NO_MORE once
-        the calling process wants none."""
+        """The number of the last call to be interrupted, perhaps before its function runs; NO_MORE
+        once the calling process has gone."""
         self._is_interruptible = False
         self._marks = _redirect(address, self._describe)
         main = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -89,7 +89,7 @@ class CallServer:
         }
 
     def serve(self) -> None:
-        """Do calls until the calling process wants no more."""
+        """Do calls until the calling process has closed the connection."""
         while (message := self._inbox.get()) is not None:
             if isinstance(message, ConfigurationError):
                 self._send_error(message, "")
@@ -187,7 +187,7 @@ class CallServer:
                 connection.sendall(make_mark(number))
 
     def _listen(self) -> None:
-        """On a thread: take what comes while the main thread is in a function."""
+        """On a thread: receive messages while the main thread runs a function."""
         try:
             while True:
                 self._calls.wait()
@@ -223,7 +223,7 @@ class CallServer:
             time.sleep(SIGNAL_SECONDS)
 
     def _interrupt(self, *_: object) -> None:
-        """Once for a call: what follows its function must not be interrupted."""
+        """Raise KeyboardInterrupt once in a call: nothing after its function is interrupted."""
         if self._is_interruptible:
             self._is_interruptible = False
             raise KeyboardInterrupt
@@ -272,13 +272,13 @@ def _format(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Start, then do calls until the calling process wants no more."""
+    """Start, then do calls until the calling process has closed the connection."""
     with FailureHandler((__file__,), outlasts_runs=True) as failure_handler:
         caller = take(environment.CALLER)
         if caller is None:
             raise ConfigurationError("this program is started by mpiddp.ranks(…), and not by hand")
         address = Address.unpack(caller)
-        options = read(Options, sys.argv[1:], "python -m mpiddp.remote.rank", __doc__ or "")
+        options = read(Options, None, "python -m mpiddp.remote.rank", __doc__ or "")
         with start(options, failure_handler) as session:
             session.keep(options)
             server = CallServer(session, address)
@@ -289,7 +289,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # What is pickled by name is not to be found in "__main__".
+    # Not as "__main__", which CallServer replaces: pickles name what is in this module.
     from mpiddp.remote import rank
 
     rank.main()

@@ -1,4 +1,4 @@
-"""What ranks print, on its way to the standard streams of the calling process."""
+"""Reads what the ranks print, and writes it to the calling process's standard streams."""
 
 from __future__ import annotations
 
@@ -14,17 +14,25 @@ from mpiddp.remote.channel import MARK
 from mpiddp.wording import fit
 
 CLOSE_SECONDS = 5.0
+<<<<<<< HEAD
 """How long ``close`` goes on printing what has come."""
 BLOCK = 1 << 16
 MARK_BYTES = 40
 """More than a mark has. A NUL byte with fewer behind it may begin a mark that is incomplete."""
+=======
+"""How long `OutputReader.close` goes on printing what has arrived."""
+
+BLOCK = 1 << 16
+MOST_MARK_BYTES = 40
+"""More than a mark has: a zero byte with fewer bytes after it may be the beginning of one."""
+>>>>>>> names3
 
 Sink = Callable[[int, str, str], object]
-"""Takes a rank, ``out`` or ``err``, and a text that the rank has printed there."""
+"""Called with a rank, ``out`` or ``err``, and a text that the rank has printed there."""
 
 
 def write(role: str, text: str) -> None:
-    """Write to what is ``sys.stdout`` or ``sys.stderr`` now; what nobody reads is lost."""
+    """Write to the present ``sys.stdout`` or ``sys.stderr``; errors of the stream are ignored."""
     stream = sys.stdout if role == "out" else sys.stderr
     with contextlib.suppress(OSError, ValueError, AttributeError):
         stream.write(fit(text, stream))
@@ -37,9 +45,9 @@ class OutputReader:
     def __init__(
         self, connection: socket.socket, label: bytes | None, take: Callable[[str], object]
     ) -> None:
-        """``label``: stands before each line; None if texts are taken as they come.
+        """``label``: printed before each line; None to print texts as they arrive.
 
-        ``take``: prints a text.
+        ``take``: called with each text.
         """
         connection.setblocking(False)
         self.connection = connection
@@ -50,13 +58,13 @@ class OutputReader:
         self._lines = Lines(label) if label is not None else None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = b""
-        """What may be the beginning of a mark."""
+        """Bytes that may be the beginning of a mark, until more arrive."""
 
     def fileno(self) -> int:
         return self.connection.fileno()
 
     def read(self) -> None:
-        """Print what has come."""
+        """Print what has arrived."""
         try:
             data = self.connection.recv(BLOCK)
         except BlockingIOError:
@@ -76,24 +84,28 @@ class OutputReader:
             self.call, begin = int(mark[1]), mark.end()
         data = data[begin:]
         at = data.rfind(b"\0")
+<<<<<<< HEAD
         is_held = at >= 0 and len(data) - at < MARK_BYTES
+=======
+        is_held = at >= 0 and len(data) - at < MOST_MARK_BYTES
+>>>>>>> names3
         self._held = data[at:] if is_held else b""
         self._take(data[:at] if is_held else data)
 
     def flush_late(self) -> None:
-        """Print the beginning of a line that has waited for its end for long."""
+        """Print the beginning of a line whose end has not arrived for long."""
         if self._lines is not None and self._lines.is_late(time.monotonic()):
             self._print(self._lines.flush())
 
     def flush(self) -> None:
-        """Print all that is there."""
+        """Print all that has arrived, lines without an end too."""
         self._print(self._lines.flush() if self._lines is not None else b"", is_final=True)
 
     def close(self) -> None:
-        """Print what has come, and stop."""
+        """Print what has arrived, and close the connection."""
         with self.connection:
             with contextlib.suppress(OSError):
-                # What a rank has left behind may print without end; TCP reads on what comes later.
+                # Processes that a rank left behind may print on; TCP still delivers that.
                 self.connection.shutdown(socket.SHUT_RD)
                 end = time.monotonic() + CLOSE_SECONDS
                 while not self.is_ended and self.connection.recv(1, socket.MSG_PEEK):
@@ -107,6 +119,6 @@ class OutputReader:
             self._print(data if self._lines is None else self._lines.add(data, time.monotonic()))
 
     def _print(self, data: bytes, *, is_final: bool = False) -> None:
-        """``is_final``: no character goes on in what comes next."""
+        """``is_final``: no bytes that come later belong to the last character."""
         if text := self._decoder.decode(data, is_final):
             self._take_text(text)

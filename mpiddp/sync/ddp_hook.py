@@ -24,9 +24,9 @@ from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.planner import CallRequest, Selection, select
 from mpiddp.collectives.transport.operators import Operator, choose_accumulation
-from mpiddp.collectives.transport.shared_memory import find_shortage
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import current_session
+from mpiddp.process.memory_limits import find_shortage
 from mpiddp.schedules.proof import find_sums
 from mpiddp.schedules.schedule import Collective
 

@@ -1,4 +1,4 @@
-"""Where a job writes checkpoints: whole or not at all, and verified before they are used.
+"""A job's directory of checkpoints: written whole or not at all, verified before they are used.
 
 ``step-<n>/``    the shards of torch.distributed.checkpoint and, written last, a manifest
 ``owner.json``   whose directory it is (`mpiddp.checkpoints.storage.owner`)
@@ -74,7 +74,7 @@ class CheckpointSource:
     advice: str = "choose another directory"
     """What to do about a directory that is another owner's; {path} is the newest checkpoint."""
     options: tuple[str, str] = ("keep", "directory")
-    """What the user calls how many to keep, and where."""
+    """The names of the user's options for how many to keep, and for the directory."""
     is_current: Callable[[], bool] = lambda: True
     """Whether no later attempt writes there, asked on rank 0."""
     replaces: bool = False
@@ -127,7 +127,7 @@ def wait_for_gpus(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 class CheckpointDirectory:
-    """Where a job's checkpoints are written; all its ranks use it together.
+    """The directory of a job's checkpoints; all its ranks use it together.
 
     A thread of each rank writes, from copies, one checkpoint at a time. Meanwhile ``ranks`` is the
     thread's. From ``look`` or ``open`` on, until ``close``, no other job can open the directory.

@@ -26,7 +26,7 @@ from mpiddp.wording import describe_error
 T = TypeVar("T")
 
 LISTINGS = 5
-"""How often a directory is listed whose checkpoints another job removes meanwhile."""
+"""How often a directory is listed while another job removes checkpoints there."""
 
 
 @dataclass(frozen=True)

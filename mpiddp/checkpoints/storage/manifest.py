@@ -42,9 +42,13 @@ CHECKPOINTS = "checkpoints"
 """What a run's directory holds: its options, and its checkpoints unless these say otherwise."""
 READ_BYTES = 1 << 20
 PATIENCE_SECONDS = 70.0
-"""A client of NFS may go by what it knows of a directory for 60 s."""
+"""A client of NFS may use what it has cached of a directory for 60 s."""
 MOST_TIMES = 10
+<<<<<<< HEAD
 """All reads of one Patience together are retried for so many times PATIENCE_SECONDS."""
+=======
+"""All waits together, while many files are read, last at most so often PATIENCE_SECONDS."""
+>>>>>>> names3
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between two tries."""
 
@@ -115,9 +119,16 @@ class DamageError(Exception):
 
 
 class Patience:
+<<<<<<< HEAD
     """Retries reads that raise OSError, for PATIENCE_SECONDS each.
 
     One line on stderr says so. All reads together are retried for MOST_TIMES as long.
+=======
+    """Repeats a read that fails with an OSError, for PATIENCE_SECONDS.
+
+    One line on stderr says so. After a read that succeeds the time starts anew; all waits together
+    last at most MOST_TIMES as long.
+>>>>>>> names3
     """
 
     def __init__(self, rank: int | None = None) -> None:
@@ -125,9 +136,15 @@ class Patience:
         name = "" if rank is None else f"rank {rank} "
         self._who = f"{name}on {socket.gethostname()}"
         self._end: float | None = None
+<<<<<<< HEAD
         """When to give up the read that fails now; None if none does."""
         self._last: float | None = None
         """When to give up in any case; None before the first failure."""
+=======
+        """When this wait ends; None unless one has begun."""
+        self._last: float | None = None
+        """When all waits end; None before the first."""
+>>>>>>> names3
 
     def read(self, work: Callable[..., T], *arguments: Any) -> T:
         """What ``work(*arguments)`` returns. Raises the last OSError once the time is over."""
@@ -298,7 +315,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def find_directory(path: Path) -> Path:
-    """Where the checkpoints of a run's directory are; ``path`` itself if it is none."""
+    """The directory of a run's checkpoints; ``path`` itself if it is no run's directory."""
     inside = path / CHECKPOINTS
     if inside.is_dir():
         return inside

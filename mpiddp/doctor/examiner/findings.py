@@ -31,7 +31,7 @@ class Finding:
     """One of STATUSES."""
     found: str
     advice: str = ""
-    """What to do; empty if nothing needs doing, or where ``found`` says it."""
+    """What to do; empty if nothing needs doing, or if ``found`` says it."""
     code: int = SUCCESS
     """Exit code (`mpiddp.errors`); 0 unless the status is ``fail``."""
     hosts: tuple[str, ...] = ()
@@ -63,8 +63,8 @@ def failed(check: str, found: str, advice: str = "", code: int = FAILURE) -> Fin
 def merge(hostnames: Sequence[str], findings: Sequence[Finding]) -> Finding:
     """One finding from those of one check on all nodes, in the nodes' order.
 
-    Nodes that agree are folded. Where any node has something to say, only those that do are
-    named; the line's status is the worst of them, its code the first of theirs.
+    Nodes that agree are folded. If a node warns or fails, only such nodes are named; the line's
+    status is the worst of theirs, its code that of the first failure by `exit_code`.
     """
     worst = max(findings, key=lambda finding: STATUSES.index(finding.status)).status
     named = [

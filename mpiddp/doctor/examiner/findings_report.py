@@ -92,7 +92,7 @@ def wants_colour(
     """Whether to colour: on a terminal, unless NO_COLOR is set (https://no-color.org).
 
     Under a launcher the stream may be a terminal that the launcher made, whatever becomes of what
-    it forwards: then its own output decides, where that can be seen.
+    it forwards: then the launcher's own output decides, if it can be seen.
     """
     if variables.get(environment.NO_COLOR) or not stream.isatty():
         return False

@@ -1,6 +1,6 @@
 """Latency, bandwidth and clocks between nodes, over plain TCP on the agreed interfaces.
 
-That is what Gloo will use, and NCCL where it has nothing better. Every node's leader connects to
+That is what Gloo will use, and NCCL if it has nothing better. Every node's leader connects to
 rank 0's node and to its neighbour in the ring of nodes. Bytes are sent for a fixed time, so that a
 slow link takes no longer, and by every second node at a time: what a node sends would hold up its
 answers to what it receives, and the wrong link would look slow.
@@ -63,7 +63,7 @@ class NodeLinks:
     hostname: str
     neighbour: str
     master: Ping | None
-    """None on rank 0's node, and where it was not reached."""
+    """To rank 0's node; None on that node, and if it was not reached."""
     ring: Ping | None
     """To the neighbour."""
     received: float | None

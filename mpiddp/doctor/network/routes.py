@@ -30,7 +30,7 @@ CLAIMED_SHARE = 0.25
 ONE_STREAM = 10e9
 """Bits per second. Beyond it, one TCP stream may be limited by a core instead of the link."""
 NOMINAL = 2e9
-"""Bits per second: as much is believed of a virtual interface."""
+"""Bits per second: a virtual interface that claims more is taken for this fast."""
 
 VIRTUAL_DRIVERS = ("virtio_net", "vmxnet3", "hv_netvsc", "vif")
 """Of the network cards that virtual machines see: vmxnet3, for one, always claims 10 Gbit/s."""
@@ -111,7 +111,7 @@ def find_gateway(table: str, interface: str, address: str) -> str | None:
     """The gateway to an address by the kernel's main table of routes (``/proc/net/route``).
 
     The most exact route by this interface counts, and of several the one of the lowest metric.
-    None if the address is a neighbour's, or where no such route is listed.
+    None if the address is a neighbour's, or no such route is listed.
     """
     found: list[tuple[int, int, IPv4Address]] = []
     for line in table.splitlines()[1:]:

@@ -58,8 +58,8 @@ def judge_cores(bindings: Sequence[RankCores]) -> Finding:
 def find_crowd(masks: Mapping[int, frozenset[int]]) -> tuple[list[int], list[int]] | None:
     """Ranks that have fewer cores between them than they are, and those cores; None if none.
 
-    A core for every rank is a matching of ranks and cores (Hall 1935, Kuhn 1955): where a rank
-    finds no augmenting path, the ranks and cores that its search has met are too many and too few.
+    A core for every rank is a matching of ranks and cores (Hall 1935, Kuhn 1955): if a rank has
+    no augmenting path, its search has met more ranks than cores, and these are returned.
     """
     owners, holdings = dict[int, int](), dict[int, int]()
     """By core, and by rank."""
@@ -96,7 +96,7 @@ def judge_threads(bindings: Sequence[RankCores]) -> Finding:
     ]
     source = "OMP_NUM_THREADS" if any(n is not None for n in asked) else "mpiddp's choice"
     found = f"{describe_range(used)} per rank ({source})"
-    # What mpiddp chooses is at least one for each rank, even where cores are too few for that.
+    # What mpiddp chooses is at least one for each rank, even if there are fewer cores.
     asks_too_much = any(number > share for number, share in zip(used, shares, strict=True))
     if not asks_too_much or sum(used) <= cores:
         return passed(THREADS, found)

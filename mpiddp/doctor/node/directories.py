@@ -52,7 +52,7 @@ class DirectoryFacts:
 
 
 class Token:
-    """A small file of rank 0's in the run directory, and the directory where there was none."""
+    """A small file of rank 0 in the run directory, and that directory if there was none."""
 
     def __init__(self, folder: Path, content: str) -> None:
         self.path, self._content = token_path(folder, content), content

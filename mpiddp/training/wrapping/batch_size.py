@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from mpiddp.collectives.transport.shared_memory import find_shortage
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
+from mpiddp.process.memory_limits import find_shortage
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.data.structure import count_samples, map_leaves
 from mpiddp.training.options.config import Configuration
