@@ -199,11 +199,7 @@ class ScheduleError(MpiddpError):
 
 
 class PreemptedError(MpiddpError):
-<<<<<<< HEAD
-    """The job was preempted: all ranks stopped after the same step, and wrote a checkpoint."""
-=======
     """The job was preempted: all ranks have stopped after one step, and written a checkpoint."""
->>>>>>> names3
 
     exit_code = PREEMPTED
 

@@ -205,11 +205,7 @@ class Launch:
                 self._process.send_signal(number)
             return
         if not self.starts_ranks and number == signal.SIGTERM and is_ended_by_slurm():
-<<<<<<< HEAD
-            return  # Slurm has told every process of the job, and must not tell it twice.
-=======
             return  # Slurm has told every process of the job, and must not twice.
->>>>>>> names3
         processes = [self._process.pid]
         is_early = not self._have_ranks_met()
         if is_early and number == signal.SIGINT and not self._shares_terminal():

@@ -55,11 +55,7 @@ class Watched:
 
 
 class Guard:
-<<<<<<< HEAD
-    """The guard process, as the front uses it: a context manager around the launcher's process."""
-=======
     """The front's handle on that process: a context manager around the launcher's life."""
->>>>>>> names3
 
     def __init__(self, watched: Watched) -> None:
         receiver, self._sender = os.pipe()
@@ -82,19 +78,6 @@ class Guard:
         self.finish(FAILED)
 
     def watch(self, launcher: int) -> None:
-<<<<<<< HEAD
-        """Tell the guard which process the launcher is."""
-        self._send(launcher.to_bytes(4, "big"))
-
-    def tell(self, number: int) -> None:
-        """Tell the guard that the launcher, or its ranks, were sent a signal to end the job."""
-        self._send(bytes([number]))
-
-    def finish(self, status: int) -> bool:
-        """Tell the guard that the launcher has ended, and wait until all that it started has.
-
-        Returns whether the launcher had to be killed. ``status``: its exit code.
-=======
         """Say which process the launcher is."""
         self._send(launcher.to_bytes(4, "big"))
 
@@ -106,7 +89,6 @@ class Guard:
         """Say that the launcher has ended, and wait until all that it has started has ended, too.
 
         Returns whether the launcher had to be killed.
->>>>>>> names3
         """
         if self._process is None:
             return False
@@ -131,11 +113,7 @@ def _leave_front(kept: int) -> None:
 
 
 class _Watch:
-<<<<<<< HEAD
-    """The work of the guard process."""
-=======
     """The work of the forked process: watches launcher and ranks, and ends what is left."""
->>>>>>> names3
 
     def __init__(self, watched: Watched, receiver: int, session: int) -> None:
         self._watched, self._receiver = watched, receiver
@@ -159,11 +137,7 @@ class _Watch:
         self._has_killed = False
 
     def run(self) -> bool:
-<<<<<<< HEAD
-        """Wait until launcher and all that it started have ended. Returns whether it was killed."""
-=======
         """Watch until the launcher and all that it started have ended; whether it was killed."""
->>>>>>> names3
         told = os.read(self._receiver, 4)
         self._launcher = int.from_bytes(told, "big")
         self._began = find_start(self._launcher) or 0
@@ -183,11 +157,7 @@ class _Watch:
         return bool(self._signals) or self._front_gone is not None
 
     def _receive(self) -> int | None:
-<<<<<<< HEAD
-        """Read what the front sends. Returns how the launcher has ended, once it has."""
-=======
         """Read the front's messages. Returns how the launcher has ended, None if it has not."""
->>>>>>> names3
         if self._front_gone is not None:
             time.sleep(BUSY_SECONDS)
             return None if find_start(self._launcher) == self._began else FAILED

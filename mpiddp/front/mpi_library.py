@@ -36,13 +36,8 @@ def choose_pmi(variables: Mapping[str, str]) -> str:
     return "pmix" if library is not None and _speaks_pmix(library) else "pmi2"
 
 
-<<<<<<< HEAD
 def find_library(variables: Mapping[str, str]) -> tuple[LauncherKind | None, Path | None]:
-    """The kind of the MPI that mpi4py would load, and its file where that is known."""
-=======
-def find_library(variables: Mapping[str, str]) -> tuple[Kind | None, Path | None]:
     """The kind of the MPI that mpi4py would load, and its file if that is known."""
->>>>>>> names3
     linked = _find_linked()
     if linked is not None:
         return linked, None

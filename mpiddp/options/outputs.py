@@ -118,13 +118,8 @@ def check_outputs(outputs: Outputs, inputs: Iterable[Path | None] = ()) -> None:
         if path.resolve() in read:
             raise ConfigurationError(f"{path} is read, and would be overwritten: name another file")
         for other in outputs[:number]:
-<<<<<<< HEAD
-            is_beside = other.kind.is_drawn and path.suffix.lower() != other.path.suffix.lower()
-            if other.kind is output.kind and not is_beside:
-=======
             is_other_form = path.suffix.lower() != other.path.suffix.lower()
             if other.kind is output.kind and not (output.kind.is_drawn and is_other_form):
->>>>>>> names3
                 raise ConfigurationError(
                     f"--output {other} and --output {path} are both {output.kind}: give one"
                 )

@@ -44,15 +44,9 @@ STOP_SECONDS = 5.0
 LOST_SECONDS = 5.0
 """Timeout for the job's report once a rank was lost; usually it takes under 1 s."""
 PRINT_SECONDS = 1.0
-<<<<<<< HEAD
-"""How long the output of ranks that have answered may pause before no more is waited for."""
+"""If nothing arrives for so long, the ranks' output before their answers is taken as complete."""
 LINE_SECONDS = 0.2
 """Period of the checks for lines without an end."""
-=======
-"""If nothing arrives for so long, the ranks' output before their answers is taken as complete."""
-PERIOD = 0.2
-"""Of the checks for lines without an end, in seconds."""
->>>>>>> names3
 
 
 @dataclass(frozen=True)
@@ -104,11 +98,7 @@ class Call:
 
     @contextlib.contextmanager
     def _note_interrupts(self) -> Iterator[None]:
-<<<<<<< HEAD
-        """Handle Ctrl-C between messages: raised inside one it would break the connection."""
-=======
         """Raise Ctrl-C at the end only: within a message it would break the connection."""
->>>>>>> names3
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or (
             threading.current_thread() is not threading.main_thread()
         ):
@@ -173,11 +163,7 @@ class Call:
                 return
 
     def _step(self, until: float) -> bool:
-<<<<<<< HEAD
-        """Handle what comes until then; False if nothing does."""
-=======
         """Handle what arrives until then; False if nothing does."""
->>>>>>> names3
         found = self._selector.select(max(0.0, until - time.monotonic()))
         for key, _ in found:
             key.data()

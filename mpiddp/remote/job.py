@@ -108,17 +108,10 @@ class RankJob:
         try:
             with contextlib.ExitStack() as stack:
                 servers = [listen_locally(), *_listen_on_network(request)]
-<<<<<<< HEAD
-                connections = _RankConnections(servers, stack)
-                self.starter = self._start(request, connections.address)
-                self._close_descriptors("_report_end")
-                self.members = self._await_ranks(connections)
-=======
                 listener = _RankListener(servers, stack)
                 self.starter = self._start(request, listener.address)
                 self._close_descriptors("_report_end")
                 self.members = self._await_ranks(listener)
->>>>>>> names3
         except BaseException:
             self.kill()
             raise
@@ -137,28 +130,17 @@ class RankJob:
             start_new_session=True,
         )
 
-<<<<<<< HEAD
-    def _await_ranks(self, connections: _RankConnections) -> tuple[Member, ...]:
-        patient_until = time.monotonic() + QUIET_SECONDS
-        while not connections.is_complete:
-            connections.wait(LOOK_SECONDS)
-=======
     def _await_ranks(self, listener: _RankListener) -> tuple[Member, ...]:
         patient_until = time.monotonic() + QUIET_SECONDS
         while not listener.is_complete:
             listener.wait(LOOK_SECONDS)
->>>>>>> names3
             if time.monotonic() > patient_until:
                 self._print_log()
             if self.starter.poll() is not None:
                 self._read_report()
                 raise self.explain("the ranks did not start")
         self._print_log()
-<<<<<<< HEAD
-        return connections.make_members(self._output)
-=======
         return listener.make_members(self._output)
->>>>>>> names3
 
     @property
     def outputs(self) -> list[OutputReader]:
@@ -261,13 +243,8 @@ class RankJob:
         self._close_descriptors()
 
 
-<<<<<<< HEAD
-class _RankConnections:
-    """The connections of the ranks, taken as they come."""
-=======
 class _RankListener:
     """Accepts the connections of the ranks in any order."""
->>>>>>> names3
 
     def __init__(self, servers: Sequence[socket.socket], stack: contextlib.ExitStack) -> None:
         """``stack``: closes the listening sockets, and connections that nobody has taken over."""
@@ -295,11 +272,7 @@ class _RankListener:
         self._listener.refresh(time.monotonic())
 
     def _admit(self, connection: socket.socket) -> None:
-<<<<<<< HEAD
-        """Send the proof that this process made the token; the rank then says which one it is.
-=======
         """Prove that this process made the token. Next the rank says which one it is.
->>>>>>> names3
 
         That is read once its first byte has arrived: a rank may be stopped while others connect.
         """
@@ -310,11 +283,7 @@ class _RankListener:
             connection.sendall(self.address.proof.encode())
 
     def _meet(self, channel: Channel) -> None:
-<<<<<<< HEAD
-        """Read which rank has connected, and what the connection is for."""
-=======
         """Read which rank has connected, and what for."""
->>>>>>> names3
         self._selector.unregister(channel)
         try:
             row = channel.receive().content

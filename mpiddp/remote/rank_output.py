@@ -14,18 +14,11 @@ from mpiddp.remote.channel import MARK
 from mpiddp.wording import fit
 
 CLOSE_SECONDS = 5.0
-<<<<<<< HEAD
-"""How long ``close`` goes on printing what has come."""
-BLOCK = 1 << 16
-MARK_BYTES = 40
-"""More than a mark has. A NUL byte with fewer behind it may begin a mark that is incomplete."""
-=======
 """How long `OutputReader.close` goes on printing what has arrived."""
 
 BLOCK = 1 << 16
 MOST_MARK_BYTES = 40
 """More than a mark has: a zero byte with fewer bytes after it may be the beginning of one."""
->>>>>>> names3
 
 Sink = Callable[[int, str, str], object]
 """Called with a rank, ``out`` or ``err``, and a text that the rank has printed there."""
@@ -84,11 +77,7 @@ class OutputReader:
             self.call, begin = int(mark[1]), mark.end()
         data = data[begin:]
         at = data.rfind(b"\0")
-<<<<<<< HEAD
-        is_held = at >= 0 and len(data) - at < MARK_BYTES
-=======
         is_held = at >= 0 and len(data) - at < MOST_MARK_BYTES
->>>>>>> names3
         self._held = data[at:] if is_held else b""
         self._take(data[:at] if is_held else data)
 

@@ -22,11 +22,7 @@ from mpiddp.process.sockets import ports
 from mpiddp.process.sockets.links import describe_server, listen_locally, open_connection
 from mpiddp.remote import channel
 from mpiddp.remote.channel import SHARED_BYTES, Address, Channel, Parcel
-<<<<<<< HEAD
-from mpiddp.remote.job import ROLES, _RankConnections
-=======
 from mpiddp.remote.job import ROLES, _RankListener
->>>>>>> names3
 
 SOON = 60.0
 SIZES = st.integers(0, 300) | st.integers(SHARED_BYTES - 70, SHARED_BYTES + 70)
@@ -217,15 +213,8 @@ def test_nothing_of_who_does_not_know_the_token_or_sends_no_greeting_is_unpickle
     bomb = tmp_path / "unpickled"
     row = {"rank": 0, "role": "calls", "size": 1, "python": "3"}
     with contextlib.ExitStack() as stack:
-<<<<<<< HEAD
-        reception = _RankConnections([listen_locally()], stack)
-        token, proof = (
-            each.encode() for each in (reception.address.token, reception.address.proof)
-        )
-=======
         listener = _RankListener([listen_locally()], stack)
         token, proof = (each.encode() for each in (listener.address.token, listener.address.proof))
->>>>>>> names3
 
         def call(said: bytes) -> bytes:
             """What is answered until the connection is closed."""
@@ -299,11 +288,7 @@ def test_a_rank_tells_whoever_listens_in_its_callers_place_its_token_only(
 def test_a_rank_that_is_stopped_on_its_way_keeps_no_other_waiting(monkeypatch):
     monkeypatch.setattr(channel, "SILENT_SECONDS", 0.5)
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as pool:
-<<<<<<< HEAD
-        reception = _RankConnections([listen_locally()], stack)
-=======
         listener = _RankListener([listen_locally()], stack)
->>>>>>> names3
 
         def enter() -> list[Channel]:
             silent, *others = (Channel(channel.connect(listener.address)) for _ in range(4))

@@ -44,11 +44,7 @@ READ_BYTES = 1 << 20
 PATIENCE_SECONDS = 70.0
 """A client of NFS may use what it has cached of a directory for 60 s."""
 MOST_TIMES = 10
-<<<<<<< HEAD
-"""All reads of one Patience together are retried for so many times PATIENCE_SECONDS."""
-=======
 """All waits together, while many files are read, last at most so often PATIENCE_SECONDS."""
->>>>>>> names3
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between two tries."""
 
@@ -119,16 +115,10 @@ class DamageError(Exception):
 
 
 class Patience:
-<<<<<<< HEAD
-    """Retries reads that raise OSError, for PATIENCE_SECONDS each.
-
-    One line on stderr says so. All reads together are retried for MOST_TIMES as long.
-=======
     """Repeats a read that fails with an OSError, for PATIENCE_SECONDS.
 
     One line on stderr says so. After a read that succeeds the time starts anew; all waits together
     last at most MOST_TIMES as long.
->>>>>>> names3
     """
 
     def __init__(self, rank: int | None = None) -> None:
@@ -136,15 +126,9 @@ class Patience:
         name = "" if rank is None else f"rank {rank} "
         self._who = f"{name}on {socket.gethostname()}"
         self._end: float | None = None
-<<<<<<< HEAD
-        """When to give up the read that fails now; None if none does."""
-        self._last: float | None = None
-        """When to give up in any case; None before the first failure."""
-=======
         """When this wait ends; None unless one has begun."""
         self._last: float | None = None
         """When all waits end; None before the first."""
->>>>>>> names3
 
     def read(self, work: Callable[..., T], *arguments: Any) -> T:
         """What ``work(*arguments)`` returns. Raises the last OSError once the time is over."""
