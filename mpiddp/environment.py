@@ -125,10 +125,11 @@ RANK_VARIABLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "node_count": ("SLURM_NNODES", "SLURM_STEP_NUM_NODES"),
     }
 )  # fmt: skip
-"""Where launchers tell a process its numbers, by the attribute of ``World`` that has them.
+"""The variables in which launchers tell a process its numbers, by the attribute of ``World``.
 
-In a rank each says to Python what MPI says, whichever launcher there is: for Slurm, an mpirun in an
-allocation has started its daemons only. None is a sign of a Slurm job, such as SLURM_JOB_ID."""
+In a rank, Python code reads MPI's numbers from each of them, whichever launcher started it: if an
+mpirun in an allocation did, Slurm's own are those of mpirun's daemons. None of them is a sign of a
+Slurm job, as SLURM_JOB_ID is."""
 
 PMI_DESCRIPTOR = "PMI_FD"
 
@@ -146,7 +147,7 @@ OF_LAUNCH = frozenset(
 )
 OF_LAUNCH_BEGINNINGS = ("PMI_", "PMIX_", "SLURM_")
 """What a launcher has told a process, and would mislead a launcher that this process starts: Open
-MPI's would start its ranks by srun where Slurm's variables are, the job's too."""
+MPI's would start its ranks by srun if any of Slurm's variables is set, even one of the job."""
 SETTINGS_BEGINNINGS = ("PMIX_MCA_", "SLURM_CONF")
 """Among them, what a user or an administrator sets."""
 
@@ -261,7 +262,7 @@ EXPORTED = "MPIDDP_EXPORTED"
 TORCH_DEBUG = "TORCH_DISTRIBUTED_DEBUG"
 TORCH_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 KEEP_DETAIL = "MPIDDP_KEEP_DETAIL"
-"""Whether TORCH_DISTRIBUTED_DEBUG=DETAIL stays where DDP would end the process with it."""
+"""Whether TORCH_DISTRIBUTED_DEBUG=DETAIL stays even if DDP would end the process with it."""
 FAULT_HANDLER = "PYTHONFAULTHANDLER"
 UNBUFFERED = "PYTHONUNBUFFERED"
 

@@ -221,8 +221,8 @@ class RankFailedError(MpiddpError, ExceptionGroup[Exception]):
         except mpiddp.errors.RankFailedError as error:
             print(error.by_rank[0])
 
-    Its exceptions are the ranks' own, each with a note that says on which ranks it was raised, and
-    where; those with equal tracebacks stand there once. A lost rank is a PeerLostError.
+    Its exceptions are the ranks' own, each with a note that names the ranks and hosts on which it
+    was raised; those with equal tracebacks are listed once. A lost rank is a PeerLostError.
 
     Attributes:
         by_rank: the exception of each rank that failed.

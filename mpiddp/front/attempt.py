@@ -90,12 +90,12 @@ class Launch:
 
         ``offers_input``: whether rank 0 opens standard input itself, if it is no terminal.
         """
-        is_srun = self.kind is SRUN
+        is_filtered = self.starts_ranks and self.kind is not OTHER
         with contextlib.ExitStack() as stack:
             self._guard = guard = stack.enter_context(Guard(self._describe(variables)))
             offered = offer(stack, partial(_prepare_copy, os.getpid())) if offers_input else ""
             output, error = None, None
-            if files is not None and not is_srun:
+            if files is not None and self.kind is not SRUN:
                 output = stack.enter_context(open(files.output, "ab"))
                 error = stack.enter_context(open(files.error, "ab"))
             self._directory = variables.get(environment.JOB_DIRECTORY, "")
@@ -106,9 +106,7 @@ class Launch:
                     env={**variables, environment.STANDARD_INPUT: offered},
                     stdin=subprocess.DEVNULL if offered else self._open_input(stack),
                     stdout=output,
-                    stderr=subprocess.PIPE
-                    if self.starts_ranks and self.kind is not OTHER
-                    else error,
+                    stderr=subprocess.PIPE if is_filtered else error,
                     process_group=None if self._shares_terminal() else 0,
                 )
             except OSError as problem:

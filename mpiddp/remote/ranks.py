@@ -306,7 +306,7 @@ class LimitedRanks:
             with contextlib.closing(parcel), self.ranks._take_turn():
                 return self.ranks._run(self.seconds, function, parcel)
         except (MpiddpError, KeyboardInterrupt) as error:
-            # Where in here it was raised says nothing to who reads it.
+            # The traceback inside mpiddp does not help the reader.
             raise error.with_traceback(None) from None
 
     def submit(

@@ -32,7 +32,11 @@ from mpiddp.process.sockets import links, ports
 from mpiddp.process.sockets import listener as listener_module
 from mpiddp.process.sockets.listener import TokenListener
 from mpiddp.remote import channel
+<<<<<<< HEAD
 from mpiddp.remote.job import ROLES, _RankConnections
+=======
+from mpiddp.remote.job import ROLES, _RankListener
+>>>>>>> names3
 
 HOST = "127.0.0.2"
 HUNG = 30.0
@@ -210,11 +214,15 @@ def lifeline() -> Iterator[Listener]:
 
 
 @contextlib.contextmanager
-def reception() -> Iterator[Listener]:
+def rank_listener() -> Iterator[Listener]:
     """That of a process which calls `mpiddp.ranks`, until its ranks are there."""
     with contextlib.ExitStack() as stack:
         server = ports.listen(HOST)
+<<<<<<< HEAD
         receiving = _RankConnections([server], stack)
+=======
+        receiving = _RankListener([server], stack)
+>>>>>>> names3
 
         def use() -> None:
             for role in ROLES:
@@ -233,7 +241,7 @@ def count_descriptors() -> int:
 
 def list_cases():
     """Only the benchmark's reads more than some bytes: at the others, most strangers are alike."""
-    for listener in (offers, benchmark, doctor, lifeline, reception):
+    for listener in (offers, benchmark, doctor, lifeline, rank_listener):
         for what in WAYS:
             is_alike = listener is not benchmark and what not in ("garbage", "slow", "idle")
             marks = [pytest.mark.long] * is_alike
