@@ -32,11 +32,7 @@ from mpiddp.process.sockets import links, ports
 from mpiddp.process.sockets import listener as listener_module
 from mpiddp.process.sockets.listener import TokenListener
 from mpiddp.remote import channel
-<<<<<<< HEAD
-from mpiddp.remote.job import ROLES, _RankConnections
-=======
 from mpiddp.remote.job import ROLES, _RankListener
->>>>>>> names3
 
 HOST = "127.0.0.2"
 HUNG = 30.0
@@ -218,11 +214,7 @@ def rank_listener() -> Iterator[Listener]:
     """That of a process which calls `mpiddp.ranks`, until its ranks are there."""
     with contextlib.ExitStack() as stack:
         server = ports.listen(HOST)
-<<<<<<< HEAD
-        receiving = _RankConnections([server], stack)
-=======
         receiving = _RankListener([server], stack)
->>>>>>> names3
 
         def use() -> None:
             for role in ROLES:
