@@ -148,10 +148,12 @@ def _check_end(
     values: Mapping[str, Any], found: Found, position: Position, changed: Sequence[str]
 ) -> None:
     """No epoch is left: raise ConfigurationError if the checkpoint is not these options' result."""
-    if position.row is None:
+    row = position.row
+    if row is None or row.test_loss is None:
+        where = f"within epoch {position.epoch}" if row is None else "of an epoch without a test"
         raise ConfigurationError(
             f"epochs: expected {position.epoch} or more, since the checkpoint {found.path} is "
-            f"within epoch {position.epoch}, found {values['epochs']}"
+            f"{where}, found {values['epochs']}"
         )
     others = [name for name in changed if name != "epochs"]
     if others:
