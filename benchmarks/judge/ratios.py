@@ -202,9 +202,9 @@ def count_arrangements(count: int, others: int) -> tuple[int, ...]:
 # ---- the answer ---------------------------------------------------------------------------
 
 
-def find_greater(ratios: Mapping[Key, Ratio], rate: float = ERROR_RATE / 2) -> set[Key]:
-    """Which ratios are above 1; with error rate ``rate`` for all of them together."""
-    return {key for key, found in find_probabilities(ratios).items() if found <= rate}
+def find_greater(ratios: Mapping[Key, Ratio]) -> set[Key]:
+    """Which ratios are above 1; half of ERROR_RATE is for all of them together."""
+    return {key for key, found in find_probabilities(ratios).items() if found <= ERROR_RATE / 2}
 
 
 def find_probabilities(ratios: Mapping[Key, Ratio], bound: float = 1.0) -> dict[Key, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any
 
 from benchmarks.judge.ratios import Ratio, find_greater
@@ -41,6 +40,10 @@ class Target:
         """Of the ratios; None if the rounds tell nothing."""
         return {place: ratio.interval for place, ratio in self.ratios.items()}
 
+    def __post_init__(self) -> None:
+        if self.at_least is None and self.at_most is None:
+            raise ValueError(f"expected a bound for the target {self.text!r}, found none")
+
     def _list_excesses(self, ratio: Ratio) -> list[Ratio]:
         """How far beyond each bound it is: above 1 if it misses it."""
         found = []
@@ -50,23 +53,14 @@ class Target:
             found.append(ratio.over(self.at_most))
         return found
 
-    @cached_property
-    def missed(self) -> set[str]:
-        """The places whose ratios are beyond a bound. One is enough: all are judged together."""
-        excesses = {place: self._list_excesses(each) for place, each in self.ratios.items()}
-        # Only the nearer of two bounds can be missed.
-        return find_greater({
-            place: max(each, key=lambda excess: excess.estimate) for place, each in excesses.items()
-        })  # fmt: skip
-
     def judge(self, place: str) -> bool | None:
         """Whether it is met there; None if the rounds do not tell the value from a bound."""
         value = self.measured[place]
         if isinstance(value, Ratio):
-            if place in self.missed:
+            excesses = self._list_excesses(value)
+            if any(find_greater({place: excess}) for excess in excesses):
                 return False
-            # It is met only if it is met everywhere, so each place may be judged alone.
-            intervals = [excess.interval for excess in self._list_excesses(value)]
+            intervals = [excess.interval for excess in excesses]
             return all(each is not None and each.high <= 1 for each in intervals) or None
         return (
             value is not None

@@ -16,7 +16,7 @@ from benchmarks.judge.targets import Target
 from benchmarks.measure.checks import check_run
 from benchmarks.measure.launching.launchers import Mpirun
 from benchmarks.measure.launching.srun import Launcher
-from benchmarks.measure.trials import REFUSED, WRONG, Refusal, Surroundings, WrongResultError
+from benchmarks.measure.trials import WRONG, Refusal, Surroundings, WrongResultError
 from benchmarks.records.options import RunOptions, make_parser, make_reader
 from benchmarks.records.schema import Cell, Coordinate, RecordWriter
 from benchmarks.show.results import open_output
@@ -79,7 +79,7 @@ class CellGroup(Surroundings):
 
 
 def find_speeds(groups: Sequence[CellGroup], own: str, other: str) -> list[Ratio | None]:
-    """In each, how many times faster a contender is than another one, round by round.
+    """In each, how many times as fast as ``other`` ``own`` is, round by round.
 
     None if either was not timed.
     """
@@ -189,7 +189,6 @@ def record_group(record: RecordWriter, group: CellGroup) -> None:
     for cell in group.cells:
         record.add(cell)
     for each in group.refusals:
-        tell = record.refuse if each.kind == REFUSED else record.fail
-        tell(each.quantity, each.contender, each.reason, **each.at)
+        each.write(record)
     if group.facts:
         record.write("group", **group.facts)

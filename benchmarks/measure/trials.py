@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from benchmarks.measure.launching.remote_job import Job, count_others_seconds
 from benchmarks.records.options import Count, CountOrZero, Seconds
-from benchmarks.records.schema import Cell, Coordinate
+from benchmarks.records.schema import Cell, Coordinate, RecordWriter
 from benchmarks.records.statistics import (
     MOST_ROUNDS,
     Series,
@@ -110,6 +110,10 @@ class Refusal:
     kind: str = REFUSED
     """Or FAILED, or WRONG, for which the command ends in an error."""
     at: Mapping[str, Coordinate] = field(default_factory=dict)
+
+    def write(self, record: RecordWriter) -> None:
+        tell = record.refuse if self.kind == REFUSED else record.fail
+        tell(self.quantity, self.contender, self.reason, **self.at)
 
     def __str__(self) -> str:
         places = [
@@ -271,7 +275,7 @@ class Visitor(ABC, Generic[Key, Visit]):
     ) -> Iterator[Callable[[], float | None]]:
         """Show progress; yields what tells the share of the cores that other programs took.
 
-        ``local``: all ranks are on this machine; None is told otherwise.
+        ``local``: all ranks are on this machine; else None is told.
         """
         begin, before = time.monotonic(), count_others_seconds(jobs.values())
 

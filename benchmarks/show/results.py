@@ -45,13 +45,9 @@ def open_output(
     options: RunOptions[Any],
     launcher: DescribedLauncher,
     more: str = "",
-    places: Mapping[str, tuple[DescribedLauncher, int]] | None = None,
 ) -> Iterator[Output]:
     """Print the heading and open the record; at the end, also by an error, write the tables
-    and the pictures.
-
-    ``places``: who starts how many ranks, by name (default: the launcher the plan's numbers).
-    """
+    and the pictures."""
     environment = describe_environment(launcher)
     heading = describe_heading(environment)
     print_text(f"{heading}; load {os.getloadavg()[0]:.1f}\n{more}")
@@ -59,10 +55,7 @@ def open_output(
     if options.hosts:
         ranks = options.plan.ranks
         counts = (ranks,) if isinstance(ranks, int) else ranks
-        places = places or {str(count): (launcher, count) for count in counts}
-        environment["hosts"] = {
-            name: launcher.place(count) for name, (launcher, count) in places.items()
-        }
+        environment["hosts"] = {str(count): launcher.place(count) for count in counts}
     plan = describe_plan(options.plan)
     path = find_one(options.output, RECORD)
     with open_record(path, benchmark, environment, plan, hidden) as record:

@@ -42,7 +42,7 @@ def keep(items: Iterable[Finding], found: list[Finding], writer: RecordWriter) -
         if isinstance(item, Cell):
             writer.add(item)
         elif isinstance(item, Refusal):
-            writer.refuse(item.quantity, item.contender, item.reason, **item.at)
+            item.write(writer)
         else:
             writer.write("surroundings", **vars(item))
 

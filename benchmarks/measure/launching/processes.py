@@ -37,6 +37,9 @@ REQUEST_SECONDS = 15.0
 KILL_SECONDS = 10.0
 """How long a process may take to disappear once it has been killed."""
 
+LOOKS = 3
+"""How often no process of a run must be seen in a row before it counts as ended."""
+
 SHOWN_CHARACTERS = 4000
 """How much of a failed run's output is shown."""
 
@@ -247,9 +250,12 @@ def kill_marked(mark: str) -> None:
 
     Raises RunError if one is still there after KILL_SECONDS, as in an uninterruptible wait.
     """
-    end = time.monotonic() + KILL_SECONDS
-    while left := find_marked(mark):
-        if time.monotonic() > end:
+    end, looks = time.monotonic() + KILL_SECONDS, LOOKS
+    while looks:
+        left = find_marked(mark)
+        # While a process is replaced by another program, its environment cannot be read.
+        looks = LOOKS if left else looks - 1
+        if left and time.monotonic() > end:
             pids = ", ".join(str(process.pid) for process in left)
             raise RunError(f"killed {KILL_SECONDS:g} s ago and still there: process {pids}")
         for process in left:
