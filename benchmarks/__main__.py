@@ -52,14 +52,21 @@ _STUDIES = {"fit": "fitting", "report": "reporting", **{
 }}  # fmt: skip
 """Commands that launch nothing, by the module of ``study/``; each other one has a folder in
 ``measure/``."""
+_MODULES = {"collectives": "measurement", "tune": "tuning", "compare": "comparison"}
+"""Of folders without a `benchmarks.measure.engine.Quantity`, the module that has ``main``."""
 
 
-def find_module(command: str) -> str:
-    """The module whose ``main`` runs a command."""
-    if command in _STUDIES:
-        return f"benchmarks.study.{_STUDIES[command]}"
-    folder = "collectives" if command in _COLLECTIVES else command.replace("-", "_")
-    return f"benchmarks.measure.{folder}.command"
+def run_command(name: str, arguments: Sequence[str]) -> None:
+    """Import what a command needs, and run it."""
+    folder = "collectives" if name in _COLLECTIVES else name.replace("-", "_")
+    if name in _STUDIES:
+        importlib.import_module(f"benchmarks.study.{_STUDIES[name]}").main(arguments)
+    elif folder in _MODULES:
+        main = importlib.import_module(f"benchmarks.measure.{folder}.{_MODULES[folder]}").main
+        main(*([name] if name in _COLLECTIVES else []), arguments)
+    else:
+        found = importlib.import_module(f"benchmarks.measure.{folder}.contenders").QUANTITY
+        importlib.import_module("benchmarks.measure.engine").run(found, arguments)
 
 
 def describe_commands() -> str:
@@ -89,11 +96,7 @@ def run(arguments: Sequence[str]) -> None:
             f"{name!r} is not a benchmark{did_you_mean(name, COMMANDS)}: expected "
             f"{' or '.join(COMMANDS)}; {PROGRAM} --help describes them"
         )
-    main = importlib.import_module(find_module(name)).main
-    if name in _COLLECTIVES:
-        main(name, rest)
-    else:
-        main(rest)
+    run_command(name, rest)
 
 
 def _ignore_closed_output() -> None:

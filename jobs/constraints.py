@@ -5,7 +5,7 @@
                                                   packages; nothing if none is missing
     constraints.py files SETUP_CFG EXTRA…         "file PATH" of each package needed
 
-torch, torchvision, mpi4py and numpy stay as they are where they are installed: in an active
+torch, torchvision, mpi4py and numpy stay as they are if they are installed: in an active
 environment in any version, in a .venv if ``setup.cfg`` allows it, because somebody chose that
 build. All others have the versions of ``constraints.txt``, except that an active environment
 keeps whatever it has.

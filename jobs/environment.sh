@@ -36,7 +36,7 @@ is_debian() {
         grep -Eq '^(ID|ID_LIKE)=.*(debian|ubuntu)' "${OS_RELEASE:-/etc/os-release}"
 }
 
-# Debian's packages, as root; false where they cannot be had.
+# Debian's packages, as root; false if they cannot be had.
 install_packages() {
     is_root && is_debian && command -v apt-get >/dev/null || return 1
     local install=(apt-get install -y -q --no-install-recommends -o DPkg::Lock::Timeout=120 "$@")
@@ -252,7 +252,7 @@ install_torch() {
         "3 GB to download)"
 }
 
-# The build needs no download where setuptools is new enough.
+# The build needs no download if setuptools is new enough.
 has_setuptools() {
     "$PYTHON" -c 'import setuptools, sys; sys.exit(int(setuptools.__version__.split(".")[0]) < 77)' \
         2>/dev/null

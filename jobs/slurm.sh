@@ -18,7 +18,7 @@ if [ -n "${SLURM_ARRAY_TASK_ID:-}" ] &&
     unset "${!SLURM_ARRAY_@}"
 fi
 
-# As users write it: ARRAY_TASK where there is an array. chain.sh is no job.
+# As users write it: ARRAY_TASK in an array. chain.sh is no job.
 JOB=${SLURM_JOB_ID:-}
 [ -z "${SLURM_ARRAY_TASK_ID:-}" ] || JOB=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 

@@ -55,8 +55,8 @@ is_ending() {
         grep "^JobId=$SLURM_JOB_ID " | grep -v ' JobState=RUNNING ' >/dev/null
 }
 
-# A signal for this script alone is handed on. Where Slurm ends the job, COMMAND has been told, and
-# must not be told twice.
+# A signal for this script alone is handed on. If Slurm ends the job, COMMAND has got it already, and
+# must not get it twice.
 interrupt() {
     [ -n "$CHILD" ] || exit $((128 + $1))
     [ "$1" -eq 2 ] || is_ending || kill -s "$1" "$CHILD" 2>/dev/null || :

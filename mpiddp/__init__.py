@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import mpiddp.errors as errors
     import mpiddp.models as models  # noqa: F401
     import mpiddp.training as training
-    from mpiddp.calls import (
+    from mpiddp.checkpoints.checkpointer import Checkpointer
+    from mpiddp.collective_calls import (
         all_gather,
         all_reduce,
         barrier,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
         reduce_scatter,
         shared_empty,
     )
-    from mpiddp.checkpoints.checkpointer import Checkpointer
     from mpiddp.errors import MpiddpError
     from mpiddp.launch.mpi.world import World
     from mpiddp.launch.session import Session
@@ -90,7 +90,7 @@ _HOMES = {
             "reduce_scatter",
             "shared_empty",
         ),
-        "mpiddp.calls",
+        "mpiddp.collective_calls",
     ),
 }
 _MODULES = ("errors", "models", "training")

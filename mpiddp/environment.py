@@ -24,7 +24,7 @@ class LauncherVariables:
     name: str
     """Name used in messages."""
     signs: tuple[str, ...]
-    """The launcher started this process where any of these is set."""
+    """The launcher started this process if any of these is set."""
     rank: str
     size: str | None = None
     local_size: str | None = None
@@ -125,10 +125,11 @@ RANK_VARIABLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "node_count": ("SLURM_NNODES", "SLURM_STEP_NUM_NODES"),
     }
 )  # fmt: skip
-"""Where launchers tell a process its numbers, by the attribute of ``World`` that has them.
+"""The variables in which launchers tell a process its numbers, by the attribute of ``World``.
 
-In a rank each says to Python what MPI says, whichever launcher there is: for Slurm, an mpirun in an
-allocation has started its daemons only. None is a sign of a Slurm job, such as SLURM_JOB_ID."""
+In a rank, Python code reads MPI's numbers from each of them, whichever launcher started it: if an
+mpirun in an allocation did, Slurm's own are those of mpirun's daemons. None of them is a sign of a
+Slurm job, as SLURM_JOB_ID is."""
 
 PMI_DESCRIPTOR = "PMI_FD"
 
@@ -146,7 +147,7 @@ OF_LAUNCH = frozenset(
 )
 OF_LAUNCH_BEGINNINGS = ("PMI_", "PMIX_", "SLURM_")
 """What a launcher has told a process, and would mislead a launcher that this process starts: Open
-MPI's would start its ranks by srun where Slurm's variables are, the job's too."""
+MPI's would start its ranks by srun if any of Slurm's variables is set, even one of the job."""
 SETTINGS_BEGINNINGS = ("PMIX_MCA_", "SLURM_CONF")
 """Among them, what a user or an administrator sets."""
 
@@ -261,7 +262,7 @@ EXPORTED = "MPIDDP_EXPORTED"
 TORCH_DEBUG = "TORCH_DISTRIBUTED_DEBUG"
 TORCH_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 KEEP_DETAIL = "MPIDDP_KEEP_DETAIL"
-"""Whether TORCH_DISTRIBUTED_DEBUG=DETAIL stays where DDP would end the process with it."""
+"""Whether TORCH_DISTRIBUTED_DEBUG=DETAIL stays even if DDP would end the process with it."""
 FAULT_HANDLER = "PYTHONFAULTHANDLER"
 UNBUFFERED = "PYTHONUNBUFFERED"
 
@@ -275,7 +276,7 @@ NCCL_IB_DISABLE = "NCCL_IB_DISABLE"
 NCCL_MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
 """Lets ranks share a GPU, from NCCL 2.30 on."""
 
-# Which transports and interfaces MPI uses; where one of these is set, the user has decided.
+# Which transports and interfaces MPI uses; if one of these is set, the user has decided.
 OPEN_MPI_PREFIX = "OMPI_MCA_"
 """Before the name of one of Open MPI's parameters."""
 OPEN_MPI_TRANSPORTS = "OMPI_MCA_btl"
@@ -286,7 +287,7 @@ OFI_INTERFACES = ("FI_TCP_IFACE", "FI_SOCKETS_IFACE")
 """Of libfabric's providers that use TCP."""
 
 PORT_RANGE = "MPIDDP_PORT_RANGE"
-"""LOW-HIGH: the ports that mpiddp may listen on, where ``--port-range`` says nothing."""
+"""LOW-HIGH: the ports that mpiddp may listen on, unless ``--port-range`` says others."""
 
 TEMPORARY_DIRECTORIES = ("TMPDIR", "TEMP", "TMP")
 """Where MPI puts its session directories: the first one that is set."""
@@ -392,14 +393,14 @@ def is_set(names: Iterable[str], variables: Mapping[str, str] = os.environ) -> b
 
 
 def job_identity(variables: Mapping[str, str] = os.environ) -> str | None:
-    """The Slurm job's id as users write it: ARRAY_TASK where there is an array; None outside."""
+    """The Slurm job's id as users write it: ARRAY_TASK in an array; None outside of a job."""
     job = variables.get(SLURM_JOB_ID) or None
     array, task = variables.get(SLURM_ARRAY_JOB_ID), variables.get(SLURM_ARRAY_TASK_ID)
     return f"{array}_{task}" if job and array and task else job
 
 
 def job_name(variables: Mapping[str, str] = os.environ) -> str | None:
-    """Name of the Slurm job with its id (array id and task where there are), or None.
+    """Name of the Slurm job with its id (array id and task in an array), or None.
 
     It is the same after a requeue, so a run finds its own directory again.
     """

@@ -61,8 +61,8 @@ MEANINGS = {
 
 
 OWN, PEER, REPEATED = "own", "peer", "repeated"
-"""Where a rank's error comes from: its own work; perhaps the loss of another rank; the error of
-another rank, which reports it itself."""
+"""The origin of a rank's error: its own work; perhaps the loss of another rank; an error that
+another rank reports itself."""
 
 
 class MpiddpError(Exception):
@@ -73,7 +73,7 @@ class MpiddpError(Exception):
         except mpiddp.MpiddpError as error:
             print(error)
 
-    ``exit_code`` is what the job ends with where nobody catches it.
+    ``exit_code`` is what the job ends with if nobody catches it.
     """
 
     exit_code: int = FAILURE
@@ -199,7 +199,7 @@ class ScheduleError(MpiddpError):
 
 
 class PreemptedError(MpiddpError):
-    """The job made way: all ranks have stopped after the same step, and written a checkpoint."""
+    """The job was preempted: all ranks have stopped after one step, and written a checkpoint."""
 
     exit_code = PREEMPTED
 
@@ -221,8 +221,8 @@ class RankFailedError(MpiddpError, ExceptionGroup[Exception]):
         except mpiddp.errors.RankFailedError as error:
             print(error.by_rank[0])
 
-    Its exceptions are the ranks' own, each with a note that says on which ranks it was raised, and
-    where; those with equal tracebacks stand there once. A lost rank is a PeerLostError.
+    Its exceptions are the ranks' own, each with a note that names the ranks and hosts on which it
+    was raised; those with equal tracebacks are listed once. A lost rank is a PeerLostError.
 
     Attributes:
         by_rank: the exception of each rank that failed.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,8 @@ All files of the checkpoint are verified first. FILE is replaced if it is there.
 
 WEIGHTS = Kind("as by torch.save", (".pt", ".pth", ".bin"))
 SAFETENSORS = Kind("as by safetensors", (".safetensors",))
-DIRECTORY = Kind("directory for weights-<step>.pt", (FOLDER,))
+USUAL_NAME = "weights-<step>.pt"
+DIRECTORY = Kind(f"directory for {USUAL_NAME}", (FOLDER,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,33 +43,37 @@ class ExportOptions:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write the weights that the command line names."""
-    words = sys.argv[1:] if arguments is None else arguments
     with FailureHandler():
-        options = read(ExportOptions, words, "python -m mpiddp export", DESCRIPTION)
+        options = read(ExportOptions, arguments, "python -m mpiddp export", DESCRIPTION)
         check_outputs(options.output)
-        paths = [each.path for each in options.output]
-        print_text(export(options.run, *paths, is_raw=options.raw))
+        files = [
+            each.path / USUAL_NAME if each.kind is DIRECTORY else each.path
+            for each in options.output
+        ]
+        print_text(export(options.run, *files or [Path(USUAL_NAME)], is_raw=options.raw))
 
 
-def export(run: Path, *files: Path | None, is_raw: bool) -> str:
+def export(run: Path, *files: Path, is_raw: bool) -> str:
     """Write the weights into each file, and return a line for each that says what was written.
 
-    The checkpoint is read once, and no file is written if one is refused. Raises
-    ConfigurationError, or CheckpointError if no checkpoint can be used.
+    A file called USUAL_NAME gets the step into its name, and its directory is made. The checkpoint
+    is read once, and nothing is written if one file is refused. Raises ConfigurationError, or
+    CheckpointError if no checkpoint can be used.
     """
     # Here, because they import torch: --help does without.
     import torch
 
     from mpiddp.checkpoints.plain_weights import check_format, read_weights, write_weights
     from mpiddp.checkpoints.storage.finding import find_valid, read_together
-    from mpiddp.checkpoints.storage.ranks import Ranks
+    from mpiddp.checkpoints.storage.rank_group import RankGroup
 
-    ranks = Ranks()
+    ranks = RankGroup()
     found, damaged = find_valid(run, ranks)
     for path, problems in damaged.items():
         print_message(f"{path} is damaged ({problems[0]}): {found.path.name} is taken instead")
     step = found.manifest.step
-    targets = [_name_target(file, step) for file in files or (None,)]
+    usual = f"weights-{step}.pt"
+    targets = [each.with_name(usual) if each.name == USUAL_NAME else each for each in files]
     for target in targets:
         check_format(target, "export")
         if (target.parent / MANIFEST).exists():
@@ -84,18 +88,13 @@ def export(run: Path, *files: Path | None, is_raw: bool) -> str:
     lines = []
     for target in targets:
         try:
+            if target.name == usual:
+                target.parent.mkdir(parents=True, exist_ok=True)
             write_weights(target, weights)
         except OSError as error:
             raise ConfigurationError(f"export: cannot write {target}: {error.strerror}") from None
         lines.append(f"Weights written: {target} (step {step} of {found.path}: {counted}, {size})")
     return "\n".join(lines)
-
-
-def _name_target(file: Path | None, step: int) -> Path:
-    name = f"weights-{step}.pt"
-    if file is None:
-        return Path(name)
-    return file / name if file.is_dir() else file
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Files that are written, and read, as a whole; values of declared types from what others wrote.
+"""Files that are written and read as a whole, and values of declared types that they hold.
 
     table = read_json(Path("tuning.json"), Table)
 
@@ -35,7 +35,7 @@ MOST_DEPTH = 64
 """Levels of lists and objects in each other, or of elements; real files have fewer than ten."""
 TOO_DEEP = f"expected at most {MOST_DEPTH} levels of lists and objects"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-"""What a full disk says, and a quota that is used up."""
+"""The error numbers of a full disk, and of a quota that is used up."""
 SHOWN = 40
 """Characters of a value in a message."""
 KINDS = {
@@ -55,7 +55,7 @@ WORDS = (
     (r"^Invalid enum value (.*)$", r"\1 is not known"),
     (r"^(Number|Integer value) out of range$", "expected a smaller number"),
 )
-"""What msgspec says, in our words."""
+"""Patterns of msgspec's messages, and our wording of each."""
 
 _OTHERS = bytes(set(range(256)) - set(b'"[]{}'))
 _ALIKE = bytes.maketrans(b"{}", b"[]")
@@ -89,7 +89,7 @@ def explain_unwritable(error: OSError, path: Path, needed: int = 0) -> str:
 
 
 def find_cause(error: BaseException) -> OSError | None:
-    """The OSError that ``error`` came of: libraries have errors of their own for a full disk."""
+    """The OSError behind ``error``: libraries have errors of their own for a full disk."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, OSError):
         found = found.__cause__ or found.__context__
@@ -98,7 +98,7 @@ def find_cause(error: BaseException) -> OSError | None:
 
 @contextlib.contextmanager
 def refused(path: Path, needed: int = 0) -> Iterator[None]:
-    """Raises UnwritableError for an OSError in the body, or for another that came of one.
+    """Raises UnwritableError for an OSError in the body, or an error that an OSError caused.
 
     ``needed``: bytes that are written to ``path``; 0 if they are not known.
     """
@@ -188,10 +188,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 # Files of others
 
 
-def read_json(path: Path, kind: type[T], most: int = MOST_BYTES) -> T:
+def read_json(path: Path, kind: type[T]) -> T:
     """The value that a file holds. Raises ConfigurationError, which names the file."""
     try:
-        return decode(read_whole(path, most), kind)
+        return decode(read_whole(path), kind)
     except ContentError as error:
         raise ContentError(f"{path}: {error}") from None
     except OSError as error:
@@ -281,7 +281,7 @@ def _show(value: Any) -> str:
 
 
 def _find(value: Any, path: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
-    """Where a path may lead, and what is there; msgspec does not say which key of a mapping."""
+    """The places that a path may mean, and their values; msgspec names no key of a mapping."""
     if not path:
         yield "", value
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,9 +39,8 @@ class PlotOptions:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw the runs that the command line names."""
-    words = sys.argv[1:] if arguments is None else arguments
     with FailureHandler():
-        options = read(PlotOptions, words, "python -m mpiddp plot", DESCRIPTION)
+        options = read(PlotOptions, arguments, "python -m mpiddp plot", DESCRIPTION)
         print_text(draw_runs(options))
 
 

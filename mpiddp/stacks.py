@@ -6,7 +6,6 @@ Equal positions are shown once, with the ranks that are there.
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,9 +70,8 @@ class StacksOptions:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table of one job."""
-    words = sys.argv[1:] if arguments is None else arguments
     with FailureHandler():
-        options = read(StacksOptions, words, "python -m mpiddp stacks", DESCRIPTION)
+        options = read(StacksOptions, arguments, "python -m mpiddp stacks", DESCRIPTION)
         directory = find_directory(options.job)
         positions = gather_stacks(directory)
     hosts = count_noun(len({position.hostname for position in positions}), "host")

@@ -1,4 +1,4 @@
-"""What torch has no public name for, in one place: for a new release, look here.
+"""What torch has no public name for, in one place: a new release may need changes here.
 
 torch is imported in the functions: processes without it import this module as well.
 """
@@ -93,8 +93,8 @@ def find_backend(group: Any, device: str) -> Any:
     return group._get_backend(torch.device(device))
 
 
-def find_part(group: Any, method: str) -> Any:
-    """What of a group has ``method``: the group, or else its backend for CPUs; None if neither."""
+def find_implementation(group: Any, method: str) -> Any:
+    """The group, or else its backend for CPUs, if it has ``method``; None if neither has."""
     import torch
 
     found = group
@@ -153,7 +153,7 @@ def find_increment_version() -> Callable[[tuple[Any, ...]], None]:
 
 
 def bind_comparison(tensor: Any) -> Callable[[Any], bool]:
-    """A function that says whether a tensor is as this one was, but for its memory and its version.
+    """A function that says whether a tensor is as this one was, except in address and version.
 
     It compares class, type, device, shape, strides and requires_grad, and whether the values are
     the memory's (not those of a negative or conjugate view). torch's own comparison takes half the

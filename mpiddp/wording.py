@@ -14,7 +14,7 @@ PLAIN = {
     "─": "-", "│": "|", "├": "+", "└": "+", "Σ": "sum", "µ": "u", "α": "alpha", "β": "beta",
     "γ": "gamma", "ν": "nu", "ρ": "rho", "σ": "sigma",
 }  # fmt: skip
-"""What stands on the console for a character that its encoding lacks."""
+"""What is printed instead of a character that the console's encoding lacks."""
 
 
 def fold_numbers(numbers: Iterable[int], *, width: int = 1, most: int | None = None) -> str:
@@ -95,7 +95,7 @@ def fit(text: str, stream: TextIO | None, errors: str = "") -> str:
 
 
 def encode(text: str, stream: TextIO | None) -> bytes:
-    """What goes past the stream to its descriptor; bytes that are no text stay what they are."""
+    """``text`` as bytes for the stream's descriptor; what was no text stays as it is."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return fit(text, stream, "surrogateescape").encode(encoding, "surrogateescape")
 
@@ -112,7 +112,7 @@ def print_message(text: str) -> None:
 
 
 def read_message(error: BaseException) -> str:
-    """What ``error`` says of itself; that it cannot be read, where its ``__str__`` fails."""
+    """What ``error`` says of itself; that it cannot be read, if its ``__str__`` fails."""
     try:
         return str(error)
     except BaseException as problem:  # A ``__str__`` may raise anything.

@@ -3,9 +3,8 @@
 Rounds of one run are more alike than two runs of one program are, and this the rounds cannot show.
 Therefore
 
-- a cell is slower if its samples refute that its ratio is within half the tolerance
-  (`benchmarks.judge`), with Holm's correction for all cells of the record; the other half is left
-  for the runs;
+- a cell is slower if its samples refute that its ratio is within half the tolerance (`ratios`),
+  judged together with all cells of the record; the other half is left for the runs;
 - a cell that looks slower is measured again, in runs of its own: all runs together must refute
   that, and the median of the runs' ratios must be beyond the tolerance.
 
@@ -22,7 +21,7 @@ from functools import cached_property
 from math import inf
 
 from benchmarks.judge.correlation import find_coefficient
-from benchmarks.judge.ratios import Ratio, adjust, compare_runs, estimate_ratio
+from benchmarks.judge.ratios import Ratio, compare_runs, estimate_ratio, find_probabilities
 from benchmarks.records.schema import Cell, Coordinate, Record
 from mpiddp.errors import ConfigurationError
 
@@ -122,8 +121,8 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Verdict(Evidence):
-    """What was found of one cell."""
+class Change(Evidence):
+    """A cell's evidence, judged together with all others'."""
 
     probability: float
     """That samples like these are met in a record without changes (Holm)."""
@@ -179,7 +178,7 @@ def judge(
     rule: Rule,
     measure: Measure | None = None,
     again: int = 0,
-) -> list[Verdict]:
+) -> list[Change]:
     """A verdict for each pair of comparable cells, old and new.
 
     ``measure`` is called ``again`` times with the cells that look slower; not at all for none.
@@ -209,12 +208,11 @@ def _is_suspect(each: Evidence, rule: Rule) -> bool:
     return each.slowdown > rule.bound or each.costs.find_probability(1.0) <= LOOK
 
 
-def _decide(found: Mapping[Key, Evidence], rule: Rule) -> list[Verdict]:
-    slower = adjust({key: each.costs.find_probability(rule.tested) for key, each in found.items()})
-    faster = adjust(
-        {key: each.costs.turned.find_probability(rule.tested) for key, each in found.items()}
-    )
-    verdicts = []
+def _decide(found: Mapping[Key, Evidence], rule: Rule) -> list[Change]:
+    costs = {key: each.costs for key, each in found.items()}
+    slower = find_probabilities(costs, rule.tested)
+    faster = find_probabilities({key: each.turned for key, each in costs.items()}, rule.tested)
+    changes = []
     for key, each in found.items():
         slowdown, word = each.slowdown, SAME
         if slower[key] <= rule.error_rate and slowdown > rule.bound:
@@ -224,5 +222,5 @@ def _decide(found: Mapping[Key, Evidence], rule: Rule) -> list[Verdict]:
         elif each.largest > rule.bound**2:
             word = UNKNOWN
         probability = min(slower[key], faster[key])
-        verdicts.append(Verdict(each.old, each.new, each.runs, each.coefficient, probability, word))
-    return verdicts
+        changes.append(Change(each.old, each.new, each.runs, each.coefficient, probability, word))
+    return changes

@@ -1,9 +1,8 @@
 """From measured cells to what ``auto`` should choose; nothing is measured here.
 
-An algorithm over a transport replaces today's choice at a size if it is faster, by the ratios of
-its times to those of ``auto`` in the same rounds: the interval of their median must lie below 1 for
-one kind of buffer at least. The interval is so wide that with 95 % probability none of the
-algorithms that are compared there lies below 1 by chance (Bonferroni). For no kind may the 95 %
+An algorithm over a transport replaces today's choice at a size if it is faster for one kind of
+buffer at least, by the ratios of its times to those of ``auto`` in the same rounds; all algorithms
+and kinds of buffers of a size are judged together (`ratios.find_greater`). For no kind may the 95 %
 interval lie above 1, or the median be above LIKE. Of several that are faster, the one with the
 smallest ratios is chosen.
 
@@ -21,11 +20,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from benchmarks.judge.correlation import find_coefficient
-from benchmarks.judge.ratios import Ratio, compare_rounds
+from benchmarks.judge.ratios import Ratio, compare_rounds, find_greater
 from benchmarks.records.collectives import COLLECTIVES
 from benchmarks.records.contenders import CONDITIONS, OWN
 from benchmarks.records.schema import Cell
-from benchmarks.records.statistics import CONFIDENCE, quantile
+from benchmarks.records.statistics import quantile
 from mpiddp.collectives import AUTO
 from mpiddp.collectives.tuning import CPU, GPU, Range, Section
 from mpiddp.errors import ConfigurationError, ScheduleError
@@ -65,7 +64,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SizeChoice:
     """What was found for buffers of one size."""
 
     bytes: int
@@ -80,7 +79,7 @@ class Verdict:
         return min(timings, key=lambda way: timings[way].seconds)
 
 
-def choose(groups: Sequence[Iterable[Cell]]) -> tuple[dict[Section, list[Verdict]], list[str]]:
+def choose(groups: Sequence[Iterable[Cell]]) -> tuple[dict[Section, list[SizeChoice]], list[str]]:
     """What ``auto`` should choose, in order of sizes, by sections that have no ranges yet.
 
     ``groups``: cells that were measured in the same rounds. Returns what was left out, too, in
@@ -136,19 +135,27 @@ def list_finalists(cells: Iterable[Cell]) -> tuple[Way, ...]:
     )
 
 
-def judge(size: int, groups: Sequence[Cells]) -> Verdict:
-    """The verdict on buffers of one size."""
+def judge(size: int, groups: Sequence[Cells]) -> SizeChoice:
+    """The choice for buffers of one size."""
     buffers = sorted({buffer for cells in groups for buffer, way in cells if way == RULE})
     timings = {buffer: _time(buffer, groups) for buffer in buffers}
     todays = [cell for cells in groups for (_, way), cell in cells.items() if way == RULE]
-    faster: dict[Way, float] = {}
     others = set.intersection(*map(set, timings.values())) - {RULE, _find_ran(todays[0])}
-    for way in sorted(others):
-        own = [timings[buffer][way] for buffer in buffers]
-        if _is_faster(own, 1 - (1 - CONFIDENCE) / (len(others) * len(buffers))):
-            faster[way] = math.prod(each.ratio.estimate for each in own)
-    chosen = min(faster, key=faster.__getitem__) if faster else RULE
-    return Verdict(size, str(todays[0].details.get("ran", AUTO)), chosen, timings)
+    ratios = {way: [timings[buffer][way].ratio for buffer in buffers] for way in sorted(others)}
+    told = find_greater(
+        {(way, at): each.turned for way, own in ratios.items() for at, each in enumerate(own)}
+    )
+    faster = {way for way, _ in told}
+    allowed = [way for way in ratios if way in faster and not any(map(_is_worse, ratios[way]))]
+    chosen = min(
+        allowed, key=lambda way: math.prod(each.estimate for each in ratios[way]), default=RULE
+    )
+    return SizeChoice(size, str(todays[0].details.get("ran", AUTO)), chosen, timings)
+
+
+def _is_worse(ratio: Ratio) -> bool:
+    """Whether today's choice may be better, by the rule of the module's docstring."""
+    return ratio.interval is None or ratio.interval.low > 1 or ratio.estimate > LIKE
 
 
 def _time(buffer: str, groups: Sequence[Cells]) -> dict[Way, Timing]:
@@ -168,17 +175,6 @@ def _time(buffer: str, groups: Sequence[Cells]) -> dict[Way, Timing]:
         ratio = compare_rounds(olds, news, coefficient)
         found[way] = Timing(usual * ratio.estimate, ratio)
     return found
-
-
-def _is_faster(timings: Sequence[Timing], confidence: float) -> bool:
-    """By the rule of the module's docstring; ``confidence``: of the interval below 1."""
-    wide = [each.ratio.find_interval(confidence) for each in timings]
-    usual = [each.ratio.interval for each in timings]
-    return (
-        any(each is not None and each.high < 1 for each in wide)
-        and all(each is not None and each.low <= 1 for each in usual)
-        and all(each.ratio.estimate <= LIKE for each in timings)
-    )
 
 
 def _is_plain(cell: Cell) -> bool:
@@ -225,7 +221,7 @@ def _find_ran(cell: Cell) -> Way | None:
     return Way(*cell.ran) if cell.ran[1] else None
 
 
-def list_ranges(verdicts: Sequence[Verdict]) -> tuple[Range, ...]:
+def list_ranges(verdicts: Sequence[SizeChoice]) -> tuple[Range, ...]:
     """The ranges of a table, from the smallest measured size to the largest.
 
     Between two sizes a range ends at their geometric mean; neighbours with the same choice are one.

@@ -3,8 +3,8 @@
 After Träff, Gropp & Thakur, "Self-consistent MPI performance guidelines" (IEEE TPDS 21, 2010), and
 Hunold & Carpen-Amarie's PGMPI: a user could replace a collective by others, or by calls on parts of
 its buffer, so it should never be slower than they are. Each contender is compared with itself.
-A guideline counts as broken only if the 95 % interval of the ratio lies above 1; with too few
-rounds there is none, and nothing is said.
+A guideline counts as broken if the contender takes longer than what replaces it, by the ratios of
+all replacements of a call of one size, judged together (`ratios.find_greater`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from benchmarks.judge.correlation import find_coefficient
-from benchmarks.judge.ratios import compare_runs
+from benchmarks.judge.ratios import compare_runs, find_greater
 from benchmarks.records.contenders import PARTS, SUBSTITUTES, Contender, Task
 from benchmarks.records.options import describe_interval
 from mpiddp.wording import describe_size
@@ -27,17 +27,19 @@ def list_broken(task: Task, times: Times) -> list[str]:
     if task.contender.quantity not in (*PARTS, *SUBSTITUTES):
         return []
     coefficient = find_coefficient([list(times.values())])
-    found = []
+    ratios = {}
     for name, count, parts in _list_replacements(task, times):
         rounds = zip(*(times[part] for part in parts), strict=False)
         # Other sizes were measured in other rounds.
-        ratio = compare_runs([count * sum(each) for each in rounds], [times[task]], coefficient)
-        if ratio.interval is not None and ratio.interval.low > 1:
-            found.append(
-                f"loses to {name}: takes {ratio.estimate:.2f} times as long "
-                f"({describe_interval(ratio.interval)})"
-            )
-    return found
+        together = [count * sum(each) for each in rounds]
+        ratios[name] = compare_runs(together, [times[task]], coefficient)
+    slower = find_greater(ratios)
+    return [
+        f"loses to {name}: takes {ratio.estimate:.2f} times as long "
+        f"({describe_interval(ratio.interval)})"
+        for name, ratio in ratios.items()
+        if name in slower
+    ]
 
 
 def _list_replacements(task: Task, times: Times) -> Iterable[tuple[str, int, list[Task]]]:

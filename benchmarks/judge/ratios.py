@@ -1,4 +1,7 @@
-"""Is A slower than B: their ratio, with an interval and tests that assume no distribution.
+"""Is A slower than B: the one answer, with one error rate, by tests that assume no distribution.
+
+`find_greater` answers for all ratios that are judged together. What these are, each command says in
+docs/benchmarks.md.
 
 Two contenders that were measured in the same rounds are compared round by round. If neither is the
 slower one, each of the ratios lies above 1 with probability 1/2: the sign test, and the interval of
@@ -10,6 +13,9 @@ Hollander, Wolfe & Chicken, "Nonparametric statistical methods", 4.3).
 
 Both suppose that rounds are independent. If neighbouring rounds are alike (`correlation`), the
 interval is widened around the estimate, and a bound counts as so much nearer to it.
+
+The distributions are counted here: SciPy gives that of Mann & Whitney for given samples only, and
+takes longer to import than a comparison takes.
 """
 
 from __future__ import annotations
@@ -31,6 +37,9 @@ from benchmarks.records.statistics import CONFIDENCE, Interval
 
 Key = TypeVar("Key")
 
+ERROR_RATE = 1 - CONFIDENCE
+"""The probability that of contenders that are equal, and are judged together, any is told from
+another one: half of it that any is called slower, half that any is called faster."""
 MOST_PAIRS = 2500
 """Up to so many pairs the distribution is counted; beyond, it is close to the normal one."""
 LARGEST_LOGARITHM = 700.0
@@ -55,6 +64,10 @@ class Ratio:
     def turned(self) -> Ratio:
         """The first one's values over the second one's."""
         return replace(self, ratios=1 / self.ratios[::-1])
+
+    def over(self, factor: float) -> Ratio:
+        """The ratio by ``factor``."""
+        return replace(self, ratios=self.ratios / factor)
 
     @property
     def interval(self) -> Interval | None:
@@ -139,13 +152,14 @@ def _find_middle(ratios: NDArray[numpy.float64]) -> float:
     return math.sqrt(float(ratios[middle]) * float(ratios[-1 - middle]))
 
 
+@lru_cache
 def tail(count: int, others: int, above: int) -> float:
     """Probability that at least ``above`` of all pairs of two like samples lie above 1.
 
     Of ``count`` rounds, if there are no ``others``.
     """
     if not others:
-        return sum(itertools.islice(_choose(count), count - above + 1)) / (1 << count)
+        return sum(math.comb(count, k) for k in range(above, count + 1)) / (1 << count)
     pairs = count * others
     if pairs > MOST_PAIRS:
         deviation = math.sqrt(pairs * (count + others + 1) / 12)
@@ -153,15 +167,6 @@ def tail(count: int, others: int, above: int) -> float:
     # By symmetry: as many arrangements have at least so many pairs above as below.
     ways = count_arrangements(*sorted((count, others)))
     return ways[pairs - above] / ways[-1]
-
-
-@lru_cache
-def _choose(count: int) -> tuple[int, ...]:
-    """In how many ways 0, 1, … of ``count`` rounds are chosen."""
-    ways = [1]
-    for k in range(1, count + 1):
-        ways.append(ways[-1] * (count - k + 1) // k)
-    return tuple(ways)
 
 
 @lru_cache
@@ -192,6 +197,19 @@ def count_arrangements(count: int, others: int) -> tuple[int, ...]:
         for k in range(i, size):
             ways[k] += ways[k - i]
     return tuple(itertools.accumulate(ways))
+
+
+# ---- the answer ---------------------------------------------------------------------------
+
+
+def find_greater(ratios: Mapping[Key, Ratio]) -> set[Key]:
+    """Which ratios are above 1; half of ERROR_RATE is for all of them together."""
+    return {key for key, found in find_probabilities(ratios).items() if found <= ERROR_RATE / 2}
+
+
+def find_probabilities(ratios: Mapping[Key, Ratio], bound: float = 1.0) -> dict[Key, float]:
+    """How probable it is, if none is above ``bound``, that any looks as this one does (Holm)."""
+    return adjust({key: ratio.find_probability(bound) for key, ratio in ratios.items()})
 
 
 def adjust(probabilities: Mapping[Key, float]) -> dict[Key, float]:

@@ -17,6 +17,7 @@ from benchmarks.judge.ratios import (
     estimate_ratio,
     estimate_rounds,
     find_common,
+    find_greater,
 )
 from benchmarks.records.contenders import GLOO, MPI, NCCL, OWN, PREPARED
 from benchmarks.records.material import Measured
@@ -84,12 +85,8 @@ class Verdict:
     """Of the winner's record."""
     speed: Ratio | None
     """How many times as fast as the framework the winner is."""
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the lead is more than the rounds differ, with 95 % confidence."""
-        interval = self.lead.interval if self.lead is not None else None
-        return self.second is None or (interval is not None and interval.low > 1)
+    is_settled: bool
+    """Whether it is told from the next one; each size is judged alone."""
 
 
 def are_paired(one: Measured, other: Measured) -> bool:
@@ -185,8 +182,13 @@ class Group:
             return compare_rounds(mine, theirs, self.coefficient)
         return compare_runs(mine, [theirs], self.coefficient)
 
-    def judge(self, size: int) -> Verdict | None:
-        """None if no contender has a right result."""
+    @cached_property
+    def verdicts(self) -> Mapping[int, Verdict]:
+        """By size; without sizes at which no contender has a right result."""
+        found = {size: self._find_winner(size) for size in self.sizes}
+        return {size: each for size, each in found.items() if each is not None}
+
+    def _find_winner(self, size: int) -> Verdict | None:
         order = self.rank_at(size)
         if not order:
             return None
@@ -198,7 +200,8 @@ class Group:
         lead, speed = (
             self.compare(winner, each) if each is not None else None for each in (second, base)
         )
-        return Verdict(winner, second, lead, base, speed)
+        is_settled = lead is None or bool(find_greater({size: lead}))
+        return Verdict(winner, second, lead, base, speed, is_settled)
 
     def rank_at(self, size: int) -> list[Measured]:
         """Contenders with right results, the quickest first: by their ratios to the framework, or

@@ -14,11 +14,13 @@ from tqdm import tqdm
 
 from benchmarks.measure.launching.remote_job import Job, count_others_seconds
 from benchmarks.records.options import Count, CountOrZero, Seconds
+from benchmarks.records.schema import Cell, Coordinate, RecordWriter
 from benchmarks.records.statistics import (
     MOST_ROUNDS,
     Series,
     StoppingRule,
     make_series,
+    summarize,
     take_turns,
 )
 from benchmarks.show.progress import show_progress
@@ -41,6 +43,7 @@ class _Timed(Protocol):
 
 Key = TypeVar("Key", bound=_Named)
 Visit = TypeVar("Visit", bound=_Timed)
+Steps = TypeVar("Steps", bound="StepsVisit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +97,55 @@ def check_answers(answers: Sequence[Mapping[str, Any]]) -> None:
         raise RefusedError(reasons[0])
 
 
+REFUSED, FAILED, WRONG = "it cannot run", "a run failed", "its results are wrong"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A contender that was not measured somewhere, and why."""
+
+    quantity: str
+    contender: str
+    reason: str
+    kind: str = REFUSED
+    """Or FAILED, or WRONG, for which the command ends in an error."""
+    at: Mapping[str, Coordinate] = field(default_factory=dict)
+
+    def write(self, record: RecordWriter) -> None:
+        tell = record.refuse if self.kind == REFUSED else record.fail
+        tell(self.quantity, self.contender, self.reason, **self.at)
+
+    def __str__(self) -> str:
+        places = [
+            f"{each} ranks" if name == "ranks" else str(each) for name, each in self.at.items()
+        ]
+        return f"{self.contender} on {' and '.join(places)}: {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsVisit:
+    """A contender that took some steps, one after the other."""
+
+    steps: int
+    by_rank: tuple[float, ...]
+    """Seconds of a step, of each rank; empty if they are not told apart."""
+    usual: float
+    """Of the slowest rank."""
+
+
+def make_steps_cell(
+    series: Series[Steps], details: Mapping[str, Any] | None = None, **place: Any
+) -> Cell:
+    """Of the seconds of a step in each visit; ``place``: the cell's other fields."""
+    times = [visit.usual for visit in series.samples]
+    by_rank = zip(*(visit.by_rank for visit in series.samples), strict=True)
+    steps = [visit.steps for visit in series.samples]
+    return Cell(
+        samples=tuple(times), summary=summarize(times), by_rank=tuple(map(summarize, by_rank)),
+        details={"steps": steps, **(details or {}), "positions": series.positions}, **place,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
     """What was the same for all that was measured on one number of ranks."""
@@ -137,9 +189,17 @@ class Visitor(ABC, Generic[Key, Visit]):
         """Seconds of an iteration in the last visit."""
         self._bar: tqdm[NoReturn] = tqdm(disable=True)
 
-    @abstractmethod
+    def find_problem(self, key: Key) -> str:
+        """What is wrong with a contender's results; empty if nothing is. Raises RefusedError."""
+        return ""
+
     def check(self, key: Key) -> bool:
-        """Visit for the first time; whether the results are right. Raises RefusedError."""
+        """Visit for the first time if the results are right, and whether they are."""
+        if problem := self.find_problem(key):
+            self.wrong[key] = problem
+            return False
+        self.visit(key, self.length.fewest)
+        return True
 
     @abstractmethod
     def measure(self, key: Key, iterations: int) -> Visit:
@@ -163,6 +223,15 @@ class Visitor(ABC, Generic[Key, Visit]):
             except RefusedError as reason:
                 self.refusals[key] = str(reason)
         return admitted
+
+    def visit_all(
+        self, keys: Sequence[Key], jobs: Mapping[str, Job], *, local: bool
+    ) -> float | None:
+        """Admit and visit in turns, with progress; returns the share that other programs took."""
+        total = len(keys) * (1 + self._plan.warm_up + self._plan.repetitions)
+        with self.watch(total, jobs, local=local) as find_share:
+            self.visit_in_turns(self.admit(keys))
+            return find_share()
 
     def visit_in_turns(self, admitted: Sequence[Key]) -> dict[Key, Series[Visit]]:
         """Rounds of visits until the rule is content with each contender."""
@@ -194,13 +263,19 @@ class Visitor(ABC, Generic[Key, Visit]):
         """The visits so far that count."""
         return self.list_series(key).samples
 
+    def list_refusals(self, quantity: str, at: Mapping[str, Coordinate]) -> list[Refusal]:
+        """Of all contenders that are not timed."""
+        found = {key: (str(why), REFUSED) for key, why in self.refusals.items()}
+        found |= {key: (str(why), WRONG) for key, why in self.wrong.items()}
+        return [Refusal(quantity, key.name, *each, at) for key, each in found.items()]
+
     @contextlib.contextmanager
     def watch(
         self, total: int | None, jobs: Mapping[str, Job], *, local: bool
     ) -> Iterator[Callable[[], float | None]]:
         """Show progress; yields what tells the share of the cores that other programs took.
 
-        ``local``: all ranks are on this machine; None is told otherwise.
+        ``local``: all ranks are on this machine; else None is told.
         """
         begin, before = time.monotonic(), count_others_seconds(jobs.values())
 

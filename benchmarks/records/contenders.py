@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from mpiddp.wording import describe_size
 
 MPI_JOB, TORCH_JOB = "mpi", "torch"
 """The first word that a worker is given; the second one is the addresses to connect to."""
-WORKER = "benchmarks.measure.collectives.ranks.worker"
 
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all-reduce", "reduce-scatter", "all-gather"
 BROADCAST, REDUCE = "broadcast", "reduce"
@@ -139,36 +138,6 @@ class Task:
         return {**vars(self.contender), **own, "iterations": iterations}
 
 
-def list_contenders(
-    quantity: str,
-    algorithms: Sequence[str],
-    transports: Sequence[str],
-    buffers: Sequence[str],
-    *,
-    nccl: bool,
-) -> list[Contender]:
-    """All rows of a collective, the framework's first."""
-    others = [Contender(GLOO, TORCH_JOB), *([Contender(NCCL, TORCH_JOB, buffer=GPU)] * nccl)]
-    others.append(Contender(MPI))
-    if "auto" in algorithms and "auto" in transports and PRIVATE in buffers:
-        others.append(Contender(BACKEND, TORCH_JOB))
-    own = [
-        Contender(OWN, MPI_JOB, algorithm, transport, buffer)
-        for algorithm in algorithms
-        for transport in transports
-        for buffer in buffers
-    ]
-    if quantity == ALL_REDUCE:
-        others += [Contender(maker) for maker in (RING, PERSISTENT)]
-        # As MPI_Allreduce and the plain rings, whose arguments are put together beforehand too.
-        own += [
-            Contender(PREPARED, MPI_JOB, algorithm, transport)
-            for algorithm, transport in (("auto", "auto"), ("ring", "mpi"))
-            if algorithm in algorithms and transport in transports and PRIVATE in buffers
-        ]
-    return [replace(each, quantity=quantity) for each in others + own]
-
-
 def shorten(names: Iterable[str]) -> dict[str, str]:
     """Names without what those with the same first word have in common behind their commas.
 
@@ -189,36 +158,3 @@ def shorten(names: Iterable[str]) -> dict[str, str]:
 def _cut(name: str) -> tuple[str, str]:
     at = name.rfind(" (") if name.endswith(")") else -1
     return (name[:at], name[at:]) if at > 0 else (name, "")
-
-
-def list_messengers(transports: Sequence[str], *, nccl: bool) -> list[Contender]:
-    """The rows of point-to-point, the framework's first."""
-    others = [Contender(GLOO, TORCH_JOB), *([Contender(NCCL, TORCH_JOB, buffer=GPU)] * nccl)]
-    own = [Contender(OWN, transport=transport) for transport in transports]
-    return [replace(each, quantity=POINT_TO_POINT) for each in [*others, Contender(MPI), *own]]
-
-
-def list_probes(*, machine: bool, link: bool) -> list[Task]:
-    """What is asked of the machine itself, and of the harness."""
-    sizes = {**dict.fromkeys(COPIES, BOUND_BYTES), PEER_READ: PEER_BYTES, EMPTY: 0}
-    chosen = {**(sizes if machine else {}), **({LINK: LINK_BYTES} if link else {})}
-    return [Task(Contender(name, quantity=PROBE), size, "uint8") for name, size in chosen.items()]
-
-
-def list_rounds(places: Sequence[int]) -> list[tuple[tuple[int, int], ...]]:
-    """Rounds of disjoint ordered pairs, in which each pair of ranks meets once in each direction.
-
-    The circle method of tournaments: one stays, the others move on by a place each round.
-    """
-    circle: list[int | None] = [*places, *([None] * (len(places) % 2))]
-    rounds = []
-    for _ in range(len(circle) - 1):
-        half = len(circle) // 2
-        met = [
-            (one, other)
-            for one, other in zip(circle[:half], reversed(circle[half:]), strict=True)
-            if one is not None and other is not None
-        ]
-        rounds += [tuple(met), tuple((other, one) for one, other in met)]
-        circle[1:] = [circle[-1], *circle[1:-1]]
-    return rounds

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from benchmarks.judge.targets import Target
@@ -14,7 +14,8 @@ from benchmarks.records.collectives import write_tables
 from benchmarks.records.environment import DescribedLauncher, describe_environment, describe_heading
 from benchmarks.records.options import RunOptions
 from benchmarks.records.schema import RecordWriter, open_record
-from mpiddp.options.outputs import RECORD, find_one
+from benchmarks.show.pictures import write_picture
+from mpiddp.options.outputs import PICTURE, RECORD, find, find_one
 from mpiddp.wording import print_text
 
 
@@ -31,8 +32,7 @@ class Output:
     def show(self, *parts: str, targets: Sequence[Target] = ()) -> None:
         """Print what is not empty of the parts and of the targets, which the record gets, too."""
         if targets:
-            described = [{**asdict(target), "met": target.met} for target in targets]
-            self.record.write("targets", targets=described)
+            self.record.write("targets", targets=[target.describe() for target in targets])
         verdicts = "\n".join(f"target: {target}" for target in targets)
         text = "\n\n".join(filter(None, [*parts, verdicts]))
         if text:
@@ -45,12 +45,9 @@ def open_output(
     options: RunOptions[Any],
     launcher: DescribedLauncher,
     more: str = "",
-    places: Mapping[str, tuple[DescribedLauncher, int]] | None = None,
 ) -> Iterator[Output]:
-    """Print the heading and open the record; at the end, also by an error, write the tables.
-
-    ``places``: who starts how many ranks, by name (default: the launcher the plan's numbers).
-    """
+    """Print the heading and open the record; at the end, also by an error, write the tables
+    and the pictures."""
     environment = describe_environment(launcher)
     heading = describe_heading(environment)
     print_text(f"{heading}; load {os.getloadavg()[0]:.1f}\n{more}")
@@ -58,10 +55,7 @@ def open_output(
     if options.hosts:
         ranks = options.plan.ranks
         counts = (ranks,) if isinstance(ranks, int) else ranks
-        places = places or {str(count): (launcher, count) for count in counts}
-        environment["hosts"] = {
-            name: launcher.place(count) for name, (launcher, count) in places.items()
-        }
+        environment["hosts"] = {str(count): launcher.place(count) for count in counts}
     plan = describe_plan(options.plan)
     path = find_one(options.output, RECORD)
     with open_record(path, benchmark, environment, plan, hidden) as record:
@@ -69,6 +63,8 @@ def open_output(
             yield Output(record, environment, heading)
         finally:
             write_tables(record.cells, options.output)
+            for picture in find(options.output, PICTURE):
+                write_picture(picture, record.cells, heading)
 
 
 @contextmanager

@@ -1,22 +1,18 @@
-"""Draw times of collectives over sizes beside the same over numbers of ranks, from records."""
+"""Times of collectives over sizes beside the same over numbers of ranks, from records."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.records.contenders import GLOO, MPI, NCCL, OWN, RING, shorten
-from benchmarks.records.options import describe_seconds
+from benchmarks.records.options import SECONDS
 from benchmarks.records.schema import Cell, group_by
-from benchmarks.show.plotting import COLOURS, Line, LinePanel, choose_ticks, draw_panels
+from benchmarks.show.charts import Chart, ChartLine
+from benchmarks.show.sheets import write_sheet
 from mpiddp.errors import ConfigurationError
 from mpiddp.wording import count_noun, describe_size
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 MEANINGS = {
     "Gloo": "torch's all-reduce", "plain ring": "written by hand over mpi4py",
@@ -25,7 +21,7 @@ MEANINGS = {
 """Of names that do not say it."""
 
 
-def draw(path: Path, cells: Iterable[tuple[str, Cell]], note: str) -> None:
+def write_scaling(path: Path, cells: Iterable[tuple[str, Cell]], note: str) -> None:
     """The framework, MPI, the plain ring and mpiddp's algorithms, in a row of two panels.
 
     A collective, a type and an operator have a row on one node, and one for each number of ranks on
@@ -45,18 +41,15 @@ def draw(path: Path, cells: Iterable[tuple[str, Cell]], note: str) -> None:
         )
     names = shorten(dict.fromkeys(cell.contender for cell in known))
     shown = dict.fromkeys(names[cell.contender] for cell in known)
-    styles = {name: place % len(COLOURS) for place, name in enumerate(shown)}
+    colours = {name: place for place, name in enumerate(shown)}
     rows = group_by(known, _find_row)
-    grid = [
-        list(_compare(group_by(row, lambda cell: cell.ranks), names, styles))
-        for row in rows.values()
-    ]
+    grid = [list(_compare(group_by(row, lambda cell: cell.ranks), names)) for row in rows.values()]
     quantities = ", ".join(dict.fromkeys(cell.quantity for cell in known))
     title = (
         f"{quantities}: the slowest rank's time, median of the iterations, band of their quartiles"
     )
     meanings = [f"{name}: {text}" for name, text in MEANINGS.items() if name in shown]
-    draw_panels(path, grid, (11.5, 3.6 * len(grid) + 0.8), title, "; ".join([*meanings, note]))
+    write_sheet(path, grid, colours, title, "; ".join([*meanings, note]), width=414)
 
 
 def _find_row(cell: Cell) -> tuple[object, ...]:
@@ -68,26 +61,25 @@ def _list_words(cell: Cell) -> list[str]:
 
 
 def _compare(
-    cells: Mapping[int, Sequence[Cell]], names: Mapping[str, str], styles: Mapping[str, int]
-) -> Iterator[LinePanel | None]:
-    """One panel over sizes, one over ranks, by which the cells are grouped."""
+    cells: Mapping[int, Sequence[Cell]], names: Mapping[str, str]
+) -> Iterator[Chart | None]:
+    """One chart over sizes, one over ranks, by which the cells are grouped."""
     sizes = {ranks: {cell.bytes for cell in row} for ranks, row in cells.items()}
     ranks = max(cells, key=lambda each: (len(sizes[each]), each))
     first = cells[ranks][0]
 
-    def make_lines(chosen: Iterable[Cell], along: Callable[[Cell], int]) -> list[Line]:
-        rows = group_by(sorted(chosen, key=along), lambda cell: names[cell.contender])
+    def make_lines(chosen: Iterable[Cell], along: Callable[[Cell], int]) -> list[ChartLine]:
+        rows = group_by(chosen, lambda cell: names[cell.contender])
         return [
-            Line(name, list(map(along, row)), [cell.summary.spread for cell in row], styles[name])
+            ChartLine(name, {float(along(cell)): cell.summary.spread for cell in row})
             for name, row in rows.items()
         ]
 
-    yield LinePanel(
+    yield Chart(
         title=f"{count_noun(ranks, 'rank')} on {count_noun(first.nodes, 'node')}: "
         f"{', '.join([first.quantity, *_list_words(first)])}",
         lines=make_lines(cells[ranks], lambda cell: cell.bytes), label="largest buffer of a rank",
-        ticks={each: describe_size(each) for each in choose_ticks(sorted(sizes[ranks]))},
-        describe=describe_seconds,
+        unit=SECONDS, is_log=True,
     )  # fmt: skip
     size = max(set.intersection(*sizes.values()), default=0)
     if len(cells) == 1 or not size:
@@ -95,14 +87,7 @@ def _compare(
         return
     each_node = f"{count_noun(ranks // first.nodes, 'rank')} on each node"
     every = (cell for row in cells.values() for cell in row if cell.bytes == size)
-    yield LinePanel(
+    yield Chart(
         title=f"{each_node if first.nodes > 1 else 'one node'}: {describe_size(size)}",
-        lines=make_lines(every, lambda cell: cell.ranks), label="ranks", base=None,
-        describe=describe_seconds, finish=partial(_begin_at_zero, ticks=sorted(cells)),
+        lines=make_lines(every, lambda cell: cell.ranks), along="ranks", unit=SECONDS, is_log=False,
     )  # fmt: skip
-
-
-def _begin_at_zero(axis: Axes, ticks: Sequence[int]) -> None:
-    axis.set_ylim(bottom=0)
-    axis.set_xticks(ticks)
-    axis.tick_params(axis="x", labelsize=8)

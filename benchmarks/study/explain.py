@@ -50,7 +50,7 @@ COMPUTE, BUCKETS = 90.0, 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(machines.MachineOptions):
+class ExplainOptions(machines.MachineOptions):
     """What is shown, and the machine whose prices it gets."""
 
     subject: Annotated[str, Argument("WHAT", is_positional=True)]
@@ -138,14 +138,14 @@ READER = make_reader(
     command="explain",
     description="Show a collective step by step: which chunk goes where, what each rank holds, "
     "what it takes; or the workflow of a training step, with what overlaps. --output draws it.",
-    groups={"options": Options},
+    groups={"options": ExplainOptions},
     epilog=f"WHAT is {', '.join(USUAL)} or ALGORITHM, for its all-reduce. "
     + describe_algorithms("ring:segments=4"),
 )
 
 
-def parse_options(arguments: Sequence[str]) -> Options:
-    return pick(Options, READER.read(arguments))
+def parse_options(arguments: Sequence[str]) -> ExplainOptions:
+    return pick(ExplainOptions, READER.read(arguments))
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str]) -> None:
         print_text(f"wrote {output}")
 
 
-def _explain_collective(options: Options) -> None:
+def _explain_collective(options: ExplainOptions) -> None:
     schedule = build(options)
     count = options.size // ITEM
     run = simulate(schedule, count, options.machine, options.hosts, item=ITEM)
@@ -175,7 +175,7 @@ def _explain_collective(options: Options) -> None:
     print_text(*describe_price(options, schedule, run))
 
 
-def _explain_step(options: Options) -> None:
+def _explain_step(options: ExplainOptions) -> None:
     machine, schedule = options.machine, build(options)
     count = options.buckets or BUCKETS
     run = simulate(schedule, options.size // ITEM // count, machine, options.hosts, item=ITEM)
@@ -192,7 +192,7 @@ def _explain_step(options: Options) -> None:
     print_text(*step.describe(shutil.get_terminal_size((100, 24)).columns))
 
 
-def build(options: Options) -> Schedule:
+def build(options: ExplainOptions) -> Schedule:
     """The schedule. Raises ConfigurationError if it is too large to be looked at."""
     if options.ranks > LARGEST_SIMULATED:
         raise _too_large(f"{options.ranks} ranks")
@@ -217,7 +217,7 @@ def _list_notes(run: Simulation) -> list[str]:
     return [describe_seconds(step.seconds) for step in run.steps]
 
 
-def _print_steps(options: Options, schedule: Schedule, run: Simulation) -> None:
+def _print_steps(options: ExplainOptions, schedule: Schedule, run: Simulation) -> None:
     print_text(f"{options.title}: {options.choice.summary}")
     colour = sys.stdout.isatty()
     width = shutil.get_terminal_size((100, 24)).columns
@@ -227,7 +227,7 @@ def _print_steps(options: Options, schedule: Schedule, run: Simulation) -> None:
     print_text()
 
 
-def describe_price(options: Options, schedule: Schedule, run: Simulation) -> Iterator[str]:
+def describe_price(options: ExplainOptions, schedule: Schedule, run: Simulation) -> Iterator[str]:
     """What it takes on the machine, beside what no algorithm can beat."""
     machine, hosts = options.machine, options.hosts
     several = options.sizes is not None

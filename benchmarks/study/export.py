@@ -28,7 +28,7 @@ GOAL = Kind("a schedule for LogGOPSim", (".goal",))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ExportOptions:
     """What is written, and how."""
 
     algorithm: Annotated[Choice, Argument("ALGORITHM", parse, is_positional=True)]
@@ -51,13 +51,13 @@ READER = make_model_reader(
     "export",
     "Write an all-reduce for another project's runtime or simulator. It is proved "
     "first; prove --load proves what was written, once more from the file.",
-    Options,
+    ExportOptions,
     "two-level:outer=halving-doubling",
 )
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = pick(Options, READER.read(arguments))
+    options = pick(ExportOptions, READER.read(arguments))
     check_outputs(options.output, inputs=map(Path, options.load))
     nodes = None if options.nodes is None else split(options.ranks, options.nodes)
     schedule = options.algorithm.build(options.ranks, nodes)
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> None:
         )
 
 
-def write(schedule: Schedule, options: Options, output: Output) -> dict[Path, bytes]:
+def write(schedule: Schedule, options: ExportOptions, output: Output) -> dict[Path, bytes]:
     """The files with their contents. Raises ConfigurationError if the format cannot hold it."""
     name, path = str(options.algorithm), output.path
     price = options.bytes // ITEM, ITEM, 1 / (options.addition * GIGABYTE)

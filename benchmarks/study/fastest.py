@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from benchmarks.records.machines import describe_place
 from benchmarks.records.options import ITEM, format_rows
-from benchmarks.show.plotting import COLOURS, open_figure
+from benchmarks.show.axes import COLOURS
 from benchmarks.show.progress import show_progress
+from benchmarks.show.sheets import add_texts, open_sheet
 from benchmarks.study.prices import Place, Question
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import simulate
@@ -48,7 +49,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Row:
+class FastestRow:
     """One number of ranks."""
 
     ranks: int
@@ -65,13 +66,15 @@ def leaves_nobody_out(choice: Choice) -> bool:
     return len(choice.algorithm.make(3).members) == 3
 
 
-def make_map(question: Question) -> list[Row]:
+def make_map(question: Question) -> list[FastestRow]:
     """A row for each place. Raises ConfigurationError if nothing can be priced there."""
     rows = []
     with show_progress(len(question.places), "map") as bar:
         for nodes in question.places:
             prices = _list_prices(question.choices, nodes, question.find_machine(nodes))
-            rows.append(Row(sum(nodes), len(nodes), tuple(find_ranges(prices, question.sizes))))
+            rows.append(
+                FastestRow(sum(nodes), len(nodes), tuple(find_ranges(prices, question.sizes)))
+            )
             bar.update()
     return rows
 
@@ -138,7 +141,7 @@ def _bisect(find_winner: Callable[[int], str], name: str, low: int, high: int) -
 # ---- in words -----------------------------------------------------------------------------
 
 
-def describe_map(rows: Sequence[Row], sizes: Sequence[int]) -> Iterator[str]:
+def describe_map(rows: Sequence[FastestRow], sizes: Sequence[int]) -> Iterator[str]:
     """A table of letters, what they mean, and the sizes at which the winner changes."""
     names = list_names(rows)
     letters = {name: chr(ord("A") + place) for place, name in enumerate(names)}
@@ -159,7 +162,7 @@ def describe_map(rows: Sequence[Row], sizes: Sequence[int]) -> Iterator[str]:
     yield "by closed forms, for chunks of equal size; simulated step by step if there is none"
 
 
-def list_names(rows: Sequence[Row]) -> list[str]:
+def list_names(rows: Sequence[FastestRow]) -> list[str]:
     """Those that win anywhere, in the order in which they turn up."""
     return list(dict.fromkeys(each.name for row in rows for each in row.ranges))
 
@@ -167,27 +170,28 @@ def list_names(rows: Sequence[Row]) -> list[str]:
 # ---- the picture --------------------------------------------------------------------------
 
 
-def draw_map(path: Path, rows: Sequence[Row], note: str) -> None:
+def draw_map(path: Path, rows: Sequence[FastestRow], note: str) -> None:
     """A bar for each number of ranks, coloured by who wins; names stand in their regions."""
     names = list_names(rows)
     title = "The quickest all-reduce, by ranks and size"
-    with open_figure(path, 9, 0.34 * len(rows) + 1.8, title, note) as figure:
+    with open_sheet(path, 650, 25 * len(rows) + 130) as figure:
+        add_texts(figure, title, note)
         axis = figure.add_subplot()
         for place, row in enumerate(rows):
             for each in row.ranges:
                 colour = COLOURS[names.index(each.name) % len(COLOURS)]
-                axis.barh(place, each.width, 1.0, math.log2(each.low), color=colour, alpha=0.5)
+                axis.barh(place, each.width, 1.0, math.log2(each.low), color=colour, alpha=0.4)
         for region in find_regions(rows):
             _write_name(axis, region)
         low, high = rows[0].ranges[0].low, rows[0].ranges[-1].high
         ticks = [1 << bits for bits in range(0, 60, 2) if low <= 1 << bits <= high]
         places = [math.log2(tick) for tick in ticks]
-        axis.set_xticks(places, [describe_size(tick) for tick in ticks], fontsize=8)
-        axis.set_yticks(range(len(rows)), [f"{row.ranks:,}" for row in rows], fontsize=8)
+        axis.set_xticks(places, [describe_size(tick) for tick in ticks])
+        axis.set_yticks(range(len(rows)), [f"{row.ranks:,}" for row in rows])
         axis.set_xlim(math.log2(low), math.log2(high))
         axis.set_ylim(-0.5, len(rows) - 0.5)
-        axis.set_xlabel("buffer", fontsize=9)
-        axis.set_ylabel("ranks", fontsize=9)
+        axis.set_xlabel("buffer")
+        axis.set_ylabel("ranks")
         axis.tick_params(length=0)
         axis.spines[:].set_visible(False)
 
@@ -196,7 +200,7 @@ Region = list[tuple[int, Range]]
 """Neighbouring rows, by place, with the sizes at which one algorithm wins there."""
 
 
-def find_regions(rows: Sequence[Row]) -> list[Region]:
+def find_regions(rows: Sequence[FastestRow]) -> list[Region]:
     """The parts of the map that one algorithm has in one piece."""
     regions: list[Region] = []
     for place, row in enumerate(rows):
@@ -221,5 +225,5 @@ def _write_name(axis: Axes, region: Region) -> None:
     wide = [(place, each) for place, each in region if each.width >= 0.8 * widest]
     place, each = wide[len(wide) // 2]
     centre = math.log2(each.low) + each.width / 2
-    size = max(5.0, min(9.0, widest / (WIDEST_LETTER * len(each.name))))
+    size = max(7.0, min(9.0, widest / (WIDEST_LETTER * len(each.name))))
     axis.text(centre, place, each.name, ha="center", va="center", fontsize=size)

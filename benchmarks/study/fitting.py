@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
+
 from benchmarks.judge.fit.check import check_record, describe_checks
 from benchmarks.judge.fit.fitted import (
     PLACES,
@@ -22,9 +24,11 @@ from benchmarks.judge.fit.fitted import (
     write_fit,
 )
 from benchmarks.records.contenders import REDUCTION
-from benchmarks.records.options import format_rows, make_reader
+from benchmarks.records.options import SECONDS, SPEED, format_rows, make_reader
 from benchmarks.records.schema import read_record
-from benchmarks.study.fit_picture import draw
+from benchmarks.records.statistics import exact
+from benchmarks.show.charts import Chart, ChartLine
+from benchmarks.show.sheets import write_sheet
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.fields import Argument, pick
 from mpiddp.options.outputs import PICTURE, Kind, Outputs, check_outputs, find, writes
@@ -34,7 +38,7 @@ FIT = Kind("fit", (".json",))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class FitOptions:
     """What is fitted, and what is checked."""
 
     files: Annotated[tuple[Path, ...], Argument("RECORD", is_positional=True)] = ()
@@ -53,25 +57,25 @@ READER = make_reader(
     command="fit",
     description="Fit α, β and γ to measured messages and additions: in pieces, if the protocol or "
     "the cache changes at some size. No collective's time enters a fit; --check predicts them.",
-    groups={"options": Options},
+    groups={"options": FitOptions},
     epilog="For example: fit messages.jsonl --output machine.json --check all-reduce.jsonl",
 )
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = pick(Options, READER.read(arguments))
+    options = pick(FitOptions, READER.read(arguments))
     check_outputs(options.output, inputs=(*options.files, *options.check))
     fit = make_fit(options)
     print_text(*describe(fit))
     for path in find(options.output, FIT):
         write_fit(path, fit)
     for path in find(options.output, PICTURE):
-        draw(path, fit)
+        draw_fit(path, fit)
     for path in options.check:
         print_text("", *describe_checks(check_record(fit, read_record(path))))
 
 
-def make_fit(options: Options) -> Fit:
+def make_fit(options: FitOptions) -> Fit:
     """Read a fit, or make one of records. Raises ConfigurationError."""
     files = options.files or options.check
     if not files:
@@ -113,3 +117,43 @@ def _describe_segment(name: str, curve: Curve, place: int) -> tuple[str, ...]:
         f"{segment.error:.1%}",
         f"{segment.largest_error:.1%}",
     )
+
+
+# ---- the picture --------------------------------------------------------------------------
+
+
+def draw_fit(path: Path, fit: Fit) -> None:
+    """What was measured, the lines through it, and how far they are off."""
+    curves = list_curves(fit)
+    grid = [
+        [_chart_times(name, curve) for name, curve in curves.items()],
+        [_chart_errors(curve) for curve in curves.values()],
+    ]
+    write_sheet(path, grid, {}, f"Messages of {fit.contender}: measured, and the fitted model",
+                width=340)  # fmt: skip
+
+
+def _chart_times(name: str, curve: Curve) -> Chart:
+    sizes, seconds, _ = zip(*curve.points, strict=True)
+    lines = []
+    ends = [*(each.start for each in curve.segments[1:]), sizes[-1]]
+    for segment, end in zip(curve.segments, ends, strict=True):
+        places = np.geomspace(max(segment.start, sizes[0]), end, 9)
+        times = segment.latency + places * segment.seconds_per_byte
+        points = {
+            float(place): exact(float(each)) for place, each in zip(places, times, strict=True)
+        }
+        lines.append(ChartLine(", ".join(describe_line(segment)), points))
+    measured = dict(zip(map(float, sizes), map(exact, seconds), strict=True))
+    lines.append(ChartLine("measured", measured, is_joined=False))
+    return Chart(title=name, unit=SECONDS, is_log=True, lines=lines)
+
+
+def _chart_errors(curve: Curve) -> Chart:
+    found, seconds, _ = np.array(curve.points).T
+    ratios = map(float, seconds / curve.cost.seconds(found))
+    points = dict(zip(map(float, found), map(exact, ratios), strict=True))
+    return Chart(
+        title="measured over fitted time", unit=SPEED, is_log=True, mark=(1.0, "as fitted"),
+        lines=[ChartLine("measured", points, is_joined=False)],
+    )  # fmt: skip

@@ -10,8 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 from tqdm import tqdm
 
@@ -27,8 +26,9 @@ from benchmarks.records.options import (
 from benchmarks.records.schema import Coordinate, RecordWriter, make_cell
 from benchmarks.records.statistics import exact
 from benchmarks.show import results
-from benchmarks.show.plotting import Line, LinePanel, choose_names, draw_panels
+from benchmarks.show.charts import Chart, ChartLine, choose_names
 from benchmarks.show.progress import show_progress
+from benchmarks.show.sheets import write_sheet
 from benchmarks.study.summation import (
     DTYPES,
     ROUNDING,
@@ -47,9 +47,6 @@ from mpiddp.options.outputs import PICTURE, RECORD, Outputs, check_outputs, find
 from mpiddp.schedules.schedule import Schedule
 from mpiddp.wording import print_text
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 Types = Annotated[tuple[str, ...], Argument(choices=tuple(DTYPES), flag="--dtype")]
 RANKS = (8, 64, 256)
 ELEMENTS = 8192
@@ -60,7 +57,7 @@ GENERATOR = "numpy.random.default_rng (PCG64), standard normal in float64, a row
 QUANTITY = "rounding error"
 
 Kind = tuple[str, Accumulation]
-"""A type and a way of adding: a column of the tables, a panel of the plot."""
+"""A type and a way of adding: a column of the tables, a chart of the picture."""
 
 EPSILONS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """The distance from 1 to the next number of the type."""
@@ -85,21 +82,18 @@ ERRORS = {
 }
 
 ALIKE = 0.08
-"""Errors that differ by less, relatively, would look the same in the plot."""
-
-LONGEST = 30
-"""Letters of a line of names in the plot."""
+"""Errors that differ by less, relatively, would look the same in the picture."""
 
 WAYS = {
     Accumulation.NATIVE: "added as it is",
     Accumulation.STEP: "float32 within a step",
     Accumulation.THROUGHOUT: "float32 throughout",
 }
-"""Titles of panels."""
+"""Titles of charts."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class NumericsOptions:
     """What is summed."""
 
     algorithms: Algorithms = ()
@@ -123,7 +117,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Row:
+class ErrorRow:
     ranks: int
     algorithm: str
     inputs: int
@@ -136,18 +130,18 @@ READER = make_model_reader(
     "numerics",
     "Sum normal values in each algorithm's order, adding in the type itself and in "
     "float32, and compare with float64. Needs neither MPI nor a GPU.",
-    Options,
+    NumericsOptions,
     "ring:segments=4",
 )
 
 
-def parse(arguments: Sequence[str]) -> Options:
-    options = pick(Options, READER.read(arguments))
+def parse(arguments: Sequence[str]) -> NumericsOptions:
+    options = pick(NumericsOptions, READER.read(arguments))
     algorithms = options.algorithms or list_algorithms()
     return replace(options, algorithms=algorithms, ranks=tuple(sorted(options.ranks)))
 
 
-def measure_all(options: Options) -> list[Row]:
+def measure_all(options: NumericsOptions) -> list[ErrorRow]:
     """One row for each number of ranks and algorithm, in this order.
 
     Raises ConfigurationError for an algorithm that cannot be with so few ranks, before anything
@@ -162,7 +156,9 @@ def measure_all(options: Options) -> list[Row]:
         return [_measure_row(name, schedule, options, bar) for name, schedule in schedules]
 
 
-def _measure_row(name: str, schedule: Schedule, options: Options, bar: tqdm[NoReturn]) -> Row:
+def _measure_row(
+    name: str, schedule: Schedule, options: NumericsOptions, bar: tqdm[NoReturn]
+) -> ErrorRow:
     import torch
 
     bar.set_description(f"{name}, {schedule.ranks} ranks")
@@ -176,10 +172,10 @@ def _measure_row(name: str, schedule: Schedule, options: Options, bar: tqdm[NoRe
             except ScheduleError as error:
                 raise ScheduleError(f"{name}, {dtype}, {accumulation.value}: {error}") from None
     bar.update()
-    return Row(schedule.ranks, name, len(schedule.members), describe_order(schedule), errors)
+    return ErrorRow(schedule.ranks, name, len(schedule.members), describe_order(schedule), errors)
 
 
-def record_row(record: RecordWriter, row: Row) -> None:
+def record_row(record: RecordWriter, row: ErrorRow) -> None:
     """A cell for each error, relative to the RMS of the sum; one that is not finite is a refusal,
     since JSON has no name for it."""
     for (dtype, accumulation), error in row.errors.items():
@@ -202,7 +198,7 @@ def record_row(record: RecordWriter, row: Row) -> None:
             record.add(cell)
 
 
-def describe_inputs(options: Options) -> str:
+def describe_inputs(options: NumericsOptions) -> str:
     return (
         f"inputs: normal, standard deviation {options.scale:g}, seed {options.seed}, "
         f"{options.elements} elements of each rank"
@@ -220,24 +216,24 @@ def main(arguments: Sequence[str]) -> None:
     print_text(describe_inputs(options) + "\n")
     print_text(report(rows, options.error))
     for path in find(options.output, PICTURE):
-        draw(path, rows, options.error, describe_inputs(options))
+        draw_errors(path, rows, options.error, describe_inputs(options))
 
 
-def list_dtypes(rows: Sequence[Row]) -> list[str]:
+def list_dtypes(rows: Sequence[ErrorRow]) -> list[str]:
     return list(dict.fromkeys(dtype for dtype, _ in rows[0].errors))
 
 
 # ---- tables -------------------------------------------------------------------------------
 
 
-def report(rows: Sequence[Row], error: str) -> str:
+def report(rows: Sequence[ErrorRow], error: str) -> str:
     """All tables, and what their columns mean; ``error`` is ``rms`` or ``largest``."""
     groups = itertools.groupby(rows, key=lambda row: row.ranks)
     tables = [format_table(list(group), error) for _, group in groups]
     return "\n\n".join([*tables, explain(rows, error)])
 
 
-def format_table(rows: Sequence[Row], error: str) -> str:
+def format_table(rows: Sequence[ErrorRow], error: str) -> str:
     kinds = list(rows[0].errors)
     width = max(len("algorithm"), *(len(row.algorithm) for row in rows))
     left = f"{'algorithm':{width}}  depth  native  in step"
@@ -261,7 +257,7 @@ def format_error(value: float) -> str:
     return f"{value:.1e}"
 
 
-def explain(rows: Sequence[Row], error: str) -> str:
+def explain(rows: Sequence[ErrorRow], error: str) -> str:
     roundings = ", ".join(
         f"{ROUNDING * EPSILONS[dtype]:.1e} in {dtype}" for dtype in list_dtypes(rows)
     )
@@ -282,14 +278,14 @@ def explain(rows: Sequence[Row], error: str) -> str:
     return "\n".join(lines)
 
 
-# ---- plot ---------------------------------------------------------------------------------
+# ---- picture ------------------------------------------------------------------------------
 
 
 Series = dict[str, list[float]]
 """The values of each name, in the same order."""
 
 
-def collect(rows: Sequence[Row], kinds: Sequence[Kind], error: str) -> Series:
+def collect(rows: Sequence[ErrorRow], kinds: Sequence[Kind], error: str) -> Series:
     values: Series = {}
     for row in rows:
         values.setdefault(row.algorithm, []).extend(
@@ -315,7 +311,7 @@ def _is_alike(value: float, other: float) -> bool:
     return math.isclose(value, other, rel_tol=ALIKE) or (math.isnan(value) and math.isnan(other))
 
 
-def list_groups(rows: Sequence[Row], error: str) -> tuple[list[list[str]], int]:
+def list_groups(rows: Sequence[ErrorRow], error: str) -> tuple[list[list[str]], int]:
     """The groups of algorithms to draw, each a line, and how many groups are left out.
 
     Of too many the largest error stays, beside the smallest.
@@ -328,51 +324,45 @@ def list_groups(rows: Sequence[Row], error: str) -> tuple[list[list[str]], int]:
     return [group for group in groups if group[0] in shown], left_out
 
 
-def draw(path: Path, rows: Sequence[Row], error: str, note: str) -> None:
-    """Draw error against ranks: a panel per type and way of adding, a line per group of alike."""
-    dtypes = list_dtypes(rows)
-    columns = max(len(list_accumulations(dtype)) for dtype in dtypes)
+def draw_errors(path: Path, rows: Sequence[ErrorRow], error: str, note: str) -> None:
+    """Error against ranks: a chart for each type and way of adding, a line for each group of
+    alike."""
     groups, left_out = list_groups(rows, error)
     if left_out:
         note += f"; {left_out} lines between the others left out"
-    title = f"All-reduce: {ERRORS[error]}"
-    grid = []
-    for dtype in dtypes:
-        kinds = [(dtype, way) for way in list_accumulations(dtype)]
-        row = [_make_panel(kind, list_lines(rows, groups, kind, error)) for kind in kinds]
-        grid.append([*row, *[None] * (columns - len(row))])
-    draw_panels(path, grid, (5.6 * columns, 2.9 * len(dtypes) + 0.9), title, note, shared="row")
+    grid = [
+        [_make_chart(rows, groups, (dtype, way), error) for way in list_accumulations(dtype)]
+        for dtype in list_dtypes(rows)
+    ]
+    numbers = {group[0]: number for number, group in enumerate(groups)}
+    lines = [line for row in grid for chart in row for line in chart.lines]
+    colours = {line.name: numbers.get(line.name.partition(", ")[0], 0) for line in lines}
+    write_sheet(path, grid, colours, f"All-reduce: {ERRORS[error]}", note, 400, "row")
+
+
+def _make_chart(
+    rows: Sequence[ErrorRow], groups: Sequence[Sequence[str]], kind: Kind, error: str
+) -> Chart:
+    dtype, accumulation = kind
+    return Chart(
+        title=f"{dtype}, {WAYS[accumulation]}", lines=list_lines(rows, groups, kind, error),
+        along="ranks", unit="", is_log=True, is_along_log=True,
+        mark=(ROUNDING * EPSILONS[dtype], "one rounding"),
+    )  # fmt: skip
 
 
 def list_lines(
-    rows: Sequence[Row], groups: Sequence[Sequence[str]], kind: Kind, error: str
-) -> list[Line]:
-    """The lines of a panel: groups that are alike there share one."""
+    rows: Sequence[ErrorRow], groups: Sequence[Sequence[str]], kind: Kind, error: str
+) -> list[ChartLine]:
+    """The lines of a chart: groups that are alike there share one."""
     ranks = list(dict.fromkeys(row.ranks for row in rows))
     series, firsts = collect(rows, [kind], error), [group[0] for group in groups]
     lines = []
     for alike in group_alike({name: series[name] for name in firsts}):
         names = [name for group in groups if group[0] in alike for name in group]
-        values = [each if 0 < each < math.inf else math.nan for each in series[alike[0]]]
         title = ", ".join(names) if len(alike) < len(groups) or len(groups) == 1 else "all"
-        text = fill(title, LONGEST, break_on_hyphens=False)
-        style = firsts.index(alike[0])
-        lines.append(Line(text, ranks, list(map(exact, values)), style))
+        values = zip(ranks, series[alike[0]], strict=True)
+        lines.append(
+            ChartLine(title, {n: exact(each) for n, each in values if 0 < each < math.inf})
+        )
     return lines
-
-
-def _make_panel(kind: Kind, lines: Sequence[Line]) -> LinePanel:
-    dtype, accumulation = kind
-    return LinePanel(
-        title=f"{dtype}, {WAYS[accumulation]}", lines=lines, label="ranks (dotted: one rounding)",
-        ticks={each: str(each) for each in lines[0].x},
-        describe=lambda value: f"{value:.0e}".replace("e-0", "e-"),
-        mark=ROUNDING * EPSILONS[dtype], finish=_finish,
-    )  # fmt: skip
-
-
-def _finish(axis: Axes) -> None:
-    from matplotlib.ticker import LogLocator
-
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.margins(x=0.08, y=0.12)

@@ -9,9 +9,9 @@ from pathlib import Path
 from benchmarks.records.options import format_rows
 from benchmarks.show.progress import show_progress
 from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules.plans.loading import read_plans
 from mpiddp.schedules.plans.plan import Plan
-from mpiddp.schedules.plans.proof import prove_plan
-from mpiddp.schedules.plans.reading import read_plans
+from mpiddp.schedules.plans.plan_proof import prove_plan
 
 PROVED, UNEQUAL, WRONG, REFUSED = "proved", "proved, bits differ", "WRONG", "not read"
 

@@ -5,24 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.records.machines import describe_place
-from benchmarks.records.options import describe_seconds, format_rows
+from benchmarks.records.options import SPEED, describe_seconds, format_rows
 from benchmarks.records.schema import RecordWriter, make_cell
 from benchmarks.records.statistics import exact
-from benchmarks.show.plotting import Line, LinePanel, choose_lines, draw_panels
+from benchmarks.show.charts import Chart, ChartLine, choose_lines
 from benchmarks.show.progress import show_progress
+from benchmarks.show.sheets import write_sheet
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import Bounds, bound
 from mpiddp.schedules.machine import Machine
 from mpiddp.schedules.registry import Choice, Price
 from mpiddp.wording import describe_size
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 QUANTITY = "predicted all-reduce"
 SIMULATED = "simulated"
@@ -42,7 +38,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Row:
+class PriceRow:
     """An algorithm on one number of ranks."""
 
     name: str
@@ -66,7 +62,7 @@ class Table:
 
     ranks: int
     nodes: int
-    rows: tuple[Row, ...]
+    rows: tuple[PriceRow, ...]
     bounds: tuple[Bounds, ...]
     """For each size."""
 
@@ -74,7 +70,7 @@ class Table:
     def title(self) -> str:
         return describe_place(self.ranks, self.nodes)
 
-    def list_ratios(self, row: Row) -> list[float]:
+    def list_ratios(self, row: PriceRow) -> list[float]:
         """How many times the lower bound each price is; NaN if that is nothing."""
         pairs = zip(row.prices, self.bounds, strict=True)
         return [
@@ -98,11 +94,11 @@ def price_all(question: Question) -> list[Table]:
     return tables
 
 
-def _price(choice: Choice, nodes: Place, sizes: Sequence[int], machine: Machine) -> Row:
+def _price(choice: Choice, nodes: Place, sizes: Sequence[int], machine: Machine) -> PriceRow:
     try:
-        return Row(str(choice), tuple(choice.prices(sizes, machine, nodes)))
+        return PriceRow(str(choice), tuple(choice.prices(sizes, machine, nodes)))
     except ConfigurationError as error:
-        return Row(str(choice), (), str(error))
+        return PriceRow(str(choice), (), str(error))
 
 
 def record_table(record: RecordWriter, table: Table, sizes: Sequence[int]) -> None:
@@ -146,7 +142,7 @@ def describe(sizes: Sequence[int], shown: Sequence[int], tables: Sequence[Table]
         )
 
 
-def _describe_row(row: Row, table: Table, places: Sequence[int]) -> list[str]:
+def _describe_row(row: PriceRow, table: Table, places: Sequence[int]) -> list[str]:
     if not row.prices:
         return [row.name, "", *["—", ""] * len(places)]
     cells, ratios = [], table.list_ratios(row)
@@ -161,43 +157,30 @@ def _describe_row(row: Row, table: Table, places: Sequence[int]) -> list[str]:
 # ---- the picture --------------------------------------------------------------------------
 
 
-def draw(path: Path, sizes: Sequence[int], tables: Sequence[Table], note: str) -> None:
-    """A panel for each number of ranks; of all algorithms those that are best on the whole."""
-    columns = min(2, len(tables))
-    rows = -(-len(tables) // columns)
+def draw_prices(path: Path, sizes: Sequence[int], tables: Sequence[Table], note: str) -> None:
+    """A chart for each number of ranks; of all algorithms those that are best on the whole."""
     priced = {
         (row.name, (place, size)): price.seconds
         for place, table in enumerate(tables)
         for row in table.rows
         for size, price in zip(sizes, row.prices, strict=False)
     }
-    shown, note = choose_lines(priced, (), "algorithm", note)
+    shown, note = choose_lines(priced, "algorithm", note)
+    charts = [_make_chart(sizes, table, shown) for table in tables]
+    grid = [charts[start : start + 2] for start in range(0, len(charts), 2)]
     title = "All-reduce on a modelled machine: how many times the lower bound it takes"
-    panels = [_make_panel(sizes, table, shown) for table in tables]
-    places = [*panels, *[None] * (rows * columns - len(panels))]
-    grid = [places[start : start + columns] for start in range(0, len(places), columns)]
-    draw_panels(path, grid, (7 * columns, 4.2 * rows + 0.8), title, note)
+    colours = {name: number for number, name in enumerate(shown)}
+    write_sheet(path, grid, colours, title, note)
 
 
-def _make_panel(sizes: Sequence[int], table: Table, shown: Sequence[str]) -> LinePanel:
+def _make_chart(sizes: Sequence[int], table: Table, shown: Sequence[str]) -> Chart:
     sources = {row.prices[0].source for row in table.rows if row.prices}
     lines = [
-        Line(row.name, sizes, [*map(exact, table.list_ratios(row))], shown.index(row.name))
+        ChartLine(row.name, dict(zip(sizes, map(exact, table.list_ratios(row)), strict=True)))
         for row in table.rows
         if row.prices and row.name in shown and table.ranks > 1
     ]
-    return LinePanel(
-        title=f"{table.title}, {' and '.join(sorted(sources))}", lines=lines,
-        label="buffer of each rank", ticks={size: describe_size(size) for size in sizes[::2]},
-        describe=lambda ratio: f"{ratio:,.10g} ×", mark=1, finish=partial(_finish, sizes=sizes),
+    return Chart(
+        title=f"{table.title}, {' and '.join(sorted(sources))}", lines=lines, unit=SPEED,
+        is_log=True, label="buffer of each rank", mark=(1.0, "the lower bound"),
     )  # fmt: skip
-
-
-def _finish(axis: Axes, sizes: Sequence[int]) -> None:
-    from matplotlib.ticker import LogLocator
-
-    axis.set_ylabel("times the lower bound", fontsize=9)
-    axis.set_xlim(sizes[0], sizes[-1])
-    axis.set_ylim(bottom=0.9)
-    low, high = axis.get_ylim()
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))

@@ -29,10 +29,9 @@ from mpiddp.options.checks import at_least
 from mpiddp.options.fields import Argument, pick
 from mpiddp.options.outputs import RECORD, Outputs, check_outputs, writes
 from mpiddp.process.cpus import count_cores
-from mpiddp.schedules.plans.loading import load
-from mpiddp.schedules.plans.reading import PLANS
+from mpiddp.schedules.plans.loading import PLANS, load
 from mpiddp.schedules.proof import check_programs, prove, tabulate
-from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, find, is_ours, parse
+from mpiddp.schedules.registry import LARGEST_SIMULATED, Choice, find, is_built_in, parse
 from mpiddp.schedules.schedule import Schedule, halve, project, segment
 from mpiddp.wording import print_text
 
@@ -59,7 +58,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProofVerdict:
     """What has been proved of one case, or of several."""
 
     fewest: int = 0
@@ -70,8 +69,8 @@ class Verdict:
     left_out: tuple[int, ...] = ()
     """Numbers of ranks above the fewest that it is not made for."""
 
-    def __add__(self, other: Verdict) -> Verdict:
-        return Verdict(
+    def __add__(self, other: ProofVerdict) -> ProofVerdict:
+        return ProofVerdict(
             min(filter(None, (self.fewest, other.fewest)), default=0),
             self.schedules + other.schedules,
             self.messages + other.messages,
@@ -101,7 +100,7 @@ def _list_made(choice: Choice, ranks: int) -> list[int]:
     """
     made: list[int] = []
     for n in range(1, ranks + 1):
-        if made and is_ours(choice):
+        if made and is_built_in(choice):
             return list(range(made[0], ranks + 1))
         try:
             choice.make(n)
@@ -127,7 +126,7 @@ def _list_variants(choice: Choice, n: int) -> list[str]:
     return [str(replace(choice, parameters={"servers": 2}))]
 
 
-def check_case(case: Case) -> Verdict:
+def check_case(case: Case) -> ProofVerdict:
     """Prove the schedule, in all its segmentations, and its halves where there are few ranks."""
     base = parse(case.choice).make(case.ranks, case.nodes)
     nodes = "" if case.nodes is None else f" on nodes of {case.nodes}"
@@ -136,8 +135,8 @@ def check_case(case: Case) -> Verdict:
         # What is no message between two ranks cannot be cut into segments.
         tabulate(base)
     except ScheduleError as error:
-        return Verdict(case.ranks, 1, 0, (f"{where}: {error}",))
-    verdict = Verdict()
+        return ProofVerdict(case.ranks, 1, 0, (f"{where}: {error}",))
+    verdict = ProofVerdict()
     failures: tuple[str, ...]
     for name, schedule in _list_schedules(base, case.segments):
         try:
@@ -146,7 +145,7 @@ def check_case(case: Case) -> Verdict:
             failures = ()
         except ScheduleError as error:
             failures = (f"{where}, {name}: {error}",)
-        verdict += Verdict(case.ranks, 1, sum(map(len, schedule.steps)), failures)
+        verdict += ProofVerdict(case.ranks, 1, sum(map(len, schedule.steps)), failures)
     return verdict
 
 
@@ -164,7 +163,7 @@ def _load_algorithms(text: str) -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ProveOptions:
     """What is proved."""
 
     choices: Algorithms = ()
@@ -190,13 +189,13 @@ READER = make_model_reader(
     "Prove by exact propagation, without running anything, that each algorithm is an "
     "all-reduce: every contribution once, the same additions on every rank, no conflict within a "
     "step, no deadlock; and that its halves are a reduce-scatter and an all-gather.",
-    Options,
+    ProveOptions,
     "ring:segments=4",
 )
 
 
-def parse_options(arguments: Sequence[str]) -> Options:
-    options = pick(Options, READER.read(arguments))
+def parse_options(arguments: Sequence[str]) -> ProveOptions:
+    options = pick(ProveOptions, READER.read(arguments))
     if any(choice.segments > 1 for choice in options.choices):
         raise ConfigurationError("prove takes --segments K… instead of NAME:segments=K")
     if options.choices:
@@ -206,13 +205,13 @@ def parse_options(arguments: Sequence[str]) -> Options:
     return replace(options, choices=loaded if options.load else list_algorithms())
 
 
-def check_all(options: Options) -> dict[str, Verdict]:
+def check_all(options: ProveOptions) -> dict[str, ProofVerdict]:
     cases = list_cases(options.choices, options.ranks, options.segments)
-    verdicts = {str(choice): Verdict() for choice in options.choices}
+    verdicts = {str(choice): ProofVerdict() for choice in options.choices}
     for name in verdicts:
         made = {case.ranks for case in cases if case.group == name}
         missing = set(range(min(made), options.ranks + 1)) - made
-        verdicts[name] = Verdict(left_out=tuple(sorted(missing)))
+        verdicts[name] = ProofVerdict(left_out=tuple(sorted(missing)))
     with show_progress(len(cases), "proof") as bar:
         for case, verdict in zip(cases, _map(cases, options), strict=True):
             verdicts[case.group] += verdict
@@ -220,7 +219,7 @@ def check_all(options: Options) -> dict[str, Verdict]:
     return verdicts
 
 
-def _map(cases: Sequence[Case], options: Options) -> Iterator[Verdict]:
+def _map(cases: Sequence[Case], options: ProveOptions) -> Iterator[ProofVerdict]:
     if options.processes == 1:
         yield from map(check_case, cases)
         return
@@ -266,7 +265,9 @@ def main(arguments: Sequence[str]) -> None:
     raise_for_wrong(plans)
 
 
-def describe(verdicts: Mapping[str, Verdict], options: Options, seconds: float) -> Iterator[str]:
+def describe(
+    verdicts: Mapping[str, ProofVerdict], options: ProveOptions, seconds: float
+) -> Iterator[str]:
     width = max(map(len, verdicts))
     yield f"{'algorithm':<{width}}  {'ranks':>6}  {'schedules':>9}  {'messages':>9}  verdict"
     for name, verdict in verdicts.items():
@@ -275,7 +276,7 @@ def describe(verdicts: Mapping[str, Verdict], options: Options, seconds: float) 
             f"{name:<{width}}  {f'{verdict.fewest}–{options.ranks}':>6}  {verdict.schedules:>9,}  "
             f"{verdict.messages:>9,}  {word}"
         )
-    total = sum(verdicts.values(), Verdict())
+    total = sum(verdicts.values(), ProofVerdict())
     cores = f"{options.processes} core{'s' if options.processes > 1 else ''}"
     yield (
         f"{'all':<{width}}  {'':>6}  {total.schedules:>9,}  {total.messages:>9,}  "

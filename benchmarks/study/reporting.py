@@ -11,21 +11,22 @@ from benchmarks.records.environment import describe_heading
 from benchmarks.records.material import read_material
 from benchmarks.records.options import File, Load, make_reader
 from benchmarks.records.schema import Record
-from benchmarks.show import scaling
 from benchmarks.show.page.assembly import assemble
 from benchmarks.show.page.page import draw_report
-from benchmarks.show.page.slides import write_slides
+from benchmarks.show.pictures import write_slides
+from benchmarks.show.scaling import write_scaling
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.options.fields import Argument, pick
-from mpiddp.options.outputs import FOLDER, PAGE, PICTURE, Kind, Outputs, check_outputs, find, writes
+from mpiddp.options.outputs import FOLDER, PICTURE, Kind, Outputs, check_outputs, find, writes
 from mpiddp.wording import count_noun, print_text
 
+PAGE = Kind("page", (".html",), is_drawn=True)
 SLIDES = Kind("directory of pictures", (FOLDER,), is_drawn=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ReportOptions:
     """What is read, and what is written."""
 
     records: Annotated[tuple[Path, ...], Argument("RECORD", Path, is_positional=True)]
@@ -44,17 +45,17 @@ READER = make_reader(
     command="report",
     description="Draw the results of records: wrong and missing results, the fastest contender by "
     "ranks and size, curves, bars, and the machines.",
-    groups={"options": Options},
+    groups={"options": ReportOptions},
 )
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = pick(Options, READER.read(arguments))
+    options = pick(ReportOptions, READER.read(arguments))
     check_outputs(options.output, inputs=(*options.records, options.fit))
     material = read_material(options.records)
     for path in find(options.output, PICTURE):
         cells = [(each.name, each.cell) for each in material.cells]
-        scaling.draw(path, cells, describe_heading(_find_machine(material.records)))
+        write_scaling(path, cells, describe_heading(_find_machine(material.records)))
         print_text(f"wrote {path}")
     if len(options.output) == len(find(options.output, PICTURE)):
         return
@@ -63,7 +64,8 @@ def main(arguments: Sequence[str]) -> None:
         write_whole(path, draw_report(report))
         print_text(f"wrote {path}")
     for path in find(options.output, SLIDES):
-        count = write_slides(path, report)
+        path.mkdir(parents=True, exist_ok=True)
+        count = write_slides(path, report.sections)
         print_text(f"wrote {count_noun(count, 'picture')} into {path}")
 
 

@@ -38,7 +38,7 @@ PLOTTED_SIZES = tuple(1 << exponent for exponent in range(10, 29, 2))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(machines.MachineOptions):
+class SimulateOptions(machines.MachineOptions):
     """What is priced, and on which machine."""
 
     algorithms: Algorithms = ()
@@ -115,7 +115,7 @@ READER = make_model_reader(
     "simulate",
     "Price all-reduce algorithms on a machine with given latencies and bandwidths: "
     f"step by step up to {LARGEST_SIMULATED} ranks, by a formula beyond, which is marked.",
-    Options,
+    SimulateOptions,
     "ring:segments=4",
 )
 
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str]) -> None:
             _show_prices(options, record, text)
 
 
-def parse(arguments: Sequence[str]) -> Options:
+def parse(arguments: Sequence[str]) -> SimulateOptions:
     """Raises ConfigurationError for what does not go together."""
     values = READER.read(arguments)
     if values.get("fit") is not None:
@@ -143,19 +143,19 @@ def parse(arguments: Sequence[str]) -> Options:
             if field.name in values and field.name != "node_bandwidth":
                 raise ConfigurationError(f"{field.flag}: the machine is that of --fit already")
     usual = winners.RANKS if values.get("map") else RANKS
-    return pick(Options, {"ranks": usual, **values})
+    return pick(SimulateOptions, {"ranks": usual, **values})
 
 
-def _show_prices(options: Options, record: RecordWriter, machine: str) -> None:
+def _show_prices(options: SimulateOptions, record: RecordWriter, machine: str) -> None:
     tables = prices.price_all(options.question)
     for table in tables:
         prices.record_table(record, table, options.sizes)
     print_text(machine, *prices.describe(options.sizes, options.shown, tables))
     for path in options.pictures:
-        prices.draw(path, options.sizes, tables, machine)
+        prices.draw_prices(path, options.sizes, tables, machine)
 
 
-def _show_map(options: Options, record: RecordWriter, machine: str) -> None:
+def _show_map(options: SimulateOptions, record: RecordWriter, machine: str) -> None:
     rows = winners.make_map(options.question)
     print_text(machine, *winners.describe_map(rows, options.sizes))
     for path in options.pictures:

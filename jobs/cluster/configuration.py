@@ -10,7 +10,7 @@ from pathlib import Path
 from slurm import SLURMD_PORT
 from state import ClusterError, Machine, Shape, directory, local_directory, machine_directory
 
-# What each line is for stands beside it where it is not Slurm's usual setting.
+# What each line is for stands beside it if it is not Slurm's usual setting.
 SLURM = """\
 ClusterName=mpiddp
 SlurmctldHost={controller.name}({controller.address})

@@ -20,7 +20,7 @@ KILL_SECONDS = 3.0
 
 
 def find_init(machine: Machine) -> int | None:
-    """The machine's first process, by this machine's numbering; None where it is not running."""
+    """The machine's first process, by this machine's numbering; None if it is not running."""
     try:
         pid, began = (machine_directory(machine) / "init").read_text().split()
     except (OSError, ValueError):

@@ -104,7 +104,7 @@ def disconnect_host(shape: Shape) -> None:
 
 
 def find_link(shape: Shape, machine: Machine) -> str:
-    """``up``, ``cut``, or ``gone`` where the bridge has no such port."""
+    """``up``, ``cut``, or ``gone`` if the bridge has no such port."""
     if machines.find_init(shape.controller) is None or not _has_interface(
         shape.controller, machine.port
     ):

@@ -38,7 +38,7 @@ def variables() -> Mapping[str, str]:
 
 
 def ask(*command: str, seconds: float = 5.0) -> str:
-    """What one of Slurm's client programs prints; empty where it gets no answer in time."""
+    """What one of Slurm's client programs prints; empty if it gets no answer in time."""
     environment = {**os.environ, **variables()}
     try:
         done = subprocess.run(

@@ -100,7 +100,7 @@ class Shape:
 
 
 def directory() -> Path:
-    """Where the cluster keeps everything that it writes. Raises ClusterError for a bad one."""
+    """The directory of all that the cluster writes. Raises ClusterError for a bad one."""
     text = os.environ.get(DIRECTORY_VARIABLE) or DEFAULT_DIRECTORY
     if not re.fullmatch(r"(/[\w.+-]+)+", text) or ".." in text or len(text) > LONGEST_DIRECTORY:
         raise ClusterError(
@@ -113,7 +113,7 @@ def directory() -> Path:
 def claim_directory() -> None:
     """Make the state directory, or take over one of a start that did not get far.
 
-    Raises ClusterError where the directory is somebody else's.
+    Raises ClusterError if the directory is somebody else's.
     """
     path = directory()
     if not path.parent.is_dir():
@@ -198,7 +198,7 @@ def locked() -> Iterator[None]:
 
 
 def _take(lock: TextIO) -> bool:
-    """Whether this process has the lock now; not where the last one to have it took it away."""
+    """Whether this process has the lock now; False if its last holder has removed the file."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(lock.fileno()), LOCK.stat())

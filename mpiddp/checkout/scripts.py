@@ -36,9 +36,8 @@ class ScriptsOptions:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write the job scripts."""
-    words = sys.argv[1:] if arguments is None else arguments
     with FailureHandler():
-        directory = read(ScriptsOptions, words, "python -m mpiddp jobs", DESCRIPTION).directory
+        directory = read(ScriptsOptions, arguments, "python -m mpiddp jobs", DESCRIPTION).directory
         names = write_scripts(directory)
     print_text(f"Written to {directory}: {', '.join(names)}; they use {sys.executable}")
 

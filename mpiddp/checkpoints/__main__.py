@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -55,9 +54,8 @@ class ShowOptions:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table of one directory."""
-    words = sys.argv[1:] if arguments is None else arguments
     with FailureHandler():
-        options = read(ShowOptions, words, "python -m mpiddp checkpoints", DESCRIPTION)
+        options = read(ShowOptions, arguments, "python -m mpiddp checkpoints", DESCRIPTION)
         try:
             show(options.directory, is_quick=options.quick)
         except OSError as error:

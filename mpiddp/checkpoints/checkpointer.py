@@ -31,15 +31,15 @@ from mpiddp.checkpoints.state import (
     read_values,
     restore,
 )
-from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source, Written
+from mpiddp.checkpoints.storage.directory import CheckpointDirectory, CheckpointSource, Written
 from mpiddp.checkpoints.storage.finding import Found, Survey, find_valid, read_together
-from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.launcher.launcher import find_launcher
 from mpiddp.launch.session import find_session
 from mpiddp.process.background import finish_lasting_calls
 from mpiddp.process.preemption_signals import SIGNALS, PreemptionSignals
-from mpiddp.process.step_agreement import Members, StepAgreement
+from mpiddp.process.step_agreement import AgreeingRanks, StepAgreement
 from mpiddp.torch_internals import find_default_store
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ class Checkpointer:
         optimizer: torch.optim.Optimizer | OptimizerState | None = None,
         *,
         keep: int = 2,
-        source: Source | None = None,
+        source: CheckpointSource | None = None,
         tell: Callable[[Written], None] | None = None,
         **more: Stateful,
     ) -> None:
@@ -115,8 +115,8 @@ class Checkpointer:
         if isinstance(directory, CheckpointDirectory):
             self._ranks, self._directory = directory.ranks, directory
         else:
-            self._ranks = Ranks()
-            source = source or Source(run=_name_script(), advice=ADVICE)
+            self._ranks = RankGroup()
+            source = source or CheckpointSource(run=_name_script(), advice=ADVICE)
             self._directory = CheckpointDirectory(Path(directory), self._ranks, source, keep)
         device = next((each.device for each in model.parameters()), torch.device("cpu"))
         modules = {name: each for name, each in more.items() if isinstance(each, nn.Module)}
@@ -328,7 +328,7 @@ def _finish_with_session(checkpointer: Checkpointer) -> None:
         session.at_close(collect)
 
 
-def _begin_agreement(ranks: Ranks) -> StepAgreement:
+def _begin_agreement(ranks: RankGroup) -> StepAgreement:
     """Listen to the signals in a script, until its session is closed; collective."""
     session = find_session()
     signals = session.signals if session is not None else None
@@ -338,7 +338,7 @@ def _begin_agreement(ranks: Ranks) -> StepAgreement:
     store = session.store if session is not None else None
     if store is None and ranks.size > 1:
         store = find_default_store()
-    agreement = StepAgreement(Members(ranks.rank, ranks.size, store), signals=signals)
+    agreement = StepAgreement(AgreeingRanks(ranks.rank, ranks.size, store), signals=signals)
     if session is not None:
         session.at_close(agreement.close)
     else:

@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 ORDER = "rebuilt_per_bucket_param_indices"
-"""In DDP's account of itself: the numbers of parameters, as in "3 2, 1 0" for two buckets."""
+"""Key in DDP's logging data: the numbers of parameters, as in "3 2, 1 0" for two buckets."""
 USUAL_RATE = 100
-"""Steps between two of these accounts, after the first ten."""
+"""DDP's own interval of logging, in steps, after the first ten."""
 
 
 def read_bucket_order(model: nn.Module) -> list[int] | None:
@@ -47,12 +47,6 @@ def read_bucket_order(model: nn.Module) -> list[int] | None:
 
 def _can_rebuild(model: DistributedDataParallel) -> bool:
     return not (model.static_graph or model.find_unused_parameters)
-
-
-def _list_trained(model: DistributedDataParallel) -> list[nn.Parameter]:
-    ignored = model.parameters_to_ignore
-    named = model.module.named_parameters()
-    return [each for name, each in named if each.requires_grad and name not in ignored]
 
 
 def list_sparse(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -110,7 +104,11 @@ def restore_bucket_order(model: nn.Module, order: Sequence[int] | None) -> None:
     """
     if order is None or not isinstance(model, DistributedDataParallel) or not _can_rebuild(model):
         return
-    trained = _list_trained(model)
+    trained = [
+        each
+        for name, each in model.module.named_parameters()
+        if each.requires_grad and name not in model.parameters_to_ignore
+    ]
     if sorted(order) != list(range(len(trained))):
         return  # The checkpoint is of another model, which its parameters say more clearly.
     module, sparse = model.module, set(list_sparse(model.module).values())

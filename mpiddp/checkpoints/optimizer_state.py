@@ -11,9 +11,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
-from mpiddp.checkpoints.layout import STRIDES
 from mpiddp.checkpoints.state import clean_name, find_module
 from mpiddp.checkpoints.storage.shards import Stored
+from mpiddp.checkpoints.tensor_memory import STRIDES
 from mpiddp.errors import ConfigurationError
 
 
@@ -57,17 +57,17 @@ class OptimizerState:
             {name: repr(each) for name, each in group.items() if name not in _RATES}
             for group in optimizer.param_groups
         ]
-        """Options of its groups at the beginning."""
+        """The groups' options at the beginning, each as its ``repr``."""
         self._waiting: dict[str, Any] = {}
         """State of parameters that the optimizer does not have, by name."""
         self._known: frozenset[int] = frozenset()
-        """Ids of the optimizer's parameters when it was last looked for those of ``_waiting``."""
+        """Ids of the optimizer's parameters at the last search for those of ``_waiting``."""
         self._is_hooked = False
         self._list_names()
 
     @property
     def is_replicated(self) -> bool:
-        """Whether it is the same by its meaning: modules beside the model may differ."""
+        """Whether all ranks have the same state; that of modules beside the model may differ."""
         own = {id(each) for each in find_module(self._modules[""]).parameters()}
         return self._is_replicated and _list_ids(self._optimizer) <= own
 

@@ -1,7 +1,7 @@
 """Nested state as tensors alone: what is no tensor becomes JSON, and its bytes a tensor.
 
 What the numbers of a tensor do not say stands in the JSON: how it lies in memory
-(`mpiddp.checkpoints.layout`), and what autograd must know of it.
+(`mpiddp.checkpoints.tensor_memory`), and what autograd must know of it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from mpiddp.checkpoints import layout
-from mpiddp.checkpoints.layout import TENSOR
+from mpiddp.checkpoints import tensor_memory
+from mpiddp.checkpoints.tensor_memory import TENSOR
 from mpiddp.errors import ConfigurationError
 
 _SKELETON = ":structure"
@@ -39,7 +39,7 @@ def pack(state: Any, *, is_copied: bool = False) -> dict[str, torch.Tensor]:
     found: list[dict[str, Any]] = []
     skeleton = _Packer(tensors, found, is_copied).take_apart(state, "")
     if not is_copied:
-        tensors, said = layout.describe(tensors)
+        tensors, said = tensor_memory.describe(tensors)
         for each in found:
             each |= said[each[TENSOR]]
     text = json.dumps(skeleton).encode()
@@ -110,7 +110,7 @@ def _make_plain(tensor: torch.Tensor, path: str, is_copied: bool) -> torch.Tenso
             f"state {path or 'itself'}: expected a dense tensor of plain numbers, found {kind} one"
         )
     plain = tensor.detach()
-    if is_copied and 0 in plain.stride() and layout.narrow(plain).shape != plain.shape:
+    if is_copied and 0 in plain.stride() and tensor_memory.narrow(plain).shape != plain.shape:
         raise ConfigurationError(
             f"state {path or 'itself'}: expected a tensor that a module can load, found an "
             "expanded one, whose elements share memory: give tensor.clone()"
@@ -155,7 +155,7 @@ def _put_together(
 
 
 def _make(said: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    tensor = layout.make(said, tensors[said[TENSOR]])
+    tensor = tensor_memory.make(said, tensors[said[TENSOR]])
     if _PARAMETER in said:
         return nn.Parameter(tensor, requires_grad=_TRAINED in said)
     return tensor.requires_grad_() if _TRAINED in said else tensor

@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 from mpiddp.checkpoints.packing import unpack
 from mpiddp.checkpoints.state import clean_name
 from mpiddp.checkpoints.storage.finding import Found, find_valid, read_together
-from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.checkpoints.storage.shards import read_shards
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import find_cause, replaced
@@ -40,7 +40,7 @@ LISTED = 3
 
 
 @dataclass(frozen=True)
-class Selection:
+class WeightSelection:
     """Which tensors of a file become a model's."""
 
     prefix: str = ""
@@ -60,7 +60,7 @@ def check_format(path: Path, option: str) -> None:
         )
 
 
-def load_weights(model: nn.Module, path: Path, selection: Selection) -> str:
+def load_weights(model: nn.Module, path: Path, selection: WeightSelection) -> str:
     """Give a plain ``model`` the weights of a file, a checkpoint, or a run's newest one.
 
     Collective; all ranks read. Draws no random numbers. Returns a line that says what was taken.
@@ -84,7 +84,7 @@ def load_weights(model: nn.Module, path: Path, selection: Selection) -> str:
 
 
 @dataclass(frozen=True)
-class Source:
+class StoredWeights:
     """What was read from a file or a checkpoint."""
 
     path: Path
@@ -96,7 +96,7 @@ class Source:
     """Why it is not the newest checkpoint, if it is not."""
 
 
-def read_file(path: Path) -> Source:
+def read_file(path: Path) -> StoredWeights:
     """The tensors of a file. Nothing that it names is run. Raises ConfigurationError."""
     check_format(path, "weights")
     found: Any
@@ -118,7 +118,7 @@ def read_file(path: Path) -> Source:
             f"weights: expected a state_dict in {path}, found {type(found).__name__}"
         )
     wrapper = next((each for each in WRAPPERS if isinstance(found.get(each), Mapping)), "")
-    return Source(path, dict(_flatten(found, "")), wrapper)
+    return StoredWeights(path, dict(_flatten(found, "")), wrapper)
 
 
 def _describe_other(path: Path, error: Exception) -> str:
@@ -152,14 +152,14 @@ def _is_kept(name: str, value: object) -> bool:
     return isinstance(value, torch.Tensor) or name.endswith("_extra_state")
 
 
-def _read_directory(path: Path) -> Source:
+def _read_directory(path: Path) -> StoredWeights:
     """The newest valid checkpoint there, and its weights. Collective."""
-    ranks = Ranks()
+    ranks = RankGroup()
     try:
         newest, found = find_valid(path, ranks)
         weights = read_together(newest, ranks, lambda: read_weights(newest))
         damaged = _list([each.name for each in found])
-        return Source(newest.path, weights, note=f" ({damaged}: damaged)" if damaged else "")
+        return StoredWeights(newest.path, weights, note=f" ({damaged}: damaged)" if damaged else "")
     finally:
         ranks.close()
 
@@ -175,7 +175,7 @@ def read_weights(found: Found, *, is_raw: bool = False) -> dict[str, Any]:
     return weights
 
 
-def _choose(source: Source, prefix: str, expected: Collection[str]) -> Mapping[str, Any]:
+def _choose(source: StoredWeights, prefix: str, expected: Collection[str]) -> Mapping[str, Any]:
     """The tensors to take, by the names that a plain model gives them.
 
     Raises ConfigurationError if there are none.
@@ -208,7 +208,7 @@ def _check_fit(
     chosen: Mapping[str, Any],
     expected: Mapping[str, Any],
     path: Path,
-    selection: Selection,
+    selection: WeightSelection,
     model: str,
 ) -> None:
     """Raise ConfigurationError, with names, unless the tensors are those of the model."""
@@ -249,7 +249,7 @@ def _advise(misfits: Iterable[str], chosen: Mapping[str, Any], needed: list[str]
         if prefix != name and all(f"{prefix}.{each}" in chosen for each in needed):
             return f": give --weights-prefix {prefix}"
     patterns = sorted({f"{name.rpartition('.')[0]}.*" if "." in name else name for name in misfits})
-    rest = Selection(skipped=tuple(patterns))
+    rest = WeightSelection(skipped=tuple(patterns))
     is_some_left = any(name in chosen and not rest.skips(name) for name in needed)
     if len(patterns) > LISTED or not is_some_left:
         return ""

@@ -20,11 +20,11 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from mpiddp.checkpoints.layout import narrow
 from mpiddp.checkpoints.packing import is_structure, pack, unpack
 from mpiddp.checkpoints.storage.finding import Found
-from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.checkpoints.storage.shards import Stored, list_stored, load_shards
+from mpiddp.checkpoints.tensor_memory import narrow
 
 VALUES = "values"
 
@@ -182,7 +182,7 @@ def capture(
     return tensors
 
 
-def restore(parts: Mapping[str, Stateful], found: Found, ranks: Ranks) -> None:
+def restore(parts: Mapping[str, Stateful], found: Found, ranks: RankGroup) -> None:
     """Load all parts from a checkpoint, in their order.
 
     Not collective. Raises whatever torch raises for names, shapes and contents that do not fit.

@@ -41,7 +41,7 @@ NCCL_BACKEND = "nccl"
 
 @dataclass(frozen=True)
 class _Facts:
-    """What each rank tells all other ranks."""
+    """What each rank tells all others about itself."""
 
     hostname: str
     process: int

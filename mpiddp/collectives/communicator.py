@@ -7,12 +7,12 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 
-from mpiddp.collectives.executor import Plan, Shortcut
-from mpiddp.collectives.planner import Planner, Request
+from mpiddp.collectives.executor import CallPlan, Shortcut
+from mpiddp.collectives.planner import CallRequest, Planner
 from mpiddp.collectives.transport.operators import name_type
 from mpiddp.collectives.transport.waiting import Waiter
 from mpiddp.errors import ConfigurationError
@@ -22,7 +22,8 @@ from mpiddp.torch_internals import bind_comparison, find_increment_version
 MOST_PLANS = 256
 """Plans that are kept; beyond that the oldest is dropped."""
 MOST_ALIKE = 4
-"""Calls on buffers at one address that are known at a time."""
+"""Calls that are remembered for one address of a buffer."""
+Future: TypeAlias = "torch.futures.Future[torch.Tensor]"
 Known = tuple[Callable[[torch.Tensor], bool], tuple[Any, ...], Shortcut]
 """An earlier call: whether a tensor is like its buffer, its other arguments, and what makes it."""
 
@@ -78,7 +79,7 @@ class Communicator:
         """Those that were compared."""
         self._begun = self._complete = 0
         """How many calls were begun, and how many are complete."""
-        self._plans: dict[Hashable, Plan] = {}
+        self._plans: dict[Hashable, CallPlan] = {}
         self._worker: ThreadPoolExecutor | None = None
         self._worker_thread = 0
         self._pending = 0
@@ -86,15 +87,15 @@ class Communicator:
         self._planning = threading.Lock()
         """Held by the thread that makes a plan, for which ranks may exchange messages."""
         self._turn = [0]
-        """How many calls are complete. The thread that makes a call has taken it out: that takes a
-        sixth of a lock's time."""
+        """Holds the number of complete calls. A thread takes it out to make a call, then puts it
+        back: that takes a sixth of a lock's time."""
         self._stream: torch.cuda.Stream | None = None
         """The GPU stream of asynchronous calls; None before the first one."""
         self.shortcuts: dict[int, tuple[Known, ...]] = {}
         """Earlier calls by the address of their buffers. Empty while calls are compared, or
         asynchronous ones are running."""
         self._remembered = 0
-        """Calls that were stored in it since it was last cleared: it keeps their memory."""
+        """Calls that were stored in ``shortcuts`` since it was cleared: it keeps their memory."""
         self.has_failed = False
         """Whether a call has failed, so that the ranks' next ones do not match."""
         self._refusal = ""
@@ -102,19 +103,19 @@ class Communicator:
         self._make_barrier: Callable[[], object] | None = None
         _communicators.add(self)
 
-    def run(self, request: Request, tensor: torch.Tensor) -> torch.Tensor:
+    def run(self, request: CallRequest, tensor: torch.Tensor) -> torch.Tensor:
         """Make a call, in place. Raises ConfigurationError, PeerLostError."""
-        key = _key(request, tensor)
+        key = _make_key(request, tensor)
         plan = self._plans.get(key)
         if self._stream is not None and not tensor.is_cpu:
             torch.cuda.current_stream(tensor.device).wait_stream(self._stream)
-        if plan is None or self._looks_twice(tensor) or not tensor.is_contiguous():
+        if plan is None or self._needs_checks(tensor) or not tensor.is_contiguous():
             if self._pending and not self._is_worker():
                 # After the asynchronous calls that were started before.
                 if tensor.is_cpu:
                     return self.start(request, tensor).wait()
                 self.finish()
-            plan = self._prepare(key, request, tensor)
+            plan = self._ensure_plan(key, request, tensor)
         self.make(plan.run, tensor)
         return tensor
 
@@ -144,7 +145,7 @@ class Communicator:
         # Read last: this thread may come between any two lines of a call.
         return self._begun, complete
 
-    def _looks_twice(self, tensor: torch.Tensor) -> bool:
+    def _needs_checks(self, tensor: torch.Tensor) -> bool:
         """Whether the call needs checks that a plain tensor does not need."""
         return (
             self._agree is not None
@@ -170,7 +171,7 @@ class Communicator:
         return threading.get_ident() == self._worker_thread
 
     def find_shortcut(self, tensor: torch.Tensor, options: tuple[Any, ...]) -> Shortcut | None:
-        """What makes the call that `remember` has stored with these options for such a tensor.
+        """What makes the call that `remember` has stored for this tensor with these options.
 
         Raises AttributeError, RuntimeError, TypeError or ValueError for what is no tensor with
         memory.
@@ -180,10 +181,12 @@ class Communicator:
                 return shortcut
         return None
 
-    def remember(self, request: Request, tensor: torch.Tensor, options: tuple[Any, ...]) -> None:
+    def remember(
+        self, request: CallRequest, tensor: torch.Tensor, options: tuple[Any, ...]
+    ) -> None:
         """Store a call that was just made in ``shortcuts``; ``options``: the other arguments."""
-        plan = self._plans.get(_key(request, tensor))
-        if plan is None or not tensor.is_cpu or self._looks_twice(tensor):
+        plan = self._plans.get(_make_key(request, tensor))
+        if plan is None or not tensor.is_cpu or self._needs_checks(tensor):
             return
         self._remembered += 1
         if self._remembered > MOST_PLANS:
@@ -194,9 +197,9 @@ class Communicator:
         before = self.shortcuts.get(address, ())
         self.shortcuts[address] = (known, *before[: MOST_ALIKE - 1])
 
-    def prepare(self, request: Request, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def prepare(self, request: CallRequest, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """A function that makes the call on this tensor each time it is called."""
-        plan = self._prepare(_key(request, tensor), request, tensor)
+        plan = self._ensure_plan(_make_key(request, tensor), request, tensor)
         call = plan.prepare(tensor)
         held = _hold_memory(tensor)
         turn, on_gpu, is_checked = self._turn, not tensor.is_cpu, self.is_checked
@@ -229,7 +232,7 @@ class Communicator:
 
         return make_call
 
-    def start(self, request: Request, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    def start(self, request: CallRequest, tensor: torch.Tensor) -> Future:
         """Start a call; its future's value is the tensor.
 
         Such calls are made in order: on a GPU on a stream of their own, after what is queued on the
@@ -238,14 +241,14 @@ class Communicator:
         there can be no such thread.
         """
         self._check_open()
-        key = _key(request, tensor)
+        key = _make_key(request, tensor)
         if not tensor.is_cpu:
             return self._queue(request, tensor)
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future: Future = torch.futures.Future()
         if self._is_worker() or not self.is_concurrent:
             future.set_result(self.run(request, tensor))
             return future
-        plan = self._prepare(key, request, tensor)
+        plan = self._ensure_plan(key, request, tensor)
         with self._lock:
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, "mpiddp-collectives")
@@ -254,9 +257,9 @@ class Communicator:
         self._worker.submit(self._work, plan, tensor, future)
         return future
 
-    def _queue(self, request: Request, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Start a call on a GPU, beside what is queued on the current stream later."""
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[tensor.device])
+    def _queue(self, request: CallRequest, tensor: torch.Tensor) -> Future:
+        """Start a call on a GPU, on a stream of its own."""
+        future: Future = torch.futures.Future(devices=[tensor.device])
         current = torch.cuda.current_stream(tensor.device)
         # A tensor on another GPU is refused before it is worked on.
         stream = self._stream
@@ -273,9 +276,7 @@ class Communicator:
         self._stream = stream
         return future
 
-    def _work(
-        self, plan: Plan, tensor: torch.Tensor, future: torch.futures.Future[torch.Tensor]
-    ) -> None:
+    def _work(self, plan: CallPlan, tensor: torch.Tensor, future: Future) -> None:
         self._worker_thread = threading.get_ident()
         try:
             self.make(plan.run, tensor)
@@ -353,7 +354,7 @@ class Communicator:
         self._plans.clear()
         self.planner.close()
 
-    def _prepare(self, key: Hashable, request: Request, tensor: torch.Tensor) -> Plan:
+    def _ensure_plan(self, key: Hashable, request: CallRequest, tensor: torch.Tensor) -> CallPlan:
         self._check_open()
         problem = find_problem(tensor, self._device)
         with self._planning:
@@ -372,10 +373,10 @@ class Communicator:
 
 _kept: list[object] = []
 """Kept alive until the process ends."""
-_BARRIER = Request(Collective.ALL_REDUCE)
+_BARRIER = CallRequest(Collective.ALL_REDUCE)
 
 
-def _describe(request: Request, tensor: torch.Tensor) -> str:
+def _describe(request: CallRequest, tensor: torch.Tensor) -> str:
     if request is _BARRIER:
         return "barrier"
     kind, dtype = request.kind, name_type(tensor.dtype)
@@ -400,7 +401,7 @@ def _hold_memory(tensor: torch.Tensor) -> object:
     return tensor.detach().view(-1).view(torch.uint8).numpy()
 
 
-def _key(request: Request, tensor: torch.Tensor) -> Hashable:
+def _make_key(request: CallRequest, tensor: torch.Tensor) -> Hashable:
     try:
         # The number of a device without one is the CPU's.
         return (request, tensor.numel(), tensor.dtype, tensor.get_device(), tensor.is_cpu)

@@ -24,9 +24,9 @@ from mpiddp.collectives.compiler.instructions import (
     Fetch,
     Finish,
     Instruction,
-    Message,
     Operand,
     Pack,
+    ProgramMessage,
     Publish,
     Push,
     RankProgram,
@@ -35,7 +35,7 @@ from mpiddp.collectives.compiler.instructions import (
     Start,
     Wait,
 )
-from mpiddp.collectives.transport import Messages, Messenger
+from mpiddp.collectives.transport import BoundMessages, Messenger
 from mpiddp.collectives.transport.node_memory import (
     PRIVATE,
     SEGMENT,
@@ -46,7 +46,7 @@ from mpiddp.collectives.transport.node_memory import (
 from mpiddp.collectives.transport.operators import (
     Action,
     Arithmetic,
-    Span,
+    MemorySpan,
     View,
     allocate,
     convert,
@@ -63,7 +63,7 @@ NOWHERE = -1
 MOST_BINDINGS = 16
 """Bound programs that are kept for each plan: as many buffers can take turns."""
 MOST_MAILBOX_CALLS = 64
-"""Buffers that a mailbox plan knows at a time."""
+"""Buffers for which a mailbox plan keeps its call."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Description:
     hosts: Mapping[int, str]
     """Of each rank, if it is known."""
 
-    def wait(self, step: int, rank: int) -> str:
+    def describe_wait(self, step: int, rank: int) -> str:
         """In which step a rank waits, and for which rank."""
         host = self.hosts.get(rank)
         where = f"rank {rank} on {host}" if host else f"rank {rank}"
@@ -84,20 +84,20 @@ class Description:
         place = "at its end" if last else f"in step {step + 1} of {self.steps}"
         return f"{self.call}, {place}: waited for {where}"
 
-    def entry(self, rank: int) -> str:
-        """The same where ranks begin the call."""
-        return self.wait(0, rank)
+    def describe_entry(self, rank: int) -> str:
+        """The same at the beginning of the call."""
+        return self.describe_wait(0, rank)
 
-    def message(self, message: Message) -> str:
-        return self.wait(message.step, message.peer)
+    def describe_message(self, message: ProgramMessage) -> str:
+        return self.describe_wait(message.step, message.peer)
 
 
 @dataclass(frozen=True)
-class Binding:
+class BoundProgram:
     """A program and the memory that it works in."""
 
     actions: tuple[Action, ...]
-    messages: Messages | None
+    messages: BoundMessages | None
     """Kept alive with the binding."""
     kept: tuple[object, ...]
     """Kept alive too: views of mapped memory do not keep it mapped."""
@@ -108,14 +108,14 @@ class Binding:
 
 
 class Recent(Generic[Value]):
-    """The values that were used last, by key: at most ``most``."""
+    """The most recently used values, by key: at most ``most``."""
 
     def __init__(self, most: int = MOST_BINDINGS) -> None:
         self._most = most
         self._values: OrderedDict[Hashable, Value] = OrderedDict()
 
     def find(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """The one for ``key``; a new one replaces the one that was not used for longest."""
+        """The value for ``key``; a new one replaces the least recently used one."""
         value = self._values.get(key)
         if value is None:
             while len(self._values) >= self._most:
@@ -133,9 +133,11 @@ class Workspace:
     """Memory beside the buffers that all bound programs of a rank share, one at a time."""
 
     def __init__(self) -> None:
-        self._spaces: dict[Hashable, Span] = {}
+        self._spaces: dict[Hashable, MemorySpan] = {}
 
-    def find(self, purpose: Hashable, count: int, dtype: torch.dtype, like: Span) -> Span:
+    def find(
+        self, purpose: Hashable, count: int, dtype: torch.dtype, like: MemorySpan
+    ) -> MemorySpan:
         """Room for ``count`` elements for one purpose, on the device of ``like``.
 
         When it grows, programs that are bound already keep the old memory. On a GPU each stream has
@@ -148,7 +150,7 @@ class Workspace:
         space = self._spaces.get(key)
         if space is None or len(space.memory) < count:
             space = self._spaces[key] = allocate(count, dtype, like)
-        return Span(space.memory[:count], dtype)
+        return MemorySpan(space.memory[:count], dtype)
 
 
 class Stage:
@@ -160,15 +162,15 @@ class Stage:
         self._memory: mmap.mmap | None = None
         self._on_gpus = Workspace()
 
-    def find(self, count: int, dtype: torch.dtype, like: Span) -> Span:
+    def find(self, count: int, dtype: torch.dtype, like: MemorySpan) -> MemorySpan:
         """Room for ``count`` elements, with undefined values."""
         size = count * dtype.itemsize
         if isinstance(like.memory, torch.Tensor):
             room = self._on_gpus.find("stage", size, torch.uint8, like)
-            return Span(room.memory.view(dtype), dtype)
+            return MemorySpan(room.memory.view(dtype), dtype)
         if self._memory is None or size > len(self._memory):
             self._memory = self._shared_memory.allocate(size)
-        return Span(view_of(self._memory, 0, count, dtype), dtype, self._memory)
+        return MemorySpan(view_of(self._memory, 0, count, dtype), dtype, self._memory)
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ class Execution:
 
     @property
     def is_wide(self) -> bool:
-        """Whether it works in a wider type than that of the buffers."""
+        """Whether it works in a wider type than the buffers have."""
         return self.buffer_type not in (None, self.arithmetic.dtype)
 
     @property
@@ -202,7 +204,7 @@ class Execution:
         assert self.node_memory is not None
         return self.node_memory
 
-    def enter_stage(self, tensor: torch.Tensor) -> tuple[Span, Action, Action]:
+    def enter_stage(self, tensor: torch.Tensor) -> tuple[MemorySpan, Action, Action]:
         """Room in the stage, and the actions that copy the tensor into it and back."""
         assert self.stage is not None
         buffer = make_span(tensor, self.buffer_type)
@@ -212,7 +214,9 @@ class Execution:
 
 
 class _Binder:
-    def __init__(self, execution: Execution, own: Span, peers: Mapping[int, PeerMemory]) -> None:
+    def __init__(
+        self, execution: Execution, own: MemorySpan, peers: Mapping[int, PeerMemory]
+    ) -> None:
         self.execution = execution
         self.program = program = execution.program
         self.arithmetic = execution.arithmetic
@@ -220,24 +224,24 @@ class _Binder:
         self.peers = peers
         messenger = execution.messenger if program.messages else None
         self.scratch = self._find_room("scratch", program.scratch, self.arithmetic.dtype)
-        self.messages: Messages | None = None
+        self.messages: BoundMessages | None = None
         if messenger is not None:
             views = [
-                (self.scratch if each.scratch else own).move(each.start, each.start + each.length)
+                (self.scratch if each.scratch else own).slice(each.start, each.start + each.length)
                 for each in program.messages
             ]
             self.messages = messenger.bind(
-                program.messages, views, execution.signature, execution.description.message
+                program, views, execution.signature, execution.description.describe_message
             )
 
-    def _find_room(self, purpose: Hashable, count: int, dtype: torch.dtype) -> Span:
+    def _find_room(self, purpose: Hashable, count: int, dtype: torch.dtype) -> MemorySpan:
         return self.execution.workspace.find(purpose, count, dtype, self.own)
 
-    def bind(self) -> Binding:
+    def bind(self) -> BoundProgram:
         actions: list[Action] = []
         for instruction in self.program.instructions:
             actions += self._bind(instruction)
-        return Binding(tuple(actions), self.messages, (*self.peers.values(), self.own))
+        return BoundProgram(tuple(actions), self.messages, (*self.peers.values(), self.own))
 
     def _bind(self, instruction: Instruction) -> list[Action]:
         match instruction:
@@ -253,13 +257,13 @@ class _Binder:
             case Publish(stage):
                 return [self.execution.memory.publish(stage)]
             case Fetch(step, rank, start, length, slot):
-                target = self.scratch.move(slot, slot + length)
+                target = self.scratch.slice(slot, slot + length)
                 return [self.peers[rank].read(start, target, self._describe(step, rank))]
             case Pack(start, length, slot):
-                source = self.own.move(start, start + length)
-                return [copy(self.scratch.move(slot, slot + length), source)]
+                source = self.own.slice(start, start + length)
+                return [copy(self.scratch.slice(slot, slot + length), source)]
             case Push(step, rank, start, length):
-                source = self.own.move(start, start + length)
+                source = self.own.slice(start, start + length)
                 return [self.peers[rank].write(start, source, self._describe(step, rank))]
             case Reduce():
                 return self._bind_reduce(instruction)
@@ -275,12 +279,12 @@ class _Binder:
         workspace = None
         if self.arithmetic.needs_workspace(own, len(views)):
             room = self._find_room("sum", self._most(), self.arithmetic.accumulation)
-            workspace = room.compute(0, reduce.length)
-        out = self.own.compute(start, stop)
+            workspace = room.operand(0, reduce.length)
+        out = self.own.operand(start, stop)
         return actions + self.arithmetic.reduce(out, views, own, reduce.final, workspace)
 
     def _describe(self, step: int, rank: int) -> Callable[[], str]:
-        return partial(self.execution.description.wait, step, rank)
+        return partial(self.execution.description.describe_wait, step, rank)
 
     def _find_operand(
         self, reduce: Reduce, place: int, operand: Operand, actions: list[Action]
@@ -288,23 +292,23 @@ class _Binder:
         count = reduce.length
         start, stop = operand.start, operand.start + count
         if operand.source is Source.OWN:
-            return self.own.compute(start, stop)
+            return self.own.operand(start, stop)
         if operand.source is Source.SCRATCH:
-            return self.scratch.compute(start, stop)
+            return self.scratch.operand(start, stop)
         peer = self.peers[operand.rank]
         view = peer.operand(start, count)
         if view is None:
             room = self._find_room(place, self._most(), self.arithmetic.dtype)
             describe = self._describe(reduce.step, operand.rank)
-            actions.append(peer.read(start, room.move(0, count), describe))
-            view = room.compute(0, count)
+            actions.append(peer.read(start, room.slice(0, count), describe))
+            view = room.operand(0, count)
         return view
 
     def _most(self) -> int:
         return min(self.program.block, self.program.count)
 
 
-def bind(execution: Execution, own: Span, peers: Mapping[int, PeerMemory]) -> Binding:
+def bind(execution: Execution, own: MemorySpan, peers: Mapping[int, PeerMemory]) -> BoundProgram:
     """Bind a program to memory.
 
     Args:
@@ -317,7 +321,7 @@ def bind(execution: Execution, own: Span, peers: Mapping[int, PeerMemory]) -> Bi
 # ---- plans --------------------------------------------------------------------------------
 
 
-class Plan:
+class CallPlan:
     """A prepared call; this one is for one rank, whose buffer is the result."""
 
     def run(self, tensor: torch.Tensor) -> None:
@@ -333,13 +337,13 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class HostPlan(Plan):
+class HostPlan(CallPlan):
     """Makes a call on a GPU's buffer in a copy of it in the host's memory.
 
     The host waits for what is queued on the current stream, and the stream for the host.
     """
 
-    plan: Plan
+    plan: CallPlan
     """The call on the copy."""
     room: torch.Tensor
     """For the copy; other plans may have the same memory."""
@@ -351,12 +355,12 @@ class HostPlan(Plan):
         flat.copy_(self.room)
 
 
-class MessagePlan(Plan):
+class MessagePlan(CallPlan):
     """Messages alone."""
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
-        self._bindings: Recent[Binding] = Recent()
+        self._bindings: Recent[BoundProgram] = Recent()
 
     def run(self, tensor: torch.Tensor) -> None:
         self._find(tensor).run()
@@ -364,12 +368,12 @@ class MessagePlan(Plan):
     def prepare(self, tensor: torch.Tensor) -> Action:
         return self._find(tensor).run
 
-    def _find(self, tensor: torch.Tensor) -> Binding:
+    def _find(self, tensor: torch.Tensor) -> BoundProgram:
         # Calls on two streams of a GPU may not share their scratch space.
         stream = None if tensor.is_cpu else torch.cuda.current_stream(tensor.device).cuda_stream
         return self._bindings.find((tensor.data_ptr(), stream), lambda: self._bind(tensor))
 
-    def _bind(self, tensor: torch.Tensor) -> Binding:
+    def _bind(self, tensor: torch.Tensor) -> BoundProgram:
         execution = self._execution
         if not execution.is_wide:
             return bind(execution, make_span(tensor, execution.buffer_type), {})
@@ -382,7 +386,7 @@ class MessagePlan(Plan):
 class _Staging:
     """A buffer's copy in the stage."""
 
-    stage: Span
+    stage: MemorySpan
     location: Location
     put: Action
     get: Action
@@ -397,17 +401,17 @@ class _Last(NamedTuple):
     location: Location
     versions: tuple[int, ...]
     """Of the partners' locations."""
-    binding: Binding
+    binding: BoundProgram
 
 
-class MemoryPlan(Plan):
+class MemoryPlan(CallPlan):
     """Works in the memory of the node's ranks, with messages to the other ranks."""
 
     def __init__(self, execution: Execution, pages: LargePages) -> None:
         self._execution = execution
         self._node_memory = execution.memory
         self._pages = pages
-        self._bindings: Recent[Binding] = Recent()
+        self._bindings: Recent[BoundProgram] = Recent()
         self._stagings: Recent[_Staging] = Recent()
         """By address of the buffer."""
         self._last: _Last | None = None
@@ -442,12 +446,12 @@ class MemoryPlan(Plan):
         assert place is not None, "the stage of shared memory lies in a segment"
         return _Staging(stage, Location(SEGMENT, *place), put, get)
 
-    def _run_at(self, location: Location, memory: torch.Tensor | Span, address: int) -> None:
+    def _run_at(self, location: Location, memory: torch.Tensor | MemorySpan, address: int) -> None:
         """``address``: of the caller's buffer, or NOWHERE for the stage."""
         execution, node_memory = self._execution, self._node_memory
         partners = execution.program.partners
         node_memory.enter(execution.signature, location)
-        node_memory.meet(partners, execution.signature, execution.description.entry)
+        node_memory.meet(partners, execution.signature, execution.description.describe_entry)
         versions = node_memory.versions(partners)
         last = self._last
         if last is None or last.location is not location or last.versions != versions:
@@ -457,9 +461,11 @@ class MemoryPlan(Plan):
             self._last = last
         last.binding.run()
 
-    def _bind(self, memory: torch.Tensor | Span, locations: tuple[Location, ...]) -> Binding:
+    def _bind(
+        self, memory: torch.Tensor | MemorySpan, locations: tuple[Location, ...]
+    ) -> BoundProgram:
         execution, node_memory = self._execution, self._node_memory
-        own = memory if isinstance(memory, Span) else make_span(memory, execution.buffer_type)
+        own = memory if isinstance(memory, MemorySpan) else make_span(memory, execution.buffer_type)
         count, dtype = execution.program.count, execution.arithmetic.dtype
         peers = {
             rank: node_memory.find_memory(rank, location, count, dtype)
@@ -469,7 +475,7 @@ class MemoryPlan(Plan):
 
 
 @dataclass(frozen=True)
-class MailboxPlan(Plan):
+class MailboxPlan(CallPlan):
     """One-shot for small buffers on one node: each rank fills its mailbox and adds up all of them.
 
     A rank fills its two mailboxes in turn. Before it fills one again, it has seen all other ranks
@@ -493,19 +499,19 @@ class MailboxPlan(Plan):
     def prepare(self, tensor: torch.Tensor) -> Callable[..., None]:
         return self._calls.find(tensor.data_ptr(), lambda: self._bind(make_span(tensor)))
 
-    def _bind(self, own: Span) -> Callable[..., None]:
+    def _bind(self, own: MemorySpan) -> Callable[..., None]:
         add, add_too = (self._bind_sum(own, parity) for parity in (0, 1))
         buffer = memoryview(own.memory.data).cast("B")
         return self.node_memory.exchange(
-            self.signature, buffer, (add, add_too), self.description.entry
+            self.signature, buffer, (add, add_too), self.description.describe_entry
         )
 
-    def _bind_sum(self, own: Span, parity: int) -> list[Action]:
+    def _bind_sum(self, own: MemorySpan, parity: int) -> list[Action]:
         node_memory, count, dtype = self.node_memory, self.count, self.arithmetic.dtype
         boxes = [node_memory.mailbox(rank, parity, count, dtype) for rank in node_memory.ranks]
         workspace = None
         if self.arithmetic.widens:
-            workspace = allocate(count, self.arithmetic.accumulation, own).compute(0, count)
-        views = [box.compute(0, count) for box in boxes]
-        out = own.compute(0, count)
+            workspace = allocate(count, self.arithmetic.accumulation, own).operand(0, count)
+        views = [box.operand(0, count) for box in boxes]
+        out = own.operand(0, count)
         return self.arithmetic.reduce(out, views, None, True, workspace)

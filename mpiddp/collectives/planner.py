@@ -30,17 +30,17 @@ from functools import cached_property
 import torch
 
 from mpiddp.collectives import AUTO, BOTH, MPI, SHARED, TORCH, TRANSPORTS
-from mpiddp.collectives.compiler.hazards import Part, find_part
+from mpiddp.collectives.compiler.hazards import RankPart, find_part
 from mpiddp.collectives.compiler.lowering import compile_part
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.collectives.executor import (
+    CallPlan,
     Description,
     Execution,
     HostPlan,
     MailboxPlan,
     MemoryPlan,
     MessagePlan,
-    Plan,
     Recent,
     Stage,
     Workspace,
@@ -59,7 +59,7 @@ from mpiddp.collectives.transport.single_copy import LargePages
 from mpiddp.collectives.tuning import GPU, NO_TABLE, Tuning, make_key
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.proof import is_order_fixed
-from mpiddp.schedules.registry import Choice, is_ours, names, parse
+from mpiddp.schedules.registry import Choice, is_built_in, names, parse
 from mpiddp.schedules.schedule import Collective, Schedule, rotate, segment
 
 LATENCY_BYTES = 32 << 10
@@ -74,7 +74,7 @@ NCCL = "torch, on GPUs"
 
 _SUMS = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
 _MOVED = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
-"""If nothing is added, elements of so many bytes are copied as this type."""
+"""By bytes of an element: the type as which it is copied if nothing is added."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ class Layout:
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class CallRequest:
     """What the user asked for. Plans are kept by identity: equal calls are one object."""
 
     kind: Collective
@@ -142,15 +142,20 @@ class Selection:
     """Of the algorithm, with its parameters."""
     transport: str
     fingerprint: int = 0
-    """Of a schedule that others than this package make: ranks may have different ones; else 0."""
+    """Of a schedule made outside this package, which may differ between ranks; else 0."""
 
 
 def select(
-    request: Request, size: int, layout: Layout, dtype: torch.dtype = torch.float32, *, on_gpu: bool
+    request: CallRequest,
+    size: int,
+    layout: Layout,
+    dtype: torch.dtype = torch.float32,
+    *,
+    on_gpu: bool,
 ) -> Selection:
     """The schedule and the transport for a buffer of ``size`` bytes.
 
-    ``dtype``: of its elements; a tuning table may go by it, the rule does not.
+    ``dtype``: of its elements; a tuning table may depend on it, the rule does not.
 
     Raises ConfigurationError for what does not exist, is not possible here or would leave out
     ranks, ScheduleError for an algorithm that does not do what it promises.
@@ -176,7 +181,7 @@ def select(
             f"{choice} adds in an order that depends on where a buffer is cut: with fixed_order "
             f"use {_list_fixed(request, layout)}"
         )
-    fingerprint = 0 if is_ours(choice) else _find_fingerprint(schedule)
+    fingerprint = 0 if is_built_in(choice) else _find_fingerprint(schedule)
     return Selection(schedule, str(choice), transport, fingerprint)
 
 
@@ -201,7 +206,7 @@ def _select_transport(wish: str, layout: Layout, on_gpu: bool) -> str:
 
 
 def _choose_name(
-    request: Request, size: int, layout: Layout, transport: str, *, on_gpu: bool
+    request: CallRequest, size: int, layout: Layout, transport: str, *, on_gpu: bool
 ) -> str:
     """The rule of the module's docstring."""
     is_short = size <= LATENCY_BYTES
@@ -227,7 +232,7 @@ def _choose_name(
     return between
 
 
-def _make_schedule(request: Request, choice: Choice, layout: Layout) -> Schedule:
+def _make_schedule(request: CallRequest, choice: Choice, layout: Layout) -> Schedule:
     schedule = _build(request.kind, request.root, choice, layout)
     left_out = schedule.ranks - len(schedule.members)
     if left_out and not request.allows_servers and request.kind is Collective.ALL_REDUCE:
@@ -265,7 +270,7 @@ def _build(kind: Collective, root: int, choice: Choice, layout: Layout) -> Sched
     return half
 
 
-def _list_fixed(request: Request, layout: Layout) -> str:
+def _list_fixed(request: CallRequest, layout: Layout) -> str:
     fitting = []
     for name in names():
         try:
@@ -309,7 +314,7 @@ class Planner:
         self._pages = LargePages()
         self._host_room = torch.empty(0, dtype=torch.uint8)
         """For copies of buffers of GPUs without NCCL: as long as the longest one so far."""
-        self._parts: Recent[Part] = Recent(MOST_ANALYSES)
+        self._parts: Recent[RankPart] = Recent(MOST_ANALYSES)
         self._compared: set[tuple[Collective, int, str]] = set()
         """Kind, root and algorithm of the schedules that all ranks have alike."""
 
@@ -320,7 +325,7 @@ class Planner:
         if self.node_memory is not None:
             self.node_memory.close()
 
-    def make(self, request: Request, tensor: torch.Tensor) -> Plan:
+    def make(self, request: CallRequest, tensor: torch.Tensor) -> CallPlan:
         """The plan of a call on tensors like this one; collective as ``select``.
 
         Raises ConfigurationError.
@@ -339,7 +344,7 @@ class Planner:
         size = tensor.numel() * tensor.element_size()
         selection = self.select(request, size, tensor.dtype, on_gpu=on_gpu)
         if self.layout.size == 1:
-            return Plan()
+            return CallPlan()
         signature = _sign(request, selection, tensor)
         description = Description(
             f"{request.kind.value} ({selection.name} over {selection.transport})",
@@ -348,11 +353,11 @@ class Planner:
         )
         members = len(selection.schedule.members)
         if self.node_memory is not None and _fits_mailbox(selection, tensor.numel(), dtype):
-            # One step adds contributions as they were: that is as exact from narrow operands.
+            # A sum of original contributions, made at once, is as exact from narrow operands.
             arithmetic = Arithmetic(operator, dtype, accumulation, members)
             return MailboxPlan(arithmetic, tensor.numel(), signature, description, self.node_memory)
         part = self._find_part(selection)
-        # So is any sum that is made at once; the others travel in the wide type.
+        # Partial sums travel in the wide type.
         is_wide = accumulation != dtype and not part.sums.is_single
         in_memory = selection.transport in (SHARED, BOTH)
         messenger = self.ensure_messenger(selection, on_gpu=on_gpu)
@@ -381,12 +386,12 @@ class Planner:
         return self._host_room[:size].view(dtype)
 
     def select(
-        self, request: Request, size: int, dtype: torch.dtype = torch.float32, *, on_gpu: bool
+        self, request: CallRequest, size: int, dtype: torch.dtype = torch.float32, *, on_gpu: bool
     ) -> Selection:
-        """As `select`; collective the first time that others' algorithm is selected.
+        """As `select`; collective the first time that an algorithm of the user's is selected.
 
-        The ranks then compare its schedule: one that goes by a rank's own hash seed, say, differs.
-        Raises ConfigurationError that names the ranks whose schedule is another than rank 0's.
+        The ranks then compare its schedule, which might depend on a rank's hash seed, for example.
+        Raises ConfigurationError that names the ranks whose schedule differs from rank 0's.
         """
         selection = select(request, size, self.layout, dtype, on_gpu=on_gpu)
         key = (request.kind, request.root, selection.name)
@@ -395,7 +400,7 @@ class Planner:
             self._compared.add(key)
         return selection
 
-    def _find_part(self, selection: Selection) -> Part:
+    def _find_part(self, selection: Selection) -> RankPart:
         """This rank's part of a schedule; analysed once for buffers of all lengths."""
         in_memory = selection.transport in (SHARED, BOTH)
         # The part keeps its schedule alive, so that no other schedule can get the same id.
@@ -423,7 +428,7 @@ def _check_tuning(layout: Layout) -> None:
     """Raise ConfigurationError if calls that follow the tuning table would be refused."""
     for key, ranges in layout.tuning.ranges.items():
         for each in ranges:
-            request = Request(Collective(key[0]), each.algorithm, each.transport)
+            request = CallRequest(Collective(key[0]), each.algorithm, each.transport)
             try:
                 select(request, each.most, layout, on_gpu=key[2] == GPU)
             except (ConfigurationError, ScheduleError) as error:
@@ -457,7 +462,7 @@ def _find_moved(dtype: torch.dtype) -> torch.dtype:
     return _MOVED[dtype.itemsize]
 
 
-def _sign(request: Request, selection: Selection, tensor: torch.Tensor) -> int:
+def _sign(request: CallRequest, selection: Selection, tensor: torch.Tensor) -> int:
     """24 bits that differ if calls do; the same in all processes."""
     text = repr(
         (astuple(request), selection.name, selection.transport, tensor.numel(), tensor.dtype)

@@ -1,9 +1,9 @@
-"""Tuning tables: what ``auto`` chooses where it was measured (`python -m benchmarks tune`).
+"""Tuning tables: what ``auto`` chooses for measured calls (`python -m benchmarks tune`).
 
 A table is a JSON file. It has sections, each for one collective, one layout of ranks on nodes, one
 type of elements, and CPUs or GPUs; a section has ranges of bytes, each with an algorithm and a
 transport. ``auto`` in place of an algorithm is the rule of `mpiddp.collectives.planner`, which
-also decides wherever no range fits. The variable MPIDDP_TUNING names the file; each rank reads it,
+also decides if no range fits. The variable MPIDDP_TUNING names the file; each rank reads it,
 and the ranks compare its digest when they prepare their first collective call.
 """
 
@@ -214,7 +214,7 @@ def find_table_path() -> Path | None:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a rank tells the others of its table."""
+    """What a rank tells the others about its table."""
 
     digest: str = ""
     """Empty without a table."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from mpiddp.doctor.common.options import parse
+from mpiddp.doctor.examiner.doctor_options import parse
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import is_first
 from mpiddp.options.outputs import check_outputs

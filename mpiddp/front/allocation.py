@@ -25,12 +25,12 @@ class Record:
     """A job's record, as far as it counts here."""
 
     tasks: int | None = None
-    gpus_asked: int | None = None
-    """GPUs per node that were asked for."""
+    gpus_per_node: int | None = None
+    """As the job asked for them; None if it did not."""
     gpus: Mapping[str, int] | None = None
     """GPUs that the job has, by host."""
     hosts: tuple[str, ...] = ()
-    """Where the job still has nodes: those that failed are left out (``--no-kill``)."""
+    """The job's nodes, without those that have failed (``--no-kill``)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Allocation:
     nodes: tuple[Node, ...]
     tasks: int | None = None
     tasks_per_node: tuple[int, ...] = ()
-    """Where there are ``tasks``."""
+    """Empty if ``tasks`` is None."""
     cpus_per_task: int | None = None
     cpus_per_gpu: int | None = None
 
@@ -59,7 +59,7 @@ class Allocation:
         return tuple(node.host for node in self.nodes)
 
 
-def ask(*command: str) -> str:
+def ask(*command: str, seconds: float = ANSWER_SECONDS) -> str:
     """What a program of Slurm's prints. Raises ConfigurationError if it does not answer."""
     try:
         done = subprocess.run(
@@ -68,12 +68,12 @@ def ask(*command: str) -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=ANSWER_SECONDS,
+            timeout=seconds,
             check=False,
         )
     except subprocess.TimeoutExpired:
         raise ConfigurationError(
-            f"Slurm gave no answer within {ANSWER_SECONDS:g} s ({' '.join(command)}): is slurmctld "
+            f"Slurm gave no answer within {seconds:g} s ({' '.join(command)}): is slurmctld "
             "up? try again, or ask your administrator"
         ) from None
     except OSError as error:
@@ -156,7 +156,9 @@ def read_allocation(record: Record, variables: Mapping[str, str]) -> Allocation:
             "without variables of another job"
         )
     on_node = read_number(environment.SLURM_GPUS_ON_NODE, variables) or 0
-    gpus = [_choose_gpus(record, host, on_node) for host in hosts]
+    # With --exclusive a job has all of a node's GPUs, whatever it asked for.
+    asked, found = record.gpus_per_node, record.gpus or {}
+    gpus = [found.get(host, on_node) if asked is None else asked for host in hosts]
     return Allocation(
         nodes=tuple(Node(*each) for each in zip(hosts, cores, gpus, strict=True)),
         tasks=tasks,
@@ -164,13 +166,6 @@ def read_allocation(record: Record, variables: Mapping[str, str]) -> Allocation:
         cpus_per_task=read_number(environment.SLURM_CPUS_PER_TASK, variables),
         cpus_per_gpu=read_number(environment.SLURM_CPUS_PER_GPU, variables),
     )
-
-
-def _choose_gpus(record: Record, host: str, on_node: int) -> int:
-    # With --exclusive a job has all of a node's GPUs, whatever it asked for.
-    if record.gpus_asked is not None:
-        return record.gpus_asked
-    return (record.gpus or {}).get(host, on_node)
 
 
 def read_number(name: str, variables: Mapping[str, str]) -> int | None:

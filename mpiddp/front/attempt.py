@@ -19,8 +19,8 @@ from mpiddp.front import leftovers
 from mpiddp.front.allocation import ask
 from mpiddp.front.guard import Guard, Watched
 from mpiddp.front.job_end import Exit, FailureReader
-from mpiddp.front.messages import copy_messages
-from mpiddp.launch.launcher.command import OPEN_MPI, OPEN_MPI_4, OTHER, SRUN, Kind
+from mpiddp.front.launcher_messages import copy_messages
+from mpiddp.launch.launcher.programs import OPEN_MPI, OPEN_MPI_4, OTHER, SRUN, LauncherKind
 from mpiddp.process.descendants import list_children
 from mpiddp.process.publication import ADDRESS_FILE
 from mpiddp.process.streams.standard_input import copy_input, offer
@@ -34,25 +34,25 @@ PASSED_ON = (*ENDING, *PREEMPTING, signal.SIGTSTP, signal.SIGCONT)
 
 @dataclass(frozen=True)
 class Files:
-    """Where the standard output and error of all ranks go together."""
+    """The files for the standard output and the standard error of all ranks."""
 
     output: str
     error: str
 
     def srun_options(self) -> list[str]:
-        """srun writes them itself; a job that is requeued must not wipe out what it said."""
+        """srun writes them itself. It appends: a requeued job must keep what it wrote before."""
         output, error = (path.replace("%", "%%") for path in (self.output, self.error))
         return [f"--output={output}", f"--error={error}", "--open-mode=append"]
 
 
 class Launch:
-    """What the front has started, and how signals reach it.
+    """The launcher that the front has started, and how signals reach it.
 
-    There is one in a process. From `listen` on, signals do not end this process. Between two
+    There is one Launch in a process. From `listen` on, signals do not end this process. Between two
     attempts there is nothing to pass them on to: ``signal`` and ``preemption`` keep them.
     """
 
-    def __init__(self, kind: Kind, *, starts_ranks: bool) -> None:
+    def __init__(self, kind: LauncherKind, *, starts_ranks: bool) -> None:
         """``starts_ranks``: whether it is a launcher, and not a program that runs by itself."""
         self.kind = kind
         self.starts_ranks = starts_ranks
@@ -90,12 +90,12 @@ class Launch:
 
         ``offers_input``: whether rank 0 opens standard input itself, if it is no terminal.
         """
-        is_srun = self.kind is SRUN
+        is_filtered = self.starts_ranks and self.kind is not OTHER
         with contextlib.ExitStack() as stack:
             self._guard = guard = stack.enter_context(Guard(self._describe(variables)))
             offered = offer(stack, partial(_prepare_copy, os.getpid())) if offers_input else ""
             output, error = None, None
-            if files is not None and not is_srun:
+            if files is not None and self.kind is not SRUN:
                 output = stack.enter_context(open(files.output, "ab"))
                 error = stack.enter_context(open(files.error, "ab"))
             self._directory = variables.get(environment.JOB_DIRECTORY, "")
@@ -106,7 +106,7 @@ class Launch:
                     env={**variables, environment.STANDARD_INPUT: offered},
                     stdin=subprocess.DEVNULL if offered else self._open_input(stack),
                     stdout=output,
-                    stderr=subprocess.PIPE if self._is_filtered() else error,
+                    stderr=subprocess.PIPE if is_filtered else error,
                     process_group=None if self._shares_terminal() else 0,
                 )
             except OSError as problem:
@@ -147,12 +147,8 @@ class Launch:
             kill_step=lambda srun: is_srun and _signal_step(srun, signal.SIGKILL),
         )
 
-    def _is_filtered(self) -> bool:
-        """Whether the launcher is known, and its standard error goes through this process."""
-        return self.starts_ranks and self.kind is not OTHER
-
     def _shares_terminal(self) -> bool:
-        """Whether Ctrl-C reaches it without us.
+        """Whether Ctrl-C reaches the launcher from the terminal itself.
 
         Open MPI's mpirun sends SIGTERM to its ranks when it is interrupted. It gets another process
         group, which a terminal does not interrupt, and each rank gets the SIGINT itself; at
@@ -206,8 +202,8 @@ class Launch:
                 # It has not created its step yet, and ends.
                 self._process.send_signal(number)
             return
-        if not self.starts_ranks and self._is_told_by_slurm(number):
-            return
+        if not self.starts_ranks and number == signal.SIGTERM and is_ended_by_slurm():
+            return  # Slurm has told every process of the job, and must not twice.
         processes = [self._process.pid]
         is_early = not self._have_ranks_met()
         if is_early and number == signal.SIGINT and not self._shares_terminal():
@@ -240,17 +236,13 @@ class Launch:
     def _goes_past_launcher(self, number: int) -> bool:
         """Whether Open MPI's ranks get the signal from here: the first SIGINT, and SIGTERM.
 
-        After SIGTERM mpirun kills them a second later, while a trainer writes its checkpoint. Where
-        ranks are on other nodes, its children are what it reaches those nodes by.
+        After SIGTERM mpirun kills them a second later, while a trainer writes its checkpoint. If
+        ranks are on other nodes, its children are the programs by which it reaches those nodes.
         """
         if self.kind not in (OPEN_MPI, OPEN_MPI_4) or number in self._told_ranks:
             return False
         is_local = environment.SLURM_JOB_ID not in os.environ
         return number == signal.SIGINT or (number == signal.SIGTERM and is_local)
-
-    def _is_told_by_slurm(self, number: int) -> bool:
-        """Whether Slurm ends the job: it has told every process of it, and must not twice."""
-        return number == signal.SIGTERM and is_ended_by_slurm()
 
 
 def is_ended_by_slurm() -> bool:
@@ -280,12 +272,8 @@ def _is_in_foreground() -> bool:
 
 
 def _prepare_copy(parent: int) -> None:
+    """In a child, before its program runs: ignore Ctrl-C, and end when ``parent`` ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _follow_parent(parent)
-
-
-def _follow_parent(parent: int) -> None:
-    """End this process when ``parent`` ends; called before its program is run."""
     import ctypes  # Standard input is seldom copied.
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

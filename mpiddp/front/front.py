@@ -3,7 +3,7 @@
     python -m mpiddp -n 4 train.py --its-own options
 
 It imports the standard library alone, so that it is there at once, and so that any Python can run
-it where the ranks' own is in a container.
+it if the ranks' own is in a container.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from mpiddp.files import read_toml
 from mpiddp.front.allocation import ask, find_lost_hosts
 from mpiddp.front.attempt import Files, Launch, is_ended_by_slurm, write
 from mpiddp.front.job_end import FINAL, MISTAKES, Exit, JobEnd, find_end
-from mpiddp.front.layout import JobLayout
-from mpiddp.front.plan import is_in_allocation, make_plan
+from mpiddp.front.job_layout import JobLayout
+from mpiddp.front.launch_plan import is_in_allocation, make_plan
 from mpiddp.front.rank_command import make_rank_command
 from mpiddp.launch.device.choice import CPU, read_list
-from mpiddp.launch.launcher.command import OTHER, SRUN
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
+from mpiddp.launch.launcher.programs import OTHER, SRUN
 from mpiddp.launch.packages import NEEDED, NEEDED_TO_TRAIN, check_packages
 from mpiddp.launch.script.command_line import COMMANDS, CommandLine, read_front
 from mpiddp.launch.script.front_options import NONE, FrontOptions
@@ -43,7 +43,7 @@ TRAINER = COMMANDS["train"]
 SHOWN_LINES = 20
 """Of the ranks' errors, after a failure."""
 SHOWN_BYTES = 1 << 16
-"""At most, of the end of the file."""
+"""How much of the end of the file is read for them."""
 
 
 class Job:
@@ -178,7 +178,7 @@ class Job:
         is_named = any(word.partition("=")[0] == "--name" for word in self.line.rest)
         run = Path(path).parent
         name = "" if is_named else f" with --name {shlex.quote(run.name)}"
-        if reason := _find_why_anew(run):
+        if reason := _explain_new_start(run):
             say(f"{reason}: the same command{name} begins this run anew")
         else:
             say(f"to continue this run, type the same command{name}")
@@ -246,7 +246,7 @@ def _check_directory() -> None:
         ) from None
 
 
-def _find_why_anew(run: Path) -> str:
+def _explain_new_start(run: Path) -> str:
     """Why the trainer's run begins anew if it is started again; empty if it goes on."""
     try:
         options = read_toml(run / "config.toml")
@@ -262,10 +262,10 @@ def _find_why_anew(run: Path) -> str:
 def _choose_lost(
     layout: JobLayout, before: Sequence[str], found: Exit, options: FrontOptions
 ) -> tuple[str, ...]:
-    """Hosts to be left out: those that Slurm has lost, and the one that a rank was lost on.
+    """Hosts to be left out: those that Slurm has lost, and the one whose rank was lost.
 
-    The second is kept where too few would be left: perhaps only the rank was at fault. So is the
-    one on which this process lives: ranks that are cut off name it.
+    The latter stays if too few would be left, because perhaps only the rank was at fault. It also
+    stays if this process runs on it: ranks that are cut off from it name it.
     """
     hosts = (*layout.hosts, *before)
     lost = {*before, *find_lost_hosts(hosts, os.environ[environment.SLURM_JOB_ID])}
@@ -342,10 +342,10 @@ def _check_output(line: CommandLine, ranks: int | None) -> None:
     console, folder = line.find_rank_option("--console"), line.find_rank_option("--log-dir")
     if console is None and folder is None:
         return
-    from mpiddp.process.streams.output import STREAMS, Output, name_log, open_log
+    from mpiddp.process.streams.output import STREAMS, RankOutput, name_log, open_log
 
     if console is not None:
-        Output(console=console).check_world(ranks or sys.maxsize)
+        RankOutput(console=console).check_world(ranks or sys.maxsize)
     if folder is not None:
         os.close(open_log(name_log(Path(folder), 0, STREAMS[2])))
 

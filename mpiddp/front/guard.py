@@ -55,7 +55,7 @@ class Watched:
 
 
 class Guard:
-    """The front's end of it. A context manager, around the launcher's process."""
+    """The front's handle on that process: a context manager around the launcher's life."""
 
     def __init__(self, watched: Watched) -> None:
         receiver, self._sender = os.pipe()
@@ -78,17 +78,17 @@ class Guard:
         self.finish(FAILED)
 
     def watch(self, launcher: int) -> None:
-        """This is the launcher's process."""
+        """Say which process the launcher is."""
         self._send(launcher.to_bytes(4, "big"))
 
     def tell(self, number: int) -> None:
-        """The launcher, or its ranks, were sent a signal that is to end the job."""
+        """Say that launcher or ranks were sent a signal that is to end the job."""
         self._send(bytes([number]))
 
     def finish(self, status: int) -> bool:
-        """The launcher has ended. Returns once all that it has started has ended, too.
+        """Say that the launcher has ended, and wait until all that it has started has ended, too.
 
-        That is: whether the launcher had to be killed.
+        Returns whether the launcher had to be killed.
         """
         if self._process is None:
             return False
@@ -113,7 +113,7 @@ def _leave_front(kept: int) -> None:
 
 
 class _Watch:
-    """What the forked process knows."""
+    """The work of the forked process: watches launcher and ranks, and ends what is left."""
 
     def __init__(self, watched: Watched, receiver: int, session: int) -> None:
         self._watched, self._receiver = watched, receiver
@@ -125,19 +125,19 @@ class _Watch:
         self._signs = [f"{sign}=".encode() for sign in signs]
         self._launcher = self._began = 0
         self._signals: list[tuple[int, float]] = []
-        """That were to end the job, and when."""
+        """Signals that were to end the job, and when they came."""
         self._front_gone: float | None = None
         self._ranks: set[int] = set()
-        """All that were seen."""
+        """Every rank that was seen."""
         self._sessions = {session}
         """The front's, and the ranks': a process in another one has left them on purpose."""
         self._ranks_gone: float | None = None
         self._sweeps = 0
-        """How often what ranks have left behind was ended while the launcher goes on."""
+        """How often processes that ranks left behind were ended while the launcher went on."""
         self._has_killed = False
 
     def run(self) -> bool:
-        """Until launcher and all that it has started have ended. Returns whether it was killed."""
+        """Watch until the launcher and all that it started have ended; whether it was killed."""
         told = os.read(self._receiver, 4)
         self._launcher = int.from_bytes(told, "big")
         self._began = find_start(self._launcher) or 0
@@ -157,7 +157,7 @@ class _Watch:
         return bool(self._signals) or self._front_gone is not None
 
     def _receive(self) -> int | None:
-        """Hear what the front says. Returns how the launcher has ended, once it has."""
+        """Read the front's messages. Returns how the launcher has ended, None if it has not."""
         if self._front_gone is not None:
             time.sleep(BUSY_SECONDS)
             return None if find_start(self._launcher) == self._began else FAILED
@@ -247,7 +247,7 @@ class _Watch:
         return strays
 
     def _end(self, find: Callable[[], set[int]], alone: float = 0.0) -> None:
-        """End what is found, politely. ``alone``: how long it may go on by itself."""
+        """End what ``find`` finds: wait ``alone`` seconds, then SIGTERM, then SIGKILL."""
         for number, seconds in ((0, alone), (signal.SIGTERM, TERM_SECONDS)):
             found, end = find(), time.monotonic() + seconds
             _send(found, number)

@@ -1,4 +1,4 @@
-"""How a job ended: its exit code, and where that comes from."""
+"""How a job ended: its exit code, and the reason for it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Exit:
     signal: int | None = None
     """The last one that came to the front."""
     outcome: Mapping[str, Any] | None = None
-    """What a rank has written (`failure.outcome`)."""
+    """What a rank has written (`mpiddp.process.outcome`)."""
     was_killed: bool = False
     """Whether the launcher did not end after a signal, and was killed with what it had started."""
 
@@ -90,10 +90,11 @@ def find_failure(lines: Iterable[str]) -> str:
     highest, is theirs.
     """
     said = [line.partition("srun: error: ")[2] for line in lines if FAILED.match(line)]
-    return min(said, key=_rank_failure, default="")
+    return min(said, key=_order_failure, default="")
 
 
-def _rank_failure(text: str) -> int:
+def _order_failure(text: str) -> int:
+    """The lower, the more likely it is the cause of the others."""
     left = LEFT.search(text)
     if text.startswith("Node failure"):
         return -1
@@ -153,7 +154,7 @@ def _choose_after_signal(found: Exit, number: int) -> JobEnd | None:
 
 
 def _describe_outcome(outcome: Mapping[str, Any]) -> str:
-    """Where the run's outcome stands, and its reason."""
+    """The path of the run's outcome file, and the reason in it."""
     reason = str(outcome.get("reason") or "").partition("\n")[0] if outcome["code"] else ""
     return ": ".join(filter(None, (outcome.get("path"), reason)))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.launcher.command import MPICH, OPEN_MPI, Kind, find_mpirun
+from mpiddp.launch.launcher.programs import MPICH, OPEN_MPI, LauncherKind, find_mpirun
 
 NAMES = ("libmpi.so", "libmpi.so.12", "libmpi.so.40")
 """In the order in which mpi4py's wheel tries them."""
@@ -19,7 +19,7 @@ NAMES = ("libmpi.so", "libmpi.so.12", "libmpi.so.40")
 def choose_pmi(variables: Mapping[str, str]) -> str:
     """What srun's ``--mpi=`` must say: what MPIDDP_PMI does, else what the library speaks.
 
-    In a container, and where no library is found, it is ``pmix``.
+    In a container, and if no library is found, it is ``pmix``.
     """
     named = variables.get(environment.PMI)
     if named or variables.get(environment.WRAP):
@@ -36,8 +36,8 @@ def choose_pmi(variables: Mapping[str, str]) -> str:
     return "pmix" if library is not None and _speaks_pmix(library) else "pmi2"
 
 
-def find_library(variables: Mapping[str, str]) -> tuple[Kind | None, Path | None]:
-    """The kind of the MPI that mpi4py would load, and its file where that is known."""
+def find_library(variables: Mapping[str, str]) -> tuple[LauncherKind | None, Path | None]:
+    """The kind of the MPI that mpi4py would load, and its file if that is known."""
     linked = _find_linked()
     if linked is not None:
         return linked, None
@@ -56,7 +56,7 @@ def find_library(variables: Mapping[str, str]) -> tuple[Kind | None, Path | None
     return _recognise(library), library
 
 
-def _recognise(library: Path | None) -> Kind | None:
+def _recognise(library: Path | None) -> LauncherKind | None:
     if library is None:
         return None
     # The file itself, behind libmpi.so.
@@ -68,7 +68,7 @@ def _recognise(library: Path | None) -> Kind | None:
     return None
 
 
-def _find_linked() -> Kind | None:
+def _find_linked() -> LauncherKind | None:
     """The kind that mpi4py was built with; its wheels are built with none."""
     package = PathFinder.find_spec("mpi4py")
     if package is None or package.origin is None:

@@ -12,8 +12,8 @@ from importlib.machinery import PathFinder
 
 from mpiddp import environment
 from mpiddp.errors import FAILURE, ConfigurationError
-from mpiddp.front.plan import is_in_allocation
-from mpiddp.launch.launcher.command import READ_EVERYWHERE, find_program
+from mpiddp.front.launch_plan import is_in_allocation
+from mpiddp.launch.launcher.programs import READ_EVERYWHERE, find_program
 from mpiddp.launch.script.command_line import (
     COMMANDS,
     NO_SCRIPT,

@@ -10,12 +10,12 @@ from mpiddp.launch.device.choice import AUTO, read_list
 from mpiddp.options.checks import check, check_choice, check_text
 from mpiddp.options.fields import Argument
 from mpiddp.process.sockets import ports
-from mpiddp.process.streams.output import Output
+from mpiddp.process.streams.output import RankOutput
 
 LONGEST_TIMEOUT = 1e6
 """Seconds; what torch's timers hold."""
 SECONDS = Argument("SECONDS")
-COLLECTIVES = {"framework": "", "mpiddp": "mpiddp.torch_backend.replacement"}
+COLLECTIVES = {"framework": "", "mpiddp": "mpiddp.torch_backend"}
 """Whose collectives run where a script says ``gloo``, and the module that replaces Gloo by them."""
 KIND_NAMES = {str: "text", float: "a number of seconds", bool: "True or False"}
 
@@ -92,7 +92,7 @@ class LaunchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(LaunchOptions, Output):
+class Options(LaunchOptions, RankOutput):
     """How ranks find each other, how long they wait, and where they print.
 
     The program that starts a launch redirects the output before anything else
@@ -101,4 +101,4 @@ class Options(LaunchOptions, Output):
 
     def __post_init__(self) -> None:
         LaunchOptions.__post_init__(self)
-        Output.__post_init__(self)
+        RankOutput.__post_init__(self)

@@ -4,57 +4,53 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mpiddp.launch.device.binding import Cpus, bind_threads
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
-from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.launcher.exported_variables import ExportedVariables
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.mpi.control import ControlChannel, free, hand_over
+from mpiddp.launch.phases import Compute, JobRanks, StartUp
 from mpiddp.lifeline.lifeline import Lifeline
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
-
-@dataclass
 class Resources:
-    """What start-up has opened. Its owner calls ``close`` or ``abandon``."""
+    """What start-up has opened. Its owner calls ``close``."""
 
-    failure_handler: FailureHandler
-    variables: ExportedVariables
-    on_close: list[Callable[[], None]]
-    """Called before anything is closed, the last added first."""
-    module: Any
-    """mpi4py.MPI, None without MPI."""
-    kept_mpi: mpi.KeptMpi | None
-    """None without MPI, and if another session of this process keeps it."""
-    comm: MPI.Intracomm | None
-    """The user's."""
-    store: Any
-    """torch's."""
-    backend: str
-    has_group: bool
-    """Whether torch.distributed's default group was made here."""
-    lifeline: Lifeline | None
-    unbound: Cpus
-    """Where this process could run before it was bound; empty if it was not."""
-    deadlines: PhaseDeadlines | None
-    """Of the close, once all ranks have come."""
+    def __init__(
+        self,
+        start_up: StartUp,
+        ranks: JobRanks,
+        compute: Compute | None,
+        *,
+        store: Any = None,
+        has_group: bool = False,
+        lifeline: Lifeline | None = None,
+        deadlines: PhaseDeadlines | None = None,
+    ) -> None:
+        """``store``: torch's. ``has_group``: whether torch.distributed's default group was made
+        here. ``deadlines``: of the close, once all ranks have come.
+        """
+        self.failure_handler = start_up.failure_handler
+        self.on_close = start_up.on_close
+        self.comm = ranks.comm
+        self.store = store
+        self.backend = compute.backend if compute is not None else ""
+        self.has_group = has_group
+        self._variables = start_up.variables
+        self._module, self._kept_mpi = ranks.module, ranks.kept_mpi
+        self._lifeline = lifeline
+        self._deadlines = deadlines
 
     def close(self, control: ControlChannel) -> None:
         """Close group, store and MPI, in this order; rank 0's store outlives everyone's.
 
         Waits for all ranks, however long they still work. Ends the job if anything fails.
         """
-        if self.module is not None and mpi.has_ended(self.module):
+        if self._module is not None and mpi.has_ended(self._module):
             # Past `KeptMpi`, by a library: nothing can be freed any more, and nobody waited for.
             hand_over(control)
             self.comm = None
-            self.failure_handler.peers.forget_communicator()
+            self.failure_handler.meet(communicator=None)
         try:
             with contextlib.ExitStack() as stack:
                 # Whatever fails before, what the launch has opened is closed.
@@ -76,16 +72,16 @@ class Resources:
         if not is_nccl:
             self._close_group()
         control.meet()
-        if lifeline is not None and self.lifeline is None:
+        if lifeline is not None and self._lifeline is None:
             lifeline.note_reopened()
         # All have come, so nothing takes long any more.
-        deadlines = self.deadlines
+        deadlines = self._deadlines
         with deadlines.phase(CLOSING) if deadlines is not None else contextlib.nullcontext():
             if is_nccl:
                 self._close_group()
-            if self.lifeline is not None:
-                self.failure_handler.peers.join_lifeline(None)
-                self.lifeline.close()
+            if self._lifeline is not None:
+                self.failure_handler.meet(lifeline=None)
+                self._lifeline.close()
             if control.world.rank != 0:
                 self.store = None
             control.meet()
@@ -93,7 +89,9 @@ class Resources:
             self._close_mpi(control)
         if deadlines is not None:
             deadlines.close()
-        self._restore_process()
+        if self._lifeline is not None:
+            self._lifeline.wait()
+        self._variables.restore()
 
     def _close_group(self) -> None:
         """Close the group, a script's own too: a rank that left must not look alive to its peers.
@@ -106,35 +104,15 @@ class Resources:
         if self.has_group or not torch.cuda.is_initialized():
             torch.distributed.destroy_process_group()
 
-    def _restore_process(self) -> None:
-        """As it was before; the companion ends. If start-up failed, nothing has been joined."""
-        if self.lifeline is not None:
-            lifeline, self.lifeline = self.lifeline, None
-            self.failure_handler.peers.join_lifeline(None)
-            lifeline.close()
-            lifeline.wait()
-        self.variables.restore()
-        if self.unbound:
-            bind_threads(self.unbound)
-
     def _close_mpi(self, control: ControlChannel) -> None:
         if self.comm is not None:
             self.comm.Free()
             self.comm = None
         free(control)
         # Last, for a failure of the others.
-        self.failure_handler.peers.free_communicator()
-        if self.kept_mpi is not None:
-            self.kept_mpi.close()
-
-    def abandon(self) -> None:
-        """Undo a start-up that failed, as far as one process can, so that it can be tried again."""
-        for work in reversed(self.on_close):
-            work()
-        distributed = sys.modules.get("torch.distributed")
-        if self.has_group and distributed is not None and distributed.is_initialized():
-            distributed.destroy_process_group()
-        self.store = None
-        if self.kept_mpi is not None:
-            self.kept_mpi.release()
-        self._restore_process()
+        communicator = self.failure_handler.peers.communicator
+        self.failure_handler.meet(communicator=None)
+        if communicator is not None:
+            communicator.Free()
+        if self._kept_mpi is not None:
+            self._kept_mpi.close()

@@ -9,17 +9,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mpiddp.errors import SUCCESS, ConfigurationError
-from mpiddp.launch.failure.error_report import exit_code
+from mpiddp.launch.failure.error_meaning import exit_code
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.mpi.control import ControlChannel, count_exchanges, hand_over
 from mpiddp.launch.options import LaunchOptions
+from mpiddp.launch.phases import Compute
 from mpiddp.launch.rendezvous.store import Meeting
 from mpiddp.launch.resources import Resources
 from mpiddp.process.background import call_at_exit
 from mpiddp.process.preemption_signals import PreemptionSignals
 
 if TYPE_CHECKING:
-    import torch
     from mpi4py import MPI
 
 _open: list[Session] = []
@@ -32,7 +32,7 @@ def find_session() -> Session | None:
 
 
 def make_current(session: Session) -> None:
-    """It is the one that `find_session` finds from now on, until it is closed."""
+    """Have `find_session` return it until it is closed."""
     _open.append(session)
 
 
@@ -81,9 +81,7 @@ class Session(ControlChannel):
         self,
         control: ControlChannel,
         resources: Resources,
-        device: torch.device,
-        gpus: tuple[int, ...],
-        threads: int,
+        compute: Compute,
         meeting: Meeting,
         seconds: Mapping[str, float],
         signals: PreemptionSignals | None = None,
@@ -94,10 +92,10 @@ class Session(ControlChannel):
         self._closed = False
         self._kept: LaunchOptions | None = None
         self._postponed: list[Callable[[], None]] = []
-        self.device = device
-        self.gpus = gpus
-        self.backend = resources.backend
-        self.threads = threads
+        self.device = compute.device
+        self.gpus = compute.placements[self.world.local_rank].gpus
+        self.backend = compute.backend
+        self.threads = compute.threads
         self.meeting = meeting
         self.seconds = seconds
         self.signals = signals

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from mpiddp.launch.device import nccl
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.mpi.compatibility import library_name
-from mpiddp.launch.mpi.world import Roster, World
+from mpiddp.launch.mpi.world import find_oddities
+from mpiddp.launch.phases import Compute, JobRanks, StartUp
+from mpiddp.launch.rendezvous.route import Route
 from mpiddp.process.cpus import count_shared_cores
 from mpiddp.wording import count_noun, fold_numbers
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 
 SHOWN = 8
-"""Ranks of a node whose cores are shown."""
+"""JobRanks of a node whose cores are shown."""
 
 
 @dataclass(frozen=True)
@@ -97,53 +99,66 @@ def find_slowest(
     }
 
 
-@dataclass(frozen=True)
-class StartedLaunch:
-    """What was started, as rank 0 knows it."""
+def describe_start(
+    start_up: StartUp,
+    ranks: JobRanks,
+    compute: Compute,
+    route: Route,
+    slowest: Mapping[str, tuple[float, int]],
+) -> str:
+    """The start-up block, ending in a newline; empty but on rank 0. Collective.
 
-    world: World
-    roster: Roster | None
-    address: str
-    """Address and port of the store."""
-    backend: str
-    """As `describe_backend` words it."""
-    has_group: bool
-    library: str | None
-    """What MPI_Get_library_version says; None without MPI."""
-    reports: Sequence[NodeReport]
-    slowest: Mapping[str, tuple[float, int]]
-    """What `find_slowest` returns."""
-    oddities: Sequence[str]
-
-
-def describe_start(start: StartedLaunch) -> str:
-    """The start-up block, ending in a newline."""
-    world, roster, reports = start.world, start.roster, start.reports
-    hostnames = roster.hostnames if roster is not None else (world.hostname,)
+    ``slowest``: what `find_slowest` returns. Frees the communicators of nodes and leaders.
+    """
+    world, roster = ranks.world, ranks.roster
+    mine = NodeReport(
+        interface=route.interface,
+        mpi_interfaces=", ".join(ranks.mpi_interfaces),
+        device=describe_device(compute.device, compute.threads),
+        cores=describe_cores(
+            [placement.cores for placement in compute.placements],
+            [placement.quota for placement in compute.placements],
+        ),
+        remarks=compute.assignment.remarks,
+    )
+    reports = ranks.leaders.gather(mine) if ranks.leaders is not None else [mine]
+    if ranks.neighbourhood is not None:
+        ranks.neighbourhood.close()
+    if world.rank != 0 or reports is None:
+        return ""
+    hostnames = ranks.hostnames
     local_sizes = roster.local_sizes if roster is not None else (world.local_size,)
-    library = "none (one process; for more: python -m mpiddp -n RANKS …)"
-    if start.library is not None:
-        library = library_name(start.library)
-    confined = [report.mpi_interfaces or "any interface" for report in reports]
-    if any(report.mpi_interfaces for report in reports):
-        library += f", TCP over {_fold_by_node(hostnames, confined)}"
+    backend = describe_backend(compute.backend, start_up.options.collectives)
     rows = {
         "ranks": f"{count_noun(world.size, 'rank')} on {count_noun(world.node_count, 'node')}: "
         + fold_hostnames(hostnames),
         "ranks per node": _fold_counts(local_sizes),
-        "master": f"{world.master_hostname} at {start.address}",
+        "master": f"{world.master_hostname} at {route.meeting.address}:{route.meeting.port}",
         "interface": _fold_by_node(hostnames, [report.interface for report in reports]),
-        "backend": start.backend if start.has_group else f"left to the script ({start.backend})",
+        "backend": backend if start_up.makes_group else f"left to the script ({backend})",
         "devices": _fold_by_node(hostnames, [report.device for report in reports]),
         "cores": _fold_by_node(hostnames, [report.cores for report in reports]),
-        "MPI": library,
-        "seconds": ", ".join(_describe_phase(*item, world.size) for item in start.slowest.items()),
+        "MPI": _describe_library(ranks, hostnames, reports),
+        "seconds": ", ".join(_describe_phase(*item, world.size) for item in slowest.items()),
     }
     width = max(map(len, rows))
     lines = [f"  {head.ljust(width)}  {text}" for head, text in rows.items()]
     remarks = dict.fromkeys(remark for report in reports for remark in report.remarks)
-    warnings = [f"mpiddp: note: {text}" for text in (*start.oddities, *remarks)]
-    return "\n".join(["mpiddp: started", *lines, *warnings]) + "\n"
+    oddities = find_oddities(world, ranks.launcher, roster)
+    notes = [f"mpiddp: note: {text}" for text in (*oddities, *remarks)]
+    return "\n".join(["mpiddp: started", *lines, *notes]) + "\n"
+
+
+def _describe_library(
+    ranks: JobRanks, hostnames: Sequence[str], reports: Sequence[NodeReport]
+) -> str:
+    if ranks.module is None:
+        return "none (one process; for more: python -m mpiddp -n RANKS …)"
+    library = library_name(ranks.module.Get_library_version())
+    confined = [report.mpi_interfaces or "any interface" for report in reports]
+    if any(report.mpi_interfaces for report in reports):
+        library += f", TCP over {_fold_by_node(hostnames, confined)}"
+    return library
 
 
 def _describe_phase(phase: str, value: tuple[float, int], size: int) -> str:

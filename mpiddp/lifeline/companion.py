@@ -28,7 +28,7 @@ from mpiddp.lifeline.decision import Decider, Decision, Failure, Leave, Loss
 from mpiddp.lifeline.membership import Membership
 from mpiddp.lifeline.requests import Client, Requests
 from mpiddp.lifeline.stall import EndWatch, Finished, StallHandlers, StallWatch
-from mpiddp.lifeline.watched_rank import Entry, WatchedRank
+from mpiddp.lifeline.watched_rank import RankEntry, WatchedRank
 from mpiddp.lifeline.watches import AttemptWatch
 from mpiddp.process.publication import Publication
 from mpiddp.process.sockets.event_loop import EventLoop
@@ -156,7 +156,7 @@ class Companion:
         def enter(_: int) -> None:
             self._loop.selector.unregister(connection)
             try:
-                entry = Entry.receive(connection)
+                entry = RankEntry.receive(connection)
             except (OSError, ValueError):
                 connection.close()
                 return
@@ -336,7 +336,7 @@ class Companion:
     def _end_job(self, reason: str, table: str, lost: Loss | None) -> None:
         """Report ``reason``, and have all ranks leave."""
         # Imported when it is needed: it takes as long as all else of this process's start.
-        from mpiddp.lifeline.report import report
+        from mpiddp.lifeline.loss_report import report
 
         assert self._membership is not None
         if not self._is_over:

@@ -74,7 +74,7 @@ NEVER = (float("inf"), None)
 
 
 def describe_status(status: int | None) -> tuple[str, str, bool]:
-    """`Loss.how`, ``ending`` and ``blames_host`` of a process, by what waitpid() tells of it."""
+    """`Loss.how`, ``ending`` and ``blames_host`` of a process, by its status from waitpid()."""
     closing = "without closing its session"
     if status is None:
         return f"it ended {closing}", FAILED, True
@@ -118,7 +118,7 @@ class Decider:
         self._closing.pop(rank, None)
 
     def announce(self, failure: Failure) -> bool:
-        """A rank ends the job, and its report is settled already; whether that was not known."""
+        """A rank ends the job, and it is settled who reports. Returns whether this is news."""
         is_new = self._reporter is None and not self._is_done
         self._reporter = self._reporter or failure
         return is_new

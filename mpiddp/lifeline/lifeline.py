@@ -24,7 +24,7 @@ from mpiddp.lifeline.stacks.dump import StackWriter, read_thread, read_traceback
 from mpiddp.lifeline.stacks.flight_recorder import count_calls, read_calls, read_record
 from mpiddp.lifeline.stacks.positions import describe, read_answers
 from mpiddp.lifeline.stall import Calls, Finished
-from mpiddp.lifeline.watched_rank import Entry
+from mpiddp.lifeline.watched_rank import RankEntry
 from mpiddp.process import detached
 from mpiddp.process.sockets.links import Link, connect, describe_server, listen_locally
 from mpiddp.process.sockets.ports import PortRange
@@ -61,6 +61,8 @@ class Lifeline:
         """
         self._on_job_end, self._on_companion_lost = on_job_end, on_companion_lost
         self._is_closing = False
+        self.entrance = entrance
+        """For the other ranks of this node."""
         self._rank = rank
         self._session = 0
         """How many sessions this rank has closed."""
@@ -178,12 +180,13 @@ class Lifeline:
         self._send("announce", asdict(Failure(self._rank, code, OWN)))
 
     def close(self) -> None:
-        """All ranks have closed their sessions, or no rank is to be told of this one's end."""
+        """Tell the companion that this rank's end is no loss. It is told once all ranks have closed
+        their sessions, or if start-up has failed."""
         self._is_closing = True
         self._send("done")
 
     def wait(self) -> None:
-        """Wait until the companion knows; one that was stopped, say, is left behind."""
+        """Wait until the companion knows, for CLOSE_SECONDS at most: it may be stopped."""
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
             self._link.connection.shutdown(socket.SHUT_RDWR)
@@ -252,9 +255,7 @@ class Lifeline:
         return {"frames": [frame.pack() for frame in frames], **asdict(calls)}
 
 
-def start_companion(
-    enter: Callable[[Entrance], Lifeline], console: int | None = None
-) -> tuple[Entrance, Lifeline]:
+def start_companion(enter: Callable[[Entrance], Lifeline], console: int | None = None) -> Lifeline:
     """Start the companion process of this node, on the node's first rank.
 
     ``enter``: has this rank enter. It does so before the process starts, which then ends with this
@@ -266,14 +267,13 @@ def start_companion(
     with listen_locally() as server, os.fdopen(writing, "w") as pipe:
         try:
             pipe.write(token)
-            entrance = Entrance(describe_server(server), token)
-            lifeline = enter(entrance)
+            lifeline = enter(Entrance(describe_server(server), token))
             inherited = (server.fileno(), reading)
             program = [sys.executable, "-I", "-S", "-c", PROGRAM, *map(str, inherited)]
             detached.start(program, inherited, console)
         finally:
             os.close(reading)
-        return entrance, lifeline
+        return lifeline
 
 
 def _enter(entrance: Entrance, rank: int, memory: int, stacks: int) -> Link:
@@ -283,7 +283,7 @@ def _enter(entrance: Entrance, rank: int, memory: int, stacks: int) -> Link:
     with contextlib.suppress(OSError, AttributeError):
         own = os.pidfd_open(os.getpid())
     try:
-        Entry(rank, memory, stacks, own).send(link.connection)
+        RankEntry(rank, memory, stacks, own).send(link.connection)
     except OSError:
         link.close()
         raise

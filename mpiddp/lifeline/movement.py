@@ -24,7 +24,7 @@ LONGEST_PERIOD = 1.0
 """Seconds between two of them."""
 WAITING = (
     "torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py",
-    "torch/utils/data/dataloader.py", "mpiddp/collectives/", "mpiddp/calls.py",
+    "torch/utils/data/dataloader.py", "mpiddp/collectives/", "mpiddp/collective_calls.py",
     "mpiddp/launch/mpi/control.py", "/multiprocessing/", "/concurrent/futures/", "/threading.py",
     "/queue.py", "/subprocess.py", "/selectors.py",
 )  # fmt: skip

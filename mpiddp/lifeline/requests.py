@@ -39,7 +39,7 @@ class Requests:
         return number
 
     def add(self, number: int, rank: int, answer: Any) -> None:
-        """The answer of one rank; the last one completes the request's."""
+        """Add the answer of one rank; the last one completes the request."""
         if number in self._open:
             _, answers = self._open[number]
             answers[rank] = answer

@@ -71,7 +71,7 @@ class StallWatch:
             )
             self._handlers.ask(partial(self._end, late), "stacks")
             return
-        # Sooner no job can have been still for long enough.
+        # Before then the job cannot have stood still for long enough.
         pause = self._seconds - idle
         if not self._stands_still:
             pause -= between
@@ -136,7 +136,7 @@ class Finished:
     rank: int
     hostname: str
     seconds: float
-    """How long the others may wait, if nobody knows for what."""
+    """How long the others may wait if it is not known for which collective."""
     calls: Calls
     session: int = 1
     """Which of its sessions it has closed, counted alike on all ranks."""

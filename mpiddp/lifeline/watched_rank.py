@@ -27,7 +27,7 @@ MOST_DESCRIPTORS = 3
 
 
 @dataclass(frozen=True)
-class Entry:
+class RankEntry:
     """The first message of a rank, with descriptors that its receiver owns."""
 
     rank: int
@@ -43,11 +43,11 @@ class Entry:
         socket.send_fds(connection, [str(self.rank).encode()], descriptors)
 
     @staticmethod
-    def receive(connection: socket.socket) -> Entry:
+    def receive(connection: socket.socket) -> RankEntry:
         """Raises OSError, or ValueError for another message."""
         text, descriptors, *_ = socket.recv_fds(connection, ENTRY_BYTES, MOST_DESCRIPTORS)
         memory, stacks, *own = descriptors
-        return Entry(int(text), memory, stacks, *own)
+        return RankEntry(int(text), memory, stacks, *own)
 
 
 class WatchedRank:
@@ -57,7 +57,7 @@ class WatchedRank:
         self,
         loop: EventLoop,
         connection: socket.socket,
-        entry: Entry,
+        entry: RankEntry,
         take: Callable[[WatchedRank, str, Any], object],
         lose: Callable[[str, Loss], object],
     ) -> None:
@@ -77,8 +77,10 @@ class WatchedRank:
         """Directory and attempt of a training, for reports."""
         self.log: tuple[Path, bool] | None = None
         """The log of all that the rank prints, and whether standard error leads elsewhere."""
-        self.has_ended = self.is_closed = False
-        """Whether it has gone or closed its session; whether it has closed its session, as all."""
+        self.has_ended = False
+        """Whether it has gone, or closed its session."""
+        self.is_closed = False
+        """Whether it has closed its session, as all ranks do together."""
         self._loop = loop
         self._hand_on, self._lose = take, lose
         self._progress = Progress(entry.memory)

@@ -9,6 +9,7 @@ files of a kind by `find`.
 from __future__ import annotations
 
 import importlib.util
+import os
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ OTHER_NAMES = {
     "--nccl-tests": ".txt",
     "--nccl-csv": ".conf",
 }
-"""Others' options for this one, and the ending that they stand for, if one."""
+"""What other programs call this option, and the ending of the file that each means, if one."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,8 @@ def find_one(outputs: Iterable[Output], kind: Kind) -> Path | None:
 def check_outputs(outputs: Outputs, inputs: Iterable[Path | None] = ()) -> None:
     """Raise ConfigurationError unless each file can be written.
 
-    ``inputs`` are read: no output may replace them. A directory is made.
+    ``inputs`` are read: no output may replace them. Nothing is left behind: who writes into a
+    directory makes it.
     """
     read = {path.resolve() for path in inputs if path is not None}
     written: set[Path] = set()
@@ -116,7 +118,8 @@ def check_outputs(outputs: Outputs, inputs: Iterable[Path | None] = ()) -> None:
         if path.resolve() in read:
             raise ConfigurationError(f"{path} is read, and would be overwritten: name another file")
         for other in outputs[:number]:
-            if other.kind is output.kind and not _is_beside(path, other):
+            is_other_form = path.suffix.lower() != other.path.suffix.lower()
+            if other.kind is output.kind and not (output.kind.is_drawn and is_other_form):
                 raise ConfigurationError(
                     f"--output {other} and --output {path} are both {output.kind}: give one"
                 )
@@ -133,18 +136,15 @@ def check_matplotlib() -> None:
         raise ConfigurationError("drawing needs matplotlib: pip install 'mpiddp[plot]'")
 
 
-def _is_beside(path: Path, other: Output) -> bool:
-    return other.kind.is_drawn and path.suffix.lower() != other.path.suffix.lower()
-
-
 def _check_room(path: Path, *, is_folder: bool) -> None:
-    folder = path if is_folder else path.parent
     if not is_folder and path.is_dir():
         raise ConfigurationError(f"{path} is a directory: expected the name of a file")
-    if not is_folder and not folder.is_dir():
-        raise ConfigurationError(f"{path} cannot be written: there is no directory {folder}")
+    if not is_folder and not path.parent.is_dir():
+        raise ConfigurationError(f"{path} cannot be written: there is no directory {path.parent}")
+    place = path if is_folder else path.parent
+    while not os.path.lexists(place):
+        place = place.parent
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+        tempfile.TemporaryFile(dir=place).close()
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None

@@ -234,11 +234,13 @@ class Reader:
             raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def read(kind: type[T], words: Sequence[str], program: str, description: str) -> T:
+def read(kind: type[T], words: Sequence[str] | None, program: str, description: str) -> T:
     """The options of a command that one dataclass describes.
 
-    Raises ConfigurationError, and SystemExit(0) after ``--help``, which is printed.
+    ``words``: None for those of this process's command line. Raises ConfigurationError, and
+    SystemExit(0) after ``--help``, which is printed.
     """
+    words = sys.argv[1:] if words is None else words
     reader = Reader(program=program, description=description, groups={"options": kind})
     with name_as_typed(words):
         return pick(kind, reader.read(words))

@@ -99,7 +99,7 @@ def _remove_entry(path: Path) -> None:
 def find() -> Path | None:
     """The directory of the job that this process belongs to, or None.
 
-    None too if it does not exist here: not all nodes need share it.
+    None also if it does not exist on this node: not all nodes may share it.
     """
     text = os.environ.get(environment.JOB_DIRECTORY)
     path = Path(text) if text else None

@@ -40,7 +40,7 @@ class Outcome:
 
 
 def find_log(run_directory: Path | None, rank: int) -> Path | None:
-    """Where reports of ``rank`` are logged that has no log for all that it prints."""
+    """The log for the reports of a rank whose output is not logged."""
     return None if run_directory is None else run_directory / "logs" / f"rank-{rank}.log"
 
 
@@ -90,10 +90,11 @@ def _is_done(directory: Path) -> bool:
 
 
 def write_outcome(run_directory: Path | None, outcome: Outcome, *, ends_job: bool = True) -> None:
-    """Write the outcome atomically, for the run if there is one, and if it ``ends_job`` the front.
+    """Write the outcome atomically: for the run, if there is one; if ``ends_job``, for the front.
 
-    That of a run that is done stays. For the front the first one counts, or rank 0's: a node that
-    is cut off takes the others for lost. Raises OSError if the run's cannot be written.
+    The outcome of a run that is done is not replaced. For the front the first outcome counts, or
+    rank 0's: a node that is cut off believes that the others are lost. Raises OSError if the run's
+    cannot be written.
     """
     row: dict[str, Any] = asdict(outcome)
     try:

@@ -46,7 +46,7 @@ NOTHING: Due = {}
 
 
 @dataclass(frozen=True)
-class Members:
+class AgreeingRanks:
     """The ranks that act together."""
 
     rank: int = 0
@@ -75,7 +75,7 @@ class StepAgreement:
 
     def __init__(
         self,
-        members: Members,
+        members: AgreeingRanks,
         wishes: Mapping[str, Wish] | None = None,
         signals: PreemptionSignals | None = None,
     ) -> None:
@@ -150,13 +150,6 @@ class StepAgreement:
             return ""
         whom = "it" if self._members.size == 1 else f"rank {self._members.rank}"
         return f"{found.name} reached {whom}"
-
-    def is_next(self, name: str) -> bool:
-        """Whether all ranks do this in the next place; may be asked in any thread."""
-        if self._members.size == 1:
-            return bool(self._wishes[name]())
-        now = self._round
-        return name in now.due and now.place is not None and self._passed + 1 >= now.place
 
     def stop(self) -> None:
         """After an error: no wish is asked for, and signals end the process. Waits for nothing."""

@@ -44,9 +44,9 @@ STOP_SECONDS = 5.0
 LOST_SECONDS = 5.0
 """Timeout for the job's report once a rank was lost; usually it takes under 1 s."""
 PRINT_SECONDS = 1.0
-"""Pause after which no more is expected of what ranks have printed before their answers."""
-PERIOD = 0.2
-"""Of the checks for lines without an end, in seconds."""
+"""If nothing arrives for so long, the ranks' output before their answers is taken as complete."""
+LINE_SECONDS = 0.2
+"""Period of the checks for lines without an end."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Request:
 
 
 class Call:
-    """One call that runs; ``run`` returns what the ranks return."""
+    """One call of a function on all ranks."""
 
     def __init__(self, job: RankJob, request: Request, wake: int) -> None:
         """``wake``: a descriptor that can be read when the call is to be interrupted."""
@@ -91,14 +91,14 @@ class Call:
         with self._selector, self._note_interrupts():
             try:
                 self._exchange()
-            except BaseException:  # A user's sink, or a second Ctrl-C: answers are under way.
+            except BaseException:  # Of a user's sink, or a second Ctrl-C; ranks still answer.
                 self._job.kill()
                 raise
             return self._finish()
 
     @contextlib.contextmanager
     def _note_interrupts(self) -> Iterator[None]:
-        """Let Ctrl-C be noted: raised in the middle of a message it would spoil the connection."""
+        """Raise Ctrl-C at the end only: within a message it would break the connection."""
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or (
             threading.current_thread() is not threading.main_thread()
         ):
@@ -156,14 +156,14 @@ class Call:
 
     def _collect(self) -> None:
         while self._waiting:
-            # This process may have been stopped: what came meanwhile is in time.
+            # This process may have been stopped (Ctrl-Z): what arrived meanwhile is in time.
             limit = self._limit if time.monotonic() >= self._limit else None
-            self._step(min(self._limit, time.monotonic() + PERIOD))
+            self._step(min(self._limit, time.monotonic() + LINE_SECONDS))
             if self._waiting and limit == self._limit and not self._escalate():
                 return
 
     def _step(self, until: float) -> bool:
-        """Take what comes; False if nothing does."""
+        """Handle what arrives until then; False if nothing does."""
         found = self._selector.select(max(0.0, until - time.monotonic()))
         for key, _ in found:
             key.data()
@@ -255,7 +255,7 @@ class Call:
         ]
         number, comes = self._request.number, True
         while comes and not all(each.is_ended or each.call >= number for each in outputs):
-            # Looked at once more: this process may have been stopped.
+            # A second look: this process may have been stopped meanwhile.
             comes = self._step(time.monotonic() + PRINT_SECONDS) or self._step(0.0)
 
     # The result
@@ -321,7 +321,7 @@ class Call:
         return list(values.values())
 
     def _find_divergence(self) -> str:
-        """What says why ranks' next collective calls would not match; empty if they would."""
+        """Why the ranks' next collective calls would not match; empty if they would."""
         states = {rank: answer.content for rank, answer in self._answers.items()}
         if not all(state["has_group"] for state in states.values()):
             return f"{self._request.name} has destroyed torch's default group"
@@ -343,7 +343,7 @@ class Call:
         return ""
 
     def _examine(self) -> str:
-        """Messages between two ranks count as well: compare how many collectives each has begun."""
+        """Compare how many collectives each rank has begun: answers count messages of pairs too."""
         found: dict[str, dict[int, int]] = defaultdict(dict)
         for member in self._job.members:
             try:
@@ -355,7 +355,7 @@ class Call:
         return self._compare(found)
 
     def _compare(self, found: Mapping[str, Mapping[int, int]]) -> str:
-        """The first of ``found`` whose counts, by rank, differ, as a text; empty if none do."""
+        """Describes the first of ``found`` whose counts differ between ranks; empty if none do."""
         for what, counts in found.items():
             ranks: dict[int, list[int]] = defaultdict(list)
             for rank, count in counts.items():

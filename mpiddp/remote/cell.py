@@ -19,7 +19,7 @@ LONGEST_TEXT = 20_000
 
 @dataclass(frozen=True)
 class Cell:
-    """What a cell does, compiled."""
+    """A compiled cell."""
 
     name: str
     """Of its file, in tracebacks."""

@@ -24,23 +24,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpiddp.errors import ConfigurationError, UnreachableError
+from mpiddp.process.memory_limits import find_shortage
 from mpiddp.process.sockets.links import encode_token, open_connection
 from mpiddp.process.sockets.peer_user import find_user
+from mpiddp.wording import describe_size
 
 SHARED_BYTES = 1 << 16
 """If the buffers have more bytes in all, processes of one machine use shared memory for them."""
 ALIGNMENT = 64
 """Bytes, of each buffer in shared memory."""
 LONGEST_HEADER = 1 << 28
-"""Bytes, more than any message has: the other end does not speak this protocol."""
+"""Bytes, more than any header has: the other end does not speak this protocol."""
 LONGEST_PIECE = 1 << 20
 """Bytes that are sent at a time."""
 SILENT_SECONDS = 60.0
-"""How long a message that has begun may pause."""
+"""How long the next bytes of a message may take."""
 CONNECT_SECONDS = 5.0
 """How long one address may take to answer."""
 SPARE_BYTES = 1 << 30
-"""For fewer bytes the free memory is not checked."""
+"""Fewer bytes are sent and received without a check of the free memory."""
 
 MARK = re.compile(rb"\0mpiddp call (\d+)\0")
 """What ends the output of a call, on each of a rank's streams."""
@@ -129,16 +131,11 @@ def _write_at(descriptor: int, view: memoryview, start: int) -> None:
 
 
 def check_memory(size: int) -> None:
-    """Raise ConfigurationError if this machine has no memory for so many bytes."""
-    if size < SPARE_BYTES:
-        return
-    with open("/proc/meminfo") as file:
-        rows = dict(line.split(":") for line in file)
-    free = int(rows["MemAvailable"].split()[0]) << 10
-    if size > free:
+    """Raise ConfigurationError if this process cannot get so many bytes of memory."""
+    if size >= SPARE_BYTES and (shortage := find_shortage(size)):
         raise ConfigurationError(
-            f"{size / 1e9:.1f} GB to be sent, and {socket.gethostname()} has {free / 1e9:.1f} GB "
-            "of free memory: send a part, or write a file"
+            f"{describe_size(size)} to be sent, but on {socket.gethostname()} {shortage}: send a "
+            "part, or write a file"
         )
 
 

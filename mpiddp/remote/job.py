@@ -33,7 +33,7 @@ from mpiddp.process.sockets import ports
 from mpiddp.process.sockets.links import describe_server, encode_token, listen_locally
 from mpiddp.process.sockets.listener import TokenListener
 from mpiddp.remote.channel import Address, Channel
-from mpiddp.remote.output import OutputReader, Sink, write
+from mpiddp.remote.rank_output import OutputReader, Sink, write
 from mpiddp.remote.starter import End
 from mpiddp.wording import name_ranks, print_message
 
@@ -42,9 +42,9 @@ ROLES = ("calls", "out", "err")
 LOOK_SECONDS = 0.05
 """Period of the checks whether the starter has ended before its ranks were there."""
 QUIET_SECONDS = 5.0
-"""What the launcher says is printed if the start, or the end, takes longer."""
+"""If the start takes longer, the launcher's messages are printed; if the end does, a message is."""
 LOG_BYTES = 1000
-"""Of that, in an error if no reason is known."""
+"""How much of the launcher's messages an error quotes if no reason is known."""
 REPORT_SECONDS = 5.0
 """How long a job may take to end once a rank has been lost."""
 END_SECONDS = LASTING_SECONDS + 60.0
@@ -53,7 +53,7 @@ RAISED = {
     error.exit_code: error
     for error in (ConfigurationError, LaunchError, UnreachableError, PeerLostError)
 }
-"""The error that is raised for each exit code of the starter."""
+"""The error for each exit code of the starter."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class JobRequest:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the ranks."""
     output: Sink | None = None
-    """Takes what the ranks print; None for this process's standard streams, with labels."""
+    """Called with what the ranks print; None to print it here, with labels."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ class RankJob:
         try:
             with contextlib.ExitStack() as stack:
                 servers = [listen_locally(), *_listen_on_network(request)]
-                reception = _Reception(servers, stack)
-                self.starter = self._start(request, reception.address)
+                listener = _RankListener(servers, stack)
+                self.starter = self._start(request, listener.address)
                 self._close_descriptors("_report_end")
-                self.members = self._await_ranks(reception)
+                self.members = self._await_ranks(listener)
         except BaseException:
             self.kill()
             raise
@@ -130,17 +130,17 @@ class RankJob:
             start_new_session=True,
         )
 
-    def _await_ranks(self, reception: _Reception) -> tuple[Member, ...]:
+    def _await_ranks(self, listener: _RankListener) -> tuple[Member, ...]:
         patient_until = time.monotonic() + QUIET_SECONDS
-        while not reception.is_complete:
-            reception.wait(LOOK_SECONDS)
+        while not listener.is_complete:
+            listener.wait(LOOK_SECONDS)
             if time.monotonic() > patient_until:
                 self._print_log()
             if self.starter.poll() is not None:
                 self._read_report()
                 raise self.explain("the ranks did not start")
         self._print_log()
-        return reception.make_members(self._output)
+        return listener.make_members(self._output)
 
     @property
     def outputs(self) -> list[OutputReader]:
@@ -192,7 +192,7 @@ class RankJob:
     # Its end
 
     def _leave_to_parent(self) -> None:
-        """In a forked child, which would keep ranks from noticing the end of this process."""
+        """Close, in a forked child, what would keep ranks from noticing this process's end."""
         for member in self.members:
             member.calls.close()
         for output in self.outputs:
@@ -243,8 +243,8 @@ class RankJob:
         self._close_descriptors()
 
 
-class _Reception:
-    """Takes the connections of the ranks as they come."""
+class _RankListener:
+    """Accepts the connections of the ranks in any order."""
 
     def __init__(self, servers: Sequence[socket.socket], stack: contextlib.ExitStack) -> None:
         """``stack``: closes the listening sockets, and connections that nobody has taken over."""
@@ -272,9 +272,9 @@ class _Reception:
         self._listener.refresh(time.monotonic())
 
     def _admit(self, connection: socket.socket) -> None:
-        """Prove that this is the process that made the token; who calls comes next.
+        """Prove that this process made the token. Next the rank says which one it is.
 
-        Nobody waits for it before its first byte: that rank may be stopped, and others come.
+        That is read once its first byte has arrived: a rank may be stopped while others connect.
         """
         channel = Channel(connection)
         self._own.add(channel)
@@ -283,7 +283,7 @@ class _Reception:
             connection.sendall(self.address.proof.encode())
 
     def _meet(self, channel: Channel) -> None:
-        """Read who calls."""
+        """Read which rank has connected, and what for."""
         self._selector.unregister(channel)
         try:
             row = channel.receive().content

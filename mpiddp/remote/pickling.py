@@ -23,7 +23,7 @@ SMALL_BYTES = 1 << 12
 
 
 def _reduce_code(code: CodeType) -> Any:
-    """With its file's name, which cloudpickle leaves out: tracebacks need it."""
+    """Add the file's name, which cloudpickle leaves out: tracebacks need it."""
     make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
     return _rebuild_code, (make, arguments, code.co_filename)
 
@@ -52,7 +52,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _rebuild_error(kind: Any, arguments: tuple[Any, ...]) -> BaseException:
-    """Without an ``__init__`` in Python: it may take other arguments, and make others of them."""
+    """Make an exception without its own ``__init__``, whose arguments may differ from ``args``."""
     base = next(each for each in kind.__mro__ if each.__module__ == "builtins")
     error: BaseException = base.__new__(kind, *arguments)
     base.__init__(error, *arguments)
@@ -60,7 +60,7 @@ def _rebuild_error(kind: Any, arguments: tuple[Any, ...]) -> BaseException:
 
 
 def _reduce_tensor(torch: Any, tensor: Any) -> Any:
-    """On the CPU, and without the rest of a storage of which it is a part.
+    """Move a tensor to the CPU, without the rest of a storage if it is a small part of it.
 
     Tensors that share a storage share it again, unless they have less than half of it.
     """
@@ -86,7 +86,7 @@ def _rebuild_tensor(kind: Any, storage: Any, dtype: Any, place: Any, needs_grad:
 
 
 def _set_attributes(value: Any, attributes: dict[str, Any]) -> None:
-    """Past its class, which may refuse them, as a frozen dataclass does."""
+    """Set them directly: the class may refuse assignments, as a frozen dataclass does."""
     value.__dict__.update(attributes)
 
 
@@ -127,7 +127,7 @@ def dump(value: Any) -> tuple[bytes, tuple[memoryview, ...]]:
 
 
 class ResultUnpickler(pickle.Unpickler):
-    """Leaves classes of this process as they are, which the pickle has by value as well.
+    """Keeps this process's own classes unchanged if the pickle holds them by value as well.
 
     cloudpickle would set their attributes to those of the rank: methods would no longer see the
     variables of this process.

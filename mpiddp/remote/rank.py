@@ -23,7 +23,7 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, PeerLostError
-from mpiddp.launch.failure.error_report import find_origin
+from mpiddp.launch.failure.error_meaning import find_origin
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.exported_variables import take
 from mpiddp.launch.mpi.control import count_exchanges
@@ -39,32 +39,32 @@ from mpiddp.remote.fingerprint import check_function
 from mpiddp.wording import read_message
 
 OUTPUT = {1: "out", 2: "err"}
-"""Descriptors, and the connection that each one is."""
+"""By descriptor, the role of the connection that takes its place."""
 SIGNALS, SIGNAL_SECONDS = 10, 0.1
-"""A function gets so many signals, unless it is interrupted before: one that comes just before a
-system call does not end it."""
+"""How many signals interrupt a function at most, and the pause between them: a signal that arrives
+just before a system call does not end that call."""
 NO_MORE = float("inf")
 LEAVE_SECONDS = 5.0
 """How long a function may go on after the calling process has gone."""
 
 
 class CallServer:
-    """Does what the calling process asks for. ``serve`` returns when that one wants no more."""
+    """Does the calls of the calling process, until that closes the connection."""
 
     def __init__(self, session: Session, address: Address) -> None:
         """Connect. Raises UnreachableError."""
         self._session = session
         self._calls = Channel(connect(address))
         self._calls.send("hello", self._describe("calls"))
-        # It may be stopped (Ctrl-Z) for as long as its user wants; these ranks end with it.
+        # The caller may be stopped (Ctrl-Z) for as long as its user wants; the ranks end with it.
         self._calls.connection.settimeout(None)
         self._sending = threading.Lock()
         self._inbox: queue.SimpleQueue[Message | ConfigurationError | None] = queue.SimpleQueue()
         self._running: int | None = None
         """The number of the call whose function runs."""
         self._interrupted = 0.0
-        """The last call that was to be interrupted: perhaps before its function runs. NO_MORE once
-        the calling process wants none."""
+        """The number of the last call to be interrupted, perhaps before its function runs; NO_MORE
+        once the calling process has gone."""
         self._is_interruptible = False
         self._marks = _redirect(address, self._describe)
         main = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -89,7 +89,7 @@ class CallServer:
         }
 
     def serve(self) -> None:
-        """Do calls until the calling process wants no more."""
+        """Do calls until the calling process has closed the connection."""
         while (message := self._inbox.get()) is not None:
             if isinstance(message, ConfigurationError):
                 self._send_error(message, "")
@@ -134,7 +134,8 @@ class CallServer:
             parcel.close()
 
     def _run(self, message: Message) -> Any:
-        _extend_path(message.content["folders"])
+        # The modules that the calling process finds are found here, too.
+        sys.path[:0] = [each for each in message.content["folders"] if each not in sys.path]
         for name, lines in message.content["sources"].items():
             linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
         try:
@@ -186,7 +187,7 @@ class CallServer:
                 connection.sendall(make_mark(number))
 
     def _listen(self) -> None:
-        """On a thread: take what comes while the main thread is in a function."""
+        """On a thread: receive messages while the main thread runs a function."""
         try:
             while True:
                 self._calls.wait()
@@ -222,13 +223,13 @@ class CallServer:
             time.sleep(SIGNAL_SECONDS)
 
     def _interrupt(self, *_: object) -> None:
-        """Once for a call: what follows its function must not be interrupted."""
+        """Raise KeyboardInterrupt once in a call: nothing after its function is interrupted."""
         if self._is_interruptible:
             self._is_interruptible = False
             raise KeyboardInterrupt
 
     def _leave_to_parent(self) -> None:
-        """In a forked child, which would keep the connections open after this rank's end."""
+        """Close, in a forked child, the connections, which would outlive this rank."""
         self._calls.close()
         for connection in self._marks:
             connection.close()
@@ -248,11 +249,6 @@ def _redirect(address: Address, describe: Callable[[str], Any]) -> Sequence[sock
         found.append(channel.connection)
     buffer_lines()
     return found
-
-
-def _extend_path(folders: Sequence[str]) -> None:
-    """Find the modules that the calling process finds."""
-    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
 
 
 def _has_group() -> bool:
@@ -276,13 +272,13 @@ def _format(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Start, then do calls until the calling process wants no more."""
+    """Start, then do calls until the calling process has closed the connection."""
     with FailureHandler((__file__,), outlasts_runs=True) as failure_handler:
         caller = take(environment.CALLER)
         if caller is None:
             raise ConfigurationError("this program is started by mpiddp.ranks(…), and not by hand")
         address = Address.unpack(caller)
-        options = read(Options, sys.argv[1:], "python -m mpiddp.remote.rank", __doc__ or "")
+        options = read(Options, None, "python -m mpiddp.remote.rank", __doc__ or "")
         with start(options, failure_handler) as session:
             session.keep(options)
             server = CallServer(session, address)
@@ -293,7 +289,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # What is pickled by name is not to be found in "__main__".
+    # Not as "__main__", which CallServer replaces: pickles name what is in this module.
     from mpiddp.remote import rank
 
     rank.main()

@@ -26,7 +26,7 @@ from mpiddp.remote.call import Call, Request, find_stacks
 from mpiddp.remote.channel import Parcel
 from mpiddp.remote.fingerprint import find_code, find_fingerprint
 from mpiddp.remote.job import JobRequest, Member, RankJob, describe_ranks
-from mpiddp.remote.output import Sink
+from mpiddp.remote.rank_output import Sink
 from mpiddp.remote.starter import End
 from mpiddp.wording import count_noun, print_message, read_message
 
@@ -66,14 +66,14 @@ class Ranks:
         self._began = 0.0
         self._is_closed = False
         self._is_told = False
-        """Whether a call has said that the ranks have ended."""
+        """Whether an error of a call has said that the ranks have ended."""
         self._job = self._start()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._close_wake = weakref.finalize(self, os.close, self._wake)
 
     def _start(self) -> RankJob:
         job = RankJob(self._request)
-        # Also if nobody closes them, and at the end of this process.
+        # Called even if nobody closes them, at the latest when this process ends.
         self._end = weakref.finalize(self, _close_job, job, self._owner)
         return job
 
@@ -143,7 +143,7 @@ class Ranks:
         """
         self._check_open()
         with self._take_turn():
-            was_told, self._is_told = self._is_told, True  # If no others start, calls say so.
+            was_told, self._is_told = self._is_told, True  # Calls refuse if no new ranks start.
             end = self._end()
             if end is not None and end.code and not was_told:
                 print_message(str(self._job.explain("the ranks did not end well")))
@@ -183,7 +183,7 @@ class Ranks:
         return f"<{count_noun(len(self), 'rank')}: {describe_ranks(self.members)}, {state}>"
 
     def _repr_html_(self) -> str:
-        from mpiddp.remote.table import draw_ranks
+        from mpiddp.remote.rank_table import draw_ranks
 
         state = self._describe_state()
         end = self._job.end
@@ -195,14 +195,14 @@ class Ranks:
         if self._is_closed or os.getpid() != self._owner:
             return "closed"
         with self._turn:
-            # A call finds out by itself.
+            # While a call runs or waits, it looks for the end itself.
             end = self._job.end if self._queue else self._job.await_end(0)
         if end is not None:
             return "ended"
         return f"running {self._running}" if self._running else "waiting"
 
     def _describe_state(self) -> str:
-        """Also for how long a function has run, and why the ranks have ended."""
+        """The state, with how long a function has run, or why the ranks have ended."""
         state, end = self.state, self._job.end
         if state.startswith("running"):
             return f"{state} for {time.monotonic() - self._began:.0f} s"
@@ -238,10 +238,10 @@ class Ranks:
         fingerprint = find_fingerprint(function)
         request = Request(self._count, name, parcel, fingerprint, _find_sources(function), seconds)
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)  # It was meant for the call before.
+            os.eventfd_read(self._wake)  # A wake-up that came too late for the call before.
         self._running, self._began = name, time.monotonic()
         try:
-            self._check_open()  # Who closes them from now on interrupts this call.
+            self._check_open()  # A close() from now on interrupts this call.
             return Call(self._job, request, self._wake).run()
         finally:
             self._running = ""
@@ -249,7 +249,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def _take_turn(self, ticket: object | None = None) -> Iterator[None]:
-        """One after the other, in the order in which they came.
+        """Let callers use the ranks one after the other, in the order in which they came.
 
         Raises ConfigurationError in a thread that has the turn: it would wait for itself.
         """
@@ -306,7 +306,7 @@ class LimitedRanks:
             with contextlib.closing(parcel), self.ranks._take_turn():
                 return self.ranks._run(self.seconds, function, parcel)
         except (MpiddpError, KeyboardInterrupt) as error:
-            # Where in here it was raised says nothing to who reads it.
+            # The traceback inside mpiddp does not help the reader.
             raise error.with_traceback(None) from None
 
     def submit(
@@ -412,7 +412,7 @@ def run(
     else is given goes to the function. Raises what `mpiddp.ranks` and `Ranks.run` raise.
     """
     _check_function(function)
-    start = globals()["ranks"]
+    start = globals()["ranks"]  # The function, whose name the argument has.
     with start(ranks) as started:
         found: list[T] = started.run(function, *arguments, **keywords)
     return found

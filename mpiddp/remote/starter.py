@@ -1,9 +1,9 @@
-"""The process that starts the ranks for another process: the front, with its end reported.
+"""The process that runs the front for another process, and reports how the job ended.
 
     python -m mpiddp.remote.starter DESCRIPTOR -n 4 … -m mpiddp.remote.rank …
 
-What the front says goes to its standard error as ever. How the job ended is written to a pipe, as
-JSON. Once nobody can read that any more, the ranks end.
+The front writes its messages to standard error, as ever. How the job ended is written to a pipe, as
+JSON. If the other process closes its end of the pipe, or ends, the ranks are ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from mpiddp.launch.launcher.exported_variables import forget_inherited
 from mpiddp.launch.script.command_line import read_front, split
 
 LEAVE_SECONDS = 6.0
-"""How long ranks may take to end by themselves, which is longer than a function may go on then."""
+"""How long ranks may take to end by themselves once the caller has gone: longer than a function may
+go on then (`rank.LEAVE_SECONDS`)."""
 
 
 @dataclass(frozen=True)

@@ -159,14 +159,14 @@ def grow_tree(n: int) -> list[list[tuple[int, int]]]:
 
 @register("double-tree", formulas.double_tree)
 def double_tree(n: int) -> Schedule:
-    """Two binary trees, each for half of the buffer; who is an inner node in one is a leaf in
-    the other, so that in segments all links are used both ways.
+    """Two binary trees, each for half of the buffer.
 
+    An inner node of one is a leaf of the other, so that in segments all links are used both ways.
     2⌊lg n⌋ steps; bytes at most 2S; with m = 2⌊lg n⌋, less one for a power of two, the messages
     that follow each other in each half: 2mα + mSβ + m/2·Sγ for n ≥ 2. Halves. Extra buffer: S.
     Sanders, Speck and Träff, Parallel Computing 35(12), 2009. We do not colour the edges: a parent
-    hears both children in the same step and pays for both messages, which takes as long in the
-    model as one after the other.
+    receives from both children in the same step and pays for both messages, which takes as long in
+    the model as one after the other.
     """
     names = [range(n), [(n - 1 - i if n % 2 == 0 else (i + 1) % n) for i in range(n)]]
     levels = grow_tree(n)
@@ -184,7 +184,7 @@ def double_tree(n: int) -> Schedule:
 
 @register("one-shot", formulas.one_shot)
 def one_shot(n: int) -> Schedule:
-    """Everybody sends all to everybody, and sums in the order of the ranks.
+    """Every rank sends all to every other, and sums in the order of the ranks.
 
     1 step; bytes (n−1)S; (n−1)(α + Sβ + Sγ). No halves. Extra buffer: (n−1)S.
     """
@@ -222,7 +222,7 @@ def direct(n: int, servers: int | None = None) -> Schedule:
 def central(n: int, servers: int = 1) -> Schedule:
     """The last rank is the parameter server, no worker: the others send theirs, and it answers all.
 
-    With ``servers`` given, each of so many has a part of the buffer. One rank alone serves itself.
+    With ``servers``, each of them has a part of the buffer. One rank alone serves itself.
     2 steps; bytes (n−k)/k·S of a server, with k servers; 2(n−k)α + 2(n−k)/k·Sβ + (n−k)/k·Sγ for
     k ≤ n/2. Halves. Extra buffer: (n−k)/k·S on servers. Li et al., OSDI'14.
     """
@@ -250,7 +250,7 @@ def two_level(
     """Reduce-scatter in each node, all-reduce between nodes, all-gather in each node.
 
     ``nodes`` has the ranks of each node, which may differ; two halves if it is not given.
-    ``inner`` is an algorithm with halves, ``outer`` any that leaves nobody out. A chunk travels
+    ``inner`` is an algorithm with halves, ``outer`` any that leaves no rank out. A chunk travels
     between the ranks that own it half way, one on each node. If nodes differ in size, so do
     the pieces that such ranks own in common, and each piece has an all-reduce of its own, all of
     them at once. No halves. Extra buffer: the greater of the two levels'.

@@ -1,4 +1,4 @@
-"""Prices a schedule: what its steps take on a machine with given latencies and bandwidths.
+"""Prices a schedule: how long its steps take on a machine with given latencies and bandwidths.
 
 The model is Hockney's (α seconds for a message, β for each of its bytes) with γ seconds for each
 byte that is added, a rank that sends and receives at once but one message at a time each way,
@@ -118,7 +118,7 @@ def check_nodes(ranks: int, nodes: Sequence[int] | None) -> tuple[int, ...]:
     return sizes
 
 
-class Messages(NamedTuple):
+class StepMessages(NamedTuple):
     """Those of a step that are made, each an array with a value a message."""
 
     src: Integers
@@ -129,7 +129,7 @@ class Messages(NamedTuple):
     """1 for what is added, 0 for what is copied."""
 
 
-def list_messages(step: Step, bounds: Integers, *, packed: bool) -> Messages:
+def list_messages(step: Step, bounds: Integers, *, packed: bool) -> StepMessages:
     """The messages of a step; ``bounds``: where each chunk begins, in bytes.
 
     ``packed``: what a rank sends to another one, to add or to copy, is one message.
@@ -141,11 +141,11 @@ def list_messages(step: Step, bounds: Integers, *, packed: bool) -> Messages:
         column[made] for column in (table[:, 0], table[:, 1], size, table[:, 4])
     )
     if not packed or not len(size):
-        return Messages(src, dst, size, reduce)
+        return StepMessages(src, dst, size, reduce)
     ranks = int(max(src.max(), dst.max())) + 1
     key, place = np.unique((src * ranks + dst) * 2 + reduce, return_inverse=True)
     total = np.bincount(place, size, len(key)).astype(np.int64)
-    return Messages(key // 2 // ranks, key // 2 % ranks, total, key % 2)
+    return StepMessages(key // 2 // ranks, key // 2 % ranks, total, key % 2)
 
 
 class _Counter:
@@ -154,7 +154,7 @@ class _Counter:
         self._ranks, self._packed = len(node_of), packed
 
     def count(self, step: Step, bounds: Integers) -> tuple[StepPrice, Integers, Integers]:
-        """What the step takes, and the bytes that each rank sends and receives."""
+        """The price of the step, and the bytes that each rank sends and receives."""
         src, dst, size, reduce = list_messages(step, bounds, packed=self._packed)
         out, into = self._per_rank(src, size), self._per_rank(dst, size)
         far = self._node_of[src] != self._node_of[dst]
@@ -192,7 +192,7 @@ class _Counter:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What no algorithm can beat; each by itself, in seconds."""
+    """Lower bounds of any algorithm's time, each by itself, in seconds."""
 
     latency: float
     bandwidth: float
@@ -216,8 +216,8 @@ def bound(
     If all ranks are members: ⌈lg n⌉ messages one after the other, 2(n−1)/n·S bytes through
     some rank's port and (n−1)/n·S bytes added by some rank (Chan et al. 2007; Patarasuk and Yuan,
     JPDC 69(2), 2009). The same holds for whole nodes and their links, but that a node of m ranks
-    hears m others at once. If some ranks only serve, the ``members`` send the buffer once and
-    receive it once, perhaps at the same time. Of the other collectives, reduce-scatter and
+    receives from m others at once. If some ranks only serve, the ``members`` send the buffer once
+    and receive it once, perhaps at the same time. Of the other collectives, reduce-scatter and
     all-gather move half of the bytes, reduce and broadcast all of the buffer once; those that only
     gather add nothing.
     """
@@ -311,7 +311,7 @@ def make_phase(steps: int, nodes: int, messages: float, volume: float, added: fl
 
 
 def exchange_phase(nodes: int, each: int, share: float, added: float) -> Phase:
-    """One step in which everybody sends ``share`` of the buffer to everybody."""
+    """One step in which every rank sends ``share`` of the buffer to every other."""
     others = (nodes - 1) * each
     near, far = Load(1, share).scaled(each - 1, each - 1), Load(1, share).scaled(others, others)
     return Phase(1 if nodes * each > 1 else 0, near, far, each * far.volume, added)

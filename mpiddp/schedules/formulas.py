@@ -95,7 +95,7 @@ def double_tree(nodes: int, each: int) -> list[Phase] | None:
     n = nodes * each
     if nodes > 1 and each > 1:
         return None
-    # A parent hears both children, but for the root of 2^k ranks, which has one.
+    # A parent has two children, except for the root of 2^k ranks, which has one.
     height, single = n.bit_length() - 1, 1 if _is_power(n) and n > 1 else 0
     return [
         phase
@@ -108,12 +108,12 @@ def double_tree(nodes: int, each: int) -> list[Phase] | None:
 
 
 def one_shot(nodes: int, each: int) -> list[Phase]:
-    """Everything to everybody; any nodes."""
+    """All to every rank; any nodes."""
     return [exchange_phase(nodes, each, 1, added=nodes * each - 1)]
 
 
 def direct(nodes: int, each: int, servers: int | None = None) -> list[Phase] | None:
-    """A chunk to everybody; with fewer servers than ranks, if they are all on one node."""
+    """A chunk to every rank; with fewer servers than ranks, if they are all on one node."""
     n = nodes * each
     check_servers(n, n if servers is None else servers, dedicated=False)
     if servers is not None and servers < n:
@@ -251,11 +251,11 @@ def _is_power(n: int) -> bool:
 
 
 def _serve(servers: int, near: int, far: int, link: int = 0) -> list[Phase]:
-    """Each server hears ``near`` workers of its own node and ``far`` others, and answers them."""
+    """Each server serves ``near`` workers of its own node, and ``far`` others."""
     share = 1 / servers
-    steps, heard = (1 if near + far else 0), (near + far) * share
+    steps, added_up = (1 if near + far else 0), (near + far) * share
     loads = Load(near, near * share), Load(far, far * share)
-    return [Phase(steps, *loads, link, added) for added in (heard, 0.0)]
+    return [Phase(steps, *loads, link, added) for added in (added_up, 0.0)]
 
 
 def _serve_beside(nodes: int, each: int, servers: int) -> list[Phase] | None:

@@ -1,7 +1,7 @@
-"""What messages and additions take on a machine, by their size.
+"""How long messages and additions take on a machine, by their size.
 
-A line for each range of sizes: what one takes is α seconds and β for each byte, and libraries
-change the protocol (eager, rendezvous), and processors the cache, at some sizes.
+Each range of sizes has a line: α seconds, and β for each byte. At some sizes libraries change the
+protocol (eager, rendezvous), and processors the cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Size = TypeVar("Size", float, NDArray[Any])
 
 @dataclass(frozen=True)
 class Piece:
-    """What messages from one size on take, up to the next piece."""
+    """The cost of messages from one size on, up to the next piece."""
 
     start: float
     """Bytes of its smallest message; more than 0."""
@@ -71,11 +71,11 @@ class MessageCost:
 
     @property
     def least_latency(self) -> float:
-        """No message takes less."""
+        """The minimum over all sizes."""
         return min(self.seconds(line.start) for line in self.lines)
 
     def least_per_byte(self, apart: float = 0.0) -> float:
-        """No message takes less for each of its bytes, not even without ``apart`` seconds."""
+        """The minimum over all sizes; ``apart`` seconds of each message are left out."""
         starts = ((self.seconds(piece.start) - apart) / piece.start for piece in self.pieces)
         return max(min([*(line.seconds_per_byte for line in self.lines), *starts]), 0.0)
 
@@ -90,7 +90,7 @@ class MessageCost:
 
 @dataclass(frozen=True)
 class Machine:
-    """What messages and additions take. Raises ConfigurationError for what cannot be."""
+    """The costs of messages and additions. Raises ConfigurationError for impossible ones."""
 
     inside: MessageCost
     """Between two ranks of one node."""
@@ -99,10 +99,10 @@ class Machine:
     addition: float = 0.0
     """γ: seconds for each byte that arrives to be added."""
     shared: float | None = None
-    """Seconds per byte of a node's link to the network, each way: as ``between`` if not given,
-    never more."""
+    """Seconds per byte of a node's link to the network, each way: by default, and at most, those of
+    ``between``."""
     adding: MessageCost | None = None
-    """What adding a message takes, in place of ``addition``, if that depends on its size."""
+    """The cost of adding a message, in place of ``addition``, if it depends on the size."""
 
     def __post_init__(self) -> None:
         costs = [self.inside, self.between, *([self.adding] if self.adding else [])]

@@ -40,7 +40,7 @@ def pat(n: int, aggregation: int | None = None) -> Schedule:
     """Every chunk is summed along a binomial tree of its own; the trees share their messages.
 
     In the tree of chunk c rank c + s sends to c + s − 2^i, where 2^i is the lowest set bit of s. So
-    near ranks are heard first, when there is most to send: Bruck's all-gather, its dimensions
+    near ranks send first, when there is most to send: Bruck's all-gather, its dimensions
     reversed, played backwards. A rank packs into one message what it sends in a step for several
     trees. With ``aggregation=A`` these are at most A chunks (a power of two below it): the first
     steps serve A trees each, in turns; the last lg A steps halve their number.
@@ -92,7 +92,7 @@ def swing(n: int, variant: Literal["bandwidth", "latency"] = "bandwidth") -> Sch
             side = -1 if r % 2 else 1
             transfers += add_all(r, partner, {(r + side * chunk) % even for chunk in sent})
         if aside:
-            # Rank 0, which is in nobody's list, comes last.
+            # No step sends chunk 0, rank 0's own: the two swap in the last step.
             others = [*sent, *([0] if step == count_steps(even) - 1 else [])]
             transfers += [add(n - 1, other, other) for other in others]
             transfers += [add(other, n - 1, n - 1) for other in others]
@@ -113,8 +113,8 @@ def bine(n: int, variant: Literal["tree", "butterfly"] = "tree") -> Schedule:
     """Reduce along a binomial tree whose edges are 1, 1, 3, 5, 11, … long, and broadcast back.
 
     A rank's number is read to the base −2. After step s those go on whose lowest s + 2 digits are
-    equal: they hear the partner |ρ(s)| ranks away (Swing's). So a subtree lies on both sides of its
-    root, and fewer bytes leave a group of neighbours than in a binomial tree.
+    equal: they receive from the partner |ρ(s)| ranks away (Swing's). So a subtree lies on both
+    sides of its root, and fewer bytes leave a group of neighbours than in a binomial tree.
     2⌈lg n⌉ steps; bytes ⌈lg n⌉·S (the root's); 2⌈lg n⌉(α + Sβ) + ⌈lg n⌉Sγ. Halves (a reduce to rank
     0). Extra buffer: S. If n is no power of two, spare ranks first give theirs to a neighbour.
     ``variant=butterfly`` makes a reduce-scatter and an all-gather of the same pairs, whose chunks

@@ -1,4 +1,4 @@
-"""Who talks to whom, and about which chunks, in algorithms of swaps, PAT, Swing and Bine trees.
+"""Which ranks exchange which chunks, in algorithms of swaps, PAT, Swing and Bine trees.
 
 Apart from the algorithms, since their closed forms count the same pairs.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 def fold_ranks(n: int, kept: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """2^k of the ranks, and which spare ranks give all to which neighbour.
+    """2^k of the ranks, and the neighbour to which each spare rank gives all.
 
     Of two neighbours the odd rank goes on if ``kept`` is 1, the even one if it is 0.
     """
@@ -25,7 +25,7 @@ def powers_below(n: int) -> list[int]:
 
 
 def list_pat_steps(n: int, aggregation: int | None) -> list[tuple[int, range]]:
-    """Of each step of the reduce-scatter: how far messages go, and whose chunks they have.
+    """For each step of the reduce-scatter: how far messages go, and whose chunks they hold.
 
     Rank r sends to the rank that many places below it the chunks of the ranks r − s.
     """
@@ -52,7 +52,7 @@ def find_hop(step: int) -> int:
 
 
 def list_partners(n: int, step: int) -> list[int]:
-    """With whom each of an even number of ranks talks: even ones swing one way, odd ones back."""
+    """The partner of each of an even number of ranks: even ones swing one way, odd ones back."""
     hop = find_hop(step)
     return [(r - hop if r % 2 else r + hop) % n for r in range(n)]
 

@@ -137,7 +137,7 @@ def prove(schedule: Schedule) -> None:
 
 
 def prove_half(whole: Schedule, kind: Collective) -> Schedule:
-    """The half of an all-reduce that such a collective is made of (``halve``), proved.
+    """The half of an all-reduce (``halve``) that makes a collective of this kind, proved.
 
     Raises ScheduleError, which begins with "cannot be halved"; ValueError if no owners are
     named.
@@ -311,7 +311,7 @@ def tabulate(schedule: Schedule) -> tuple[list[int], Table]:
 def _list_cells(rows: Table, chunks: int) -> tuple[Table, Table, NDArray[np.bool_]]:
     """For each chunk of each transfer where it is read, where it goes, and whether it is added.
 
-    A place is the number of a rank, times ``chunks``, plus that of a chunk.
+    A place is a rank's number times ``chunks``, plus a chunk's number.
     """
     src, dst, lo, hi, reduce = rows.T
     lengths = hi - lo
@@ -336,7 +336,7 @@ def check_programs(programs: Sequence[Rounds]) -> None:
 
     What is checked: each rank goes through the steps in order, and for each pair of ranks the
     messages that one sends are those that the other expects, in the same order and in the same
-    steps. Then nobody waits for ever: let t be the first step that some rank never leaves. All
+    steps. Then no rank waits for ever: let t be the first step that some rank never leaves. All
     rounds before t are over, so every rank with a round t enters it and posts its receives. All
     sends of these rounds go to such rounds, so none blocks; all their receives are sent to by
     such rounds, so none lacks its message, and t is left by all.

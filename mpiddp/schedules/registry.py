@@ -104,7 +104,7 @@ def register(
 
 
 def adopt(source: str, run: Callable[[], object]) -> None:
-    """Note ``source`` for all that ``run`` registers; if it fails, nothing of it is registered."""
+    """Note ``source`` for all that ``run`` registers; if it fails, register nothing of it."""
     before = set(_algorithms)
     try:
         run()
@@ -166,7 +166,7 @@ def names(source: str | None = None) -> tuple[str, ...]:
     )
 
 
-def is_ours(choice: Choice) -> bool:
+def is_built_in(choice: Choice) -> bool:
     """Whether all that it is made of comes with this package: its schedule then depends on the
     arguments alone, and is the same in all processes.
     """
@@ -219,7 +219,7 @@ def _find_level(name: str, level: str, why: str, fits: Callable[[Algorithm], boo
 
 
 def check_servers(ranks: int, servers: int, *, dedicated: bool) -> None:
-    """Raise ConfigurationError unless so many of the ranks can be servers."""
+    """Raise ConfigurationError unless this number of the ranks can be servers."""
     # Dedicated servers leave at least one worker; one rank alone serves itself.
     most = max(1, ranks - 1 if dedicated else ranks)
     if not 1 <= servers <= most:
@@ -309,7 +309,7 @@ class Choice:
         nodes: Sequence[int] | None = None,
         order: Sequence[int] | None = None,
     ) -> Schedule:
-        """The half of the schedule that such a collective is made of, proved, in one segment.
+        """The half of the schedule that makes a collective of this kind, proved, in one segment.
 
         For a reduce or a reduce-scatter that is the first half, which is the one or the other.
         Raises ScheduleError and ConfigurationError as ``build``, and if there are no halves.

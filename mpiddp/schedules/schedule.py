@@ -182,7 +182,7 @@ def halve(schedule: Schedule) -> tuple[Schedule, Schedule]:
 def place(
     schedule: Schedule, ranks: int, where: Sequence[int], low: int = 0, scale: int = 1
 ) -> list[list[Transfer]]:
-    """The steps with rank r called ``where[r]`` and chunk c become ``low + c·scale`` and on.
+    """The steps with rank r called ``where[r]``; chunk c becomes ``scale`` from low + c·scale on.
 
     Raises ValueError if ``where`` does not name another rank below ``ranks`` for each of them.
     """
@@ -259,9 +259,9 @@ def segment(schedule: Schedule, count: int) -> Schedule:
 class Round(NamedTuple):
     """What a rank does in one step: it posts all receives, sends in order, waits for all.
 
-    Copies may land where they belong at once; what is to be added lands elsewhere, and is added
-    once all has been sent, in the order of ``receives``, which is that of the sources, with the
-    rank's own value in its place. Whether it has one to begin with, ``Schedule.contributors`` says.
+    Copies may land in place at once. What is to be added lands beside the buffer, and is added once
+    all has been sent, in the order of the sources (that of ``receives``), with the rank's own value
+    in its place, if it is one of ``Schedule.contributors``.
     """
 
     step: int

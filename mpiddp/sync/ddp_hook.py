@@ -22,11 +22,11 @@ from mpiddp.checkpoints.ddp_buckets import list_sparse
 from mpiddp.collectives import AUTO, BOTH, SHARED, TORCH
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.communicator import Communicator
-from mpiddp.collectives.planner import Request, Selection, select
+from mpiddp.collectives.planner import CallRequest, Selection, select
 from mpiddp.collectives.transport.operators import Operator, choose_accumulation
-from mpiddp.collectives.transport.shared_memory import find_shortage
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import current_session
+from mpiddp.process.memory_limits import find_shortage
 from mpiddp.schedules.proof import find_sums
 from mpiddp.schedules.schedule import Collective
 
@@ -86,7 +86,7 @@ class ScheduleHook:
         self.overlap = synchronization.overlap and self.can_overlap
         """May be changed between two steps, on all ranks alike."""
         self._wire_dtype = synchronization.wire_dtype
-        self._request = Request(
+        self._request = CallRequest(
             Collective.ALL_REDUCE,
             synchronization.algorithm,
             synchronization.transport,
@@ -103,7 +103,7 @@ class ScheduleHook:
         for transport in dict.fromkeys(transports):
             each = replace(selection, transport=transport)
             communicator.planner.ensure_messenger(each, on_gpu=on_gpu)
-        self._narrow_requests: dict[int, Request] = {}
+        self._narrow_requests: dict[int, CallRequest] = {}
         """By length of a bucket."""
         in_memory = any(transport in (SHARED, BOTH) for transport in transports)
         self._shares = in_memory and communicator.node_memory is not None and not on_gpu
@@ -147,7 +147,7 @@ class ScheduleHook:
         return self._count_bytes(tensor)
 
     def _average(
-        self, tensor: torch.Tensor, request: Request
+        self, tensor: torch.Tensor, request: CallRequest
     ) -> torch.futures.Future[torch.Tensor]:
         exchange = self._exchange
         exchange.sent_bytes += self._count_bytes(tensor)
@@ -184,7 +184,7 @@ class ScheduleHook:
 
         return self._average(wire, self._find_narrow_request(wire)).then(widen)
 
-    def _find_narrow_request(self, wire: torch.Tensor) -> Request:
+    def _find_narrow_request(self, wire: torch.Tensor) -> CallRequest:
         request = self._narrow_requests.get(wire.numel())
         if request is None:
             adds_once = find_sums(self._select(wire.numel(), wire).schedule).is_single

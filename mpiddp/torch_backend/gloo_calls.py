@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from mpiddp.torch_backend.calls import DESTROYED, CallQueue
+from mpiddp.torch_backend.call_queue import DESTROYED, CallQueue
 from mpiddp.torch_backend.members import Place, open_gloo
 from mpiddp.torch_backend.tensors import (
     Reduction,

@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 
 from mpiddp.collectives.communicator import Communicator
-from mpiddp.torch_backend.calls import CallQueue
+from mpiddp.torch_backend.call_queue import CallQueue
 from mpiddp.torch_backend.gloo_calls import GlooCalls
 from mpiddp.torch_backend.members import Place
 from mpiddp.torch_backend.monitored_barrier import MonitoredBarrier
@@ -25,15 +25,15 @@ from mpiddp.torch_backend.tensors import (
     find_root,
     is_waited_for,
     list_tensors,
+    make_error,
     read_options,
-    refuse,
 )
 from mpiddp.torch_internals import add_prefix, find_backend_base, keep_from_compiler, list_groups
 
 NAME = "mpiddp"
-PART_NAME = "mpiddp_part"
+CPU_BACKEND = "mpiddp_part"
 """Of the backend that stands beside others in a group."""
-PART_BASE = find_backend_base()
+BACKEND_BASE = find_backend_base()
 GROUP_BASE: Any = distributed.ProcessGroup
 
 
@@ -132,7 +132,7 @@ class _Calls:
         infers = torch.is_inference_mode_enabled()
         call = partial(self._own.all_reduce, found, reduction, infers)
         gloo = self._own.find_direct(found, reduction) if len(found) == 1 else None
-        start = gloo and partial(start_all_reduce, gloo, found[0], reduction)
+        start = partial(start_all_reduce, gloo, found[0], reduction) if gloo else None
         return self._calls.make("all_reduce", call, found, waits=waits, start=start)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
@@ -145,7 +145,7 @@ class _Calls:
         waits = is_waited_for(opts)
         call = partial(self._own.broadcast, found, root)
         gloo = self._own.find_direct(found) if len(found) == 1 else None
-        start = gloo and partial(start_broadcast, gloo, found[0], root)
+        start = partial(start_broadcast, gloo, found[0], root) if gloo else None
         return self._calls.make("broadcast", call, found, waits=waits, start=start)
 
     def reduce(self, tensors: Any, opts: Any = None, *values: Any, **options: Any) -> Any:
@@ -189,7 +189,7 @@ class _Calls:
         call = partial(self._own.gather, outputs, inputs)
         is_one = len(outputs) == 1 and outputs[0].numel()
         gloo = self._own.find_direct([*outputs, *inputs]) if is_one else None
-        start = gloo and partial(start_gather, gloo, outputs[0], inputs[0])
+        start = partial(start_gather, gloo, outputs[0], inputs[0]) if gloo else None
         return self._calls.make("all_gather_single", call, outputs, waits=waits, start=start)
 
     _allgather_base = all_gather_single
@@ -237,22 +237,24 @@ class _Calls:
             call = partial(self._monitored.pass_within, limit)
             return self._calls.make("barrier", call, [], waits=waits)
         gloo = self._own.find_direct([])
-        start = gloo and gloo.barrier
+        start = gloo.barrier if gloo else None
         return self._calls.make("barrier", self._own.barrier, [], waits=waits, start=start)
 
     def _check_rows(self, rows: list[Tensors], tensors: Tensors) -> None:
         """Each row has a tensor for each rank, that for this one as long as its own."""
         for row, own in zip(rows, tensors, strict=True):
             if len(row) != self._place.size:
-                raise refuse(f"{len(row)} tensors for {self._place.size} ranks")
+                raise make_error(f"{len(row)} tensors for {self._place.size} ranks")
             if (found := row[self._place.rank].numel()) != own.numel():
-                raise refuse(f"a tensor of {own.numel()} elements, and {found} in this rank's list")
+                raise make_error(
+                    f"a tensor of {own.numel()} elements, and {found} in this rank's list"
+                )
 
     def _check_parts(self, wholes: Tensors, parts: Tensors) -> None:
         """Each whole has room for the part of each rank."""
         for whole, part in zip(wholes, parts, strict=True):
             if whole.numel() != part.numel() * self._place.size or whole.dtype != part.dtype:
-                raise refuse(
+                raise make_error(
                     f"a tensor of {whole.numel()} {whole.dtype} for {self._place.size} × "
                     f"{part.numel()} {part.dtype}"
                 )
@@ -306,12 +308,12 @@ class _Calls:
 class Group(_Calls, GROUP_BASE):  # type: ignore[misc]
     """A process group, for tensors on CPUs alone.
 
-    Its calls need not go through C++, as those of a Part do: they are some 10 µs quicker, and their
-    works can be asked whether they are complete.
+    Its calls need not go through C++, as those of a CpuBackend do. They are some 10 µs quicker, and
+    their works can be asked whether they are complete.
     """
 
 
-class Part(_Calls, PART_BASE or object):  # type: ignore[misc]
+class CpuBackend(_Calls, BACKEND_BASE or object):  # type: ignore[misc]
     """The backend for CPUs of a group that has backends for other devices, from torch 2.14 on.
 
     torch passes on of its works wait() and get_future() only.
@@ -324,17 +326,17 @@ class Part(_Calls, PART_BASE or object):  # type: ignore[misc]
 
     @property
     def options(self) -> Any:
-        return PART_BASE.Options(NAME, self._timeout)
+        return BACKEND_BASE.Options(NAME, self._timeout)
 
-    def split(self, store: Any, ranks: list[int], options: Any) -> Part:
-        """The Part of a new group of these ranks of this one, as meshes of devices ask for."""
+    def split(self, store: Any, ranks: list[int], options: Any) -> CpuBackend:
+        """The backend of a new group of these ranks of this one, as meshes of devices ask for."""
         place, name = self._place, options.group_name
         if place.rank not in ranks:
             # torch crashes (SIGSEGV) on None, which would say that.
-            raise refuse(
+            raise make_error(
                 f"ranks {ranks} without rank {place.rank}: split_group must take each "
                 "rank into a group; new_group takes some"
             )
         members = tuple(place.ranks[rank] for rank in ranks)
         own = add_prefix(f"split/{name}", place.store)
-        return Part(Place(own, ranks.index(place.rank), members, options._timeout, name))
+        return CpuBackend(Place(own, ranks.index(place.rank), members, options._timeout, name))

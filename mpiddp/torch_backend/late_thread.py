@@ -1,4 +1,4 @@
-"""A thread that does what nobody else has done in time."""
+"""A thread that does work which no other thread has done in time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LateThread:
     """Calls ``work`` in its own thread, some time after ``set``, unless ``cancel`` is called first.
 
     A timer of the kernel wakes it (timerfd): to set one takes a microsecond, where to wake a thread
-    at once takes some 50, and takes a core and the interpreter's lock from who does the work.
+    at once takes some 50, and takes a core and the interpreter's lock from the thread that works.
     """
 
     def __init__(self, work: Callable[[], object], name: str) -> None:
@@ -62,7 +62,7 @@ class LateThread:
         call_at_exit(lambda: (found := close()) and found())
 
     def set(self, seconds: float) -> None:
-        """Have the work done after so many seconds, in place of what was set before.
+        """Have the work done after this time, in place of what was set before.
 
         After ``close`` the calling thread does it at once.
         """

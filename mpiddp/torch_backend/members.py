@@ -33,8 +33,8 @@ from mpiddp.torch_internals import add_prefix, make_gloo
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 MOST_TAGS = 1 << 15
 """MPI promises tags up to 32767."""
-LONGEST_LOOK = 0.02
-"""Longest time between two looks into the store, in seconds."""
+LONGEST_PAUSE = 0.02
+"""Seconds between two looks into the store, at most."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class Place:
         return len(self.ranks)
 
     def wait_for(self, key: str, seconds: float) -> bool:
-        """Whether the key is set in the store within so many seconds.
+        """Whether the key is set in the store within this time.
 
         Not store.wait(), in which the store keeps out this process's other threads: two groups that
         two threads use would wait for each other.
         """
-        return wait_until(partial(self.store.check, [key]), seconds, LONGEST_LOOK)
+        return wait_until(partial(self.store.check, [key]), seconds, LONGEST_PAUSE)
 
 
 class StoreChannel:
@@ -107,7 +107,7 @@ class StoreChannel:
 
 
 def _pack(value: Any) -> Any:
-    """As JSON has it: nobody who reaches the store can have code run."""
+    """For JSON: what is read from the store must not be able to run code."""
     if is_dataclass(value):
         return [_pack(getattr(value, field.name)) for field in fields(value)]
     if isinstance(value, bytes):

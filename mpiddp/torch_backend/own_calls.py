@@ -13,7 +13,7 @@ from torch import distributed
 
 from mpiddp.collectives import SHARED, TORCH
 from mpiddp.collectives.communicator import Communicator, tell_autograd
-from mpiddp.collectives.planner import Request
+from mpiddp.collectives.planner import CallRequest
 from mpiddp.collectives.transport.operators import name_type
 from mpiddp.process.cpus import count_cores
 from mpiddp.schedules.schedule import Collective
@@ -23,23 +23,23 @@ from mpiddp.torch_internals import fill, infer, set_gloo_timeout
 
 
 @cache
-def _request(kind: Collective, operator: str = "sum", root: int = 0) -> Request:
+def _request(kind: Collective, operator: str = "sum", root: int = 0) -> CallRequest:
     """One object for equal calls, since plans are kept for the object."""
-    return Request(kind, root=root, operator=operator)
+    return CallRequest(kind, root=root, operator=operator)
 
 
 _IN_MEMORY = {
-    operator: Request(Collective.REDUCE_SCATTER, "direct", SHARED, operator=operator)
+    operator: CallRequest(Collective.REDUCE_SCATTER, "direct", SHARED, operator=operator)
     for operator in set(OPERATORS.values())
 }
 """Reduce-scatters in which each rank writes only its own part."""
 
 
-WHOLE = 1 << 10
+SMALL_BYTES = 1 << 10
 """Bytes below which Gloo's all-reduce is quicker than a reduce-scatter over its connections."""
 SOON, LATER = 2e-4, 1e-2
-"""Seconds before a thread begins a call that nobody waits for: if there are cores for such threads,
-and if there are none, where it would take turns with the backward pass on each rank's core."""
+"""Seconds before a thread begins a call that no other waits for: if there are cores for such
+threads; and if there are none, so that it would share a core with the backward pass."""
 SWAPPED = 1 << 16
 """Elements that are exchanged at a time."""
 
@@ -54,9 +54,9 @@ class OwnCalls:
         """False while the communicator is being made, and if that has failed."""
         self._gloo: Any = None
         self._goes_through_gloo = False
-        """Whether each message would; known after the first call."""
+        """Whether each message does; known after the first call."""
         self.delay = SOON
-        """Seconds before a thread begins a call that nobody waits for."""
+        """SOON or LATER."""
 
     def find_communicator(self) -> Communicator:
         """Made by the first call, in which all ranks take part."""
@@ -151,8 +151,8 @@ class OwnCalls:
             self.find_communicator().barrier()
 
     def all_reduce(self, tensors: Tensors, reduction: Reduction, infers: bool = False) -> None:
-        """``infers``: whether the program is in inference mode, as it then is in the same call on
-        the same memory."""
+        """``infers``: whether the program is in inference mode: a call is remembered for
+        that mode alone."""
         request = _request(Collective.ALL_REDUCE, reduction.name)
         communicator, gloo = self.find_communicator(), self._find_whole(reduction)
         for tensor in tensors:
@@ -231,7 +231,7 @@ class OwnCalls:
         target = output.detach()
         if reduction.factor is not None or communicator.layout.transports[0] != SHARED:
             copy = source.clone()
-            if source.nbytes < WHOLE and self._find_whole(reduction) is not None:
+            if source.nbytes < SMALL_BYTES and self._find_whole(reduction) is not None:
                 self.all_reduce([copy], reduction)
             else:
                 reduction.scale(copy)

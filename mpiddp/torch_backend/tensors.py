@@ -19,7 +19,7 @@ OPERATORS = {**operators.OPERATORS, Operators.PREMUL_SUM: "sum"}
 """mpiddp's names of torch's operators."""
 ADDED = frozenset(TYPES)
 GLOO_TYPES = (*TYPES, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128)
-"""Types with sums: mpiddp adds those of TYPES, Gloo the others."""
+"""Types that have sums: mpiddp adds TYPES, Gloo the others."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Reduction:
         for tensor in tensors:
             if tensor.dtype not in GLOO_TYPES or kind in (Operators.AVG, Operators.PREMUL_SUM):
                 what = f"{kind.name} of {tensor.dtype}"
-                raise refuse(f"{what}, which neither mpiddp nor Gloo computes")
+                raise make_error(f"{what}, which neither mpiddp nor Gloo computes")
 
 
 _REDUCTIONS = {
@@ -62,7 +62,7 @@ _REDUCTIONS = {
     for kind in Operators.RedOpType.__members__.values()
     if kind != Operators.PREMUL_SUM
 }
-"""By the hash of a ReduceOp, which is that of its kind: to ask for the kind takes four times as
+"""By the hash of a ReduceOp, which is its kind's hash: to ask for the kind takes four times as
 long."""
 _KINDS = (Operators, Operators.RedOpType)
 
@@ -102,7 +102,7 @@ def list_tensors(tensors: Any, *, dense: bool = True) -> Tensors:
     for tensor in found:
         check_tensor(tensor)
         if dense and tensor.layout is not torch.strided:
-            raise refuse(f"a tensor of layout {tensor.layout}, and needs a dense one")
+            raise make_error(f"a tensor of layout {tensor.layout}, and needs a dense one")
     return found
 
 
@@ -127,13 +127,13 @@ def copy_contiguous(value: Any) -> Any:
 
 def check_tensor(tensor: torch.Tensor) -> None:
     if not tensor.is_cpu:
-        raise refuse(
+        raise make_error(
             f"a tensor on {tensor.device}, and backend mpiddp works on CPU tensors: make a "
             'group for GPUs, new_group(backend="nccl"); torch 2.14 has "cpu:mpiddp,cuda:nccl"'
         )
 
 
-def refuse(what: str) -> Exception:
+def make_error(what: str) -> Exception:
     return distributed.DistBackendError(f"mpiddp: this call has {what}")
 
 

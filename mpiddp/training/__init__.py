@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpiddp.training.data.data import DataSet, IterableStyle, MapStyle, Split
+    from mpiddp.training.data.data_sets import DataSet, IterableStyle, MapStyle, Split
     from mpiddp.training.data.samples import Batch
     from mpiddp.training.records.metrics import Row
     from mpiddp.training.script_trainer import Trainer
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "DataSet", "IterableStyle", "MapStyle", "Row", "Split", "Task", "Trainer"]
 
+_DATA_SETS = ("DataSet", "IterableStyle", "MapStyle", "Split")
 _HOMES = {
-    **dict.fromkeys(("DataSet", "IterableStyle", "MapStyle", "Split"), "mpiddp.training.data.data"),
+    **dict.fromkeys(_DATA_SETS, "mpiddp.training.data.data_sets"),
     "Batch": "mpiddp.training.data.samples",
     "Row": "mpiddp.training.records.metrics",
     "Task": "mpiddp.training.task.task",

@@ -14,19 +14,18 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from mpiddp.errors import SUCCESS
 from mpiddp.files import write_whole
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.training.data.batches import EvaluationBatches
-from mpiddp.training.data.data import EVALUATION, DataSet
+from mpiddp.training.data.data_sets import EVALUATION, DataSet
 from mpiddp.training.data.samples import Batch, Key, Samples
 from mpiddp.training.data.structure import call_model, count_samples, map_leaves
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.preparation import Training, agree, load_initial, share_evaluation
 from mpiddp.training.records import metrics
-from mpiddp.training.reports import report_left_out, say
-from mpiddp.training.shared_run import abandoned_after_error, enter_run, leave_run
+from mpiddp.training.run_output import report_left_out, say
+from mpiddp.training.shared_run import after_error, enter_run
 from mpiddp.training.step.divergence import refuse_divergence
 from mpiddp.training.step.precision import Precision
 from mpiddp.training.task.loading import choose_reading, choose_samples, load_on_all, read_first
@@ -42,7 +41,7 @@ from mpiddp.training.wrapping.engine import compile_model
 
 PREDICTIONS = "predictions.csv"
 
-Row: TypeAlias = tuple[int, int, float] | tuple[float]
+PredictionRow: TypeAlias = tuple[int, int, float] | tuple[float]
 """Of a sample: its class, the predicted one, and the loss; or the loss alone, of a task without
 classes."""
 
@@ -99,19 +98,19 @@ def evaluate_only(
     task, configuration = find_task(configuration, None)
     agree(configuration, session)
     average, parts = predict_all(configuration, task, session)
-    run, _ = enter_run(configuration, session, failure_handler)
-    with abandoned_after_error(run):
-        if run is not None:
-            path = run.path / PREDICTIONS
+    run = enter_run(configuration, session, failure_handler)
+    with after_error(run.abandon):
+        if session.world.rank == 0:
+            path = run.state.directory / PREDICTIONS
             write_predictions(path, parts)
             say(session, describe(average, path))
-        leave_run(run, failure_handler, SUCCESS, "done")
+        run.leave()
     return average
 
 
 def predict_all(
     configuration: Configuration, task: Task, session: Session
-) -> tuple[metrics.Average, list[list[tuple[int, Row]]]]:
+) -> tuple[metrics.Average, list[list[tuple[int, PredictionRow]]]]:
     """Predict the test samples with the weights of ``configuration``; collective.
 
     Ranks do not wait for each other before all have finished. Returns the averages over all
@@ -126,7 +125,7 @@ def predict_all(
     model = loaded.model
     batches = share_evaluation(loaded.tests, session, choose_reading(configuration, session))
     totals = metrics.Totals(device, add_test_metrics(task, loaded.data.classes).metrics)
-    rows, targets = list[Row](), None
+    rows, targets = list[PredictionRow](), None
     model.eval()
     with torch.no_grad(), precision.autocast():
         for batch in batches:
@@ -196,7 +195,7 @@ def _take(place: int, outputs: Any, targets: Any) -> tuple[Any, Any]:
     return tree_map_only(torch.Tensor, take, outputs), map_leaves(take, targets)
 
 
-def _make_rows(outputs: Any, targets: Any, losses: torch.Tensor) -> Iterator[Row]:
+def _make_rows(outputs: Any, targets: Any, losses: torch.Tensor) -> Iterator[PredictionRow]:
     are_single = isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor)
     if are_single and (outputs.ndim, targets.ndim) == (2, 1) and not targets.is_floating_point():
         classes = outputs.argmax(dim=1)
@@ -205,7 +204,7 @@ def _make_rows(outputs: Any, targets: Any, losses: torch.Tensor) -> Iterator[Row
         yield from zip(losses.tolist(), strict=True)
 
 
-def write_predictions(path: Path, parts: list[list[tuple[int, Row]]]) -> None:
+def write_predictions(path: Path, parts: list[list[tuple[int, PredictionRow]]]) -> None:
     """Write a row for each sample, in the order of the data set. Raises OSError."""
     rows = sorted(each for part in parts for each in part)
     has_classes = any(len(row) > 1 for _, row in rows)

@@ -16,13 +16,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from mpiddp.errors import SUCCESS, ConfigurationError
+from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
-from mpiddp.sync.parameter_server.roles import Serving
-from mpiddp.training.data.data import Split
+from mpiddp.sync.parameter_server.serving import Serving
+from mpiddp.training.data.data_sets import Split
 from mpiddp.training.data.factories import call_factory, failed, find_factory
-from mpiddp.training.data.reading import Reading
+from mpiddp.training.data.reading import BatchReading
 from mpiddp.training.data.samples import Samples
 from mpiddp.training.data.structure import (
     FormError,
@@ -34,8 +34,8 @@ from mpiddp.training.data.structure import (
 from mpiddp.training.evaluation import PREDICTIONS, fill_up, load_model, write_rows
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.preparation import Training, agree, share_evaluation
-from mpiddp.training.reports import say
-from mpiddp.training.shared_run import abandoned_after_error, enter_run, leave_run
+from mpiddp.training.run_output import say
+from mpiddp.training.shared_run import after_error, enter_run
 from mpiddp.training.step.precision import Precision
 from mpiddp.training.step.step import Engine
 from mpiddp.training.task.loading import choose_reading
@@ -68,7 +68,7 @@ class Predictor:
     form: Any
     """Of a sample's inputs."""
     session: Session
-    reading: Reading
+    reading: BatchReading
     precision: Precision
     engine: Engine | None = None
     """Of the training whose model it is."""
@@ -211,13 +211,13 @@ def predict_only(
     assert configuration.predict is not None
     samples = read_samples(configuration.predict)
     outputs = load_predictor(configuration, task, session).predict(samples)
-    run, _ = enter_run(configuration, session, failure_handler)
-    with abandoned_after_error(run):
-        if run is not None:
-            path = run.path / PREDICTIONS
+    run = enter_run(configuration, session, failure_handler)
+    with after_error(run.abandon):
+        if session.world.rank == 0:
+            path = run.state.directory / PREDICTIONS
             write_outputs(path, task, outputs)
             say(session, f"Prediction done: {count_noun(len(samples), 'sample')} in {path}")
-        leave_run(run, failure_handler, SUCCESS, "done")
+        run.leave()
 
 
 def read_samples(reference: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -10,27 +11,23 @@ import torch
 from torch import nn
 
 from mpiddp import environment
-from mpiddp.checkpoints.plain_weights import Selection, load_weights
+from mpiddp.checkpoints.plain_weights import WeightSelection, load_weights
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.exported_variables import export_for_good
 from mpiddp.launch.session import Session
 from mpiddp.process.streams.output import refuse_absent_ranks
 from mpiddp.schedules.plans.loading import find_digest
-from mpiddp.sync.parameter_server.roles import Roles, Serving
+from mpiddp.sync.parameter_server.serving import Roles, Serving
 from mpiddp.training.data.batches import (
-    BatchSource,
     Cut,
     EvaluationBatches,
-    FollowedBatches,
-    SharedBatches,
     TrainingBatches,
     check_share,
     make_evaluation_batches,
     make_training_batches,
 )
-from mpiddp.training.data.data import DataSet
-from mpiddp.training.data.reading import Reading
+from mpiddp.training.data.data_sets import DataSet
+from mpiddp.training.data.reading import BatchReading
 from mpiddp.training.data.samples import Batch, Samples
 from mpiddp.training.data.seeding import mix_seed, seed_generators
 from mpiddp.training.data.structure import find_form, find_shape, list_leaves
@@ -39,18 +36,17 @@ from mpiddp.training.options.groups.checkpoints import CheckpointOptions
 from mpiddp.training.options.groups.data import AUTO_BATCH
 from mpiddp.training.options.groups.parallelism import ParallelismOptions
 from mpiddp.training.options.groups.straggler import Slowdown, check_straggler, parse_straggler
-from mpiddp.training.options.groups.synchronisation import PARAMETER_SERVER
 from mpiddp.training.step.learning_rate import LearningRate, make_learning_rate
-from mpiddp.training.step.optimizer_step import GuardedUpdate, make_dense, make_optimizer
+from mpiddp.training.step.optimizer_step import make_dense, make_optimizer
 from mpiddp.training.step.precision import Precision
 from mpiddp.training.step.step import Engine, Forward, split_batch
 from mpiddp.training.task.loading import choose_reading, choose_samples, load_on_all, read_first
 from mpiddp.training.task.task import Task, add_test_metrics, build_model, check_task, choose_loss
 from mpiddp.training.wrapping import overlap
 from mpiddp.training.wrapping.engine import EngineParts, recompute_some, start_engine
-from mpiddp.training.wrapping.parallel import find_bound, find_roles
 from mpiddp.training.wrapping.parameters import check_parameters
 from mpiddp.training.wrapping.rehearsal import rehearse, takes_one_sample, time_pass
+from mpiddp.training.wrapping.shared_model import find_roles
 
 WORKSPACE = ":4096:8"
 """Of cuBLAS, with which its results do not depend on what else runs (cuBLAS, Reproducibility)."""
@@ -65,7 +61,6 @@ class Training:
     configuration: Configuration
     task: Task
     session: Session
-    failure_handler: FailureHandler
     engine: Engine
     pace: overlap.Pace | None
     """Time of a pass with overlap and without, if it was measured."""
@@ -73,7 +68,7 @@ class Training:
     """Ranks that compute."""
     roles: Roles | None
     """Of ranks with parameter servers."""
-    batches: BatchSource
+    batches: TrainingBatches
     evaluation: EvaluationBatches
     tested: Task
     """The task with the metrics of test samples."""
@@ -128,26 +123,28 @@ def prepare(
     configuration: Configuration,
     task: Task,
     session: Session,
-    failure_handler: FailureHandler,
+    fail: Callable[[BaseException], object],
     taken: int | None = None,
 ) -> Training:
     """Load the task's data, build its model, and join the ranks; collective.
 
-    The training's configuration has what was left to be chosen by measurement. ``taken``: samples
-    of its first epoch that earlier attempts have trained on; None if it does not go on from any.
+    The training's configuration has what was left to be chosen by measurement. ``fail`` is called
+    with the error that ends a parameter server's thread. ``taken``: samples of its first epoch that
+    earlier attempts have trained on; None if it does not go on from any.
 
     Raises ConfigurationError for what does not go together.
     """
     world = session.world
-    roles, workers = _assign(configuration, world.size)
+    roles = find_roles(configuration, world.size)
+    workers = tuple(range(world.size)) if roles is None else roles.workers
     data = load_on_all(configuration, task, session)
     train, test = choose_samples(configuration, data, session.device)
     set_determinism(configuration.deterministic)
-    configuration, notes = _settle_batch_size(configuration, task, data, train, session)
+    configuration, notes = _settle_batch_size(configuration, task, data, train, session, workers)
     cut = _make_cut(configuration, len(data.train), world.rank, workers)
     reading = choose_reading(configuration, session)
-    static = make_training_batches(train, cut, reading)
-    rate = make_learning_rate(configuration, static.count(), cut.step_samples, task.schedule)
+    batches = make_training_batches(train, cut, reading)
+    rate = make_learning_rate(configuration, batches.count(), cut.step_samples, task.schedule)
     batch = read_first(train, configuration.batch_size, session)
     seed_generators(configuration.seed)
     module = _build(configuration, task, data, session)
@@ -161,9 +158,8 @@ def prepare(
         raise ConfigurationError(problem)
     start = EngineParts(module, forward, batch, rate, task.optimizer)
     slowdown = _make_slowdown(configuration, start, cut.rank, workers)
-    configuration, engine, pace = start_engine(
-        configuration, session, roles, start, failure_handler.fail
-    )
+    configuration, engine, pace = start_engine(configuration, session, roles, start, fail)
+    batches = _follow_workers(batches, engine, computes=world.rank in workers)
     # From here on ranks draw differently: their samples are to meet different dropout masks.
     seed_generators(mix_seed(configuration.seed, world.rank))
     return Training(
@@ -173,12 +169,11 @@ def prepare(
         targets=batch.targets,
         form=find_form(batch.inputs),
         session=session,
-        failure_handler=failure_handler,
         engine=engine,
         pace=pace,
         workers=workers,
         roles=roles,
-        batches=_choose_batches(configuration, static, engine.update, world.rank in workers),
+        batches=batches,
         evaluation=share_evaluation(test, session, reading),
         rate=rate,
         slowdown=slowdown,
@@ -186,20 +181,21 @@ def prepare(
     )
 
 
-def share_evaluation(samples: Samples, session: Session, reading: Reading) -> EvaluationBatches:
+def share_evaluation(
+    samples: Samples, session: Session, reading: BatchReading
+) -> EvaluationBatches:
     """This rank's batches of samples that are not trained on."""
     cut = Cut(EVALUATION_BATCH, session.world.rank, session.world.size)
     return make_evaluation_batches(samples, cut, reading)
 
 
-def _assign(configuration: Configuration, ranks: int) -> tuple[Roles | None, tuple[int, ...]]:
-    """Roles, if some ranks serve, and the ranks that compute. Raises ConfigurationError."""
-    roles = find_roles(configuration, ranks)
-    return roles, roles.workers if roles is not None else tuple(range(ranks))
-
-
 def _settle_batch_size(
-    configuration: Configuration, task: Task, data: DataSet, samples: Samples, session: Session
+    configuration: Configuration,
+    task: Task,
+    data: DataSet,
+    samples: Samples,
+    session: Session,
+    workers: tuple[int, ...],
 ) -> tuple[Configuration, list[str]]:
     """The configuration with the batch size that fits, if that is open. Collective."""
     if configuration.batch_size != AUTO_BATCH:
@@ -207,7 +203,6 @@ def _settle_batch_size(
     # Here, since few runs need it.
     from mpiddp.training.wrapping import batch_size
 
-    _, workers = _assign(configuration, session.world.size)
     check_share(len(data.train), len(workers), configuration.accumulation_steps)
     trial = None
     if session.world.rank in workers:
@@ -253,7 +248,7 @@ def load_initial(module: nn.Module, options: CheckpointOptions) -> str:
     if options.weights is None:
         return ""
     skipped = tuple(each for each in options.weights_except.split(",") if each)
-    return load_weights(module, options.weights, Selection(options.weights_prefix, skipped))
+    return load_weights(module, options.weights, WeightSelection(options.weights_prefix, skipped))
 
 
 def _make_cut(
@@ -267,15 +262,12 @@ def _make_cut(
 
 
 def _find_single_sample(configuration: Configuration, cut: Cut, samples: int, taken: int) -> str:
-    """What to say if some forward pass has one sample, and that is too few; else nothing."""
+    """The message if some forward pass has a single sample; empty if none has."""
     passes = configuration.accumulation_steps
     if cut.batch_size // passes == 1:
         name = "batch_size" if passes == 1 else "accumulation_steps"
         where, advice = f"{name}: each forward pass", "give a larger --batch-size"
     else:
-        if configuration.sync == PARAMETER_SERVER and find_bound(configuration) is None:
-            # Each batch is a step.
-            cut = replace(cut, ranks=1)
         if cut.find_smallest(samples) // passes < 2:
             where = f"last_batch: step {cut.count(samples)} of each epoch, on some rank,"
             advice = "give --last-batch drop, or another --batch-size"
@@ -328,15 +320,11 @@ def _make_slowdown(
     return Slowdown(straggler, place, workers, configuration.seed, seconds, device)
 
 
-def _choose_batches(
-    configuration: Configuration, static: TrainingBatches, update: GuardedUpdate, computes: bool
-) -> BatchSource:
-    """Workers without a bound take batches in turns; all others have their own."""
-    if not isinstance(update, Serving):
-        return static
-    shared = SharedBatches(static.reader, static.share, lambda: update.ticket)
-    source = shared if find_bound(configuration) is None else static
-    return source if computes else FollowedBatches(source, update.follow_steps)
+def _follow_workers(batches: TrainingBatches, engine: Engine, *, computes: bool) -> TrainingBatches:
+    """The batches; on a rank that only serves, what follows its workers'."""
+    if isinstance(engine.update, Serving) and not computes:
+        return replace(batches, follow=engine.update.follow_steps)
+    return batches
 
 
 def set_determinism(is_wanted: bool) -> None:

@@ -14,12 +14,12 @@ from mpiddp.launch.session import Session
 from mpiddp.training.records.history import STAGES
 from mpiddp.training.records.metrics import Row
 from mpiddp.training.records.network import Network
-from mpiddp.training.step.stages import Costs, Stage
+from mpiddp.training.step.stages import Costs, StepStage
 
 SLOW = 1.5
-"""How many times as long as the others' median a rank's own work takes that is told."""
+"""A rank is reported if its own work takes this many times the others' median."""
 SHORTEST = 0.5
-"""Seconds of an epoch below which a difference is not told."""
+"""Seconds of an epoch; a smaller difference is not reported."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class RankCosts:
     @property
     def waiting(self) -> float:
         """Seconds of a step."""
-        return self.costs.seconds[Stage.COMMUNICATION] / self.costs.steps
+        return self.costs.seconds[StepStage.COMMUNICATION] / self.costs.steps
 
     @property
     def reading(self) -> float:
         """Seconds of a step, with transforming."""
         seconds = self.costs.seconds
-        return (seconds[Stage.READ] + seconds[Stage.TRANSFORM]) / self.costs.steps
+        return (seconds[StepStage.READ] + seconds[StepStage.TRANSFORM]) / self.costs.steps
 
     @property
     def computing(self) -> float:
@@ -118,8 +118,7 @@ def _average(seconds: Sequence[Sequence[float]]) -> dict[str, float]:
 def describe_slow_rank(found: Sequence[RankCosts]) -> str | None:
     """The console's line on the rank that the others wait for; None if there is none.
 
-    It is the one that waits least, and its own work takes `SLOW` times as long as the median of the
-    others. If nobody waits long, nobody holds up the others.
+    It is the rank that waits least, if its own work takes `SLOW` times the median of the others'.
     """
     workers = [rank for rank, each in enumerate(found) if each.costs.steps]
     if len(workers) < 2:

@@ -24,10 +24,10 @@ from mpiddp.training.prediction import Predictor, load_predictor, make_predictor
 from mpiddp.training.preparation import Training, agree
 from mpiddp.training.records.metrics import Row
 from mpiddp.training.records.run_directory import find_path
-from mpiddp.training.reports import say
+from mpiddp.training.run_output import say
 from mpiddp.training.shared_run import describe_finished, find_finished
 from mpiddp.training.task.task import Task, find_task, name_own
-from mpiddp.training.trainer import Handlers, Step, run_steps
+from mpiddp.training.trainer import RunHandlers, Step, run_steps
 
 COMMAND_ONLY = ("task", "evaluate_only", "log_dir", "console", "label", "quiet", "debug")
 """Options of commands: a script has its output and its task already, and has imported torch."""
@@ -105,7 +105,7 @@ class Trainer:
 
         def run() -> Generator[Step, None, None]:
             self.session.do_postponed()
-            # Whoever leaves the loop may keep the iterator, and nobody closes it then.
+            # A script that leaves its loop may keep the iterator, which is not closed then.
             self.session.postpone(partial(_leave, steps))
             with named_as_keywords():
                 yield from self._take_steps()
@@ -171,7 +171,7 @@ class Trainer:
             self._predictor = None
             return
         try:
-            handlers = Handlers(handler, self._signals, self._note)
+            handlers = RunHandlers(handler, self._signals, self._note)
             self.row = yield from run_steps(configuration, task, self.session, handlers)
         except PreemptedError as error:
             self.session.close()

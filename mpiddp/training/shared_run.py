@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mpiddp.checkpoints.plain_weights import check_format
-from mpiddp.checkpoints.storage.manifest import CHECKPOINTS, CONFIGURATION, make_name
+from mpiddp.checkpoints.storage.manifest import CONFIGURATION, make_name
 from mpiddp.collectives.tuning import find_table_path, read_table
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
@@ -24,13 +24,15 @@ from mpiddp.training.records.metrics import Row, describe_test
 from mpiddp.training.records.metrics_file import read_last_row
 from mpiddp.training.records.run_directory import RunDirectory
 from mpiddp.training.records.trackers import check_library
-from mpiddp.training.reports import say
-from mpiddp.training.training_state import (
+from mpiddp.training.resuming import (
     describe_changes,
+    find_directory,
     keep_measured,
     list_changed,
     name_values,
 )
+from mpiddp.training.run_output import say
+from mpiddp.training.run_state import DONE, RunEnd, RunState
 from mpiddp.wording import count_noun
 
 TUNING = "tuning.json"
@@ -38,7 +40,31 @@ TUNING = "tuning.json"
 
 
 @dataclass(frozen=True)
-class Finished:
+class SharedRun:
+    """One rank's part of a run that has begun."""
+
+    opened: RunDirectory | None
+    """On rank 0."""
+    state: RunState
+    failure_handler: FailureHandler
+
+    def leave(self, end: RunEnd = DONE) -> None:
+        """Write the outcome, on rank 0."""
+        if self.opened is not None:
+            self.failure_handler.finish(end.code, end.reason)
+            self.opened.close()
+
+    def abandon(self) -> None:
+        """Let this process open the run again after an error.
+
+        Other jobs cannot: the run stays locked while the failure handler writes, until the end.
+        """
+        if self.opened is not None:
+            self.opened.abandon()
+
+
+@dataclass(frozen=True)
+class FinishedRun:
     """A run that has ended well."""
 
     row: Row | None
@@ -46,15 +72,15 @@ class Finished:
     reason: str
     """Why it has ended."""
     checkpoint: Path
-    """Of its last step, unless it was to have none."""
+    """Of its last step; not there if the run makes none."""
 
 
 def find_finished(
     configuration: Configuration, session: Session, failure_handler: FailureHandler
-) -> Finished | None:
-    """How this run has ended, if an earlier job has finished it; collective.
+) -> FinishedRun | None:
+    """How an earlier job has finished this run; collective.
 
-    None for any other run, also for one of this very job, and unless ``resume`` is "auto".
+    None if none has, if it was this job, and unless ``resume`` is "auto".
 
     Raises ConfigurationError on all ranks if options that decide the result were others.
     """
@@ -69,11 +95,11 @@ def find_finished(
     answer = session.broadcast(answer)
     if isinstance(answer, ConfigurationError):
         raise answer
-    found: Finished | None = answer
+    found: FinishedRun | None = answer
     return found
 
 
-def _read_finished(path: Path, configuration: Configuration) -> Finished | None:
+def _read_finished(path: Path, configuration: Configuration) -> FinishedRun | None:
     outcome = run_directory.find_success(path)
     if outcome is None:
         return None
@@ -95,11 +121,13 @@ def _read_finished(path: Path, configuration: Configuration) -> Finished | None:
             f"the run {path} has finished with other options ({listed}), and is not overwritten: "
             "choose another name; with resume=PATH it goes on from a checkpoint of this run"
         )
-    folder = configuration.checkpoint_dir or path / CHECKPOINTS
-    return Finished(row, str(outcome.get("reason")), folder / make_name(outcome.get("step") or 0))
+    folder = find_directory(configuration, path)
+    return FinishedRun(
+        row, str(outcome.get("reason")), folder / make_name(outcome.get("step") or 0)
+    )
 
 
-def describe_finished(finished: Finished, configuration: Configuration) -> str:
+def describe_finished(finished: FinishedRun, configuration: Configuration) -> str:
     """The console's line on a run that is not trained again."""
     row, found = finished.row, finished.reason
     if row is not None and row.test_loss is not None:
@@ -114,13 +142,12 @@ def enter_run(
     session: Session,
     failure_handler: FailureHandler,
     taken: int | None = None,
-) -> tuple[RunDirectory | None, Path]:
+) -> SharedRun:
     """Open the run on rank 0, and tell all ranks and their failure handlers where it is.
 
     ``taken``: samples of its first epoch that were trained on before; None if it is new.
 
-    Returns the opened directory on rank 0, None on others, and its path; collective. Raises
-    ConfigurationError on all ranks.
+    Collective. Raises ConfigurationError on all ranks.
     """
 
     def pause(seconds: float) -> None:
@@ -150,12 +177,14 @@ def enter_run(
         except ConfigurationError as error:
             answer = error
     answer = session.broadcast(answer)
-    while answer is None:  # Rank 0 waits for an earlier attempt's lock, and says so in time.
+    while answer is None:  # Rank 0 waits for an earlier attempt's lock; the others for rank 0.
         answer = session.broadcast(answer)
     if isinstance(answer, ConfigurationError):
         raise answer
-    failure_handler.enter_run(*answer)
-    return run, answer[0]
+    directory, attempt = answer
+    state = RunState(directory, attempt, failure_handler.note_step)
+    failure_handler.enter_run(directory, state)
+    return SharedRun(run, state, failure_handler)
 
 
 def keep_table(folder: Path) -> str:
@@ -181,29 +210,12 @@ def keep_table(folder: Path) -> str:
 
 
 @contextmanager
-def abandoned_after_error(run: RunDirectory | None) -> Iterator[list[Callable[[], None]]]:
-    """Let this process open the run again after an error in the body.
-
-    Other jobs cannot: the run stays locked while the failure handler writes, until the end.
-    The yielded list takes what else is to be called then.
-    """
-    after_error: list[Callable[[], None]] = []
+def after_error(act: Callable[[], object]) -> Iterator[None]:
+    """Call ``act`` after an error in the body."""
     try:
-        yield after_error
+        yield
     except GeneratorExit:
         raise  # The script has left its loop; the run ends when the session does.
     except BaseException:
-        for work in after_error:
-            work()
-        if run is not None:
-            run.abandon()
+        act()
         raise
-
-
-def leave_run(
-    run: RunDirectory | None, failure_handler: FailureHandler, code: int, reason: str
-) -> None:
-    """Write the outcome, on rank 0."""
-    if run is not None:
-        failure_handler.finish(code, reason)
-        run.close()

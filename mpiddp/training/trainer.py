@@ -1,50 +1,48 @@
-"""The training loop: the same on every rank; rank 0 also writes files and the console."""
+"""The training loop: the same on every rank. Rank 0 also writes files and the console."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
-from mpiddp.errors import SUCCESS, ConfigurationError, MpiddpError, PreemptedError
+from mpiddp.errors import ConfigurationError, MpiddpError, PreemptedError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.training.data.samples import Batch, BatchError, UnreadableSampleError, describe_numbers
 from mpiddp.training.evaluation import add_evaluation
+from mpiddp.training.exported_weights import digest_parameters
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.preparation import Training, agree, prepare
 from mpiddp.training.rank_costs import add_costs, gather_costs
 from mpiddp.training.records import metrics
 from mpiddp.training.records.network import NetworkMeter
-from mpiddp.training.records.run_directory import RunDirectory
-from mpiddp.training.reports import Reports, describe_training, report_left_out, say, warn
-from mpiddp.training.saving import Saver, check_model, look_for_checkpoint
-from mpiddp.training.shared_run import abandoned_after_error, enter_run, leave_run
+from mpiddp.training.resuming import look_for_checkpoint
+from mpiddp.training.run_output import Reports, describe_training, report_left_out, say, warn
+from mpiddp.training.run_state import DONE, Position, RunEnd, RunState
+from mpiddp.training.saving import Saver, check_model
+from mpiddp.training.shared_run import SharedRun, after_error, enter_run
 from mpiddp.training.step.divergence import refuse_divergence
 from mpiddp.training.step.malloc import keep_freed_memory
-from mpiddp.training.step.stages import Stage
+from mpiddp.training.step.stages import StepStage
 from mpiddp.training.step.step import Compute
 from mpiddp.training.task.task import Task, add_perplexity, find_task
-from mpiddp.training.training_state import Position
-from mpiddp.training.weights import digest_parameters
-from mpiddp.training.wrapping.parallel import share_buffers
+from mpiddp.training.wrapping.shared_model import share_buffers
 
 
 @dataclass
 class Step:
-    """A step of training that is to be taken: with a batch of this rank."""
+    """A step of training that the loop's owner takes, with a batch of this rank."""
 
     epoch: int
     """Counted from 1."""
     number: int
-    """Of the run, counted from 1; without a bound on staleness this rank's own count, which is set
-    back to the average of the workers when these pause."""
+    """Of the run, counted from 1."""
     batch: Batch
     _loop: Loop
     is_taken: bool = False
@@ -68,14 +66,14 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Handlers:
-    """Who else is to know of a run."""
+class RunHandlers:
+    """Who is told of a run, and what may stop it."""
 
     failure_handler: FailureHandler
     signals: PreemptionSignals | None = None
-    """That preempt it."""
-    note: Callable[[Training], object] = id
-    """Is given what was prepared, before the first step."""
+    """The signals that preempt it."""
+    take_training: Callable[[Training], object] | None = None
+    """Called with what was prepared, before the first step."""
 
 
 def train(
@@ -91,7 +89,7 @@ def train(
     """
     task, configuration = find_task(configuration, task)
     agree(configuration, session)
-    steps = run_steps(configuration, task, session, Handlers(failure_handler, signals))
+    steps = run_steps(configuration, task, session, RunHandlers(failure_handler, signals))
     while True:
         try:
             step = next(steps)
@@ -103,7 +101,7 @@ def train(
 
 
 def run_steps(
-    configuration: Configuration, task: Task, session: Session, handlers: Handlers
+    configuration: Configuration, task: Task, session: Session, handlers: RunHandlers
 ) -> Generator[Step, None, metrics.Row | None]:
     """Train as the configuration says: yields this rank's steps, which must be taken; collective.
 
@@ -118,127 +116,94 @@ def run_steps(
     Raises:
         ConfigurationError: the data cannot be shared out, the model does not fit the data, or the
             run directory is refused.
-        MpiddpError: the loss is not a number any more.
-        PreemptedError: a signal has come to a rank, and a checkpoint was written.
+        MpiddpError: the loss is not finite.
+        PreemptedError: a rank got a signal, and a checkpoint was written.
     """
     begin, failure_handler = time.perf_counter(), handlers.failure_handler
     if session.device.type == "cpu":
         keep_freed_memory()
     beginning = look_for_checkpoint(configuration, session)
-    training = prepare(beginning.configuration, task, session, failure_handler, beginning.taken)
+    training = prepare(
+        beginning.configuration, task, session, failure_handler.fail, beginning.taken
+    )
     check_model(training)
-    run, path = enter_run(training.configuration, session, failure_handler, beginning.taken)
-    with abandoned_after_error(run) as after_error:
+    run = enter_run(training.configuration, session, failure_handler, beginning.taken)
+    with after_error(run.abandon):
         say(session, *describe_training(training))
         saver = Saver(training, beginning, run, handlers.signals)
-        after_error.append(saver.abandon)
-        saver.restore()
-        handlers.note(training)
-        loop = Loop(training, saver, run, path, beginning.position)
-        try:
+        with after_error(saver.abandon):
+            saver.restore()
+            if handlers.take_training is not None:
+                handlers.take_training(training)
+            loop = Loop(training, saver, run, beginning.position)
             try:
-                while loop.position.epoch <= training.configuration.epochs:
-                    loop.begin_epoch()
-                    with closing(loop.read_batches()) as batches:
-                        for batch in batches:
-                            if batch is not None:
-                                yield loop.begin_step(batch)
-                            loop.end_step()
-                    if loop.is_left:
-                        loop.finish_left()
-                        return None
-                    loop.end_epoch()
+                yield from loop.take_steps()
+                if not loop.is_left:
+                    return loop.finish(begin)
+                loop.stop()
             except GeneratorExit:
-                loop.leave()
+                if loop.settle_left():
+                    loop.stop()
                 raise
-        except PreemptedError as error:
-            loop.preempt(error)
+            except PreemptedError as error:
+                loop.stop(error)
             return None
-        row = loop.finish()
-        say(session, metrics.describe_end(row, time.perf_counter() - begin, path))
-        leave_run(run, failure_handler, SUCCESS, "done")
-        return row
 
 
 class Loop:
-    """One rank's run, from its first step to its end, however it ends. Methods are collective."""
+    """One rank's run, from its first step to its end. Methods are collective."""
 
     def __init__(
-        self,
-        training: Training,
-        saver: Saver,
-        run: RunDirectory | None,
-        path: Path,
-        position: Position,
+        self, training: Training, saver: Saver, run: SharedRun, position: Position
     ) -> None:
-        """``run``: on rank 0; ``path``: of its directory. ``position``: where it begins."""
+        """``position``: where it begins."""
         self.training, self.saver, self.run = training, saver, run
-        self.reports = Reports(training, path, position.step)
-        self.epoch = saver.epoch
+        self.state, self.epoch = run.state, saver.epoch
+        self.state.move_to(position)
+        self.reports = Reports(training, self.state)
         self.is_left = False
         """Whether a rank has left the loop early; the same on all ranks, from `_settle_steps`."""
-        self._agreed = position
-        """The last position that was the same on all ranks."""
-        self._taken = self._left = 0
-        """Steps that were made since then, and steps that were left then."""
-        self._step_samples = training.configuration.batch_size * len(training.workers)
+        self._step_samples = training.batches.cut.step_samples
         """Of a step of all ranks."""
         self._meter: NetworkMeter | None = None
         if training.configuration.track_network:
             self._meter = NetworkMeter(training.session.world.local_rank == 0)
         self._step: Step | None = None
         """Of this rank's, under way."""
-        training.failure_handler.end_step(position.step or None)
+        self._left = 0
+        """Steps that are left in this epoch."""
 
-    @property
-    def position(self) -> Position:
-        """Of the next step; ranks that share batches each have their own within an epoch."""
-        agreed, taken = self._agreed, self._taken
-        if not taken:
-            return agreed
-        samples = agreed.samples + taken * self._step_samples
-        return Position(agreed.epoch, samples, agreed.step + taken)
-
-    # From an epoch's beginning to its end
+    def take_steps(self) -> Generator[Step, None, None]:
+        """Yields this rank's steps up to the end of the last epoch, and does what is due after each
+        step and epoch. On a rank that only serves it ends early if the others have left."""
+        training, state = self.training, self.state
+        clock = training.engine.clock
+        while state.position.epoch <= training.configuration.epochs:
+            self.begin_epoch()
+            clock.skip()
+            with closing(_read_batches(training, state)) as batches:
+                for batch in batches:
+                    clock.end_reading(training.batches.reader.work)
+                    if batch is not None:
+                        self._step = Step(state.position.epoch, state.begin_step(), batch, self)
+                        yield self._step
+                    self.end_step()
+                    clock.skip()
+            self._settle_steps()
+            if self.is_left:
+                return
+            self.end_epoch()
 
     def begin_epoch(self) -> None:
         training = self.training
-        self.reports.begin_epoch(self.position.epoch, self.epoch.totals)
+        self.reports.begin_epoch(self.epoch.totals)
         self.epoch.begin_time()
         training.engine.module.train()
         training.engine.clock.count_in(self.epoch.costs)
         if self._meter is not None:
             self._meter.begin(self.epoch.costs.steps)
         training.engine.traffic.forget()
-
-    def read_batches(self) -> Generator[Batch | None, None, None]:
-        """The rest of the epoch's batches; None is a step of other ranks.
-
-        Ranks that share batches pause for checkpoints before the epoch's end.
-        """
-        training, clock = self.training, self.training.engine.clock
-        reader = training.batches.reader
-        while True:
-            position = self._agreed
-            self._left = training.batches.count(position.samples)
-            steps = self.saver.count_steps(position.step)
-            clock.skip()
-            for batch in _read_batches(training, position, steps):
-                clock.end_reading(reader.work)
-                yield batch
-                clock.skip()
-            self._settle_steps()
-            if self.is_left or training.batches.count(self._agreed.samples) == 0:
-                return
-            training.engine.update.settle()
-            self.prepare_checkpoint()
-            self.saver.after_pause(self._agreed)
-
-    def begin_step(self, batch: Batch) -> Step:
-        number = self._agreed.step + self._taken + 1
-        self._step = Step(self._agreed.epoch, number, batch, self)
-        self.training.failure_handler.begin_step(number)
-        return self._step
+        self._left = training.batches.count(self.state.position.samples)
 
     def take_batch(self, step: Step, compute: Compute | None) -> None:
         """What `Step.take` does."""
@@ -247,61 +212,55 @@ class Loop:
             report_left_out(training.batches.reader, training.session, f"step {step.number}")
         if training.slowdown is not None:
             training.slowdown.wait(step.number - 1)
-            engine.clock.end(Stage.FORWARD)
+            engine.clock.end(StepStage.FORWARD)
         device, totals = training.session.device, self.epoch.totals
-        describe = partial(self._describe, step.number)
+        describe = partial(self._describe, self.state.position)
         bad = engine.take_step(step.batch, device, totals, describe, compute)
         if bad is not None:
-            text = f"the loss is {bad.item()} {describe()}: the step is left out"
-            warn(training.session, text)
+            warn(training.session, f"the loss is {bad.item()} {describe()}: the step is left out")
 
-    def _describe(self, step: int) -> str:
-        """A step since ranks were last at the same position, with its samples."""
-        samples = self.training.batches.find_samples(step - self._agreed.step - 1)
-        return f"in step {step}, with training {describe_numbers(samples)}"
+    def _describe(self, position: Position) -> str:
+        """The step that begins there, with its samples."""
+        samples = self.training.batches.find_samples(position.epoch, position.samples)
+        return f"in step {position.step + 1}, with training {describe_numbers(samples)}"
 
     def end_step(self) -> None:
-        """Do what is due after a step of this rank, or of others. Raises MpiddpError if this rank's
-        was not taken, and PreemptedError."""
-        training, step = self.training, self._step
-        if step is not None:
-            if not step.is_taken:
-                raise MpiddpError(
-                    f"expected take() to be called for step {step.number}, found no call"
-                )
-            self._step = None
-        self._taken += 1
+        """Do what is due after a step. Raises MpiddpError if this rank's step was not taken, and
+        PreemptedError."""
+        step, self._step = self._step, None
+        if step is not None and not step.is_taken:
+            raise MpiddpError(f"expected take() to be called for step {step.number}, found no call")
+        self.state.end_step(self._step_samples)
+        self._left -= 1
         if step is not None and self.reports.follows_steps:
-            batch = self._agreed.samples // self._step_samples + self._taken
-            self.reports.after_step(self.position, batch, self.epoch.totals)
-        number = self._agreed.step + self._taken
-        training.failure_handler.end_step(number)
-        if self._taken < self._left and not training.batches.is_shared:
-            self.saver.after_step(number, self)
-
-    def prepare_checkpoint(self) -> None:
-        """The epoch's sums are as they are now, and rows of steps are written."""
-        self.epoch.count_time()
-        self.reports.flush()
+            batch = self.state.position.samples // self._step_samples
+            self.reports.after_step(batch, self.epoch.totals)
+        if self._left:
+            self.saver.after_step(self.reports.flush)
 
     def _settle_steps(self, *, is_left: bool = False) -> None:
-        """Have all gradients applied; the position is the same on all ranks then."""
-        training, agreed = self.training, self._agreed
+        """After the last step of an epoch, or before the loop is left: apply all gradients."""
+        training = self.training
         training.engine.clock.settle()
         training.engine.guard.settle()
         training.engine.update.finish_epoch()
         self.is_left = self._ask_left(is_left)
-        samples, steps = training.batches.sum_up(self._taken, training.session.gather)
-        if steps:
-            self._agreed = Position(agreed.epoch, agreed.samples + samples, agreed.step + steps)
-            self._taken = 0
-            training.failure_handler.end_step(self._agreed.step)
         self.epoch.count_time()
+
+    def _ask_left(self, is_left: bool) -> bool:
+        """Whether a rank has left the loop. Collective if some ranks only serve.
+
+        These do not know otherwise why their workers send no more.
+        """
+        training = self.training
+        if len(training.workers) == training.session.world.size:
+            return is_left
+        return training.session.any(is_left)
 
     def end_epoch(self) -> None:
         """Measure and report the epoch, and make a checkpoint if one is due."""
         training = self.training
-        is_last = self._agreed.epoch == training.configuration.epochs
+        is_last = self.state.position.epoch == training.configuration.epochs
         training.engine.update.exchange_weights(is_due=True)
         training.engine.clock.settle()
         row = self._sum_epoch()
@@ -319,14 +278,14 @@ class Loop:
         found = gather_costs(training.session, costs, network)
         row = add_costs(row, found)
         self.reports.end_epoch(row, found)
-        self._agreed = Position(row.epoch + 1, 0, row.step, row)
+        self.state.move_to(Position(row.epoch + 1, 0, row.step, row))
         self.epoch.clear()
         if not is_last:
-            self.saver.after_epoch(self._agreed)
+            self.saver.after_epoch()
 
     def _sum_epoch(self) -> metrics.Row:
         """The row of all ranks. Raises MpiddpError if the mean loss is not finite."""
-        training, position = self.training, self._agreed
+        training, position = self.training, self.state.position
         training.engine.traffic.finish_epoch(self.epoch.costs)
         average = self.epoch.totals.reduce()
         self.epoch.count_time()
@@ -334,7 +293,7 @@ class Loop:
         refuse_divergence("training", average.loss, position.epoch)
         average = add_perplexity(training.task, training.targets, average)
         return metrics.Row(
-            attempt=training.failure_handler.attempt,
+            attempt=self.state.attempt,
             epoch=position.epoch,
             step=position.step,
             loss=average.loss,
@@ -345,42 +304,63 @@ class Loop:
             left_out=average.left_out,
         )
 
-    # The ends of a run
+    # The two ends of a run
 
-    def finish(self) -> metrics.Row:
-        """After the last epoch: write the weights, then the last checkpoint.
+    def finish(self, begin: float) -> metrics.Row:
+        """The run is done: write the weights, then the last checkpoint.
 
-        Raises ConfigurationError if the weights cannot be written; the checkpoint is, then.
+        ``begin``: of perf_counter. Raises ConfigurationError if the weights cannot be written; the
+        checkpoint is, then.
         """
-        row = self.position.row
+        row, session = self.state.position.row, self.training.session
         assert row is not None
-        problem = self.saver.export(self.position)
-        self.saver.save_end(self.position)
+        problem = self.saver.export()
+        self.saver.save_end()
         self._close(is_done=not problem)
         if problem:
             raise ConfigurationError(problem)
         if row.staleness is not None:
-            say(self.training.session, metrics.describe_staleness(row.staleness))
+            say(session, metrics.describe_staleness(row.staleness))
+        seconds = time.perf_counter() - begin
+        say(session, metrics.describe_end(row, seconds, self.state.directory))
+        self.run.leave(DONE)
         return row
 
-    def preempt(self, error: PreemptedError) -> None:
-        """The checkpoint is written. Raises ``error``, unless ranks have left the loop."""
-        if self._ask_left(False):
-            self.finish_left()
-            return
+    def stop(self, error: PreemptedError | None = None) -> None:
+        """The run ends before its last epoch is over, since the loop was left, or with ``error``.
+
+        A run that is preempted has its checkpoint already, and ``error`` is raised; unless a rank
+        has left the loop. Raises ConfigurationError if the weights cannot be written.
+        """
+        training, state = self.training, self.state
+        if error is not None and not self._ask_left(False):
+            self._close(is_done=False)
+            say(training.session, str(error))
+            self.run.leave(RunEnd(str(error), error.exit_code))
+            raise error
+        state.move_to(state.position)
+        training.engine.update.settle()
+        problem = self.saver.export()
+        self.reports.flush()
+        self.saver.save_last()
+        # What a script predicts with is the same on all ranks.
+        training.engine.update.exchange_weights(is_due=True)
+        share_buffers(training.engine.module)
         self._close(is_done=False)
-        say(self.training.session, str(error))
-        leave_run(self.run, self.training.failure_handler, error.exit_code, str(error))
-        raise error
+        if problem:
+            raise ConfigurationError(problem)
+        end = RunEnd(f"left after step {state.position.step}")
+        say(training.session, f"Training {end.reason}; the checkpoint is written")
+        self.run.leave(end)
 
-    def leave(self) -> None:
-        """The script has left its loop; nothing is saved if that is because a step has failed.
+    def settle_left(self) -> bool:
+        """The script has left its loop: do what is due after its last step, as on other ranks.
 
-        What is due after its last step is done first, as on ranks that only serve.
+        Returns whether the run is to be stopped: not after a step that has failed.
         """
         step = self._step
         if step is None or step.has_failed:
-            return
+            return False
         try:
             if step.is_taken:
                 self.saver.note_last(step.number)
@@ -389,40 +369,9 @@ class Loop:
         except PreemptedError:
             # The checkpoint is written, and the script wants no more.
             self._ask_left(True)
-        self.finish_left()
-
-    def _ask_left(self, is_left: bool) -> bool:
-        """Whether a rank has left the loop. Collective where ranks differ in their steps.
-
-        A rank that only serves does not know otherwise why its workers send no more.
-        """
-        training = self.training
-        are_alike = len(training.workers) == training.session.world.size
-        if are_alike and not training.batches.is_shared:
-            return is_left
-        return training.session.any(is_left)
-
-    def finish_left(self) -> None:
-        """End a run whose loop was left: the checkpoint and the weights are written."""
-        training = self.training
-        position, handler = self.position, training.failure_handler
-        handler.end_step(position.step or None)
-        training.engine.update.settle()
-        problem = self.saver.export(position)
-        self.reports.flush()
-        self.saver.save_last(position)
-        # What a script predicts with is the same on all ranks.
-        training.engine.update.exchange_weights(is_due=True)
-        share_buffers(training.engine.module)
-        self._close(is_done=False)
-        if problem:
-            raise ConfigurationError(problem)
-        reason = f"left after step {position.step}"
-        say(training.session, f"Training {reason}; the checkpoint is written")
-        leave_run(self.run, handler, SUCCESS, reason)
+        return True
 
     def _close(self, *, is_done: bool) -> None:
-        self.saver.pass_no_more()
         self.training.close()
         self.saver.close()
         self.reports.close(is_done=is_done)
@@ -442,34 +391,22 @@ def _count_staleness(training: Training) -> dict[int, int] | None:
     return dict(sorted(counts.items()))
 
 
-def _read_batches(
-    training: Training, position: Position, steps: int | None
-) -> Iterator[Batch | None]:
-    """As `_show_progress`. An error that ends the run names the step."""
+def _read_batches(training: Training, state: RunState) -> Generator[Batch | None, None, None]:
+    """The rest of the epoch's batches, with a bar on rank 0's terminal, if any; None is a step of
+    other ranks. An error that ends the run names the step."""
+    position, rank = state.position, training.session.world.rank
+    batches = training.batches.start(position.epoch, position.samples)
+    if rank == 0 and rank in training.workers and sys.stderr.isatty():
+        from tqdm import tqdm
+
+        what, left = f"Epoch {position.epoch}", training.batches.count(position.samples)
+        batches = iter(tqdm(batches, desc=what, total=left, unit="batch", leave=False))
     try:
-        yield from _show_progress(training, position, steps)
+        yield from batches
     except (UnreadableSampleError, BatchError) as error:
-        step = (training.failure_handler.step or 0) + 1
         advice = ""
         if isinstance(error, UnreadableSampleError):
             is_skipped = training.configuration.on_bad_sample == "skip"
             what = "nothing is left of" if is_skipped else "--on-bad-sample skip leaves it out of"
             advice = f"; {what} the batch"
-        raise MpiddpError(f"{error}, in step {step}{advice}") from error
-
-
-def _show_progress(
-    training: Training, position: Position, steps: int | None
-) -> Iterator[Batch | None]:
-    """Pass the rest of the epoch's batches through, with a bar on rank 0's terminal, if any.
-
-    Ranks that share batches pause after ``steps`` on average, if it is given.
-    """
-    found = training.batches.start(position.epoch, position.samples, steps)
-    rank = training.session.world.rank
-    if rank > 0 or rank not in training.workers or not sys.stderr.isatty():
-        return found
-    from tqdm import tqdm
-
-    what, left = f"Epoch {position.epoch}", training.batches.count(position.samples)
-    return iter(tqdm(found, desc=what, total=left, unit="batch", leave=False))
+        raise MpiddpError(f"{error}, in step {state.position.step + 1}{advice}") from error

@@ -13,12 +13,12 @@ import pytest
 
 import documents
 from benchmark_runs import check_drawing, record_benchmark, run_benchmark, write_program
+from benchmarks.measure.engine import CellGroup
 from benchmarks.measure.launching import launchers, processes
 from benchmarks.measure.launching.processes import Program, Run
 from benchmarks.measure.launching.srun import Srun
-from benchmarks.measure.startup import command as startup
-from benchmarks.measure.startup import report
-from benchmarks.measure.startup.contenders import (
+from benchmarks.measure.startup.contenders import QUANTITY, make_cells
+from benchmarks.measure.startup.launches import (
     FLOOR,
     FRONT,
     HELP,
@@ -27,10 +27,10 @@ from benchmarks.measure.startup.contenders import (
     PYTHON,
     TORCHRUN,
     TORCHRUN_STATIC,
-    Contender,
+    Launch,
     list_contenders,
 )
-from benchmarks.measure.startup.plot import draw
+from benchmarks.measure.startup.tables import format_group
 from benchmarks.measure.startup.targets import judge
 from benchmarks.records.environment import ROOT, clean_environment
 from benchmarks.records.statistics import make_series
@@ -155,20 +155,24 @@ def test_contenders_differ_in_nothing_but_what_they_compare(tmp_path):
 # The report
 
 
-def _group(ranks: int, **seconds: list[float]) -> report.Group:
+PLAN = QUANTITY.parse([]).plan
+
+
+def _group(ranks: int, **seconds: list[float]) -> CellGroup:
     names = {"tuned": MPIDDP_TUNED, "slow": TORCHRUN, "quick": TORCHRUN_STATIC, "floor": FLOOR}
     names |= {"plain": MPIDDP, "help": HELP, "front": FRONT}
-    rows = {names[key]: values for key, values in seconds.items()}
-    runs = {name: [Run(v, v, 0.0, v / 2) for v in values] for name, values in rows.items()}
-    series = {name: make_series(list(enumerate(each)), 0) for name, each in runs.items()}
-    contenders = [Contender(name, "mpiddp", Program(("x",), {}), "") for name in rows]
-    return report.Group(ranks=ranks, contenders=tuple(contenders), series=series)
+    cells = []
+    for key, values in seconds.items():
+        series = make_series(list(enumerate(Run(v, v, 0.0, v / 2) for v in values)), 0)
+        contender = Launch(names[key], "mpiddp", Program(("x",), {}), "")
+        cells += make_cells(contender, series, {"ranks": max(1, ranks), "nodes": 1})
+    return CellGroup(ranks=ranks, cells=cells)
 
 
 def test_targets_are_ratios_of_rounds_to_the_quicker_torchrun():
     times = {"tuned": [1, 1.2, 5], "slow": [9, 9, 9], "quick": [2.5, 3, 14], "floor": [0.5, 1, 4]}
     group = _group(2, **{name: each * 6 for name, each in times.items()})
-    torchrun, floor = judge([group], 0)
+    torchrun, floor = judge([group], PLAN)
     assert "at most 0.5: 0.400: met; round by round (0.35" in str(torchrun)
     assert "at most 1.1: 1.250: missed; round by round (1.197–" in str(floor)
     assert str(floor).endswith("of medians 1.200")
@@ -176,41 +180,33 @@ def test_targets_are_ratios_of_rounds_to_the_quicker_torchrun():
 
 def test_a_front_may_take_a_little_longer():
     seconds = {"tuned": [1, 1.2, 5], "slow": [9, 9, 9], "quick": [8] * 3, "floor": [1, 1, 1]}
-    *_, found = judge([_group(2, **seconds, front=[1.4, 1, 7])], 0)
+    *_, found = judge([_group(2, **seconds, front=[1.4, 1, 7])], PLAN)
     assert (found.met, found.found[""]) == (False, pytest.approx(0.2))
-    *_, found = judge([_group(2, **seconds, front=[1.3, 1, 7])], 0)
+    *_, found = judge([_group(2, **seconds, front=[1.3, 1, 7])], PLAN)
     assert found.met
 
 
 def test_without_tuned_variables_the_defaults_are_judged():
     group = _group(2, plain=[1.0], slow=[1.0], quick=[4.0], floor=[1.0])
-    assert [target.found for target in judge([group], 0)] == [{"": 1.0}, {"": 1.0}]
+    assert [target.found for target in judge([group], PLAN)] == [{"": 1.0}, {"": 1.0}]
 
 
 def test_other_numbers_of_ranks_have_no_targets():
     four = _group(4, tuned=[1.0], slow=[1.0], quick=[1.0], floor=[1.0])
-    (target,) = judge([four, _group(0, help=[0.3, 0.41, 0.5])], 0)
+    (target,) = judge([four, _group(0, help=[0.3, 0.41, 0.5])], PLAN)
     assert (target.found, target.met) == ({"": 0.41}, False)
 
 
 def test_the_table_shows_every_contender_and_ratios_round_by_round():
     seconds = {"tuned": [1.0, 3.0, 2.0], "slow": [4.0] * 3, "quick": [2.0, 4.0, 8.0]}
-    lines = report.format_table(_group(2, **seconds, floor=[1.0] * 3)).splitlines()
+    lines = format_group(_group(2, **seconds, floor=[1.0] * 3)).splitlines()
     assert lines[0].startswith("2 ranks, 3 rounds")
     row = next(line for line in lines if line.startswith(MPIDDP_TUNED))
     # median, quartiles, no interval of three, half of the median, 1/2 3/4 1/4, 1 3 2, CPU
     assert row.removeprefix(MPIDDP_TUNED).split() == (
         ["2.000", "1.500–2.500", "–", "1.000", "0.50", "2.00", "2.00"]
     )
-    assert len({len(line) for line in lines[1:]}) == 1
-
-
-def test_a_drawing_names_its_contenders(tmp_path):
-    path = tmp_path / "drawing.svg"
-    rows = {"tuned": [1.0, 2.0], "floor": [3.0]}
-    draw(path, [_group(2, **rows), _group(4, **rows), _group(0, help=[0.5])], "first & second")
-    words = ("first &amp; second", MPIDDP_TUNED, FLOOR, "4 ranks", "seconds")
-    check_drawing(path, *words)
+    assert len({len(line) for line in lines[1:6]}) == 1
 
 
 def test_without_matplotlib_a_drawing_is_refused_in_advance(monkeypatch):
@@ -238,7 +234,7 @@ def test_it_is_not_run_under_a_launcher(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     with pytest.raises(LaunchError, match="without a launcher"):
-        startup.check(startup.parse([]))
+        QUANTITY.find_launcher(QUANTITY.parse([]))
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import documents
 import launchers
 import wrong_algorithms
 from benchmark_runs import record_benchmark
-from benchmarks.measure.collectives import command as collectives
+from benchmarks.measure.collectives import measurement
 from benchmarks.measure.collectives import options as collectives_options
-from benchmarks.measure.training_step import command as training_step
+from benchmarks.measure.training_step.contenders import QUANTITY as STEP
 from benchmarks.records import options
 from benchmarks.records.schema import read_record
 from benchmarks.study import explain, numerics, prove, simulate
@@ -119,10 +119,10 @@ def test_each_algorithm_comes_with_its_variants():
         lambda: simulate.main(["double", "--ranks", "3"]),
         lambda: simulate.main(["ring", "double", "--ranks", "3", "--ranks-per-node", "2"]),
         lambda: numerics.main(["double", "--ranks", "3"]),
-        lambda: collectives.check(
+        lambda: measurement.check(
             collectives_options.parse("allreduce", ["--algorithms", "double", "--ranks", "3"])
         ),
-        lambda: training_step.check(training_step.parse(["--sync", "double", "--ranks", "3"])),
+        lambda: STEP.find_launcher(STEP.parse(["--sync", "double", "--ranks", "3"])),
     ],
     ids=["explain", "segments", "simulate", "nodes", "numerics", "allreduce", "training-step"],
 )

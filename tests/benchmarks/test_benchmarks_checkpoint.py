@@ -2,63 +2,69 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
 import documents
-from benchmarks.measure.checkpoint import command, report
-from benchmarks.measure.checkpoint.measurement import (
-    Agreement,
-    Measurement,
-    Round,
-    read_measurement,
+from benchmarks.measure.checkpoint.contenders import (
+    QUANTITY,
+    compare_with_raw,
+    find_agreement_share,
+    find_share,
+    judge,
+    make_group,
+    tabulate,
 )
-from benchmarks.measure.checkpoint.report import judge
+from benchmarks.measure.checkpoint.worker import name_costs
+from benchmarks.measure.engine import CellGroup, run
 from benchmarks.records.schema import read_record
 
-PLAN = command.parse([]).plan
+PLAN = QUANTITY.parse([]).plan
 ROUNDS = (
-    Round(2.0, 3.0, 0.5, 4.5, 2, 2.0, 1.0),
-    Round(2.0, 2.0, 0.5, 6.5, 3, 2.0, 1.0),
-    Round(4.0, 4.0, 0.5, 3.0, 1, 2.0, 1.0),
+    name_costs(2.0, 3.0, 0.5, 4.5, 2.0, 1.0, beside_steps=2),
+    name_costs(2.0, 2.0, 0.5, 6.5, 2.0, 1.0, beside_steps=3),
+    name_costs(4.0, 4.0, 0.5, 3.0, 2.0, 1.0, beside_steps=1),
 )
-FOUND = Measurement(
-    2, "cpu", 100 << 20, 200 << 20, 210 << 20, 101 << 20, Agreement(0.01, 0.02), ROUNDS
-)
+FACTS = {
+    "device": "cpu", "state_bytes": 100 << 20, "copies_bytes": 200 << 20, "grown_bytes": 210 << 20,
+    "file_bytes": 101 << 20, "agreement": {"look": 0.01, "thread": 0.02},
+}  # fmt: skip
+
+
+def make(plan=PLAN, rounds=ROUNDS, **facts) -> CellGroup:
+    series = {name: [each[name] for each in rounds] for name in rounds[0]}
+    return make_group(plan, 2, series, FACTS | facts)
 
 
 def test_costs_are_shares_of_the_steps_between_two_checkpoints():
-    assert [each.slowdown for each in ROUNDS] == [0.5, 0.5, -1.0]
-    assert [each.asynchronous for each in ROUNDS] == [1.0, 1.0, -0.5]
-    assert FOUND.find_share("synchronous", 50) == 3 / (50 * 2)
-    assert FOUND.find_share("asynchronous", 100) == 1 / (100 * 2)
-    assert FOUND.over_raw.estimate == 1.5
-    assert FOUND.agreement_share == 0.01 / 2 + 0.02
+    assert [each["slowdown"] for each in ROUNDS] == [0.5, 0.5, -1.0]
+    assert [each["asynchronous"] for each in ROUNDS] == [1.0, 1.0, -0.5]
+    found = make()
+    assert find_share(found, "synchronous") == 3 / (50 * 2)
+    assert find_share(make(replace(PLAN, save_every=100)), "asynchronous") == 1 / (100 * 2)
+    assert compare_with_raw(found).estimate == 1.5
+    assert find_agreement_share(found) == 0.01 / 2 + 0.02
 
 
 def test_targets():
-    assert [each.met for each in judge(FOUND, PLAN)] == [True, True, None, False]
-    assert [each.met for each in judge(FOUND, replace(PLAN, save_every=40))][:2] == [False, False]
+    assert [each.met for each in judge([make()], PLAN)] == [True, True, None, False]
+    often = replace(PLAN, save_every=40)
+    assert [each.met for each in judge([make(often)], often)][:2] == [False, False]
     for each, met in zip(ROUNDS[1:], (True, False), strict=True):
-        assert judge(replace(FOUND, rounds=(each,) * 6), PLAN)[2].met is met
+        assert judge([make(rounds=(each,) * 6)], PLAN)[2].met is met
     # What a small checkpoint takes says nothing of bytes.
-    small = judge(replace(FOUND, file_bytes=1 << 20), PLAN)
+    small = judge([make(file_bytes=1 << 20)], PLAN)
     assert not any("raw" in each.text for each in small)
 
 
 def test_the_table_has_a_row_for_each_cost():
-    lines = report.format_table(FOUND, PLAN).splitlines()
+    lines = tabulate([make()], PLAN).splitlines()
     (row,) = [line for line in lines if line.startswith("a synchronous save  ")]
     assert row.split()[-6:] == ["3", "s", "2.5", "s–3.5", "s", "3.00%"]
     (row,) = [line for line in lines if line.startswith("  slower steps beside the write")]
     assert row.split()[-5:] == ["ms", "-250", "ms–500", "ms", "0.50%"]
-    assert "a synchronous save takes 1.50 × the raw write" in lines[-3]
-
-
-def test_a_report_is_read_as_it_was_written():
-    assert read_measurement(json.dumps(asdict(FOUND))) == FOUND
+    assert "a synchronous save takes 1.50 × the raw write" in lines[-4]
 
 
 @pytest.mark.long
@@ -70,7 +76,9 @@ def test_checkpoints_are_measured_drawn_and_recorded(tmp_path, capsys, monkeypat
     words = [*documents.read_command("python -m benchmarks checkpoint"), "--targets"]
     written = tmp_path / "disk"
     written.mkdir()
-    command.main([*words, "--directory", "disk", "--output", str(record), "--output", str(picture)])
+    run(
+        QUANTITY, [*words, "--directory", "disk", "--output", str(record), "--output", str(picture)]
+    )
     printed = capsys.readouterr().out
     assert "mlp:megabytes=4, AdamW, 2 ranks (cpu), batch 8 per rank" in printed
     assert "target: a checkpoint every 50 steps, synchronous: at most 3.5% of training" in printed

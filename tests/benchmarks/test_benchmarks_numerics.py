@@ -302,6 +302,6 @@ def test_the_plot_has_a_line_for_each_order_of_summation():
     ]
     assert len({group[0] for group in found}) == len(known) and left_out >= 0
     lines = numerics.list_lines(rows, groups, ("bfloat16", Accumulation.STEP), "rms")
-    assert len({line.style for line in lines}) == len(lines)
+    assert len({line.name for line in lines}) == len(lines)
     (line,) = numerics.list_lines(rows, groups, ("bfloat16", Accumulation.THROUGHOUT), "rms")
     assert line.name == "all"

@@ -7,29 +7,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmark_runs import check_drawing, record_benchmark
-from benchmarks.measure.programs.measurement import (
+from benchmarks.measure.engine import CellGroup, find_speeds
+from benchmarks.measure.programs.contenders import (
     GLOO,
     OWN,
     PROGRAMS,
+    QUANTITY,
     TOLERANCE,
-    Group,
-    Visit,
+    find_problem,
+    judge,
+    tabulate,
 )
-from benchmarks.measure.programs.measurement import judge as find_problem
-from benchmarks.measure.programs.report import compare, format_table, judge
 from benchmarks.measure.programs.worker import MAKERS
-from benchmarks.records.statistics import make_series
+from benchmarks.records.schema import make_cell
 
 COMPILED = "tokens-compiled"
 
 
-def make(program: str, gloo: list[float], own: list[float]) -> Group:
-    """The first rank is never the slowest."""
-    series = {
-        contender: make_series([(0, Visit(5, (each / 2, each))) for each in times], 0)
+PLAN = QUANTITY.parse([]).plan
+
+
+def make(program: str, gloo: list[float], own: list[float]) -> CellGroup:
+    place = {"quantity": "program", "ranks": 2, "details": {"digits": "the same"}}
+    cells = [
+        make_cell(times, contender=contender.name, **place)
         for contender, times in ((GLOO, gloo), (OWN, own))
-    }
-    return Group(ranks=2, program=program, series=series, has_equal_digits=True)
+    ]
+    return CellGroup(ranks=2, cells=cells, facts={"program": program})
 
 
 @given(
@@ -51,12 +55,13 @@ def test_a_result_is_right_if_all_ranks_have_it_and_one_process_too(
 
 def test_the_speed_is_that_of_rounds_and_kept_as_a_promise():
     groups = [make("tokens", [4, 8, 4] * 3, [1, 2, 1] * 3), make("barrier", [2] * 9, [3] * 9)]
-    assert [each.estimate for each in compare(groups).values()] == [4, pytest.approx(2 / 3)]
-    rows = [line.split() for line in format_table(groups).splitlines()[1:]]
+    speeds = find_speeds(groups, OWN.name, GLOO.name)
+    assert [each.estimate for each in speeds] == [4, pytest.approx(2 / 3)]
+    rows = [line.split() for line in tabulate(groups, PLAN).splitlines()[1:]]
     assert [(row[0], row[-4]) for row in rows] == [("tokens", "4.00"), ("barrier", "0.67")]
-    [target] = judge(groups)
+    [target] = judge(groups, PLAN)
     assert target.met and "3 × Gloo's tokens" in str(target)
-    assert not judge([make("tokens", [2.9] * 9, [1] * 9)])[0].met
+    assert not judge([make("tokens", [2.9] * 9, [1] * 9)], PLAN)[0].met
 
 
 @pytest.mark.mpi
@@ -72,7 +77,7 @@ def test_programs_are_checked_timed_printed_drawn_and_written(tmp_path):
     assert all(cell.details["digits"] == "the same" and cell.samples[0] > 0 for cell in found.cells)
     assert f"left out: {COMPILED} on 2 ranks: torch.compile failed: No working C++" in printed
     assert found.is_complete
-    check_drawing(picture, "barrier", "mpiddp", "2 ranks")
+    check_drawing(picture, "barrier", "mpiddp")
 
 
 @pytest.mark.long

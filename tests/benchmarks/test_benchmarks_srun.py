@@ -11,21 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmark_runs import check_drawing, record_benchmark, run_benchmark, write_program
+from benchmarks.measure.engine import CellGroup
 from benchmarks.measure.launching import processes, srun
 from benchmarks.measure.launching.processes import Program, Run, RunError
-from benchmarks.measure.startup import command as startup
-from benchmarks.measure.startup import phases, report
-from benchmarks.measure.startup.contenders import (
+from benchmarks.measure.startup import tables
+from benchmarks.measure.startup.contenders import QUANTITY, make_cells, measure_group
+from benchmarks.measure.startup.launches import (
     FLOOR,
     MPIDDP,
     SESSION,
     TORCHRUN,
     TORCHRUN_STATIC,
-    Contender,
+    Launch,
     list_on_cluster,
 )
-from benchmarks.measure.startup.plot import draw
 from benchmarks.measure.startup.targets import judge
+from benchmarks.measure.trials import FAILED, Refusal
 from benchmarks.records.environment import clean_environment
 from benchmarks.records.options import is_srun
 from benchmarks.records.schema import read_record
@@ -85,7 +86,7 @@ def test_a_cluster_that_takes_no_job_is_refused(tmp_path, beside, sinfo, message
 def test_without_srun_it_says_where_srun_comes_from(monkeypatch, tmp_path, beside):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match=r"'srun' is not a program in PATH: .*Slurm"):
-        startup.check(startup.parse(["--launcher", "srun"]))
+        QUANTITY.find_launcher(QUANTITY.parse(["--launcher", "srun"]))
 
 
 @given(available=st.integers(1, 20), ranks=st.lists(st.integers(1, 64), min_size=1, max_size=4))
@@ -125,9 +126,9 @@ def test_inside_an_allocation_its_nodes_count(tmp_path, beside, monkeypatch):
 
 
 def test_the_usual_ranks_depend_on_the_launcher():
-    assert startup.parse([]).plan.ranks == (2, 4)
-    assert startup.parse(["--launcher", "srun"]).plan.ranks == (4, 8, 16)
-    assert startup.parse(["--launcher", "srun", "--ranks", "6", "6"]).plan.ranks == (6,)
+    assert QUANTITY.parse([]).plan.ranks == (2, 4)
+    assert QUANTITY.parse(["--launcher", "srun"]).plan.ranks == (4, 8, 16)
+    assert QUANTITY.parse(["--launcher", "srun", "--ranks", "6", "6"]).plan.ranks == (6,)
 
 
 @pytest.mark.parametrize("size", ["1", "4"])
@@ -135,14 +136,14 @@ def test_it_is_not_run_as_a_step(tmp_path, monkeypatch, size):
     for name, value in (("STEP_ID", "0"), ("PROCID", "0"), ("STEP_NUM_TASKS", size)):
         monkeypatch.setenv(f"SLURM_{name}", value)
     with pytest.raises(LaunchError, match=r"srun started .*: run it without a launcher"):
-        startup.check(startup.parse(["--launcher", make_slurm(tmp_path, IDLE)]))
+        QUANTITY.find_launcher(QUANTITY.parse(["--launcher", make_slurm(tmp_path, IDLE)]))
 
 
 def test_a_batch_script_may_run_it(tmp_path, monkeypatch):
     batch = {"STEP_ID": "4294967291", "PROCID": "0", "JOB_ID": "7", "JOB_NUM_NODES": "4"}
     for name, value in batch.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    found = startup.check(startup.parse(["--launcher", make_slurm(tmp_path, "exit 1")]))
+    found = QUANTITY.find_launcher(QUANTITY.parse(["--launcher", make_slurm(tmp_path, "exit 1")]))
     assert isinstance(found, srun.Srun)
     assert found.inside
 
@@ -179,29 +180,41 @@ def test_contenders_ask_for_the_same_nodes():
 # Phases
 
 
-def make_group(ranks: int, *own: tuple[float, float, float], nodes: int = 4, **more):
+def make_group(ranks: int, *own: tuple[float, float, float], nodes: int | None = 4, **more):
     """A group whose session's runs took these seconds for address, store and group."""
     rest = {"MPI": 1.0, "import torch": 2.0, "first all-reduce": 0.01, "summary": 9.0}
-    seconds = [rest | dict(zip(phases.OWN, each, strict=True)) for each in own]
+    seconds = [rest | dict(zip(tables.OWN, each, strict=True)) for each in own]
     runs = [Run(5.0, None, None, 3.0, each) for each in seconds]
     plain = [Run(6.0, None, None, 3.0)] * len(runs)
-    names = {SESSION: runs, TORCHRUN: plain, TORCHRUN_STATIC: plain, FLOOR: plain}
-    series = {name: make_series(list(enumerate(each)), 0) for name, each in names.items()}
-    contenders = tuple(
-        Contender(name, "mpiddp", Program(("x",), {}, reaches_out=True), "") for name in names
-    )
-    return report.Group(ranks=ranks, contenders=contenders, series=series, nodes=nodes, **more)
+    cells = []
+    for name, each in {
+        SESSION: runs,
+        TORCHRUN: plain,
+        TORCHRUN_STATIC: plain,
+        FLOOR: plain,
+    }.items():
+        contender = Launch(name, "mpiddp", Program(("x",), {}, reaches_out=True), "")
+        place = {"ranks": ranks, "nodes": nodes or 1}
+        cells += make_cells(contender, make_series(list(enumerate(each)), 0), place)
+    return CellGroup(ranks=ranks, nodes=nodes, cells=cells, **more)
+
+
+PLAN = QUANTITY.parse([]).plan
 
 
 def test_own_phases_are_summed_run_by_run():
     group = make_group(4, (0.1, 0.01, 0.02), (0.2, 0.02, 0.01))
-    assert phases.own_seconds(group) == pytest.approx([0.13, 0.23])
-    assert set(phases.phase_seconds(group)) == set(phases.SHOWN)
+    assert tables.sum_own(group) == pytest.approx([0.13, 0.23])
+    phases = {cell.at["phase"] for cell in group.cells if cell.quantity == tables.PHASE}
+    assert phases == set(tables.SHOWN)
 
 
 def test_the_table_of_phases_is_in_milliseconds():
-    groups = [make_group(4, *[(0.1, 0.01, 0.02)] * 6), make_group(8, *[(0.1, 0.03, 0.04)] * 6)]
-    lines = phases.format_phases(groups, 0).splitlines()
+    groups = [
+        make_group(4, *[(0.1, 0.01, 0.02)] * 6),
+        make_group(8, *[(0.1, 0.03, 0.04)] * 6),
+    ]
+    lines = tables.format_phases(groups, 0).splitlines()
     assert "4 nodes" in lines[0] and "milliseconds" in lines[0]
     rows = {line.split()[0]: line.split()[1:] for line in lines[2:4]}
     assert rows["4"] == ["1000", "2000", "100", "10", "20", "10", "130", "130–130"]
@@ -210,16 +223,16 @@ def test_the_table_of_phases_is_in_milliseconds():
 
 
 def test_without_phases_there_is_no_table():
-    local = make_group(4, nodes=None)
-    assert phases.format_phases([local], 0) == ""
-    assert list(phases.make_cells(local)) == []
-    assert judge([local], 0) == []
+    local = CellGroup(ranks=4)
+    assert tables.format_phases([local], 0) == ""
+    assert not tables.list_phased([local])
+    assert judge([local], PLAN) == []
 
 
 @pytest.mark.parametrize(("late", "reached"), [(0.02, True), (0.06, False)])
 def test_targets_are_medians_and_the_growth(late, reached):
     groups = [make_group(n, *[(0.1, 0.01, 0.02 + late * (n - 4) / 12)] * 5) for n in (4, 8, 16)]
-    *own, growth = judge(groups, 0)
+    *own, growth = judge(groups, PLAN)
     found = [target.found[""] for target in own]
     assert found == pytest.approx([0.13, 0.13 + late / 3, 0.13 + late])
     assert all(target.met and target.at_most == 0.3 for target in own)
@@ -231,43 +244,30 @@ def test_targets_are_for_four_nodes_and_up_to_sixteen_ranks():
     other = make_group(4, (0.1, 0.1, 0.2), nodes=2)
     many = make_group(32, (0.1, 0.1, 0.2))
     four = make_group(4, (0.1, 0.1, 0.2))
-    (target,) = judge([other, many, four], 0)
+    (target,) = judge([other, many, four], PLAN)
     assert (target.found, target.met) == ({"": pytest.approx(0.4)}, False)
 
 
 def test_a_record_holds_phases_and_nodes():
-    failure = report.Failure(SESSION, "srun … ended with exit code 1")
-    groups = [make_group(4, (0.1, 0.01, 0.02), failures=(failure,)), make_group(8, (0.1, 0.2, 0.3))]
-    assert {cell.nodes for cell in report.make_cells(groups[0])} == {4}
-    cells = {cell.at["phase"]: cell for cell in phases.make_cells(groups[1])}
-    own = {name: cell.samples for name, cell in cells.items() if cell.details["is_own"]}
+    failure = Refusal(tables.START_UP, SESSION, "srun … ended with exit code 1", FAILED)
+    failed = make_group(4, (0.1, 0.01, 0.02), refusals=[failure])
+    group = make_group(8, (0.1, 0.2, 0.3))
+    assert {cell.nodes for cell in group.cells} == {4}
+    cells = [cell for cell in group.cells if cell.details.get("is_own")]
+    own = {cell.at["phase"]: cell.samples for cell in cells}
     assert own == {"address": (0.1,), "store": (0.2,), "group": (0.3,)}
-    assert f"{SESSION} 1" in report.describe_failures(groups[0])
-    assert report.describe_failures(groups[1]) == ""
+    assert f"{SESSION} 1" in tables.describe_failures(failed)
+    assert tables.describe_failures(group) == ""
 
 
 def test_what_cannot_be_known_of_other_machines_is_a_dash():
     group = make_group(4, (0.1, 0.01, 0.02))
-    row = report.format_table(group).splitlines()[2]
+    row = tables.format_group(group).splitlines()[2]
     assert row.startswith(SESSION) and row.split()[-1] == "–"
-    assert report.describe_others(group) == ""
-
-
-def test_phases_are_drawn_on_a_scale_of_their_own(tmp_path):
-    path = tmp_path / "drawing.svg"
-    draw(path, [make_group(4, (0.1, 0.01, 0.02), (0.2, 0.02, 0.01))], "a note")
-    check_drawing(path, *phases.OWN, "milliseconds", "seconds", "own phases", "a note")
+    assert tables.describe_others(group) == ""
 
 
 # Runs that a cluster loses
-
-
-class Bar:
-    def set_description(self, text):
-        pass
-
-    def update(self):
-        pass
 
 
 @pytest.mark.parametrize(("lost", "ends"), [(1, True), (2, False)])
@@ -281,15 +281,15 @@ def test_a_run_that_the_cluster_lost_is_made_again_once(monkeypatch, lost, ends)
         return Run(1.0, None, None, None)
 
     monkeypatch.setattr(processes, "run", run)
-    contenders = [Contender(FLOOR, "floor", Program(("true",), {}, reaches_out=True), "")]
-    plan = startup.parse(["--repetitions", "2", "--warm-up", "0"]).plan
+    contenders = [Launch(FLOOR, "floor", Program(("true",), {}, reaches_out=True), "")]
+    plan = QUANTITY.parse(["--repetitions", "2", "--warm-up", "0"]).plan
     if not ends:
         with pytest.raises(RunError):
-            startup._measure_group(4, 4, contenders, plan, Bar())
+            measure_group(plan, 4, 4, contenders)
         return
-    group = startup._measure_group(4, 4, contenders, plan, Bar())
-    assert [failure.contender for failure in group.failures] == [FLOOR]
-    assert len(group.seconds(FLOOR)) == 2
+    group = measure_group(plan, 4, 4, contenders)
+    assert [failure.contender for failure in group.refusals] == [FLOOR]
+    assert len(group.find_samples(FLOOR)) == 2
 
 
 # Real runs
@@ -318,7 +318,7 @@ def test_it_measures_a_cluster(slurm_cluster, tmp_path):
     for name in whole[:-1]:
         assert 0 < samples[name, "first all-reduce"] < samples[name, None], name
     seen = {cell.at["phase"]: cell.samples[0] for cell in found.cells if "phase" in cell.at}
-    assert set(phases.SHOWN) <= set(seen)
+    assert set(tables.SHOWN) <= set(seen)
     assert all(seconds > 0 for seconds in seen.values())
     # Each starts when the one before has ended on all ranks, but for torch, whose import runs
     # beside MPI's start.

@@ -9,38 +9,43 @@ import pytest
 import documents
 import launchers
 from benchmark_runs import check_drawing, record_benchmark
-from benchmarks.measure.training_step import command, measurement, report
+from benchmarks.measure.engine import CellGroup, list_wrong, run
+from benchmarks.measure.training_step import contenders
 from benchmarks.measure.training_step.contenders import (
+    QUANTITY,
+    find_efficiency,
+    find_traffic,
+    make_group,
+)
+from benchmarks.measure.training_step.synchronisations import (
     ALONE,
     BASE,
     DATA_PARALLEL,
     OWN_ALONE,
     OWN_BASE,
     USUAL,
-    Contender,
-    parse_contender,
+    Synchronisation,
+    parse_synchronisation,
 )
-from benchmarks.measure.training_step.measurement import Group, TimedLink, Visit
-from benchmarks.measure.training_step.plot import break_name, draw
+from benchmarks.measure.training_step.tables import STEP, format_milliseconds, tabulate
 from benchmarks.measure.training_step.targets import CENTRAL, OWN, RING, SHARDED, judge
-from benchmarks.measure.training_step.traffic import Bytes
-from benchmarks.measure.trials import WrongResultError
+from benchmarks.measure.training_step.traffic import StepTraffic
+from benchmarks.measure.training_step.visits import StepVisitor, TimedLink, TrainingVisit
+from benchmarks.measure.trials import Surroundings, WrongResultError
 from benchmarks.records.contenders import MPI_JOB, TORCH_JOB
 from benchmarks.records.schema import Cell
-from benchmarks.records.statistics import make_series
 from benchmarks.records.workloads import Workload, parse_workload
-from measured import MPIRUN
 
-FRAMEWORKS = Contender("framework")
+FRAMEWORKS = Synchronisation("framework")
 MLP = Workload("mlp")
 
 # ---- the command line --------------------------------------------------------------------------
 
 
 def test_what_is_usual():
-    options = command.parse([])
+    options = QUANTITY.parse([])
     assert options.plan.ranks == (2, 4)
-    assert command.parse(["--launcher", "srun"]).plan.ranks == (4,)
+    assert QUANTITY.parse(["--launcher", "srun"]).plan.ranks == (4,)
     plan = options.plan
     assert [contender.name for contender in plan.contenders] == list(USUAL)
     assert [str(workload) for workload in plan.models] == ["convnet", "resnet18", "mlp"]
@@ -49,7 +54,7 @@ def test_what_is_usual():
 def test_transports_and_types_are_for_gradients_that_mpiddp_averages():
     words = ["--sync", "framework", "ring", "ring", "parameter-server"]
     more = ["--transports", "auto", "mpi", "--wire-dtype", "auto", "bfloat16"]
-    plan = command.parse([*words, *more]).plan
+    plan = QUANTITY.parse([*words, *more]).plan
     assert [contender.name for contender in plan.contenders] == [
         "framework",
         "ring",
@@ -70,7 +75,7 @@ def test_transports_and_types_are_for_gradients_that_mpiddp_averages():
     ],
 )
 def test_servers_are_written_as_they_are_named(text, ranks, servers, workers, in_step):
-    contender = parse_contender(text)
+    contender = parse_synchronisation(text)
     assert (contender.name, contender.job) == (text, MPI_JOB)
     assert contender.count_servers(ranks) == servers
     assert contender.count_workers(ranks) == workers
@@ -81,9 +86,9 @@ def test_servers_are_written_as_they_are_named(text, ranks, servers, workers, in
 
 def test_the_frameworks_job_holds_what_is_not_mpiddps():
     for name in ("framework", "framework-fused", ALONE, DATA_PARALLEL):
-        assert Contender(name).job == TORCH_JOB
+        assert Synchronisation(name).job == TORCH_JOB
         # They are told nothing of mpiddp's, but the same optimizer.
-        assert Contender(name).configure(2, 8, 0).sync == "framework"
+        assert Synchronisation(name).configure(2, 8, 0).sync == "framework"
     assert OWN_BASE.job == MPI_JOB and not OWN_BASE.averages
     assert OWN_BASE.configure(1, 8, 0).sync == "framework"
 
@@ -96,24 +101,39 @@ def test_the_frameworks_loop_knows_nothing_of_mpiddp():
     launchers.run_python("-c", text).expect(0)
 
 
-# ---- made-up groups ----------------------------------------------------------------------------
+# ---- made-up groups --------------------------------------------------------------------------
 
 
-def make_visit(seconds: float, *, samples: float = 100.0) -> Visit:
-    reading = Bytes(1e6, None, is_read=True)
-    return Visit(10, seconds, 0.25 * seconds, 0.125 * seconds, samples, reading)
+def make_visit(seconds: float, *, samples: float = 100.0) -> TrainingVisit:
+    reading = StepTraffic(1e6, None, is_read=True)
+    return TrainingVisit(
+        steps=10, usual=seconds, compute=0.25 * seconds, update=0.125 * seconds,
+        samples_per_second=samples, reading=reading, by_rank=(),
+    )  # fmt: skip
 
 
-def make_group(times, ranks: int = 2, *, workload: Workload = MLP, straggler=None, **more) -> Group:
-    """A group with these seconds of a step, by contender: a list of rounds."""
+def make_plan(workload: Workload = MLP, straggler: str | None = None):
     words = ["--models", str(workload)] + (["--straggler", straggler] if straggler else [])
-    series = {
-        row: make_series(list(enumerate(map(make_visit, rounds))), 0)
-        for row, rounds in times.items()
-    }
-    usual = {"framework": {"device": "cpu"}}
-    plan = command.parse(words).plan
-    return Group(ranks=ranks, workload=workload, plan=plan, series=series, **{**usual, **more})
+    return QUANTITY.parse(words).plan
+
+
+def make_visitor(visits, ranks: int = 2, *, workload: Workload = MLP, straggler=None, **more):
+    """A visitor that has made these visits, by contender, round by round."""
+    visitor = StepVisitor({}, make_plan(workload, straggler), ranks, workload)
+    visitor.visits.update({row: list(enumerate(each)) for row, each in visits.items()})
+    for name, found in more.items():
+        getattr(visitor, name).update(found)
+    return visitor
+
+
+def make(times, ranks: int = 2, **more) -> CellGroup:
+    """A group with these seconds of a step, by contender: a list of rounds."""
+    usual = {"nodes": None, "link": None, "framework": {"device": "cpu"}, "others_share": None}
+    around = {name: more.pop(name, value) for name, value in usual.items()}
+    link = around.pop("link")
+    visits = {row: list(map(make_visit, rounds)) for row, rounds in times.items()}
+    visitor = make_visitor(visits, ranks, **more)
+    return make_group(visitor, Surroundings(ranks=ranks, **around), link)
 
 
 def find_row(text: str, name: str) -> str:
@@ -123,7 +143,7 @@ def find_row(text: str, name: str) -> str:
 
 def test_a_table_has_parts_speed_efficiency_and_bytes():
     traffic = {"each": 2048.0, "busiest": 4096}
-    group = make_group(
+    group = make(
         {
             BASE: [0.01] * 3,
             OWN_BASE: [0.01] * 3,
@@ -132,11 +152,11 @@ def test_a_table_has_parts_speed_efficiency_and_bytes():
             CENTRAL: [0.02] * 3,
         },
         notes={RING: {"traffic": traffic, "overlap": "on"}},
-        refusals={Contender("one-shot"): "no room"},
+        refusals={Synchronisation("one-shot"): "no room"},
         wrong={OWN: "the ranks' parameters differ"},
         others_share=0.25,
     )
-    text = report.format_group(group)
+    text = tabulate([group], make_plan())
     # 20 ms; by rounds 4, 2 and 1 times as quick as the framework's; half of what one rank does.
     expected = "20.0 15.0–30.0 5.00 12.5 2.50 100 50% 2.00 on 2 KiB 4 KiB"
     assert find_row(text, "ring") == expected
@@ -147,50 +167,44 @@ def test_a_table_has_parts_speed_efficiency_and_bytes():
     assert "left out: one-shot: no room" in text
     assert "wrong: auto: the ranks' parameters differ" in text
     assert "other programs took 25% of the cores" in text
-    assert report.list_wrong([group]) == ["auto on mlp and 2 ranks: the ranks' parameters differ"]
+    assert list_wrong([group]) == ["auto on mlp and 2 ranks: the ranks' parameters differ"]
 
 
 def test_efficiency_is_against_one_rank_with_the_same_update():
     alone, quick = (make_visit(1.0, samples=samples) for samples in (100.0, 160.0))
     several = make_visit(1.0, samples=240.0)
     visits_of = {BASE: alone, OWN_BASE: quick, FRAMEWORKS: several, RING: several, CENTRAL: several}
-    series = {row: make_series([(0, visit)], 0) for row, visit in visits_of.items()}
-    group = replace(make_group({}, 4), series=series)
-    found = {row: report.find_efficiency(group, row).estimate for row in visits_of}
+    visitor = make_visitor({row: [visit] for row, visit in visits_of.items()}, 4)
+    found = {row: find_efficiency(visitor, row).estimate for row in visits_of}
     expected = {BASE: 1.0, OWN_BASE: 1.0, FRAMEWORKS: 0.6, RING: 0.375, CENTRAL: 0.375}
     assert found == pytest.approx(expected)
 
 
 def test_what_others_send_meanwhile_is_left_out_of_what_is_read():
     busy, quiet = (
-        replace(make_visit(1.0), reading=Bytes(n, 2 * n, is_read=True)) for n in (9e6, 1e6)
+        replace(make_visit(1.0), reading=StepTraffic(n, 2 * n, is_read=True)) for n in (9e6, 1e6)
     )
-    visits = list(enumerate((busy, quiet, busy)))
-    group = replace(make_group({}), series={FRAMEWORKS: make_series(visits, 0)})
-    assert report.find_bytes(group, FRAMEWORKS) == Bytes(1e6, 2e6, is_read=True)
+    visitor = make_visitor({FRAMEWORKS: [busy, quiet, busy]})
+    assert find_traffic(visitor, FRAMEWORKS) == StepTraffic(1e6, 2e6, is_read=True)
 
 
 def test_bytes_that_are_read_are_marked_so_and_not_read_of_gpus():
-    group = make_group({FRAMEWORKS: [1.0]})
-    found = report.find_bytes(group, FRAMEWORKS)
-    assert found == Bytes(1e6, None, is_read=True)
-    assert report.find_bytes(make_group({BASE: [1.0]}), BASE) is None
-    on_gpus = make_group({FRAMEWORKS: [1.0]}, framework={"device": "cuda"})
-    assert report.find_bytes(on_gpus, FRAMEWORKS) is None
+    visitor = make_visitor({FRAMEWORKS: [make_visit(1.0)], BASE: [make_visit(1.0)]})
+    assert find_traffic(visitor, FRAMEWORKS) == StepTraffic(1e6, None, is_read=True)
+    assert find_traffic(visitor, BASE) is None
+    assert find_traffic(visitor, FRAMEWORKS, is_on_gpu=True) is None
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.1234, "123"), (0.01234, "12.3"), (0.001234, "1.23"), (-0.02, "-20.0")]
 )
 def test_milliseconds_have_three_figures(seconds, text):
-    assert report.format_milliseconds(seconds) == text
+    assert format_milliseconds(seconds) == text
 
 
 def test_a_record_has_every_visit_and_its_parts():
-    group = make_group({FRAMEWORKS: [2.0, 4.0], OWN: [1.0, 1.0]})
-    cells = {
-        (cell.contender, cell.at.get("part"), cell.unit): cell for cell in report.make_cells(group)
-    }
+    group = make({FRAMEWORKS: [2.0, 4.0], OWN: [1.0, 1.0]})
+    cells = {(cell.contender, cell.at.get("part"), cell.unit): cell for cell in group.cells}
     theirs = cells["framework", None, "s"]
     assert theirs.samples == (2.0, 4.0) and theirs.at == {"model": "mlp", "batch": 8}
     assert theirs.details["bytes"]["is_read"]
@@ -208,9 +222,9 @@ def test_a_record_has_every_visit_and_its_parts():
 
 def judge_speed(speed: float, ranks: int = 2, **more):
     times = {FRAMEWORKS: [speed] * 6, OWN: [1.0] * 6}
-    return [
-        (*target.found.values(), target.met) for target in judge([make_group(times, ranks, **more)])
-    ]
+    plan = make_plan(straggler=more.get("straggler"))
+    targets = judge([make(times, ranks, **more)], plan)
+    return [(*target.found.values(), target.met) for target in targets]
 
 
 def test_the_large_mlp_is_promised_to_be_much_quicker_on_two_ranks():
@@ -230,7 +244,7 @@ def test_other_models_are_promised_not_to_be_slower():
 def test_nothing_is_promised_of_stragglers_or_gpus():
     assert judge_speed(1.0, straggler="0=2") == []
     assert judge_speed(1.0, framework={"device": "cuda"}) == []
-    assert judge([make_group({OWN: [1.0]})]) == []
+    assert judge([make({OWN: [1.0]})], make_plan()) == []
 
 
 def judge_nodes(central: float, sharded: float = 1.0, **more):
@@ -242,7 +256,7 @@ def judge_nodes(central: float, sharded: float = 1.0, **more):
     given = {"nodes": 4, "notes": notes, "link": TimedLink(0.0, 1e-6)}
     given["workload"] = Workload("convnet")
     times = {RING: [1.0] * 6, CENTRAL: [central] * 6, SHARDED: [sharded] * 6}
-    return judge([make_group(times, 4, **{**given, **more})])
+    return judge([make(times, 4, **{**given, **more})], make_plan())
 
 
 def test_the_central_server_is_promised_to_be_as_slow_as_the_model_says():
@@ -263,44 +277,14 @@ def test_the_sharded_server_is_promised_to_take_a_tenth_more_than_the_ring_at_mo
     assert judge_nodes(2.0, nodes=2) == []
 
 
-# ---- the drawing, and the command --------------------------------------------------------------
+# ---- the command ---------------------------------------------------------------------------------
 
 
-def test_a_drawing_has_a_bar_of_parts_for_each_contender(tmp_path):
-    times = {BASE: [1.0, 1.0], OWN_BASE: [1.0, 1.0], FRAMEWORKS: [2.0, 4.0], OWN: [1.5, 1.5]}
-    groups = [make_group(times), make_group(times, 4), make_group({})]
-    path = tmp_path / "drawing.svg"
-    draw(path, groups, "a note")
-    check_drawing(path, "framework", "that nothing hides", "optimizer", "4 ranks", "a note")
-    # As many samples per second as one rank alone, on two and on four.
-    check_drawing(path, "3000 ms, efficiency 50%", "efficiency 25%")
-
-
-@pytest.mark.parametrize(
-    ("name", "lines"),
-    [
-        (FRAMEWORKS, ["framework"]),
-        (replace(RING, transport="shared-memory+mpi"), ["ring transport=shared-memory+mpi"]),
-        (Contender("ring:segments=4"), ["ring:segments=4"]),
-        (replace(CENTRAL, servers="2", placement="dedicated", staleness="3"),
-         ["parameter-server:servers=2,", "placement=dedicated, staleness=3"]),
-    ],
-)  # fmt: skip
-def test_names_are_the_tables_and_long_ones_are_broken(name, lines):
-    assert break_name(name.name).splitlines() == lines
-
-
-def test_nothing_measured_is_drawn_as_nothing(tmp_path):
-    draw(tmp_path / "drawing.png", [make_group({})], "a note")
-    assert (tmp_path / "drawing.png").stat().st_size > 0
-
-
-def test_wrong_training_ends_with_an_error_after_the_tables(monkeypatch, capsys):
-    wrong = make_group({FRAMEWORKS: [1.0]}, wrong={OWN: "the ranks' parameters differ"})
-    monkeypatch.setattr(command, "measure", lambda *_: [wrong])
-    monkeypatch.setattr(command, "check", lambda _: MPIRUN)
+def test_wrong_training_ends_with_an_error_after_the_tables(capsys):
+    wrong = make({FRAMEWORKS: [1.0]}, wrong={OWN: "the ranks' parameters differ"})
+    quantity = replace(QUANTITY, measure=lambda *_: iter([wrong]))
     with pytest.raises(WrongResultError, match=r"auto on mlp and 2 ranks") as caught:
-        command.main(["--ranks", "2"])
+        run(quantity, ["--ranks", "2"])
     assert caught.value.exit_code == 1
     assert "mlp on 2 ranks of this machine" in capsys.readouterr().out
 
@@ -318,7 +302,7 @@ SYNCS = (
 
 def list_steps(record) -> list[Cell]:
     """The cells of whole steps."""
-    return [cell for cell in record.cells if cell.quantity == report.STEP and "part" not in cell.at]
+    return [cell for cell in record.cells if cell.quantity == STEP and "part" not in cell.at]
 
 
 @pytest.mark.long
@@ -373,10 +357,12 @@ worker.main()
 def test_gradients_that_are_no_average_are_noticed(tmp_path, monkeypatch, capsys):
     (tmp_path / "wrong_worker.py").write_text(WRONG_WORKER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(measurement, "WORKER", "wrong_worker")
+    monkeypatch.setattr(contenders, "WORKER", "wrong_worker")
     arguments = ["--ranks", "2", "--models", "mlp:megabytes=0.1", "--sync", "framework", "ring"]
     with pytest.raises(WrongResultError, match="ring transport=mpi on mlp") as caught:
-        command.main([*arguments, "--transports", "mpi", "--repetitions", "1", "--iterations", "3"])
+        run(
+            QUANTITY, [*arguments, "--transports", "mpi", "--repetitions", "1", "--iterations", "3"]
+        )
     assert "framework" not in str(caught.value)
     text = capsys.readouterr().out
     assert find_row(text, "framework") and "\nwrong: ring transport=mpi: after 2 steps" in text

@@ -16,32 +16,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from benchmarks.measure.training_step import checks, loops, measurement
-from benchmarks.measure.training_step.command import parse
-from benchmarks.measure.training_step.contenders import (
+from benchmarks.measure.training_step import checks, loops, visits
+from benchmarks.measure.training_step.contenders import QUANTITY
+from benchmarks.measure.training_step.synchronisations import (
     BASE,
     BASES,
-    Contender,
     LoopSpec,
-    parse_contender,
+    Synchronisation,
+    parse_synchronisation,
     read_spec,
-)
-from benchmarks.measure.training_step.measurement import (
-    TOLERANCE,
-    Visit,
-    Visitor,
-    judge,
-    read_answers,
 )
 from benchmarks.measure.training_step.torch_job import make_step
 from benchmarks.measure.training_step.traffic import (
-    Bytes,
+    StepTraffic,
     add_up,
     list_pushes,
     list_transfers,
-    read_bytes,
-    read_counters,
+    read_traffic,
     subtract,
+)
+from benchmarks.measure.training_step.visits import (
+    TOLERANCE,
+    StepVisitor,
+    TrainingVisit,
+    find_problem,
+    read_answers,
 )
 from benchmarks.measure.trials import RefusedError
 from benchmarks.records.contenders import MPI_JOB, TORCH_JOB
@@ -51,12 +50,13 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.algorithms import direct, gather_broadcast, one_shot, ring
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.groups.straggler import Slowdown, Straggler
+from mpiddp.training.records.network import read_counters
 
 SMALL = Workload("mlp", 0.1)
 counts = st.integers(0, 10_000)
 
 
-def make_spec(contender: Contender = BASE, workload: Workload = SMALL) -> LoopSpec:
+def make_spec(contender: Synchronisation = BASE, workload: Workload = SMALL) -> LoopSpec:
     return LoopSpec(contender, workload, 4, 7)
 
 
@@ -67,25 +67,25 @@ def make_spec(contender: Contender = BASE, workload: Workload = SMALL) -> LoopSp
 def test_a_ring_sends_what_its_formula_says(ranks, count):
     traffic = add_up(list_transfers(ring(ranks), count, 4), [0] * ranks)
     # Each chunk is passed on n - 1 times to be added, and n - 1 times to be copied.
-    assert sum(traffic.sent) == sum(traffic.received) == 2 * (ranks - 1) * 4 * count
-    assert traffic.each == pytest.approx(2 * (ranks - 1) / ranks * 4 * count)
+    assert sum(traffic["sent"]) == sum(traffic["received"]) == 2 * (ranks - 1) * 4 * count
+    assert traffic["each"] == pytest.approx(2 * (ranks - 1) / ranks * 4 * count)
     # Chunks differ by one element.
-    assert traffic.busiest - traffic.each <= 2 * (ranks - 1) * 4
+    assert traffic["busiest"] - traffic["each"] <= 2 * (ranks - 1) * 4
 
 
 @given(st.integers(2, 9), counts)
 def test_the_root_of_a_gather_broadcast_is_busiest(ranks, count):
     traffic = add_up(list_transfers(gather_broadcast(ranks), count, 2), [0] * ranks)
-    assert traffic.busiest == 2 * (ranks - 1) * count
-    assert traffic.each == pytest.approx(2 * (ranks - 1) / ranks * 2 * count)
+    assert traffic["busiest"] == 2 * (ranks - 1) * count
+    assert traffic["each"] == pytest.approx(2 * (ranks - 1) / ranks * 2 * count)
 
 
 def test_a_nodes_link_carries_what_its_ranks_send_to_other_nodes():
     traffic = add_up(list_transfers(one_shot(4), 100, 4), [0, 1, 0, 1])
-    assert traffic.sent == traffic.received == (1200,) * 4
+    assert traffic["sent"] == traffic["received"] == [1200] * 4
     # Two ranks, each to two ranks of the other node.
-    assert traffic.node_sent == traffic.node_received == (1600, 1600)
-    assert traffic.busiest == 1600
+    assert traffic["node_sent"] == traffic["node_received"] == [1600, 1600]
+    assert traffic["busiest"] == 1600
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_a_nodes_link_carries_what_its_ranks_send_to_other_nodes():
 )
 def test_servers_answer_what_workers_push(servers, workers, sent):
     traffic = add_up(list_pushes(100, 4, servers, workers), [0, 0, 0, 0])
-    assert traffic.sent == traffic.received == sent
-    assert traffic.busiest == max(sent)
+    assert traffic["sent"] == traffic["received"] == list(sent)
+    assert traffic["busiest"] == max(sent)
 
 
 @given(st.integers(2, 6), counts)
@@ -114,15 +114,15 @@ def test_a_sharded_server_sends_what_direct_does(ranks, count):
 
 
 def test_interfaces_tell_what_a_step_sent():
-    alone = read_bytes([{"lo": (4000, 4000), "eth0": (9, 9)}], 10, 2)
-    assert alone == Bytes(200, None, is_read=True)
+    alone = read_traffic([{"lo": (4000, 4000), "eth0": (9, 9)}], 10, 2)
+    assert alone == StepTraffic(200, None, is_read=True)
     two = [
-        {"lo": (50, 50), "eth0": (300, 100), "docker0": (7, 7)},
-        {"lo": (0, 0), "eth0": (100, 250)},
+        {"lo": (50, 50), "eth0": (100, 300), "docker0": (7, 7)},
+        {"lo": (0, 0), "eth0": (250, 100)},
     ]
     # 50 inside the first node, 100 and 250 between; the first one's link took 300.
-    assert read_bytes(two, 10, 4) == Bytes(10, 30, is_read=True)
-    assert read_bytes([{"lo": (0, 0)}, {}], 1, 2) == Bytes(0, 0, is_read=True)
+    assert read_traffic(two, 10, 4) == StepTraffic(10, 30, is_read=True)
+    assert read_traffic([{"lo": (0, 0)}, {}], 1, 2) == StepTraffic(0, 0, is_read=True)
 
 
 def test_the_loopbacks_bytes_are_counted():
@@ -133,7 +133,7 @@ def test_the_loopbacks_bytes_are_counted():
         with left, right:
             left.sendall(bytes(50_000))
             assert len(right.recv(50_000, socket.MSG_WAITALL)) == 50_000
-    assert subtract(before, read_counters())["lo"][1] >= 50_000
+    assert subtract(before, read_counters())["lo"][0] >= 50_000
 
 
 # ---- parts of a step ---------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class Sleeps:
     def close(self) -> None: ...
 
 
-def make_loop(**changes) -> loops.Loop:
+def make_loop(**changes) -> loops.StepLoop:
     module = build(SMALL, 0)
     given = {
         "model": module,
@@ -168,7 +168,7 @@ def make_loop(**changes) -> loops.Loop:
         "place": 0,
         "batch": Batch(*draw_batch(SMALL, 4, 0, 0)),
     }
-    return loops.Loop(**{**given, **changes})
+    return loops.StepLoop(**{**given, **changes})
 
 
 def test_a_step_is_timed_in_parts():
@@ -220,7 +220,10 @@ def make_answer(seconds: float, compute: float, update: float, lo: int | None = 
 def test_the_slowest_rank_counts_in_each_part():
     answers = [make_answer(2.0, 0.5, 0.3, 3000), make_answer(1.0, 0.8, 0.1), {}]
     visit = read_answers(answers, 5)
-    assert visit == Visit(5, 0.4, 0.16, 0.06, 40.0, Bytes(200, None, is_read=True))
+    assert visit == TrainingVisit(
+        steps=5, usual=0.4, compute=0.16, update=0.06, samples_per_second=40.0,
+        reading=StepTraffic(200, None, is_read=True), by_rank=(),
+    )  # fmt: skip
     # Who never waits goes on at its own pace.
     assert read_answers(answers, 5, has_bound=False).samples_per_second == 60.0
     assert visit.exposed == pytest.approx(0.18)
@@ -229,7 +232,8 @@ def test_the_slowest_rank_counts_in_each_part():
 
 
 def test_exposed_communication_may_be_negative():
-    assert Visit(1, 1.0, 0.9, 0.2, 1.0, Bytes(0, None, is_read=True)).exposed == pytest.approx(-0.1)
+    visit = read_answers([make_answer(1.0, 0.9, 0.2, 0)], 1)
+    assert visit.exposed == pytest.approx(-0.1)
 
 
 # ---- what is trained ---------------------------------------------------------------------------
@@ -256,7 +260,7 @@ def test_every_model_takes_its_samples(name):
 
 
 def test_what_ranks_are_told_survives_json():
-    spec = LoopSpec(parse_contender("parameter-server:servers=2"), SMALL, 8, 3, "0=2")
+    spec = LoopSpec(parse_synchronisation("parameter-server:servers=2"), SMALL, 8, 3, "0=2")
     assert read_spec(json.loads(json.dumps(asdict(spec)))) == spec
 
 
@@ -290,7 +294,7 @@ def train(spec: LoopSpec, workers: int, factor: float = 1.0):
     module = build(spec.workload, spec.seed)
     update = Averages(module, spec, workers, factor)
     batch = Batch(*draw_batch(spec.workload, spec.batch_size, spec.seed, 0))
-    loop = loops.Loop(module, module, update, tuple(range(workers)), 0, batch)
+    loop = loops.StepLoop(module, module, update, tuple(range(workers)), 0, batch)
     return checks.take_checked_steps(spec, loop)
 
 
@@ -299,10 +303,10 @@ def test_averages_train_what_one_process_with_all_samples_does(name):
     spec = make_spec(workload=parse_workload(name))
     expected = checks.compute_alone(spec, 3, torch.device("cpu"))["sample"]
     right = train(spec, 3)
-    assert judge([right, right, {}], expected, is_narrow=False) == ""
+    assert find_problem([right, right, {}], expected, is_narrow=False) == ""
     # The sum in place of the average, and one worker's own gradients.
     for wrong in (train(spec, 3, 3.0), train(spec, 1)):
-        assert "way that one process" in judge([wrong], expected, is_narrow=False)
+        assert "way that one process" in find_problem([wrong], expected, is_narrow=False)
 
 
 def test_dropout_is_left_out_of_a_check_and_of_nothing_else():
@@ -319,15 +323,15 @@ def make_found(way, digest="a"):
 def test_a_verdict_names_what_is_wrong():
     found = make_found([3.0, 4.0])
     expected = [3.0, 4.0 + 0.9 * 5 * TOLERANCE]
-    assert judge([found, found], expected, is_narrow=False) == ""
+    assert find_problem([found, found], expected, is_narrow=False) == ""
     far = [3.0, 4.0 + 1.2 * 5 * TOLERANCE]
-    assert "up to 0.02 would be rounding" in judge([found], far, is_narrow=False)
-    assert judge([found], far, is_narrow=True) == ""
-    assert "differ" in judge([found, make_found([3.0, 4.0], "b")], expected, is_narrow=False)
-    assert "not finite" in judge([make_found([math.nan, 4.0])], expected, is_narrow=False)
+    assert "up to 0.02 would be rounding" in find_problem([found], far, is_narrow=False)
+    assert find_problem([found], far, is_narrow=True) == ""
+    assert "differ" in find_problem([found, make_found([3.0, 4.0], "b")], expected, is_narrow=False)
+    assert "not finite" in find_problem([make_found([math.nan, 4.0])], expected, is_narrow=False)
     # Workers at their own pace have no other one's way to go.
-    assert judge([found], None, is_narrow=False) == ""
-    assert "not moved" in judge([make_found([0.0, 0.0])], None, is_narrow=False)
+    assert find_problem([found], None, is_narrow=False) == ""
+    assert "not moved" in find_problem([make_found([0.0, 0.0])], None, is_narrow=False)
 
 
 # ---- visits ------------------------------------------------------------------------------------
@@ -355,10 +359,10 @@ class FakeJob:
 
 def test_who_trains_something_else_is_not_timed():
     words = ["framework", "auto", "ring", "one-shot", "parameter-server:staleness=1"]
-    plan = parse(["--sync", *words, "--repetitions", "2", "--models", "mlp"]).plan
+    plan = QUANTITY.parse(["--sync", *words, "--repetitions", "2", "--models", "mlp"]).plan
     odd = {"ring": {"digest": "b"}, "one-shot": {"refused": "no such way"}}
     jobs = {name: FakeJob(name, odd) for name in (MPI_JOB, TORCH_JOB)}
-    visitor = Visitor(jobs, plan, 2, Workload("mlp"))
+    visitor = StepVisitor(jobs, plan, 2, Workload("mlp"))
     admitted = visitor.admit([*BASES, *plan.contenders])
     series = visitor.visit_in_turns(admitted)
     wrong = {each.name: why for each, why in visitor.wrong.items()}
@@ -374,12 +378,12 @@ def test_who_trains_something_else_is_not_timed():
 @pytest.mark.parametrize(("device", "good"), [("cpu", False), ("cuda", True)])
 def test_gpus_that_were_asked_for_must_be_there(device, good):
     greetings = [{"device": "cuda"}, {"device": device}]
-    measurement.check_device("auto", greetings)
+    visits.check_device("auto", greetings)
     if good:
-        measurement.check_device("gpu", greetings)
+        visits.check_device("gpu", greetings)
     else:
         with pytest.raises(ConfigurationError, match="expected a GPU for every rank"):
-            measurement.check_device("gpu", greetings)
+            visits.check_device("gpu", greetings)
 
 
 def test_a_link_is_probed_by_a_short_and_a_long_message():
@@ -388,6 +392,6 @@ def test_a_link_is_probed_by_a_short_and_a_long_message():
         seconds = 2e-3 + 1e-8 * command["bytes"] * (command["bytes"] > 100)
         return [[seconds] * 3, [9.0] * 3]
 
-    link = measurement.probe_link(SimpleNamespace(ask=ask))
+    link = visits.probe_link(SimpleNamespace(ask=ask))
     assert link.latency == pytest.approx(1e-3)
     assert link.megabits == pytest.approx(800)

@@ -23,18 +23,23 @@ from hypothesis import strategies as st
 import launchers
 from benchmarks.judge.guidelines import list_broken
 from benchmarks.judge.slow_ranks import find_late_rank, find_slow_core
-from benchmarks.measure.collectives import command
-from benchmarks.measure.collectives.cells import describe_overlap
-from benchmarks.measure.collectives.findings import Refusal, Surroundings
-from benchmarks.measure.collectives.measurement import check_memory, list_blocks, measure
+from benchmarks.measure.collectives import measurement
+from benchmarks.measure.collectives.cells import CallSurroundings, describe_overlap
+from benchmarks.measure.collectives.contenders import (
+    list_blocks,
+    list_contenders,
+    list_probes,
+    list_rounds,
+)
+from benchmarks.measure.collectives.measurement import WORKER, check_memory, measure
 from benchmarks.measure.collectives.ranks import inputs, load, messages, worker
 from benchmarks.measure.collectives.ranks.calls import CallSpec, Exchange, Prepared, do_nothing
-from benchmarks.measure.collectives.report import list_remarks
-from benchmarks.measure.collectives.visits import LENGTH, Visit, Visitor, read_visit
+from benchmarks.measure.collectives.tables import list_remarks
+from benchmarks.measure.collectives.visits import LENGTH, CallVisit, CallVisitor, read_visit
 from benchmarks.measure.launching import json_lines, worker_loop
 from benchmarks.measure.launching.paired_jobs import make_mpi_program, make_torch_program
 from benchmarks.measure.launching.srun import Srun
-from benchmarks.measure.trials import RefusedError
+from benchmarks.measure.trials import WRONG, Refusal, RefusedError
 from benchmarks.records.collectives import ITEM_BYTES
 from benchmarks.records.contenders import (
     BACKEND,
@@ -46,12 +51,8 @@ from benchmarks.records.contenders import (
     PREPARED,
     RING,
     TORCH_JOB,
-    WORKER,
     Contender,
     Task,
-    list_contenders,
-    list_probes,
-    list_rounds,
 )
 from benchmarks.records.schema import Cell, read_record
 from benchmarks.records.statistics import is_known
@@ -62,6 +63,7 @@ from mpiddp.errors import ConfigurationError
 
 types = st.sampled_from(list(ITEM_BYTES))
 operators = st.sampled_from(["sum", "product", "min", "max"])
+count_wrong = partial(inputs.count_wrong, "all-reduce")
 QUANTITIES = ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce")
 
 
@@ -97,7 +99,7 @@ def test_results_are_known_exactly_in_every_type(quantity, operator, name, ranks
         inputs.fill(tensor, rank, ranks, operator)
     run_collective(quantity, operator, tensors)
     for rank, tensor in enumerate(tensors):
-        wrong = inputs.count_wrong_after(quantity, tensor, rank, ranks, operator, None)
+        wrong = inputs.count_wrong(quantity, tensor, rank, ranks, operator)
         assert wrong == 0
 
 
@@ -108,7 +110,7 @@ def test_a_collective_that_does_nothing_is_noticed(quantity, operator):
     for rank in range(3):
         tensor = torch.empty(3000)
         inputs.fill(tensor, rank, 3, operator)
-        noticed += inputs.count_wrong_after(quantity, tensor, rank, 3, operator, None)
+        noticed += inputs.count_wrong(quantity, tensor, rank, 3, operator)
     assert noticed > 500
 
 
@@ -117,8 +119,8 @@ def test_an_average_may_be_rounded_in_the_contenders_own_way():
     for rank, tensor in enumerate(tensors):
         inputs.fill(tensor, rank, 3, "average")
     for mean in (sum(tensors) / 3, sum(tensors) * (1 / 3), sum(each / 3 for each in tensors)):
-        assert inputs.count_wrong(mean, 3, operator="average") == 0
-    assert inputs.count_wrong(sum(tensors), 3, operator="average") > 3000
+        assert count_wrong(mean, 0, 3, "average") == 0
+    assert count_wrong(sum(tensors), 0, 3, "average") > 3000
 
 
 @given(st.integers(2, 64), st.sets(st.integers(0, 9999), min_size=1, max_size=9))
@@ -126,7 +128,7 @@ def test_an_average_may_be_rounded_in_the_contenders_own_way():
 def test_every_wrong_element_is_counted(ranks, places):
     tensor = make_sum(10_000, ranks)
     tensor[list(places)] += 1
-    assert inputs.count_wrong(tensor, ranks) == len(places)
+    assert count_wrong(tensor, 0, ranks) == len(places)
 
 
 def make_sum(count: int, ranks: int) -> torch.Tensor:
@@ -140,13 +142,13 @@ def make_sum(count: int, ranks: int) -> torch.Tensor:
 @settings(max_examples=8)
 def test_chunks_in_each_others_place_are_noticed(ranks, power):
     tensor = make_sum(8192, ranks)
-    assert inputs.count_wrong(tensor.roll(8192 >> power), ranks) > 1000
+    assert count_wrong(tensor.roll(8192 >> power), 0, ranks) > 1000
 
 
 def test_dedicated_servers_contribute_nothing():
     tensor = torch.empty(100)
     inputs.fill(tensor, 1, 2)
-    assert inputs.count_wrong(tensor, 2, (1,)) == 0
+    assert count_wrong(tensor, 1, 2, members=(1,)) == 0
     calls = FakeCalls(members=(0,))
     assert worker.measure(calls, make_spec(20_000, 1))["wrong"] == 0
     calls.rank = 1
@@ -198,7 +200,7 @@ def test_waiting_for_nobody_ends(server):
 
 def test_half_a_line_is_none():
     left, right = socket.socketpair()
-    line = json_lines.Line(left)
+    line = json_lines.JsonLine(left)
     right.sendall(b'{"times": [1')
     right.close()
     assert line.receive() is None
@@ -322,7 +324,7 @@ def test_a_pair_whose_messages_are_wrong_is_named_and_not_timed(monkeypatch):
     with fake_jobs(monkeypatch, answer, ranks=3):
         items = list(measure(3, MPIRUN, make_plan(command="all-pairs")))
     (refusal,) = [item for item in items if isinstance(item, Refusal)]
-    assert refusal.is_wrong and refusal.reason == "its result has 5 wrong elements 2→0"
+    assert refusal.kind == WRONG and refusal.reason == "its result has 5 wrong elements 2→0"
     assert (2, 0) not in {(c.at["from"], c.at["to"]) for c in items if isinstance(c, Cell)}
 
 
@@ -414,7 +416,7 @@ def test_ranks_compute_for_about_the_time_of_a_call(monkeypatch):
 
 def test_what_is_hidden_is_the_share_of_the_call_that_takes_no_time():
     # Of a call of 2 s beside a computation of 3 s, half takes time.
-    visit = Visit(((4.0,),), compute=3.0, alone=2.0)
+    visit = CallVisit(((4.0,),), compute=3.0, alone=2.0)
     assert describe_overlap([visit]) == {"compute": 3.0, "alone": 2.0, "hidden": 0.5}
 
 
@@ -430,7 +432,7 @@ def test_busy_processes_end_with_the_rank_that_started_them():
 
 
 def test_rank_0_passes_commands_on_and_gathers_the_answers():
-    pairs = [[json_lines.Line(end) for end in socket.socketpair()] for _ in range(2)]
+    pairs = [[json_lines.JsonLine(end) for end in socket.socketpair()] for _ in range(2)]
     (command, above), (below, other) = pairs
     describe = worker.Worker(FakeCalls()).perform
     threads = [
@@ -486,11 +488,11 @@ def test_what_sums_wrongly_or_cannot_is_not_timed(monkeypatch):
     ]  # fmt: skip
     refusals = {item.contender: item for item in items if isinstance(item, Refusal)}
     assert refusals["plain ring"].reason == "not here"
-    assert refusals["MPI_Allreduce"].is_wrong
+    assert refusals["MPI_Allreduce"].kind == WRONG
     # One look, two rounds of as many iterations as fit.
     asked = [spec for spec in jobs[TORCH_JOB].asked if spec["maker"] == GLOO]
     assert [spec["iterations"] for spec in asked] == [LENGTH.fewest, 10, 10]
-    assert isinstance(items[0], Surroundings) and isinstance(items[-1], Surroundings)
+    assert isinstance(items[0], CallSurroundings) and isinstance(items[-1], CallSurroundings)
     assert items[-1].first_calls == dict.fromkeys(
         [GLOO, MPI, BACKEND, PERSISTENT, OWN, PREPARED], 5e-9
     )
@@ -533,10 +535,10 @@ def test_an_interruption_keeps_and_writes_what_was_measured(monkeypatch, tmp_pat
 
     answer.visits = 0
     path = tmp_path / "record.jsonl"
-    monkeypatch.setattr(command, "check", lambda _: MPIRUN)
+    monkeypatch.setattr(measurement, "check", lambda _: MPIRUN)
     words = ["--sizes", "8", "64", "--ranks", "2", "--algorithms", "auto", "--repetitions", "3"]
     with fake_jobs(monkeypatch, answer), pytest.raises(KeyboardInterrupt):
-        command.main("allreduce", [*words, "--buffers", "private", "--output", str(path)])
+        measurement.main("allreduce", [*words, "--buffers", "private", "--output", str(path)])
     record = read_record(path)
     assert not record.is_complete and "node[1-2]" not in path.read_text()
     assert [cell.details["stopped"] for cell in record.cells if cell.at["bytes"] == 8] == [
@@ -551,7 +553,7 @@ def test_an_interruption_keeps_and_writes_what_was_measured(monkeypatch, tmp_pat
 # ---- the method --------------------------------------------------------------------------------
 
 
-class Planted(Visitor):
+class Planted(CallVisitor):
     """Visits without ranks: each takes a second of a clock, and its time is drawn."""
 
     def __init__(self, draw, *words: str) -> None:
@@ -560,7 +562,7 @@ class Planted(Visitor):
 
     def measure(self, key, iterations):
         self.now += self.step
-        return Visit(((self.draw(key, self.now),) * iterations,) * 2)
+        return CallVisit(((self.draw(key, self.now),) * iterations,) * 2)
 
 
 TASK, OTHER = (Task(Contender(maker), 8, operator="sum") for maker in (MPI, GLOO))
@@ -652,7 +654,7 @@ def test_a_planted_straggler_is_named_in_the_cells_and_the_table(monkeypatch):
     with fake_jobs(monkeypatch, answer, ranks=3):
         cells = [item for item in measure(3, MPIRUN, plan) if isinstance(item, Cell)]
     assert {cell.details["slow_rank"] for cell in cells} == {1}
-    assert list_remarks(cells)[0].startswith("slow rank: rank 1 comes late, by 310 µs")
+    assert next(list_remarks(cells)).startswith("slow rank: rank 1 comes late, by 310 µs")
 
 
 # ---- guidelines --------------------------------------------------------------------------------
@@ -707,16 +709,18 @@ def test_a_guideline_needs_intervals_of_the_same_contender():
 
 
 def test_contenders_are_the_product_of_what_is_asked_for():
-    transports, buffers = ["mpi", "torch"], ["private", "shared"]
-    rows = list_contenders("all-reduce", ["auto", "ring"], transports, buffers, nccl=False)
+    words = ("--algorithms", "auto", "ring", "--transports", "mpi", "torch")
+    rows = list_contenders("all-reduce", make_plan(*words), nccl=False)
     assert [row.maker for row in rows[:4]] == [GLOO, MPI, RING, PERSISTENT]
     # The last one is the ring over MPI once more, prepared as the plain ring is.
     assert len(rows) == 4 + 2 * 2 * 2 + 1 == len({row.label for row in rows})
     assert rows[-1] == Contender(PREPARED, MPI_JOB, "ring", "mpi")
-    with_nccl = list_contenders("broadcast", ["auto"], ["auto"], ["gpu"], nccl=True)
+    plan = make_plan("--algorithms", "auto", "--buffers", "gpu", command="broadcast")
+    with_nccl = list_contenders("broadcast", plan, nccl=True)
     assert [row.name for row in with_nccl] == ["Gloo", "NCCL", "MPI_Bcast", "mpiddp auto"]
     assert "torch.distributed over mpiddp" not in [row.name for row in with_nccl]
-    own = list_contenders("reduce", ["auto"], ["auto"], ["private"], nccl=False)
+    plan = make_plan("--algorithms", "auto", "--buffers", "private", command="reduce")
+    own = list_contenders("reduce", plan, nccl=False)
     assert [row.maker for row in own] == [GLOO, MPI, BACKEND, OWN]
     assert [row.job for row in with_nccl] == [TORCH_JOB, TORCH_JOB, MPI_JOB, MPI_JOB]
 
@@ -806,7 +810,7 @@ def test_probes_are_measured_only_on_request():
 def test_point_to_point_is_measured_on_one_node_and_between_two():
     srun = Srun(Path("/usr/bin/srun"), "22.05.8", 2, False)
     plan = make_plan(command="point-to-point")
-    runs = command.list_runs(plan, srun)
+    runs = measurement.list_runs(plan, srun)
     assert [(ranks, each.nodes) for ranks, each in runs] == [(2, 1), (2, 2)]
-    assert command.list_runs(plan, MPIRUN) == [(2, MPIRUN)]
-    assert len(command.list_runs(make_plan(), srun)) == 2
+    assert measurement.list_runs(plan, MPIRUN) == [(2, MPIRUN)]
+    assert len(measurement.list_runs(make_plan(), srun)) == 2

@@ -1,4 +1,4 @@
-"""The measured collectives: statistics, tables, promises and the drawing."""
+"""The measured collectives: statistics, tables and promises."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmark_runs import check_drawing
 from benchmarks.judge.slow_links import list_slow
 from benchmarks.judge.targets import Target
-from benchmarks.measure.collectives import options, report
-from benchmarks.measure.collectives import plot as collectives_plot
+from benchmarks.measure.collectives import tables
 from benchmarks.measure.collectives import targets as collectives_targets
-from benchmarks.measure.collectives.findings import Findings, Refusal, Surroundings
+from benchmarks.measure.collectives.cells import find_probe
+from benchmarks.measure.trials import Refusal
 from benchmarks.records.collectives import find_rates
 from benchmarks.records.contenders import (
-    ALL_REDUCE,
     BOUND_BYTES,
-    BUFFERS,
     COPIES,
     EMPTY,
     LINK,
@@ -33,17 +30,8 @@ from benchmarks.records.contenders import (
     PREPARED,
     RING,
     Contender,
-    list_contenders,
 )
-from benchmarks.records.statistics import median_interval, spread
-from benchmarks.show import scaling
-from benchmarks.show.plotting import (
-    TICK_SHARE,
-    Line,
-    LinePanel,
-    choose_ticks,
-    draw_panels,
-)
+from benchmarks.records.statistics import median_interval
 from measured import (
     GLOO_ROW,
     MPI_ROW,
@@ -53,9 +41,10 @@ from measured import (
     K,
     M,
     make_cell,
+    make_cells,
     make_findings,
+    make_plan,
 )
-from mpiddp.errors import ConfigurationError
 
 
 def probe(name: str) -> Contender:
@@ -83,26 +72,18 @@ def test_rates_are_those_of_nccl_tests():
         assert find_rates(quantity, 4, 8_000_000, 1e-3) == pytest.approx((8.0, 8.0))
 
 
-def test_a_speed_is_the_median_of_the_rounds_ratios_that_both_took_part_in():
-    own = [[1.0], [2.0], [9.0]]
-    found = make_findings({(PRIVATE_OWN, 8): own, (GLOO_ROW, 8): [[4.0], [4.0], [9.0], [99.0]]})
-    speed = found.find_speed(PRIVATE_OWN, GLOO_ROW, 8, 0.0)
-    assert (speed.estimate, speed.ratios.tolist()) == (2.0, [1.0, 2.0, 4.0])
-    assert found.find_speed(PRIVATE_OWN, MPI_ROW, 8, 0.0) is None
-
-
 def test_the_table_shows_what_ran_rates_ratios_and_why_it_ended():
     times = {
         (GLOO_ROW, M): [[8e-3] * 6],
         (MPI_ROW, M): [[4e-3] * 6],
         (PRIVATE_OWN, M): [[1e-3, 1e-3, 2e-3, 2e-3, 3e-3, 3e-3]],
     }
-    refusal = Refusal(
+    left_out = Refusal(
         quantity="all-reduce", contender="plain ring", at={"bytes": M}, reason="it only adds"
     )
-    found = make_findings(times, refusals=[refusal])
-    found.cells[2].details.update(ran="direct over shared-memory", stopped="budget")
-    text = report.format_findings(found)
+    found = make_findings(times, left_out)
+    found[3].details.update(ran="direct over shared-memory", stopped="budget")
+    text = tables.format_findings(found, make_plan())
     lines = text.splitlines()
     assert "all-reduce: 1 MiB of float32, sum, 6 iterations" in lines
     row = next(line for line in lines if line.startswith("mpiddp auto"))
@@ -115,10 +96,10 @@ def test_the_table_shows_what_ran_rates_ratios_and_why_it_ended():
 
 def test_that_nothing_of_mpiddp_was_measured_is_told():
     own, why = Contender(OWN, buffer="gpu").label, "not every rank has a GPU"
-    refusals = [Refusal(quantity="all-reduce", contender=own, at={"bytes": 8}, reason=why)]
+    left_out = Refusal(quantity="all-reduce", contender=own, at={"bytes": 8}, reason=why)
     for rows, told in (([GLOO_ROW], True), ([GLOO_ROW, PRIVATE_OWN], False)):
-        found = make_findings({(row, 8): [[1.0]] for row in rows}, refusals=refusals)
-        lines = report.format_findings(found).splitlines()
+        found = make_findings({(row, 8): [[1.0]] for row in rows}, left_out)
+        lines = tables.format_findings(found, make_plan()).splitlines()
         assert (f"nothing of mpiddp was measured: {why}" in lines) == told
 
 
@@ -126,7 +107,7 @@ def test_what_stands_out_is_told():
     late = {"slow_rank": 1, "slow_rank_reason": "comes late, by 90 µs"}
     cells = [make_cell(row, 8, [[1.0]], **late) for row in (GLOO_ROW, MPI_ROW)]
     cells.append(make_cell(PRIVATE_OWN, 8, [[1.0]], guidelines=["loses to reduce + broadcast"]))
-    slow, guideline = report.list_remarks(cells)
+    slow, guideline = tables.list_remarks(cells)
     assert slow == "slow rank: rank 1 comes late, by 90 µs (in 2 of 3 rows)"
     assert guideline.endswith("all-reduce at 8 B loses to reduce + broadcast")
 
@@ -134,32 +115,29 @@ def test_what_stands_out_is_told():
 def test_the_quickest_copy_is_the_memory_bound():
     seconds = dict(zip(COPIES, (0.04, 0.02, 0.03), strict=True))
     times = {(probe(name), BOUND_BYTES): [[each] * 3] for name, each in seconds.items()}
-    found = make_findings({**times, (probe(EMPTY), 0): [[7e-8]]})
-    copy = found.find_probe(*COPIES)
+    cells = make_cells({**times, (probe(EMPTY), 0): [[7e-8]]})
+    copy = find_probe(cells, *COPIES)
     assert (copy.contender, copy.summary.median) == (COPIES[1], 0.02)
-    assert found.find_probe(LINK) is None
+    assert find_probe(cells, LINK) is None
     # 67.1 MB in 20 ms
-    text = report.describe_limits(found)
-    assert "20 ms to read and write 64 MiB" in text and "3.36 GB/s" in text
-    assert "an iteration of nothing takes 0.07 µs" in text
-
-
-def make_pairs(seconds, rounds: int = 3):
-    """Findings of all pairs, with these seconds in each round."""
-    row = Contender(MPI, quantity="all-pairs")
-    cells = [make_cell(row, M, [[each]] * rounds) for each in seconds.values()]
-    at = ({"bytes": M, "from": source, "to": target} for source, target in seconds)
-    cells = [replace(cell, at=place) for cell, place in zip(cells, at, strict=True)]
-    plan = options.parse("all-pairs", ["--sizes", "1M"]).plan
-    return Findings(plan=plan, surroundings=Surroundings(ranks=4, nodes=4), cells=cells)
+    bound, nothing = tables.list_limits(cells)
+    assert "20 ms to read and write 64 MiB" in bound and "3.36 GB/s" in bound
+    assert nothing == "an iteration of nothing takes 0.07 µs"
 
 
 PAIRS = list(itertools.permutations(range(4), 2))
 
 
 def test_the_matrix_has_a_row_for_each_node_that_sends():
-    found = make_pairs({pair: 1e-3 * (1 + pair[0]) for pair in PAIRS})
-    lines = report.format_matrix(found, M).splitlines()
+    row = Contender(MPI, quantity="all-pairs")
+    cells = [
+        replace(
+            make_cell(row, M, [[1e-3 * (1 + source)]] * 3),
+            ranks=4, nodes=4, at={"bytes": M, "from": source, "to": target},
+        )
+        for source, target in PAIRS
+    ]  # fmt: skip
+    lines = tables.format_matrix(cells, M).splitlines()
     assert " ".join(lines[1].split()) == "from \\ to node 0 node 1 node 2 node 3"
     assert " ".join(lines[3].split()) == "node 1 2 ms, 0.524 – 2 ms, 0.524 2 ms, 0.524"
 
@@ -186,7 +164,7 @@ def test_equal_links_that_vary_by_a_third_have_no_slow_one(seed):
 
 
 def judge(times, ranks=2, cores=2, nodes=None) -> dict[str, Target]:
-    found = collectives_targets.judge([make_findings(times, ranks, nodes)], cores)
+    found = collectives_targets.judge(make_cells(times, ranks, nodes), cores)
     return {target.text: target for target in found}
 
 
@@ -260,73 +238,3 @@ def test_the_harness_is_judged_by_an_iteration_of_nothing():
 
 def test_what_was_not_measured_is_not_judged():
     assert judge({(GLOO_ROW, M): [[1.0]]}) == {}
-
-
-# ---- the drawing -------------------------------------------------------------------------------
-
-
-def test_a_drawing_has_a_line_for_each_contender(tmp_path):
-    times = {(row, size): [[1e-3 * size]] for row in (GLOO_ROW, PRIVATE_OWN) for size in (8, K)}
-    path = tmp_path / "drawing.svg"
-    collectives_plot.draw(path, [make_findings(times), make_findings(times, ranks=4)], "a note")
-    text = check_drawing(path, "Gloo", "mpiddp", "4 ranks", "bus bandwidth", "a note")
-    assert "MPI_Allreduce" not in text
-
-
-def test_a_drawing_leaves_out_none_that_was_asked_for(tmp_path):
-    rows = list_contenders(
-        ALL_REDUCE, ("auto", "ring", "central", "direct"), ("auto",), BUFFERS[:2], nccl=False
-    )
-    slow = {row for row in rows if row.algorithm == "central" or row.maker == RING}
-    times = {(row, size): [[1.0 + 9 * (row in slow)]] for row in rows for size in (8, K)}
-    path = tmp_path / "drawing.svg"
-    collectives_plot.draw(path, [make_findings(times)], "")
-    own = [f"mpiddp {name}, private" for name in ("ring", "central")]
-    names = ("Gloo", "MPI_Allreduce", "plain ring", *own)
-    check_drawing(path, *names, f"{len(rows) - 12} contender")
-
-
-def test_panels_that_share_an_axis_hold_what_each_of_them_shows(tmp_path):
-    tops = []
-
-    def finish(axis):
-        axis.set_ylim(bottom=0)
-        tops.append(axis.get_ylim()[1])
-
-    panels = [
-        LinePanel(title="rates", lines=[Line("a", [1, 2], [spread([rate])] * 2, 0)], label="",
-                  describe=str, base=None, finish=finish)
-        for rate in (1.0, 9.0)
-    ]  # fmt: skip
-    draw_panels(tmp_path / "a.svg", [[panel] for panel in panels], (4, 4), "", "", shared="col")
-    assert len(tops) == 2 and min(tops) >= 9
-
-
-def test_sizes_stand_beside_ranks_on_a_node_and_between_nodes(tmp_path):
-    rows = (GLOO_ROW, PRIVATE_OWN, Contender(OWN, algorithm="central"))
-    cells = [
-        replace(cell, ranks=ranks, nodes=nodes)
-        for ranks, nodes, sizes in ((2, 1, (8, M)), (4, 1, (8, K, M)), (2, 2, (8, K)), (8, 8, (8,)))
-        for cell in make_findings({(row, size): [[1e-3]] for row in rows for size in sizes}).cells
-    ]
-    path = tmp_path / "scaling.svg"
-    named = [(cell.contender, cell) for cell in cells]
-    wrong = replace(cells[0], details={**cells[0].details, "wrong": 1})
-    scaling.draw(path, [("wrong", wrong), *named], "a note")
-    assert "wrong" not in path.read_text()
-    shown = ("4 ranks on 1 node: all-reduce", "one node: 1 MiB", "2 ranks on 2 nodes")
-    check_drawing(path, *shown, "1 rank on each node: 8 B", "central: a parameter server; a note")
-    with pytest.raises(ConfigurationError, match="expected right results of collectives"):
-        scaling.draw(path, [("wrong", wrong)], "")
-
-
-@given(st.lists(st.integers(3, 40), min_size=1, max_size=20, unique=True))
-def test_ticks_have_room(powers):
-    sizes = [1 << power for power in sorted(powers)]
-    ticks = choose_ticks(sizes)
-    assert ticks[0] == sizes[0] and set(ticks) <= set(sizes)
-    room = TICK_SHARE * math.log2(sizes[-1] / sizes[0])
-    assert all(math.log2(b / a) >= room - 1e-9 for a, b in itertools.pairwise(ticks))
-    # None is left out for nothing.
-    for size in set(sizes) - set(ticks):
-        assert min(abs(math.log2(size / tick)) for tick in ticks) < room + 1e-9

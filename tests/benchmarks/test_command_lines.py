@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 
 import pytest
 
-from benchmarks.measure.checkpoint import command as checkpoint
-from benchmarks.measure.collectives import command as collectives
+from benchmarks.measure.collectives import measurement as collectives
 from benchmarks.measure.collectives import options
-from benchmarks.measure.compare import command as compare
-from benchmarks.measure.programs import command as programs
-from benchmarks.measure.startup import command as startup
-from benchmarks.measure.stragglers import command as stragglers
-from benchmarks.measure.training_loop import command as training_loop
-from benchmarks.measure.training_step import command as training_step
-from benchmarks.measure.tune import command as tune
+from benchmarks.measure.compare import comparison
+from benchmarks.measure.tune import tuning
 from benchmarks.study import explain, export, numerics, prove, simulate
 from benchmarks.study import fitting as fit
 from benchmarks.study import reporting as report
@@ -27,17 +22,18 @@ def check_collective(name: str, words: Sequence[str]) -> None:
     collectives.check(options.parse(name, words))
 
 
+def check_quantity(folder: str, words: Sequence[str]) -> None:
+    quantity = import_module(f"benchmarks.measure.{folder}.contenders").QUANTITY
+    quantity.find_launcher(quantity.parse(words))
+
+
+QUANTITIES = ("checkpoint", "programs", "startup", "stragglers", "training-loop", "training-step")
 COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
-    "startup": lambda words: startup.check(startup.parse(words)),
     **{name: partial(check_collective, name) for name in options.QUANTITIES},
-    "training-step": lambda words: training_step.check(training_step.parse(words)),
-    "stragglers": lambda words: stragglers.check(stragglers.parse(words)),
-    "checkpoint": lambda words: checkpoint.check(checkpoint.parse(words)),
-    "training-loop": lambda words: training_loop.check(training_loop.parse(words)),
-    "programs": lambda words: programs.check(programs.parse(words)),
+    **{name: partial(check_quantity, name.replace("-", "_")) for name in QUANTITIES},
     "fit": fit.main,
-    "tune": tune.main,
-    "compare": compare.main,
+    "tune": tuning.main,
+    "compare": comparison.main,
     "report": report.main,
     "explain": explain.main,
     "simulate": simulate.main,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy
 import pytest
 
 from benchmarks.judge.changes import FASTER, SAME, SLOWER, UNKNOWN, Rule, index_cells, judge
-from benchmarks.measure.compare import again, command
-from benchmarks.measure.compare.command import RegressionError
-from benchmarks.measure.tune import command as tune
+from benchmarks.measure.collectives import options
+from benchmarks.measure.compare import again, comparison
+from benchmarks.measure.compare.comparison import RegressionError
+from benchmarks.measure.tune import tuning
 from benchmarks.records import schema as records
 from benchmarks.records.environment import find_commit, find_processor
 from benchmarks.records.schema import Cell, Record, open_record, read_record
@@ -192,7 +193,7 @@ def test_the_table_names_what_changed(tmp_path, capsys):
     new = write(tmp_path / "new", news, cores=4, packages={"torch": "2"})
     out = tmp_path / "verdicts.jsonl"
     with pytest.raises(RegressionError, match="1 cell of 1 became slower") as caught:
-        command.main([str(old), str(new), "--again", "0", "--output", str(out)])
+        comparison.main([str(old), str(new), "--again", "0", "--output", str(out)])
     assert caught.value.exit_code == 1
     shown = capsys.readouterr()
     assert "all-reduce, ring, 2 ranks, 4 KiB, float32" in shown.out and "1.500" in shown.out
@@ -218,13 +219,13 @@ def test_records_that_do_not_fit_are_refused(tmp_path, olds, news, benchmark, ex
     old = write(tmp_path / "old", [make_cell(TIMES, name) for name in olds])
     new = write(tmp_path / "new", [make_cell(TIMES, name) for name in news], benchmark)
     with pytest.raises(ConfigurationError, match=expected):
-        command.main([str(old), str(new)])
+        comparison.main([str(old), str(new)])
 
 
 def test_counts_of_nothing_are_not_compared(tmp_path, capsys):
     cells = [make_cell([0.0], "counted"), make_cell(TIMES, "timed")]
     old, new = write(tmp_path / "old", cells), write(tmp_path / "new", cells)
-    command.main([str(old), str(new)])
+    comparison.main([str(old), str(new)])
     assert "not compared, for values of 0 or another unit:\n  all-reduce, counted" in (
         capsys.readouterr().out
     )
@@ -233,32 +234,28 @@ def test_counts_of_nothing_are_not_compared(tmp_path, capsys):
 # Measuring again
 
 
-OPTIONS = {"ranks": [2, 4], "sizes": [4096, 8192, 1 << 20], "types": ["int32"], "cold": True}
+OPTIONS = {"ranks": [2, 4], "sizes": [4096, 8192, 1 << 20], "types": ["int32"],
+           "algorithms": ["auto", "ring"], "cold": True}  # fmt: skip
 
 
 def test_a_command_line_is_restricted_to_the_suspects():
-    words = "--ranks 2 4 --sizes 4K 8K 1M --cold --algorithms=all --repetitions 5"
-    wanted = again.find_wanted(
-        [make_cell(TIMES, "a", bytes=4096), make_cell(TIMES, "b", bytes=8192, type="int32")]
-    )
-    words += " --output x.svg --output=a.jsonl"
-    found = again.restrict(words.split(), OPTIONS, wanted)
-    expected = "--cold --algorithms=all --repetitions 5 --ranks 2 --sizes 4096 8192"
-    assert found == expected.split()
+    words = "--ranks 2 4 --sizes 4K 8K 1M --cold --targets --algorithms=all"
+    outputs = "--output x.svg --output=a.jsonl"
+    ring = make_cell(TIMES, "b", bytes=8192, type="int32")
+    ring = replace(ring, details={"algorithm": "ring"})
+    wanted = again.find_wanted([make_cell(TIMES, "a", bytes=4096), ring])
+    found = again.restrict(f"{words} {outputs}".split(), OPTIONS, wanted)
+    restricted = ["--ranks", "2", "--sizes", "4096", "8192", "--algorithms", "ring"]
+    assert found == words.replace(" --targets", "").split() + restricted
+    plan, again_plan = (options.parse("allreduce", each).plan for each in (words.split(), found))
+    changed = {"ranks": (2,), "sizes": ((4096,), (8192,)), "algorithms": ("ring",)}
+    assert again_plan == replace(plan, **changed, probes=False)
 
 
 def test_an_option_that_has_its_usual_values_is_restricted():
     assert again.restrict([], {"sizes": []}, {"sizes": ["8"]}) == ["--sizes", "8"]
     # Point-to-point has no --ranks.
     assert again.restrict([], {"ranks": [2]}, {"ranks": ["2"]}) == []
-
-
-def test_positional_words_are_kept_or_replaced():
-    words = ["ring", "--latency", "5", "direct", "--ranks", "8"]
-    options = {"ranks": [8], "latency": 5.0, "algorithms": ["ring", "direct"]}
-    kept = ["--latency", "5", "--ranks", "8"]
-    assert again.restrict(words, options, {}) == ["ring", "direct", *kept]
-    assert again.restrict(words, options, {"algorithms": ["direct"]}) == ["direct", *kept]
 
 
 def test_suspects_are_measured_by_the_records_command(tmp_path, monkeypatch, capsys):
@@ -276,10 +273,11 @@ def test_suspects_are_measured_by_the_records_command(tmp_path, monkeypatch, cap
     old = write(tmp_path / "old", cells)
     slow = make_cell(scale(1.4), "ring", bytes=4096)
     new = write(tmp_path / "new", [slow, cells[1]], command=line)
-    command.main([str(old), str(new)])
-    assert len(ran) == 2 and ran[0][1:-1] == (
-        ["-m", "benchmarks", "allreduce", "--ranks", "2", "--sizes", "4096", "--output"]
-    )
+    comparison.main([str(old), str(new)])
+    assert len(ran) == 2 and ran[0][1:-1] == [
+        *("-m", "benchmarks", "allreduce", "--sizes", "4K", "1M"),
+        *("--ranks", "2", "--sizes", "4096", "--output"),
+    ]
     assert "1.40 1.00 1.00" in capsys.readouterr().out
 
 
@@ -296,14 +294,14 @@ def test_what_cannot_be_measured_again_is_said(tmp_path, capfd, environment, exp
     old = write(tmp_path / "old", [make_cell(TIMES)])
     new = write(tmp_path / "new", [make_cell(scale(2))], **environment)
     with pytest.raises(RegressionError):
-        command.main([str(old), str(new), "--again", "1"])
+        comparison.main([str(old), str(new), "--again", "1"])
     shown = capfd.readouterr().err
     assert "cannot be measured again here, its one run decides" in shown and expected in shown
 
 
 def test_equal_records_are_no_error_and_the_record_of_their_verdicts_can_be_read(tmp_path, capsys):
     old = write(tmp_path / "old", [make_cell(TIMES)])
-    command.main([str(old), str(old), "--output", str(tmp_path / "verdicts.jsonl")])
+    comparison.main([str(old), str(old), "--output", str(tmp_path / "verdicts.jsonl")])
     assert "1 cell: 0 slower, 0 faster, 0 unknown, 1 same" in capsys.readouterr().out
     found = read_record(tmp_path / "verdicts.jsonl")
     assert found.is_complete and found.others[0]["verdict"] == "same"
@@ -311,11 +309,11 @@ def test_equal_records_are_no_error_and_the_record_of_their_verdicts_can_be_read
 
 def test_a_record_that_is_read_is_not_overwritten(tmp_path):
     for main, name in (
-        (command.main, "a.jsonl"), (fit.main, "a.json"), (tune.main, "a.json"),
+        (comparison.main, "a.jsonl"), (fit.main, "a.json"), (tuning.main, "a.json"),
         (report.main, "a.html"),
     ):  # fmt: skip
         read = write(tmp_path / name, [make_cell(TIMES)])
         before = read.read_text()
         with pytest.raises(ConfigurationError, match="is read, and would be overwritten"):
-            main([str(read)] * (2 if main is command.main else 1) + ["--output", f"{read}"])
+            main([str(read)] * (2 if main is comparison.main else 1) + ["--output", f"{read}"])
         assert read.read_text() == before

@@ -18,7 +18,6 @@ from benchmarks.judge.fit.flow import flow
 from benchmarks.judge.fit.segments import Point, fit_segments
 from benchmarks.records.schema import read_record
 from benchmarks.study import fitting as command
-from benchmarks.study.fit_picture import draw
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import split
@@ -337,7 +336,7 @@ def test_ratios_that_are_far_off_have_ticks_that_can_be_read(fit, tmp_path):
     curve = fit.links["node"]
     first, *others = curve.points
     far = replace(curve, points=(first._replace(seconds=1e5 * first.seconds), *others))
-    draw(tmp_path / "fit.svg", replace(fit, links={"node": far}))
+    command.draw_fit(tmp_path / "fit.svg", replace(fit, links={"node": far}))
     text = (tmp_path / "fit.svg").read_text()
     assert "10,000 ×" in text and "000.00" not in text
 

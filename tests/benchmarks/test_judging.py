@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 
 from benchmarks.judge import ratios
 from benchmarks.judge.changes import SLOWER, UNKNOWN, Rule, judge
+from benchmarks.judge.choosing import choose
 from benchmarks.judge.correlation import find_coefficient, find_widening
 from benchmarks.judge.targets import Target
+from benchmarks.judge.winners import make_groups
 from benchmarks.records import schema as records
+from benchmarks.records.material import Measured
 from benchmarks.records.schema import Cell
-from benchmarks.records.statistics import Interval, median_interval
+from benchmarks.records.statistics import median_interval
 from planted_records import Noise
 
 # The ratio of two samples
@@ -201,18 +204,69 @@ def test_a_record_whose_rounds_are_alike_is_not_said_to_be_the_same():
     assert words.count(UNKNOWN) >= 14
 
 
+# ---- one answer for all that ask ----------------------------------------------------------------
+
+
+def ask_all(seed: int, seconds: float) -> set[str]:
+    """Who says that a ring which takes so long is faster than today's choice, which takes 1."""
+    generator = numpy.random.default_rng(seed)
+    today, ring = (
+        records.make_cell(
+            (each * generator.lognormal(0, 0.1, 12)).tolist(), quantity="all-reduce", ranks=2,
+            contender=f"mpiddp {name}", at={"bytes": 64, "type": "float32", "operator": "sum"},
+            details={"maker": "mpiddp", "algorithm": name, "transport": "auto",
+                     "ran": f"{ran} over mpi", "buffer": "private"},
+        )
+        for name, ran, each in (("auto", "direct", 1.0), ("ring", "ring", seconds))
+    )  # fmt: skip
+    ((table,),) = choose([[today, ring]])[0].values()
+    (group,) = make_groups([Measured(each, 0, each.contender) for each in (today, ring)])
+    (page,) = group.verdicts.values()
+    pair = (today.samples, ring.samples)
+    ratio = ratios.compare_rounds(*pair, ratios.find_common([pair]))
+    says = {
+        "table": table.chosen.algorithm == "ring",
+        "page": page.is_settled and page.winner.cell is ring,
+        "target": bool(Target("time", {"": ratio}, at_most=1.0).met),
+        "miss": Target("time", {"": ratio}, at_least=1.0).met is False,
+    }
+    return {name for name, is_said in says.items() if is_said}
+
+
+def test_all_that_ask_get_one_answer_and_equal_contenders_hardly_ever_a_wrong_one():
+    wrong = [ask_all(seed, 1.0) for seed in range(200)]
+    found = [ask_all(seed, 0.7) for seed in range(200)]
+    everyone = {"table", "page", "target", "miss"}
+    assert all(each in (set(), everyone) for each in wrong + found)
+    # Of 200 at 0.025: twelve or more have a probability of 1 %.
+    assert sum(map(bool, wrong)) <= 11 and sum(map(bool, found)) >= 150
+
+
 # A promise
 
 
+def test_a_promise_with_two_bounds_is_kept_only_within_both():
+    values = [0.80, 0.80, 0.80, 1.01, 1.02, 1.05, 1.1, 1.1, 1.1]
+    ratio = replace(ratios.compare_rounds([1.0] * 9, values, 0.0), widening=1.0)
+    assert ratio.interval is not None and ratio.interval.low == 0.80
+    assert Target("model", {"": ratio}, at_least=0.85, at_most=1.15).met is None
+    assert Target("model", {"": ratio}, at_least=0.75, at_most=1.15).met
+
+
 def test_a_promise_is_judged_at_each_place_where_the_rounds_tell():
-    intervals = {"quick": Interval(1.1, 1.3, 0.95), "like": Interval(0.9, 1.3, 0.95), "few": None}
-    target = Target("speed", dict.fromkeys(intervals, 1.2), at_least=1.0, intervals=intervals)
+    rounds = {"quick": [1.1, 1.2, 1.3] * 4, "like": [0.9, 1.2, 1.3] * 4, "few": [1.2] * 3}
+    found = {
+        place: ratios.compare_rounds([1.0] * len(each), each, 0.0) for place, each in rounds.items()
+    }
+    target = Target("speed", found, at_least=1.0)
     unknown = "cannot be judged from these rounds"
     assert (
         str(target)
         == f"speed: quick 1.200, like 1.200 ({unknown}), few 1.200 ({unknown}): {unknown}"
     )
-    assert target.met is None and replace(target, found={"quick": 1.2}).met
-    # Where there is no interval, the value stands for itself.
-    assert replace(target, found={"like": 1.2, "never": None}).met is False
-    assert replace(target, at_most=1.25, found={"quick": 1.2}).met is None
+    assert target.met is None and replace(target, measured={"quick": 1.2}).met
+    # A number stands for itself.
+    assert replace(target, measured={"like": 1.2, "never": None}).met is False
+    assert replace(target, at_most=1.25, measured={"quick": found["quick"]}).met is None
+    slow = {place: each.turned for place, each in found.items()}
+    assert [replace(target, measured=slow).judge(each) for each in slow] == [False, None, None]

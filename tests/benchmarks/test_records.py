@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import documents
-from benchmarks.measure.checkpoint import report as checkpoint_report
-from benchmarks.measure.startup import phases
-from benchmarks.measure.startup import report as startup_report
-from benchmarks.measure.stragglers import report as stragglers_report
-from benchmarks.measure.training_step import report as step_report
+from benchmarks.measure.checkpoint.contenders import CHECKPOINT
+from benchmarks.measure.startup.tables import PHASE, START_UP
+from benchmarks.measure.stragglers.contenders import TIME_TO, TRAINING
+from benchmarks.measure.training_step.tables import PARTS, STEP
 from benchmarks.records.collectives import NCCL_TESTS
 from benchmarks.records.options import RunOptions
 from benchmarks.records.schema import Cell, hide, make_cell, open_record, read_record
@@ -218,8 +217,8 @@ def test_the_documented_record_is_one(tmp_path):
 def test_every_field_and_quantity_is_documented():
     text = CHAPTER.read_text()
     names = [field.name for kind in (Cell, Summary) for field in dataclasses.fields(kind)]
-    names += [startup_report.QUANTITY, phases.QUANTITY, step_report.STEP, *step_report.PARTS]
-    names += [stragglers_report.TRAINING, stragglers_report.TIME_TO, checkpoint_report.QUANTITY]
+    names += [START_UP, PHASE, STEP, *PARTS]
+    names += [TRAINING, TIME_TO, CHECKPOINT]
     names += [prices.QUANTITY, numerics.QUANTITY]
     assert [name for name in names if f"`{name}`" not in text] == []
 

@@ -1,4 +1,4 @@
-"""The report's page in a real browser: it says its figures, obeys, and fits each screen."""
+"""The report's page in a real browser: its pictures have names, figures and tables, and open."""
 
 from __future__ import annotations
 
@@ -26,58 +26,39 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "a.html"
 
 
-SHOWN = """return [...document.querySelectorAll("#all-reduce .chart:first-child svg .line text")]
-  .map((text) => text.textContent).sort()"""
-
-
-def test_six_lines_with_their_names_and_a_switch_for_the_others(page: Page, file: Path) -> None:
+def test_the_last_place_is_open_and_its_pictures_are_seen(page: Page, file: Path) -> None:
     page.visit(file.as_uri())
-    shown = page.run(SHOWN)
-    assert len(shown) == 6 and {"Gloo", "MPI_Allreduce", "mpiddp auto"} <= set(shown)
-    chips = page.run(
-        "return [...document.querySelectorAll('#all-reduce .chips button')].map((b) => b.innerText)"
+    panels = "#all-reduce > details"
+    assert page.texts(f"{panels} > summary") == ["4 ranks on 4 nodes", "8 ranks on 2 nodes"]
+    assert page.texts(f"{panels}[open] > summary") == ["8 ranks on 2 nodes"]
+    shown = page.run(
+        """return [...document.querySelectorAll("#all-reduce details[open] figure svg")]
+          .map((svg) => [svg.getAttribute("role"), svg.ariaLabel, svg.checkVisibility()])"""
     )
-    (hidden, *_) = (name for name in chips if name not in shown)
-    number = 1 + chips.index(hidden)
-    page.click(f"#all-reduce .chips button:nth-child({number})")
-    changed = page.run(SHOWN)
-    # The one that was there longest has made room.
-    assert len(changed) == 6 and hidden in changed and "Gloo" not in changed
-    colours = page.run(
-        """return [...document.querySelectorAll("#all-reduce .chart:first-child .line .median")]
-          .map((line) => getComputedStyle(line).stroke)"""
+    assert len(shown) == 5 and all(role == "img" and seen for role, _, seen in shown)
+    assert shown[0][1].startswith("Time. Time of the slowest rank by size")
+    page.click(f"{panels} > summary")
+    assert len(page.texts(f"{panels}[open] > summary")) == 2
+
+
+def test_what_is_pointed_at_is_said_and_the_table_has_all(page: Page, file: Path) -> None:
+    page.visit(file.as_uri())
+    box = "#all-reduce details[open]"
+    (first, *others) = page.texts(f"{box} figure:first-of-type svg title")
+    size, *rows = first.splitlines()
+    assert size == "1 KiB" and len(rows) == 6 and len(others) == 2
+    assert any(row.startswith("Gloo: ") and " – " in row for row in rows)
+    found = page.run(
+        """const svg = document.querySelector(arguments[0]), box = svg.getBoundingClientRect();
+        svg.scrollIntoView({ block: "center" });
+        const { left, top, width, height } = svg.getBoundingClientRect();
+        const hit = document.elementFromPoint(left + width * 0.2, top + height * 0.5);
+        return hit.closest("g:has(> title)").querySelector("title").textContent""",
+        f"{box} figure svg",
     )
-    assert len(set(colours)) == 6
-
-
-def test_keys_and_pointer_give_the_figures_of_a_place(page: Page, file: Path) -> None:
-    from selenium.webdriver.common.action_chains import ActionChains
-    from selenium.webdriver.common.keys import Keys
-
-    page.visit(file.as_uri())
-    plot = "#all-reduce .chart:first-child .plot"
-    page.press(Keys.HOME, plot)
-    assert page.text(f"{plot} .tip strong") == "1 KiB"
-    assert len(page.texts(f"{plot} .tip tr")) == 6
-    page.press(Keys.END, plot)
-    assert page.text(f"{plot} .tip strong") == "16 MiB"
-    page.press(Keys.ESCAPE, plot)
-    assert page.run("return document.querySelector(arguments[0]).hidden", f"{plot} .tip")
-    ActionChains(page.driver, duration=0).move_to_element(
-        page.driver.find_element("css selector", plot)
-    ).perform()
-    assert "–" in page.text(f"{plot} .tip .more")
-    page.click("#all-reduce .chart:first-child summary")
-    rows = "#all-reduce .chart:first-child tbody tr"
-    page.wait(lambda: len(page.texts(rows)) == 3)
-    assert page.texts(rows)[0].startswith("1 KiB")
-
-
-def test_the_map_leads_to_its_curves_and_the_list_of_places_obeys(page: Page, file: Path) -> None:
-    page.visit(file.as_uri())
-    assert page.run("return document.querySelector('#all-reduce select').value").startswith("8")
-    page.click("#all-reduce tbody tr:first-child button")
-    assert page.run("return document.querySelector('#all-reduce select').value").startswith("4")
+    assert found == first
+    rows = page.texts(f"{box} > details tbody tr")
+    assert len(rows) == 3 * 10 and rows[0].startswith("Gloo1 KiB")
 
 
 def test_the_animated_explanation_opens_from_within_the_page(page: Page, file: Path) -> None:

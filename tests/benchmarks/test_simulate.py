@@ -176,9 +176,9 @@ def test_what_leaves_a_rank_out_does_not_compete():
 
 def test_regions_are_what_hangs_together():
     rows = [
-        winners.Row(2, 2, (winners.Range("a", 4, 64), winners.Range("b", 68, 256))),
-        winners.Row(4, 4, (winners.Range("b", 4, 80), winners.Range("a", 84, 256))),
-        winners.Row(8, 8, (winners.Range("a", 4, 256),)),
+        winners.FastestRow(2, 2, (winners.Range("a", 4, 64), winners.Range("b", 68, 256))),
+        winners.FastestRow(4, 4, (winners.Range("b", 4, 80), winners.Range("a", 84, 256))),
+        winners.FastestRow(8, 8, (winners.Range("a", 4, 256),)),
     ]
     regions = [
         [(place, each.name) for place, each in region] for region in winners.find_regions(rows)

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.judge.choosing import RULE, Verdict, Way, choose, list_finalists, list_ranges
-from benchmarks.measure.collectives.findings import Refusal
-from benchmarks.measure.collectives.options import Plan
-from benchmarks.measure.trials import WrongResultError
-from benchmarks.measure.tune import command, nccl, report
+from benchmarks.judge.choosing import RULE, SizeChoice, Way, choose, list_finalists, list_ranges
+from benchmarks.measure.collectives.options import CollectivesPlan
+from benchmarks.measure.trials import WRONG, Refusal, WrongResultError
+from benchmarks.measure.tune import nccl, tuning
 from benchmarks.records import schema as records
 from benchmarks.records.schema import Cell, open_record, read_record
 from benchmarks.records.statistics import summarize
@@ -62,7 +61,7 @@ def make_rule(seconds: float, **changes: object) -> Cell:
     return make_cell(RULE, seconds, ran="one-shot over shared-memory", **changes)  # type: ignore[arg-type]
 
 
-def judge(*cells: Cell) -> Verdict:
+def judge(*cells: Cell) -> SizeChoice:
     """The verdict on cells of one size."""
     verdicts, left_out = choose([cells])
     assert not left_out
@@ -166,7 +165,7 @@ def test_rounds_are_paired_within_a_record_only():
 )
 def test_ranges_cover_what_was_measured_and_each_size_gets_its_choice(pairs):
     pairs.sort()
-    ranges = list_ranges([Verdict(size, "", way, {}) for size, way in pairs])
+    ranges = list_ranges([SizeChoice(size, "", way, {}) for size, way in pairs])
     assert (ranges[0].least, ranges[-1].most) == (pairs[0][0], pairs[-1][0])
     for one, other in pairwise(ranges):
         assert other.least == one.most + 1
@@ -210,7 +209,7 @@ def record(tmp_path):
 
 def test_a_record_becomes_a_table(record, tmp_path, capsys):
     table, csv = tmp_path / "table.json", tmp_path / "nccl.conf"
-    command.main([str(record), "--output", str(table), "--output", str(csv)])
+    tuning.main([str(record), "--output", str(table), "--output", str(csv)])
     found = read_table(table)
     assert found.made["date"] == "today" and "secret" not in table.read_text()
     (section,) = found.sections
@@ -235,7 +234,7 @@ def test_a_record_becomes_a_table(record, tmp_path, capsys):
 
 
 def test_a_second_type_is_told_and_not_written_for_nccl(tmp_path):
-    ways = {Section("all-reduce", (2,), kind, "cpu", ()): [Verdict(8, "ring over mpi", RULE, {})]
+    ways = {Section("all-reduce", (2,), kind, "cpu", ()): [SizeChoice(8, "ring over mpi", RULE, {})]
             for kind in ("float32", "bfloat16")}  # fmt: skip
     left_out = nccl.write_csv(tmp_path / "nccl.csv", ways)
     assert left_out == ["all-reduce of bfloat16: a line knows no type"]
@@ -255,9 +254,9 @@ def test_what_cannot_be_tuned_by_is_refused(record, tmp_path, monkeypatch, capsy
     }.items():
         record.write_text(content)
         with pytest.raises(ConfigurationError, match=said):
-            command.main([str(record), "--output", str(tmp_path / "table.json")])
+            tuning.main([str(record), "--output", str(tmp_path / "table.json")])
         if "tuning" in said:
-            command.main([str(record)])
+            tuning.main([str(record)])
             assert "auto in 0 of 4 cells" in capsys.readouterr().out
         assert not (tmp_path / "table.json").exists()
     for words, said in {
@@ -267,17 +266,17 @@ def test_what_cannot_be_tuned_by_is_refused(record, tmp_path, monkeypatch, capsy
         ("--output", "nowhere/table.json"): "there is no directory nowhere",
     }.items():
         with pytest.raises(ConfigurationError, match=said):
-            command.main(words)
+            tuning.main(words)
     monkeypatch.setenv("MPIDDP_TUNING", "table.json")
     with pytest.raises(ConfigurationError, match="MPIDDP_TUNING is set"):
-        command.main(["--output", str(tmp_path / "table.json")])
+        tuning.main(["--output", str(tmp_path / "table.json")])
 
 
 def test_a_row_says_what_runs_today_what_is_best_and_what_is_chosen():
     """Of twelve rounds that drift from 10 to 14.6 µs the median is 12.3 µs."""
     verdicts, _ = choose([[make_rule(1e-5, noise=0.0), make_cell(DIRECT, 2e-5)]])
     (found,) = verdicts.values()
-    text = report.format_section(SECTION, found)
+    text = tuning.format_section(SECTION, found)
     assert text.splitlines()[2].split() == [
         "4", "KiB", "private", "one-shot", "over", "shared-memory", "12.3", "µs", "auto", "12.3",
         "µs", "the", "same", "12.3", "µs",
@@ -289,8 +288,8 @@ def test_a_row_says_what_runs_today_what_is_best_and_what_is_chosen():
 
 def plant(monkeypatch, measure) -> None:
     monkeypatch.delenv("MPIDDP_TUNING", raising=False)
-    monkeypatch.setattr(command, "measure", measure)
-    monkeypatch.setattr(command, "check", lambda run: None)
+    monkeypatch.setattr(tuning, "measure", measure)
+    monkeypatch.setattr(tuning, "check", lambda run: None)
     monkeypatch.setattr(results, "describe_environment", lambda launcher: {"date": "today"})
     monkeypatch.setattr(results, "describe_heading", lambda environment: "")
     monkeypatch.setattr(results, "find_hosts", lambda launcher: [])
@@ -300,7 +299,7 @@ def test_what_was_measured_before_an_interruption_becomes_a_table(tmp_path, monk
     """Everything is screened, then the finalists are measured, at the first of two sizes."""
     plans = []
 
-    def measure(ranks: int, launcher: object, plan: Plan) -> Iterator[Cell]:
+    def measure(ranks: int, launcher: object, plan: CollectivesPlan) -> Iterator[Cell]:
         plans.append(plan)
         for size in plan.bytes:
             if len(plans) == 2 and size > plan.bytes[0]:
@@ -314,7 +313,7 @@ def test_what_was_measured_before_an_interruption_becomes_a_table(tmp_path, monk
     table, record = tmp_path / "table.json", tmp_path / "record.jsonl"
     files = ["--output", str(table), "--output", str(record)]
     with pytest.raises(KeyboardInterrupt):
-        command.main(["--ranks", "2", "--sizes", "4K", "64K", *files])
+        tuning.main(["--ranks", "2", "--sizes", "4K", "64K", *files])
     assert [plan.repetitions for plan in plans] == [3, 15]
     assert plans[1].algorithms == ("auto", "direct", "ring")
     assert plans[1].transports == ("auto", "mpi")
@@ -331,11 +330,11 @@ def test_what_was_measured_before_an_interruption_becomes_a_table(tmp_path, monk
 
 
 def test_what_is_wrong_while_all_are_screened_is_an_error(tmp_path, monkeypatch):
-    wrong = Refusal(quantity="all-reduce", contender="mpiddp pat", at={"bytes": 4096},
-                    reason="its result has 3 wrong elements", is_wrong=True)  # fmt: skip
+    wrong = Refusal(quantity="all-reduce", contender="mpiddp pat", at={"ranks": 2, "bytes": 4096},
+                    reason="its result has 3 wrong elements", kind=WRONG)  # fmt: skip
 
-    def measure(ranks: int, launcher: object, plan: Plan) -> Iterator[Cell | Refusal]:
-        if plan.repetitions == command.SCREENING_ROUNDS:
+    def measure(ranks: int, launcher: object, plan: CollectivesPlan) -> Iterator[Cell | Refusal]:
+        if plan.repetitions == tuning.SCREENING_ROUNDS:
             yield wrong
         yield make_rule(1e-5)
         yield make_cell(DIRECT, 0.5e-5)
@@ -343,15 +342,15 @@ def test_what_is_wrong_while_all_are_screened_is_an_error(tmp_path, monkeypatch)
     plant(monkeypatch, measure)
     table = tmp_path / "table.json"
     with pytest.raises(WrongResultError, match="pat, all-reduce at 4 KiB on 2 ranks: its result"):
-        command.main(["--ranks", "2", "--sizes", "4K", "--output", str(table)])
+        tuning.main(["--ranks", "2", "--sizes", "4K", "--output", str(table)])
     assert read_table(table).sections
 
 
 def test_few_ways_are_not_screened(monkeypatch):
-    monkeypatch.setattr(command, "measure", lambda *arguments: pytest.fail("it was measured"))
+    monkeypatch.setattr(tuning, "measure", lambda *arguments: pytest.fail("it was measured"))
     for algorithms, transports in ((("auto", "ring"), ("auto", "mpi")), (("auto",), ("auto",))):
-        plan = Plan(algorithms=algorithms, transports=transports)
-        assert command.find_finalists(2, MPIRUN, plan)[1] == plan
+        plan = CollectivesPlan(algorithms=algorithms, transports=transports)
+        assert tuning.find_finalists(2, MPIRUN, plan, []) == plan
 
 
 class PlantedCluster:
@@ -373,7 +372,7 @@ class PlantedCluster:
         rule = Way(*self.rules[size].split(" over "))
         return self.times[rule if way == RULE else way, size, buffer]
 
-    def measure(self, ranks: int, launcher: object, plan: Plan) -> Iterator[Cell]:
+    def measure(self, ranks: int, launcher: object, plan: CollectivesPlan) -> Iterator[Cell]:
         for size, buffer in product(plan.bytes, ("private", "shared")):
             drift = [self._draw.lognormvariate(0, 0.1) for _ in range(plan.repetitions)]
             for name, transport in product(plan.algorithms, plan.transports):
@@ -396,10 +395,11 @@ def test_on_planted_clusters_what_is_chosen_is_near_the_best_and_not_slower_than
     near, slower, cells = 0, 0, 0
     for seed in range(12):
         cluster = PlantedCluster(seed)
-        monkeypatch.setattr(command, "measure", cluster.measure)
-        plan = Plan(algorithms=("auto", *NAMES), transports=("auto", "mpi"), repetitions=15,
-                    sizes=tuple((size,) for size in PLANTED_SIZES))  # fmt: skip
-        _, second = command.find_finalists(2, MPIRUN, plan)
+        monkeypatch.setattr(tuning, "measure", cluster.measure)
+        sizes = tuple((size,) for size in PLANTED_SIZES)
+        plan = CollectivesPlan(algorithms=("auto", *NAMES), transports=("auto", "mpi"),
+                               repetitions=15, sizes=sizes)  # fmt: skip
+        second = tuning.find_finalists(2, MPIRUN, plan, [])
         (found,) = choose([list(cluster.measure(2, MPIRUN, second))])[0].values()
         for verdict, buffer in product(found, ("private", "shared")):
             times = {way: each for (way, *place), each in cluster.times.items()

@@ -31,7 +31,7 @@ from mpiddp.checkpoints.storage.directory import Staging, Written
 from mpiddp.checkpoints.storage.finding import find_demanded, find_newest
 from mpiddp.checkpoints.storage.manifest import MANIFEST
 from mpiddp.checkpoints.storage.owner import OWNER
-from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.checkpoints.storage.shards import read_shards
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.training.options.groups.checkpoints import Interval, parse_interval
@@ -48,7 +48,7 @@ def read_step(path: Path) -> int:
 
 
 def test_what_was_written_is_read(folder: Path) -> None:
-    survey = find_newest(folder, Ranks())
+    survey = find_newest(folder, RankGroup())
     assert survey.damaged == {}
     assert survey.newest.path == folder / "step-2"
     found = read_shards(survey.newest.path, "")
@@ -111,7 +111,7 @@ def test_the_one_that_training_goes_on_from_stays_until_the_next_is_whole(tmp_pa
     write(tmp_path, 1, 2, 3, keep=9)
     directory = make_directory(tmp_path, keep=1)
     directory.open(directory.look())
-    directory.use(find_demanded(tmp_path / "step-1", Ranks()))
+    directory.use(find_demanded(tmp_path / "step-1", RankGroup()))
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", raise_full)
         directory.start(4, STATE)
@@ -171,7 +171,7 @@ def test_a_save_waits_for_each_gpu_of_its_tensors(is_copied, tmp_path, monkeypat
         events.append("copied")
         return STATE
 
-    def join(tensors: Any, _: Ranks) -> dict[str, torch.Tensor]:
+    def join(tensors: Any, _: RankGroup) -> dict[str, torch.Tensor]:
         events.append("written")
         return STATE
 
@@ -211,7 +211,7 @@ def test_an_exchange_that_was_cut_short_is_found(tmp_path: Path) -> None:
     write(tmp_path, 3, 5)
     (tmp_path / "step-5").rename(replaced)
     for _ in range(2):
-        survey = find_newest(tmp_path, Ranks())
+        survey = find_newest(tmp_path, RankGroup())
         assert (survey.newest.path, read_step(replaced)) == (replaced, 5)
         assert survey.damaged == {}
         # What was found is still there when the directory is opened.
@@ -222,7 +222,7 @@ def test_an_exchange_that_was_cut_short_is_found(tmp_path: Path) -> None:
     assert [path.name for path in manifests.list_checkpoints(tmp_path)] == ["step-5", "step-3"]
     (tmp_path / "kept").rename(replaced)
     (replaced / SHARD).unlink()
-    survey = find_newest(tmp_path, Ranks())
+    survey = find_newest(tmp_path, RankGroup())
     assert survey.damaged == {}
     open_directory(tmp_path).thing.close()
     assert list_names(tmp_path) == ["step-3", "step-5"]
@@ -253,7 +253,7 @@ def test_an_exchange_is_cut_short_at_any_moment(tmp_path, monkeypatch):
                 manifests.publish(folder / "step-5.b.partial", folder / "step-5", owner)
             break
         except Killed:
-            survey = find_newest(folder, Ranks())
+            survey = find_newest(folder, RankGroup())
             assert survey.newest.path.name == ("step-5.replaced" if renames == 1 else "step-5")
             assert survey.damaged == {}
         renames += 1
@@ -300,7 +300,7 @@ def test_a_write_that_fails_leaves_the_older_ones(tmp_path, monkeypatch):
     )
     assert re.fullmatch(said, str(caught.value))
     assert list_names(tmp_path) == ["step-1"]
-    find_demanded(tmp_path / "step-1", Ranks())
+    find_demanded(tmp_path / "step-1", RankGroup())
     directory.start(3, STATE)
     directory.wait()
     assert [path.name for path in manifests.list_checkpoints(tmp_path)] == ["step-3", "step-1"]
@@ -360,7 +360,7 @@ def test_files_are_those_of_torch_and_their_digests_are_of_all_bytes(tmp_path: P
         **{f"number-{each}": torch.tensor(each) for each in range(5)},
     }
     path = tmp_path / "step-1"
-    (files,) = shards.write_shards(path, tensors, Ranks(), {}, threading.Event())
+    (files,) = shards.write_shards(path, tensors, RankGroup(), {}, threading.Event())
     for name, file in files.items():
         content = (path / name).read_bytes()
         assert (file.size, file.digest) == (len(content), xxhash.xxh3_128_hexdigest(content))
@@ -470,7 +470,7 @@ def test_what_cannot_be_removed_is_no_failed_save(tmp_path, monkeypatch, capsys)
             directory.start(4, STATE)
             directory.wait()
         assert capsys.readouterr().err == ""
-    found = find_newest(tmp_path, Ranks())
+    found = find_newest(tmp_path, RankGroup())
     assert found.newest is not None and found.newest.path.name == "step-4"
     assert {"step-3", "step-4"} <= set(list_names(tmp_path))
     # The next attempt removes it.
@@ -504,5 +504,5 @@ def test_a_checkpoint_whose_name_may_not_last_is_older_than_the_next(tmp_path, m
         assert list_names(tmp_path) == ["step-5"]
         directory.start(3, STATE)
         directory.wait()
-    found = find_newest(tmp_path, Ranks()).newest
+    found = find_newest(tmp_path, RankGroup()).newest
     assert found is not None and found.path.name == "step-3"

@@ -14,7 +14,7 @@ import mpiddp
 from launchers import run_python
 from mpiddp.checkpoints.storage.manifest import MANIFEST
 from mpiddp.errors import CheckpointError, ConfigurationError
-from mpiddp.export import export
+from mpiddp.export import USUAL_NAME, export
 from mpiddp.training.step.moving_average import MovingAverage
 
 
@@ -38,7 +38,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module, Mo
 def test_the_average_is_written_and_with_raw_the_weights(saved, tmp_path, monkeypatch):
     path, model, average = saved
     monkeypatch.chdir(tmp_path)
-    said = export(path.parent, None, is_raw=False)
+    said = export(path.parent, Path(USUAL_NAME), is_raw=False)
     # 8 numbers of each layer in float32, and one int64.
     assert said == f"Weights written: weights-4.pt (step 4 of {path}/step-4: 7 tensors, 72 B)"
     found = torch.load("weights-4.pt", weights_only=True)
@@ -51,8 +51,7 @@ def test_the_average_is_written_and_with_raw_the_weights(saved, tmp_path, monkey
     raw.write_text("what stood there")
     export(path / "step-4", raw, is_raw=True)
     assert all(torch.equal(each, model.state_dict()[name]) for name, each in load_file(raw).items())
-    Path("folder").mkdir()
-    export(path / "step-3", Path("folder"), is_raw=True)
+    export(path / "step-3", Path("folder") / USUAL_NAME, is_raw=True)
     older = torch.load("folder/weights-3.pt", weights_only=True)
     assert torch.allclose(older["0.weight"], model.state_dict()["0.weight"] - 1)
 
@@ -72,6 +71,9 @@ def test_what_cannot_be_exported_is_refused(saved, tmp_path):
         export(path, file, path / "step-4" / "w.pt", is_raw=False)
     with pytest.raises(ConfigurationError, match=r"cannot write .*absent/w.pt: No such file"):
         export(path, tmp_path / "absent" / "w.pt", is_raw=False)
+    command = "-m", "mpiddp", "export", "absent", "--output", "new/"
+    refused = run_python(*command, timeout=160, cwd=tmp_path).expect(CheckpointError.exit_code)
+    assert "absent does not exist" in refused.stderr
     assert {each.name for each in tmp_path.iterdir()} == {"empty", "text"}
     assert not (path / "step-4" / "w.pt").exists()
 

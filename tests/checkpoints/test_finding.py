@@ -26,7 +26,7 @@ from mpiddp.checkpoints.storage import owner as owners
 from mpiddp.checkpoints.storage import shards
 from mpiddp.checkpoints.storage.finding import find_demanded, find_newest, read_together
 from mpiddp.checkpoints.storage.manifest import MANIFEST, DamageError, File
-from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.checkpoints.storage.shards import read_metadata, read_shards
 from mpiddp.errors import CheckpointError, ConfigurationError, StorageError
 from mpiddp.front.job_end import FINAL
@@ -83,7 +83,7 @@ def test_damage_is_found_and_the_older_one_taken(damage, name, place, sound, tmp
         sound / "step-2" / name
     ).read_bytes():
         return  # The lists of tensors of two checkpoints are the same.
-    survey = find_newest(folder, Ranks())
+    survey = find_newest(folder, RankGroup())
     assert survey.newest.path == folder / "step-1"
     (problems,) = survey.damaged.values()
     if not (name == MANIFEST and damage is exchange):
@@ -105,7 +105,7 @@ def test_all_bad_files_are_named_and_nothing_is_unpickled(folder, monkeypatch):
     monkeypatch.setattr(torch, "load", refuse)
     monkeypatch.setattr("mpiddp.checkpoints.storage.finding.read_metadata", refuse)
     with pytest.raises(CheckpointError) as caught:
-        find_demanded(folder / "step-2", Ranks())
+        find_demanded(folder / "step-2", RankGroup())
     assert caught.value.exit_code == 5
     for text in (f"{SHARD}: expected digest", f"{METADATA}: is missing", "more does not belong"):
         assert text in str(caught.value)
@@ -120,37 +120,37 @@ def test_two_shards_that_are_swapped_are_found(folder: Path) -> None:
     size = manifest.files[SHARD].size
     more = {**manifest.files, "__1_0.distcp": File(size, digest)}
     manifests.write_manifest(path, replace(manifest, files=more))
-    find_demanded(path, Ranks())
+    find_demanded(path, RankGroup())
     (path / SHARD).rename(path / "between")
     (path / "__1_0.distcp").rename(path / SHARD)
     (path / "between").rename(path / "__1_0.distcp")
     with pytest.raises(CheckpointError, match=r"__0_0.distcp: .*; __1_0.distcp: expected digest"):
-        find_demanded(path, Ranks())
+        find_demanded(path, RankGroup())
 
 
 def test_a_checkpoint_under_another_name_is_refused(folder: Path) -> None:
     (folder / "step-2").rename(folder / "step-3")
     with pytest.raises(CheckpointError, match="is of step 2"):
-        find_demanded(folder / "step-3", Ranks())
+        find_demanded(folder / "step-3", RankGroup())
 
 
 def test_a_demanded_checkpoint_that_does_not_exist_is_told_from_a_damaged_one(folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"step-999 does not exist; .* is step-2, step-1$"):
-        find_demanded(folder / "step-999", Ranks())
+        find_demanded(folder / "step-999", RankGroup())
     with pytest.raises(CheckpointError, match=r"does not exist; .* there is none$"):
-        find_demanded(folder / "no" / "step-1", Ranks())
+        find_demanded(folder / "no" / "step-1", RankGroup())
     (folder / "step-2" / MANIFEST).unlink()
     with pytest.raises(CheckpointError, match=f"cannot be used: {MANIFEST} is missing"):
-        find_demanded(folder / "step-2", Ranks())
+        find_demanded(folder / "step-2", RankGroup())
 
 
 def test_what_is_set_aside_is_told_in_one_line(folder, capsys):
-    survey = find_newest(folder, Ranks())
+    survey = find_newest(folder, RankGroup())
     open_directory(folder, survey).thing.close()
     assert capsys.readouterr().err == ""
     (folder / "step-2" / SHARD).unlink()
     (folder / "step-2" / "more").touch()
-    survey = find_newest(folder, Ranks())
+    survey = find_newest(folder, RankGroup())
     open_directory(folder, survey).thing.close()
     (line,) = capsys.readouterr().err.splitlines()
     for text in (
@@ -179,9 +179,9 @@ def test_a_full_disk_keeps_nobody_from_the_older_one(folder, monkeypatch):
     (folder / "step-2" / SHARD).unlink()
     with monkeypatch.context() as patch:
         fail(patch, manifests, "write_whole", math.inf, errno.ENOSPC)
-        open_directory(folder, find_newest(folder, Ranks())).thing.close()
+        open_directory(folder, find_newest(folder, RankGroup())).thing.close()
     assert list_names(folder) == ["step-1", "step-2.damaged"]
-    assert find_newest(folder, Ranks()).newest is not None
+    assert find_newest(folder, RankGroup()).newest is not None
 
 
 def test_damaged_ones_alone_are_no_fresh_start(folder: Path) -> None:
@@ -189,13 +189,13 @@ def test_damaged_ones_alone_are_no_fresh_start(folder: Path) -> None:
         (folder / f"step-{step}" / MANIFEST).unlink()
     for _ in range(2):
         with pytest.raises(CheckpointError, match="found damaged ones alone") as caught:
-            find_newest(folder, Ranks())
+            find_newest(folder, RankGroup())
         assert caught.value.exit_code == 5
     # Also where they have been set aside.
     for step in (1, 2):
         manifests.set_aside(folder / f"step-{step}", ["gone"])
     with pytest.raises(CheckpointError, match="found damaged ones alone"):
-        find_newest(folder, Ranks())
+        find_newest(folder, RankGroup())
 
 
 # Hostile
@@ -230,7 +230,7 @@ def test_a_hostile_list_of_tensors_is_never_run(name: str, folder: Path) -> None
     make_hostile(folder / "step-2", METADATA, HOSTILE[name])
     with pytest.raises(DamageError):
         read_metadata(folder / "step-2")
-    survey = find_newest(folder, Ranks())
+    survey = find_newest(folder, RankGroup())
     assert survey.newest.path == folder / "step-1"
     assert METADATA in " ".join(survey.damaged[folder / "step-2"])
     assert ran == []
@@ -240,7 +240,7 @@ def test_a_hostile_tensor_is_never_run(folder: Path) -> None:
     path = folder / "step-2"
     content = pickle.dumps(Hostile()).ljust(manifests.read_manifest(path).files[SHARD].size)
     make_hostile(path, SHARD, content)
-    find_demanded(path, Ranks())
+    find_demanded(path, RankGroup())
     with pytest.raises(Exception, match=r"(?i)weights.only|unsupported|invalid|unpickl"):
         read_shards(path, "")
     assert ran == []
@@ -253,7 +253,7 @@ def test_files_outside_are_refused(folder: Path) -> None:
         info.relative_path = "../step-1/" + info.relative_path
     make_hostile(path, METADATA, pickle.dumps(metadata))
     with pytest.raises(CheckpointError, match="is none of its files"):
-        find_demanded(path, Ranks())
+        find_demanded(path, RankGroup())
 
 
 @pytest.mark.parametrize("name", ["../step-1/x", "/etc/hostname", "..", ".", "", "a\0b", "a\ud800"])
@@ -264,7 +264,7 @@ def test_names_in_the_manifest_that_are_no_file_names_are_refused(name, folder, 
     manifests.write_manifest(folder / "step-2", replace(manifest, files=files))
     monkeypatch.setattr(manifests, "compare", None)  # No file is read.
     with pytest.raises(CheckpointError, match=r"manifest.json names .*, which is not a file name"):
-        find_demanded(folder / "step-2", Ranks())
+        find_demanded(folder / "step-2", RankGroup())
 
 
 # Errors of reading
@@ -303,7 +303,7 @@ def test_what_cannot_be_read_is_tried_again_and_never_damage(
 ):
     with monkeypatch.context() as patch:
         fail(patch, place, name, 2, number)
-        survey = find_newest(folder, Ranks())
+        survey = find_newest(folder, RankGroup())
     assert survey.newest is not None and survey.newest.path.name == "step-2"
     assert survey.damaged == {}
     (line,) = capsys.readouterr().err.splitlines()
@@ -311,7 +311,7 @@ def test_what_cannot_be_read_is_tried_again_and_never_damage(
     with monkeypatch.context() as patch:
         fail(patch, place, name, math.inf, number)
         with pytest.raises(StorageError, match=os.strerror(number)) as caught:
-            find_newest(folder, Ranks())
+            find_newest(folder, RankGroup())
     assert caught.value.exit_code not in FINAL
     assert "\n" not in str(caught.value)
     assert list_names(folder) == ["step-1", "step-2"]
@@ -338,19 +338,19 @@ def test_a_directory_is_opened_and_locked_though_a_read_fails(
 
 
 def test_tensors_that_cannot_be_read_are_tried_again(folder, monkeypatch, clock):
-    found = find_newest(folder, Ranks()).newest
+    found = find_newest(folder, RankGroup()).newest
 
     def read() -> int:
         return int(read_shards(found.path, "")["step"])
 
     with monkeypatch.context() as patch:
         fail(patch, shards.FileSystemReader, "read_data", 2)
-        assert read_together(found, Ranks(), read) == 2
+        assert read_together(found, RankGroup(), read) == 2
         fail(patch, shards.FileSystemReader, "read_data", math.inf)
         with pytest.raises(StorageError, match="Stale file handle"):
-            read_together(found, Ranks(), read)
+            read_together(found, RankGroup(), read)
     with pytest.raises(CheckpointError, match="does not fit: KeyError: 'no'; go on with"):
-        read_together(found, Ranks(), lambda: {}["no"])
+        read_together(found, RankGroup(), lambda: {}["no"])
 
 
 def test_what_fails_now_and_then_is_read_however_long_that_takes(
@@ -402,7 +402,10 @@ def test_a_manifest_that_one_rank_does_not_see_yet_is_no_damage(pool, sound, tmp
 def test_another_format_is_no_damage(folder: Path) -> None:
     path = folder / "step-2"
     manifests.write_manifest(path, replace(manifests.read_manifest(path), format=1))
-    for find in (lambda: find_newest(folder, Ranks()), lambda: find_demanded(path, Ranks())):
+    for find in (
+        lambda: find_newest(folder, RankGroup()),
+        lambda: find_demanded(path, RankGroup()),
+    ):
         with pytest.raises(
             CheckpointError, match=r"has format 1 .* reads format 2 .*: use"
         ) as caught:
@@ -427,7 +430,7 @@ def test_what_another_job_changes_meanwhile_is_no_damage(change, found, folder, 
         return compare(path, file, **options)
 
     monkeypatch.setattr(manifests, "compare", change_and_compare)
-    survey = find_newest(folder, Ranks())
+    survey = find_newest(folder, RankGroup())
     assert survey.newest is not None and survey.newest.path.name == found
     assert survey.damaged == {}
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from mpiddp.checkpoints import plain_weights
-from mpiddp.checkpoints.plain_weights import Selection, load_weights, write_weights
+from mpiddp.checkpoints.plain_weights import WeightSelection, load_weights, write_weights
 from mpiddp.errors import CheckpointError, ConfigurationError
 from saves import assert_equal
 
@@ -40,19 +40,21 @@ def given() -> dict[str, torch.Tensor]:
 
 
 def load(
-    found: object, path: Path, selection: Selection | None = None, classes: int = 3
+    found: object, path: Path, selection: WeightSelection | None = None, classes: int = 3
 ) -> dict[str, torch.Tensor]:
     """The state of a model that was given what was stored."""
     torch.save(found, path)
     torch.manual_seed(2)
     model = make_model(classes)
     before = torch.get_rng_state()
-    load_weights(model, path, selection or Selection())
+    load_weights(model, path, selection or WeightSelection())
     assert torch.equal(torch.get_rng_state(), before)
     return model.state_dict()
 
 
-def refuse(found: object, path: Path, selection: Selection | None = None, classes: int = 3) -> str:
+def refuse(
+    found: object, path: Path, selection: WeightSelection | None = None, classes: int = 3
+) -> str:
     with pytest.raises(ConfigurationError) as caught:
         load(found, path, selection, classes)
     assert "\n" not in str(caught.value)
@@ -90,23 +92,23 @@ WRAPPED: dict[str, tuple[Callable[[Any], object], str]] = {
 @pytest.mark.parametrize("way", WRAPPED)
 def test_the_usual_ways_to_store_a_state_dict(way, given, tmp_path):
     wrap, prefix = WRAPPED[way]
-    assert_equal(load(wrap(given), tmp_path / "w.pt", Selection(prefix)), given)
+    assert_equal(load(wrap(given), tmp_path / "w.pt", WeightSelection(prefix)), given)
 
 
 def test_safetensors(given: dict[str, torch.Tensor], tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_file(add_prefix(given, "model."), path)
     model = make_model()
-    assert load_weights(model, path, Selection("model")).endswith("w.safetensors: 9 tensors")
+    assert load_weights(model, path, WeightSelection("model")).endswith("w.safetensors: 9 tensors")
     assert_equal(model.state_dict(), given)
     with (
         mock.patch.object(importlib.util, "find_spec", return_value=None),
         pytest.raises(ConfigurationError, match=r"pip install 'mpiddp\[safetensors\]'$"),
     ):
-        load_weights(model, path, Selection())
+        load_weights(model, path, WeightSelection())
     path.write_text("text\n" * 9)
     with pytest.raises(ConfigurationError, match=r"expected a file of the library safetensors, f"):
-        load_weights(model, path, Selection())
+        load_weights(model, path, WeightSelection())
 
 
 def test_what_does_not_fit_is_named(given: dict[str, torch.Tensor], tmp_path: Path) -> None:
@@ -125,7 +127,7 @@ def test_what_does_not_fit_is_named(given: dict[str, torch.Tensor], tmp_path: Pa
     assert said.endswith("unexpected x")
     said = refuse({"net": {"backbone": given}}, path)
     assert said.endswith(": give --weights-prefix net.backbone")
-    said = refuse(given, path, Selection("encoder"))
+    said = refuse(given, path, WeightSelection("encoder"))
     assert said == (
         f"weights_prefix: no tensor of {path} is below 'encoder'; it has 0.weight, 0.bias, "
         "1.weight, … (9 in all)"
@@ -137,14 +139,16 @@ def test_a_new_head_stays_as_the_model_has_it(given, tmp_path):
     torch.manual_seed(2)
     new = make_model(7).state_dict()
     for stored in (given, {name: each for name, each in given.items() if name[0] != "2"}):
-        found = load(stored, path, Selection(skipped=("2.*",)), classes=7)
+        found = load(stored, path, WeightSelection(skipped=("2.*",)), classes=7)
         expected = {name: new[name] if name[0] == "2" else given[name] for name in new}
         assert_equal(found, expected)
-    said = load_weights(make_model(7), path, Selection(skipped=("2.*",)))
+    said = load_weights(make_model(7), path, WeightSelection(skipped=("2.*",)))
     assert said == f"Weights taken from {path}: 7 tensors; as the model has them: 2.weight, 2.bias"
-    said = refuse(given, path, Selection(skipped=("fc.*", "2.*")))
+    said = refuse(given, path, WeightSelection(skipped=("fc.*", "2.*")))
     assert said.startswith("weights_except: 'fc.*' matches no tensor of ")
-    assert refuse(given, path, Selection(skipped=("*",))).endswith("no tensor is left to take")
+    assert refuse(given, path, WeightSelection(skipped=("*",))).endswith(
+        "no tensor is left to take"
+    )
 
 
 class Hostile:
@@ -155,11 +159,11 @@ class Hostile:
 def test_a_file_that_is_no_state_dict_is_refused(tmp_path, capsys):
     model, path = nn.Linear(2, 2), tmp_path / "weights.pt"
     with pytest.raises(ConfigurationError, match=r"cannot read .*: No such file"):
-        load_weights(model, path, Selection())
+        load_weights(model, path, WeightSelection())
     for content in (b"", b"rubbish", b"hello\n", pickle.dumps(Hostile())):
         path.write_bytes(content)
         with pytest.raises(ConfigurationError, match="expected a file of tensors alone"):
-            load_weights(model, path, Selection())
+            load_weights(model, path, WeightSelection())
     for found in (Hostile(), {"weight": Hostile()}):
         assert "expected a file of tensors alone" in refuse(found, path)
     said = refuse({"state_dict": {}, "options": argparse.Namespace(a=1)}, path)
@@ -167,7 +171,7 @@ def test_a_file_that_is_no_state_dict_is_refused(tmp_path, capsys):
     assert re.search(r"expected a state_dict .*, found list", refuse([1], path))
     assert refuse({"epoch": 3}, path).partition(": missing 0.weight")[1]
     with pytest.raises(CheckpointError, match="expected a checkpoint in"):
-        load_weights(model, tmp_path, Selection())
+        load_weights(model, tmp_path, WeightSelection())
     assert capsys.readouterr().out == ""
     assert [each.name for each in tmp_path.iterdir()] == ["weights.pt"]
 
@@ -219,5 +223,5 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:
 def test_a_model_whose_shapes_are_not_known_yet(tmp_path: Path) -> None:
     torch.save(nn.Linear(4, 2).state_dict(), tmp_path / "w.pt")
     model = nn.LazyLinear(2)
-    load_weights(model, tmp_path / "w.pt", Selection())
+    load_weights(model, tmp_path / "w.pt", WeightSelection())
     assert model.weight.shape == (2, 4)

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import launchers
 from crews import Crew
 from mpiddp.collectives import communicator
-from mpiddp.collectives.planner import Request
+from mpiddp.collectives.planner import CallRequest
 from mpiddp.collectives.transport import mpi
 from mpiddp.collectives.transport.waiting import Policy, Waiter
 from mpiddp.errors import ConfigurationError, PeerLostError
@@ -112,11 +112,11 @@ def calls(machine, monkeypatch):
         def prepare(self, tensor):
             raise AssertionError("a begun call comes before this one")
 
-    monkeypatch.setattr(found, "_prepare", lambda key, request, tensor: Plan())
+    monkeypatch.setattr(found, "_ensure_plan", lambda key, request, tensor: Plan())
     return found
 
 
-REQUEST = Request(Collective.ALL_REDUCE, "ring")
+REQUEST = CallRequest(Collective.ALL_REDUCE, "ring")
 
 
 def test_a_call_that_was_begun_goes_beside_the_current_stream(machine, calls):
@@ -219,7 +219,7 @@ def test_a_call_is_counted_once_wherever_its_thread_is(is_prepared, monkeypatch)
             return partial(self.run, tensor)
 
     monkeypatch.setattr(calls, "_turn", Turn([0]))
-    monkeypatch.setattr(calls, "_prepare", lambda key, request, tensor: Plan())
+    monkeypatch.setattr(calls, "_ensure_plan", lambda key, request, tensor: Plan())
     call = partial(calls.run, REQUEST, tensor)
     if is_prepared:
         call = calls.prepare(REQUEST, tensor)
@@ -309,9 +309,9 @@ def test_without_nccl_the_ranks_of_gpus_meet_in_the_hosts_memory(nodes, options)
             tensor = fill_on_gpu(rank, count, dtype)
             if rank == 1:
                 tensor = tensor.as_subclass(torch.Tensor)
-            calls.run(Request(Collective.ALL_REDUCE), tensor)
+            calls.run(CallRequest(Collective.ALL_REDUCE), tensor)
             root = fill_on_gpu(rank, count, dtype)
-            calls.run(Request(Collective.BROADCAST, root=1), root)
+            calls.run(CallRequest(Collective.BROADCAST, root=1), root)
             found.append((tensor.as_subclass(torch.Tensor), root.as_subclass(torch.Tensor)))
         return found
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import interleavings
 import promises
-from mpiddp.collectives.compiler.instructions import Message
-from mpiddp.collectives.executor import MOST_BINDINGS, Binding, Description, Recent, Workspace
+from mpiddp.collectives.compiler.instructions import ProgramMessage
+from mpiddp.collectives.executor import MOST_BINDINGS, BoundProgram, Description, Recent, Workspace
 from mpiddp.collectives.transport.operators import NARROW, TYPES, Operator
 from mpiddp.errors import PeerLostError
 from mpiddp.schedules import registry
@@ -147,8 +147,8 @@ def test_over_messages_nothing_is_taken_beside_the_scratch_space_but_a_block(nam
 # ---- what is kept -------------------------------------------------------------------------
 
 
-def make_binding() -> Binding:
-    return Binding(actions=(), messages=None, kept=())
+def make_binding() -> BoundProgram:
+    return BoundProgram(actions=(), messages=None, kept=())
 
 
 def test_bindings_are_made_once_for_each_key():
@@ -192,13 +192,16 @@ def test_another_thread_may_make_room_while_one_looks():
 
 def test_a_description_says_for_whom_where_and_in_which_step():
     description = Description("all_reduce (ring over mpi)", 6, {1: "n17"})
-    assert description.wait(0, 1) == (
+    assert description.describe_wait(0, 1) == (
         "all_reduce (ring over mpi), in step 1 of 6: waited for rank 1 on n17"
     )
-    assert description.wait(5, 2) == "all_reduce (ring over mpi), in step 6 of 6: waited for rank 2"
-    assert "at its end: waited for rank 1 on n17" in description.wait(6, 1)
-    message = Message(True, 3, 1, 0, 5, False, 0)
-    assert description.message(message) == description.wait(3, 1)
+    assert (
+        description.describe_wait(5, 2)
+        == "all_reduce (ring over mpi), in step 6 of 6: waited for rank 2"
+    )
+    assert "at its end: waited for rank 1 on n17" in description.describe_wait(6, 1)
+    message = ProgramMessage(True, 3, 1, 0, 5, False, 0)
+    assert description.describe_message(message) == description.describe_wait(3, 1)
 
 
 @pytest.mark.parametrize("nodes", [[1, 1, 1], [3]])

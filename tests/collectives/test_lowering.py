@@ -354,7 +354,7 @@ def test_on_two_levels_the_extra_buffer_is_the_greater_of_the_two(nodes, each, i
 
 
 def test_every_algorithm_of_the_module_has_its_formula_here():
-    ours = {name for name in registry.names() if registry.is_ours(registry.parse(name))}
+    ours = {name for name in registry.names() if registry.is_built_in(registry.parse(name))}
     packed = {text.partition(":")[0] for text in PACKED}
     assert ours == {*EXTRA, *packed, "two-level"}
 

@@ -13,7 +13,7 @@ import torch
 
 from crews import Crew
 from mpiddp.collectives.executor import Description
-from mpiddp.collectives.planner import Request
+from mpiddp.collectives.planner import CallRequest
 from mpiddp.collectives.transport import node_memory
 from mpiddp.collectives.transport.node_memory import (
     MAILBOX,
@@ -33,7 +33,7 @@ DESCRIPTION = Description("all_reduce (ring over shared-memory)", 4, {1: "n17", 
 
 
 def describe(rank: int) -> str:
-    return DESCRIPTION.wait(0, rank)
+    return DESCRIPTION.describe_wait(0, rank)
 
 
 def make_pair(*, call: int | None = None, seconds: float = 0.2):
@@ -147,9 +147,9 @@ def test_a_rank_that_does_not_come_is_named_with_its_host_and_the_step():
 def test_a_rank_that_stops_in_a_step_is_named_with_that_step():
     one, other = make_pair(call=5)
     other.publish(3)()
-    one.wait(1, 3, lambda: DESCRIPTION.wait(1, 1))()
+    one.wait(1, 3, lambda: DESCRIPTION.describe_wait(1, 1))()
     with pytest.raises(PeerLostError, match=r"in step 3 of 4: waited for rank 1 on n17 for 0\.2 s"):
-        one.wait(1, 4, lambda: DESCRIPTION.wait(2, 1))()
+        one.wait(1, 4, lambda: DESCRIPTION.describe_wait(2, 1))()
 
 
 def test_the_stages_of_a_call_of_before_do_not_count():
@@ -300,8 +300,8 @@ def test_a_writer_that_is_ahead_in_memory_is_no_error():
 @pytest.mark.parametrize("count", [1, 77, MAILBOX // 4])
 def test_exchanges_and_calls_in_memory_take_turns_in_any_rhythm(ranks, count):
     crew = Crew([0] * ranks)
-    one_shot = Request(Collective.ALL_REDUCE, "one-shot")
-    broadcast = Request(Collective.BROADCAST, "binomial-tree", root=ranks - 1)
+    one_shot = CallRequest(Collective.ALL_REDUCE, "one-shot")
+    broadcast = CallRequest(Collective.BROADCAST, "binomial-tree", root=ranks - 1)
     turns = random.Random(count).choices("ooob", k=40)
 
     def part(rank, communicator):

@@ -73,7 +73,7 @@ def test_a_span_is_the_memory_of_the_tensor(dtype, count):
     tensor = torch.arange(count).to(dtype)
     span = make_span(tensor)
     assert len(span.memory) == count
-    copy(span.move(0, count // 2), span.move(count - count // 2, count))()
+    copy(span.slice(0, count // 2), span.slice(count - count // 2, count))()
     expected = torch.arange(count)
     expected[: count // 2] = expected[count - count // 2 :].clone()
     assert torch.equal(tensor, expected.to(dtype))
@@ -100,7 +100,7 @@ def test_an_address_without_elements_need_not_exist():
 @pytest.mark.parametrize("dtype", NARROW)
 def test_narrow_numbers_are_calculated_with_where_they_lie(dtype):
     tensor = torch.tensor([1.5, 2.5, 3.5], dtype=dtype)
-    view = make_span(tensor).compute(1, 3)
+    view = make_span(tensor).operand(1, 3)
     assert isinstance(view, torch.Tensor) and view.dtype is dtype
     view.mul_(2)
     assert tensor.tolist() == [1.5, 5.0, 7.0]
@@ -138,14 +138,14 @@ def reduce_once(arithmetic, tensors, own, final, repeat=1):
     room = torch.full((count,), 77).to(arithmetic.accumulation)
     needs = arithmetic.needs_workspace(own, len(tensors))
     spans = [make_span(tensor) for tensor in tensors]
-    views = [span.compute(0, count) for span in spans]
+    views = [span.operand(0, count) for span in spans]
     out_span, room_span = make_span(out), make_span(room)
     actions = arithmetic.reduce(
-        views[own] if own is not None else out_span.compute(0, count),
+        views[own] if own is not None else out_span.operand(0, count),
         views,
         own,
         final,
-        room_span.compute(0, count) if needs else None,
+        room_span.operand(0, count) if needs else None,
     )
     first = [tensor.clone() for tensor in tensors]
     for _ in range(repeat):

@@ -18,7 +18,7 @@ from crews import Crew
 from mpiddp.collectives import BOTH, MPI, SHARED
 from mpiddp.collectives.communicator import MOST_PLANS
 from mpiddp.collectives.executor import MOST_BINDINGS, MOST_MAILBOX_CALLS
-from mpiddp.collectives.planner import Request
+from mpiddp.collectives.planner import CallRequest
 from mpiddp.collectives.transport.node_memory import MAILBOX
 from mpiddp.collectives.transport.operators import TYPES, Operator
 from mpiddp.errors import ConfigurationError, PeerLostError
@@ -35,7 +35,7 @@ def draw_numbers(rank: int, turn: int, count: int, dtype: torch.dtype) -> torch.
     return torch.randint(-8, 9, (count,), generator=generator).to(dtype)
 
 
-def check_result(call: Request, operator, communicator, tensor, before) -> None:
+def check_result(call: CallRequest, operator, communicator, tensor, before) -> None:
     """AssertionError unless this rank has what the call promises it."""
     rank, size, count = communicator.layout.rank, len(before), tensor.numel()
     part = slice(count * rank // size, count * (rank + 1) // size)
@@ -86,7 +86,7 @@ def test_any_call_keeps_its_promise_on_any_layout(nodes, kind, data):
         dtype = data.draw(st.sampled_from(TYPES), "type")
         root = data.draw(st.integers(0, len(nodes) - 1), "root")
         wish = torch.float64 if dtype is torch.float32 and data.draw(st.booleans()) else None
-        request = Request(kind, "auto", transport, root, False, operator.value, wish)
+        request = CallRequest(kind, "auto", transport, root, False, operator.value, wish)
         count = data.draw(st.sampled_from(counts), "count")
         memory = data.draw(
             st.lists(st.sampled_from(["private", "shared"]), min_size=len(nodes),
@@ -111,7 +111,7 @@ def test_every_algorithm_makes_its_all_reduce_over_every_transport(nodes, name):
     crew = Crew(nodes, longest=64)
     members = range(len(nodes) - 1) if name == "central" else range(len(nodes))
     requests = [
-        Request(Collective.ALL_REDUCE, name, transport, allows_servers=True, operator=operator)
+        CallRequest(Collective.ALL_REDUCE, name, transport, allows_servers=True, operator=operator)
         for transport in crew.communicators[0].layout.transports
         for operator in ("sum", "average")
     ]
@@ -140,7 +140,7 @@ def test_narrow_sums_that_are_made_in_steps_travel_wide(name, nodes, can_copy):
     # Each rank adds less than the last bit of a bfloat16: alone it would be lost.
     values = [256.0, 1.0, 1.0]
     crew = Crew(nodes, can_copy=can_copy)
-    request = Request(Collective.ALL_REDUCE, name)
+    request = CallRequest(Collective.ALL_REDUCE, name)
 
     def part(rank, communicator):
         for count in (5, 5000, 40_000, 7):
@@ -153,7 +153,7 @@ def test_narrow_sums_that_are_made_in_steps_travel_wide(name, nodes, can_copy):
 
 def test_sums_of_halves_beyond_their_range_are_averaged():
     crew = Crew([0, 1, 0])
-    request = Request(Collective.ALL_REDUCE, "ring", operator="average")
+    request = CallRequest(Collective.ALL_REDUCE, "ring", operator="average")
 
     def part(rank, communicator):
         tensor = torch.full((9,), 60000.0 + 32 * rank, dtype=torch.float16)
@@ -171,7 +171,7 @@ def test_sums_of_halves_beyond_their_range_are_averaged():
 @pytest.mark.parametrize("count", [64, MAILBOX])
 def test_buffers_are_freed_and_others_take_their_places(nodes, can_copy, count):
     crew = Crew(nodes, can_copy=can_copy)
-    request = Request(Collective.ALL_REDUCE)
+    request = CallRequest(Collective.ALL_REDUCE)
 
     def part(rank, communicator):
         dice, kept = random.Random(rank), []
@@ -191,7 +191,7 @@ def test_buffers_are_freed_and_others_take_their_places(nodes, can_copy, count):
 
 def test_more_buffers_than_are_remembered_take_turns():
     crew = Crew([0, 0])
-    request = Request(Collective.ALL_REDUCE)
+    request = CallRequest(Collective.ALL_REDUCE)
 
     def part(rank, communicator):
         tensors = [torch.zeros(4) for _ in range(MOST_MAILBOX_CALLS + 3)]
@@ -206,7 +206,7 @@ def test_more_buffers_than_are_remembered_take_turns():
 
 def test_more_kinds_of_calls_than_are_remembered_are_made_anew():
     crew = Crew([0, 0])
-    request = Request(Collective.ALL_REDUCE)
+    request = CallRequest(Collective.ALL_REDUCE)
 
     def part(rank, communicator):
         for count in (*range(1, MOST_PLANS + 5), *range(1, 5)):
@@ -219,7 +219,7 @@ def test_more_kinds_of_calls_than_are_remembered_are_made_anew():
 
 def test_a_stage_that_grows_is_found_by_the_others():
     crew = Crew([0, 0, 0], can_copy=False)
-    request = Request(Collective.ALL_REDUCE, "direct")
+    request = CallRequest(Collective.ALL_REDUCE, "direct")
 
     def part(rank, communicator):
         for count in (20_000, 30_000, 20_000, 90_000, 20_000, 30_000):
@@ -236,7 +236,7 @@ def test_a_stage_that_grows_is_found_by_the_others():
 @pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 0]], ids=str)
 def test_calls_that_are_begun_end_in_their_order_with_others_between(nodes):
     crew = Crew(nodes)
-    request = Request(Collective.ALL_REDUCE)
+    request = CallRequest(Collective.ALL_REDUCE)
     total = sum(range(len(nodes)))
 
     def part(rank, communicator):
@@ -259,7 +259,7 @@ def test_calls_that_are_begun_end_in_their_order_with_others_between(nodes):
 
 def test_calls_of_callbacks_and_of_the_program_are_made_one_after_the_other():
     crew = Crew([0, 0])
-    request = Request(Collective.ALL_REDUCE, "direct")
+    request = CallRequest(Collective.ALL_REDUCE, "direct")
 
     def part(rank, communicator):
         def chain(_):
@@ -294,7 +294,7 @@ def test_nobody_leaves_a_barrier_before_all_have_come():
 @pytest.mark.parametrize("name", ["one-shot", "direct", "ring"])
 def test_another_count_is_an_error_on_a_neighbour(count, name):
     crew = Crew([0, 0], seconds=2)
-    request = Request(Collective.ALL_REDUCE, name, SHARED)
+    request = CallRequest(Collective.ALL_REDUCE, name, SHARED)
 
     def part(rank, communicator):
         communicator.run(request, torch.zeros(count + rank))
@@ -309,7 +309,7 @@ def test_another_count_is_an_error_on_a_neighbour(count, name):
 def test_what_is_only_moved_may_be_of_any_type(dtype, transport):
     crew = Crew([0, 1, 1])
     requests = [
-        Request(kind, transport=transport, root=1)
+        CallRequest(kind, transport=transport, root=1)
         for kind in (Collective.BROADCAST, Collective.ALL_GATHER)
     ]
 
@@ -327,7 +327,7 @@ def test_what_is_only_moved_may_be_of_any_type(dtype, transport):
 @pytest.mark.parametrize("count", [4, 100_000])
 def test_a_backward_pass_notices_that_what_it_needs_has_changed(count):
     crew = Crew([0, 0])
-    request = Request(Collective.ALL_REDUCE)
+    request = CallRequest(Collective.ALL_REDUCE)
 
     def part(rank, communicator):
         values = torch.ones(count, requires_grad=True) * 3
@@ -341,7 +341,7 @@ def test_a_backward_pass_notices_that_what_it_needs_has_changed(count):
 
 def test_after_a_call_that_failed_there_are_no_more_and_neighbours_hear_of_it():
     crew = Crew([0, 0], seconds=1.0)
-    request = Request(Collective.ALL_REDUCE)
+    request = CallRequest(Collective.ALL_REDUCE)
 
     def part(rank, communicator):
         if rank == 0:
@@ -365,7 +365,7 @@ def test_after_a_call_that_failed_there_are_no_more_and_neighbours_hear_of_it():
 @pytest.mark.parametrize("transport", [SHARED, MPI])
 def test_the_tensor_of_a_call_that_failed_is_kept_for_peers_that_are_late(way, transport):
     crew = Crew([0, 0], seconds=0.3)
-    request = Request(Collective.ALL_REDUCE, "direct", transport)
+    request = CallRequest(Collective.ALL_REDUCE, "direct", transport)
 
     def call(communicator, tensor):
         if way == "prepare":
@@ -390,7 +390,7 @@ def test_the_tensor_of_a_call_that_failed_is_kept_for_peers_that_are_late(way, t
 
 def test_a_tensor_whose_memory_holds_something_else_is_refused_each_time():
     crew = Crew([0, 0])
-    request = Request(Collective.ALL_REDUCE, operator="max")
+    request = CallRequest(Collective.ALL_REDUCE, operator="max")
 
     def part(rank, communicator):
         communicator.run(request, torch.zeros(1))
@@ -404,7 +404,7 @@ def test_a_tensor_whose_memory_holds_something_else_is_refused_each_time():
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_prepared_call_keeps_its_memory_where_it_is(dtype):
     crew = Crew([0, 0])
-    request = Request(Collective.ALL_REDUCE)
+    request = CallRequest(Collective.ALL_REDUCE)
 
     def part(rank, communicator):
         tensor = torch.ones(3, dtype=dtype)

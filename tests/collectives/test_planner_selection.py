@@ -16,8 +16,8 @@ from mpiddp.collectives.planner import (
     LATENCY_BYTES,
     MOST_PARTS,
     PART_BYTES,
+    CallRequest,
     Layout,
-    Request,
     select,
 )
 from mpiddp.collectives.transport.node_memory import MAILBOX
@@ -49,7 +49,7 @@ SEVERAL = make_layout([0, 1, 0, 1])
 ONLY_MPI = make_layout([0, 0, 1, 1], (MPI,))
 
 
-def choose(call: Request, size: int, layout: Layout, on_gpu: bool = False) -> tuple[str, str]:
+def choose(call: CallRequest, size: int, layout: Layout, on_gpu: bool = False) -> tuple[str, str]:
     selection = select(call, size, layout, on_gpu=on_gpu)
     return selection.name, selection.transport
 
@@ -72,13 +72,13 @@ def choose(call: Request, size: int, layout: Layout, on_gpu: bool = False) -> tu
     ],
 )
 def test_an_all_reduce_follows_the_rule(layout, size, expected):
-    assert choose(Request(ALL), size, layout) == expected
+    assert choose(CallRequest(ALL), size, layout) == expected
 
 
 @pytest.mark.parametrize("layout", [ONE_NODE, SEVERAL])
 def test_messages_that_were_asked_for_are_messages_inside_nodes_too(layout):
     for transport in (MPI, TORCH):
-        call = Request(ALL, transport=transport)
+        call = CallRequest(ALL, transport=transport)
         assert choose(call, SHORT, layout) == ("recursive-doubling", transport)
         assert choose(call, LONG, layout) == ("ring", transport)
 
@@ -95,7 +95,7 @@ def test_messages_that_were_asked_for_are_messages_inside_nodes_too(layout):
 def test_on_gpus_nccl_carries_direct_inside_nodes_and_two_levels_between_them(
     nodes, size, expected
 ):
-    assert choose(Request(ALL), size, make_layout(nodes), on_gpu=True) == (expected, TORCH)
+    assert choose(CallRequest(ALL), size, make_layout(nodes), on_gpu=True) == (expected, TORCH)
 
 
 @pytest.mark.parametrize("kind", [REDUCE, BROADCAST])
@@ -112,20 +112,20 @@ def test_on_gpus_nccl_carries_direct_inside_nodes_and_two_levels_between_them(
     ],
 )
 def test_a_reduce_and_a_broadcast_follow_the_rule(kind, layout, size, name):
-    assert choose(Request(kind, root=2), size, layout)[0] == name
+    assert choose(CallRequest(kind, root=2), size, layout)[0] == name
 
 
 @pytest.mark.parametrize("kind", [SCATTER, GATHER])
 @pytest.mark.parametrize("size", [0, SHORT, 1 << 30])
 def test_a_reduce_scatter_and_an_all_gather_follow_the_rule(kind, size):
-    assert choose(Request(kind), size, ONE_NODE) == ("direct", SHARED)
-    assert choose(Request(kind), size, LONELY) == ("ring", MPI)
-    assert choose(Request(kind), size, SEVERAL)[0] == "ring"
+    assert choose(CallRequest(kind), size, ONE_NODE) == ("direct", SHARED)
+    assert choose(CallRequest(kind), size, LONELY) == ("ring", MPI)
+    assert choose(CallRequest(kind), size, SEVERAL)[0] == "ring"
 
 
 @pytest.mark.parametrize("layout", [ONE_NODE, LONELY, SEVERAL, ONLY_MPI])
 def test_a_fixed_order_is_one_shot_and_then_direct(layout):
-    call = Request(ALL, fixed_order=True)
+    call = CallRequest(ALL, fixed_order=True)
     assert choose(call, SHORT, layout)[0] == "one-shot"
     assert choose(call, LONG, layout)[0] == "direct"
 
@@ -134,7 +134,7 @@ def test_a_fixed_order_is_one_shot_and_then_direct(layout):
 @pytest.mark.parametrize("layout", [ONE_NODE, LONELY, SEVERAL, ONLY_MPI])
 @pytest.mark.parametrize("size", [SHORT, LONG, 10 * PART_BYTES])
 def test_what_is_chosen_for_a_fixed_order_has_one(kind, layout, size):
-    schedule = select(Request(kind, fixed_order=True), size, layout, on_gpu=False).schedule
+    schedule = select(CallRequest(kind, fixed_order=True), size, layout, on_gpu=False).schedule
     assert kind in (GATHER, BROADCAST) or is_order_fixed(schedule)
 
 
@@ -144,7 +144,7 @@ def test_what_is_chosen_for_a_fixed_order_has_one(kind, layout, size):
 @pytest.mark.parametrize("name", registry.names())
 def test_a_name_is_what_is_run(name):
     for text in (name, f"{name}:segments=3"):
-        call = Request(ALL, text, allows_servers=True)
+        call = CallRequest(ALL, text, allows_servers=True)
         selection = select(call, 100, LONELY, on_gpu=False)
         assert selection.name == text and selection.schedule.collective is ALL
         prove(selection.schedule)
@@ -155,7 +155,7 @@ def make_calls(size: int):
     for kind, name in itertools.product(Collective, registry.names()):
         for root in {0, size - 1, size // 2} if kind in (REDUCE, BROADCAST) else {0}:
             for segments in ("", ":segments=2"):
-                yield Request(kind, name + segments, root=root, allows_servers=True)
+                yield CallRequest(kind, name + segments, root=root, allows_servers=True)
 
 
 @pytest.mark.parametrize("nodes", [[0], [0, 1], [0, 1, 0], [1, 0, 2, 0, 1, 1], [0, 1, 2, 0, 1, 2]])
@@ -189,7 +189,7 @@ def test_ranks_may_be_placed_on_nodes_in_any_order(nodes, seed):
     assert placed == sorted(nodes) and sum(layout.sizes) == len(nodes)
     assert layout.sizes == tuple(nodes.count(node) for node in sorted(set(nodes)))
     assert layout.neighbours == tuple(r for r, node in enumerate(nodes) if node == nodes[0])
-    schedule = select(Request(ALL, "two-level"), 0, layout, on_gpu=False).schedule
+    schedule = select(CallRequest(ALL, "two-level"), 0, layout, on_gpu=False).schedule
     prove(schedule)
     oracle.check(schedule, 2 * schedule.chunks + 1, seed)
 
@@ -198,7 +198,7 @@ def test_ranks_may_be_placed_on_nodes_in_any_order(nodes, seed):
 @pytest.mark.parametrize("inner", ["direct", "ring", "halving-doubling"])
 def test_only_the_middle_of_two_levels_leaves_a_node(nodes, inner):
     layout = make_layout(nodes)
-    call = Request(ALL, f"two-level:inner={inner},outer=ring")
+    call = CallRequest(ALL, f"two-level:inner={inner},outer=ring")
     steps = select(call, 0, layout, on_gpu=False).schedule.steps
     crossing = [any(nodes[t.src] != nodes[t.dst] for t in step) for step in steps]
     first, last = crossing.index(True), len(crossing) - 1 - crossing[::-1].index(True)
@@ -213,7 +213,7 @@ def test_other_algorithms_do_not_depend_on_nodes():
     nodes = [dice.randrange(3) for _ in range(6)]
     for name in registry.names():
         if not registry.find(name).knows_nodes:
-            call = Request(ALL, name, allows_servers=True)
+            call = CallRequest(ALL, name, allows_servers=True)
             selected = select(call, 0, make_layout(nodes), on_gpu=False).schedule
             assert selected == promises.build(name, 6)
 
@@ -221,7 +221,7 @@ def test_other_algorithms_do_not_depend_on_nodes():
 # ---- what cannot be -----------------------------------------------------------------------
 
 
-def refuse(call: Request, layout: Layout = ONE_NODE, on_gpu: bool = False) -> str:
+def refuse(call: CallRequest, layout: Layout = ONE_NODE, on_gpu: bool = False) -> str:
     with pytest.raises(ConfigurationError) as found:
         select(call, 100, layout, on_gpu=on_gpu)
     text = str(found.value)
@@ -231,7 +231,7 @@ def refuse(call: Request, layout: Layout = ONE_NODE, on_gpu: bool = False) -> st
 
 def test_a_transport_that_is_not_possible_is_refused_with_the_reason():
     layout = make_layout([0, 1], (MPI, TORCH), {SHARED: "the ranks are on 2 nodes"})
-    assert refuse(Request(ALL, transport=SHARED), layout) == (
+    assert refuse(CallRequest(ALL, transport=SHARED), layout) == (
         "transport shared-memory is not possible here: the ranks are on 2 nodes; "
         "possible: mpi, torch"
     )
@@ -239,23 +239,23 @@ def test_a_transport_that_is_not_possible_is_refused_with_the_reason():
 
 @pytest.mark.parametrize("transport", [MPI, SHARED, BOTH])
 def test_on_gpus_only_torch_carries(transport):
-    assert refuse(Request(ALL, transport=transport), on_gpu=True) == (
+    assert refuse(CallRequest(ALL, transport=transport), on_gpu=True) == (
         f"transport {transport} works on CPU memory, but the tensor is on a GPU: use torch"
     )
     for wish in ("auto", TORCH):
-        assert choose(Request(ALL, transport=wish), 0, ONE_NODE, on_gpu=True)[1] == TORCH
+        assert choose(CallRequest(ALL, transport=wish), 0, ONE_NODE, on_gpu=True)[1] == TORCH
 
 
 @pytest.mark.parametrize("kind", [SCATTER, GATHER, REDUCE, BROADCAST], ids=lambda k: k.value)
 @pytest.mark.parametrize("name", ["one-shot", "recursive-doubling", "two-level"])
 def test_an_algorithm_without_halves_makes_an_all_reduce_only(kind, name):
-    assert refuse(Request(kind, name)) == f"{name} has no halves, so it makes no {kind.value}"
+    assert refuse(CallRequest(kind, name)) == f"{name} has no halves, so it makes no {kind.value}"
 
 
 @pytest.mark.parametrize("kind", [SCATTER, GATHER], ids=lambda kind: kind.value)
 @pytest.mark.parametrize("name", ["binomial-tree", "double-tree", "central", "direct:servers=2"])
 def test_parts_that_are_not_one_for_each_rank_are_refused(kind, name):
-    assert refuse(Request(kind, name)) == (
+    assert refuse(CallRequest(kind, name)) == (
         f"{name} on 4 ranks does not give each rank one part of the buffer, in order, so it makes "
         f"no {kind.value}: ring and direct do"
     )
@@ -264,7 +264,7 @@ def test_parts_that_are_not_one_for_each_rank_are_refused(kind, name):
 @pytest.mark.parametrize("kind", [REDUCE, BROADCAST], ids=lambda kind: kind.value)
 @pytest.mark.parametrize("name", ["ring", "direct", "halving-doubling", "central"])
 def test_an_algorithm_without_a_root_is_refused(kind, name):
-    assert refuse(Request(kind, name)) == (
+    assert refuse(CallRequest(kind, name)) == (
         f"{name} has no single root, so it makes no {kind.value}; binomial-tree, for example, does"
     )
 
@@ -272,7 +272,7 @@ def test_an_algorithm_without_a_root_is_refused(kind, name):
 @pytest.mark.parametrize("name", ["central", "central:servers=2"])
 def test_an_algorithm_whose_servers_contribute_nothing_is_refused(name):
     servers = name[-1:] if "=" in name else "1"
-    assert refuse(Request(ALL, name)) == (
+    assert refuse(CallRequest(ALL, name)) == (
         f"{name} leaves out the buffers of {servers} of 4 ranks, which only serve: use "
         "gather-broadcast or direct, which include them"
     )
@@ -280,7 +280,7 @@ def test_an_algorithm_whose_servers_contribute_nothing_is_refused(name):
 
 @pytest.mark.parametrize("layout", [ONE_NODE, SEVERAL])
 def test_an_order_that_is_not_fixed_is_refused_with_algorithms_that_have_one(layout):
-    text = refuse(Request(ALL, "ring", fixed_order=True), layout)
+    text = refuse(CallRequest(ALL, "ring", fixed_order=True), layout)
     begin = "ring adds in an order that depends on where a buffer is cut: with fixed_order use "
     assert text.startswith(begin)
     offered = text.removeprefix(begin).split(", ")
@@ -289,7 +289,7 @@ def test_an_order_that_is_not_fixed_is_refused_with_algorithms_that_have_one(lay
         schedule = None
         try:
             schedule = select(
-                Request(ALL, name, fixed_order=True), 0, layout, on_gpu=False
+                CallRequest(ALL, name, fixed_order=True), 0, layout, on_gpu=False
             ).schedule
         except ConfigurationError:
             assert name not in offered
@@ -299,7 +299,7 @@ def test_an_order_that_is_not_fixed_is_refused_with_algorithms_that_have_one(lay
 def test_a_reduce_scatter_of_fixed_order_is_offered_what_makes_one():
     # Halving keeps the order, and gives each rank its part, for powers of two.
     for nodes, offered in (([0] * 4, "halving-doubling, direct"), ([0] * 3, "direct")):
-        text = refuse(Request(SCATTER, "ring", fixed_order=True), make_layout(nodes))
+        text = refuse(CallRequest(SCATTER, "ring", fixed_order=True), make_layout(nodes))
         assert text.endswith(f"with fixed_order use {offered}, swing")
 
 
@@ -307,14 +307,14 @@ def test_what_is_no_all_reduce_is_refused_and_offered_to_nobody():
     with registered():
         for layout in (ONE_NODE, SEVERAL, LONELY):
             with pytest.raises(ScheduleError, match="double on 4 ranks is no all-reduce: step 1:"):
-                select(Request(ALL, "double"), 100, layout, on_gpu=False)
+                select(CallRequest(ALL, "double"), 100, layout, on_gpu=False)
         with pytest.raises(ConfigurationError, match=r"with fixed_order use .*one-shot") as caught:
-            select(Request(ALL, "ring", fixed_order=True), 100, ONE_NODE, on_gpu=False)
+            select(CallRequest(ALL, "ring", fixed_order=True), 100, ONE_NODE, on_gpu=False)
         assert "double" not in str(caught.value)
         # It adds in the order of the ranks, and has no halves.
-        select(Request(ALL, "lopsided", fixed_order=True), 100, ONE_NODE, on_gpu=False)
+        select(CallRequest(ALL, "lopsided", fixed_order=True), 100, ONE_NODE, on_gpu=False)
         with pytest.raises(ScheduleError, match="lopsided on 4 ranks cannot be halved: its first"):
-            select(Request(REDUCE, "lopsided"), 100, ONE_NODE, on_gpu=False)
+            select(CallRequest(REDUCE, "lopsided"), 100, ONE_NODE, on_gpu=False)
 
 
 # ---- few ranks ----------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_what_is_no_all_reduce_is_refused_and_offered_to_nobody():
 def test_one_rank_alone_may_ask_for_anything_that_exists():
     layout = make_layout([0], (SHARED, MPI, TORCH))
     for kind in Collective:
-        schedule = select(Request(kind), 10, layout, on_gpu=False).schedule
+        schedule = select(CallRequest(kind), 10, layout, on_gpu=False).schedule
         assert schedule.ranks == 1 and not any(schedule.steps)
 
 

@@ -30,15 +30,14 @@ from mpiddp.collectives.transport import shared_memory as module
 from mpiddp.collectives.transport.operators import TYPES
 from mpiddp.collectives.transport.shared_memory import (
     MOST_FOREIGN,
-    ControlGroup,
     SegmentAddress,
     SharedMemory,
     address_of,
-    find_groups,
-    find_shortage,
     view_of,
 )
 from mpiddp.errors import ConfigurationError
+from mpiddp.process import memory_limits
+from mpiddp.process.memory_limits import ControlGroup, find_groups, find_shortage
 from mpiddp.sync.ddp_hook import Synchronization, attach
 from pool import Pool
 
@@ -414,7 +413,7 @@ def test_a_segment_of_a_process_that_is_gone_cannot_be_mapped():
 def plenty(monkeypatch):
     """A machine with so much memory that only groups matter; no group is remembered."""
     found = SimpleNamespace(available=PLENTY)
-    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: found)
+    monkeypatch.setattr(memory_limits.psutil, "virtual_memory", lambda: found)
     find_groups.cache_clear()
     yield
     find_groups.cache_clear()
@@ -501,7 +500,7 @@ def test_a_container_sees_its_own_groups(root, path, expected, tmp_path):
 def test_where_there_are_no_groups_the_machine_counts(tmp_path, monkeypatch):
     assert find_groups(tmp_path) == ()
     assert ControlGroup(tmp_path, False).find_shortage(PLENTY) == ""
-    monkeypatch.setattr(module, "find_groups", lambda: ())
+    monkeypatch.setattr(memory_limits, "find_groups", lambda: ())
     assert find_shortage(PLENTY) == ""
     assert find_shortage(PLENTY + 1) == "the machine has 32 TiB left"
 

@@ -11,7 +11,7 @@ import torch
 
 from crews import Crew
 from launchers import until
-from mpiddp.collectives.planner import Request
+from mpiddp.collectives.planner import CallRequest
 from mpiddp.collectives.transport import single_copy
 from mpiddp.collectives.transport.single_copy import COMES_BACK, LEAST, PAGE, LargePages, collapse
 from mpiddp.schedules.schedule import Collective
@@ -77,7 +77,7 @@ def test_each_part_of_a_piece_of_memory_is_a_buffer(collapsed):
 @pytest.mark.parametrize("kind", ["private", "shared"])
 def test_calls_visit_private_buffers_alone(kind, collapsed):
     crew = Crew([0, 0])
-    requests = [Request(Collective.ALL_REDUCE, operator=name) for name in ("sum", "max", "min")]
+    requests = [CallRequest(Collective.ALL_REDUCE, operator=name) for name in ("sum", "max", "min")]
 
     def part(rank, communicator):
         tensor = torch.ones(LEAST // 4)

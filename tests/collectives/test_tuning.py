@@ -17,7 +17,7 @@ import facts
 import launchers
 import tuned
 from mpiddp.collectives import BOTH, MPI, SHARED, TORCH
-from mpiddp.collectives.planner import Layout, Planner, Request, select
+from mpiddp.collectives.planner import CallRequest, Layout, Planner, select
 from mpiddp.collectives.transport.shared_memory import SharedMemory
 from mpiddp.collectives.tuning import (
     Range,
@@ -167,7 +167,7 @@ def make_layout(tmp_path: Path, *, transports=(SHARED, BOTH, MPI, TORCH)) -> Lay
 )
 def test_auto_follows_the_table_where_it_has_a_range_and_the_rule_elsewhere(size, chosen, tmp_path):
     layout = make_layout(tmp_path)
-    found = select(Request(ALL), size, layout, on_gpu=False)
+    found = select(CallRequest(ALL), size, layout, on_gpu=False)
     assert (found.name, found.transport) == chosen
     assert "is used for all-reduce of float32, CPU" in layout.tuning.text
 
@@ -175,11 +175,11 @@ def test_auto_follows_the_table_where_it_has_a_range_and_the_rule_elsewhere(size
 @pytest.mark.parametrize(
     ("request_", "dtype"),
     [
-        (Request(ALL), torch.bfloat16),
-        (Request(ALL, algorithm="one-shot"), torch.float32),
-        (Request(ALL, transport=SHARED), torch.float32),
-        (Request(ALL, fixed_order=True), torch.float32),
-        (Request(Collective.BROADCAST), torch.float32),
+        (CallRequest(ALL), torch.bfloat16),
+        (CallRequest(ALL, algorithm="one-shot"), torch.float32),
+        (CallRequest(ALL, transport=SHARED), torch.float32),
+        (CallRequest(ALL, fixed_order=True), torch.float32),
+        (CallRequest(Collective.BROADCAST), torch.float32),
     ],
 )
 def test_other_calls_follow_the_rule(request_, dtype, tmp_path):
@@ -221,7 +221,7 @@ def test_a_table_that_names_what_cannot_be_is_refused_before_the_first_call(
 
 def test_what_is_not_possible_here_is_left_out_and_told(tmp_path):
     layout = make_layout(tmp_path, transports=(MPI,))
-    found = select(Request(ALL), 200, layout, on_gpu=False)
+    found = select(CallRequest(ALL), 200, layout, on_gpu=False)
     assert (found.name, found.transport) == ("recursive-doubling", MPI)
     assert "without its ranges over shared-memory: not possible here" in layout.tuning.text
 

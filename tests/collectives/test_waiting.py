@@ -11,9 +11,9 @@ import pytest
 from mpiddp.collectives.transport.waiting import (
     FIRST_SPINS,
     FIRST_YIELDS,
-    LONG_LOOK,
+    LONG_POLL,
     LONGEST_PAUSE,
-    LOOK,
+    POLL,
     Policy,
     Waiter,
     choose_policy,
@@ -96,7 +96,7 @@ class Clock:
 
 @pytest.mark.parametrize(
     ("policy", "look"),
-    [(Policy.SPIN, LONG_LOOK), (Policy.YIELD, LOOK)],
+    [(Policy.SPIN, LONG_POLL), (Policy.YIELD, POLL)],
     ids=lambda value: getattr(value, "value", ""),
 )
 def test_a_wait_looks_for_a_while_and_then_sleeps(policy, look, monkeypatch):
@@ -114,13 +114,13 @@ def test_a_wait_looks_for_a_while_and_then_sleeps(policy, look, monkeypatch):
 def test_who_knows_nothing_of_cores_does_not_spin_for_long(monkeypatch):
     # Ranks of other nodes may share this machine, as containers do.
     clock = Clock(monkeypatch)
-    Waiter(Policy.SPIN, 30.0).wait(Counter(round(LOOK / 1e-6) + 5), complain)
+    Waiter(Policy.SPIN, 30.0).wait(Counter(round(POLL / 1e-6) + 5), complain)
     assert clock.sleeps and clock.yields == 0
 
 
 def test_who_spins_looks_for_longer_than_another_process_has_the_core():
     # The kernel's slice is a tick of 4 ms with CONFIG_HZ=250, and 3 ms with 1000.
-    assert LONG_LOOK >= 2 * 4e-3
+    assert LONG_POLL >= 2 * 4e-3
 
 
 def test_another_thread_gives_the_interpreter_away_while_it_looks(monkeypatch):

@@ -223,7 +223,7 @@ def test_limits_cores_and_threads_and_two_ranks_on_one_gpu(tmp_path):
 # GPUs, Slingshot's cards and NCCL's log are pretended, and Gloo does NCCL's part: the rest is real.
 PRETENDED_GPUS = """
 import torch
-from mpiddp.doctor.common import examiner
+from mpiddp.doctor.examiner import examiner
 from mpiddp.doctor.gpu import gpus
 from mpiddp.launch.device import device
 from mpiddp.launch.rendezvous import store

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiddp.doctor.node import cores
-from mpiddp.doctor.node.cores import Binding
+from mpiddp.doctor.node.cores import RankCores
 
 MASKS = st.lists(st.frozensets(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=5)
 
 
 def bind(*masks, threads=None):
-    return [Binding(rank, frozenset(mask), threads) for rank, mask in enumerate(masks)]
+    return [RankCores(rank, frozenset(mask), threads) for rank, mask in enumerate(masks)]
 
 
 def can_all_have_one(masks):
@@ -94,7 +94,7 @@ def test_threads(masks, threads, status, words):
 
 def test_a_quota_counts_as_cores():
     masks = ({0, 1, 2, 3},) * 4
-    bindings = [Binding(rank, frozenset(mask), None, 2.0) for rank, mask in enumerate(masks)]
+    bindings = [RankCores(rank, frozenset(mask), None, 2.0) for rank, mask in enumerate(masks)]
     finding = cores.judge_cores(bindings)
     assert finding.status == "warn" and "4 ranks have the time of 2 cores" in finding.found
     assert cores.judge_threads(bindings[:2]).found == "1 per rank (mpiddp's choice)"

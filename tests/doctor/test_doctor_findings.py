@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiddp.doctor.common import findings
-from mpiddp.doctor.common.findings import FAIL, PASS, SKIP, WARN, Finding
-from mpiddp.doctor.common.report import Report, describe, wants_colour
+from mpiddp.doctor.examiner import findings
+from mpiddp.doctor.examiner.findings import FAIL, PASS, SKIP, WARN, Finding
+from mpiddp.doctor.examiner.findings_report import FindingsReport, describe, wants_colour
 from mpiddp.errors import PeerLostError
 from mpiddp.launch.launcher.launcher import Launcher
 
@@ -131,14 +131,16 @@ def test_colour_is_for_terminals(terminal, variables, wanted):
 
 @pytest.mark.parametrize("forwarded", [True, False])
 def test_a_launchers_own_terminal_is_none(forwarded, monkeypatch):
-    monkeypatch.setattr("mpiddp.doctor.common.report._is_terminal", lambda descriptor: forwarded)
+    monkeypatch.setattr(
+        "mpiddp.doctor.examiner.findings_report._is_terminal", lambda descriptor: forwarded
+    )
     launcher = Launcher("openmpi", "mpirun", 0, (2,), frozenset())
     assert wants_colour(SimpleNamespace(isatty=lambda: True), launcher, {}) is forwarded
 
 
 def test_the_file_is_whole_after_every_finding(tmp_path):
     stream, path = io.StringIO(), tmp_path / "report.json"
-    report = Report(stream, path)
+    report = FindingsReport(stream, path)
     report.note_place(2, ["n1"])
     report.add(findings.passed("first", "fine"))
     half = json.loads(path.read_text())

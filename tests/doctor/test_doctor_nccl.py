@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from doctors import RECORDED, read_recorded
-from mpiddp.doctor.gpu import nccl
-from mpiddp.doctor.gpu.nccl import Cards, Transport
+from mpiddp.doctor.gpu import nccl_log
+from mpiddp.doctor.gpu.nccl_log import Cards, Transport
 
 # Written here, after the formats in NCCL's sources (src/transport/) and in its plugins; what was
 # really recorded is tested at the end.
@@ -69,7 +69,7 @@ OLD = f"{HEAD}Ring 01 : 0[160] -> 1[160] [send] via NET/Socket/0\n"
     ],
 )
 def test_logs_are_read(text, version, network, kinds, direct):
-    found = nccl.read_log(text)
+    found = nccl_log.read_log(text)
     assert (found.version, found.network, found.direct) == (version, network, direct)
     assert found.kinds == kinds
 
@@ -106,7 +106,7 @@ def test_logs_are_read(text, version, network, kinds, direct):
 )
 def test_what_is_made_of_it(text, infiniband, nodes, peers, status, words):
     cards = Cards(infiniband=infiniband)
-    finding = nccl.judge_transport(nccl.read_log(text), cards, nodes, peers, False)
+    finding = nccl_log.judge_transport(nccl_log.read_log(text), cards, nodes, peers, False)
     assert finding.status == status and words in finding.found
     assert finding.code == (1 if status == "fail" else 0)
 
@@ -134,7 +134,7 @@ RCCL version : 2.22.3-develop:d380693+
     ],
 )
 def test_sockets_beside_a_card_that_needs_a_plugin(text, cards, nodes, status):
-    finding = nccl.judge_transport(nccl.read_log(text), cards, nodes, True, False)
+    finding = nccl_log.judge_transport(nccl_log.read_log(text), cards, nodes, True, False)
     assert finding.status == status
     if status == "fail":
         assert f"though there is {', '.join(cards.libfabric)}" in finding.found
@@ -143,8 +143,8 @@ def test_sockets_beside_a_card_that_needs_a_plugin(text, cards, nodes, status):
 
 
 def test_the_version_of_rccl_is_read():
-    assert nccl.read_log(RCCL).version == "2.22.3"
-    assert nccl.read_log("RCCL version 2.18.6+hip6.0 HEAD:4d47a4f").version == "2.18.6+hip6.0"
+    assert nccl_log.read_log(RCCL).version == "2.22.3"
+    assert nccl_log.read_log("RCCL version 2.18.6+hip6.0 HEAD:4d47a4f").version == "2.18.6+hip6.0"
 
 
 @pytest.mark.parametrize(
@@ -152,26 +152,30 @@ def test_the_version_of_rccl_is_read():
     [(False, ["nvidia-peermem", "DMA-BUF"]), (True, ["NCCL_NET_GDR_LEVEL=PHB", "topo -m"])],
 )
 def test_the_advice_on_gpudirect_depends_on_the_kernel(has_module, words):
-    transport = nccl.merge_transports([Transport(), nccl.read_log(UNABLE)])
-    finding = nccl.judge_transport(transport, Cards(infiniband=("mlx5_0",)), 1, True, has_module)
+    transport = nccl_log.merge_transports([Transport(), nccl_log.read_log(UNABLE)])
+    finding = nccl_log.judge_transport(
+        transport, Cards(infiniband=("mlx5_0",)), 1, True, has_module
+    )
     assert finding.status == "warn" and all(word in finding.advice for word in words)
 
 
 def test_ranks_of_a_node_are_merged():
-    merged = nccl.merge_transports([Transport(), nccl.read_log(INFINIBAND), nccl.read_log(POINTER)])
+    merged = nccl_log.merge_transports(
+        [Transport(), nccl_log.read_log(INFINIBAND), nccl_log.read_log(POINTER)]
+    )
     assert (merged.version, merged.network, merged.direct) == ("2.27.3+cuda12.9", "IB", True)
     assert merged.kinds == {"NET/IB", "P2P"}
 
 
 def test_a_recording_is_read_and_removed():
-    recording = nccl.Recording()
+    recording = nccl_log.Recording()
     path = Path(recording.variables["NCCL_DEBUG_FILE"])
     assert recording.variables["NCCL_DEBUG"] == "INFO"
     path.write_text(INFINIBAND)
-    assert recording.finish() == nccl.read_log(INFINIBAND)
+    assert recording.finish() == nccl_log.read_log(INFINIBAND)
     assert not path.parent.exists()
     # NCCL may have written nothing at all.
-    assert nccl.Recording().finish() == Transport()
+    assert nccl_log.Recording().finish() == Transport()
 
 
 # Of each recorded log: version, network, kinds of channels, and whether GPUDirect RDMA is used.
@@ -200,7 +204,7 @@ def test_recorded_logs_are_read(name):
     written here.
     """
     version, network, kinds, direct = LOGS[name]
-    found = nccl.read_log(read_recorded(name))
+    found = nccl_log.read_log(read_recorded(name))
     assert (found.version, found.network, found.direct) == (version, network, direct)
     assert found.kinds == kinds
 
@@ -225,6 +229,6 @@ def test_every_recorded_log_is_read():
     ],
 )
 def test_what_is_made_of_recorded_logs(name, status, words):
-    transport = nccl.read_log(read_recorded(name))
-    finding = nccl.judge_transport(transport, Cards(infiniband=("mlx5_0",)), 2, True, False)
+    transport = nccl_log.read_log(read_recorded(name))
+    finding = nccl_log.judge_transport(transport, Cards(infiniband=("mlx5_0",)), 2, True, False)
     assert finding.status == status and words in finding.found

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiddp.doctor.network import links, routes
-from mpiddp.doctor.network.links import Counter, Link, Ping
+from mpiddp.doctor.network import node_links, routes
+from mpiddp.doctor.network.node_links import LinkServer, NodeLinks, Ping
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.network.interfaces import Interface
 
@@ -23,13 +23,13 @@ TOKEN = b"0123456789abcdef"
 
 @pytest.fixture
 def counter():
-    made = Counter("127.0.0.1", TOKEN)
+    made = LinkServer("127.0.0.1", TOKEN)
     yield made
     made.close()
 
 
 def test_a_ping_tells_time_and_clock(counter):
-    found = links.ping("127.0.0.1", counter.port, TOKEN)
+    found = node_links.ping("127.0.0.1", counter.port, TOKEN)
     assert found.seconds > 0
     assert abs(found.offset) <= found.seconds / 2
 
@@ -38,29 +38,29 @@ def test_a_clock_that_is_behind(counter, monkeypatch):
     real = time.time
     answers = iter(range(10**6))
     # Client and server take turns in asking for the time: only the client's is behind.
-    monkeypatch.setattr(links.time, "time", lambda: real() - 100 * (next(answers) % 2 == 0))
-    found = links.ping("127.0.0.1", counter.port, TOKEN)
+    monkeypatch.setattr(node_links.time, "time", lambda: real() - 100 * (next(answers) % 2 == 0))
+    found = node_links.ping("127.0.0.1", counter.port, TOKEN)
     assert found.offset == pytest.approx(100, abs=1)
 
 
 def test_a_stream_is_counted_and_takes_its_time(counter):
     begin = time.monotonic()
-    links.stream("127.0.0.1", counter.port, TOKEN)
-    assert time.monotonic() - begin >= links.STREAM_SECONDS
+    node_links.stream("127.0.0.1", counter.port, TOKEN)
+    assert time.monotonic() - begin >= node_links.STREAM_SECONDS
     assert wait_until(lambda: counter.rate() is not None, 60, 0.01)
     assert counter.rate() > 1e6
 
 
 def test_who_is_not_of_this_job_gets_no_answer(counter):
     with pytest.raises(ConnectionError):
-        links.ping("127.0.0.1", counter.port, b"another job's 16")
+        node_links.ping("127.0.0.1", counter.port, b"another job's 16")
     with socket.create_connection(("127.0.0.1", counter.port), 60) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(1) == b""
     assert counter.rate() is None
     # It still answers its own.
-    assert links.ping("127.0.0.1", counter.port, TOKEN).seconds > 0
+    assert node_links.ping("127.0.0.1", counter.port, TOKEN).seconds > 0
 
 
 def test_nobody_there():
@@ -68,12 +68,12 @@ def test_nobody_there():
         # Nobody else gets the port, and nobody listens.
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(ConnectionRefusedError):
-            links.ping("127.0.0.1", taken.getsockname()[1], TOKEN)
+            node_links.ping("127.0.0.1", taken.getsockname()[1], TOKEN)
 
 
 @given(st.integers(2, 200))
 def test_in_no_turn_a_node_sends_and_receives(size):
-    turns = links.take_turns(size)
+    turns = node_links.take_turns(size)
     assert sorted(node for turn in turns for node in turn) == list(range(size))
     for turn in turns:
         assert not set(turn) & {(node + 1) % size for node in turn}
@@ -83,7 +83,7 @@ def ring(rates, *, seconds=1e-4, offsets=None, problems=None):
     """Links of nodes n0, n1, …; ``rates[i]`` is that of the link to node i, in bits per second."""
     count = len(rates)
     return [
-        Link(
+        NodeLinks(
             f"n{i}",
             f"n{(i + 1) % count}",
             None if i == 0 else Ping(2e-4, (offsets or {}).get(i, 1e-5)),

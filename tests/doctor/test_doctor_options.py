@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.doctor.common.options import FINDINGS, DoctorOptions, parse
+from mpiddp.doctor.examiner.doctor_options import FINDINGS, DoctorOptions, parse
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.outputs import Output
 

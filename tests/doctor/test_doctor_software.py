@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiddp.doctor.common.findings import MOST_PARTS
+from mpiddp.doctor.examiner.findings import MOST_PARTS
 from mpiddp.doctor.node import software
 
 

@@ -19,14 +19,14 @@ import launchers
 from mpiddp.environment import JOB_DIRECTORY
 from mpiddp.front import attempt
 from mpiddp.front.attempt import Files, Launch
-from mpiddp.launch.launcher.command import OPEN_MPI, SRUN
+from mpiddp.launch.launcher.programs import OPEN_MPI, SRUN
 from mpiddp.process.publication import ADDRESS_FILE
 
 SECONDS = 60
 RUN = """
 import os, sys
 from mpiddp.front.attempt import Launch
-from mpiddp.launch.launcher.command import OPEN_MPI
+from mpiddp.launch.launcher.programs import OPEN_MPI
 
 launch = Launch(OPEN_MPI, starts_ranks=True)
 launch.listen()

@@ -32,7 +32,7 @@ from mpiddp.checkpoints.storage.manifest import (
     make_partial_name,
 )
 from mpiddp.errors import ConfigurationError
-from mpiddp.front import attempt, front, plan
+from mpiddp.front import attempt, front, launch_plan
 from mpiddp.front.job_end import Exit
 from mpiddp.front.rank_command import make_rank_command
 from mpiddp.launch.script import other_words
@@ -281,8 +281,12 @@ def test_the_launchers_options_stand_before_the_number_of_ranks(folder):
 def test_a_policy_of_the_user_replaces_ours_since_open_mpi_refuses_two():
     words = ("--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE", "--host", "a:2", "-n", "2")
     mapped = (*words[:2], *words[4:6], "--map-by", "core", *words[6:])
-    assert plan._insert(words, ("--map-by", "core")) == mapped
-    assert plan._insert(words, ("--bind-to=core",)) == (*words[2:6], "--bind-to=core", *words[6:])
+    assert launch_plan._insert(words, ("--map-by", "core")) == mapped
+    assert launch_plan._insert(words, ("--bind-to=core",)) == (
+        *words[2:6],
+        "--bind-to=core",
+        *words[6:],
+    )
 
 
 def test_what_is_set_stays_and_what_is_needed_comes(folder):
@@ -314,7 +318,7 @@ def test_auto_is_one_rank_per_gpu_else_per_core(folder):
 )
 def test_gpus_that_may_be_used(visible, gpus, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert plan.count_gpus() == gpus
+    assert launch_plan.count_gpus() == gpus
 
 
 @pytest.mark.parametrize("name", ["-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"])
@@ -547,7 +551,7 @@ def test_a_script_that_cannot_be_read(folder):
 )
 @pytest.mark.parametrize("words", [["package/module.py"], ["-m", "package.module"]])
 def test_a_syntax_error_is_found_before_anything_starts(folder, monkeypatch, capsys, words, text):
-    monkeypatch.setattr(plan, "find_mpirun", lambda _: pytest.fail("it is being started"))
+    monkeypatch.setattr(launch_plan, "find_mpirun", lambda _: pytest.fail("it is being started"))
     (folder / "package").mkdir()
     script = folder / "package" / "module.py"
     (folder / "package" / "__init__.py").write_text("raise SystemExit(7)  # Not run.")

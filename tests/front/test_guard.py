@@ -21,7 +21,7 @@ from mpiddp.process.rank_process import find_start
 FRONT = """
 import os, sys
 from mpiddp.front.attempt import Launch
-from mpiddp.launch.launcher.command import OTHER
+from mpiddp.launch.launcher.programs import OTHER
 
 launch = Launch(OTHER, starts_ranks=True)
 launch.listen()

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mpiddp.front.messages import PATIENCE_SECONDS, MessageFilter, copy_messages
+from mpiddp.front.launcher_messages import PATIENCE_SECONDS, MessageFilter, copy_messages
 
-MODULE = "mpiddp.front.messages"
+MODULE = "mpiddp.front.launcher_messages"
 RULE = "-" * 74
 NOISE = f"""\
 mpiddp: rank 1 on vm: what went wrong

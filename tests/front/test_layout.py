@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.front.allocation import Allocation, Node
-from mpiddp.front.layout import LayoutRequest, choose_layout
+from mpiddp.front.job_layout import LayoutRequest, choose_layout
 
 
 def make(*nodes: tuple[int, int], **more) -> Allocation:

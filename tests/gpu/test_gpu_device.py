@@ -54,7 +54,7 @@ import os, torch, mpiddp
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.options import Options
 from mpiddp.launch.startup import start
-with start(Options(timeout=60), FailureHandler(), make_group=False) as session:
+with start(Options(timeout=60), FailureHandler(), makes_group=False) as session:
     child = os.fork()
     if child == 0:
         os._exit(0 if torch.ones(1, device="cuda").item() == 1 else 1)

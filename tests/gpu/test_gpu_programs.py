@@ -10,7 +10,7 @@ import torch
 import launchers
 import mpiddp
 from crews import Crew
-from mpiddp.collectives.planner import Request
+from mpiddp.collectives.planner import CallRequest
 from mpiddp.collectives.transport.operators import make_span
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules import registry
@@ -45,8 +45,8 @@ def test_programs_run_on_gpu_tensors(device, name, dtype):
 def test_a_span_sees_the_tensor_and_keeps_it_not_alive(device):
     tensor = torch.arange(1000.0, device=device)
     span = make_span(tensor)
-    assert torch.equal(span.compute(10, 20), tensor[10:20])
-    span.move(0, 1).fill_(5)
+    assert torch.equal(span.operand(10, 20), tensor[10:20])
+    span.slice(0, 1).fill_(5)
     assert tensor[0].item() == 5
     before = torch.cuda.memory_allocated(device)
     del tensor
@@ -97,8 +97,8 @@ def test_a_call_that_was_begun_lets_the_current_stream_go_on(device, monkeypatch
             torch.cuda._sleep(CYCLES)
             tensor.add_(tensor)
 
-    monkeypatch.setattr(calls, "_prepare", lambda key, request, tensor: Plan())
-    request = Request(Collective.ALL_REDUCE, "ring")
+    monkeypatch.setattr(calls, "_ensure_plan", lambda key, request, tensor: Plan())
+    request = CallRequest(Collective.ALL_REDUCE, "ring")
     buckets = [torch.empty(1 << 20, device=device) for _ in range(3)]
     torch.cuda.synchronize(device)
     futures = []
@@ -157,4 +157,4 @@ def test_a_tensor_on_another_gpu_is_refused(device):
     calls = Crew([0, 0]).communicators[0]
     calls._device = device
     with pytest.raises(ConfigurationError, match="found one on cuda:1"):
-        calls.run(Request(Collective.ALL_REDUCE), torch.ones(3, device="cuda:1"))
+        calls.run(CallRequest(Collective.ALL_REDUCE), torch.ones(3, device="cuda:1"))

@@ -18,15 +18,15 @@ import pytest
 from gpu_run import Part, Run
 
 import launchers
-from benchmarks.measure.checkpoint.command import parse as parse_checkpoint
-from benchmarks.measure.collectives.command import parse as parse_calls
-from benchmarks.measure.training_loop.command import parse as parse_loop
+from benchmarks.measure.checkpoint.contenders import QUANTITY as CHECKPOINT
+from benchmarks.measure.collectives.options import parse as parse_calls
+from benchmarks.measure.training_loop.contenders import QUANTITY as LOOP
 
 SCRIPT = launchers.ROOT / "tests" / "gpu.sh"
 PARSERS = {
     "allreduce": partial(parse_calls, "allreduce"),
-    "training-loop": parse_loop,
-    "checkpoint": parse_checkpoint,
+    "training-loop": LOOP.parse,
+    "checkpoint": CHECKPOINT.parse,
 }
 DETACHED = "import subprocess as s; s.Popen(['sleep', '600'], start_new_session=True)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"

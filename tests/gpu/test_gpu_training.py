@@ -13,10 +13,10 @@ import fsdp_memory
 import launchers
 import loading
 import observed
-from mpiddp.training.data.data import DIGITS, parse_shape
+from mpiddp.training.data.data_sets import DIGITS, parse_shape
 from mpiddp.training.data.seeding import seed_generators
 from mpiddp.training.options.config import parse
-from mpiddp.training.task.models import build_convnet
+from mpiddp.training.task.models import convnet
 from observed import Observation
 from pool import Pool, Pools
 
@@ -51,7 +51,7 @@ def find_errors(weights: dict[str, dict[str, torch.Tensor]]) -> dict[str, float]
     """
     configuration = parse([*SMALL, *SLOW])
     seed_generators(configuration.seed)
-    begin = build_convnet(parse_shape(configuration.shape), DIGITS).state_dict()
+    begin = convnet(parse_shape(configuration.shape), DIGITS).state_dict()
     rows = {name: join(each, begin) for name, each in {**weights, "begin": begin}.items()}
     way = (rows["plain"] - rows["begin"]).norm()
     return {name: float((rows[name] - rows["plain"]).norm() / way) for name in weights}

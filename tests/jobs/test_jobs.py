@@ -28,7 +28,7 @@ import launchers
 import mpiddp.errors
 from mpiddp.checkout import scripts
 from mpiddp.front.job_end import describe_code
-from mpiddp.front.plan import make_plan
+from mpiddp.front.launch_plan import make_plan
 from mpiddp.launch.script import command_line
 from mpiddp.launch.script.front_options import FrontOptions
 from slurm import FINISHED, Cluster

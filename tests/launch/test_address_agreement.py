@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.network.interfaces import Candidate
 from mpiddp.launch.rendezvous import address_agreement
-from mpiddp.launch.rendezvous.address_agreement import Attempt, Offer, OfferServer
+from mpiddp.launch.rendezvous import offers as offers_module
+from mpiddp.launch.rendezvous.offers import Attempt, Offer, OfferServer
 from mpiddp.process.sockets import listener
 
 FIRST = Candidate("127.0.0.2", "eth0")
@@ -46,7 +47,7 @@ HUNG = 60.0
 
 
 def try_offers(offers, token, seconds=HUNG, grace=HUNG):
-    return address_agreement.try_offers(offers, token, seconds=seconds, grace=grace)
+    return offers_module.try_offers(offers, token, seconds=seconds, grace=grace)
 
 
 @contextlib.contextmanager
@@ -172,10 +173,10 @@ def test_a_caller_that_goes_away_at_once_disturbs_nobody():
 
 def test_an_address_by_which_long_messages_are_lost(monkeypatch):
     token = b"t" * 16
-    answer = address_agreement._derive(token, "rank 0")
+    answer = offers_module._derive(token, "rank 0")
     with another_server("127.0.0.5", answer, hang_up=False) as offer:
         offers = [Offer(Candidate("127.0.0.5", "eth0", 9000), offer.port)]
-        monkeypatch.setattr(address_agreement, "THREAD_SHARE", 0.08)
+        monkeypatch.setattr(offers_module, "THREAD_SHARE", 0.08)
         (attempt,) = try_offers(offers, token)
     assert attempt == Attempt(None, "packets of 9000 bytes do not pass by lo")
     text = address_agreement.describe_failure(offers, [("node2", [attempt])], "node1")
@@ -294,7 +295,7 @@ def test_the_leaders_agree_on_what_both_reached(meet):
 
 def test_a_node_that_is_alone_agrees_with_itself():
     with receive(FIRST, SECOND) as host:
-        agreement = host.agree_alone()
+        agreement = address_agreement.meet(host, None, make_world(0, 1), HUNG)
         assert agreement.offers == host.offers and agreement.token == host.token
     assert agreement.common[0] == 0
     assert agreement.local_addresses[0] == "127.0.0.2"
@@ -334,7 +335,7 @@ def test_both_rounds_fit_into_the_phase(world, tries, meet, monkeypatch):
 
     def fail(offers, token, *, seconds, grace, message_bytes=1):
         rounds.append(seconds)
-        failure = Attempt(None, address_agreement.NO_ANSWER)
+        failure = Attempt(None, offers_module.NO_ANSWER)
         return (failure if message_bytes else REACHED,) * len(offers)
 
     monkeypatch.setattr(address_agreement, "try_offers", fail)
@@ -360,7 +361,7 @@ def test_what_every_leader_reached_is_agreed_in_the_order_offered(meet, matrix):
         offers=[Offer(Candidate(f"10.0.0.{i}", "eth0"), i) for i in range(len(own))],
         token=b"t" * 16,
     )
-    host.invitation = address_agreement.Invitation(tuple(host.offers), host.token, None)
+    host.invitation = offers_module.Invitation(tuple(host.offers), host.token, None)
     attempts = tuple(Attempt(f"10.1.0.{i}") if r else Attempt(None) for i, r in enumerate(own))
     expected = [i for i in range(len(own)) if all(row[i] for row in matrix)]
     with pytest.MonkeyPatch.context() as patch:
@@ -426,7 +427,7 @@ def meet_in_threads(nodes, exchange):
         def connect(place, seconds, connect=socket.create_connection):
             return connect(place, seconds, (place[0], 0))
 
-        patch.setattr(address_agreement, "_exchange", count)
+        patch.setattr(offers_module, "_exchange", count)
         # Each node has an address on each network.
         patch.setattr(socket, "create_connection", connect)
 
@@ -439,7 +440,7 @@ def meet_in_threads(nodes, exchange):
     return agreed, moved + threads.moved
 
 
-def exchange_really(connection, message, length, end, number, exchange=address_agreement._exchange):
+def exchange_really(connection, message, length, end, number, exchange=offers_module._exchange):
     return exchange(connection, message, length, end)
 
 
@@ -463,7 +464,7 @@ def test_a_node_that_does_not_reach_a_nearer_one_turns_to_rank_0(meet):
     long_messages, waited = itertools.count(), []
 
     def exchange(connection, message, length, end, number):
-        is_long = length == address_agreement.MESSAGE_BYTES
+        is_long = length == offers_module.MESSAGE_BYTES
         if is_long and number is None:
             waited.append(end - time.monotonic())
             lose(end)
@@ -483,7 +484,7 @@ def test_one_network_that_passes_long_messages_is_enough(meet, monkeypatch):
     tried = []
 
     def exchange(connection, message, length, end, number):
-        if length == address_agreement.MESSAGE_BYTES:
+        if length == offers_module.MESSAGE_BYTES:
             if number is None and connection.getpeername()[0] == "127.0.0.3":
                 lose(end)
             tried.append(number)
@@ -502,6 +503,6 @@ def test_a_node_that_cannot_listen_to_others_does_not_leave_them_waiting(meet, m
             raise RuntimeError("can't start new thread")
         return listener.ListeningThread(servers, admit)
 
-    monkeypatch.setattr(address_agreement, "ListeningThread", refuse)
+    monkeypatch.setattr(offers_module, "ListeningThread", refuse)
     assert meet_in_threads(20, exchange_really)[0] == {(0, 1)}
     assert len(made) == 2 and listening() == before

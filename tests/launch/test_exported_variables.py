@@ -176,8 +176,8 @@ RANK = """
 import os
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.options import Options
-from mpiddp.launch.startup import Starter
-Starter(Options(), FailureHandler(), make_group=True)
+from mpiddp.launch.phases import StartUp
+StartUp(Options(), FailureHandler())
 print(os.environ["MPIDDP_PORT_RANGE"])
 """
 

@@ -69,6 +69,7 @@ if "LIMIT" in os.environ:
 from mpiddp.launch.device import device
 from mpiddp.launch.rendezvous import store
 from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.failure.reports import FixedProgress
 from mpiddp.launch.options import Options
 from mpiddp.launch.startup import start
 
@@ -87,7 +88,8 @@ with FailureHandler() as failure_handler:
         import torch, torch.distributed as distributed
         failure_handler.run_directory = Path.cwd()
         for step in range(100 if stage == "in a step" else 3):
-            failure_handler.step = step
+            failure_handler.run = FixedProgress(step=step)
+            failure_handler.note_step(step)
             if step == 2 and fails:
                 fail()
             distributed.all_reduce(torch.ones(10))

@@ -255,7 +255,8 @@ def test_two_ranks_need_a_library(tmp_path):
 
 ADDED = """
 import ctypes
-from mpiddp.launch import startup
+from unittest.mock import Mock
+from mpiddp.launch import phases
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.options import Options
@@ -278,11 +279,10 @@ class Library(ctypes.CDLL):
         return call if name == "MPI_Init_thread" else found
 
 mpi.ctypes.CDLL = Library
-startup.TorchImport = list  # Beside which MPI starts: that takes no part in it.
-starter = startup.Starter(Options(), FailureHandler(), make_group=False)
-starter.begin_import()
-starter.start_mpi()
-mpi.finalize(starter.module)
+phases.TorchImport = Mock  # Beside which MPI starts: that takes no part in it.
+start_up = phases.StartUp(Options(), FailureHandler(), makes_group=False)
+phases.begin_import(start_up)
+mpi.finalize(phases.start_mpi(start_up).module)
 """
 
 

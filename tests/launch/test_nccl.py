@@ -214,6 +214,7 @@ import os, sys, threading, time
 from pathlib import Path
 import torch, mpiddp
 from mpiddp.launch.device import device
+from mpiddp.launch.failure.reports import FixedProgress
 from mpiddp.launch.rendezvous import store
 from test_nccl import Backend
 device.choose_backend = lambda *_: "nccl"
@@ -235,7 +236,8 @@ store.make_group = make_group
 store.first_all_reduce = lambda *_: None
 with mpiddp.init(timeout=90) as session:
     session._resources.failure_handler.run_directory = Path(sys.argv[2])
-    session._resources.failure_handler.step = 7
+    session._resources.failure_handler.run = FixedProgress(step=7)
+    session._resources.failure_handler.note_step(7)
     session.any(False)
     is_late.set()
     time.sleep(60)

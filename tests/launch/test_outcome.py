@@ -6,6 +6,7 @@ import pytest
 
 from failures import shared_failure_handler
 from mpiddp.errors import PeerLostError
+from mpiddp.launch.failure.reports import FixedProgress
 from mpiddp.process import job_directory
 from mpiddp.process.outcome import Outcome, read_outcome, write_outcome
 
@@ -13,7 +14,8 @@ from mpiddp.process.outcome import Outcome, read_outcome, write_outcome
 def test_the_outcome_of_a_run(tmp_path):
     assert read_outcome(tmp_path) is None
     failure_handler = shared_failure_handler()
-    failure_handler.run_directory, failure_handler.attempt = tmp_path, 2
+    failure_handler.run_directory = tmp_path
+    failure_handler.run = FixedProgress(attempt=2, step=17)
     failure_handler.finish()
     assert read_outcome(tmp_path) == {
         "code": 0,

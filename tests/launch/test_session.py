@@ -15,7 +15,7 @@ from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.mpi.world import solitary_world
 from mpiddp.launch.options import Options
-from mpiddp.launch.rendezvous.route import RouteFinder
+from mpiddp.launch.rendezvous.route import find_route
 from mpiddp.launch.summary import describe_cores
 
 SIZES = [2, *(pytest.param(ranks, marks=pytest.mark.long) for ranks in (1, 4))]
@@ -176,9 +176,9 @@ def test_an_interface_for_no_host_of_the_job(either_launcher):
 
 
 def test_an_interface_for_another_host_is_refused():
-    finder = RouteFinder("nosuch.local=lo", "", solitary_world(), None)
+    options = {"interface": "nosuch.local=lo", "port_range": "", "timeout": 60}
     with pytest.raises(ConfigurationError) as caught:
-        finder.find(["node7"], 60)
+        find_route(solitary_world(), None, ["node7"], **options)
     assert str(caught.value).startswith(f"{NO_HOST}node7: expected HOST=NAME,")
 
 

@@ -25,15 +25,14 @@ import launchers
 import namespaces
 from benchmarks.measure.launching import json_lines, worker_loop
 from benchmarks.measure.launching.processes import MARK
-from mpiddp.doctor.network import links
+from mpiddp.doctor.network import node_links
 from mpiddp.launch.network.interfaces import Candidate
-from mpiddp.launch.rendezvous.address_agreement import Attempt, OfferServer, try_offers
-from mpiddp.process.sockets import links as links_of_lifelines
+from mpiddp.launch.rendezvous.offers import Attempt, OfferServer, try_offers
+from mpiddp.process.sockets import links, ports
 from mpiddp.process.sockets import listener as listener_module
-from mpiddp.process.sockets import ports
 from mpiddp.process.sockets.listener import TokenListener
 from mpiddp.remote import channel
-from mpiddp.remote.job import ROLES, _Reception
+from mpiddp.remote.job import ROLES, _RankListener
 
 HOST = "127.0.0.2"
 HUNG = 30.0
@@ -157,9 +156,9 @@ def benchmark() -> Iterator[Listener]:
 def doctor() -> Iterator[Listener]:
     """The doctor's, for messages between nodes."""
     token = bytes(16)
-    counter = links.Counter(HOST, token)
+    counter = node_links.LinkServer(HOST, token)
     try:
-        yield Listener(counter.port, lambda: links.ping(HOST, counter.port, token))
+        yield Listener(counter.port, lambda: node_links.ping(HOST, counter.port, token))
     finally:
         counter.close()
 
@@ -189,10 +188,10 @@ def lifeline() -> Iterator[Listener]:
     with selectors.DefaultSelector() as selector, ports.listen(HOST) as server:
 
         def welcome(caller: socket.socket) -> None:
-            links_of_lifelines.Link(caller).send("welcome")
+            links.Link(caller).send("welcome")
             caller.close()
 
-        admit = {links_of_lifelines.encode_token(token): welcome}
+        admit = {links.encode_token(token): welcome}
         listener = TokenListener([server], selector, admit)
 
         def serve() -> None:
@@ -201,8 +200,8 @@ def lifeline() -> Iterator[Listener]:
             listener.refresh(time.monotonic())
 
         def use() -> None:
-            place = links_of_lifelines.describe_server(server)
-            link = links_of_lifelines.connect(place, token, HUNG)
+            place = links.describe_server(server)
+            link = links.connect(place, token, HUNG)
             assert link.wait(HUNG) and link.receive() == [("welcome", None)]
             link.close()
 
@@ -211,11 +210,11 @@ def lifeline() -> Iterator[Listener]:
 
 
 @contextlib.contextmanager
-def reception() -> Iterator[Listener]:
+def rank_listener() -> Iterator[Listener]:
     """That of a process which calls `mpiddp.ranks`, until its ranks are there."""
     with contextlib.ExitStack() as stack:
         server = ports.listen(HOST)
-        receiving = _Reception([server], stack)
+        receiving = _RankListener([server], stack)
 
         def use() -> None:
             for role in ROLES:
@@ -234,7 +233,7 @@ def count_descriptors() -> int:
 
 def list_cases():
     """Only the benchmark's reads more than some bytes: at the others, most strangers are alike."""
-    for listener in (offers, benchmark, doctor, lifeline, reception):
+    for listener in (offers, benchmark, doctor, lifeline, rank_listener):
         for what in WAYS:
             is_alike = listener is not benchmark and what not in ("garbage", "slow", "idle")
             marks = [pytest.mark.long] * is_alike
@@ -269,13 +268,13 @@ def test_a_stranger_who_stays_silent_is_shown_out(monkeypatch):
 
 def test_only_a_lifeline_of_the_same_user_with_the_token_is_admitted(monkeypatch):
     admitted: list[socket.socket] = []
-    with selectors.DefaultSelector() as selector, links_of_lifelines.listen_locally() as server:
-        place = links_of_lifelines.describe_server(server)
+    with selectors.DefaultSelector() as selector, links.listen_locally() as server:
+        place = links.describe_server(server)
         listener = TokenListener([server], selector, {b"secret\n": admitted.append})
         user = os.geteuid()
         for each, token in ((user + 1, "secret"), (user, "secreT"), (user, "secret")):
             monkeypatch.setattr(os, "geteuid", lambda each=each: each)
-            link = links_of_lifelines.connect(place, token, HUNG)
+            link = links.connect(place, token, HUNG)
             for _ in range(2):
                 for key, events in selector.select(0.1):
                     key.data(events)
@@ -287,7 +286,7 @@ def test_only_a_lifeline_of_the_same_user_with_the_token_is_admitted(monkeypatch
 
 
 def test_a_line_has_one_deadline_and_a_limit(monkeypatch):
-    ours, theirs = map(json_lines.Line, socket.socketpair())
+    ours, theirs = map(json_lines.JsonLine, socket.socketpair())
     with ThreadPoolExecutor(1) as pool:
         ended, end = threading.Event(), time.monotonic() + 30
 

@@ -21,7 +21,7 @@ import launchers
 from facts import messages
 from mpiddp.errors import ConfigurationError
 from mpiddp.process.streams import output_writer
-from mpiddp.process.streams.output import Output, find_attempt, open_log
+from mpiddp.process.streams.output import RankOutput, find_attempt, open_log
 from mpiddp.process.streams.output_writer import LONGEST_LINE, PATIENCE_SECONDS, Console, Lines
 
 HOST = socket.gethostname()
@@ -40,14 +40,14 @@ SECONDS = 120
     ],
 )
 def test_the_console_is_for_some_ranks(text, ranks):
-    output = Output(console=text)
+    output = RankOutput(console=text)
     assert {rank for rank in range(8) if output.shows(rank)} == ranks
 
 
 @pytest.mark.parametrize("text", ["", "some", "1,", "3-1", "-1", "1-", "0 1", "²"])
 def test_what_is_no_list_of_ranks_is_refused(text):
     with pytest.raises(ConfigurationError, match="--console: expected all, none, or ranks"):
-        Output(console=text)
+        RankOutput(console=text)
 
 
 PARTS = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b"\r"]), max_size=12)
@@ -93,10 +93,10 @@ def test_a_bar_is_written_over():
 PROGRAM = """
 import ctypes, os, signal, sys, time
 from pathlib import Path
-from mpiddp.process.streams.output import Output, redirect
+from mpiddp.process.streams.output import RankOutput, redirect
 log_dir = Path(sys.argv[1]) if sys.argv[1] else None
 redirection = redirect(
-    Output(log_dir=log_dir, console=sys.argv[2], label="label" in sys.argv), 3
+    RankOutput(log_dir=log_dir, console=sys.argv[2], label="label" in sys.argv), 3
 )
 print("from python", flush=True)
 print("warning", file=sys.stderr, flush=True)
@@ -344,10 +344,10 @@ def test_a_quiet_start_leaves_the_programs_output_alone(tmp_path):
 
 
 def test_a_restart_may_have_fewer_ranks_than_the_console_names(monkeypatch):
-    console = Output(console="3-5")
+    console = RankOutput(console="3-5")
     console.check_world(4)
     with pytest.raises(ConfigurationError, match="out of 0-2"):
         console.check_world(3)
-    Output(console="none").check_world(1)
+    RankOutput(console="none").check_world(1)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     console.check_world(3)

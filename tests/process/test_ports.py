@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import launchers
 from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.network.interfaces import Candidate
-from mpiddp.launch.rendezvous.address_agreement import OfferServer
+from mpiddp.launch.rendezvous.offers import OfferServer
 from mpiddp.process.sockets import ports
 from mpiddp.process.sockets.ports import PortRange
 

@@ -26,7 +26,7 @@ if attempt != os.environ["TORCHELASTIC_MAX_RESTARTS"]:
 LAUNCH = """
 import os, sys
 from mpiddp.front.attempt import Launch
-from mpiddp.launch.launcher.command import OPEN_MPI
+from mpiddp.launch.launcher.programs import OPEN_MPI
 
 code = '''
 import os, sys

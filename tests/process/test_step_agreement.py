@@ -18,7 +18,7 @@ from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.process import step_agreement as agreement
 from mpiddp.process.preemption_signals import parse_signals
-from mpiddp.process.step_agreement import Due, Members, StepAgreement
+from mpiddp.process.step_agreement import AgreeingRanks, Due, StepAgreement
 from preempted import MadeUpSignals
 
 # The agreement, with ranks as threads
@@ -48,7 +48,8 @@ def test_all_ranks_stop_in_the_same_place(seed: int, monkeypatch: pytest.MonkeyP
     store = dist.HashStore()
     signals = [MadeUpSignals() for _ in range(size)]
     ranks = [
-        StepAgreement(Members(rank, size, store), signals=each) for rank, each in enumerate(signals)
+        StepAgreement(AgreeingRanks(rank, size, store), signals=each)
+        for rank, each in enumerate(signals)
     ]
     found: list[int | None] = [None] * size
 
@@ -75,7 +76,8 @@ def test_nobody_stops_without_a_signal_and_nobody_waits_for_one_that_has_left() 
     store = dist.HashStore()
     signals = [MadeUpSignals() for _ in range(2)]
     ranks = [
-        StepAgreement(Members(rank, 2, store), signals=each) for rank, each in enumerate(signals)
+        StepAgreement(AgreeingRanks(rank, 2, store), signals=each)
+        for rank, each in enumerate(signals)
     ]
     assert [rank.is_preempted() for rank in ranks] == [False, False]
     ranks[0].close()
@@ -88,7 +90,7 @@ def test_nobody_stops_without_a_signal_and_nobody_waits_for_one_that_has_left() 
 def test_a_rank_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "PERIOD", 0.01)
     signals = MadeUpSignals(signal.SIGTERM)
-    rank = StepAgreement(Members(0, 2, dist.HashStore(), timeout=0.2), signals=signals)
+    rank = StepAgreement(AgreeingRanks(0, 2, dist.HashStore(), timeout=0.2), signals=signals)
     assert wait_until(lambda: rank._round.is_called, 60)
     with pytest.raises(PeerLostError, match=r"SIGTERM reached rank 0, and within 0.2 s not all"):
         rank.is_preempted()
@@ -98,7 +100,7 @@ def test_a_rank_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("is_called", [True, False])
 def test_a_rank_that_stops_heeds_signals_to_its_end(is_called: bool) -> None:
     signals = MadeUpSignals(signal.SIGUSR1 if is_called else None)
-    rank = StepAgreement(Members(), signals=signals)
+    rank = StepAgreement(AgreeingRanks(), signals=signals)
     assert rank.is_preempted() is is_called
     assert signals._is_heeded
     # Its checkpoint is written now, and TERM must not end it.
@@ -127,7 +129,7 @@ def test_signals_that_come_at_the_very_end_have_no_effect() -> None:
 
 def test_one_rank_stops_in_its_next_place() -> None:
     signals = MadeUpSignals()
-    rank = StepAgreement(Members(), signals=signals)
+    rank = StepAgreement(AgreeingRanks(), signals=signals)
     assert not rank.is_preempted()
     signals.received = signal.SIGUSR1
     assert rank.is_preempted()
@@ -182,8 +184,8 @@ def test_all_ranks_do_the_same_in_the_same_places_as_often_as_they_wish(
         found[rank] = pass_all(one, barrier, left, grant)
         one.close()
 
-    def members(rank: int) -> Members:
-        return Members(rank, size, store, timeout=30.0)
+    def members(rank: int) -> AgreeingRanks:
+        return AgreeingRanks(rank, size, store, timeout=30.0)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -202,10 +204,10 @@ def test_all_ranks_do_the_same_in_the_same_places_as_often_as_they_wish(
 FORGOTTEN = """
 import torch.distributed as dist
 from mpiddp.process import step_agreement as agreement
-from mpiddp.process.step_agreement import Members, StepAgreement
+from mpiddp.process.step_agreement import AgreeingRanks, StepAgreement
 agreement.PERIOD, agreement.QUESTIONS = 1e-6, 1e9
 store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-agreements = [StepAgreement(Members(0, 2, store)) for _ in range(4)]
+agreements = [StepAgreement(AgreeingRanks(0, 2, store)) for _ in range(4)]
 print("done", flush=True)
 """
 
@@ -221,7 +223,7 @@ def test_who_leaves_after_the_rank_that_has_the_store_does_not_fail() -> None:
         raise dist.DistNetworkError("Broken pipe")
 
     store = SimpleNamespace(add=lambda *_: 1, check=lambda _: False, set=fail)
-    StepAgreement(Members(1, 2, store)).close()
+    StepAgreement(AgreeingRanks(1, 2, store)).close()
 
 
 # Signals of one process

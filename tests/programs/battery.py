@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 import mpiddp
-from mpiddp import calls
-from mpiddp.collectives.planner import Request, select
+from mpiddp.collectives.bootstrap import ensure_communicator
+from mpiddp.collectives.planner import CallRequest, select
 from mpiddp.errors import PeerLostError
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Collective
@@ -247,8 +247,8 @@ def make_call(row: Row, rank: int, size: int, device: torch.device = CPU) -> lis
 
 def name_choice(size: int) -> str:
     """What ``auto`` chooses for an all-reduce of ``size`` bytes."""
-    layout = calls.ensure_communicator().layout
-    chosen = select(Request(Collective.ALL_REDUCE), size, layout, on_gpu=False)
+    layout = ensure_communicator().layout
+    chosen = select(CallRequest(Collective.ALL_REDUCE), size, layout, on_gpu=False)
     return f"{chosen.name} over {chosen.transport}"
 
 

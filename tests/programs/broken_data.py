@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from mpiddp.launch.session import Session, find_failure_handler
-from mpiddp.training.data.data import DataSet, Split, load
+from mpiddp.training.data.data_sets import DataSet, Split, load
 from mpiddp.training.data.samples import Key, Samples
 from mpiddp.training.options.config import Configuration, parse
 

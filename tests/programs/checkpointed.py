@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import mpiddp
 import stale
 from mpiddp.checkpoints.storage import unpickling
-from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.checkpoints.storage.shards import list_stored
 
 
@@ -226,8 +226,8 @@ class Hostile:
 
 
 def exchange(session: mpiddp.Session, folder: Path) -> dict[str, Any]:
-    """Each call of `Ranks` with plain values, and with one of rank 1's, or 0's, that runs code."""
-    ranks = Ranks()
+    """Each call of `RankGroup`: with plain values, and with one of rank 1, or 0, that runs code."""
+    ranks = RankGroup()
     own: dict[str, Any] = {"rank": ranks.rank, "text": "é" * ranks.rank * 1000, "path": folder}
     found: dict[str, Any] = {
         "gather": [each["rank"] for each in ranks.gather(own)],

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as distributed
 
 import mpiddp
-from mpiddp.launch import startup
+from mpiddp.launch import phases
 from mpiddp.launch.rendezvous import address_agreement
 from mpiddp.lifeline.lifeline import Lifeline
 from mpiddp.lifeline.membership import Membership
@@ -40,11 +40,11 @@ def main() -> None:
         held += time.monotonic() - began
 
     try_offers: Callable[..., Any] = address_agreement.try_offers
-    begin, join = startup.Starter.begin_lifeline, Lifeline.join
+    begin, join = phases.begin_lifeline, Lifeline.join
 
-    def begin_later(starter: startup.Starter) -> None:
-        hold("mpi", starter.control.world.rank)
-        begin(starter)
+    def begin_later(start_up: phases.StartUp, ranks: phases.JobRanks) -> Any:
+        hold("mpi", ranks.world.rank)
+        return begin(start_up, ranks)
 
     def try_offers_later(*offers: Any, **options: Any) -> Any:
         hold("address", 0)
@@ -55,7 +55,7 @@ def main() -> None:
             hold("lifeline", membership.rank)
         join(lifeline, membership)
 
-    startup.Starter.begin_lifeline = begin_later  # type: ignore[method-assign]
+    phases.begin_lifeline = begin_later
     address_agreement.try_offers = try_offers_later
     Lifeline.join = join_later  # type: ignore[method-assign]
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -33,7 +33,7 @@ import mpiddp
 from histories import BODY, HEAD, OPTIMIZERS, STEPS, Gradients, History, Trainee, Twin
 from mpiddp.checkpoints.optimizer_state import OptimizerState
 from mpiddp.checkpoints.storage import manifest as manifests
-from mpiddp.checkpoints.storage.directory import Source
+from mpiddp.checkpoints.storage.directory import CheckpointSource
 from mpiddp.training.data.seeding import seed_generators
 
 READS = frozenset(
@@ -135,7 +135,7 @@ class Job:
         self._states = OptimizerState(self._trainee.optimizer, {"": self._trainee.net})
         self._checkpointer = mpiddp.Checkpointer(
             given.directory, self._trainee.net, self._states, keep=given.keep,
-            source=Source(given.run, given.attempt),
+            source=CheckpointSource(given.run, given.attempt),
         )  # fmt: skip
 
     def follow(self, event: str, step: int) -> str:

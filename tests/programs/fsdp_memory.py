@@ -25,7 +25,7 @@ from mpiddp.training.step.optimizer_step import make_optimizer
 from mpiddp.training.step.sharded_tensors import find_local
 from mpiddp.training.wrapping.fsdp import shard
 from mpiddp.training.wrapping.module_groups import count_parameters, find_groups
-from mpiddp.training.wrapping.parallel import replicate
+from mpiddp.training.wrapping.shared_model import replicate
 
 WIDTH, LAYERS, SAMPLES, STEPS = 384, 12, 2, 3
 GPU_WIDTH = 2048

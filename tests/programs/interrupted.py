@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,14 +16,13 @@ from mpiddp.checkpoints.storage.manifest import list_checkpoints
 from mpiddp.checkpoints.storage.shards import read_shards
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.session import Session, find_failure_handler
-from mpiddp.sync.parameter_server.roles import Serving
+from mpiddp.sync.parameter_server.serving import Serving
 from mpiddp.sync.parameter_server.staleness import Clock
 from mpiddp.training import trainer
+from mpiddp.training.exported_weights import digest_parameters
 from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.records import run_directory
-from mpiddp.training.saving import Saver, SteppedRun
-from mpiddp.training.training_state import Position
-from mpiddp.training.weights import digest_parameters
+from mpiddp.training.saving import Saver
 
 records: list[str | bytes] = []
 opened: list[run_directory.RunDirectory] = []
@@ -38,15 +37,15 @@ class CutError(Exception):
 class WatchedSaver(Saver):
     """Sees where the training is after each step, and what was due after it."""
 
-    def after_step(self, step: int, run: SteppedRun) -> None:
-        super().after_step(step, run)
-        self.see(run.position)
+    def after_step(self, prepare: Callable[[], object]) -> None:
+        super().after_step(prepare)
+        self.see(self._state.position.step)
 
-    def after_epoch(self, position: Position) -> None:
-        super().after_epoch(position)
-        self.see(position)
+    def after_epoch(self) -> None:
+        super().after_epoch()
+        self.see(self._state.position.step)
 
-    def see(self, position: Position) -> None:
+    def see(self, step: int) -> None:
         raise NotImplementedError
 
 
@@ -59,12 +58,12 @@ class CutSaver(WatchedSaver):
         super().restore()
         records.append(digest_parameters(self._training.engine.module))
 
-    def save_end(self, position: Position) -> None:
-        super().save_end(position)
-        self.see(position)
+    def save_end(self) -> None:
+        super().save_end()
+        self.see(self._state.position.step)
 
-    def see(self, position: Position) -> None:
-        if position.step == self.cut:
+    def see(self, step: int) -> None:
+        if step == self.cut:
             records.append(digest_parameters(self._training.engine.module))
             self._training.engine.update.close()
             self.close()

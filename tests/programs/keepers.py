@@ -20,6 +20,7 @@ from mpiddp.errors import LaunchError
 from mpiddp.launch.failure import failure, missing_ranks, reports, termination
 from mpiddp.launch.failure.deadline import PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.failure.reports import FixedProgress
 from mpiddp.launch.mpi.world import World
 from mpiddp.process import outcome
 from mpiddp.process.outcome import Outcome, write_outcome
@@ -107,7 +108,7 @@ def set_hook(hook: Callable[..., None]) -> Callable[[FailureHandler], None]:
 
 def break_deadline(failure_handler: FailureHandler) -> None:
     """An error while the one who is missing is looked for."""
-    failure_handler.peers.world = World(0, 8, 0, 2, 0, 4, "node1", "node1")
+    failure_handler.meet(world=World(0, 8, 0, 2, 0, 4, "node1", "node1"))
     missing_ranks.hosts_of_step = shout  # type: ignore[assignment]
     with PhaseDeadlines(0.1, failure_handler.expire).phase("MPI"):
         block()
@@ -135,8 +136,7 @@ def break_claim(failure_handler: FailureHandler) -> None:
 def set_answer(failure_handler: FailureHandler, ask: Callable[..., object]) -> None:
     """Let the lifeline answer by ``ask`` who reports."""
     failure_handler.starting = False
-    failure_handler.peers.communicator = object()  # type: ignore[assignment]
-    failure_handler.peers.lifeline = Lifeline(ask)  # type: ignore[assignment,arg-type]
+    failure_handler.meet(communicator=object(), lifeline=Lifeline(ask))
     termination.abort = lambda code, _: os._exit(code)  # type: ignore[assignment]
 
 
@@ -148,7 +148,7 @@ def leave_to_nobody(failure_handler: FailureHandler) -> None:
 
 def be_alone(failure_handler: FailureHandler) -> None:
     """One process: there is no rank to name."""
-    failure_handler.peers.world = World(0, 1, 0, 1, 0, 1, "node1", "node1")
+    failure_handler.meet(world=World(0, 1, 0, 1, 0, 1, "node1", "node1"))
 
 
 def fail_alone(failure_handler: FailureHandler) -> None:
@@ -201,8 +201,8 @@ def fail(case: str, folder: Path) -> None:
     for (module, name), cases in BOUNDS.items():
         setattr(module, name, BOUND if case in cases else DEADLINE)
     with FailureHandler() as failure_handler:
-        failure_handler.peers.world = World(3, 8, 1, 2, 1, 4, "node2", "node1")
-        failure_handler.step, failure_handler.run_directory = 17, folder
+        failure_handler.meet(world=World(3, 8, 1, 2, 1, 4, "node2", "node1"))
+        failure_handler.run, failure_handler.run_directory = FixedProgress(step=17), folder
         CASES[case](failure_handler)
         raise ValueError("on purpose")
 

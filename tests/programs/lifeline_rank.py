@@ -71,7 +71,8 @@ def main() -> None:
         name, *arguments = json.loads(line)
         if name == "start":
             enter = partial(open_lifeline, arguments[0])
-            entrance, lifeline = lifelines.start_companion(enter)
+            lifeline = lifelines.start_companion(enter)
+            entrance = lifeline.entrance
             say(entrance.address, entrance.token)
         elif name == "enter":
             lifeline = open_lifeline(arguments[0], Entrance(*arguments[1:]))

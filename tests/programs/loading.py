@@ -12,7 +12,7 @@ import torch
 
 import trainings
 from mpiddp.launch.session import Session
-from mpiddp.training.data.reading import Reader, Reading
+from mpiddp.training.data.reading import BatchReader, BatchReading
 from mpiddp.training.data.samples import Key, Samples
 from mpiddp.training.data.vision import import_torchvision
 from mpiddp.training.options.config import parse
@@ -35,7 +35,7 @@ def read_on_gpu(session: Session) -> dict[str, Any]:
     key = Key(1, [3, 1, 200])
     expected = Samples(data.train).read(key)
     batch = moved[key].batch
-    (pinned,) = Reader(Samples(data.train), Reading(pins=True)).read([key])
+    (pinned,) = BatchReader(Samples(data.train), BatchReading(pins=True)).read([key])
     copied = pinned.to(session.device)
     assert batch is not None
     return {

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import mpiddp
+from mpiddp.launch.failure.reports import FixedProgress
 from mpiddp.launch.session import Session, find_failure_handler
 
 
@@ -44,7 +45,8 @@ def _restored(session: Session) -> Iterator[None]:
         torch.set_rng_state(random)
         # What training tells the report of a failure.
         handler = find_failure_handler(session)
-        handler.run_directory, handler.step, handler.attempt = None, None, 1
+        handler.run_directory, handler.run = None, FixedProgress()
+        handler.note_step(None)
         set_timeout(session._timeout)
 
 

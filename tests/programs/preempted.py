@@ -20,12 +20,11 @@ from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.process import step_agreement as agreement
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.training import saving, trainer
+from mpiddp.training.exported_weights import digest_parameters
 from mpiddp.training.options.config import parse
 from mpiddp.training.saving import Saver
 from mpiddp.training.task.task import find_task
-from mpiddp.training.trainer import Handlers
-from mpiddp.training.training_state import Position
-from mpiddp.training.weights import digest_parameters
+from mpiddp.training.trainer import RunHandlers
 
 PERIOD = 0.005
 SECONDS = 60.0
@@ -70,8 +69,8 @@ class SignalledSaver(WatchedSaver):
     signals: MadeUpSignals
     step = 0
 
-    def see(self, position: Position) -> None:
-        if position.step == self.step:
+    def see(self, step: int) -> None:
+        if step == self.step:
             self.signals.received = signal.SIGUSR2
             deadline = time.monotonic() + SECONDS
             while not WatchedAgreement.last._round.is_called and time.monotonic() < deadline:
@@ -111,7 +110,7 @@ def leave(session: Session, words: Sequence[str], last: int, *, is_called: bool 
     torch.set_num_threads(1)
     task, configuration = find_task(parse(list(words)), None)
     signals = MadeUpSignals()
-    handlers = Handlers(find_failure_handler(session), signals)
+    handlers = RunHandlers(find_failure_handler(session), signals)
     with (
         watched(),
         contextlib.closing(trainer.run_steps(configuration, task, session, handlers)) as steps,
@@ -139,9 +138,11 @@ def train(
 
 
 @dataclass
-class SharedRun:
-    """One rank's part of a training whose workers share out the batches of an epoch."""
+class RankRecord:
+    """What one rank has done in a training."""
 
+    batches: int = 0
+    """That it has trained on."""
     samples: list[bytes] = field(default_factory=list)
     """Digests of those that it has trained on, in their order."""
     weights: list[str] = field(default_factory=list)
@@ -151,46 +152,35 @@ class SharedRun:
 
 
 class RecordingSaver(Saver):
-    """Records the weights that a training begins with, and those with which it leaves.
+    """Records the weights that a training begins with, and those with which it leaves."""
 
-    With ``seconds`` a checkpoint is due so often as well.
-    """
-
-    found: SharedRun
-    seconds: float | None = None
+    found: RankRecord
 
     def restore(self) -> None:
         super().restore()
         self.found.weights.append(digest_parameters(self._training.engine.module))
 
-    def save_last(self, position: Position) -> None:
-        super().save_last(position)
+    def save_last(self) -> None:
+        super().save_last()
         self.found.weights.append(digest_parameters(self._training.engine.module))
 
-    def write(self, position: Position) -> None:
+    def write(self) -> None:
         world = self._training.session.world
-        if position.step in SLOW_STEPS and world.rank == world.size - 1:
+        if self._state.position.step in SLOW_STEPS and world.rank == world.size - 1:
             time.sleep(PAUSE)
-        super().write(position)
-
-    def is_time(self) -> bool:
-        return self.seconds is not None and time.monotonic() - self._last_time >= self.seconds
+        super().write()
 
 
-def run_shared(
-    session: Session,
-    words: Sequence[str],
-    call: tuple[Sequence[int], int] | None,
-    seconds: float | None = None,
-) -> SharedRun:
+def run_apart(
+    session: Session, words: Sequence[str], call: tuple[Sequence[int], int] | None
+) -> RankRecord:
     """Train with the command line. ``call``: the ranks that a signal reaches, and after how many
     batches of each worker; those that have as many, or their first, wait until all ranks have
     agreed.
     """
     torch.set_num_threads(1)
-    RecordingSaver.found = found = SharedRun()
-    RecordingSaver.seconds = seconds
-    signals, taken = MadeUpSignals(), 0
+    RecordingSaver.found = found = RankRecord()
+    signals = MadeUpSignals()
     ranks, batches = call if call is not None else ((), 0)
     take = trainer.Loop.take_batch
 
@@ -199,12 +189,11 @@ def run_shared(
             signals.received = signal.SIGUSR2
 
     def take_batch(loop: trainer.Loop, step: trainer.Step, *rest: Any) -> None:
-        nonlocal taken
         take(loop, step, *rest)
         inputs = step.batch.inputs
         found.samples.extend(hashlib.sha256(each.numpy().tobytes()).digest() for each in inputs)
-        taken += 1
-        if call is not None and taken == max(batches, 1):
+        found.batches += 1
+        if call is not None and found.batches == max(batches, 1):
             receive()
             assert wait_until(WatchedAgreement.last.is_seen, SECONDS, PERIOD)
 

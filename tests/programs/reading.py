@@ -41,10 +41,10 @@ def list_keys(epoch: int = 1, batches: int = 10) -> list[Key]:
 
 def main() -> None:
     """Read with two workers, say who they are, and stay."""
-    from mpiddp.training.data.reading import Reader, Reading
+    from mpiddp.training.data.reading import BatchReader, BatchReading
     from mpiddp.training.data.samples import Samples
 
-    reader = Reader(Samples(Slow()), Reading(workers=2))
+    reader = BatchReader(Samples(Slow()), BatchReading(workers=2))
     batches = list(reader.read(list_keys()))
     workers = {int(number) for batch in batches for number in batch.inputs[:, 1]}
     print(*workers, flush=True)

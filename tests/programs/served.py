@@ -26,8 +26,8 @@ from mistakes import hear
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.sync.parameter_server.mpi_messages import Wire
-from mpiddp.sync.parameter_server.roles import Serving, assign_roles
 from mpiddp.sync.parameter_server.server import Server, UpdateRule
+from mpiddp.sync.parameter_server.serving import Serving, assign_roles
 
 RATE = 0.05
 SOON = 0.2

@@ -14,10 +14,10 @@ import mpiddp
 from mpiddp.checkpoints.storage import directory as directories
 from mpiddp.checkpoints.storage import finding
 from mpiddp.checkpoints.storage import manifest as manifests
-from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source
+from mpiddp.checkpoints.storage.directory import CheckpointDirectory, CheckpointSource
 from mpiddp.checkpoints.storage.finding import find_newest
 from mpiddp.checkpoints.storage.manifest import DamageError
-from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.rank_group import RankGroup
 from saves import Clock
 
 
@@ -53,7 +53,7 @@ def find_without_manifest(session: mpiddp.Session, folder: Path, times: int) -> 
 
 
 def _find(folder: Path) -> Any:
-    ranks = Ranks()
+    ranks = RankGroup()
     with mock.patch.object(manifests, "time", Clock()):
         try:
             survey = find_newest(folder, ranks)
@@ -69,8 +69,8 @@ def _find(folder: Path) -> Any:
 @contextlib.contextmanager
 def make_directory(folder: Path) -> Iterator[CheckpointDirectory]:
     """Of the attempt "a"; closed at the end."""
-    ranks = Ranks()
-    directory = CheckpointDirectory(folder, ranks, Source(attempt="a"), 2)
+    ranks = RankGroup()
+    directory = CheckpointDirectory(folder, ranks, CheckpointSource(attempt="a"), 2)
     try:
         yield directory
     finally:

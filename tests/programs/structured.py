@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from mpiddp.launch.session import Session, find_failure_handler
-from mpiddp.training.data.data import DataSet, Split, make_toy
-from mpiddp.training.data.data import load as load_own
+from mpiddp.training.data.data_sets import DataSet, Split, make_toy
+from mpiddp.training.data.data_sets import load as load_own
 from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.options.groups.data import AUTO
 from mpiddp.training.task.task import Task

@@ -36,8 +36,8 @@ def enter(session: Session) -> tuple[str, int]:
         ):
             stack.enter_context(mock.patch.object(where, name, new))
         handler = find_failure_handler(session)
-        run, path = enter_run(parse(["--name", "a"]).resolve(), session, handler)
-    handler.entered_runs.discard(path)
-    if run is not None:
-        run.close()
-    return str(path), count
+        run = enter_run(parse(["--name", "a"]).resolve(), session, handler)
+    handler.entered_runs.discard(run.state.directory)
+    if run.opened is not None:
+        run.opened.close()
+    return str(run.state.directory), count

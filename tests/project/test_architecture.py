@@ -18,10 +18,10 @@ def test_the_source_keeps_the_rules():
     assert {"mpiddp", "mpiddp.errors", "mpiddp.launch.failure.failure"} <= modules.keys()
 
 
-@pytest.mark.parametrize("folders", architecture.MOST_LINES, ids=" ".join)
-def test_the_code_stays_within_its_budget(folders):
-    lines = sum(architecture.count_lines(launchers.ROOT, folder) for folder in folders)
-    assert lines <= architecture.MOST_LINES[folders]
+@pytest.mark.parametrize("folder", architecture.MOST_LINES)
+def test_the_code_stays_within_its_budget(folder):
+    lines = architecture.count_lines(launchers.ROOT, folder)
+    assert lines <= architecture.MOST_LINES[folder]
 
 
 GOOD = {
@@ -55,7 +55,7 @@ GOOD = {
         "path = os.environ.get(name)\n"
     ),
     "benchmarks/__init__.py": "",
-    "benchmarks/measure/startup/command.py": (
+    "benchmarks/measure/startup/worker.py": (
         "import mpiddp, os\nfrom mpi4py import MPI\nos.environ['A']\n"
     ),
     "benchmarks/measure/baselines/script.py": "raise SystemExit(1)\n",
@@ -95,7 +95,7 @@ VIOLATIONS = {
     "relative": ("mpiddp/launch/mpi/world.py", "from ...training import x\n", "must not import"),
     "relative package": ("mpiddp/launch/__init__.py", "from ..sync import ddp_hook\n",
         "must not import mpiddp.sync.ddp_hook"),
-    "to benchmarks": ("mpiddp/train.py", "import benchmarks.measure.startup.command\n",
+    "to benchmarks": ("mpiddp/train.py", "import benchmarks.measure.startup.worker\n",
         "must not import bench"),
     "no floor": ("mpiddp/utils.py", "", "no floor"),
     "to no floor": ("mpiddp/train.py", "import mpiddp.utils\n", "must not import mpiddp.utils"),
@@ -118,7 +118,7 @@ VIOLATIONS = {
     "from": ("mpiddp/train.py", "from os import _exit as e\ne(0)\n", "calls os._exit"),
     "Abort": ("benchmarks/run.py", "world().Abort(3)\n", "calls Abort"),
     "SystemExit": ("mpiddp/train.py", "raise SystemExit(2)\n", "raises SystemExit"),
-    "environ": ("mpiddp/training/data/data.py", "import os\nos.environ[name] = '1'\n",
+    "environ": ("mpiddp/training/data/data_sets.py", "import os\nos.environ[name] = '1'\n",
         "sets an environment variable"),
     "environ, deleted": ("mpiddp/train.py", "from os import environ\ndel environ[name]\n",
         "sets an environment variable"),
@@ -128,10 +128,10 @@ VIOLATIONS = {
     "literal": ("mpiddp/launch/x.py", "import os\nos.environ.get('A')\n", "names the variable"),
     "literal, subscript": ("mpiddp/train.py", "import os\nos.environ['A']\n", "names the var"),
     "literal, getenv": ("mpiddp/train.py", "from os import getenv\ngetenv('A')\n", "names the"),
-    "mpi4py": ("mpiddp/training/data/data.py", "from mpi4py import MPI\n", "imports mpi4py"),
+    "mpi4py": ("mpiddp/training/data/data_sets.py", "from mpi4py import MPI\n", "imports mpi4py"),
     "mpi4py, late": ("mpiddp/sync/ddp_hook.py", "def f():\n    import mpi4py.MPI\n",
         "imports mpi4py"),
-    "torch.load": ("mpiddp/training/data/data.py",
+    "torch.load": ("mpiddp/training/data/data_sets.py",
         "import torch\ntorch.load(path, weights_only=False)\n",
         "torch.load without weights_only=True"),
     "torch.load, plain": ("benchmarks/run.py", "import torch as t\nt.load(path)\n", "torch.load"),
@@ -141,7 +141,7 @@ VIOLATIONS = {
     "objects": ("mpiddp/sync/x.py",
         "import torch.distributed as dist\ndist.broadcast_object_list(box)\n",
         "unpickles: torch.distributed.broadcast_object_list"),
-    "arrays": ("mpiddp/training/data/data.py",
+    "arrays": ("mpiddp/training/data/data_sets.py",
         "import numpy as np\nnp.load(path, allow_pickle=True)\n", "numpy.load with pickles"),
     "print": ("benchmarks/run.py", "print(1)\n", "calls print"),
     "write": ("mpiddp/train.py", "import sys\nsys.stderr.write('')\n", "calls sys.stderr.write"),
@@ -149,6 +149,8 @@ VIOLATIONS = {
         "import mpiddp.launch.session\n",
         "a circle of imports: mpiddp.launch > mpiddp.launch.failure >"),
     "short": ("mpiddp/sync/ddp_hook.py", "HOOK = 1\n", "it belongs to mpiddp.training.trainer"),
+    "class twice": ("mpiddp/train.py", "class Session: ...\n", "has a class Session, too"),
+    "empty name": ("mpiddp/launch/common/__init__.py", "", "does not say what it holds"),
     "long": ("mpiddp/train.py", "def f():\n" + "    pass\n" * 60, "f has 61 lines"),
 }  # fmt: skip
 
@@ -156,7 +158,8 @@ VIOLATIONS = {
 @pytest.mark.parametrize("case", VIOLATIONS)
 def test_a_broken_rule_is_found(case, tmp_path):
     name, text, expected = VIOLATIONS[case]
-    extra = {"mpiddp/launch/mpi/world.py": "from mpiddp.launch import Session\n"}
+    world = "from mpiddp.launch import Session\nclass Session: ...\n"
+    extra = {"mpiddp/launch/mpi/world.py": world}
     write_tree(tmp_path, {**GOOD, **extra, name: text})
     found = architecture.find_violations(architecture.read_modules(tmp_path))
     module = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")

@@ -21,7 +21,7 @@ from mpiddp.checkpoints.__main__ import show
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage import owner as owners
 from mpiddp.checkpoints.storage.finding import find_newest
-from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.errors import ConfigurationError, ContentError
 from mpiddp.files import MOST_BYTES, MOST_DEPTH, decode, decode_xml, read_json
 from saves import list_names, write
@@ -231,7 +231,7 @@ def test_a_hostile_manifest_is_one_bad_checkpoint(field_name, tmp_path, capsys):
         path.write_text(content)
         with pytest.raises(manifests.DamageError, match=r"manifest\.json: "):
             KINDS["manifest"].read(path)
-        survey = find_newest(folder, Ranks())
+        survey = find_newest(folder, RankGroup())
         assert survey.newest is not None and survey.newest.path == folder / "step-2"
         show(folder, is_quick=False)
         rows = capsys.readouterr().out.splitlines()
@@ -252,5 +252,5 @@ def test_a_hostile_owner_is_an_unknown_one(text, tmp_path):
     write(tmp_path, 1, 2)
     (tmp_path / owners.OWNER).write_text(text)
     assert owners.read_owner(tmp_path) is owners.UNKNOWN
-    survey = find_newest(tmp_path, Ranks())
+    survey = find_newest(tmp_path, RankGroup())
     assert survey.newest is not None and survey.newest.path == tmp_path / "step-2"

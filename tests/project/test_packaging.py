@@ -35,7 +35,7 @@ TRACKERS = {"tensorboard", "mlflow", "wandb"}
 EXTRAS = {"docs", "all", "mpi", "safetensors", "plot", "test", "vision", *TRACKERS}
 CHECKOUT = "mpiddp/checkout"
 """Where an installation has the benchmarks and job scripts."""
-PAGES = {"benchmarks/show/drawing": "page.js", "benchmarks/show/page": "report.js"}
+PAGES = {"benchmarks/show/drawing": "page.js", "benchmarks/show/page": "report.html"}
 CARRIED = ("mpiddp", "benchmarks", "tests", "jobs")
 
 

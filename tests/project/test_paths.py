@@ -62,9 +62,9 @@ def find_path(heading: str, number: int = 0) -> list[str]:
 
 
 def test_a_training_goes_the_paths_of_a_launch_of_a_gradient_and_of_a_checkpoint(tmp_path):
-    assert len(read_paths()) == 9  # All of them are followed in this file.
+    assert len(read_paths()) == 10  # All of them are followed in this file.
     entered = follow("training", TRAINING, tmp_path)
-    for heading in ("a launch", "a gradient", "a checkpoint"):
+    for heading in ("a launch", "a step", "a gradient", "a checkpoint"):
         check(find_path(f"The path of {heading}"), entered)
 
 

@@ -12,6 +12,7 @@ import torch
 
 import launchers
 import mpiddp
+from mpiddp.launch.failure.reports import FixedProgress
 from mpiddp.launch.session import find_failure_handler
 from pool import Pools
 
@@ -43,7 +44,7 @@ def change(session):
     torch.set_num_threads(3)
     torch.manual_seed(session.world.rank + 17)
     session._timeout = 1.0
-    find_failure_handler(session).step = 5
+    find_failure_handler(session).run = FixedProgress(step=5)
 
 
 def find_state(session):

@@ -22,7 +22,7 @@ from mpiddp.process.sockets import ports
 from mpiddp.process.sockets.links import describe_server, listen_locally, open_connection
 from mpiddp.remote import channel
 from mpiddp.remote.channel import SHARED_BYTES, Address, Channel, Parcel
-from mpiddp.remote.job import ROLES, _Reception
+from mpiddp.remote.job import ROLES, _RankListener
 
 SOON = 60.0
 SIZES = st.integers(0, 300) | st.integers(SHARED_BYTES - 70, SHARED_BYTES + 70)
@@ -171,7 +171,9 @@ def test_memory_is_looked_up_for_large_parcels_only(monkeypatch):
     class Huge:
         nbytes = 1 << 50
 
-    with pytest.raises(ConfigurationError, match=r"1125899\.9 GB to be sent, and .* GB of free"):
+    with pytest.raises(
+        ConfigurationError, match=r"1024 TiB to be sent, but on \S+ the machine has .* left"
+    ):
         Parcel(b"", (Huge(),))
     channel.check_memory(1 << 20)
 
@@ -211,21 +213,19 @@ def test_nothing_of_who_does_not_know_the_token_or_sends_no_greeting_is_unpickle
     bomb = tmp_path / "unpickled"
     row = {"rank": 0, "role": "calls", "size": 1, "python": "3"}
     with contextlib.ExitStack() as stack:
-        reception = _Reception([listen_locally()], stack)
-        token, proof = (
-            each.encode() for each in (reception.address.token, reception.address.proof)
-        )
+        listener = _RankListener([listen_locally()], stack)
+        token, proof = (each.encode() for each in (listener.address.token, listener.address.proof))
 
         def call(said: bytes) -> bytes:
             """What is answered until the connection is closed."""
-            with open_connection(reception.address.places[0], SOON) as stranger:
+            with open_connection(listener.address.places[0], SOON) as stranger:
                 stranger.sendall(said)
                 stranger.shutdown(socket.SHUT_WR)
                 stranger.setblocking(False)
                 answer, end = b"", time.monotonic() + SOON
                 with contextlib.suppress(ConnectionError):  # What was not read resets it.
                     while time.monotonic() < end:
-                        reception.wait(0.02)
+                        listener.wait(0.02)
                         with contextlib.suppress(BlockingIOError):
                             if not (piece := stranger.recv(1000)):
                                 break
@@ -288,20 +288,20 @@ def test_a_rank_tells_whoever_listens_in_its_callers_place_its_token_only(
 def test_a_rank_that_is_stopped_on_its_way_keeps_no_other_waiting(monkeypatch):
     monkeypatch.setattr(channel, "SILENT_SECONDS", 0.5)
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as pool:
-        reception = _Reception([listen_locally()], stack)
+        listener = _RankListener([listen_locally()], stack)
 
         def enter() -> list[Channel]:
-            silent, *others = (Channel(channel.connect(reception.address)) for _ in range(4))
+            silent, *others = (Channel(channel.connect(listener.address)) for _ in range(4))
             for role, each in zip(ROLES, others, strict=True):
                 each.send("hello", {"rank": 0, "role": role, "size": 1})
             return [silent, *others]
 
         entering, end = pool.submit(enter), time.monotonic() + SOON
-        while not reception.is_complete and time.monotonic() < end:
-            reception.wait(0.02)
+        while not listener.is_complete and time.monotonic() < end:
+            listener.wait(0.02)
         for each in entering.result(SOON):
             stack.callback(each.close)
-        assert reception.is_complete
+        assert listener.is_complete
 
 
 def test_a_rank_that_was_stopped_while_it_connects_tries_again(monkeypatch):

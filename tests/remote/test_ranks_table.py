@@ -11,7 +11,7 @@ import browser
 from browser import Page
 from mpiddp.remote.channel import Channel
 from mpiddp.remote.job import Member
-from mpiddp.remote.table import MOST_OPEN, draw_ranks
+from mpiddp.remote.rank_table import MOST_OPEN, draw_ranks
 
 THEMES = {
     "light": ("white", "rgba(0, 0, 0, 0.87)", "rgba(0, 0, 0, 0.87)", "#f5f5f5"),

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiddp.remote.channel import MARK, make_mark
-from mpiddp.remote.output import OutputReader, write
+from mpiddp.remote.rank_output import OutputReader, write
 
 LABEL = b"[3] "
 PIECES = st.sampled_from(

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules import registry
 from mpiddp.schedules.plans.conversion import make_schedule
+from mpiddp.schedules.plans.loading import read_plans
 from mpiddp.schedules.plans.msccl_writer import write_xml
 from mpiddp.schedules.plans.msccl_xml import read_xml
 from mpiddp.schedules.plans.mscclpp_json import read_content
 from mpiddp.schedules.plans.mscclpp_writer import write_json
 from mpiddp.schedules.plans.plan import Buffer, Operation, Plan, Promise, Span
-from mpiddp.schedules.plans.proof import prove_plan
-from mpiddp.schedules.plans.reading import read_plans
+from mpiddp.schedules.plans.plan_proof import prove_plan
 from mpiddp.schedules.proof import finish
 from mpiddp.schedules.schedule import Collective, Transfer, all_reduce
 

@@ -13,7 +13,7 @@ import pytest
 from mpiddp.errors import ScheduleError
 from mpiddp.schedules.plans.msccl_writer import write_xml
 from mpiddp.schedules.plans.msccl_xml import read_xml
-from mpiddp.schedules.plans.proof import prove_plan
+from mpiddp.schedules.plans.plan_proof import prove_plan
 from mpiddp.schedules.registry import parse
 from plan_runs import is_all_reduce
 

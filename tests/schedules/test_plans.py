@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules.plans.loading import read_plans
 from mpiddp.schedules.plans.msccl_xml import read_xml
 from mpiddp.schedules.plans.mscclpp_json import read_content
-from mpiddp.schedules.plans.proof import prove_plan
-from mpiddp.schedules.plans.reading import read_plans
+from mpiddp.schedules.plans.plan_proof import prove_plan
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "plans"
 RIGHT = {

@@ -68,7 +68,7 @@ def test_a_sum_along_any_tree_is_final_at_its_root(schedule):
 
 @pytest.mark.parametrize("name", registry.names())
 def test_sums_of_two_ranks_are_made_at_once_and_of_more_by_some_algorithms(name):
-    ours = registry.is_ours(registry.parse(name))
+    ours = registry.is_built_in(registry.parse(name))
     assert not ours or find_sums(promises.build(name, 2)).is_single
     for ranks in (4, 5):
         if ours:
@@ -167,7 +167,8 @@ def test_some_algorithms_add_all_elements_alike(ranks):
     found = {
         name
         for name in registry.names()
-        if registry.is_ours(registry.parse(name)) and is_order_fixed(promises.build(name, ranks))
+        if registry.is_built_in(registry.parse(name))
+        and is_order_fixed(promises.build(name, ranks))
     }
     # Two trees over three or four ranks need not be the same, but halving is for a power of two.
     assert found >= IN_ORDER

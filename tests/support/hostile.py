@@ -32,8 +32,8 @@ from mpiddp.front import front
 from mpiddp.process import directory_lock, job_directory, publication
 from mpiddp.process.outcome import Outcome
 from mpiddp.schedules.plans.conversion import make_schedule
-from mpiddp.schedules.plans.proof import prove_plan
-from mpiddp.schedules.plans.reading import read_plans
+from mpiddp.schedules.plans.loading import read_plans
+from mpiddp.schedules.plans.plan_proof import prove_plan
 from mpiddp.training.options.config import read_toml
 from mpiddp.training.records.history import read_histories
 from mpiddp.training.records.metrics import Row
@@ -121,7 +121,7 @@ def _use_address(path: Path) -> None:
 
 
 def _use_options(path: Path) -> None:
-    front._find_why_anew(path.parent)
+    front._explain_new_start(path.parent)
     manifests.find_directory(path.parent)
     read_toml(path)
 

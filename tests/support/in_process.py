@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from mpiddp.collectives.compiler.instructions import Message
+from mpiddp.collectives.compiler.instructions import ProgramMessage, RankProgram
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.transport.operators import Action, View, copy
@@ -68,7 +68,7 @@ class InProcessMessages:
     """The messages of one program."""
 
     def __init__(
-        self, office: Office, rank: int, messages: Sequence[Message], views: Sequence[View],
+        self, office: Office, rank: int, messages: Sequence[ProgramMessage], views: Sequence[View],
         signature: int, waiter: Waiter, describe: Describe,
     ) -> None:  # fmt: skip
         self._office = office
@@ -122,11 +122,11 @@ class InProcessMessenger:
         return BufferCut(cell=most, message=most, flows=self._flows)
 
     def bind(
-        self, messages: Sequence[Message], views: Sequence[View], signature: int, describe: Describe
+        self, program: RankProgram, views: Sequence[View], signature: int, describe: Describe
     ) -> InProcessMessages:
         """Keep the views."""
         return InProcessMessages(
-            self._office, self._rank, messages, views, signature, self._waiter, describe
+            self._office, self._rank, program.messages, views, signature, self._waiter, describe
         )
 
     def progress(self) -> None:

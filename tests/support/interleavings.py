@@ -20,9 +20,9 @@ from mpiddp.collectives.compiler.hazards import ENTERED
 from mpiddp.collectives.compiler.instructions import (
     Fetch,
     Finish,
-    Message,
     Operand,
     Pack,
+    ProgramMessage,
     Publish,
     Push,
     RankProgram,
@@ -63,13 +63,13 @@ class Address(NamedTuple):
     tag: int
 
 
-def address_of(rank: int, message: Message) -> Address:
+def address_of(rank: int, message: ProgramMessage) -> Address:
     """Where a message of that rank goes from and to."""
     ends = (rank, message.peer) if message.sends else (message.peer, rank)
     return Address(*ends, message.tag)
 
 
-def area_of(rank: int, message: Message) -> Area:
+def area_of(rank: int, message: ProgramMessage) -> Area:
     """Where it leaves from, or lands."""
     return Area(rank, message.scratch, message.start, message.start + message.length)
 
@@ -291,7 +291,7 @@ class _Run:
         yield
         into[middle:] = out_of[middle:]
 
-    def _start(self, rank: int, message: Message) -> None:
+    def _start(self, rank: int, message: ProgramMessage) -> None:
         address = address_of(rank, message)
         self._started[address, message.sends] = area_of(rank, message)
         source, target = (self._started.get((address, sends)) for sends in (True, False))

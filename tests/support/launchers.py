@@ -34,7 +34,7 @@ from typing import IO, Any
 import pytest
 
 from benchmarks.records import environment as left
-from mpiddp.launch.launcher.command import MPICH, OPEN_MPI, OPEN_MPI_4, Kind
+from mpiddp.launch.launcher.programs import MPICH, OPEN_MPI, OPEN_MPI_4, LauncherKind
 from mpiddp.launch.script.command_line import UNDERSCORED, take_words
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +94,7 @@ def _debian_libmpi() -> Path | None:
     return next(iter(sorted(Path("/usr/lib").glob("*-linux-gnu/libmpi.so.40"))), None)
 
 
-def _open_mpi(name: str, mpirun: Path, libmpi: Path | None, kind: Kind) -> Launcher:
+def _open_mpi(name: str, mpirun: Path, libmpi: Path | None, kind: LauncherKind) -> Launcher:
     # Tests share few cores: ranks that wait must let the others run. Probing for fast
     # networks costs a second per job, and there is none to find between two local ranks.
     environment = {"OMPI_MCA_pml": "ob1", **kind.yielding}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measure.collectives import measurement, options
-from benchmarks.measure.collectives.findings import Findings, Surroundings
-from benchmarks.measure.collectives.options import Plan
+from benchmarks.measure.collectives.cells import CallSurroundings, Finding
+from benchmarks.measure.collectives.options import CollectivesPlan
 from benchmarks.measure.launching import launchers
 from benchmarks.records.contenders import (
     GLOO,
@@ -24,14 +25,14 @@ from benchmarks.records.contenders import (
 from benchmarks.records.schema import Cell
 from benchmarks.records.statistics import quantile, summarize
 
-MPIRUN = launchers.Mpirun(Path("mpirun"), launchers.command.OPEN_MPI, "5.0.11", None)
+MPIRUN = launchers.Mpirun(Path("mpirun"), launchers.programs.OPEN_MPI, "5.0.11", None)
 K, M = 1 << 10, 1 << 20
 GLOO_ROW, MPI_ROW = Contender(GLOO, TORCH_JOB), Contender(MPI)
 PRIVATE_OWN, SHARED_OWN = Contender(OWN, buffer="private"), Contender(OWN, buffer="shared")
 OWN_RING = Contender(PREPARED, algorithm="ring", transport="mpi")
 
 
-def make_plan(*words: str, command: str = "allreduce") -> Plan:
+def make_plan(*words: str, command: str = "allreduce") -> CollectivesPlan:
     return options.parse(command, ["--sizes", "8", *words]).plan
 
 
@@ -54,13 +55,17 @@ def make_cell(row: Contender, size: int, rounds: Sequence[Sequence[float]], **de
     )  # fmt: skip
 
 
-def make_findings(times, ranks: int = 2, nodes: int | None = None, **more) -> Findings:
-    """Findings with these seconds, by contender and size: a list of rounds, each of a visit."""
-    cells = [make_cell(row, size, rounds) for (row, size), rounds in times.items()]
-    sizes = sorted({size for row, size in times if row.quantity != "probe"}) or [8]
-    plan = make_plan("--sizes", *map(str, sizes))
-    surroundings = Surroundings(ranks=ranks, nodes=nodes)
-    return Findings(plan=plan, surroundings=surroundings, cells=cells, **more)
+def make_cells(times, ranks: int = 2, nodes: int | None = None) -> list[Cell]:
+    """Cells of these seconds, by contender and size: a list of rounds, each of a visit."""
+    return [
+        replace(make_cell(row, size, rounds), ranks=ranks, nodes=nodes or 1)
+        for (row, size), rounds in times.items()
+    ]
+
+
+def make_findings(times, *more: Finding) -> list[Finding]:
+    """Such cells of two ranks, and what was found beside them."""
+    return [CallSurroundings(ranks=2), *make_cells(times), *more]
 
 
 class FakeJob:

@@ -27,7 +27,7 @@ import launchers
 import promises
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.errors import ConfigurationError
-from mpiddp.front import front, plan
+from mpiddp.front import front, launch_plan
 from mpiddp.launch.script.command_line import split
 from mpiddp.process import cpus
 from mpiddp.schedules import registry
@@ -86,7 +86,9 @@ def list_programs() -> Iterator[tuple[str, str]]:
                     for count in COUNTS
                 ]
                 shape = "+".join(map(str, nodes))
-                yield f"{name} on {shape} ranks by {transport}", digest(found)
+                # As the class was called when they were recorded.
+                text = repr(found).replace("ProgramMessage(", "Message(")
+                yield f"{name} on {shape} ranks by {transport}", digest(text)
 
 
 def list_commands() -> Iterator[tuple[str, str]]:
@@ -125,7 +127,7 @@ def _run_front(folder: Path, version: str, in_job: bool, words: Sequence[str]) -
         mock.patch.object(sys, "prefix", str(folder)),
         mock.patch.object(os, "geteuid", return_value=1000),
         mock.patch.object(cpus, "count_cores", return_value=4),
-        mock.patch.object(plan, "count_gpus", return_value=0),
+        mock.patch.object(launch_plan, "count_gpus", return_value=0),
     ):
         try:
             front.run(split(words))

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import xxhash
 
-from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source
+from mpiddp.checkpoints.storage.directory import CheckpointDirectory, CheckpointSource
 from mpiddp.checkpoints.storage.finding import Survey
 from mpiddp.checkpoints.storage.manifest import File, read_manifest, write_manifest
 from mpiddp.checkpoints.storage.owner import LOCK, OWNER
-from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.rank_group import RankGroup
 
 SHARD, METADATA = "__0_0.distcp", ".metadata"
 STATE = {"weights": torch.arange(3000.0), "counts": torch.tensor([4, 5])}
@@ -25,7 +25,7 @@ STATE = {"weights": torch.arange(3000.0), "counts": torch.tensor([4, 5])}
 def make_directory(path: Path, keep: int = 9, **values: Any) -> CheckpointDirectory:
     """Of the run 'a', which may begin anew there."""
     given = {"run": "a", "attempt": "attempt-1", "configuration": {"seed": 0}, "replaces": True}
-    return CheckpointDirectory(path, Ranks(), Source(**{**given, **values}), keep)
+    return CheckpointDirectory(path, RankGroup(), CheckpointSource(**{**given, **values}), keep)
 
 
 def open_directory(

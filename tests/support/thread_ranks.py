@@ -10,7 +10,7 @@ import torch
 
 from in_process import InProcessMessenger, Office, run_threads
 from mpiddp.collectives.compiler.pieces import BufferCut
-from mpiddp.collectives.executor import Binding, Description, Execution, Workspace, bind
+from mpiddp.collectives.executor import BoundProgram, Description, Execution, Workspace, bind
 from mpiddp.collectives.transport.node_memory import (
     PRIVATE,
     Location,
@@ -19,7 +19,13 @@ from mpiddp.collectives.transport.node_memory import (
     PeerMemory,
     block_size,
 )
-from mpiddp.collectives.transport.operators import Arithmetic, Operator, Span, make_span, map_memory
+from mpiddp.collectives.transport.operators import (
+    Arithmetic,
+    MemorySpan,
+    Operator,
+    make_span,
+    map_memory,
+)
 from mpiddp.collectives.transport.shared_memory import SharedMemory
 from mpiddp.collectives.transport.waiting import Policy, Waiter
 from mpiddp.schedules.schedule import Schedule
@@ -34,7 +40,7 @@ class ThreadMemory(NodeMemory):
     def find_memory(
         self, rank: int, location: Location, count: int, dtype: torch.dtype
     ) -> PeerMemory:
-        return MappedMemory(Span(map_memory(location.first, count, dtype), dtype))
+        return MappedMemory(MemorySpan(map_memory(location.first, count, dtype), dtype))
 
 
 class Team:
@@ -82,7 +88,7 @@ class Team:
                 )
             )
         self.spans = [make_span(buffer) for buffer in buffers]
-        self.bindings: list[Binding] = []
+        self.bindings: list[BoundProgram] = []
         self.workspaces = [Workspace() for _ in range(ranks)]
         for rank, program in enumerate(self.programs):
             peers = {
@@ -111,7 +117,9 @@ class Team:
             try:
                 node_memory = self.node_memories[rank]
                 node_memory.enter(7, None)
-                node_memory.meet(self.programs[rank].partners, 7, partial(self.description.wait, 0))
+                node_memory.meet(
+                    self.programs[rank].partners, 7, partial(self.description.describe_wait, 0)
+                )
                 self.bindings[rank].run()
             except BaseException as error:
                 self.errors.append(error)

@@ -19,10 +19,10 @@ from torch import nn
 import launchers
 import served
 from mpiddp.errors import ConfigurationError
-from mpiddp.sync.parameter_server import roles
+from mpiddp.sync.parameter_server import serving
 from mpiddp.sync.parameter_server.flat_parameters import FlatModel
-from mpiddp.sync.parameter_server.roles import assign_roles, describe_roles
 from mpiddp.sync.parameter_server.server import Server, UpdateRule
+from mpiddp.sync.parameter_server.serving import assign_roles, describe_roles
 from pool import Pool
 
 STEPS = 20
@@ -308,7 +308,7 @@ def test_shards_cover_all_parameters_alike_and_are_cut_at_their_borders(count):
 
 def test_more_servers_than_parameters_are_refused(monkeypatch):
     session = SimpleNamespace(comm=object(), duplicate=lambda: object())
-    monkeypatch.setattr(roles, "check_threads", lambda: None)
+    monkeypatch.setattr(serving, "check_threads", lambda: None)
     module, shared_out = nn.Linear(1, 2), assign_roles(5, 5, dedicated=False)
     with pytest.raises(ConfigurationError, match="5 servers share 4 parameters: use fewer"):
-        roles.Serving(session, shared_out, module, UpdateRule(None, None, 0), None)
+        serving.Serving(session, shared_out, module, UpdateRule(None, None, 0), None)

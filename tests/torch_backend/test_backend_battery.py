@@ -6,7 +6,7 @@ import comparison
 import messages
 import pytest
 
-from mpiddp.torch_backend.group import PART_BASE
+from mpiddp.torch_backend.group import BACKEND_BASE
 
 pytestmark = pytest.mark.mpi
 DEADLINE = 150.0
@@ -65,4 +65,4 @@ def test_a_group_that_has_another_backend_as_well(pool):
     compare(pool, 3, comparison.compare_calls, False, backend, fewest=0)
     compare(pool, 3, messages.compare_messages, backend)
     split = pool("openmpi", 3).call(messages.split_a_group, backend).values
-    assert split == ([[1, 1], [2, 1], [3, 1]] if PART_BASE is None else [[1, 1], [5, 2], [5, 2]])
+    assert split == ([[1, 1], [2, 1], [3, 1]] if BACKEND_BASE is None else [[1, 1], [5, 2], [5, 2]])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 import launchers
-from mpiddp.torch_backend.calls import CallQueue
+from mpiddp.torch_backend.call_queue import CallQueue
 
 HOUR = 3600.0
 

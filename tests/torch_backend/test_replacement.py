@@ -19,9 +19,9 @@ import mpiddp.torch_backend
 from mpiddp import torch_internals
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.options import Options
-from mpiddp.torch_backend.calls import CallQueue
-from mpiddp.torch_backend.group import PART_BASE
-from mpiddp.torch_backend.replacement import replace_gloo
+from mpiddp.torch_backend import replace_gloo
+from mpiddp.torch_backend.call_queue import CallQueue
+from mpiddp.torch_backend.group import BACKEND_BASE
 from mpiddp.torch_internals import find_backend_config
 
 SCRIPT = """
@@ -116,7 +116,7 @@ def test_a_group_with_nccl_beside_gloo_keeps_gloo(monkeypatch, capsys):
         found = find_backend_config()("cpu:gloo,cuda:nccl").device_backend_map
     finally:
         restore()
-    if PART_BASE is not None:
+    if BACKEND_BASE is not None:
         assert found == {"cpu": "mpiddp", "cuda": "nccl"}
     else:
         assert found == {"cpu": "gloo", "cuda": "nccl"}
@@ -126,7 +126,7 @@ def test_a_group_with_nccl_beside_gloo_keeps_gloo(monkeypatch, capsys):
 def test_a_group_with_another_backend_has_ours_as_a_part_of_it():
     config = find_backend_config()
     found = config("cpu:mpiddp,cuda:gloo").get_device_backend_map()
-    expected = "mpiddp" if PART_BASE is None else "mpiddp_part"
+    expected = "mpiddp" if BACKEND_BASE is None else "mpiddp_part"
     assert found == {"cpu": expected, "cuda": "gloo"}
     assert config("mpiddp").get_device_backend_map() == {"cpu": "mpiddp"}
 

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from itertools import islice
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.sync.parameter_server.server import Server, UpdateRule
 from mpiddp.training.data.batches import (
     Cut,
-    Share,
-    SharedBatches,
     check_share,
     make_evaluation_batches,
     make_training_batches,
 )
-from mpiddp.training.data.data import Split
-from mpiddp.training.data.reading import Reader
+from mpiddp.training.data.data_sets import Split
 from mpiddp.training.data.samples import Samples
 from mpiddp.training.step.step import split_batch
 
@@ -133,103 +126,3 @@ def test_a_batch_may_be_as_large_as_a_share_and_no_larger() -> None:
         check_share(2, 3, 1)
     with pytest.raises(ConfigurationError, match=r"batch_size: expected at most 3, .* found 4"):
         check_share(10, 3, 4)
-
-
-def make_server(workers: int) -> Server:
-    """The one that gives batches to workers without a bound."""
-    wire, weights = SimpleNamespace(timeout=1.0), torch.zeros(1)
-    rule = UpdateRule(lambda parameters: torch.optim.SGD(parameters), lambda step: 0.1, None)
-    return Server(wire, 0, range(workers), weights, [1], rule)
-
-
-class Workers:
-    """They take batches of one split, in any order, until all pause."""
-
-    def __init__(self, split: Split, cut: Cut, dice: random.Random) -> None:
-        self.split, self.cut, self.dice = split, cut, dice
-        self.server = make_server(cut.ranks)
-        self.tickets = list(range(cut.ranks))
-
-    def make_batches(self, place: int) -> SharedBatches:
-        share = Share(len(self.split), 3, self.cut)
-        return SharedBatches(Reader(Samples(self.split)), share, lambda: self.tickets[place])
-
-    def train(self, taken: int, steps: int | None, *, leaving: float = 0.0) -> list[list[int]]:
-        """The samples of each batch; ``leaving``: how likely a worker leaves after one."""
-        found = list[list[int]]()
-        running = {
-            place: self.make_batches(place).start(1, taken, steps)
-            for place in range(self.cut.ranks)
-        }
-        while running:
-            place = self.dice.choice(sorted(running))
-            batch = next(running[place], None)
-            if batch is None:
-                del running[place]
-                continue
-            found.append(batch.targets.tolist())
-            self.tickets[place] = self.server._choose_number()
-            if self.dice.random() < leaving:
-                del running[place]
-        return found
-
-    def sum_up(self, batches: int) -> tuple[int, int]:
-        """As after so many of them; all by the first rank's worker."""
-        found = [(batches, self.tickets[0]), *((0, each) for each in self.tickets[1:])]
-        return self.make_batches(0).sum_up(batches, lambda _: found)
-
-
-@given(
-    samples=st.integers(1, 60),
-    worlds=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4) | st.none()), max_size=4),
-    batch_size=st.integers(1, 9),
-    drops=st.booleans(),
-    dice=st.randoms(use_true_random=False),
-)
-def test_workers_that_pause_and_other_workers_take_every_sample_once(
-    samples, worlds, batch_size, drops, dice
-):
-    taken, seen = 0, list[int]()
-    for count, steps in worlds:
-        workers = Workers(numbered(samples), Cut(batch_size, 0, count, drops), dice)
-        if steps is None:
-            # It stays due, or is due to some of them only.
-            workers.server.pause_when(lambda: dice.random() < 0.3)
-        batches = workers.make_batches(0)
-        left, found = batches.count(taken), workers.train(taken, steps)
-        taken += len(found) * batch_size
-        seen += [sample for each in found for sample in each]
-        assert len(seen) == len(set(seen)) == min(taken, samples)
-        if steps is not None:
-            done = workers.sum_up(len(found))
-            assert done == (len(found) * batch_size, min(steps, left))
-    last = Workers(numbered(samples), Cut(batch_size, 0, dice.randint(1, 5), drops), dice)
-    seen += [sample for each in last.train(taken, None) for sample in each]
-    expected = samples // batch_size * batch_size if drops else samples
-    assert len(seen) == len(set(seen)) == expected
-
-
-@given(
-    samples=st.integers(1, 60),
-    ranks=st.tuples(st.integers(1, 5), st.integers(1, 5)),
-    batch_size=st.integers(1, 9),
-    dice=st.randoms(use_true_random=False),
-)
-def test_no_sample_is_skipped_after_workers_that_left_their_loops(samples, ranks, batch_size, dice):
-    workers = Workers(numbered(samples), Cut(batch_size, 0, ranks[0]), dice)
-    found = workers.train(0, None, leaving=0.3)
-    taken, _ = workers.sum_up(len(found))
-    found += Workers(numbered(samples), Cut(batch_size, 0, ranks[1]), dice).train(taken, None)
-    assert {sample for each in found for sample in each} == set(range(samples))
-
-
-def test_epochs_of_workers_that_take_in_turns_differ() -> None:
-    ticket = iter(range(60))
-    share = Share(20, 3, Cut(4))
-    batches = SharedBatches(Reader(Samples(numbered(20))), share, lambda: next(ticket) % 6)
-    first, second = (
-        [label for batch in batches.start(epoch) for label in batch.targets.tolist()]
-        for epoch in (1, 2)
-    )
-    assert sorted(first) == sorted(second) == list(range(20))
-    assert first != second

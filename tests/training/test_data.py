@@ -13,7 +13,7 @@ import torch
 
 import data_files
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.data.data import DataSet, load, split_by_hash
+from mpiddp.training.data.data_sets import DataSet, load, split_by_hash
 from mpiddp.training.data.samples import Key, Samples
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.registry import DATASETS

@@ -12,10 +12,10 @@ import torch
 import reading
 from mpiddp.training.data import device_data
 from mpiddp.training.data.batches import Cut, make_evaluation_batches, make_training_batches
-from mpiddp.training.data.data import Split
+from mpiddp.training.data.data_sets import Split
 from mpiddp.training.data.device_data import DeviceSplit, fits, move, place
 from mpiddp.training.data.image_data import CIFAR10, Shift
-from mpiddp.training.data.reading import Reading
+from mpiddp.training.data.reading import BatchReading
 from mpiddp.training.data.samples import Batch, Samples
 
 COUNT = 25
@@ -47,7 +47,7 @@ def test_batches_on_a_device_have_the_same_bits(images, monkeypatch):
     for make in (make_training_batches, make_evaluation_batches):
         expected = make(Samples(images, seed=5), cut)
         # Workers cannot read what is on a device, so none is started.
-        found = make(Samples(moved, seed=5), cut, Reading(workers=2))
+        found = make(Samples(moved, seed=5), cut, BatchReading(workers=2))
         pairs = zip(_list(found), _list(expected), strict=True)
         for one, other in pairs:
             assert torch.equal(one.inputs, other.inputs) and torch.equal(one.targets, other.targets)

@@ -18,13 +18,13 @@ import launchers
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.training import trainer
 from mpiddp.training.data.batches import Cut, make_training_batches
-from mpiddp.training.data.data import load
+from mpiddp.training.data.data_sets import load
 from mpiddp.training.data.samples import Answer, BatchError, Key, Samples
 from mpiddp.training.options.config import Configuration
+from mpiddp.training.run_state import Position
 from mpiddp.training.step.divergence import LossGuard, MarkedModel
 from mpiddp.training.step.learning_rate import make_learning_rate
 from mpiddp.training.step.optimizer_step import make_optimizer
-from mpiddp.training.training_state import Position
 from pool import Pools
 from trainings import read_rows
 
@@ -46,9 +46,8 @@ def find_bad_steps() -> list[tuple[int, int, list[int]]]:
     for rank in range(RANKS):
         batches = make_training_batches(Samples(split), Cut(TOY.batch_size, rank, RANKS))
         for epoch in range(1, EPOCHS + 1):
-            batches.start(epoch)
             for number in range(batches.count()):
-                samples = batches.find_samples(number)
+                samples = batches.find_samples(epoch, number * batches.cut.step_samples)
                 if set(samples) & set(BAD):
                     found.append(((epoch - 1) * batches.count() + number + 1, rank, samples))
     return sorted(found)
@@ -69,10 +68,9 @@ def train_alone(kind: str) -> dict[str, torch.Tensor]:
     rate = make_learning_rate(TOY, shares[0].count(), RANKS * TOY.batch_size)
     step = 0
     for epoch in range(1, EPOCHS + 1):
-        for share in shares:
-            share.start(epoch)
         for number in range(shares[0].count()):
-            batches = [share.find_samples(number) for share in shares]
+            taken = number * RANKS * TOY.batch_size
+            batches = [share.find_samples(epoch, taken) for share in shares]
             optimizer.zero_grad()
             if kind == "unreadable":
                 batches = [[n for n in batch if n not in BAD] for batch in batches]
@@ -338,9 +336,8 @@ def test_a_batch_that_cannot_be_read_names_the_step(files, skips, message):
     training: Any = SimpleNamespace(
         batches=make_training_batches(Samples(files, skips=skips), Cut(2)),
         configuration=SimpleNamespace(on_bad_sample="skip" if skips else "stop"),
-        failure_handler=SimpleNamespace(step=7),
         session=SimpleNamespace(world=SimpleNamespace(rank=0)),
         workers=(0,),
     )
     with pytest.raises(MpiddpError, match=f"{message}$"):
-        list(trainer._read_batches(training, Position(), None))
+        list(trainer._read_batches(training, SimpleNamespace(position=Position(step=7))))

@@ -18,7 +18,7 @@ import pytest
 import data_files
 import loading
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.data.data import load
+from mpiddp.training.data.data_sets import load
 from mpiddp.training.data.download import fetch
 from mpiddp.training.data.vision import import_torchvision
 from mpiddp.training.options.config import Configuration

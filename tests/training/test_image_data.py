@@ -14,7 +14,7 @@ import data_files
 import loading
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.data import image_data
-from mpiddp.training.data.data import Split, load
+from mpiddp.training.data.data_sets import Split, load
 from mpiddp.training.data.samples import Key, Samples
 from mpiddp.training.options.config import Configuration
 from pool import Pools

@@ -16,12 +16,11 @@ import structured
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.batches import (
     Cut,
-    SharedBatches,
     make_evaluation_batches,
     make_training_batches,
 )
-from mpiddp.training.data.data import DataSet, Stream
-from mpiddp.training.data.reading import Reader, Reading
+from mpiddp.training.data.data_sets import DataSet, SampleStream
+from mpiddp.training.data.reading import BatchReading
 from mpiddp.training.data.samples import BatchError, Samples
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.task.loading import load_data, load_on_all
@@ -52,7 +51,7 @@ def read(lines: Lines, ranks: int, size: int = 2, drops: bool = False) -> list[l
     """What each rank trains on in the second epoch."""
     found = []
     for rank in range(ranks):
-        samples = Samples(Stream(lines, seed=0))
+        samples = Samples(SampleStream(lines, seed=0))
         batches = make_training_batches(samples, Cut(size, rank, ranks, drops))
         for epoch in (1, 2):
             mine = [int(each) for batch in batches.start(epoch) for each in batch.targets]
@@ -70,7 +69,7 @@ def test_ranks_take_turns() -> None:
 
 
 def test_every_rank_draws_the_same() -> None:
-    streams = [Stream(structured.load_noise().train, seed=0) for _ in range(2)]
+    streams = [SampleStream(structured.load_noise().train, seed=0) for _ in range(2)]
     whole = [streams[0].take(2, place)[0] for place in range(9)]
     torch.rand(7)
     # Passed over, from the beginning and from where it was.
@@ -78,27 +77,13 @@ def test_every_rank_draws_the_same() -> None:
     assert torch.equal(streams[1].take(2, 8)[0], whole[8])
 
 
-def test_shared_batches_are_taken_once() -> None:
-    tickets = iter(range(100))
-    found: list[list[int]] = [[], []]
-    share = make_training_batches(Samples(Stream(Lines(11), seed=0)), Cut(2, 0, 2)).share
-    workers = [
-        SharedBatches(Reader(Samples(Stream(Lines(11), seed=0))), share, lambda: next(tickets))
-        for _ in found
-    ]
-    runs = [each.start(1) for each in workers]
-    for turn in (0, 1, 1, 0, 1, 0):
-        found[turn] += next(runs[turn]).targets.tolist()
-    assert found == [[0, 1, 6, 7, 10], [2, 3, 4, 5, 8, 9]]
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_every_evaluation_has_all_samples(workers: int) -> None:
     for ranks in (1, 3, 12):
         seen = []
         for rank in range(ranks):
-            samples, cut = Samples(Stream(Lines(10), seed=0), "test"), Cut(2, rank, ranks)
-            reading = Reading(workers if (ranks, rank) == (3, 1) else 0)
+            samples, cut = Samples(SampleStream(Lines(10), seed=0), "test"), Cut(2, rank, ranks)
+            reading = BatchReading(workers if (ranks, rank) == (3, 1) else 0)
             batches = make_evaluation_batches(samples, cut, reading)
             rounds = [[int(n) for b in batches for n in b.targets] for _ in range(2)]
             batches.reader.close()
@@ -119,7 +104,7 @@ def test_every_evaluation_has_all_samples(workers: int) -> None:
 )
 def test_another_length_is_an_error_on_every_rank(lines: Lines, message: str, drops: bool) -> None:
     for rank in range(3):
-        samples = Samples(Stream(lines, seed=0))
+        samples = Samples(SampleStream(lines, seed=0))
         # The last step of 3 x 2 has four samples.
         batches = make_training_batches(samples, Cut(2, rank, 3, drops)).start(1)
         with pytest.raises(BatchError, match=f"^training data: {message}") as caught:

@@ -10,7 +10,7 @@ from torch import nn
 
 import data_files
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.data.data import load
+from mpiddp.training.data.data_sets import load
 from mpiddp.training.data.samples import Key, Samples
 from mpiddp.training.options.groups.registry import DATASETS, MODELS
 from mpiddp.training.task.models import build

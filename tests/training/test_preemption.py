@@ -23,7 +23,7 @@ import launchers
 import preempted
 import trainings
 from mpiddp.process.outcome import read_outcome
-from mpiddp.training.data.data import load
+from mpiddp.training.data.data_sets import load
 from mpiddp.training.options.config import Configuration
 from pool import Pools
 from trainings import read_rows
@@ -69,8 +69,8 @@ def test_workers_and_a_dedicated_server_stop_within_an_epoch(bound, pool, tmp_pa
     assert sum(rows[-1]["staleness"].values()) == 2 * 16
 
 
-# 128 samples for training: 32 batches in each of two epochs.
-SHARED = (
+# 128 samples for training, in each of two epochs.
+UNBOUNDED = (
     "--data", "synthetic", "--samples", "160", "--epochs", "2", "--batch-size", "4",
     "--sync", "parameter-server", "--staleness", "unlimited", "--keep", "50",
 )  # fmt: skip
@@ -78,46 +78,44 @@ PLACEMENTS = {
     "colocated": ("--servers", "2"),
     "dedicated": ("--server-placement", "dedicated"),
 }
+PERIOD = 5
+"""Steps between two checkpoints."""
 
 
 @dataclass
-class SharedTraining:
-    """Attempts of one training, one after the other; `preempted.run_shared` is one of a rank."""
+class Attempts:
+    """Of one training, one after the other; `preempted.run_apart` is one of a rank."""
 
     pool: Pools
     folder: Path
     words: list[str]
-    attempts: list[list[preempted.SharedRun]] = field(default_factory=list)
+    found: list[list[preempted.RankRecord]] = field(default_factory=list)
 
-    def run(self, ranks: int, call: tuple[list[int], int] | None, *more: Any) -> str:
+    def run(self, ranks: int, call: tuple[list[int], int] | None) -> str:
         """Where the attempt before has left, this one begins. Returns what was printed."""
         called = self.pool("openmpi", ranks).call(
-            preempted.run_shared, self.words, call, *more, cwd=self.folder
+            preempted.run_apart, self.words, call, cwd=self.folder
         )
         assert len({(each.left, *each.weights) for each in called.values}) == 1
-        if self.attempts:
-            assert self.attempts[-1][0].weights[-1] == called.values[0].weights[0]
-        self.attempts.append(called.values)
+        # All workers have taken equally many batches.
+        assert len({each.batches for each in called.values} - {0}) == 1
+        if self.found:
+            assert self.found[-1][0].weights[-1] == called.values[0].weights[0]
+        self.found.append(called.values)
         return called.printed
 
     def count_samples(self) -> Counter[bytes]:
-        return Counter(
-            each for attempt in self.attempts for rank in attempt for each in rank.samples
-        )
+        return Counter(each for attempt in self.found for rank in attempt for each in rank.samples)
 
-    def check_end(self, name: str, servers: int) -> None:
-        rows = read_rows(self.folder / "runs" / name)
-        # Of samples, losses are counted as often as servers have counted gradients.
-        for row in rows:
-            assert round(row["samples_per_second"] * row["seconds"]) == 128
-        assert sum(rows[-1]["staleness"].values()) == servers * 2 * 32
+    def count_batches(self) -> int:
+        return sum(rank.batches for attempt in self.found for rank in attempt)
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_workers_that_share_out_batches_stop_within_an_epoch(placement, pool, tmp_path):
-    words = [*SHARED, *PLACEMENTS[placement]]
-    training = SharedTraining(pool, tmp_path, [*words, "--save-every", "never", "--name", "run"])
+def test_workers_without_a_bound_stop_after_the_same_step(placement, pool, tmp_path):
+    words = [*UNBOUNDED, *PLACEMENTS[placement]]
+    training = Attempts(pool, tmp_path, [*words, "--save-every", "never", "--name", "run"])
     # The signal reaches all ranks, or the last one before its first step.
     training.run(3, ([0, 1, 2], 2))
     first = training.count_samples().total()
@@ -130,26 +128,31 @@ def test_workers_that_share_out_batches_stop_within_an_epoch(placement, pool, tm
         left = 128 - training.count_samples().total()
         training.run(2, ([0], left // 4))
         assert training.count_samples() == samples
-    assert all(each[0].left is not None for each in training.attempts)
-    # Checkpoints within the epoch: every five steps, or with an interval of no time after each.
-    period = 1 if placement == "dedicated" else 5
-    training.words = [*words, "--save-every", "5steps", "--name", "run"]
-    printed = training.run(3, None, 0.0 if period == 1 else None)
+    assert all(each[0].left is not None for each in training.found)
+    training.words = [*words, "--save-every", f"{PERIOD}steps", "--name", "run"]
+    printed = training.run(3, None)
     assert training.count_samples() == samples + samples
-    servers = 1 if placement == "dedicated" else 2
-    training.check_end("run", servers)
+    gradients = (1 if placement == "dedicated" else 2) * training.count_batches()
+    check_sums(tmp_path / "runs/run", gradients)
     saved = [int(step) for step in re.findall(r"Checkpoint written: \S+/step-(\d+) ", printed)]
-    begun, end = training.attempts[-2][0].left, saved[-1]
-    assert saved == [
-        step for step in range(begun + 1, end + 1) if step % period == 0 or step == end
-    ]
+    begun, end = training.found[-2][0].left, saved[-1]
+    due = [step for step in range(begun + 1, end + 1) if step % PERIOD == 0 or step == end]
+    assert saved == due
     # No worker has gone on while the last rank, a server's, was slow to save.
     step = next(step for step in preempted.SLOW_STEPS if begun < step < end)
-    other = [*words, "--resume", f"runs/run/checkpoints/step-{step}", "--name", "other"]
-    training = SharedTraining(pool, tmp_path, other)
+    source = f"runs/run/checkpoints/step-{step}"
+    training = Attempts(pool, tmp_path, [*words, "--resume", source, "--name", "other"])
     training.run(3, None)
     assert 0 < training.count_samples().total() < 128
-    training.check_end("other", servers)
+    check_sums(tmp_path / "runs/other", gradients)
+
+
+def check_sums(run: Path, gradients: int) -> None:
+    """Losses are counted as often as there are samples, and gradients as servers have had them."""
+    rows = read_rows(run)
+    for row in rows:
+        assert round(row["samples_per_second"] * row["seconds"]) == 128
+    assert sum(rows[-1]["staleness"].values()) == gradients
 
 
 LEFT = {

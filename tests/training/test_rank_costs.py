@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiddp.training.rank_costs import SHORTEST, SLOW, RankCosts, describe_slow_rank
-from mpiddp.training.step.stages import Costs, Stage
+from mpiddp.training.step.stages import Costs, StepStage
 
 STEPS = 100
 
@@ -16,9 +16,9 @@ STEPS = 100
 def rank(
     read: float = 0.0, forward: float = 1.0, waited: float = 0.0, steps: int = STEPS
 ) -> RankCosts:
-    seconds = [0.0] * len(Stage)
-    seconds[Stage.READ], seconds[Stage.FORWARD] = read, forward
-    seconds[Stage.COMMUNICATION] = waited
+    seconds = [0.0] * len(StepStage)
+    seconds[StepStage.READ], seconds[StepStage.FORWARD] = read, forward
+    seconds[StepStage.COMMUNICATION] = waited
     return RankCosts("node1", Costs(seconds, steps), 10**8, None)
 
 
@@ -60,6 +60,6 @@ def test_workers_that_took_different_numbers_of_steps_are_compared_by_step(steps
         rank(forward=(3.0 if place == slow else 1.0) * count, waited=2.0 * count, steps=count)
         for place, count in enumerate(steps)
     ]
-    found[slow].costs.seconds[Stage.COMMUNICATION] = 0
+    found[slow].costs.seconds[StepStage.COMMUNICATION] = 0
     line = describe_slow_rank(found)
     assert re.match(rf"Straggler: rank {slow} on node1 takes 3.0 times", line)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.training.reports import RankLog
+from mpiddp.training.run_output import RankLog
 
 
 def test_a_log_is_appended_to(tmp_path: Path) -> None:

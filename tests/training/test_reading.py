@@ -20,20 +20,20 @@ import launchers
 import reading
 from mpiddp.errors import MpiddpError
 from mpiddp.training.data import reading as readers
-from mpiddp.training.data.data import Split
-from mpiddp.training.data.reading import Reader, Reading
+from mpiddp.training.data.data_sets import Split
+from mpiddp.training.data.reading import BatchReader, BatchReading
 from mpiddp.training.data.samples import BatchError, Samples, UnreadableSampleError
 
 
 def read(workers: int, epoch: int) -> list[torch.Tensor]:
-    reader = Reader(Samples(reading.Slow(), seed=5), Reading(workers))
+    reader = BatchReader(Samples(reading.Slow(), seed=5), BatchReading(workers))
     return [batch.targets for batch in reader.read(reading.list_keys(epoch))]
 
 
 def test_workers_read_what_this_process_would(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     state = torch.get_rng_state()
-    reader = Reader(Samples(reading.Slow(), seed=5), Reading(workers=2))
+    reader = BatchReader(Samples(reading.Slow(), seed=5), BatchReading(workers=2))
     for epoch in (1, 2):
         batches = list(reader.read(reading.list_keys(epoch)))
         positions = [batch.inputs[:, 0].tolist() for batch in batches]
@@ -62,7 +62,7 @@ def test_transforms_are_timed_apart(workers: int) -> None:
         (Split(features, labels, convert=reading.sleep), 1),
         (Split(features, labels, convert=reading.sleep, augment=reading.sleep), 5),
     ):
-        reader = Reader(Samples(split), Reading(workers))
+        reader = BatchReader(Samples(split), BatchReading(workers))
         for _ in reader.read(reading.list_keys(batches=2)):
             read, transform = reader.work
             assert transform >= 0.02 * calls and read > 0
@@ -71,7 +71,7 @@ def test_transforms_are_timed_apart(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_sample_is_told_when_its_batch_is_due(workers: int) -> None:
-    reader = Reader(Samples(reading.Slow(broken=13)), Reading(workers))
+    reader = BatchReader(Samples(reading.Slow(broken=13)), BatchReading(workers))
     batches = reader.read(reading.list_keys())
     assert [next(batches).inputs[0, 0] for _ in range(3)] == [0, 4, 8]
     with pytest.raises(UnreadableSampleError, match=r"sample 13 cannot be read: OSError") as found:
@@ -79,7 +79,9 @@ def test_a_bad_sample_is_told_when_its_batch_is_due(workers: int) -> None:
     reader.close()
     # Where it came from, also if that was another process.
     assert "reading.py" in "".join(found.value.__notes__)
-    reader = Reader(Samples(reading.Slow(broken=13, longer=38), skips=True), Reading(workers))
+    reader = BatchReader(
+        Samples(reading.Slow(broken=13, longer=38), skips=True), BatchReading(workers)
+    )
     batches = reader.read(reading.list_keys())
     assert [len(next(batches).inputs) for _ in range(9)] == [4, 4, 4, 3, 4, 4, 4, 4, 4]
     # One line, also if another process has found it.
@@ -90,7 +92,7 @@ def test_a_bad_sample_is_told_when_its_batch_is_due(workers: int) -> None:
 
 
 def test_a_worker_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = Reader(Samples(reading.Slow(deadly=22)), Reading(workers=2))
+    reader = BatchReader(Samples(reading.Slow(deadly=22)), BatchReading(workers=2))
     batches, describe_death = reader.read(reading.list_keys()), readers._describe_death
     next(batches)
     server = psutil.Process(_forkserver._forkserver_pid)  # type: ignore[attr-defined]

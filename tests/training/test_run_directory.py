@@ -21,7 +21,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
 from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.records.run_directory import RunDirectory, find_path, forget_outcome, open_run
-from mpiddp.training.shared_run import abandoned_after_error
+from mpiddp.training.shared_run import after_error
 
 JOB = (
     environment.SLURM_JOB_ID,
@@ -188,7 +188,7 @@ def test_this_process_opens_a_run_again_only_after_an_error(configuration: Confi
     run = open_run(configuration)
     with pytest.raises(ConfigurationError, match=f"in use by process {os.getpid()} on "):
         open_run(configuration)
-    with pytest.raises(ZeroDivisionError), abandoned_after_error(run):
+    with pytest.raises(ZeroDivisionError), after_error(run.abandon):
         raise ZeroDivisionError
     assert take(configuration).attempt == 2
 

@@ -16,12 +16,13 @@ from test_metrics import ROW
 from mpiddp.checkpoints.storage.finding import Found
 from mpiddp.errors import StorageError
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.training import saving, training_state
+from mpiddp.training import resuming, saving
 from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.options.groups.checkpoints import Interval
-from mpiddp.training.saving import Saver, find_score, look_for_checkpoint
+from mpiddp.training.resuming import look_for_checkpoint
+from mpiddp.training.run_state import EpochSums, Position
+from mpiddp.training.saving import Saver, find_score
 from mpiddp.training.trainer import train
-from mpiddp.training.training_state import EpochSums, Position
 
 
 def test_the_best_has_the_highest_accuracy_or_else_the_lowest_loss() -> None:
@@ -40,9 +41,9 @@ def test_a_position_that_cannot_be_read_ends_the_attempt_and_not_the_job(tmp_pat
 
     found = Found(tmp_path / "step-1", mock.Mock(configuration={}))
     session = mock.Mock(broadcast=lambda value: value)
-    monkeypatch.setattr(training_state, "read_values", fail)
-    monkeypatch.setattr(saving, "_choose", lambda *_: found)
-    monkeypatch.setattr(saving, "check_fit", lambda *_: [])
+    monkeypatch.setattr(resuming, "read_values", fail)
+    monkeypatch.setattr(resuming, "_choose", lambda *_: found)
+    monkeypatch.setattr(resuming, "check_fit", lambda *_: [])
     with pytest.raises(StorageError, match=r"step-1 cannot be read: rank 0 on .*error"):
         look_for_checkpoint(Configuration(runs_dir=tmp_path).resolve(), session)
 
@@ -66,7 +67,7 @@ def test_only_a_later_attempt_of_a_job_goes_on_from_its_checkpoints(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     found: Any = SimpleNamespace(manifest=SimpleNamespace(front="front", job="7"))
-    assert saving._is_this_jobs(found) is expected
+    assert resuming._is_this_jobs(found) is expected
 
 
 def test_a_short_run_has_a_checkpoint_after_its_first_epoch(session, tmp_path, monkeypatch, capsys):

@@ -28,15 +28,15 @@ from mpiddp.errors import CheckpointError, ConfigurationError, MpiddpError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.process.outcome import read_outcome
-from mpiddp.training import Task, Trainer, weights
+from mpiddp.training import Task, Trainer, exported_weights
 from mpiddp.training.data.batches import Batch
-from mpiddp.training.data.data import load
+from mpiddp.training.data.data_sets import load
 from mpiddp.training.options.config import parse
 from mpiddp.training.prediction import _take_output
+from mpiddp.training.resuming import check_fit, list_deciding, name_values
 from mpiddp.training.saving import Saver
 from mpiddp.training.script_trainer import named_as_keywords
 from mpiddp.training.trainer import train
-from mpiddp.training.training_state import Position, check_fit, list_deciding, name_values
 
 pytestmark = pytest.mark.usefixtures("writable")
 SMALL: dict[str, Any] = {"data": "toy", "samples": 200, "epochs": 2, "resume": "never"}
@@ -133,10 +133,10 @@ def test_a_loop_that_is_left_is_a_normal_end(is_taken, session, capsys):
 def test_rows_of_steps_are_written_with_the_checkpoint_that_has_them(session, monkeypatch):
     found, write = [], Saver.write
 
-    def look_and_write(saver: Saver, position: Position) -> None:
+    def look_and_write(saver: Saver) -> None:
         # The job may be killed once there is a checkpoint.
         found.append([row["step"] for row in trainings.read_rows(Path("runs/rows"))])
-        write(saver, position)
+        write(saver)
 
     monkeypatch.setattr(Saver, "write", look_and_write)
     for step in Trainer(**SMALL, name="rows", log_every=1, save_every="2steps").steps():
@@ -199,7 +199,7 @@ def test_weights_that_cannot_be_written_do_not_lose_the_last_checkpoint(session,
                 break
         session.do_postponed()
 
-    monkeypatch.setattr(weights, "export_weights", fill)
+    monkeypatch.setattr(exported_weights, "export_weights", fill)
     for left in (False, True):
         name = f"full-{left}"
         with pytest.raises(ConfigurationError, match=r"export: .*No space left on device"):

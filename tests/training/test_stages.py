@@ -23,7 +23,7 @@ from mpiddp.sync import ddp_hook
 from mpiddp.training.data.samples import Batch, Key, Samples
 from mpiddp.training.options.groups.straggler import Slowdown
 from mpiddp.training.step import stages
-from mpiddp.training.step.stages import Costs, GpuStageClock, Stage, StageClock, time_buffers
+from mpiddp.training.step.stages import Costs, GpuStageClock, StageClock, StepStage, time_buffers
 from mpiddp.training.trainer import Loop
 from pool import Pools
 
@@ -37,17 +37,17 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_time_belongs_to_the_stage_that_ends(ticks: None) -> None:
     clock = StageClock()
-    clock.end(Stage.READ)
-    clock.end(Stage.FORWARD)
+    clock.end(StepStage.READ)
+    clock.end(StepStage.FORWARD)
     clock.skip()
-    clock.end(Stage.FORWARD)
+    clock.end(StepStage.FORWARD)
     assert clock.costs.seconds == [1, 0, 0, 2, 0, 0, 0]
-    clock.move(0.5, Stage.FORWARD, Stage.COMMUNICATION)
+    clock.move(0.5, StepStage.FORWARD, StepStage.COMMUNICATION)
     assert clock.costs.seconds == [1, 0, 0, 1.5, 0, 0.5, 0]
     # An epoch brings its own sums.
-    epoch = Costs(seconds=[10.0] * len(Stage))
+    epoch = Costs(seconds=[10.0] * len(StepStage))
     clock.count_in(epoch)
-    clock.end(Stage.READ)
+    clock.end(StepStage.READ)
     assert epoch.seconds == [11, 10, 10, 10, 10, 10, 10]
 
 
@@ -69,7 +69,7 @@ def test_computing_ends_before_what_autograd_does_last(ticks: None) -> None:
     engine = torch.autograd.Variable._execution_engine
 
     def wait_as_ddp() -> None:
-        assert clock.costs.seconds[Stage.BACKWARD] == 1
+        assert clock.costs.seconds[StepStage.BACKWARD] == 1
         stages.time.perf_counter()
 
     # DDP queues its waiting when the last gradient is there.
@@ -77,9 +77,9 @@ def test_computing_ends_before_what_autograd_does_last(ticks: None) -> None:
     loss = weights.sum()
     clock.watch(loss)
     loss.backward()
-    clock.end(Stage.COMMUNICATION)
-    assert clock.costs.seconds[Stage.BACKWARD] == 1
-    assert clock.costs.seconds[Stage.COMMUNICATION] == 2
+    clock.end(StepStage.COMMUNICATION)
+    assert clock.costs.seconds[StepStage.BACKWARD] == 1
+    assert clock.costs.seconds[StepStage.COMMUNICATION] == 2
 
 
 def test_on_a_gpu_the_time_of_calls_is_that_of_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,12 +108,12 @@ def test_on_a_gpu_the_time_of_calls_is_that_of_its_stream(monkeypatch: pytest.Mo
     clock = GpuStageClock(torch.device("cuda", 0))
     clock.skip()
     stream.queued += 1
-    clock.end(Stage.FORWARD)
+    clock.end(StepStage.FORWARD)
     stream.queued += 2
     begin = clock.read()
     stream.queued += 3
     end = clock.read()
-    clock.end(Stage.BACKWARD)
+    clock.end(StepStage.BACKWARD)
     clock.count_exchange(begin, end, is_waited_for=True)
     assert clock.costs == Costs()
     clock.settle()
@@ -122,10 +122,10 @@ def test_on_a_gpu_the_time_of_calls_is_that_of_its_stream(monkeypatch: pytest.Mo
     # Beside the backward pass.
     begin = clock.read()
     stream.queued += 4
-    clock.end(Stage.BACKWARD)
+    clock.end(StepStage.BACKWARD)
     clock.count_exchange(begin, clock.read())
     stream.queued += 1
-    clock.end(Stage.UPDATE)
+    clock.end(StepStage.UPDATE)
     clock.settle()
     assert clock.costs.seconds == [0, 0, 0, 1, 6, 3, 1]
     assert clock.costs.exchange_seconds == 7
@@ -145,10 +145,10 @@ def test_waiting_for_buffers_is_communication(ticks: None) -> None:
         clock, wrapper = StageClock(), Wrapper(module)
         time_buffers(clock, wrapper, module)
         wrapper(torch.ones(3, 2))
-        assert clock.costs.seconds[Stage.COMMUNICATION] == waited
+        assert clock.costs.seconds[StepStage.COMMUNICATION] == waited
         module.eval()
         module(torch.ones(3, 2))
-        assert clock.costs.seconds[Stage.COMMUNICATION] == waited
+        assert clock.costs.seconds[StepStage.COMMUNICATION] == waited
 
 
 # On real ranks
@@ -165,9 +165,9 @@ def made_up_time(session: Session) -> Iterator[Callable[[float], None]]:
         nonlocal now
         now += seconds
 
-    def end_together(clock: StageClock, stage: Stage) -> None:
+    def end_together(clock: StageClock, stage: StepStage) -> None:
         nonlocal now
-        if stage is Stage.COMMUNICATION:
+        if stage is StepStage.COMMUNICATION:
             now = max(session.gather(now))
         now += 0.001
         end(clock, stage)
@@ -245,7 +245,7 @@ def test_bytes_are_those_of_each_synchronisation(pool: Pools, tmp_path: Path) ->
         # With two ranks, a ring sends what a server and its worker do: each number once.
         steps = 20 if name == "apart" else 10
         for sent in row["sent_bytes"]:
-            # Servers also send tickets and signs of life.
+            # Servers also send signs of life.
             assert steps * GRADIENTS <= sent <= 1.01 * steps * GRADIENTS
             assert sent == steps * GRADIENTS or name in ("served", "apart")
         workers = 1 if name == "apart" else 2

@@ -9,7 +9,7 @@ import torch
 import structured
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.data import device_data
-from mpiddp.training.data.data import DataSet, Split
+from mpiddp.training.data.data_sets import DataSet, Split
 from mpiddp.training.data.samples import Batch, Key, Samples
 from mpiddp.training.data.structure import FormError, find_form, take_inputs
 from mpiddp.training.step.step import split_batch

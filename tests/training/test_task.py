@@ -16,7 +16,7 @@ from torch import nn
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.training.data.data import DataSet, Split
+from mpiddp.training.data.data_sets import DataSet, Split
 from mpiddp.training.data.samples import Batch, Samples
 from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.records.metrics import Average
@@ -38,7 +38,7 @@ from trainings import read_rows
 MINE = """
 import numpy as np, torch
 import mpiddp
-from mpiddp.training.data.data import DataSet, split_by_hash
+from mpiddp.training.data.data_sets import DataSet, split_by_hash
 
 class Net(torch.nn.Module):
     def __init__(self, shape, width=4):

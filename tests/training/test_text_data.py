@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.data.data import DataSet, Split, load
+from mpiddp.training.data.data_sets import DataSet, Split, load
 from mpiddp.training.data.samples import Key, Samples
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.task.models import build

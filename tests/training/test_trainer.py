@@ -21,7 +21,7 @@ from mpiddp.errors import MpiddpError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.process.outcome import read_outcome
-from mpiddp.training.data.data import load
+from mpiddp.training.data.data_sets import load
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.evaluation import evaluate
 from mpiddp.training.options.config import Configuration

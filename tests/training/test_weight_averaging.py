@@ -14,7 +14,7 @@ import interrupted
 import preempted
 import trainings
 from mpiddp.training.data.batches import Cut, make_training_batches
-from mpiddp.training.data.data import load
+from mpiddp.training.data.data_sets import load
 from mpiddp.training.data.samples import Samples
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.step.learning_rate import make_learning_rate
@@ -75,9 +75,8 @@ def train_alone() -> tuple[nn.Module, list[torch.Tensor]]:
     last = 0
     for step in range(2 * STEPS):
         for model, optimizer, share in zip(models, optimizers, shares, strict=True):
-            if step % STEPS == 0:
-                share.start(1 + step // STEPS)
-            batch = share.find_samples(step % STEPS)
+            taken = step % STEPS * share.cut.step_samples
+            batch = share.find_samples(1 + step // STEPS, taken)
             before = [each.clone() for each in model.buffers()]
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(features[batch]), labels[batch]).backward()

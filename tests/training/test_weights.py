@@ -13,17 +13,17 @@ from safetensors.torch import load_file
 from torch import nn
 
 import trainings
-from mpiddp.checkpoints.plain_weights import Selection, load_weights
+from mpiddp.checkpoints.plain_weights import WeightSelection, load_weights
 from mpiddp.export import export
 from mpiddp.launch.session import Session
-from mpiddp.training.data.data import DataSet, load
+from mpiddp.training.data.data_sets import DataSet, load
 from mpiddp.training.evaluation import predict_all, write_predictions
+from mpiddp.training.exported_weights import Exports, digest_parameters
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.prediction import write_outputs
+from mpiddp.training.run_state import Position
 from mpiddp.training.task import models
 from mpiddp.training.task.task import Task
-from mpiddp.training.training_state import Position
-from mpiddp.training.weights import Exports, digest_parameters
 from pool import Pools
 from saves import assert_equal
 
@@ -225,7 +225,7 @@ def test_each_checkpoint_leaves_weights_where_asked(pool: Pools, tmp_path: Path)
     assert (tmp_path / "latest.pt").readlink() == Path("w-3-18.pt")
     for step, name in names.items():
         model = nn.Sequential(nn.Flatten(), nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 2))
-        said = load_weights(model, checkpoints / f"step-{step}", Selection())
+        said = load_weights(model, checkpoints / f"step-{step}", WeightSelection())
         assert said == f"Weights taken from {checkpoints}/step-{step}: 4 tensors"
         assert_equal(read(tmp_path / name), model.state_dict())
         export(checkpoints / f"step-{step}", tmp_path / "again.safetensors", is_raw=False)

@@ -21,7 +21,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mpiddp.collectives.compiler.hazards import find_part
-from mpiddp.collectives.compiler.instructions import Finish, Message, RankProgram, Reduce, Start
+from mpiddp.collectives.compiler.instructions import (
+    Finish,
+    ProgramMessage,
+    RankProgram,
+    Reduce,
+    Start,
+)
 from mpiddp.collectives.compiler.lowering import compile_part
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.schedules.cost import check_nodes
@@ -52,7 +58,7 @@ class _Sending:
     src: int
     number: int
     """Among its sender's messages."""
-    message: Message
+    message: ProgramMessage
     ready: float
     """When it could leave, if nothing were before it."""
 

@@ -8,7 +8,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +18,24 @@ from torch import distributed, nn
 
 import mpiddp
 from benchmarks.measure.baselines import ddp_step, raw_write
-from benchmarks.measure.checkpoint.measurement import (
-    WARM_UP,
-    Agreement,
-    Measurement,
-    Plan,
-    Round,
-)
+from benchmarks.measure.checkpoint.contenders import WARM_UP, CheckpointPlan
 from benchmarks.records.workloads import build, draw_batch, parse_workload
 from mpiddp.checkpoints.packing import pack
-from mpiddp.checkpoints.storage.directory import CheckpointDirectory, Source
-from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.directory import CheckpointDirectory, CheckpointSource
+from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.process.background import finish_lasting_calls
 from mpiddp.process.preemption_signals import PreemptionSignals
-from mpiddp.process.step_agreement import Members, StepAgreement
+from mpiddp.process.step_agreement import AgreeingRanks, StepAgreement
 
 LOOKS = 10_000
 WATCH_SECONDS = 3.0
 """For which the thread that listens to signals is measured."""
 
 
-class Training:
+class CheckpointedTraining:
     """A model that is trained on one batch, over and over."""
 
-    def __init__(self, plan: Plan, session: mpiddp.Session) -> None:
+    def __init__(self, plan: CheckpointPlan, session: mpiddp.Session) -> None:
         """Collective."""
         workload = parse_workload(plan.model)
         self.device = session.device
@@ -73,15 +66,19 @@ class Training:
         }
 
 
-class Bench:
+class CheckpointBench:
     """Measures one rank's part of the rounds."""
 
-    def __init__(self, plan: Plan, training: Training, ranks: Ranks) -> None:
+    def __init__(
+        self, plan: CheckpointPlan, training: CheckpointedTraining, ranks: RankGroup
+    ) -> None:
         """Collective."""
         assert plan.directory is not None
         self._plan, self._training, self._ranks = plan, training, ranks
         self._folder = plan.directory
-        self._saves = CheckpointDirectory(plan.directory / "checkpoints", ranks, Source(), keep=1)
+        self._saves = CheckpointDirectory(
+            plan.directory / "checkpoints", ranks, CheckpointSource(), keep=1
+        )
         self._saves.open()
         self._number = 0
         self._content = memoryview(b"")
@@ -133,8 +130,11 @@ class Bench:
         self._meet()
         return write, raw_write.time_digest(self._content)
 
-    def run(self) -> list[Round]:
-        """All rounds, in each of them the parts in random order; every rank gets all values."""
+    def run(self) -> dict[str, list[float]]:
+        """Each cost, round by round; a round has the parts in random order.
+
+        Every rank gets all values.
+        """
         self.time_synchronous()
         size = sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file())
         share = np.random.default_rng(self._plan.seed).bytes(-(-size // self._ranks.size))
@@ -150,22 +150,52 @@ class Bench:
         for _ in range(WARM_UP + self._plan.repetitions):
             found = {name: parts[name]() for name in generator.sample(list(parts), len(parts))}
             rounds.append(self._merge(found))
-        return rounds[WARM_UP:]
+        return {name: [each[name] for each in rounds[WARM_UP:]] for name in rounds[0]}
 
-    def _merge(self, found: dict[str, Any]) -> Round:
+    def _merge(self, found: dict[str, Any]) -> dict[str, float]:
         """Of the slowest rank each."""
         stall, beside, steps = found["asynchronous"]
         raw, digest = found["raw"]
         mine = [found["step"], found["synchronous"], stall, beside, raw, digest]
         most = [max(values) for values in zip(*self._ranks.gather(mine), strict=True)]
-        step, synchronous, stall, beside, raw, digest = most
-        return Round(step, synchronous, stall, beside, steps, raw, digest)
+        return name_costs(*most, beside_steps=steps)
 
 
-def measure_agreement(session: mpiddp.Session) -> Agreement:
-    """A rank's part: looks for a signal, and what the thread behind them takes."""
+def name_costs(
+    step: float,
+    synchronous: float,
+    stall: float,
+    beside: float,
+    raw: float,
+    digest: float,
+    *,
+    beside_steps: int,
+) -> dict[str, float]:
+    """Of a round, in seconds.
+
+    Args:
+        step: the median of the steps without a checkpoint.
+        synchronous: from the call to the disk; training stands still.
+        stall: of a checkpoint beside training, until the call returns.
+        beside: of the ``beside_steps`` that were taken while it was written. What they took longer
+            is its slowdown; noise may make it negative.
+        raw: writing the checkpoint's bytes, one file per rank, and flushing them.
+        digest: of the same bytes, in memory.
+    """  # fmt: skip
+    slowdown = beside - beside_steps * step
+    return {
+        "step": step, "synchronous": synchronous, "asynchronous": stall + slowdown,
+        "stall": stall, "slowdown": slowdown, "raw": raw, "digest": digest,
+    }  # fmt: skip
+
+
+def measure_agreement(session: mpiddp.Session) -> tuple[float, float]:
+    """What it costs a rank that a signal may come.
+
+    Seconds of a look after a step, and processor seconds of the thread behind it, in a second.
+    """
     world = session.world
-    members = Members(world.rank, world.size, session.store, session.timeout)
+    members = AgreeingRanks(world.rank, world.size, session.store, session.timeout)
     agreement = StepAgreement(members, signals=PreemptionSignals())
     begin = time.perf_counter()
     for _ in range(LOOKS):
@@ -178,51 +208,51 @@ def measure_agreement(session: mpiddp.Session) -> Agreement:
     before = time.process_time()
     time.sleep(WATCH_SECONDS)
     idle = time.process_time() - before
-    return Agreement(look, max(0.0, watched - idle) / WATCH_SECONDS)
+    return look, max(0.0, watched - idle) / WATCH_SECONDS
 
 
 def find_memory() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def run(plan: Plan, session: mpiddp.Session) -> Measurement | None:
-    """On rank 0 what was found. Collective."""
-    training = Training(plan, session)
-    ranks = Ranks()
+def run(plan: CheckpointPlan, session: mpiddp.Session) -> dict[str, Any]:
+    """The arguments of ``contenders.make_section``, as JSON can hold them. Collective."""
+    training = CheckpointedTraining(plan, session)
+    ranks = RankGroup()
     training.take_step()
     training.take_step()
     before = find_memory()
-    bench = Bench(plan, training, ranks)
+    bench = CheckpointBench(plan, training, ranks)
     bench.time_asynchronous()
     grown = find_memory() - before
-    rounds = bench.run()
-    agreement = measure_agreement(session)
+    series = bench.run()
+    answers = ranks.gather((grown, *measure_agreement(session)))
     state = sum(each.nbytes for each in training.name_state().values())
-    answers = ranks.gather((grown, agreement.look, agreement.thread))
     files = (plan.directory or Path()) / "checkpoints"
     file_bytes = sum(each.stat().st_size for each in files.rglob("*") if each.is_file())
     ranks.close()
-    if session.world.rank:
-        return None
-    return Measurement(
-        ranks=session.world.size,
-        device=session.device.type,
-        state_bytes=state,
-        copies_bytes=state * session.world.size,
-        grown_bytes=sum(each[0] for each in answers),
-        file_bytes=file_bytes,
-        agreement=Agreement(*(max(each[place] for each in answers) for place in (1, 2))),
-        rounds=tuple(rounds),
-    )
+    grown_bytes, looks, threads = zip(*answers, strict=True)
+    facts = {
+        "device": session.device.type,
+        # Of model and optimizer; of the copies that checkpoints are written from, on all ranks; by
+        # which all ranks' memory grew with the first checkpoint beside training; of a checkpoint.
+        "state_bytes": state,
+        "copies_bytes": state * session.world.size,
+        "grown_bytes": sum(grown_bytes),
+        "file_bytes": file_bytes,
+        "agreement": {"look": max(looks), "thread": max(threads)},
+    }
+    return {"series": series, "facts": facts}
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
-    directory = Path(given["directory"])
+    told, target = sys.argv[1:]
+    given = json.loads(told)
+    plan = CheckpointPlan(**{**given, "directory": Path(given["directory"])})
     with mpiddp.init() as session:
-        found = run(Plan(**{**given, "directory": directory}), session)
-        if found is not None:
-            (directory / "report.json").write_text(json.dumps(asdict(found)))
+        found = run(plan, session)
+        if session.world.rank == 0:
+            Path(target).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""``python -m benchmarks allreduce``: one all-reduce beside the others, by size."""
+"""``python -m benchmarks allreduce``, and the other commands that measure calls by size."""

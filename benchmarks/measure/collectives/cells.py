@@ -1,29 +1,83 @@
-"""Makes the cells of a record of what was measured of a size."""
+"""What a measurement finds: the cells of each size, what was left out, and the surroundings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from benchmarks.judge.guidelines import list_broken
 from benchmarks.judge.slow_ranks import SlowRank, find_late_rank, find_slow_core
-from benchmarks.measure.collectives.findings import Refusal
-from benchmarks.measure.collectives.options import Plan
-from benchmarks.measure.collectives.visits import Visit, Visitor
+from benchmarks.measure.collectives.options import CollectivesPlan
+from benchmarks.measure.collectives.visits import CallVisit, CallVisitor
+from benchmarks.measure.trials import WRONG, Refusal, Surroundings
 from benchmarks.records.collectives import find_rates
 from benchmarks.records.contenders import EVEN, POINT_TO_POINT, PROBE, Task
-from benchmarks.records.schema import Cell, Coordinate
-from benchmarks.records.statistics import Summary, is_known, quantile, summarize
+from benchmarks.records.schema import Cell, Coordinate, RecordWriter, group_by
+from benchmarks.records.statistics import is_known, quantile, summarize
+from mpiddp.wording import describe_size
 
 INTERRUPTED = "interrupted"
 """Why there are no more rounds of a contender, but for what a `StoppingRule` says."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CallSurroundings(Surroundings):
+    """Told at the start, and again at the end."""
+
+    collectives: Mapping[str, Any] = field(default_factory=dict)
+    """How mpiddp's collectives wait."""
+    first_calls: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the first collective that each maker made, which never counts."""
+
+
+Finding = Cell | Refusal | CallSurroundings
+
+
+def keep(items: Iterable[Finding], found: list[Finding], writer: RecordWriter) -> None:
+    """Add each item to what was found as it comes, and write it."""
+    for item in items:
+        found.append(item)
+        if isinstance(item, Cell):
+            writer.add(item)
+        elif isinstance(item, Refusal):
+            item.write(writer)
+        else:
+            writer.write("surroundings", **vars(item))
+
+
+def list_wrong(found: Iterable[Finding]) -> Iterator[str]:
+    """What computed something else: when it was first asked, or in a later round."""
+    for each in found:
+        if isinstance(each, Refusal) and each.kind == WRONG:
+            ranks, reason = each.at["ranks"], each.reason
+        elif isinstance(each, Cell) and each.details.get("wrong"):
+            ranks, reason = each.ranks, f"its result has {each.details['wrong']} wrong elements"
+        else:
+            continue
+        place = f"{each.quantity} at {describe_size(int(each.at['bytes']))} on {ranks} ranks"
+        yield f"{each.contender}, {place}: {reason}"
+
+
+def find_probe(cells: Iterable[Cell], *names: str) -> Cell | None:
+    """The fastest of these limits of the machine; None if none of them was measured."""
+    known = (cell for cell in cells if cell.quantity == PROBE and cell.contender in names)
+    return min(known, key=lambda cell: cell.summary.median, default=None)
+
+
+def group_like(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """Those that were measured beside each other, but for the probes."""
+    measured = (cell for cell in cells if cell.quantity != PROBE)
+    groups = group_by(measured, lambda cell: (cell.quantity, *sorted(cell.at.items())))
+    return list(groups.values())
+
+
 class CellMaker:
     """Makes cells of visits, and keeps what later cells are compared with."""
 
-    def __init__(self, plan: Plan, ranks: int, places: Sequence[int]) -> None:
+    def __init__(self, plan: CollectivesPlan, ranks: int, places: Sequence[int]) -> None:
+        """``places``: the node of each rank."""
         self._plan, self._ranks, self._places = plan, ranks, places
         self._nodes = len(set(places))
         self._times: dict[Task, tuple[float, ...]] = {}
@@ -32,30 +86,33 @@ class CellMaker:
         self._even: list[tuple[tuple[float, ...], ...]] = []
         """Seconds by rank, of each visit in which all ranks do alike."""
 
-    def make(self, block: Sequence[Task], visitor: Visitor) -> Iterator[Cell | Refusal]:
-        """The cells and refusals of a block, whatever was measured of it."""
+    def make(self, block: Sequence[Task], visitor: CallVisitor) -> Iterator[Cell | Refusal]:
+        """The cells of a block and what was left out, whatever was measured of it."""
         for task in block:
             if task in visitor.refusals:
-                yield self._refuse(task, visitor.refusals[task])
+                yield self._leave_out(task, visitor.refusals[task])
         visits = {task: visitor.list_samples(task) for task in block}
         slow = self._find_slow_rank(visits)
         self._times |= {
             task: tuple(visit.usual for visit in each) for task, each in visits.items() if each
         }
         for task, each in visits.items():
-            if task.pairs and each:
-                yield from self._make_pairs(task, each, visitor)
-            elif each:
-                yield self._make_cell(task, each, visitor, slow)
-            elif visitor.wrong.get(task):
-                reason = f"its result has {visitor.wrong[task]} wrong elements{task.route}"
-                yield replace(self._refuse(task, reason), is_wrong=True)
+            wrong = visitor.wrong.get(task, 0)
+            if each:
+                stopped = visitor.judge(task) or INTERRUPTED
+                for pair in task.pairs:
+                    yield self._make_pair(task, pair, each, stopped)
+                if not task.pairs:
+                    yield self._make_call(task, each, {"wrong": wrong, "stopped": stopped}, slow)
+            elif wrong:
+                reason = f"its result has {wrong} wrong elements{task.route}"
+                yield replace(self._leave_out(task, reason), kind=WRONG)
 
-    def _refuse(self, task: Task, reason: str) -> Refusal:
-        own, place = task.contender, self._find_place(task)
-        return Refusal(quantity=own.quantity, contender=own.label, at=place, reason=reason)
+    def _leave_out(self, task: Task, reason: str) -> Refusal:
+        own, at = task.contender, {"ranks": self._ranks, **self._find_place(task)}
+        return Refusal(quantity=own.quantity, contender=own.label, at=at, reason=reason)
 
-    def _find_slow_rank(self, visits: Mapping[Task, Sequence[Visit]]) -> SlowRank | None:
+    def _find_slow_rank(self, visits: Mapping[Task, Sequence[CallVisit]]) -> SlowRank | None:
         """The rank that stands out among all visits so far, of all contenders."""
         for task, each in visits.items():
             self._cores += [visit.speeds for visit in each]
@@ -73,49 +130,48 @@ class CellMaker:
                 place["direction"] = "both"
         return {**place, **(self._plan.conditions if task.contender.quantity != PROBE else {})}
 
-    def _make_cell(
-        self, task: Task, visits: Sequence[Visit], visitor: Visitor, slow: SlowRank | None
+    def _make_call(
+        self,
+        task: Task,
+        visits: Sequence[CallVisit],
+        outcome: Mapping[str, Any],
+        slow: SlowRank | None,
     ) -> Cell:
-        own = task.contender
-        details: dict[str, Any] = {
-            "algorithm": own.algorithm,
-            "transport": own.transport,
-            "buffer": own.buffer,
-            "wrong": visitor.wrong.get(task, 0),
-            "stopped": visitor.judge(task) or INTERRUPTED,
-        }
+        names = ("algorithm", "transport", "buffer")
+        details = {**{name: getattr(task.contender, name) for name in names}, **outcome}
         if slow is not None:
             details |= {"slow_rank": slow.rank, "slow_rank_reason": slow.reason}
         if self._plan.overlap:
             details |= describe_overlap(visits)
         elif broken := list_broken(task, self._times):
             details["guidelines"] = broken
-        cell = self._complete(task, visits, [visit.seconds for visit in visits], {}, details)
-        return replace(cell, by_rank=_summarize_ranks(visits))
+        by_rank = zip(*(visit.by_rank for visit in visits), strict=True)
+        summaries = tuple(summarize([*chain.from_iterable(each)]) for each in by_rank)
+        cell = self._make_cell(task, visits, [visit.seconds for visit in visits], details)
+        return replace(cell, by_rank=summaries)
 
-    def _make_pairs(self, task: Task, visits: Sequence[Visit], visitor: Visitor) -> Iterator[Cell]:
-        """A cell for each pair: what its sending rank measured."""
-        stopped = visitor.judge(task) or INTERRUPTED
-        for pair in task.pairs:
-            rounds = [visit.by_rank[pair[0]] for visit in visits]
-            details = {
-                "wrong": sum(visit.wrong[end] for visit in visits for end in pair),
-                "stopped": "interval" if is_known([quantile(r, 0.5) for r in rounds]) else stopped,
-            }
-            source, target = (self._places[rank] if self._nodes > 1 else rank for rank in pair)
-            at = {"from": source, "to": target}
-            yield self._complete(task, visits, rounds, at, details)
+    def _make_pair(
+        self, task: Task, pair: tuple[int, int], visits: Sequence[CallVisit], stopped: str
+    ) -> Cell:
+        """What the pair's sending rank measured."""
+        rounds = [visit.by_rank[pair[0]] for visit in visits]
+        details = {
+            "wrong": sum(visit.wrong[end] for visit in visits for end in pair),
+            "stopped": "interval" if is_known([quantile(r, 0.5) for r in rounds]) else stopped,
+        }
+        source, target = (self._places[rank] if self._nodes > 1 else rank for rank in pair)
+        cell = self._make_cell(task, visits, rounds, details)
+        return replace(cell, at={**cell.at, "from": source, "to": target})
 
-    def _complete(
+    def _make_cell(
         self,
         task: Task,
-        visits: Sequence[Visit],
+        visits: Sequence[CallVisit],
         rounds: Sequence[Sequence[float]],
-        at: Mapping[str, Coordinate],
         details: Mapping[str, Any],
     ) -> Cell:
-        """The cell of seconds by rounds, with what all cells of a task have."""
-        own, times = task.contender, summarize([value for each in rounds for value in each])
+        """Of seconds by rounds, with what all cells of a task have."""
+        own, times = task.contender, summarize([*chain.from_iterable(rounds)])
         rates = find_rates(own.quantity, self._ranks, task.bytes, times.median)
         shared = {"maker": own.maker, "ran": visits[-1].ran, "algbw": rates[0], "busbw": rates[1]}
         return Cell(
@@ -123,21 +179,14 @@ class CellMaker:
             contender=own.label,
             ranks=self._ranks,
             nodes=self._nodes,
-            at={**self._find_place(task), **at},
+            at=self._find_place(task),
             samples=tuple(quantile(each, 0.5) for each in rounds),
             summary=times,
             details={**shared, **details, "iterations": times.count},
         )
 
 
-def _summarize_ranks(visits: Sequence[Visit]) -> tuple[Summary, ...]:
-    ranks = range(len(visits[0].by_rank))
-    return tuple(
-        summarize([value for visit in visits for value in visit.by_rank[rank]]) for rank in ranks
-    )
-
-
-def describe_overlap(visits: Sequence[Visit]) -> dict[str, float]:
+def describe_overlap(visits: Sequence[CallVisit]) -> dict[str, float]:
     """Medians over the visits; ``hidden`` is the share of the collective that takes no time.
 
     As in OSU's benchmarks of non-blocking collectives: 1 - (both - compute) / alone.

@@ -40,7 +40,6 @@ from benchmarks.records.options import (
 from mpiddp.errors import ConfigurationError
 from mpiddp.options.fields import Argument
 from mpiddp.options.outputs import PICTURE, RECORD, TABLE, Outputs, writes
-from mpiddp.options.reader import Reader
 from mpiddp.schedules.registry import names
 from mpiddp.schedules.registry import parse as parse_algorithm
 
@@ -100,7 +99,7 @@ _RUNS: dict[str, type[Any]] = {POINT_TO_POINT: RunOptions, ALL_PAIRS: PairsRun}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(trials.Plan):
+class CollectivesPlan(trials.Plan):
     """What is measured."""
 
     quantity: str = ALL_REDUCE
@@ -155,34 +154,28 @@ class Plan(trials.Plan):
         return {name: value for name, value in found.items() if value}
 
 
-def make_command_reader(command: str) -> Reader:
-    """The reader of one command's options."""
-    quantity = QUANTITIES[command]
-    has_algorithms = "algorithms" not in _HAS_NOT[quantity]
-    algorithms = f"{describe_algorithms('ring:segments=4')} auto lets mpiddp choose. "
-    return make_reader(
+def parse(command: str, arguments: Sequence[str]) -> RunOptions[CollectivesPlan]:
+    """The options of a command line. Raises ConfigurationError."""
+    quantity, epilog = QUANTITIES[command], ""
+    if "algorithms" not in _HAS_NOT[quantity]:
+        epilog = f"{describe_algorithms('ring:segments=4')} auto lets mpiddp choose. "
+    reader = make_reader(
         command=command,
         description=f"Time {quantity} in turns, by size: the framework's, MPI's and mpiddp's.",
-        groups={"what is measured": Plan, "the run": _RUNS.get(quantity, CollectiveRun)},
-        epilog=(algorithms if has_algorithms else "")
-        + "Sizes are powers of 2: 1K is 1024 bytes. A contender that cannot do what is asked for "
-        "is left out of the table, with the reason.",
+        groups={"what is measured": CollectivesPlan, "the run": _RUNS.get(quantity, CollectiveRun)},
+        epilog=f"{epilog}Sizes are powers of 2: 1K is 1024 bytes. A contender that cannot do what "
+        "is asked for is left out of the table, with the reason.",
         without=("quantity", "probes", "rivals", *_HAS_NOT[quantity]),
     )
-
-
-def parse(command: str, arguments: Sequence[str]) -> RunOptions[Plan]:
-    """The options of a command line. Raises ConfigurationError."""
-    quantity = QUANTITIES[command]
-    values: dict[str, Any] = make_command_reader(command).read(arguments)
+    values: dict[str, Any] = {"quantity": quantity, **reader.read(arguments)}
     if quantity == ALL_PAIRS:
         values = {"ranks": (values.get("nodes", RANKS_ON_CLUSTER[0]),), **values}
-    run = make_run({**values, "quantity": quantity}, Plan, RANKS_ON_CLUSTER)
+    run = make_run(values, CollectivesPlan, RANKS_ON_CLUSTER)
     has_probes = quantity == ALL_REDUCE and run.targets
     return replace(run, plan=finish(replace(run.plan, probes=has_probes)))
 
 
-def finish(plan: Plan) -> Plan:
+def finish(plan: CollectivesPlan) -> CollectivesPlan:
     """The plan with mpiddp's names of algorithms, the usual ones if it has none.
 
     Raises ConfigurationError for an unknown one, and for sizes that are no whole elements.
@@ -196,17 +189,16 @@ def finish(plan: Plan) -> Plan:
                     f"--sizes: expected whole elements of {ITEM_BYTES[kind]} bytes ({kind}), found "
                     f"{size}"
                 )
-    usual = ALGORITHMS.get(plan.quantity, ())
-    found: list[str] = []
-    for text in plan.algorithms or usual:
-        if text == ALL:
-            found += ["auto", *names()]
-        else:
-            found.append(text if text == "auto" else str(parse_algorithm(text)))
-    return replace(plan, algorithms=tuple(dict.fromkeys(found)))
+    wanted = plan.algorithms or ALGORITHMS.get(plan.quantity, ())
+    named = [["auto", *names()] if text == ALL else [_name_algorithm(text)] for text in wanted]
+    return replace(plan, algorithms=tuple(dict.fromkeys(chain.from_iterable(named))))
 
 
-def check_algorithms(plan: Plan) -> None:
+def _name_algorithm(text: str) -> str:
+    return text if text == "auto" else str(parse_algorithm(text))
+
+
+def check_algorithms(plan: CollectivesPlan) -> None:
     """Raise ScheduleError for an algorithm that is no all-reduce of so many ranks.
 
     One that does not support so many ranks is left out of the tables, with the reason.

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.measure import trials
-from benchmarks.measure.collectives.options import Plan
+from benchmarks.measure.collectives.options import CollectivesPlan
 from benchmarks.measure.launching.remote_job import Job
-from benchmarks.measure.trials import Length, check_answers
+from benchmarks.measure.trials import Length, Visitor, check_answers
 from benchmarks.records.contenders import Task
 from benchmarks.records.statistics import StoppingRule, quantile
 
@@ -18,7 +17,7 @@ LENGTH = Length(seconds=0.03, fewest=2, most=300)
 
 
 @dataclass(frozen=True)
-class Visit:
+class CallVisit:
     """One contender on one size, measured once."""
 
     by_rank: tuple[tuple[float, ...], ...]
@@ -45,7 +44,7 @@ class Visit:
         return quantile(self.seconds, 0.5)
 
 
-def read_visit(answers: Sequence[Mapping[str, Any]]) -> Visit:
+def read_visit(answers: Sequence[Mapping[str, Any]]) -> CallVisit:
     """The visit that the ranks' answers describe. Raises RefusedError."""
     check_answers(answers)
 
@@ -53,7 +52,7 @@ def read_visit(answers: Sequence[Mapping[str, Any]]) -> Visit:
         """Of the slowest rank."""
         return max((quantile(each[name], 0.5) for each in answers if each.get(name)), default=0.0)
 
-    return Visit(
+    return CallVisit(
         tuple(tuple(each * 1e-9 for each in answer["times"]) for answer in answers),
         tuple(answer["wrong"] for answer in answers),
         tuple(answer["speed"] for answer in answers),
@@ -64,13 +63,13 @@ def read_visit(answers: Sequence[Mapping[str, Any]]) -> Visit:
     )
 
 
-class Visitor(trials.Visitor[Task, Visit]):
+class CallVisitor(Visitor[Task, CallVisit]):
     """Visits tasks; ``wrong`` has the number of wrong elements in any check, timed or not."""
 
     def __init__(
         self,
         jobs: Mapping[str, Job],
-        plan: Plan,
+        plan: CollectivesPlan,
         ranks: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -84,12 +83,11 @@ class Visitor(trials.Visitor[Task, Visit]):
     def check(self, key: Task) -> bool:
         return not any(self.visit(key, LENGTH.fewest).wrong)
 
-    def measure(self, key: Task, iterations: int) -> Visit:
-        contender = key.contender
+    def measure(self, key: Task, iterations: int) -> CallVisit:
+        job, maker = self._jobs[key.contender.job], key.contender.maker
         spec = {**key.specify(iterations), **self._conditions}
-        command = {"do": "measure", "spec": spec}
-        visit = read_visit(self._jobs[contender.job].ask(command, f"measuring {key.name}"))
+        visit = read_visit(job.ask({"do": "measure", "spec": spec}, f"measuring {key.name}"))
         if visit.checked:
-            self.first_calls.setdefault(contender.maker, visit.checked)
+            self.first_calls.setdefault(maker, visit.checked)
         self.wrong[key] = self.wrong.get(key, 0) + sum(visit.wrong)
         return visit

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,8 @@ from benchmarks.records.schema import Cell, Record, read_record
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.wording import print_text
 
-FILES = ("output",)
-FLAGS = ("hosts", "targets")
+OUTPUT, FLAGS = "--output", ("--hosts", "--targets")
 """Options of a command that say where results go, and how they are shown: with a value, without."""
-POSITIONAL = ""
-
 SHOWN_CHARACTERS = 4000
 
 
@@ -28,102 +25,29 @@ class CannotMeasureError(MpiddpError):
     """The command of a record cannot be run here; the message says why."""
 
 
-def find_arguments(record: Record) -> list[str]:
-    """The words behind the command's name, as they were typed. Raises CannotMeasureError."""
-    words = shlex.split(str(record.environment.get("command", "")))
-    if record.benchmark not in words:
-        raise CannotMeasureError(f"{record.path} does not hold the command line of its run")
-    return words[words.index(record.benchmark) + 1 :]
+def measure_again(record: Record, cells: Sequence[Cell]) -> Record:
+    """Run the record's command once more for the places of ``cells``.
 
-
-def check_place(record: Record) -> None:
-    """Raise CannotMeasureError unless the record is of this program on a machine like this one."""
-    here = {"processor": find_processor(), "commit": find_commit()}
-    for name, found in here.items():
+    Raises CannotMeasureError if it fails, or is not the record's on a machine like the record's.
+    """
+    for name, found in {"processor": find_processor(), "commit": find_commit()}.items():
         recorded = record.environment.get(name)
         if recorded != found:
             raise CannotMeasureError(f"its {name} was {recorded}, here it is {found}")
-
-
-def restrict(
-    words: Sequence[str], options: Mapping[str, Any], wanted: Mapping[str, Sequence[str]]
-) -> list[str]:
-    """The words without options of output, and with fewer values of those that have several.
-
-    ``options``: of the record, whose lists are those that have several. An option with no value
-    there has a usual set of them.
-    """
-    chosen = {
-        name: values
-        for name, values in wanted.items()
-        if isinstance(options.get(name), list)
-        and (not options[name] or len(values) < len(options[name]))
-    }
-    ahead: list[str] = []
-    kept: list[str] = []
-    for name, chunk in _cut(words, options):
-        if name == POSITIONAL:
-            ahead += chunk
-        elif name not in (*FILES, *FLAGS, *chosen):
-            kept += chunk
-    if ahead:
-        # Algorithms, for the commands that take them so.
-        ahead = list(chosen.pop("algorithms", ahead))
-    for name, values in chosen.items():
-        kept += ["--" + name.replace("_", "-"), *values]
-    return [*ahead, *kept]
-
-
-def _cut(words: Sequence[str], options: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Each option with its values, by its name; each word without one as POSITIONAL."""
-    place = 0
-    while place < len(words):
-        word, end, name = words[place], place + 1, POSITIONAL
-        if word.startswith("--"):
-            name = word.partition("=")[0].removeprefix("--").replace("-", "_")
-            values = itertools.takewhile(lambda each: not each.startswith("--"), words[end:])
-            if "=" not in word and name not in FLAGS and not isinstance(options.get(name), bool):
-                is_list = isinstance(options.get(name), list) and name not in FILES
-                end += len(list(values)) if is_list else 1
-        yield name, list(words[place:end])
-        place = end
-
-
-def find_wanted(cells: Iterable[Cell]) -> dict[str, list[str]]:
-    """Values of options that the cells need, by names of fields."""
-    found: dict[str, dict[str, None]] = {}
-
-    def add(name: str, value: Any) -> None:
-        if value is not None:
-            found.setdefault(name, {})[str(value)] = None
-
-    for cell in cells:
-        add("ranks", cell.ranks)
-        add("sizes", cell.at.get("bytes"))
-        for name in ("type", "operator", "model", "program"):
-            add(f"{name}s", cell.at.get(name))
-        add("algorithms", cell.details.get("algorithm"))
-    return {name: list(values) for name, values in found.items()}
-
-
-def measure_again(record: Record, cells: Sequence[Cell], folder: Path) -> Record:
-    """Run the record's command for the places of ``cells``, with its files in ``folder``.
-
-    Raises CannotMeasureError if it fails.
-    """
-    path = folder / "again.jsonl"
     arguments = restrict(find_arguments(record), record.options, find_wanted(cells))
     words = ["-m", "benchmarks", record.benchmark, *arguments]
     print_text(f"measuring again: {shlex.join(['python', *words])}")
-    code, output = _run([sys.executable, *words, "--output", str(path)])
-    if code != 0:
-        raise CannotMeasureError(
-            f"the command ended with exit code {code}:\n{output[-SHOWN_CHARACTERS:]}"
-        )
-    try:
-        return read_record(path)
-    except ConfigurationError as error:
-        raise CannotMeasureError(str(error)) from None
+    with tempfile.TemporaryDirectory(prefix="mpiddp-bench-") as folder:
+        path = Path(folder, "again.jsonl")
+        code, output = _run([sys.executable, *words, "--output", str(path)])
+        if code != 0:
+            raise CannotMeasureError(
+                f"the command ended with exit code {code}:\n{output[-SHOWN_CHARACTERS:]}"
+            )
+        try:
+            return read_record(path)
+        except ConfigurationError as error:
+            raise CannotMeasureError(str(error)) from None
 
 
 def _run(command: Sequence[str]) -> tuple[int, str]:
@@ -139,3 +63,46 @@ def _run(command: Sequence[str]) -> tuple[int, str]:
             process.wait()
             raise
     return process.returncode, output
+
+
+def find_arguments(record: Record) -> list[str]:
+    """The words behind the command's name, as they were typed. Raises CannotMeasureError."""
+    words = shlex.split(str(record.environment.get("command", "")))
+    if record.benchmark not in words:
+        raise CannotMeasureError(f"{record.path} does not hold the command line of its run")
+    return words[words.index(record.benchmark) + 1 :]
+
+
+def restrict(
+    words: Sequence[str], options: Mapping[str, Any], wanted: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """The words without options of output, and then fewer values of those that have several.
+
+    ``options``: of the record, whose lists are those that have several; an empty one stands for a
+    usual set of them. Of an option that is typed twice the last one counts.
+    """
+    kept, rest = [], iter(words)
+    for word in rest:
+        if word == OUTPUT:
+            next(rest, None)
+        elif not word.startswith(f"{OUTPUT}=") and word not in FLAGS:
+            kept.append(word)
+    for name, values in wanted.items():
+        known = options.get(name)
+        if isinstance(known, list) and (not known or len(values) < len(known)):
+            kept += [f"--{name}", *values]
+    return kept
+
+
+def find_wanted(cells: Iterable[Cell]) -> dict[str, list[str]]:
+    """Values of options that the cells need, by names of fields."""
+    found: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        at = cell.at
+        values = {"ranks": cell.ranks, "sizes": at.get("bytes")}
+        values |= {f"{name}s": at.get(name) for name in ("type", "operator", "model", "program")}
+        values["algorithms"] = cell.details.get("algorithm")
+        for name, value in values.items():
+            if value is not None:
+                found.setdefault(name, {})[str(value)] = None
+    return {name: list(values) for name, values in found.items()}

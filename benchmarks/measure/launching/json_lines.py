@@ -25,7 +25,7 @@ LONGEST_LINE = 1 << 26
 """Bytes; far above what ranks answer."""
 
 
-class Line:
+class JsonLine:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._received = b""
@@ -70,11 +70,11 @@ class Line:
         self._connection.close()
 
 
-def _make_line(connection: socket.socket) -> Line:
+def _make_line(connection: socket.socket) -> JsonLine:
     """A line over TCP: nothing waits in it for more."""
     connection.setblocking(True)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return Line(connection)
+    return JsonLine(connection)
 
 
 def listen(host: str) -> socket.socket:
@@ -92,14 +92,14 @@ def accept(
     count: int,
     seconds: float,
     check: Callable[[], None] = lambda: None,
-) -> list[tuple[Line, Any]]:
+) -> list[tuple[JsonLine, Any]]:
     """Wait for ``count`` callers that know ``token``; returns their lines and greetings.
 
     ``check`` is called now and then; what it raises ends the wait. Raises TimeoutError after
     ``seconds``.
     """
     end, word = time.monotonic() + seconds, token.encode() + b"\n"
-    found: list[tuple[Line, Any]] = []
+    found: list[tuple[JsonLine, Any]] = []
     known: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
     # What is put into the queue is read by this thread alone.
     thread = ListeningThread([server], {word: known.put})
@@ -122,7 +122,7 @@ def accept(
     return found
 
 
-def connect(addresses: Sequence[str], token: str, greeting: Any, seconds: float) -> Line:
+def connect(addresses: Sequence[str], token: str, greeting: Any, seconds: float) -> JsonLine:
     """Connect to the first ``HOST:PORT`` that answers. Raises OSError if none does."""
     errors = []
     for address in addresses:

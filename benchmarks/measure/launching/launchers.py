@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.records.environment import ROOT, clean_environment
 from mpiddp import environment
-from mpiddp.launch.launcher import command
+from mpiddp.launch.launcher import programs
 from mpiddp.launch.network.mpi_interfaces import share_memory
 
 BASELINES = ROOT / "benchmarks" / "measure" / "baselines"
@@ -25,7 +25,7 @@ TUNED = (environment.OPEN_MPI_MESSAGING, environment.UCX_MEMORY_EVENTS)
 """Settings of the table whose effect benchmarks show by themselves; binding is an option here."""
 
 
-class Mpirun(command.Mpirun):
+class Mpirun(programs.Mpirun):
     """An mpirun or mpiexec of the table, with what benchmarks ask of it."""
 
     @property
@@ -45,7 +45,7 @@ class Mpirun(command.Mpirun):
         """
         if not self._is_open_mpi:
             return {}
-        shared_memory = "vader" if self.kind is command.OPEN_MPI_4 else "sm"
+        shared_memory = "vader" if self.kind is programs.OPEN_MPI_4 else "sm"
         # Over TCP a rank listens to every host.
         others = "" if share_memory(os.cpu_count() or 1) else ",tcp"
         tuned = {name: self.kind.local[name] for name in TUNED}
@@ -53,7 +53,7 @@ class Mpirun(command.Mpirun):
 
     @property
     def _is_open_mpi(self) -> bool:
-        return self.kind in (command.OPEN_MPI, command.OPEN_MPI_4)
+        return self.kind in (programs.OPEN_MPI, programs.OPEN_MPI_4)
 
     def variables(self, ranks: int) -> dict[str, str]:
         """Variables that the ranks need, however MPI is tuned."""
@@ -76,8 +76,8 @@ class Mpirun(command.Mpirun):
 
 
 def find_mpirun(wanted: str | None, variables: Mapping[str, str] | None = None) -> Mpirun:
-    """`command.find_mpirun` for benchmarks, which refuse a program whose ``--version`` fails."""
-    found = command.find_mpirun(wanted, variables, must_know_version=True)
+    """`programs.find_mpirun` for benchmarks, which refuse a program whose ``--version`` fails."""
+    found = programs.find_mpirun(wanted, variables, must_know_version=True)
     return Mpirun(found.program, found.kind, found.version, found.library)
 
 

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -35,6 +36,9 @@ REQUEST_SECONDS = 15.0
 
 KILL_SECONDS = 10.0
 """How long a process may take to disappear once it has been killed."""
+
+LOOKS = 3
+"""How often no process of a run must be seen in a row before it counts as ended."""
 
 SHOWN_CHARACTERS = 4000
 """How much of a failed run's output is shown."""
@@ -121,6 +125,18 @@ def run(program: Program, deadline: float) -> Run:
         stamped = float(stamp.read_text()) - ended.begin if stamp.exists() else None
         others = max(0.0, ended.machine_seconds - ended.cpu_seconds)
         return Run(ended.seconds, ended.cpu_seconds, others, stamped)
+
+
+def run_worker(program: Program, request: Any, deadline: float) -> Any:
+    """What a job reports whose command line ends with the request and a file, both added here.
+
+    Its rank 0 writes the report, as JSON. Raises RunError as `run` does.
+    """
+    with tempfile.TemporaryDirectory(prefix="mpiddp-bench-") as name:
+        target = Path(name) / "found.json"
+        words = (json.dumps(request), str(target))
+        run(replace(program, command=(*program.command, *words)), deadline)
+        return json.loads(target.read_text())
 
 
 def _read_report(ended: _Ended, scratch: Path) -> Run:
@@ -234,9 +250,12 @@ def kill_marked(mark: str) -> None:
 
     Raises RunError if one is still there after KILL_SECONDS, as in an uninterruptible wait.
     """
-    end = time.monotonic() + KILL_SECONDS
-    while left := find_marked(mark):
-        if time.monotonic() > end:
+    end, looks = time.monotonic() + KILL_SECONDS, LOOKS
+    while looks:
+        left = find_marked(mark)
+        # While a process is replaced by another program, its environment cannot be read.
+        looks = LOOKS if left else looks - 1
+        if left and time.monotonic() > end:
             pids = ", ".join(str(process.pid) for process in left)
             raise RunError(f"killed {KILL_SECONDS:g} s ago and still there: process {pids}")
         for process in left:

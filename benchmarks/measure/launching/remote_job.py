@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from benchmarks.measure.launching import processes
-from benchmarks.measure.launching.json_lines import Line, accept, get_port, listen
+from benchmarks.measure.launching.json_lines import JsonLine, accept, get_port, listen
 from benchmarks.measure.launching.processes import (
     Program,
     RunError,
@@ -42,7 +42,7 @@ class Job:
     """What all its processes carry in their environment."""
     deadline: float
     """Seconds for each answer."""
-    line: Line | None = None
+    line: JsonLine | None = None
     greeting: Any = None
     """The first report of its rank 0."""
 

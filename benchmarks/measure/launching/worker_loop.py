@@ -18,7 +18,13 @@ import torch
 from torch import distributed
 
 import mpiddp
-from benchmarks.measure.launching.json_lines import Line, accept, connect, get_port, listen
+from benchmarks.measure.launching.json_lines import (
+    JsonLine,
+    accept,
+    connect,
+    get_port,
+    listen,
+)
 from benchmarks.measure.launching.processes import MARK
 from benchmarks.records.contenders import MPI_JOB
 from mpiddp.errors import ConfigurationError
@@ -77,7 +83,7 @@ def describe_place() -> dict[str, str | None]:
     return {key: os.environ.get(name) for key, name in names.items()}
 
 
-def serve(rank: int, perform: Perform, above: Line, below: Sequence[Line]) -> None:
+def serve(rank: int, perform: Perform, above: JsonLine, below: Sequence[JsonLine]) -> None:
     """Carry out the commands from ``above``: the benchmark on rank 0, rank 0 on the others."""
     while (command := above.receive()) is not None:
         for line in below:
@@ -108,7 +114,9 @@ def _listen_as(master: str) -> socket.socket:
 
 
 @contextlib.contextmanager
-def join_lines(member: Member, addresses: Sequence[str]) -> Iterator[tuple[Line, list[Line]]]:
+def join_lines(
+    member: Member, addresses: Sequence[str]
+) -> Iterator[tuple[JsonLine, list[JsonLine]]]:
     """The line on which commands arrive, and rank 0's lines to the others. Collective."""
     token = os.environ[MARK]
     with contextlib.ExitStack() as stack:
@@ -123,7 +131,7 @@ def join_lines(member: Member, addresses: Sequence[str]) -> Iterator[tuple[Line,
             stack.callback(above.close)
             yield above, []
             return
-        below: dict[int, Line] = {}
+        below: dict[int, JsonLine] = {}
         for line, rank in accept(server, token, member.size - 1, CONNECT_SECONDS):
             stack.callback(line.close)
             below[rank] = line

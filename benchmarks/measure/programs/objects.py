@@ -14,7 +14,7 @@ LATE_SECONDS = 0.02
 
 
 class Objects(ABC):
-    """Dictionaries that travel in each step; see `worker.Program`."""
+    """Dictionaries that travel in each step; see `worker.SteppedProgram`."""
 
     def __init__(self, group: distributed.ProcessGroup | None, ranks: int, seed: int) -> None:
         self._group, self._ranks, self._number = group, ranks, seed
@@ -65,7 +65,7 @@ class Gathering(Objects):
 
 
 class Barrier:
-    """``barrier``; see `worker.Program`."""
+    """``barrier``; see `worker.SteppedProgram`."""
 
     def __init__(self, group: distributed.ProcessGroup | None, ranks: int, seed: int) -> None:
         self._group = group

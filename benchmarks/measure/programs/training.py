@@ -35,7 +35,7 @@ def shard(model: nn.Sequential, group: distributed.ProcessGroup) -> nn.Module:
 
 
 class Training:
-    """A step of the optimizer in each step; see `worker.Program`."""
+    """A step of the optimizer in each step; see `worker.SteppedProgram`."""
 
     def __init__(
         self,

@@ -127,7 +127,7 @@ Split = Callable[[Decoder, distributed.ProcessGroup], None]
 
 
 class Generation:
-    """A token in each step; see `worker.Program`."""
+    """A token in each step; see `worker.SteppedProgram`."""
 
     def __init__(
         self, group: distributed.ProcessGroup | None, ranks: int, seed: int, split: Split

@@ -20,14 +20,14 @@ import mpiddp.torch_backend  # noqa: F401 - registers the backend
 from benchmarks.measure.launching import worker_loop
 from benchmarks.measure.launching.worker_loop import SessionMember
 from benchmarks.measure.programs import objects, training, transformer
-from benchmarks.measure.programs.measurement import BACKENDS, CHECKED_STEPS, OWN
+from benchmarks.measure.programs.contenders import BACKENDS, CHECKED_STEPS, OWN
 from mpiddp.errors import ConfigurationError
 
 WARM_UP = 3
 """Untimed steps of a visit."""
 
 
-class Program(Protocol):
+class SteppedProgram(Protocol):
     """Made of a process group or, to be compared with, of None: then one process does the work of
     so many ranks. Both do the same for the same seed."""
 
@@ -37,7 +37,7 @@ class Program(Protocol):
         """Numbers, in one dimension, that all steps so far decide; alike on all ranks."""
 
 
-MAKERS: Mapping[str, Callable[..., Program]] = {
+MAKERS: Mapping[str, Callable[..., SteppedProgram]] = {
     "tokens": partial(transformer.Generation, split=transformer.split_by_hand),
     "tokens-compiled": partial(transformer.Generation, split=transformer.split_compiled),
     "tokens-dtensor": partial(transformer.Generation, split=transformer.split_by_tensors),
@@ -56,7 +56,7 @@ class Bench:
         """Collective."""
         self._ranks = member.size
         self._groups = {name: distributed.new_group(backend=name) for name in BACKENDS}
-        self._kept: dict[tuple[str, str], Program] = {}
+        self._kept: dict[tuple[str, str], SteppedProgram] = {}
 
     def perform(self, command: Mapping[str, Any]) -> dict[str, Any]:
         if command["do"] == "let go":
@@ -83,7 +83,7 @@ class Bench:
         return int(self._groups[OWN.name]._get_sequence_number_for_group())
 
     def _measure(
-        self, program: Program, group: distributed.ProcessGroup, steps: int
+        self, program: SteppedProgram, group: distributed.ProcessGroup, steps: int
     ) -> dict[str, Any]:
         """``seconds`` of so many steps, one after the other."""
         gc.disable()
@@ -102,7 +102,7 @@ class Bench:
         return {"seconds": seconds}
 
 
-def check(program: Program, alone: Program) -> dict[str, Any]:
+def check(program: SteppedProgram, alone: SteppedProgram) -> dict[str, Any]:
     """The first steps of both: the ``error``, relative to what one process found, and a ``digest``
     of what the ranks did."""
     for each in (program, alone):

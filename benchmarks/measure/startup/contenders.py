@@ -1,127 +1,125 @@
-"""What ``python -m benchmarks startup`` compares: the command lines, all with like settings."""
+"""Launch to first all-reduce, mpiddp beside torchrun: whole processes in turns, and their cells.
+
+Whole processes are timed, since that is what a user waits for; rank 0's first all-reduce and, on a
+cluster, the phases of mpiddp's start-up are reported beside it.
+"""
 
 from __future__ import annotations
 
-import shlex
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from benchmarks.measure.launching import launchers
-from benchmarks.measure.launching.launchers import BASELINES, Mpirun, choose_port
-from benchmarks.measure.launching.processes import STAMP, Program
-from benchmarks.measure.launching.srun import Srun
-from benchmarks.records.environment import ROOT, clean_environment
-
-SCRIPT = str(BASELINES / "first_all_reduce.py")
-OWN_SCRIPT = str(BASELINES / "session_all_reduce.py")
-IMPORT = str(BASELINES / "import_torch.py")
-PRINT = "-"
-"""In place of STAMP: the scripts print what they know, since no file is the same everywhere."""
-
-MPIDDP = "mpiddp"
-MPIDDP_TUNED = "mpiddp, tuned MPI"
-FRONT = "mpiddp -n"
-SESSION = "mpiddp.init()"
-SESSION_TUNED = "mpiddp.init(), tuned MPI"
-TORCHRUN = "torchrun"
-TORCHRUN_STATIC = "torchrun, static"
-FLOOR = "import torch"
-HELP = "mpiddp.train --help"
-PYTHON = "python -c pass"
+from benchmarks.measure.engine import CellGroup, Quantity
+from benchmarks.measure.launching import processes
+from benchmarks.measure.launching.processes import Run, RunError
+from benchmarks.measure.launching.srun import Launcher, Srun
+from benchmarks.measure.startup.launches import (
+    SESSION,
+    Launch,
+    list_contenders,
+    list_helps,
+    list_on_cluster,
+)
+from benchmarks.measure.startup.tables import OWN, PHASE, SHOWN, START_UP, tabulate
+from benchmarks.measure.startup.targets import judge
+from benchmarks.measure.trials import FAILED, Refusal, Rounds
+from benchmarks.records.options import Count, CountOrZero, Ranks, Seconds
+from benchmarks.records.schema import Cell, make_cell
+from benchmarks.records.statistics import Series, interleave
+from benchmarks.show.progress import show_progress
 
 
-@dataclass(frozen=True)
-class Contender:
-    name: str
-    kind: str
-    """``mpiddp``, ``torchrun``, ``floor`` or ``help``."""
-    program: Program
-    about: str
-    tuned: Mapping[str, str] = field(default_factory=dict)
-    """Variables that tune MPI; the others are the same for all."""
+@dataclass(frozen=True, kw_only=True)
+class StartupPlan(Rounds):
+    """What is measured."""
 
-    def describe(self) -> str:
-        program, *words = self.program.command
-        shown = [f"{name}={value}" for name, value in self.tuned.items()]
-        names = [Path(program).name, *(word.removeprefix(f"{ROOT}/") for word in words)]
-        for word, name in zip(self.program.command, names, strict=True):
-            shown.append("python" if word == sys.executable else name)
-        return shlex.join(shown)
+    ranks: Ranks = (2, 4)
+    """Numbers of ranks (default: 2 4; with srun 4 8 16)."""
+    repetitions: Count = 10
+    warm_up: CountOrZero = 1
+    deadline: Seconds = 120.0
 
 
-def list_contenders(ranks: int, mpirun: Mpirun) -> list[Contender]:
-    """All contenders for one number of ranks. Without tuned variables, the tuned are left out."""
-    plain = clean_environment(mpirun.variables(ranks))
-    tuned = {**plain, **mpirun.tuned}
-    start = (*mpirun.command(ranks), sys.executable)
-    unchanged = (*start, "-m", "mpiddp", SCRIPT, STAMP)
-    about = "a script written for torchrun, unchanged"
-    found = [Contender(MPIDDP, "mpiddp", Program(unchanged, plain), f"{about}; MPI's defaults")]
-    if mpirun.tuned:
-        own = Program((*start, OWN_SCRIPT, STAMP), tuned)
-        session = "a script that uses mpiddp's session"
-        found += [
-            Contender(MPIDDP_TUNED, "mpiddp", Program(unchanged, tuned), about, mpirun.tuned),
-            Contender(SESSION_TUNED, "mpiddp", own, session, mpirun.tuned),
-        ]
-    front = (sys.executable, "-m", "mpiddp", "-n", str(ranks), "--launcher", str(mpirun.program))
-    return [
-        *found,
-        Contender(FRONT, "mpiddp", Program((*front, SCRIPT, STAMP), tuned),
-                  "the same script and settings; mpiddp starts mpirun", mpirun.tuned),
-        *_list_others(ranks),
-    ]  # fmt: skip
+def measure(plan: StartupPlan, launcher: Launcher) -> Iterator[CellGroup]:
+    """Time all contenders, by number of ranks, and beside an mpirun ``--help``, as 0 ranks.
+
+    Raises RunError, with its output, if any run fails; on a cluster, if one fails twice.
+    """
+    if isinstance(launcher, Srun):
+        groups = [(ranks, list_on_cluster(ranks, launcher)) for ranks in plan.ranks]
+    else:
+        groups = [(ranks, list_contenders(ranks, launcher)) for ranks in plan.ranks]
+        groups.append((0, list_helps()))
+    for ranks, contenders in groups:
+        yield measure_group(plan, ranks, launcher.nodes, contenders)
 
 
-def _list_others(ranks: int) -> list[Contender]:
-    plain = clean_environment()
-    torchrun = (*launchers.TORCHRUN, "--nproc-per-node", str(ranks))
-    # torchrun's default rendezvous waits for a random time of up to 0.3 s. The static one does
-    # not, but needs a port.
-    static = ("--master-addr", "127.0.0.1", "--master-port", str(choose_port()))
-    fast = (*static, "--monitor-interval", "0.01")
-    return [
-        Contender(TORCHRUN, "torchrun", Program((*torchrun, SCRIPT, STAMP), plain),
-                  "the same script; torchrun's defaults"),
-        Contender(TORCHRUN_STATIC, "torchrun", Program((*torchrun, *fast, SCRIPT, STAMP), plain),
-                  "the same script; torchrun's fastest settings"),
-        Contender(FLOOR, "floor", Program((sys.executable, IMPORT), plain, copies=ranks),
-                  "as many processes at once as ranks, which import torch and end"),
-    ]  # fmt: skip
+def measure_group(
+    plan: StartupPlan, ranks: int, nodes: int | None, contenders: Sequence[Launch]
+) -> CellGroup:
+    by_name = {contender.name: contender for contender in contenders}
+    failures: list[Refusal] = []
 
+    def time(name: str) -> Run:
+        bar.set_description(f"{name}, {ranks} ranks" if ranks else name)
+        program = by_name[name].program
+        try:
+            run = processes.run(program, plan.deadline)
+        except RunError as error:
+            # Clusters lose runs by themselves; one that is lost twice is not the cluster's.
+            if not program.reaches_out:
+                raise
+            failures.append(Refusal(START_UP, name, str(error), FAILED, {"ranks": ranks}))
+            run = processes.run(program, plan.deadline)
+        bar.update()
+        return run
 
-def list_on_cluster(ranks: int, srun: Srun) -> list[Contender]:
-    environment = srun.environment()
-    ours = (*srun.command(ranks), sys.executable)
-    alone = (*srun.command_without_mpi(ranks), sys.executable, IMPORT)
-    each = ranks // srun.nodes
-    per_node = (*srun.command_without_mpi(srun.nodes, cores=each), launchers.TORCHRUN_PER_NODE)
-    settings = (sys.executable, str(each), str(choose_port()), SCRIPT, PRINT)
-
-    def make(name: str, kind: str, command: tuple[str, ...], about: str) -> Contender:
-        return Contender(name, kind, Program(command, environment, reaches_out=True), about)
-
-    same = "the same script; one torchrun per node"
-    return [
-        make(MPIDDP, "mpiddp", (*ours, "-m", "mpiddp", SCRIPT, PRINT),
-             "a script written for torchrun, unchanged"),
-        make(SESSION, "mpiddp", (*ours, OWN_SCRIPT, PRINT), "a script that uses mpiddp's session"),
-        make(TORCHRUN, "torchrun", (*per_node, "default", *settings),
-             f"{same}, c10d rendezvous at the first node"),
-        make(TORCHRUN_STATIC, "torchrun", (*per_node, "static", *settings),
-             f"{same}, torchrun's fastest settings"),
-        make(FLOOR, "floor", alone, "as many tasks as ranks, which import torch and end"),
-    ]  # fmt: skip
-
-
-def list_helps() -> list[Contender]:
-    """How long the trainer's ``--help`` takes, and what Python alone takes of it."""
-    plain = clean_environment()
-    train = (sys.executable, "-m", "mpiddp.train", "--help")
-    alone = (sys.executable, "-c", "pass")
-    return [
-        Contender(HELP, "help", Program(train, plain), "one process, no launcher"),
-        Contender(PYTHON, "floor", Program(alone, plain), "Python alone"),
+    with show_progress((plan.warm_up + plan.repetitions) * len(contenders), "run") as bar:
+        series = interleave(
+            list(by_name), time, rounds=plan.repetitions, warm_up=plan.warm_up, seed=plan.seed
+        )
+    place = {"ranks": max(1, ranks), "nodes": nodes or 1}
+    cells = [
+        cell for name, each in series.items() for cell in make_cells(by_name[name], each, place)
     ]
+    return CellGroup(ranks=ranks, nodes=nodes, cells=cells, refusals=failures)
+
+
+def make_cells(contender: Launch, series: Series[Run], place: dict[str, int]) -> Iterator[Cell]:
+    """Of whole processes, of the time to the first all-reduce, and of reported phases."""
+
+    def make(values: Sequence[float], quantity: str = START_UP, **more: Any) -> Cell:
+        return make_cell(values, quantity=quantity, contender=contender.name, **place, **more)
+
+    runs = series.samples
+    details = {
+        "kind": contender.kind,
+        "about": contender.about,
+        "command": contender.describe(),
+        "cpu_seconds": [run.cpu_seconds for run in runs],
+        "others_cpu_seconds": [run.others_cpu_seconds for run in runs],
+        "positions": series.positions,
+        "warm_up": [run.seconds for run in series.warm_up],
+    }
+    yield make([run.seconds for run in runs], details=details)
+    first = [run.stamp_seconds for run in runs if run.stamp_seconds is not None]
+    if first:
+        yield make(first, at={"part": "first all-reduce"})
+    reported = [run.phases for run in runs if run.phases]
+    for name in SHOWN if reported and contender.name == SESSION else ():
+        # Of its slowest rank.
+        values = [phases[name] for phases in reported]
+        yield make(values, PHASE, at={"phase": name}, details={"is_own": name in OWN})
+
+
+QUANTITY = Quantity(
+    command="startup",
+    description="Time whole processes from launch to first all-reduce, in turns: mpiddp under "
+    "mpirun or srun, torchrun with the same script, and the floor, importing torch.",
+    on_cluster=(4, 8, 16),
+    plan=StartupPlan,
+    measure=measure,
+    tabulate=tabulate,
+    judge=judge,
+)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -18,12 +17,12 @@ import torch
 from torch import distributed
 
 from benchmarks.measure.baselines.ddp_step import finish
-from benchmarks.measure.baselines.training_loop import Settings, take_steps
-from benchmarks.measure.training_loop.workloads import BARE, TRAINER, find_workload
+from benchmarks.measure.baselines.training_loop import take_steps
+from benchmarks.measure.training_loop.contenders import BARE, TRAINER, WORKLOADS, LoopRequest
 from benchmarks.measure.trials import Length
 from benchmarks.records.statistics import take_turns
 from mpiddp.training import Task, Trainer
-from mpiddp.training.data.data import Split
+from mpiddp.training.data.data_sets import Split
 from mpiddp.training.task.models import build
 
 TURN = Length(seconds=0.5, fewest=1, most=12)
@@ -40,29 +39,12 @@ EPOCHS = 1_000_000
 """Of the trainer, which is left before."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a job measures."""
-
-    model: str
-    settings: Settings
-    seconds: float
-    """Of all rounds."""
-    seed: int
-
-    @classmethod
-    def read(cls, text: str) -> Request:
-        """From JSON."""
-        values = json.loads(text)
-        return cls(**{**values, "settings": Settings(**values["settings"])})
-
-
 class Loops:
     """Both loops on this rank, on the same samples. Methods are collective."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: LoopRequest) -> None:
         """They have taken one step each."""
-        workload, settings = find_workload(request.model), request.settings
+        workload, settings = WORKLOADS[request.model], request.settings
         data = workload.make(request.seed)
         trainer = Trainer(
             Task(data=lambda: data), model=workload.model, batch_size=settings.batch_size,
@@ -117,7 +99,7 @@ class Loops:
         return held.item()
 
 
-def measure(loops: Loops, request: Request) -> dict[str, object]:
+def measure(loops: Loops, request: LoopRequest) -> dict[str, object]:
     """Seconds of a step, round by round, as JSON can hold it. Collective."""
     usual = loops.share(max(loops.time_round(WARM_UP, 1, request.seed).values()))
     steps = TURN.choose_iterations(usual)
@@ -131,7 +113,7 @@ def measure(loops: Loops, request: Request) -> dict[str, object]:
 
 def main() -> None:
     given, target = sys.argv[1:]
-    request = Request.read(given)
+    request = LoopRequest.read(given)
     found = measure(Loops(request), request)
     if distributed.get_rank() == 0:
         Path(target).write_text(json.dumps(found))

@@ -16,23 +16,23 @@ import torch
 from torch import nn
 
 from benchmarks.measure.baselines import ddp_step
-from benchmarks.measure.training_step.contenders import (
+from benchmarks.measure.training_step.loops import StepLoop, Stopwatch, draw, take_step
+from benchmarks.measure.training_step.synchronisations import (
     CHECKED_STEPS,
     LEARNING_RATE,
     MOMENTUM,
     WEIGHT_DECAY,
 )
-from benchmarks.measure.training_step.loops import Loop, Stopwatch, draw, take_step
 from benchmarks.records.workloads import build
 
 if TYPE_CHECKING:
-    from benchmarks.measure.training_step.contenders import LoopSpec
+    from benchmarks.measure.training_step.synchronisations import LoopSpec
 
 SAMPLE = 4096
 """Parameters that are looked at, evenly spread."""
 
 
-def take_checked_steps(spec: LoopSpec, loop: Loop) -> dict[str, Any]:
+def take_checked_steps(spec: LoopSpec, loop: StepLoop) -> dict[str, Any]:
     """The first steps of a loop: a ``digest`` of its parameters, and a ``sample`` of their way."""
     slowdown, loop.slowdown = loop.slowdown, None
     if loop.place is not None:

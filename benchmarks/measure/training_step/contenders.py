@@ -1,174 +1,212 @@
-"""What ``python -m benchmarks training-step`` compares, in which of its two jobs.
+"""What a training step takes, by synchronisation: its two jobs, and the cells of each contender.
 
-torchrun's job has the framework's own DDP, one rank without any of it, and ``nn.DataParallel``;
-mpiddp's has its synchronisations, and one rank without any of them.
+What every contender trains is checked before it is timed.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import asdict
 
+from benchmarks.judge.ratios import Ratio, compare_rounds, find_common
+from benchmarks.measure.engine import CellGroup, Quantity
+from benchmarks.measure.launching.paired_jobs import start_jobs
+from benchmarks.measure.launching.srun import Launcher
+from benchmarks.measure.training_step.synchronisations import (
+    BASE,
+    BASES,
+    DATA_PARALLEL,
+    FUSED,
+    OWN_BASE,
+    USUAL,
+    StepPlan,
+    Synchronisation,
+)
+from benchmarks.measure.training_step.tables import PARTS, SPEED, STEP, tabulate
+from benchmarks.measure.training_step.targets import judge
+from benchmarks.measure.training_step.traffic import StepTraffic
+from benchmarks.measure.training_step.visits import (
+    StepVisitor,
+    TimedLink,
+    check_device,
+    probe_link,
+)
+from benchmarks.measure.trials import Surroundings, make_steps_cell
 from benchmarks.records.contenders import MPI_JOB, TORCH_JOB
-from benchmarks.records.workloads import Workload
+from benchmarks.records.options import describe_algorithms
+from benchmarks.records.schema import Cell, Coordinate, make_cell
 from mpiddp.errors import ConfigurationError
+from mpiddp.schedules.registry import check_servers
 from mpiddp.schedules.registry import parse as parse_algorithm
-from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
+from mpiddp.training.options.groups.straggler import parse_straggler
 
-ALONE, OWN_ALONE, DATA_PARALLEL = "alone", "alone-mpiddp", "data-parallel"
-FUSED = "framework-fused"
-"""The framework's DDP with torch's fused optimizer, which mpiddp's trainer takes as well."""
-BACKEND = "framework-mpiddp"
-"""The framework's own DDP over the backend ``mpiddp`` in place of Gloo."""
-AUTO = "auto"
-RANKS = "ranks"
-"""In place of a number of servers: as many as there are ranks."""
-USUAL = (
-    FRAMEWORK, FUSED, BACKEND, AUTO, "ring", "gather-broadcast", PARAMETER_SERVER,
-    f"{PARAMETER_SERVER}:servers={RANKS}",
-)  # fmt: skip
-WIRE_DTYPES = ("auto", "float32", "bfloat16", "float16")
-CHECKED_STEPS = 2
-"""The second one moves by what the first one left in the optimizer, too."""
-LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.001, 0.9, 0.0005
-"""Of every contender's SGD, with Nesterov's momentum; the rate is small, since the samples never
-change."""
+WORKER = "benchmarks.measure.training_step.worker"
 
 
-@dataclass(frozen=True)
-class Contender:
-    sync: str
-    transport: str = AUTO
-    wire_dtype: str = AUTO
-    servers: str = "1"
-    """A number, or ``ranks``."""
-    placement: str = "colocated"
-    staleness: str = "0"
-
-    @property
-    def job(self) -> str:
-        others = (FRAMEWORK, FUSED, BACKEND, ALONE, DATA_PARALLEL)
-        return TORCH_JOB if self.sync in others else MPI_JOB
-
-    @property
-    def serves(self) -> bool:
-        return self.sync == PARAMETER_SERVER
-
-    @property
-    def averages(self) -> bool:
-        return self.job == MPI_JOB and not self.serves and self.sync != OWN_ALONE
-
-    @property
-    def is_in_step(self) -> bool:
-        """Whether all workers have the same weights after each step."""
-        return self.staleness == "0"
-
-    @property
-    def name(self) -> str:
-        """All that tells it from the others."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        usual = {field.name: field.default for field in dataclasses.fields(self)}
-        pairs = [f"{key}={value}" for key, value in values.items() if value != usual[key]]
-        return f"{self.sync}{' ' if self.averages else ':'}{','.join(pairs[1:])}".rstrip(" :")
-
-    def count_servers(self, ranks: int) -> int:
-        return ranks if self.servers == RANKS else int(self.servers)
-
-    def count_workers(self, ranks: int) -> int:
-        if self in BASES:
-            return 1
-        dedicated = self.serves and self.placement == "dedicated"
-        return ranks - self.count_servers(ranks) if dedicated else ranks
-
-    def configure(self, ranks: int, batch_size: int, seed: int) -> Configuration:
-        """The trainer's configuration. Raises ConfigurationError."""
-        # Literals by their type: they were read from a list of those, or are refused.
-        chosen: dict[str, Any] = {
-            "transport": self.transport,
-            "wire_dtype": self.wire_dtype,
-            "server_placement": self.placement,
-        }
-        return Configuration(
-            **chosen,
-            sync=self.sync if self.averages or self.serves else FRAMEWORK,
-            servers=self.count_servers(ranks),
-            staleness=self.staleness,
-            batch_size=batch_size,
-            learning_rate=LEARNING_RATE,
-            momentum=MOMENTUM,
-            weight_decay=WEIGHT_DECAY,
-            seed=seed,
-        ).resolve()
-
-
-BASE, OWN_BASE = Contender(ALONE), Contender(OWN_ALONE)
-"""One rank: as the framework's loops, and as mpiddp's trainer, which updates in another way and
-keeps freed memory."""
-BASES = (BASE, OWN_BASE)
-
-
-def parse_contender(text: str) -> Contender:
-    """Read a synchronisation as ``--sync`` has it. Raises ConfigurationError."""
-    if text in (FRAMEWORK, FUSED, BACKEND, DATA_PARALLEL, AUTO):
-        return Contender(text)
-    name, colon, rest = text.partition(":")
-    if name != PARAMETER_SERVER:
-        try:
-            return Contender(str(parse_algorithm(text)))
-        except ConfigurationError as error:
+def check(plan: StepPlan) -> None:
+    for ranks in plan.ranks:
+        for contender in plan.contenders:
+            check_contender(contender, ranks, plan)
+    if plan.straggler is not None:
+        slow = parse_straggler(plan.straggler).rank
+        if slow is not None and slow >= min(plan.ranks):
             raise ConfigurationError(
-                f"--sync: expected {FRAMEWORK}, {FUSED}, {BACKEND}, auto, "
-                f"{PARAMETER_SERVER}, {DATA_PARALLEL}, or an algorithm: {error}"
-            ) from None
-    values: dict[str, str] = {}
-    for pair in rest.split(",") if colon else ():
-        key, _, value = pair.partition("=")
-        if key in values or not _is_good(key, value):
-            raise ConfigurationError(
-                f"--sync: {pair!r} in {text!r}: a parameter-server takes servers=N or "
-                "servers=ranks, placement=colocated or placement=dedicated, and staleness=S or "
-                "staleness=unlimited, each once"
+                f"--straggler: expected a rank below {min(plan.ranks)}, the fewest of --ranks, "
+                f"found {slow}"
             )
-        values[key] = value
-    return Contender(PARAMETER_SERVER, **values)
 
 
-def _is_good(key: str, value: str) -> bool:
-    if key == "placement":
-        return value in ("colocated", "dedicated")
-    word = {"servers": RANKS, "staleness": UNLIMITED}.get(key)
-    is_number = value.isdecimal() and (key == "staleness" or int(value) >= 1)
-    return word is not None and (value == word or is_number)
+def check_contender(contender: Synchronisation, ranks: int, plan: StepPlan) -> None:
+    contender.configure(ranks, plan.batch_size, plan.seed)
+    if contender.serves:
+        dedicated = contender.placement == "dedicated"
+        try:
+            check_servers(ranks, contender.count_servers(ranks), dedicated=dedicated)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--sync {contender.name}: {error}") from None
+    elif contender.averages and contender.sync != "auto":
+        members = parse_algorithm(contender.sync).build(ranks).members
+        if len(members) < ranks:
+            raise ConfigurationError(
+                f"--sync {contender.sync}: it leaves out the gradients of {ranks - len(members)} "
+                f"of {ranks} ranks, which only serve; give parameter-server"
+            )
+    elif contender.sync == DATA_PARALLEL and plan.device == "cpu":
+        raise ConfigurationError("--sync data-parallel drives GPUs, but --device is cpu")
 
 
-def expand(
-    contender: Contender, transports: tuple[str, ...], wire_dtypes: tuple[str, ...]
-) -> list[Contender]:
-    """One for each transport and wire type, where they have an effect."""
-    if not contender.averages:
-        return [contender]
-    return [
-        dataclasses.replace(contender, transport=transport, wire_dtype=wire_dtype)
-        for transport in transports
-        for wire_dtype in wire_dtypes
-    ]
+def measure(plan: StepPlan, launcher: Launcher) -> Iterator[CellGroup]:
+    """Check and time all contenders, by ranks and workload.
+
+    Raises RunError, with a job's output, if one fails; ConfigurationError if there are no GPUs but
+    some were asked for.
+    """
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if plan.device == "cpu" else {}
+    for ranks in plan.ranks:
+        with start_jobs(WORKER, ranks, launcher, plan.deadline, hidden) as jobs:
+            greeting = jobs[TORCH_JOB].greeting
+            check_device(plan.device, [jobs[MPI_JOB].greeting, greeting])
+            link = probe_link(jobs[MPI_JOB]) if plan.link else None
+            rows = [*BASES, *plan.contenders]
+            if not plan.sync and greeting["gpus"] >= ranks:
+                rows.append(Synchronisation(DATA_PARALLEL))
+            for workload in plan.models:
+                visitor = StepVisitor(jobs, plan, ranks, workload)
+                share = visitor.visit_all(rows, jobs, local=launcher.nodes is None)
+                for job in jobs.values():
+                    job.ask({"do": "let go"}, "letting models go")
+                around = Surroundings(
+                    ranks=ranks, nodes=launcher.nodes, framework=greeting, others_share=share
+                )
+                yield make_group(visitor, around, link)
 
 
-@dataclass(frozen=True)
-class LoopSpec:
-    """What ranks are told to train, as JSON."""
-
-    contender: Contender
-    workload: Workload
-    batch_size: int
-    """Samples per worker and step."""
-    seed: int
-    straggler: str | None = None
+# ---- cells ---------------------------------------------------------------------------------------
 
 
-def read_spec(found: Mapping[str, Any]) -> LoopSpec:
-    contender, workload = Contender(**found["contender"]), Workload(**found["workload"])
-    return LoopSpec(**{**found, "contender": contender, "workload": workload})
+def make_group(
+    visitor: StepVisitor, around: Surroundings, link: TimedLink | None = None
+) -> CellGroup:
+    """Its cells, what was left out or wrong, and what holds for all of it."""
+    where: dict[str, Coordinate] = {"model": str(visitor.workload), "ranks": around.ranks}
+    device = {name: around.framework.get(name) for name in ("device", "gpu", "gpus", "backend")}
+    facts = {
+        "nodes": around.nodes,
+        "others_share": around.others_share,
+        "link": asdict(link) if link is not None else None,
+    }
+    return CellGroup(
+        **vars(around),
+        cells=[cell for key in visitor.visits for cell in make_cells(visitor, key, around)],
+        refusals=visitor.list_refusals(STEP, where),
+        facts={**where, **facts, **device},
+    )
+
+
+def make_cells(
+    visitor: StepVisitor, contender: Synchronisation, around: Surroundings
+) -> Iterator[Cell]:
+    """Of a contender its step, that step's parts and its samples per second."""
+    plan, series = visitor.plan, visitor.list_series(contender)
+    at: dict[str, Coordinate] = {"model": str(visitor.workload), "batch": plan.batch_size}
+    if plan.straggler is not None:
+        at["straggler"] = plan.straggler
+    traffic = find_traffic(visitor, contender, is_on_gpu=around.framework.get("device") == "cuda")
+    efficiency = find_efficiency(visitor, contender)
+    details = {
+        "workers": contender.count_workers(around.ranks),
+        "efficiency": efficiency.estimate if efficiency is not None else None,
+        "bytes": asdict(traffic) if traffic is not None else None,
+        "read": [asdict(visit.reading) for visit in series.samples],
+        "notes": dict(visitor.notes.get(contender, {})),
+    }
+
+    place = {"contender": contender.name, "ranks": around.ranks, "nodes": around.nodes or 1}
+    yield make_steps_cell(series, details, quantity=STEP, at=at, **place)
+    for part in PARTS:
+        values = [getattr(visit, part) for visit in series.samples]
+        yield make_cell(values, quantity=STEP, at={**at, "part": part}, **place)
+    rates = [visit.samples_per_second for visit in series.samples]
+    yield make_cell(rates, quantity=SPEED, at=at, unit="samples/s", **place)
+
+
+def find_efficiency(visitor: StepVisitor, contender: Synchronisation) -> Ratio | None:
+    """Samples per second over those of one rank alone times the ranks; None if unknown.
+
+    The framework's loops are compared with one like them, mpiddp's with one like those: otherwise
+    a faster optimizer would look like a faster synchronisation. For that reason there is none for
+    the framework's loop with another optimizer.
+    """
+    base = BASE if contender.job == TORCH_JOB else OWN_BASE
+    mine, alone = (
+        [visit.samples_per_second for visit in visitor.list_samples(key)]
+        for key in (contender, base)
+    )
+    if contender.sync == FUSED or not mine or not alone:
+        return None
+    ranks = 1 if contender in BASES else visitor.ranks
+    times = [[visit.usual for visit in visitor.list_samples(key)] for key in visitor.visits]
+    return compare_rounds([ranks * each for each in alone], mine, find_common([times]))
+
+
+def find_traffic(
+    visitor: StepVisitor, contender: Synchronisation, *, is_on_gpu: bool = False
+) -> StepTraffic | None:
+    """Counted by what is sent, where that is known; else as interfaces counted."""
+    visits = visitor.list_samples(contender)
+    if not visits or contender in BASES:
+        return None
+    traffic = visitor.notes.get(contender, {}).get("traffic")
+    if traffic is not None:
+        return StepTraffic(traffic["each"], traffic["busiest"], is_read=False)
+    if is_on_gpu:
+        # NCCL's bytes pass by no interface within a node.
+        return None
+    # Other programs' bytes can only add to it.
+    each = min(visit.reading.each for visit in visits)
+    busiest = [visit.reading.busiest for visit in visits if visit.reading.busiest is not None]
+    return StepTraffic(each, min(busiest, default=None), is_read=True)
+
+
+QUANTITY = Quantity(
+    command="training-step",
+    description="Time training steps in turns, by synchronisation: compute, communication that "
+    "nothing hides, update; with samples per second, efficiency and bytes.",
+    explanation="""\
+A step is the slowest rank's. compute: forward and backward alone, in passes of their own, all ranks
+at once; update: the optimizer; exposed: what is left, communication that nothing hides (noise may
+make it negative); where servers update, that is in it. Efficiency: samples per second, over those
+of one rank alone, the framework's or mpiddp's, times the ranks. Bytes are counted by what is sent;
+~ is what interfaces counted, headers included.""",
+    epilog="SYNC is framework, framework-fused, framework-mpiddp (DDP over that backend), auto, "
+    "an algorithm, parameter-server (for example "
+    "parameter-server:servers=ranks,placement=dedicated,staleness=3), or data-parallel. "
+    f"By default: {' '.join(USUAL)}. {describe_algorithms('ring:segments=4')}",
+    on_cluster=(4,),
+    plan=StepPlan,
+    check=check,
+    measure=measure,
+    tabulate=tabulate,
+    judge=judge,
+    is_told_at_once=True,
+)

@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from benchmarks.measure.baselines.ddp_step import finish
-from benchmarks.measure.training_step.contenders import LoopSpec
-from benchmarks.measure.training_step.traffic import read_counters, subtract
+from benchmarks.measure.training_step.synchronisations import LoopSpec
+from benchmarks.measure.training_step.traffic import subtract
 from benchmarks.records.workloads import draw_batch
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.groups.straggler import Slowdown, check_straggler, parse_straggler
+from mpiddp.training.records.network import read_counters
 from mpiddp.training.wrapping.rehearsal import rehearse, time_pass
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ WARM_UP = 1
 
 
 @dataclass
-class Loop:
+class StepLoop:
     """Ready to take steps."""
 
     model: nn.Module
@@ -85,7 +86,7 @@ def make_slowdown(
     return Slowdown(straggler, place, workers, spec.seed, seconds, batch[0].device)
 
 
-def take_step(loop: Loop, watch: Stopwatch) -> None:
+def take_step(loop: StepLoop, watch: Stopwatch) -> None:
     """As the trainer does; ``watch`` times the update."""
     features, labels = loop.batch.inputs, loop.batch.targets
     if loop.slowdown is not None:
@@ -99,7 +100,7 @@ def take_step(loop: Loop, watch: Stopwatch) -> None:
     loop.step += 1
 
 
-def take_pass(loop: Loop) -> None:
+def take_pass(loop: StepLoop) -> None:
     """Forward and backward without synchronisation, and no update."""
     features, labels = loop.batch.inputs, loop.batch.targets
     if loop.slowdown is not None:
@@ -137,7 +138,7 @@ class Stopwatch:
         return float(sum(end - begin for begin, end in pairs))
 
 
-def warm_up(loop: Loop, steps: int) -> None:
+def warm_up(loop: StepLoop, steps: int) -> None:
     if loop.place is None:
         return
     watch = Stopwatch(loop.device)
@@ -147,7 +148,7 @@ def warm_up(loop: Loop, steps: int) -> None:
 
 
 def measure(
-    loop: Loop, steps: int, barrier: Callable[[], object], *, counts: bool
+    loop: StepLoop, steps: int, barrier: Callable[[], object], *, counts: bool
 ) -> dict[str, Any]:
     """Time so many steps behind a barrier, one after the other, and passes without synchronisation.
 
@@ -176,7 +177,7 @@ def measure(
     return found
 
 
-def _time_steps(loop: Loop, steps: int) -> dict[str, float]:
+def _time_steps(loop: StepLoop, steps: int) -> dict[str, float]:
     watch = Stopwatch(loop.device)
     begin = time.perf_counter()
     for _ in range(steps):
@@ -187,7 +188,7 @@ def _time_steps(loop: Loop, steps: int) -> dict[str, float]:
     return {"samples": steps * len(loop.batch[1]), "seconds": seconds, "update": update}
 
 
-def _time_passes(loop: Loop, steps: int) -> float:
+def _time_passes(loop: StepLoop, steps: int) -> float:
     count = max(1, steps // 2)
     begin = time.perf_counter()
     for _ in range(count):

@@ -11,24 +11,23 @@ import torch
 
 import mpiddp
 from benchmarks.measure.launching.worker_loop import SessionMember
-from benchmarks.measure.training_step.contenders import OWN_BASE, LoopSpec
-from benchmarks.measure.training_step.loops import Loop, draw, make_slowdown
+from benchmarks.measure.training_step.loops import StepLoop, draw, make_slowdown
+from benchmarks.measure.training_step.synchronisations import OWN_BASE, LoopSpec
 from benchmarks.measure.training_step.traffic import (
     add_up,
-    describe_traffic,
     list_pushes,
     list_transfers,
 )
 from benchmarks.records.workloads import build
 from mpiddp.collectives.bootstrap import ensure_communicator
-from mpiddp.collectives.planner import Request, select
+from mpiddp.collectives.planner import CallRequest, select
 from mpiddp.schedules.schedule import Collective
 from mpiddp.sync.parameter_server.server import UpdateRule
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.step.malloc import keep_freed_memory
 from mpiddp.training.step.optimizer_step import LocalUpdate, make_optimizer
 from mpiddp.training.wrapping import overlap
-from mpiddp.training.wrapping.parallel import (
+from mpiddp.training.wrapping.shared_model import (
     choose_synchronization,
     find_bound,
     find_roles,
@@ -51,7 +50,7 @@ class MpiJob(SessionMember):
     def greet(self) -> dict[str, Any]:
         return {"device": self.device.type, "nodes": self._nodes, **super().greet()}
 
-    def prepare(self, spec: LoopSpec) -> Loop | None:
+    def prepare(self, spec: LoopSpec) -> StepLoop | None:
         contender, seed = spec.contender, spec.seed
         if contender == OWN_BASE:
             return self._work_alone(spec) if self.rank == 0 else None
@@ -66,7 +65,7 @@ class MpiJob(SessionMember):
             make = partial(make_optimizer, configuration)
             rule = UpdateRule(make, make_rate(configuration), find_bound(configuration))
             serving = serve(self._session, roles, module, rule, self._fail)
-            return Loop(
+            return StepLoop(
                 module, module, serving, workers, place, batch,
                 updates_here=False, slowdown=slowdown, notes={"servers": roles.servers},
             )  # fmt: skip
@@ -74,26 +73,26 @@ class MpiJob(SessionMember):
         configuration, pace = overlap.settle(configuration, replica, batch)
         update = make_local_update(configuration, module)
         notes = {"overlap": configuration.overlap, "pace": pace and vars(pace)}
-        return Loop(
+        return StepLoop(
             replica.model, module, update, workers, place, batch,
             quiet=replica.model.no_sync, slowdown=slowdown, notes=notes,
         )  # fmt: skip
 
-    def _work_alone(self, spec: LoopSpec) -> Loop:
+    def _work_alone(self, spec: LoopSpec) -> StepLoop:
         """One rank, without the others."""
         configuration = spec.contender.configure(1, spec.batch_size, spec.seed)
         module = build(spec.workload, spec.seed).to(self.device)
         update = make_local_update(configuration, module)
-        return Loop(module, module, update, (0,), 0, draw(spec, self.device, 0))
+        return StepLoop(module, module, update, (0,), 0, draw(spec, self.device, 0))
 
-    def describe(self, spec: LoopSpec, loop: Loop) -> dict[str, Any]:
+    def describe(self, spec: LoopSpec, loop: StepLoop) -> dict[str, Any]:
         parameters = [each for each in loop.module.parameters() if each.requires_grad]
         count, item = sum(each.numel() for each in parameters), parameters[0].element_size()
         if spec.contender == OWN_BASE:
             return {"elements": count}
         if spec.contender.serves:
             messages = list_pushes(count, item, loop.notes["servers"], loop.workers)
-            traffic = describe_traffic(add_up(messages, self._nodes))
+            traffic = add_up(messages, self._nodes)
             return {**loop.notes, "elements": count, "traffic": traffic}
         configuration = spec.contender.configure(self.size, spec.batch_size, spec.seed)
         buckets, traffic = self._describe_buckets(configuration, parameters)
@@ -112,7 +111,7 @@ class MpiJob(SessionMember):
         dtype = parameters[0].dtype
         sent = way.wire_dtype or dtype
         item = sent.itemsize
-        request = Request(Collective.ALL_REDUCE, way.algorithm, way.transport)
+        request = CallRequest(Collective.ALL_REDUCE, way.algorithm, way.transport)
         layout, on_gpu = ensure_communicator().layout, parameters[0].is_cuda
         counts = [size // dtype.itemsize for size in storages.values()]
         found = [select(request, count * item, layout, sent, on_gpu=on_gpu) for count in counts]
@@ -124,7 +123,7 @@ class MpiJob(SessionMember):
             {"elements": n, "item": item, "algorithm": each.name, "transport": each.transport}
             for n, each in zip(counts, found, strict=True)
         ]
-        return buckets, describe_traffic(add_up(messages, layout.nodes))
+        return buckets, add_up(messages, layout.nodes)
 
     def probe(self, size: int, iterations: int) -> list[float]:
         from benchmarks.measure.collectives.ranks import probes, worker

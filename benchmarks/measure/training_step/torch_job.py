@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 import mpiddp.torch_backend  # noqa: F401 - registers the backend
 from benchmarks.measure.baselines import ddp_step
 from benchmarks.measure.launching.worker_loop import TorchMember, describe_place
-from benchmarks.measure.training_step.contenders import (
+from benchmarks.measure.training_step.loops import StepLoop, draw, make_slowdown
+from benchmarks.measure.training_step.synchronisations import (
     ALONE,
     BACKEND,
     DATA_PARALLEL,
@@ -22,8 +23,7 @@ from benchmarks.measure.training_step.contenders import (
     WEIGHT_DECAY,
     LoopSpec,
 )
-from benchmarks.measure.training_step.loops import Loop, draw, make_slowdown
-from benchmarks.measure.training_step.traffic import add_up, describe_traffic, list_transfers
+from benchmarks.measure.training_step.traffic import add_up, list_transfers
 from benchmarks.records.workloads import build
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.samples import Batch
@@ -48,7 +48,7 @@ class TorchJob(TorchMember):
             **describe_place(),
         }
 
-    def prepare(self, spec: LoopSpec) -> Loop | None:
+    def prepare(self, spec: LoopSpec) -> StepLoop | None:
         name = spec.contender.sync
         if name in (ALONE, DATA_PARALLEL) and self.rank != 0:
             return None
@@ -57,7 +57,7 @@ class TorchJob(TorchMember):
             return self._drive_all(spec, module)
         batch = draw(spec, self.device, self.rank)
         if name == ALONE:
-            return Loop(module, module, make_step(module), (0,), 0, batch)
+            return StepLoop(module, module, make_step(module), (0,), 0, batch)
         everyone = tuple(range(self.size))
         slowdown = make_slowdown(spec, module, batch, self.rank, everyone)
         if name == BACKEND:
@@ -65,7 +65,7 @@ class TorchJob(TorchMember):
         else:
             model = ddp_step.wrap(module, self.device)
         step = make_step(model, fused=name == FUSED)
-        return Loop(
+        return StepLoop(
             model, module, step, everyone, self.rank, batch,
             quiet=model.no_sync, slowdown=slowdown,
         )  # fmt: skip
@@ -77,7 +77,7 @@ class TorchJob(TorchMember):
             self._group = distributed.new_group(backend="mpiddp")
         return self._group
 
-    def _drive_all(self, spec: LoopSpec, module: nn.Module) -> Loop:
+    def _drive_all(self, spec: LoopSpec, module: nn.Module) -> StepLoop:
         """``nn.DataParallel``: one process with as many GPUs as there are ranks."""
         found = torch.cuda.device_count() if self.device.type == "cuda" else 0
         if found < self.size:
@@ -90,13 +90,13 @@ class TorchJob(TorchMember):
         features = torch.cat([share.inputs for share in shares])
         labels = torch.cat([share.targets for share in shares])
         model = nn.DataParallel(module, device_ids=list(range(self.size)))
-        return Loop(
+        return StepLoop(
             model, module, make_step(module), (0,), 0, Batch(features, labels),
             bare=module, share=spec.batch_size,
         )  # fmt: skip
 
-    def describe(self, spec: LoopSpec, loop: Loop) -> dict[str, Any]:
-        """See ``worker.Job``. Gloo and NCCL tell nothing."""
+    def describe(self, spec: LoopSpec, loop: StepLoop) -> dict[str, Any]:
+        """See ``worker.StepJob``. Gloo and NCCL tell nothing."""
         parameters = [each for each in loop.module.parameters() if each.requires_grad]
         count = sum(each.numel() for each in parameters)
         if spec.contender.sync != DATA_PARALLEL:
@@ -105,8 +105,7 @@ class TorchJob(TorchMember):
 
         # Gradients to the first GPU, and parameters back; the samples are left out.
         messages = list_transfers(gather_broadcast(self.size), count, parameters[0].element_size())
-        traffic = add_up(messages, [0] * self.size)
-        return {"elements": count, "traffic": describe_traffic(traffic)}
+        return {"elements": count, "traffic": add_up(messages, [0] * self.size)}
 
     def probe(self, size: int, iterations: int) -> list[float]:
         raise ConfigurationError("links are probed over MPI")

@@ -18,38 +18,38 @@ import mpiddp
 from benchmarks.measure.launching import worker_loop
 from benchmarks.measure.launching.worker_loop import Member
 from benchmarks.measure.training_step import checks, loops
-from benchmarks.measure.training_step.contenders import LoopSpec, read_spec
-from benchmarks.measure.training_step.loops import Loop
+from benchmarks.measure.training_step.loops import StepLoop
+from benchmarks.measure.training_step.synchronisations import LoopSpec, read_spec
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 
 
-class Job(Member, Protocol):
+class StepJob(Member, Protocol):
     """One job's rank."""
 
     device: torch.device
     counts: bool
     """Whether this rank reads its node's interfaces."""
 
-    def prepare(self, spec: LoopSpec) -> Loop | None:
+    def prepare(self, spec: LoopSpec) -> StepLoop | None:
         """Make a contender ready; None on ranks that it leaves idle. Collective.
 
         Raises ConfigurationError, on all ranks, if it cannot be.
         """
 
-    def describe(self, spec: LoopSpec, loop: Loop) -> dict[str, Any]:
+    def describe(self, spec: LoopSpec, loop: StepLoop) -> dict[str, Any]:
         """What a step of it sends, and how; after a step."""
 
     def probe(self, size: int, iterations: int) -> list[float]:
         """Seconds of sending so many bytes from one node to the next and hearing of it."""
 
 
-class Bench:
+class StepBench:
     """Does what is ordered, with one job's rank."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: StepJob) -> None:
         self._job = job
-        self._kept: dict[LoopSpec, Loop | None] = {}
+        self._kept: dict[LoopSpec, StepLoop | None] = {}
 
     def perform(self, command: Mapping[str, Any]) -> Any:
         what = command["do"]
@@ -75,7 +75,7 @@ class Bench:
             return {"refused": str(error)}
 
     @contextlib.contextmanager
-    def _open(self, spec: LoopSpec) -> Iterator[Loop | None]:
+    def _open(self, spec: LoopSpec) -> Iterator[StepLoop | None]:
         if spec in self._kept:
             yield self._kept[spec]
             return
@@ -89,12 +89,12 @@ class Bench:
         # An error leaves the servers to the end of the job: they are not waited for here.
         loop.update.close()
 
-    def _check(self, spec: LoopSpec, loop: Loop) -> dict[str, Any]:
+    def _check(self, spec: LoopSpec, loop: StepLoop) -> dict[str, Any]:
         found = checks.take_checked_steps(spec, loop)
         loops.warm_up(loop, loops.WARM_STEPS)
         return {**found, "notes": self._job.describe(spec, loop)}
 
-    def _measure(self, spec: LoopSpec, loop: Loop, steps: int) -> dict[str, Any]:
+    def _measure(self, spec: LoopSpec, loop: StepLoop, steps: int) -> dict[str, Any]:
         if spec.contender.serves:
             loops.warm_up(loop, loops.WARM_STEPS)
         # One rank waits for no other.
@@ -102,20 +102,20 @@ class Bench:
         return loops.measure(loop, steps, barrier, counts=self._job.counts)
 
 
-def join_session(session: mpiddp.Session, failure_handler: FailureHandler) -> Job:
+def join_session(session: mpiddp.Session, failure_handler: FailureHandler) -> StepJob:
     from benchmarks.measure.training_step.mpi_job import MpiJob
 
     return MpiJob(session, failure_handler.fail)
 
 
-def join_torchrun() -> Job:
+def join_torchrun() -> StepJob:
     from benchmarks.measure.training_step.torch_job import TorchJob
 
     return TorchJob()
 
 
 def main() -> None:
-    worker_loop.run(join_session, join_torchrun, lambda job: Bench(job).perform)
+    worker_loop.run(join_session, join_torchrun, lambda job: StepBench(job).perform)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.judge.choosing import RULE, Verdict, Way, list_ranges
+from benchmarks.judge.choosing import RULE, SizeChoice, Way, list_ranges
 from mpiddp.collectives import AUTO
 from mpiddp.collectives.tuning import Range, Section, describe_layout
 from mpiddp.errors import ConfigurationError
@@ -40,7 +40,7 @@ HEADING = f"""\
 """
 
 
-def write_csv(path: Path, verdicts: Mapping[Section, Sequence[Verdict]]) -> list[str]:
+def write_csv(path: Path, verdicts: Mapping[Section, Sequence[SizeChoice]]) -> list[str]:
     """Write the file; returns what NCCL does not have, in words.
 
     Its lines know no type of elements, so of several the first one is written. Raises
@@ -68,7 +68,7 @@ def write_csv(path: Path, verdicts: Mapping[Section, Sequence[Verdict]]) -> list
     return left_out
 
 
-def _name_choice(verdict: Verdict) -> Verdict:
+def _name_choice(verdict: SizeChoice) -> SizeChoice:
     """With the algorithm that runs in place of ``auto``; without parameters and transport."""
     text = verdict.rule if verdict.chosen == RULE else str(verdict.chosen)
     name = text.partition(" over ")[0].partition(":")[0]

@@ -1,80 +1,58 @@
-"""Puts the sections of a report together."""
+"""What the page of a report has: sections of pictures, and what stands around them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.judge.ratios import adjust
-from benchmarks.judge.winners import Group, Verdict, make_groups
+from benchmarks.judge.fit.fitted import PLACES, WORTHLESS, Fit
+from benchmarks.judge.ratios import find_greater
+from benchmarks.judge.winners import Group, Verdict
 from benchmarks.records.collectives import COLLECTIVES
-from benchmarks.records.contenders import ALL_PAIRS, POINT_TO_POINT, PROBE, REDUCTION, shorten
+from benchmarks.records.contenders import POINT_TO_POINT, shorten
 from benchmarks.records.material import Material
-from benchmarks.records.options import SPEED, describe_value
-from benchmarks.records.schema import group_by
-from benchmarks.records.statistics import CONFIDENCE
+from benchmarks.records.options import RATE, SECONDS, SPEED, describe_value
+from benchmarks.show.charts import Link
 from benchmarks.show.drawing.page import OFFERED
-from benchmarks.show.page.curves import draw_curves
-from benchmarks.show.page.findings import list_alerts, list_facts
-from benchmarks.show.page.machine import Model, find_fit, highlight_links, make_model
-from benchmarks.show.page.page import Report
-from benchmarks.show.page.pairs import draw_pairs
-from benchmarks.show.page.pictures import Highlight, Link, Section
-from benchmarks.show.page.steps import draw_steps
+from benchmarks.show.machine import find_fit, make_model
+from benchmarks.show.page.alerts import list_alerts, list_facts
+from benchmarks.show.page.contents import Highlight, ReportPage
+from benchmarks.show.pictures import group_sized, list_sections
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.registry import Choice, find, names
 from mpiddp.wording import count_noun, describe_size
 
-ORDER = (
-    *COLLECTIVES, POINT_TO_POINT, ALL_PAIRS, REDUCTION, "training step", "training speed",
-    "training loop", "start-up", "start-up phase", "time to accuracy", "training", "checkpoint",
-    PROBE,
-)  # fmt: skip
-"""Of the sections; other quantities follow."""
 EXPLAINED = 4
 """Ranks on which an algorithm is explained; with more the picture is crowded."""
 
 
-def assemble(material: Material, fit_path: Path | None = None) -> Report:
+def assemble(material: Material, fit_path: Path | None = None) -> ReportPage:
     """Raises ConfigurationError if the fit is none."""
-    sized = [each for each in material.cells if each.cell.quantity not in (ALL_PAIRS, PROBE)]
-    groups = make_groups(sized)
-    by_quantity = group_by(groups, lambda group: group.place.quantity)
+    groups = group_sized(material.cells)
     fit, source = find_fit(fit_path, material.records)
-    sizes = sorted({size for group in groups for size in group.sizes})
+    sizes = sorted({size for each in groups.values() for group in each for size in group.sizes})
     model = make_model(fit, source, [each.cell for each in material.cells], sizes)
-    sections = list(_list_sections(material, by_quantity, model))
+    links = {quantity.replace(" ", "-"): _list_links(each) for quantity, each in groups.items()}
+    sections = [
+        replace(section, links=links.get(section.name, ()))
+        for section in list_sections(material.cells, groups, model)
+    ]
     benchmarks = ", ".join(dict.fromkeys(record.benchmark for record in material.records))
     dates = [str(each.environment.get("date") or "")[:10] for each in material.records]
     when = " to ".join(sorted({min(dates), max(dates)} - {""}))
-    return Report(
+    return ReportPage(
         heading="What was measured",
         words=f"{len(material.cells):,} cells of {count_noun(len(dates), 'record')}: "
         f"{benchmarks}{f'; {when}' if when else ''}. Times are the slowest rank's; a band is the "
         "quartiles of the iterations around their median.",
         alerts=list_alerts(material),
-        highlights=[*_highlight_collectives(by_quantity), *highlight_links(fit)],
+        highlights=[*_highlight_collectives(groups), *_highlight_links(fit)],
         sections=sections,
         machines=list_facts(material),
         records=material.names,
     )
-
-
-def _list_sections(
-    material: Material, groups: dict[str, list[Group]], model: Model
-) -> Iterator[Section]:
-    quantities = dict.fromkeys(each.cell.quantity for each in material.cells)
-    order = {quantity: number for number, quantity in enumerate(ORDER)}
-    for quantity in sorted(quantities, key=lambda each: (order.get(each, len(order)), each)):
-        if quantity == ALL_PAIRS:
-            section = draw_pairs(material.of(ALL_PAIRS))
-        elif quantity in groups:
-            section = draw_curves(groups[quantity], model, _list_links(groups[quantity]))
-        else:
-            section = draw_steps(material.of(quantity), quantity)
-        if section is not None:
-            yield section
 
 
 def _list_links(groups: Sequence[Group]) -> list[Link]:
@@ -108,7 +86,7 @@ def _find_ranks(name: str, quantity: str) -> int | None:
     return None
 
 
-def _highlight_collectives(groups: dict[str, list[Group]]) -> Iterator[Highlight]:
+def _highlight_collectives(groups: Mapping[str, Sequence[Group]]) -> Iterator[Highlight]:
     """Of each collective the fastest at the largest size on the most ranks where there is one.
 
     If no contender is faster than another, one headline in twenty names one, however many sizes
@@ -118,12 +96,11 @@ def _highlight_collectives(groups: dict[str, list[Group]]) -> Iterator[Highlight
         places = [
             (group, size, found)
             for group in reversed(groups.get(quantity, []))
-            for size in reversed(group.sizes)
-            if (found := group.judge(size)) is not None and found.second is not None
+            for size, found in reversed(list(group.verdicts.items()))
+            if found.second is not None
         ]
         leads = {number: place[2].lead for number, place in enumerate(places)}
-        adjusted = adjust({n: lead.find_probability(1) for n, lead in leads.items() if lead})
-        settled = (n for n, probability in adjusted.items() if probability <= (1 - CONFIDENCE) / 2)
+        settled = find_greater({number: lead for number, lead in leads.items() if lead})
         if (number := min(settled, default=None)) is not None:
             yield _highlight_winner(quantity, *places[number])
         elif places:
@@ -144,3 +121,16 @@ def _highlight_winner(quantity: str, group: Group, size: int, found: Verdict) ->
         text=f"as fast as {short[other.name]} at {describe_size(size)}: {short[found.winner.name]}",
         section=quantity,
     )
+
+
+def _highlight_links(fit: Fit | None) -> Iterator[Highlight]:
+    """Latency and bandwidth of each kind of link."""
+    for link, curve in fit.links.items() if fit is not None else ():
+        smallest, largest = curve.segments[0].latency, curve.segments[-1].seconds_per_byte
+        if largest and max(segment.error for segment in curve.segments) < WORTHLESS:
+            yield Highlight(
+                title=f"Messages {PLACES[link]}",
+                value=describe_value(1e-9 / largest, RATE),
+                text=f"and {describe_value(smallest, SECONDS)} for the smallest",
+                section=POINT_TO_POINT,
+            )

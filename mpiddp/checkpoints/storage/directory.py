@@ -1,4 +1,4 @@
-"""Where a job writes checkpoints: whole or not at all, and verified before they are used.
+"""A job's directory of checkpoints: written whole or not at all, verified before they are used.
 
 ``step-<n>/``    the shards of torch.distributed.checkpoint and, written last, a manifest
 ``owner.json``   whose directory it is (`mpiddp.checkpoints.storage.owner`)
@@ -37,7 +37,7 @@ from mpiddp.checkpoints.storage import owner as owners
 from mpiddp.checkpoints.storage.finding import NOTHING_FOUND, Found, Survey, ask_rank_0, find_newest
 from mpiddp.checkpoints.storage.manifest import File, Manifest, Patience
 from mpiddp.checkpoints.storage.owner import Owner
-from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.checkpoints.storage.shards import (
     Frames,
     WriteError,
@@ -59,7 +59,7 @@ _PROBE_NAME = re.compile(r"\.seen-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
-class Source:
+class CheckpointSource:
     """Who writes checkpoints, and what the state in them belongs to."""
 
     run: str | None = None
@@ -74,7 +74,7 @@ class Source:
     advice: str = "choose another directory"
     """What to do about a directory that is another owner's; {path} is the newest checkpoint."""
     options: tuple[str, str] = ("keep", "directory")
-    """What the user calls how many to keep, and where."""
+    """The names of the user's options for how many to keep, and for the directory."""
     is_current: Callable[[], bool] = lambda: True
     """Whether no later attempt writes there, asked on rank 0."""
     replaces: bool = False
@@ -127,13 +127,13 @@ def wait_for_gpus(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 class CheckpointDirectory:
-    """Where a job's checkpoints are written; all its ranks use it together.
+    """The directory of a job's checkpoints; all its ranks use it together.
 
     A thread of each rank writes, from copies, one checkpoint at a time. Meanwhile ``ranks`` is the
     thread's. From ``look`` or ``open`` on, until ``close``, no other job can open the directory.
     """
 
-    def __init__(self, path: Path, ranks: Ranks, source: Source, keep: int) -> None:
+    def __init__(self, path: Path, ranks: RankGroup, source: CheckpointSource, keep: int) -> None:
         """Touches nothing. ``keep``: how many of the newest checkpoints to keep."""
         self.path = path
         self._place = path.absolute()
@@ -180,7 +180,7 @@ class CheckpointDirectory:
 
         return find_newest(self.path, self.ranks) if self._ask_rank_0(enter) else NOTHING_FOUND
 
-    def open(self, survey: Survey | None = None, source: Source | None = None) -> None:
+    def open(self, survey: Survey | None = None, source: CheckpointSource | None = None) -> None:
         """Make the directory this owner's, and ready for saves. Collective, before the first one.
 
         Sets aside what is damaged, and removes what interrupted saves of this owner left.

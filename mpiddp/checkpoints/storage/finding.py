@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage.manifest import DamageError, FormatError, Manifest, Patience
-from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.checkpoints.storage.shards import read_metadata
 from mpiddp.errors import CheckpointError, ConfigurationError, StorageError
 from mpiddp.wording import describe_error
@@ -26,7 +26,7 @@ from mpiddp.wording import describe_error
 T = TypeVar("T")
 
 LISTINGS = 5
-"""How often a directory is listed whose checkpoints another job removes meanwhile."""
+"""How often a directory is listed while another job removes checkpoints there."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Survey:
 NOTHING_FOUND = Survey(None)
 
 
-def verify(path: Path, ranks: Ranks) -> Found:
+def verify(path: Path, ranks: RankGroup) -> Found:
     """Compare all files with the manifest, each rank a part of them. Collective.
 
     Raises, on all ranks alike, DamageError with all problems, FormatError, or StorageError if a
@@ -73,8 +73,8 @@ def _read_manifest(path: Path) -> str:
     return text
 
 
-def _find_suspects(path: Path, manifest: Manifest, ranks: Ranks) -> list[str]:
-    """Names of files that the rank that looked found missing or changed. Collective.
+def _find_suspects(path: Path, manifest: Manifest, ranks: RankGroup) -> list[str]:
+    """Names of files that are missing or changed; each rank looks at a part of them. Collective.
 
     Raises StorageError.
     """
@@ -89,7 +89,7 @@ def _find_suspects(path: Path, manifest: Manifest, ranks: Ranks) -> list[str]:
     return sorted(name for found in _gather(path, ranks, mine, failure) for name in found)
 
 
-def _gather(path: Path, ranks: Ranks, value: T, failure: str | None) -> list[T]:
+def _gather(path: Path, ranks: RankGroup, value: T, failure: str | None) -> list[T]:
     """Every rank's value. Collective. Raises StorageError on all ranks if one has a failure."""
     answers = ranks.gather((value, failure))
     for rank, (_, each) in enumerate(answers):
@@ -119,7 +119,7 @@ def _check_list(path: Path, manifest: Manifest) -> None:
         raise DamageError([f"its list of tensors cannot be read: {error}"]) from None
 
 
-def _agree(path: Path, ranks: Ranks, work: Callable[..., T], *arguments: Any) -> T:
+def _agree(path: Path, ranks: RankGroup, work: Callable[..., T], *arguments: Any) -> T:
     """What ``work`` returns on this rank, once no rank finds damage. Collective.
 
     Raises, on all ranks alike, DamageError if all find damage, and StorageError for an OSError, or
@@ -150,7 +150,7 @@ def _agree(path: Path, ranks: Ranks, work: Callable[..., T], *arguments: Any) ->
             raise _make_error(path, doubt)
 
 
-def ask_rank_0(ranks: Ranks, work: Callable[[], T], refuse: Callable[[str], StorageError]) -> T:
+def ask_rank_0(ranks: RankGroup, work: Callable[[], T], refuse: Callable[[str], StorageError]) -> T:
     """What ``work`` returns on rank 0. Collective.
 
     Raises, on all ranks, its ConfigurationError, and what ``refuse`` makes of its OSError.
@@ -172,7 +172,7 @@ def ask_rank_0(ranks: Ranks, work: Callable[[], T], refuse: Callable[[str], Stor
     return answer
 
 
-def _read_on_rank_0(path: Path, ranks: Ranks, work: Callable[[Path], T]) -> T:
+def _read_on_rank_0(path: Path, ranks: RankGroup, work: Callable[[Path], T]) -> T:
     """What ``work(path)`` returns on rank 0. Collective. Raises StorageError on all ranks."""
     patience = Patience(ranks.rank)
     return ask_rank_0(ranks, lambda: patience.read(work, path), partial(_make_error, path))
@@ -185,7 +185,7 @@ def _make_error(path: Path, failure: str) -> StorageError:
     )
 
 
-def find_newest(directory: Path, ranks: Ranks) -> Survey:
+def find_newest(directory: Path, ranks: RankGroup) -> Survey:
     """The newest valid checkpoint in ``directory``. Collective; nothing is changed.
 
     Raises, on all ranks, CheckpointError if there are some, but none is valid, or the newest has
@@ -211,7 +211,7 @@ def find_newest(directory: Path, ranks: Ranks) -> Survey:
     return NOTHING_FOUND
 
 
-def _search(directory: Path, ranks: Ranks) -> tuple[Survey, bool]:
+def _search(directory: Path, ranks: RankGroup) -> tuple[Survey, bool]:
     """What is there now, and whether some of it was removed meanwhile. Collective."""
     damaged: dict[Path, list[str]] = {}
     has_changed = False
@@ -226,7 +226,7 @@ def _search(directory: Path, ranks: Ranks) -> tuple[Survey, bool]:
     return Survey(None, damaged), has_changed
 
 
-def find_demanded(path: Path, ranks: Ranks) -> Found:
+def find_demanded(path: Path, ranks: RankGroup) -> Found:
     """This checkpoint and no other. Collective.
 
     Raises, on all ranks, CheckpointError if it is not valid, and StorageError if it cannot be read.
@@ -241,7 +241,7 @@ def find_demanded(path: Path, ranks: Ranks) -> Found:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {listed}") from None
 
 
-def find_valid(path: Path, ranks: Ranks) -> tuple[Found, Mapping[Path, list[str]]]:
+def find_valid(path: Path, ranks: RankGroup) -> tuple[Found, Mapping[Path, list[str]]]:
     """This checkpoint; or the newest valid one of a run's directory, or of one of checkpoints.
 
     Collective; changes nothing. Returns also newer, damaged ones, with their problems. Raises as
@@ -275,7 +275,7 @@ OTHER_STATE = (
 """What to do if a checkpoint holds another state than it is to be read into."""
 
 
-def read_together(found: Found, ranks: Ranks, read: Callable[[], T]) -> T:
+def read_together(found: Found, ranks: RankGroup, read: Callable[[], T]) -> T:
     """What ``read`` returns, which reads a verified checkpoint. Collective.
 
     Raises, on all ranks if on any, StorageError for an OSError, which was tried again, and

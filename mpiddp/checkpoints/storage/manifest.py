@@ -42,9 +42,9 @@ CHECKPOINTS = "checkpoints"
 """What a run's directory holds: its options, and its checkpoints unless these say otherwise."""
 READ_BYTES = 1 << 20
 PATIENCE_SECONDS = 70.0
-"""A client of NFS may go by what it knows of a directory for 60 s."""
+"""A client of NFS may use what it has cached of a directory for 60 s."""
 MOST_TIMES = 10
-"""That PATIENCE_SECONDS may pass while many files are read."""
+"""All waits together, while many files are read, last at most so often PATIENCE_SECONDS."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between two tries."""
 
@@ -99,7 +99,7 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class Form:
+class ManifestFormat:
     """What other releases' manifests say, too."""
 
     format: int
@@ -115,20 +115,20 @@ class DamageError(Exception):
 
 
 class Patience:
-    """Tries again for PATIENCE_SECONDS what an error of reading has kept from working.
+    """Repeats a read that fails with an OSError, for PATIENCE_SECONDS.
 
-    One line on stderr says so. After a read that works the time begins again; all reads together
-    get MOST_TIMES of it.
+    One line on stderr says so. After a read that succeeds the time starts anew; all waits together
+    last at most MOST_TIMES as long.
     """
 
     def __init__(self, rank: int | None = None) -> None:
-        """``rank``: this process's, for that line."""
+        """``rank``: this process's rank, for that line."""
         name = "" if rank is None else f"rank {rank} "
         self._who = f"{name}on {socket.gethostname()}"
         self._end: float | None = None
-        """Of the time, once it has begun."""
+        """When this wait ends; None unless one has begun."""
         self._last: float | None = None
-        """Of all of them."""
+        """When all waits end; None before the first."""
 
     def read(self, work: Callable[..., T], *arguments: Any) -> T:
         """What ``work(*arguments)`` returns. Raises the last OSError once the time is over."""
@@ -205,8 +205,8 @@ def interpret(directory: Path, content: str) -> Manifest:
     if content != f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n":
         raise DamageError([f"{MANIFEST} is not what was written"])
     try:
-        found = decode(text, Form)
-        if found != Form(FORMAT, ALGORITHM):
+        found = decode(text, ManifestFormat)
+        if found != ManifestFormat(FORMAT, ALGORITHM):
             raise FormatError(
                 f"the checkpoint {directory} has format {found.format} with {found.algorithm}, and "
                 f"this mpiddp reads format {FORMAT} with {ALGORITHM}: use the release that wrote "
@@ -299,7 +299,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def find_directory(path: Path) -> Path:
-    """Where the checkpoints of a run's directory are; ``path`` itself if it is none."""
+    """The directory of a run's checkpoints; ``path`` itself if it is no run's directory."""
     inside = path / CHECKPOINTS
     if inside.is_dir():
         return inside

@@ -98,7 +98,7 @@ class Owner:
 
 
 @dataclass(frozen=True)
-class Form:
+class OwnerFormat:
     """What other releases' files say, too."""
 
     format: int
@@ -115,7 +115,7 @@ def read_owner(directory: Path) -> Owner | None:
     """
     try:
         data = read_whole(directory / OWNER)
-        found = decode(data, Form)
+        found = decode(data, OwnerFormat)
         if found.format == FORMAT:
             return decode(data, Owner)
     except (FileNotFoundError, NotADirectoryError, ContentError):

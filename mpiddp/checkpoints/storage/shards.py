@@ -34,7 +34,7 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 from mpiddp.checkpoints.storage import unpickling
 from mpiddp.checkpoints.storage.manifest import DamageError, File, Patience, make_digest
-from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.errors import MpiddpError
 from mpiddp.files import find_cause
 from mpiddp.torch_internals import find_record
@@ -218,7 +218,7 @@ def _without_checksums() -> Iterator[None]:
         set_crc32_options(before)
 
 
-def join_equal(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> dict[str, torch.Tensor]:
+def join_equal(tensors: Mapping[str, torch.Tensor], ranks: RankGroup) -> dict[str, torch.Tensor]:
     """Rename what is equal on all ranks, so that it is written once. Collective."""
     prefix = f"rank-{ranks.rank}."
     own = {name: _digest(each) for name, each in tensors.items() if name.startswith(prefix)}
@@ -255,7 +255,7 @@ def _digest(tensor: torch.Tensor) -> str:
 def write_shards(
     directory: Path,
     tensors: Mapping[str, torch.Tensor],
-    ranks: Ranks,
+    ranks: RankGroup,
     frames: Frames,
     interrupted: threading.Event,
 ) -> list[dict[str, File]]:
@@ -286,12 +286,15 @@ def write_shards(
     if ranks.rank == 0 and not any(problems):
         problems = [attempt(finish)]
     raise_first(ranks.broadcast(problems))
-    # Rank 0's have got one more meanwhile.
+    # Rank 0 has written one more file since.
     return [files.files, *(each for _, _, each in found[1:])] if found else []
 
 
 def _make_plan(
-    writer: _Writer, planner: DefaultSavePlanner, tensors: Mapping[str, torch.Tensor], ranks: Ranks
+    writer: _Writer,
+    planner: DefaultSavePlanner,
+    tensors: Mapping[str, torch.Tensor],
+    ranks: RankGroup,
 ) -> tuple[Any, Any]:
     """What this rank is to write; and on rank 0 the list of all tensors. Collective."""
     local, made = list[Any](), list[Any]()

@@ -159,7 +159,7 @@ def find_dependencies(schedule: Schedule, rank: int, group: Iterable[int]) -> De
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class RankPart:
     """One rank's part of a schedule, for buffers of any length."""
 
     schedule: Schedule
@@ -173,7 +173,7 @@ class Part:
     sums: Sums
 
 
-def find_part(schedule: Schedule, rank: int, group: Collection[int]) -> Part:
+def find_part(schedule: Schedule, rank: int, group: Collection[int]) -> RankPart:
     """The part of ``rank``; ``group`` shares its memory with it."""
     others = frozenset(group) - {rank}
     needs = Dependencies({}, {}, frozenset(), {}, frozenset())
@@ -184,4 +184,4 @@ def find_part(schedule: Schedule, rank: int, group: Collection[int]) -> Part:
     for step, dst, chunk in sums.final:
         if dst == rank:
             ends[chunk].add(step)
-    return Part(schedule, rank, others, project(schedule)[rank], needs, ends, sums)
+    return RankPart(schedule, rank, others, project(schedule)[rank], needs, ends, sums)

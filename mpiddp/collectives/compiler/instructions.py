@@ -27,7 +27,7 @@ class Operand(NamedTuple):
     """Its first element, in that buffer or in the scratch space."""
 
 
-class Message(NamedTuple):
+class ProgramMessage(NamedTuple):
     """Something that is sent, or received."""
 
     sends: bool
@@ -114,7 +114,7 @@ class RankProgram:
     rank: int
     count: int
     instructions: tuple[Instruction, ...]
-    messages: tuple[Message, ...]
+    messages: tuple[ProgramMessage, ...]
     scratch: int
     """Elements of the scratch space."""
     partners: tuple[int, ...]

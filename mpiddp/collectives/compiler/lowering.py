@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 
-from mpiddp.collectives.compiler.hazards import ENTERED, Part, Stages, done_stage, read_stage
+from mpiddp.collectives.compiler.hazards import ENTERED, RankPart, Stages, done_stage, read_stage
 from mpiddp.collectives.compiler.instructions import (
     Fetch,
     Finish,
@@ -34,6 +34,7 @@ from mpiddp.collectives.compiler.instructions import (
 )
 from mpiddp.collectives.compiler.pieces import (
     BufferCut,
+    BufferPiece,
     Cells,
     Grid,
     Incoming,
@@ -48,7 +49,7 @@ from mpiddp.schedules.schedule import Round, Transfer
 
 
 class _Compiler:
-    def __init__(self, part: Part, count: int, cut: BufferCut) -> None:
+    def __init__(self, part: RankPart, count: int, cut: BufferCut) -> None:
         self.part = part
         self.needs = part.needs
         self.cut = cut
@@ -57,12 +58,12 @@ class _Compiler:
         self.pieces = Pieces(part, self.grid, cut)
         self.scratch = Scratch(self.pieces, self.grid, [each.step for each in part.rounds])
         self.instructions: list[Instruction] = []
-        # Nobody works in the memory of a rank that has not entered: the executor waits for that.
+        # No rank works in the memory of one that has not entered: the executor waits for that.
         self.known: Stages = dict.fromkeys(part.group, ENTERED)
         self.flying: dict[int, list[Outgoing]] = defaultdict(list)
         """By cell, the messages that were started and not yet finished."""
-        self.unsettled: set[int] = set()
-        """Cells that are still to be added, or taken in, in the present step."""
+        self.incomplete: set[int] = set()
+        """Cells that do not have their value of the present step yet."""
         chunks = range(part.schedule.chunks)
         self.holds = [part.rank in part.schedule.contributors(chunk) for chunk in chunks]
 
@@ -79,7 +80,7 @@ class _Compiler:
         if stage in self.needs.published:
             self.instructions.append(Publish(stage))
 
-    def _land(self, cells: Cells, step: int | None = None) -> None:
+    def _finish_leaving(self, cells: Cells, step: int | None = None) -> None:
         """Wait for the messages that leave from these cells, which are about to change.
 
         For those up to ``step`` alone, if it is given.
@@ -92,14 +93,14 @@ class _Compiler:
             if later := [piece for piece in pieces if not piece.is_finished]:
                 self.flying[cell] = later
 
-    def _finish(self, piece: Incoming | Outgoing) -> None:
+    def _finish(self, piece: BufferPiece) -> None:
         if piece.message is not None and not piece.is_finished:
             self.instructions.append(Finish(piece.message))
             piece.finish()
 
     def _start(self, pieces: Sequence[Outgoing], receives: Sequence[Incoming] = ()) -> None:
         """One instruction for all that starts at once."""
-        both: list[Incoming | Outgoing] = [*receives, *pieces]
+        both: list[BufferPiece] = [*receives, *pieces]
         numbers = [piece.message for piece in both if piece.message is not None]
         if numbers:
             self.instructions.append(Start(tuple(numbers)))
@@ -109,7 +110,7 @@ class _Compiler:
                 self.flying[cell].append(piece)
 
     def _pack(self, piece: Outgoing) -> None:
-        """Its cells side by side into a slot, if they lie apart."""
+        """Copy its cells side by side into a slot, if they lie apart."""
         if isinstance(piece.cells, range) or piece.message is None:
             return
         slot = self.scratch.take(piece)
@@ -132,15 +133,15 @@ class _Compiler:
             message = self.pieces.messages[piece.message]
             self.pieces.messages[piece.message] = message._replace(start=slot, scratch=True)
         else:
-            self._land(piece.cells)
-        piece.post()
+            self._finish_leaving(piece.cells)
+        piece.start()
 
     def emit_round(self, this: Round, following: Round | None) -> None:
         step = this.step
         leaving = [piece for piece in self.pieces.outgoing[step] if not piece.is_started]
         for out in leaving:
             self.emit_waits(step, out.waits)
-        arriving = [piece for piece in self.pieces.arriving[step] if not piece.is_posted]
+        arriving = [piece for piece in self.pieces.arriving[step] if not piece.is_started]
         for piece in arriving:
             if not piece.reduce:
                 for transfer in piece.transfers:
@@ -153,15 +154,15 @@ class _Compiler:
             if out.message is None:
                 self._push(out)
         self._fetch(step)
-        self._settle(this, following)
+        self._complete_cells(this, following)
         for out in leaving:
             if out.slot is not None:
                 self._finish(out)
                 self.scratch.give_back(out)
         if done_stage(step) in self.needs.published:
-            # A neighbour may write, from then on, where a message still leaves from. One that has
+            # From then on a neighbour may overwrite what a message still sends. A message that has
             # left ahead of its step must not be waited for: it may be received no earlier.
-            self._land(range(len(self.grid.chunks)), step)
+            self._finish_leaving(range(len(self.grid.chunks)), step)
         self.emit_publish(done_stage(step))
 
     def _fetch(self, step: int) -> None:
@@ -172,8 +173,8 @@ class _Compiler:
             self.instructions.append(Fetch(step, piece.src, start, count, slot))
         self.emit_publish(read_stage(step))
 
-    def _settle(self, this: Round, following: Round | None) -> None:
-        """Add and take in cell by cell; let go on what can."""
+    def _complete_cells(self, this: Round, following: Round | None) -> None:
+        """Add or store what has arrived, cell by cell; start what this makes ready."""
         step = this.step
         arrivals: dict[int, list[_Arrival]] = defaultdict(list)
         for piece in (*self.pieces.arriving[step], *self.pieces.fetched[step]):
@@ -189,14 +190,14 @@ class _Compiler:
                 self.emit_waits(step, self.needs.reading.get((step, transfer), {}))
             # For a copy that landed in its place this is known by now.
             self.emit_waits(step, self.needs.writing.get((step, transfer), {}))
-        self.unsettled = set(arrivals)
+        self.incomplete = set(arrivals)
         for run in self._find_runs(arrivals):
-            self._settle_run(step, run, arrivals[run.start])
-            self.unsettled.difference_update(run)
+            self._complete_run(step, run, arrivals[run.start])
+            self.incomplete.difference_update(run)
             for arrival in arrivals[run.start]:
                 if isinstance(arrival, Incoming):
                     self.scratch.release(arrival, len(run))
-            self._let_go(step, run)
+            self._start_ready(step, run)
             if following is not None:
                 self._post_ahead(following)
         for transfer in this.receives:
@@ -226,7 +227,7 @@ class _Compiler:
             and self.grid.length(range(run.start, cell + 1)) <= self.cut.cell
         )
 
-    def _settle_run(self, step: int, run: range, arrivals: Sequence[_Arrival]) -> None:
+    def _complete_run(self, step: int, run: range, arrivals: Sequence[_Arrival]) -> None:
         for arrival in arrivals:
             if isinstance(arrival, Incoming):
                 self._finish(arrival)
@@ -243,7 +244,7 @@ class _Compiler:
         if self.holds[chunk] and aside[0].reduce:
             operands.append(Operand(Source.OWN, self.part.rank, start))
         operands.sort(key=lambda operand: operand.rank)
-        self._land(run)
+        self._finish_leaving(run)
         final = step in self.part.ends.get(chunk, ())
         length = self.grid.length(run)
         self.instructions.append(Reduce(step, start, length, tuple(operands), final))
@@ -256,7 +257,7 @@ class _Compiler:
         offset = self.grid.offset(arrival.cells, run.start)
         return Operand(Source.SCRATCH, arrival.src, arrival.slot + offset)
 
-    def _let_go(self, step: int, run: range) -> None:
+    def _start_ready(self, step: int, run: range) -> None:
         ready = []
         for cell in run:
             for piece in self.pieces.triggers.get((cell, step), ()):
@@ -275,7 +276,7 @@ class _Compiler:
             return
         posted = []
         for piece in self.pieces.arriving[following.step]:
-            if piece.is_posted:
+            if piece.is_started:
                 continue
             if not self._can_post(piece):
                 break
@@ -290,14 +291,14 @@ class _Compiler:
         needs = [self.needs.writing.get((piece.step, each), {}) for each in piece.transfers]
         if not all(map(self._is_known, needs)):
             return False
-        return self.unsettled.isdisjoint(piece.cells) and not any(
+        return self.incomplete.isdisjoint(piece.cells) and not any(
             not other.is_finished for cell in piece.cells for other in self.flying.get(cell, ())
         )
 
     def compile(self) -> RankProgram:
         for this, following in itertools.zip_longest(self.part.rounds, self.part.rounds[1:]):
             self.emit_round(this, following)
-        self._land(range(len(self.grid.chunks)))
+        self._finish_leaving(range(len(self.grid.chunks)))
         self.emit_waits(len(self.part.schedule.steps), self.needs.leaving)
         partners = {each.rank for each in self.instructions if isinstance(each, (Fetch, Push))}
         partners |= {t.src for transfers in self.pieces.direct.values() for t in transfers}
@@ -317,9 +318,9 @@ _Arrival = Incoming | Transfer
 where it lies in the memory of its source."""
 
 
-def compile_part(part: Part, count: int, cut: BufferCut) -> RankProgram:
+def compile_part(part: RankPart, count: int, cut: BufferCut) -> RankProgram:
     """The instructions of a part for ``count`` elements.
 
-    With all ranks in its group there are no messages, with nobody in it there is nothing else.
+    With all ranks in its group there are no messages; with no other rank, only messages.
     """
     return _Compiler(part, count, cut).compile()

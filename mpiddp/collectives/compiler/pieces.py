@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from mpiddp.collectives.compiler.hazards import Part, Stages
-from mpiddp.collectives.compiler.instructions import Message
+from mpiddp.collectives.compiler.hazards import RankPart, Stages
+from mpiddp.collectives.compiler.instructions import ProgramMessage
 from mpiddp.schedules.schedule import Transfer
 
 Cells = range | tuple[int, ...]
@@ -90,20 +90,17 @@ def list_runs(cells: Cells) -> Iterator[range]:
 
 
 @dataclass(eq=False)
-class Outgoing:
-    """A message, or a copy into the memory of another rank of the node."""
+class BufferPiece:
+    """What is sent, received or copied at once."""
 
     step: int
-    peer: int
     cells: Cells
-    waits: Stages
-    message: int | None
+    message: int | None = None
     """Its number, if it is one."""
     slot: int | None = None
-    """Where its cells were packed, if they lie apart."""
+    """Its place in the scratch space, if it has one."""
     missing: int = 0
-    """Cells that do not have the value yet that is to leave."""
-    may_flow: bool = True
+    """Outgoing: cells that lack the value that is to leave. Incoming: cells that need the slot."""
     is_started: bool = False
     is_finished: bool = False
 
@@ -113,31 +110,26 @@ class Outgoing:
     def finish(self) -> None:
         self.is_finished = True
 
+
+@dataclass(eq=False, kw_only=True)
+class Outgoing(BufferPiece):
+    """A message, or a copy into the memory of another rank of the node."""
+
+    peer: int
+    waits: Stages
+    may_flow: bool = True
+
     def complete_cell(self) -> None:
         """One more of its cells has the value that is to leave."""
         self.missing -= 1
 
 
-@dataclass(eq=False)
-class Incoming:
+@dataclass(eq=False, kw_only=True)
+class Incoming(BufferPiece):
     """A message that arrives, or an addition that is fetched early."""
 
-    step: int
     transfers: tuple[Transfer, ...]
     """From one source; several, if it packs them."""
-    cells: Cells
-    message: int | None = None
-    slot: int | None = None
-    is_posted: bool = False
-    is_finished: bool = False
-    missing: int = 0
-    """Cells whose scratch space is still needed."""
-
-    def post(self) -> None:
-        self.is_posted = True
-
-    def finish(self) -> None:
-        self.is_finished = True
 
     @property
     def src(self) -> int:
@@ -157,7 +149,7 @@ class Incoming:
 class Pieces:
     """The rounds of one rank, cut; by step."""
 
-    def __init__(self, part: Part, grid: Grid, cut: BufferCut) -> None:
+    def __init__(self, part: RankPart, grid: Grid, cut: BufferCut) -> None:
         self.outgoing: dict[int, list[Outgoing]] = defaultdict(list)
         self.arriving: dict[int, list[Incoming]] = defaultdict(list)
         """Messages."""
@@ -165,7 +157,7 @@ class Pieces:
         """Additions that are read early from a neighbour's memory."""
         self.direct: dict[int, list[Transfer]] = defaultdict(list)
         """Additions straight from a neighbour's memory."""
-        self.messages: list[Message] = []
+        self.messages: list[ProgramMessage] = []
         self.triggers: dict[tuple[int, int], list[Outgoing]] = defaultdict(list)
         """By cell and step: what may leave once the cell has the value of that step."""
         self._grid = grid
@@ -216,7 +208,7 @@ class Pieces:
         most = self._cut.cell if is_local else self._cut.message
         for cells in self._grid.group(self._list_cells(transfers), most):
             message = None if is_local else self._number(True, number, peer, cells)
-            piece = Outgoing(number, peer, cells, waits, message)
+            piece = Outgoing(number, cells, message, peer=peer, waits=waits)
             self.outgoing[number].append(piece)
             if isinstance(cells, range):
                 self._watch(piece)
@@ -237,11 +229,11 @@ class Pieces:
         if transfer.src not in self._group:
             for part in self._grid.group(cells, self._cut.message):
                 message = self._number(False, number, transfer.src, part)
-                piece = Incoming(number, transfers, part, message, missing=len(part))
+                piece = Incoming(number, part, message, missing=len(part), transfers=transfers)
                 self.arriving[number].append(piece)
         elif (number, transfer) in self._needs.early:
             self.fetched[number] += [
-                Incoming(number, transfers, part, missing=len(part))
+                Incoming(number, part, missing=len(part), transfers=transfers)
                 for part in self._grid.group(cells, self._cut.cell)
             ]
         elif transfer.reduce:
@@ -252,7 +244,7 @@ class Pieces:
         self._tags[sends, peer] += 1
         # Where cells that lie apart are packed, or land, is known when it has a slot.
         start, length = self._grid.edges[cells[0]], self._grid.length(cells)
-        self.messages.append(Message(sends, step, peer, start, length, False, tag))
+        self.messages.append(ProgramMessage(sends, step, peer, start, length, False, tag))
         return len(self.messages) - 1
 
 
@@ -261,7 +253,7 @@ class Scratch:
 
     def __init__(self, pieces: Pieces, grid: Grid, steps: Sequence[int]) -> None:
         landing = [(*pieces.arriving[step], *pieces.fetched[step]) for step in steps]
-        aside: list[list[Incoming | Outgoing]] = [
+        aside: list[list[BufferPiece]] = [
             [piece for piece in each if piece.lands_aside] for each in landing
         ]
         for each, step in zip(aside, steps, strict=True):
@@ -272,7 +264,7 @@ class Scratch:
         """Elements."""
         self.free = list(range(slots - 1, -1, -1))
 
-    def take(self, piece: Incoming | Outgoing) -> int:
+    def take(self, piece: BufferPiece) -> int:
         """Give it a slot; returns the slot's first element."""
         piece.slot = self.free.pop() * self._length
         return piece.slot
@@ -283,7 +275,7 @@ class Scratch:
         if piece.missing == 0:
             self.give_back(piece)
 
-    def give_back(self, piece: Incoming | Outgoing) -> None:
+    def give_back(self, piece: BufferPiece) -> None:
         """Its slot is free, if it has one."""
         if piece.slot is not None:
             self.free.append(piece.slot // self._length)

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from mpiddp.collectives.compiler.instructions import Message
+from mpiddp.collectives.compiler.instructions import ProgramMessage, RankProgram
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.collectives.transport.operators import Action, View
 
-Describe = Callable[[Message], str]
-"""Says for whom and where a rank waits, for errors."""
+Describe = Callable[[ProgramMessage], str]
+"""Says for which rank and in which step a rank waits, for errors."""
 
 
-class Messages(Protocol):
+class BoundMessages(Protocol):
     """The messages of one program, bound to memory: sending them allocates nothing.
 
     Their resources are released with the last reference to them.
@@ -35,9 +35,9 @@ class Messenger(Protocol):
         """How long messages may be, for elements of ``itemsize`` bytes."""
 
     def bind(
-        self, messages: Sequence[Message], views: Sequence[View], signature: int, describe: Describe
-    ) -> Messages:
-        """Prepare messages from and into these views.
+        self, program: RankProgram, views: Sequence[View], signature: int, describe: Describe
+    ) -> BoundMessages:
+        """Prepare the messages of a program, from and into these views.
 
         Messages of calls with another signature do not match these, if the transport can
         tell them apart.

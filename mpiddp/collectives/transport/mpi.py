@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mpiddp.collectives.compiler.instructions import Message
+from mpiddp.collectives.compiler.instructions import ProgramMessage, RankProgram
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.transport.operators import Action, View
@@ -46,7 +46,7 @@ def check_thread() -> None:
 
 class MpiMessages:
     def __init__(
-        self, requests: Sequence[MPI.Prequest], messages: Sequence[Message], waiter: Waiter,
+        self, requests: Sequence[MPI.Prequest], messages: Sequence[ProgramMessage], waiter: Waiter,
         describe: Describe,
     ) -> None:  # fmt: skip
         self._requests = requests
@@ -95,7 +95,7 @@ def _free(requests: Sequence[MPI.Prequest], process: int, is_open: bool) -> None
         # In a forked child: they are its parent's.
         return
     if not is_open and threading.current_thread() is not threading.main_thread():
-        # Where the garbage collector has come: they stay until MPI ends.
+        # The garbage collector ran in this thread: the requests stay until MPI ends.
         return
     for request in requests:
         request.Free()
@@ -124,16 +124,16 @@ class MpiMessenger:
         return BufferCut(cell=most, message=most, flows=True)
 
     def bind(
-        self, messages: Sequence[Message], views: Sequence[View], signature: int, describe: Describe
+        self, program: RankProgram, views: Sequence[View], signature: int, describe: Describe
     ) -> MpiMessages:
         """Make persistent requests; tags tell calls apart."""
         check_thread()
         requests = []
-        for message, view in zip(messages, views, strict=True):
+        for message, view in zip(program.messages, views, strict=True):
             make = self._communicator.Send_init if message.sends else self._communicator.Recv_init
             tag = (signature + message.tag) % self._tags
             requests.append(make([view, view.nbytes, self._byte], message.peer, tag))
-        bound = MpiMessages(requests, messages, self._waiter, describe)
+        bound = MpiMessages(requests, program.messages, self._waiter, describe)
         self._bound.add(bound)
         return bound
 

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from mpiddp.collectives.transport.operators import Action, Span, View, copy, map_memory
+from mpiddp.collectives.transport.operators import Action, MemorySpan, View, copy, map_memory
 from mpiddp.collectives.transport.shared_memory import (
     SegmentAddress,
     SharedMemory,
@@ -72,21 +72,19 @@ class Location(NamedTuple):
 class MappedMemory:
     """A peer's buffer in memory that this process has mapped."""
 
-    span: Span
-    owner: Any = None
-    """Kept alive with it."""
+    span: MemorySpan
 
     def read(self, start: int, target: View, describe: Callable[[], str]) -> Action:
         """Fills ``target`` from element ``start`` on; errors begin with ``describe()``."""
-        return copy(target, self.span.move(start, start + len(target)))
+        return copy(target, self.span.slice(start, start + len(target)))
 
     def write(self, start: int, source: View, describe: Callable[[], str]) -> Action:
         """Puts ``source`` at element ``start``."""
-        return copy(self.span.move(start, start + len(source)), source)
+        return copy(self.span.slice(start, start + len(source)), source)
 
     def operand(self, start: int, count: int) -> View | None:
         """A view of the elements; None if they must be read first."""
-        return self.span.compute(start, start + count)
+        return self.span.operand(start, start + count)
 
 
 @dataclass(frozen=True)
@@ -234,12 +232,13 @@ class NodeMemory:
             ) from None
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"rank {rank}'s tensor cannot be mapped: {error}") from None
-        return MappedMemory(Span(view_of(memory, place.offset, count, dtype), dtype), memory)
+        view = view_of(memory, place.offset, count, dtype)
+        return MappedMemory(MemorySpan(view, dtype, memory))
 
-    def mailbox(self, rank: int, parity: int, count: int, dtype: torch.dtype) -> Span:
+    def mailbox(self, rank: int, parity: int, count: int, dtype: torch.dtype) -> MemorySpan:
         """A mailbox of a rank; only that rank writes it."""
         address = address_of(self._mapped) + self._find_mailbox(rank, parity)
-        return Span(map_memory(address, count, dtype), dtype)
+        return MemorySpan(map_memory(address, count, dtype), dtype)
 
     def _find_mailbox(self, rank: int, parity: int) -> int:
         """Where it begins in the block."""

@@ -1,4 +1,4 @@
-"""Operators on contributions: in which type, and with which library.
+"""Memory as elements of a type, and operators on it: in which type, with which library.
 
 NumPy adds if it can, since its calls cost less than torch's. torch adds float16, for which NumPy
 has no vector code, bfloat16, which NumPy lacks, and everything on a GPU.
@@ -108,7 +108,7 @@ def choose_accumulation(
         raise ConfigurationError(
             f"an average of {name_type(dtype)} is no integer: use sum, or a floating-point tensor"
         )
-    # Nothing is rounded in a maximum.
+    # Minimum and maximum round nothing.
     exact = operator in (Operator.MIN, Operator.MAX)
     if wish is None:
         return torch.float32 if dtype in NARROW and not exact else dtype
@@ -131,7 +131,7 @@ def map_memory(address: int, count: int, dtype: torch.dtype) -> np.ndarray[Any, 
 
 
 @dataclass(frozen=True)
-class Span:
+class MemorySpan:
     """Memory at an address, as elements of one type; it does not keep the memory alive."""
 
     memory: View
@@ -145,12 +145,12 @@ class Span:
         memory = self.memory
         return memory.ctypes.data if isinstance(memory, np.ndarray) else memory.data_ptr()
 
-    def move(self, lo: int, hi: int) -> View:
-        """Elements ``lo`` to ``hi``, to be copied or sent."""
+    def slice(self, lo: int, hi: int) -> View:
+        """Elements ``lo`` to ``hi``, as they are copied or sent."""
         return self.memory[lo:hi]
 
-    def compute(self, lo: int, hi: int) -> View:
-        """Elements ``lo`` to ``hi``, to be added."""
+    def operand(self, lo: int, hi: int) -> View:
+        """Elements ``lo`` to ``hi``, as they are added."""
         part = self.memory[lo:hi]
         if self.dtype in NARROW and isinstance(part, np.ndarray):
             return torch.from_numpy(part.view(np.int16)).view(self.dtype)
@@ -172,26 +172,26 @@ class _GpuMemory:
         }
 
 
-def make_span(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Span:
+def make_span(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> MemorySpan:
     """The memory of a contiguous tensor, flat; the caller keeps the tensor alive.
 
     ``dtype``: of the span's elements, by default the tensor's.
     """
     count, dtype = tensor.numel(), dtype or tensor.dtype
     if tensor.device.type == "cpu":
-        return Span(map_memory(tensor.data_ptr(), count, dtype), dtype)
+        return MemorySpan(map_memory(tensor.data_ptr(), count, dtype), dtype)
     if count == 0:
-        return Span(torch.empty(0, dtype=dtype, device=tensor.device), dtype)
+        return MemorySpan(torch.empty(0, dtype=dtype, device=tensor.device), dtype)
     memory = _GpuMemory(tensor.data_ptr(), count * dtype.itemsize)
-    return Span(torch.as_tensor(memory, device=tensor.device).view(dtype), dtype)
+    return MemorySpan(torch.as_tensor(memory, device=tensor.device).view(dtype), dtype)
 
 
-def allocate(count: int, dtype: torch.dtype, like: Span) -> Span:
+def allocate(count: int, dtype: torch.dtype, like: MemorySpan) -> MemorySpan:
     """New memory on the device of ``like``; the views of a span keep it alive."""
     if isinstance(like.memory, torch.Tensor):
-        return Span(torch.empty(count, dtype=dtype, device=like.memory.device), dtype)
+        return MemorySpan(torch.empty(count, dtype=dtype, device=like.memory.device), dtype)
     memory = torch.empty(count * dtype.itemsize, dtype=torch.uint8)
-    return Span(memory.numpy().view(_KINDS[dtype]), dtype)
+    return MemorySpan(memory.numpy().view(_KINDS[dtype]), dtype)
 
 
 def copy(target: View, source: View) -> Action:
@@ -205,11 +205,11 @@ def copy(target: View, source: View) -> Action:
     return partial(into.__setitem__, slice(None), out_of)
 
 
-def convert(target: Span, source: Span, count: int) -> Action:
+def convert(target: MemorySpan, source: MemorySpan, count: int) -> Action:
     """Copies ``count`` elements into memory of any type."""
     if target.dtype == source.dtype:
-        return copy(target.move(0, count), source.move(0, count))
-    into, out_of = (_as_tensor(span.compute(0, count)) for span in (target, source))
+        return copy(target.slice(0, count), source.slice(0, count))
+    into, out_of = (_as_tensor(span.operand(0, count)) for span in (target, source))
     return partial(into.copy_, out_of)
 
 

@@ -1,39 +1,31 @@
-"""Memory that other processes of this node can map: anonymous files (memfd), and how much there is.
+"""Memory that other processes of this node can map: anonymous files (memfd), within its limits.
 
 They have no name, so nothing is left when a process is killed, and they do not count against the
 size of /dev/shm, which containers keep small. Other processes open them through /proc/PID/fd, which
-needs the same user, or the right to trace the process.
-
-A process that goes beyond the memory limit of a control group is killed, although the machine may
-have memory left. Containers have such limits, and Slurm's jobs if ConstrainRAMSpace is set. So
-memory is reserved only if the limits leave room for it.
+needs the same user, or the right to trace the process. Memory is reserved only if the limits leave
+room for it.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 import math
 import mmap
 import os
-import re
 import threading
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import torch
 
 from mpiddp.collectives.transport.operators import map_memory
 from mpiddp.errors import ConfigurationError
-from mpiddp.wording import describe_size
+from mpiddp.process.memory_limits import find_shortage
 
 NAME = "mpiddp"
 """Their name in /proc."""
@@ -47,15 +39,9 @@ has forked since it was made: then they are freed with the mapping."""
 SMALLEST_SEGMENT = 1 << 18
 """Bytes of the first segment for several tensors."""
 SHARES = 8
-"""Later ones have this part of all the memory that is shared by then."""
+"""A later one has one part in so many of all memory that is shared by then."""
 ALIGNMENT = 128
 """Bytes: two cache lines, which processors fetch together."""
-NO_LIMIT = 1 << 62
-PROCESS = Path("/proc/self")
-CHECKED_FROM = 1 << 20
-"""Bytes. For less, reading the groups' limits would take longer than reserving memory."""
-CACHES = ("inactive_file", "active_file")
-"""In ``memory.stat``: copies of files on disk, which the kernel drops before it kills anybody."""
 
 
 class SegmentAddress(NamedTuple):
@@ -69,7 +55,9 @@ class SegmentAddress(NamedTuple):
     """Bytes."""
 
 
-class Own(NamedTuple):
+class OwnSegment(NamedTuple):
+    """Addresses, number and file descriptor of a segment of this process."""
+
     start: int
     end: int
     number: int
@@ -106,7 +94,7 @@ class SharedMemory:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self.own: tuple[Own, ...] = ()
+        self.own: tuple[OwnSegment, ...] = ()
         """By address; replaced as a whole, since other threads may read it."""
         self._last_inherited = 0
         """Number of the last segment that a forked child may be using."""
@@ -120,8 +108,8 @@ class SharedMemory:
     def allocate(self, size: int, *, is_common: bool = False) -> mmap.mmap:
         """``size`` bytes of zeros; freed with the last reference to the returned object.
 
-        With ``is_common`` other processes may use them longer: the kernel frees them once none
-        maps them. So it is at the end of the process, and for what a forked child inherited.
+        With ``is_common`` the kernel frees them once no process maps them. That also holds at the
+        end of this process, and for what a forked child has inherited.
 
         Raises ConfigurationError if there is no memory left.
         """
@@ -139,7 +127,7 @@ class SharedMemory:
                 f"{size} bytes of shared memory cannot be had: {error.strerror}"
             ) from None
         address = address_of(memory)
-        own = Own(address, address + length, next(self._numbers), descriptor)
+        own = OwnSegment(address, address + length, next(self._numbers), descriptor)
         self._change(lambda before: sorted((*before, own)))
         # Not at the end of the program, when threads, other handlers of its end and late peers
         # may still work there: who touches a page that was cut off dies of SIGBUS.
@@ -148,7 +136,7 @@ class SharedMemory:
         forget.atexit = False
         return memory
 
-    def _forget(self, own: Own, is_common: bool, process: int) -> None:
+    def _forget(self, own: OwnSegment, is_common: bool, process: int) -> None:
         if os.getpid() != process:
             # In a forked child: the memory is its parent's.
             return
@@ -166,7 +154,7 @@ class SharedMemory:
         self._common = lambda: None
         self._last_inherited = max((own.number for own in self.own), default=0)
 
-    def _change(self, make: Callable[[tuple[Own, ...]], list[Own]]) -> None:
+    def _change(self, make: Callable[[tuple[OwnSegment, ...]], list[OwnSegment]]) -> None:
         with _lock:
             while True:
                 before = self.own
@@ -186,7 +174,7 @@ class SharedMemory:
         return torch.frombuffer(self._take(count * dtype.itemsize), dtype=dtype).view(shape)
 
     def _take(self, size: int) -> mmap.mmap | memoryview:
-        """``size`` bytes of zeros, which nobody has used before.
+        """``size`` bytes of zeros, never used before.
 
         A segment costs two descriptors, and one in each process that maps it: so small tensors
         share one, and their number grows with the logarithm of the memory. Raises
@@ -216,11 +204,11 @@ class SharedMemory:
         # As torch.multiprocessing does to send a tensor to another process.
         descriptor, size = storage._share_fd_cpu_()
         start = storage.data_ptr()
-        own = Own(start, start + size, next(self._numbers), descriptor)
+        own = OwnSegment(start, start + size, next(self._numbers), descriptor)
         self._change(lambda before: sorted((*before, own)))
         weakref.finalize(storage, self._drop, own).atexit = False
 
-    def _drop(self, own: Own) -> None:
+    def _drop(self, own: OwnSegment) -> None:
         self._change(lambda before: [each for each in before if each is not own])
 
     def find(self, address: int, size: int) -> SegmentAddress | None:
@@ -288,96 +276,3 @@ def address_of(memory: mmap.mmap) -> int:
 def view_of(memory: mmap.mmap, offset: int, count: int, dtype: torch.dtype) -> Any:
     """Elements from ``offset`` bytes on, as a NumPy array. The mapping must outlive it."""
     return map_memory(address_of(memory) + offset, count, dtype)
-
-
-# ---- limits of memory ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ControlGroup:
-    """A control group that counts its own memory and its children's."""
-
-    folder: Path
-    is_old: bool
-    """Version 1."""
-
-    def find_shortage(self, size: int) -> str:
-        """Why a process in it cannot get ``size`` bytes more; empty if it can."""
-        limit = self._read("memory.limit_in_bytes" if self.is_old else "memory.max")
-        # Version 1 says that there is no limit by a very large one.
-        if limit is None or limit >= NO_LIMIT:
-            return ""
-        used = self._read("memory.usage_in_bytes" if self.is_old else "memory.current")
-        if used is None or used + size <= limit:
-            return ""
-        used -= self._count_caches()
-        if used + size <= limit:
-            return ""
-        return (
-            f"the control group {self.folder} allows {describe_size(limit)}, of which "
-            f"{describe_size(used)} are in use"
-        )
-
-    def _read(self, name: str) -> int | None:
-        """Bytes; None if there is no limit, or no such file, as in the topmost group."""
-        try:
-            return int((self.folder / name).read_text())
-        except (OSError, ValueError):
-            return None
-
-    def _count_caches(self) -> int:
-        try:
-            lines = (self.folder / "memory.stat").read_text().splitlines()
-        except OSError:
-            return 0
-        prefix = "total_" if self.is_old else ""
-        names = [prefix + name for name in CACHES]
-        rows = [line.partition(" ") for line in lines]
-        return sum(int(value) for name, _, value in rows if name in names)
-
-
-def find_shortage(size: int) -> str:
-    """Why this process cannot get ``size`` bytes more, without swap; empty if it can."""
-    available = psutil.virtual_memory().available
-    if size > available:
-        return f"the machine has {describe_size(available)} left"
-    if size < CHECKED_FROM:
-        return ""
-    return next(filter(None, (group.find_shortage(size) for group in find_groups())), "")
-
-
-@functools.cache
-def find_groups(process: Path = PROCESS) -> tuple[ControlGroup, ...]:
-    """The groups that count this process's memory, from its own up to the topmost visible one."""
-    try:
-        paths = (process / "cgroup").read_text().splitlines()
-        mounts = (process / "mountinfo").read_text().splitlines()
-    except OSError:
-        return ()
-    return tuple(group for mount in mounts for group in _follow(mount, paths))
-
-
-def _follow(mount: str, paths: list[str]) -> Iterator[ControlGroup]:
-    """The groups around a process under one mount; see proc(5), and cgroups(7) for ``paths``."""
-    left, _, right = mount.partition(" - ")
-    kind, _, options = right.split(" ", 2)
-    is_old = kind == "cgroup" and "memory" in options.split(",")
-    if not is_old and kind != "cgroup2":
-        return
-    root, point = map(_unescape, left.split(" ")[3:5])
-    for line in paths:
-        number, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(",") if is_old else number == "0":
-            # Inside a container the mount may begin where the container's group does.
-            inner = path.removeprefix(root.rstrip("/")).lstrip("/")
-            top, folder = Path(point), Path(point) / inner
-            folder = folder if ".." not in folder.parts and folder.is_dir() else top
-            for each in (folder, *folder.parents):
-                yield ControlGroup(each, is_old)
-                if each == top:
-                    break
-
-
-def _unescape(text: str) -> str:
-    r"""A path of mountinfo, in which a space is ``\040``."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import distributed
 
-from mpiddp.collectives.compiler.instructions import Message
+from mpiddp.collectives.compiler.instructions import ProgramMessage, RankProgram
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.collectives.transport import Describe
 from mpiddp.collectives.transport.operators import Action, View
@@ -28,7 +28,7 @@ TAGS = 1 << 30
 
 class TorchMessages:
     def __init__(
-        self, group: Any, tensors: Sequence[torch.Tensor], messages: Sequence[Message],
+        self, group: Any, tensors: Sequence[torch.Tensor], messages: Sequence[ProgramMessage],
         signature: int, describe: Describe,
     ) -> None:  # fmt: skip
         self._group = group
@@ -104,11 +104,11 @@ class TorchMessenger:
         return BufferCut(cell=most, message=most, flows=False)
 
     def bind(
-        self, messages: Sequence[Message], views: Sequence[View], signature: int, describe: Describe
+        self, program: RankProgram, views: Sequence[View], signature: int, describe: Describe
     ) -> TorchMessages:
         """Prepare the operations."""
         tensors = [_as_bytes(view) for view in views]
-        return TorchMessages(self._group, tensors, messages, signature, describe)
+        return TorchMessages(self._group, tensors, program.messages, signature, describe)
 
     def progress(self) -> None:
         """Gloo and NCCL have threads and streams of their own."""

@@ -1,10 +1,10 @@
 """How a rank waits for another rank: one policy for all ranks and all waits, barriers included.
 
-A wait looks for a while, and then sleeps. With a core for each rank, ranks spin while they look. In
-memory that they share they look for longer than the kernel lets another process run: a rank that
-slept beside a busy process would come back on the core of the rank that it waits for, and stay
-there. A rank yields its core if another rank waits on the same one. With fewer cores than ranks
-they always yield. All ranks use one policy: a rank that spins can keep a core from the one that it
+A wait polls for a while, and then sleeps. With a core for each rank, ranks spin while they poll. In
+shared memory they poll for longer than the kernel lets another process run: a rank that slept
+beside a busy process would come back on the core of the rank that it waits for, and stay there. A
+rank yields its core if another rank waits on the same one. With fewer cores than ranks they always
+yield. All ranks use one policy: a rank that spins can keep a core from the one that it
 waits for.
 """
 
@@ -22,9 +22,9 @@ from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.mpi.pauses import wait_until
 
 FIRST_SPINS, FIRST_YIELDS = 50, 20
-"""Pauses before a wait is begun in earnest, which takes about as long as twenty tests."""
-LOOK, LONG_LOOK = 1e-4, 1e-2
-"""Seconds before a wait sleeps; the long look is that of ranks that spin and know of each other's
+"""Pauses before ``Waiter.wait`` is called, which takes about as long as twenty tests."""
+POLL, LONG_POLL = 1e-4, 1e-2
+"""Seconds before a wait sleeps; the longer time is for ranks that spin and know each other's
 cores. A process may run for some 4 ms while another one waits for its core."""
 LONGEST_PAUSE = 1e-3
 """Seconds of a sleep."""
@@ -75,11 +75,11 @@ def _do_nothing() -> None:
 
 @dataclass
 class Waiter:
-    """Waits as the policy says, and not for ever."""
+    """Waits as the policy says, with a timeout."""
 
     policy: Policy
     seconds: float
-    """Of one wait, before the peer is taken to be lost."""
+    """Of one wait, after which the peer is considered lost."""
 
     def set_seconds(self, seconds: float) -> None:
         """For waits that begin from now on."""
@@ -110,9 +110,9 @@ class Waiter:
         Args:
             spare_core: yields the core if another rank needs it; None if that is unknown.
         """
-        look, pause = self._choose_look(spare_core)
-        looks_until = time.monotonic() + min(look, self.seconds)
-        while time.monotonic() < looks_until:
+        look, pause = self._choose_polling(spare_core)
+        polls_until = time.monotonic() + min(look, self.seconds)
+        while time.monotonic() < polls_until:
             if test():
                 return
             pause()
@@ -122,16 +122,16 @@ class Waiter:
                 "call; MPIDDP_DEBUG=1 compares the calls; to wait longer, increase --timeout"
             )
 
-    def _choose_look(
+    def _choose_polling(
         self, spare_core: Callable[[], object] | None
     ) -> tuple[float, Callable[[], object]]:
-        """For how many seconds to look, and what to do between two looks."""
+        """For how many seconds to poll, and what to do between two tests."""
         if self.policy is Policy.SLEEP:
             return 0.0, _do_nothing
         if threading.current_thread() is not threading.main_thread():
-            # The program goes on beside this thread, so the interpreter's lock is given away, too,
-            # which sched_yield does only from Python 3.12 on.
-            return LOOK, partial(time.sleep, 0)
+            # The program goes on beside this thread: it needs the interpreter's lock, which
+            # sched_yield releases only from Python 3.12 on.
+            return POLL, partial(time.sleep, 0)
         if self.policy is Policy.YIELD:
-            return LOOK, os.sched_yield
-        return (LOOK, _do_nothing) if spare_core is None else (LONG_LOOK, spare_core)
+            return POLL, os.sched_yield
+        return (POLL, _do_nothing) if spare_core is None else (LONG_POLL, spare_core)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpiddp.doctor.common.findings import Finding, join_some, passed, skipped, warned
+from mpiddp.doctor.examiner.findings import Finding, join_some, passed, skipped, warned
 from mpiddp.launch.device.binding import find_near_cpus
 from mpiddp.launch.device.device import Placement, find_bus, find_remarks, find_shared
 from mpiddp.launch.device.nccl import find_version

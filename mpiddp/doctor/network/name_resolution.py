@@ -1,7 +1,7 @@
 """Whether hosts resolve their own names and each other's addresses, and quickly enough.
 
 torch's store asks for the name of every peer that connects, on its one server thread, and asks in
-the form ``::ffff:a.b.c.d``. Where no DNS server answers, each costs 5 to 10 s.
+the form ``::ffff:a.b.c.d``. If no DNS server answers, each costs 5 to 10 s.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
-from mpiddp.doctor.common.findings import Finding, passed, warned
+from mpiddp.doctor.examiner.findings import Finding, passed, warned
 from mpiddp.process.background import BackgroundCall, LateError
 
 HOST_NAME = "host name"

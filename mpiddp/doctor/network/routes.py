@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
-from mpiddp.doctor.common.findings import Finding, failed, join_some, passed, skipped, warned
-from mpiddp.doctor.network.links import Link, find_limit
+from mpiddp.doctor.examiner.findings import Finding, failed, join_some, passed, skipped, warned
+from mpiddp.doctor.network.node_links import NodeLinks, find_limit
 from mpiddp.errors import UnreachableError
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.network.interfaces import Interface
@@ -30,7 +30,7 @@ CLAIMED_SHARE = 0.25
 ONE_STREAM = 10e9
 """Bits per second. Beyond it, one TCP stream may be limited by a core instead of the link."""
 NOMINAL = 2e9
-"""Bits per second: as much is believed of a virtual interface."""
+"""Bits per second: a virtual interface that claims more is taken for this fast."""
 
 VIRTUAL_DRIVERS = ("virtio_net", "vmxnet3", "hv_netvsc", "vif")
 """Of the network cards that virtual machines see: vmxnet3, for one, always claims 10 Gbit/s."""
@@ -111,7 +111,7 @@ def find_gateway(table: str, interface: str, address: str) -> str | None:
     """The gateway to an address by the kernel's main table of routes (``/proc/net/route``).
 
     The most exact route by this interface counts, and of several the one of the lowest metric.
-    None if the address is a neighbour's, or where no such route is listed.
+    None if the address is a neighbour's, or no such route is listed.
     """
     found: list[tuple[int, int, IPv4Address]] = []
     for line in table.splitlines()[1:]:
@@ -157,7 +157,7 @@ def _judge_way(way: Way, addresses: str) -> Finding:
     )
 
 
-def judge_links(links: Sequence[Link], ways: Sequence[Way]) -> Finding:
+def judge_links(links: Sequence[NodeLinks], ways: Sequence[Way]) -> Finding:
     """One finding for all links; ``ways`` has those of the same nodes."""
     if len(links) < 2:
         return skipped(LINKS, "one node")
@@ -235,7 +235,7 @@ def _advise_on_slow(disproved: Sequence[Way]) -> str:
     return f"Look at {where}, and at who else uses them"
 
 
-def judge_clocks(links: Sequence[Link]) -> Finding:
+def judge_clocks(links: Sequence[NodeLinks]) -> Finding:
     if len(links) < 2:
         return skipped(CLOCKS, "one node")
     pings = [(link.hostname, link.master) for link in links if link.master is not None]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mpiddp.doctor.common.findings import Finding, describe_range, passed, warned
+from mpiddp.doctor.examiner.findings import Finding, describe_range, passed, warned
 from mpiddp.launch.device.device import share_cores
 from mpiddp.process.cpus import count_shared_cores
 from mpiddp.wording import count_noun, fold_numbers
@@ -17,7 +17,7 @@ SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Binding:
+class RankCores:
     rank: int
     cores: frozenset[int]
     threads: str | None
@@ -26,7 +26,7 @@ class Binding:
     """The cores' worth of time that its container has."""
 
 
-def judge_cores(bindings: Sequence[Binding]) -> Finding:
+def judge_cores(bindings: Sequence[RankCores]) -> Finding:
     """Whether a node has at least one core for each of its ranks."""
     crowd = find_crowd({binding.rank: binding.cores for binding in bindings})
     everyone = frozenset().union(*(binding.cores for binding in bindings))
@@ -58,8 +58,8 @@ def judge_cores(bindings: Sequence[Binding]) -> Finding:
 def find_crowd(masks: Mapping[int, frozenset[int]]) -> tuple[list[int], list[int]] | None:
     """Ranks that have fewer cores between them than they are, and those cores; None if none.
 
-    A core for every rank is a matching of ranks and cores (Hall 1935, Kuhn 1955): where a rank
-    finds no augmenting path, the ranks and cores that its search has met are too many and too few.
+    A core for every rank is a matching of ranks and cores (Hall 1935, Kuhn 1955): if a rank has
+    no augmenting path, its search has met more ranks than cores, and these are returned.
     """
     owners, holdings = dict[int, int](), dict[int, int]()
     """By core, and by rank."""
@@ -85,7 +85,7 @@ def find_crowd(masks: Mapping[int, frozenset[int]]) -> tuple[list[int], list[int
     return None
 
 
-def judge_threads(bindings: Sequence[Binding]) -> Finding:
+def judge_threads(bindings: Sequence[RankCores]) -> Finding:
     """Whether the threads of all ranks of a node fit its cores."""
     masks, quotas = _split(bindings)
     cores = count_shared_cores(masks, quotas)
@@ -96,7 +96,7 @@ def judge_threads(bindings: Sequence[Binding]) -> Finding:
     ]
     source = "OMP_NUM_THREADS" if any(n is not None for n in asked) else "mpiddp's choice"
     found = f"{describe_range(used)} per rank ({source})"
-    # What mpiddp chooses is at least one for each rank, even where cores are too few for that.
+    # What mpiddp chooses is at least one for each rank, even if there are fewer cores.
     asks_too_much = any(number > share for number, share in zip(used, shares, strict=True))
     if not asks_too_much or sum(used) <= cores:
         return passed(THREADS, found)
@@ -107,7 +107,7 @@ def judge_threads(bindings: Sequence[Binding]) -> Finding:
     )
 
 
-def _split(bindings: Sequence[Binding]) -> tuple[list[frozenset[int]], list[float]]:
+def _split(bindings: Sequence[RankCores]) -> tuple[list[frozenset[int]], list[float]]:
     """All ranks' cores, and their quotas."""
     return [binding.cores for binding in bindings], [binding.quota for binding in bindings]
 

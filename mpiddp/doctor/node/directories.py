@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from mpiddp.doctor.common.findings import Finding, failed, passed, skipped, warned
+from mpiddp.doctor.examiner.findings import Finding, failed, passed, skipped, warned
 from mpiddp.doctor.node.limits import floor_power
 from mpiddp.errors import ConfigurationError
 from mpiddp.process.background import BackgroundCall, LateError
@@ -52,7 +52,7 @@ class DirectoryFacts:
 
 
 class Token:
-    """A small file of rank 0's in the run directory, and the directory where there was none."""
+    """A small file of rank 0 in the run directory, and that directory if there was none."""
 
     def __init__(self, folder: Path, content: str) -> None:
         self.path, self._content = token_path(folder, content), content

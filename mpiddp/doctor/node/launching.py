@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 
 from mpiddp import environment
-from mpiddp.doctor.common.findings import Finding, describe_range, failed, passed, skipped, warned
+from mpiddp.doctor.examiner.findings import Finding, describe_range, failed, passed, skipped, warned
 from mpiddp.errors import ConfigurationError, LaunchError
-from mpiddp.launch.launcher.command import SRUN, find_mpirun, find_program
+from mpiddp.front.allocation import ask
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.launcher.launcher import Launcher
+from mpiddp.launch.launcher.programs import SRUN, find_mpirun, find_program
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.mpi.compatibility import library_name
 from mpiddp.launch.mpi.world import Roster, World
@@ -80,16 +80,10 @@ def judge_ranks(
 def find_slurm_setting() -> str | None:
     """KillOnBadExit of this cluster's configuration, or None if Slurm does not tell."""
     try:
-        answer = subprocess.run(
-            ["scontrol", "show", "config"],
-            capture_output=True,
-            text=True,
-            timeout=SLURM_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        said = ask("scontrol", "show", "config", seconds=SLURM_SECONDS)
+    except ConfigurationError:
         return None
-    match = re.search(r"^KillOnBadExit\s*=\s*(\S+)", answer.stdout, re.MULTILINE)
+    match = re.search(r"^KillOnBadExit\s*=\s*(\S+)", said, re.MULTILINE)
     return match[1] if match else None
 
 

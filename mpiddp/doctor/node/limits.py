@@ -7,7 +7,7 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpiddp.doctor.common.findings import Finding, passed, skipped, warned
+from mpiddp.doctor.examiner.findings import Finding, passed, skipped, warned
 from mpiddp.launch.network.infiniband import INFINIBAND, find_infiniband
 from mpiddp.wording import describe_size
 

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import mpiddp
-from mpiddp.doctor.common.findings import Finding, failed, join_some, passed, skipped, warned
+from mpiddp.doctor.examiner.findings import Finding, failed, join_some, passed, skipped, warned
 from mpiddp.errors import LaunchError
 from mpiddp.wording import read_message
 

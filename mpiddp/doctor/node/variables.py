@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from mpiddp import environment
-from mpiddp.doctor.common.findings import Finding, passed, warned
+from mpiddp.doctor.examiner.findings import Finding, passed, warned
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 
 VARIABLES = "variables"

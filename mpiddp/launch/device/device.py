@@ -271,7 +271,7 @@ def find_shared(placements: Sequence[Placement]) -> frozenset[int]:
 
 
 def find_crowded(placements: Sequence[Placement]) -> frozenset[int]:
-    """Ranks of one node whose GPU another rank uses as well, be it another slice of it."""
+    """Ranks of one node that share a GPU with another rank, though perhaps in separate slices."""
     owners: dict[object, list[int]] = {}
     for placement in placements:
         if placement.card is not None:

@@ -20,10 +20,10 @@ PHASES = (
 them."""
 
 LATE_SECONDS = 1.0
-"""Seconds past a deadline after which this process must have been stopped meanwhile."""
+"""A deadline that is noticed so many seconds late: this process was stopped meanwhile."""
 GRACE = 1.0
-"""Seconds that it is silent then: a launcher continues what it is about to end, and the ranks
-that were not stopped have said why."""
+"""Seconds that it waits then before it reports: a launcher continues the processes that it is about
+to end, and ranks that were not stopped have reported the cause."""
 
 
 class PhaseDeadlines:

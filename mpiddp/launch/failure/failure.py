@@ -31,7 +31,7 @@ from typing import NoReturn
 from mpiddp.errors import SUCCESS, AloneError, LaunchError, PeerLostError, UnreachableError
 from mpiddp.launch.failure import early
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
-from mpiddp.launch.failure.error_report import exit_code, find_call, find_origin
+from mpiddp.launch.failure.error_meaning import exit_code, find_call, find_origin
 from mpiddp.launch.failure.missing_ranks import (
     describe_missing,
     explain_expiry,
@@ -54,6 +54,7 @@ from mpiddp.launch.failure.termination import (
     is_interactive,
     may_call_mpi,
 )
+from mpiddp.launch.launcher.launcher import find_launcher
 from mpiddp.launch.mpi import mpi
 from mpiddp.process import job_directory
 from mpiddp.process.background import (
@@ -76,7 +77,7 @@ SHOWN = 200
 class FailureHandler(FailureReports):
     """Ends one process, and its job. As a context manager it catches every exception of its body.
 
-    Start-up tells it how to reach the other ranks, the trainer where the run stands.
+    Start-up tells it how to reach the other ranks, the trainer which run it makes.
     """
 
     def __init__(
@@ -107,9 +108,12 @@ class FailureHandler(FailureReports):
         self._claim: Claim | None = None
         self._is_leaving = False
         """Whether all ranks leave, because one was lost."""
-        self.step_under_way: int | None = None
-        """The step that is being made, from 1; None between steps. While it is the same one, this
-        rank makes no progress, whatever its main thread does."""
+
+    def meet_launcher(self) -> Peers:
+        """Find the launcher, once. Raises LaunchError."""
+        if self.peers.launcher is None:
+            self.meet(launcher=find_launcher())
+        return self.peers
 
     def begin_start(self, seconds: float) -> None:
         """Start-up begins: each of its phases may take so long."""
@@ -121,13 +125,10 @@ class FailureHandler(FailureReports):
             self.peers = previous.peers
         self.starting = False
 
-    def begin_step(self, step: int) -> None:
-        """Training makes step ``step``, counted from 1."""
-        self.step_under_way = step
-
-    def end_step(self, step: int | None) -> None:
-        """Training has made so many steps; None for none."""
-        self.step_under_way, self.step = None, step
+    @property
+    def step_under_way(self) -> int | None:
+        """The step that is being made, from 1; None between steps."""
+        return self.run.step_under_way
 
     def __enter__(self) -> FailureHandler:
         early.forget()
@@ -179,7 +180,7 @@ class FailureHandler(FailureReports):
             self._end_job(failed[1], lambda: time.sleep(PATIENCE_SECONDS))
 
     def leave_job(self, code: int) -> None:
-        """End this process, since the job ends and all was said. Runs on the lifeline's thread."""
+        """End this process: the job ends, and was reported. Runs on the lifeline's thread."""
         if self._is_in_charge():
             self._is_leaving = True
             self._end_job(code, lambda: None)
@@ -204,10 +205,10 @@ class FailureHandler(FailureReports):
         raise ReportedExit(code)
 
     def finish(self, code: int = SUCCESS, reason: str = "done") -> None:
-        """Write the outcome of a run that is done (exit code 0), or to go on. Called by rank 0.
+        """Write how a run has ended: with exit code 0, or to be continued. Called by rank 0.
 
-        That of a run that is done stays, whatever happens to a rank while the session is closed.
-        A script goes on after its run, and may fail then: the job's outcome stays open.
+        If it is done, no later outcome replaces this, whatever happens while the session is closed.
+        A script goes on after its run, and may still fail: the job's own outcome is left open.
         """
         job_directory.check_attempt()
         ends_job = self._ends_with_run or (code != SUCCESS and not self._outlasts_runs)
@@ -219,14 +220,14 @@ class FailureHandler(FailureReports):
         return os.getpid() == self._process
 
     def _is_in_charge(self) -> bool:
-        """Whether ending the job is up to this process: not a child's, nor that of one
-        that is interactive and alone."""
+        """Whether this process may end the job: it is no forked child, and has other ranks or is
+        not interactive."""
         return self.is_own_process() and (self.peers.is_shared or not is_interactive())
 
     def _end_job(self, code: int, tell: Callable[[], None]) -> NoReturn:
-        """The one path to the end: ``tell``, then end this process and, if it has MPI, all.
+        """The only way to end the job: call ``tell``, then end this process and, by MPI, all.
 
-        One thread goes it, once; others stop here.
+        The first thread that calls this does so; any other stops here.
         """
         try:
             if threading.current_thread() is threading.main_thread():
@@ -258,12 +259,12 @@ class FailureHandler(FailureReports):
 
     def _tell(self, error: BaseException, *, told: bool) -> None:
         """Report, or leave it to another rank; then still report if that one does not."""
-        peers = self.peers
         with contextlib.suppress(LaunchError):
-            peers.meet_launcher()
-        if peers.lifeline is not None and threading.current_thread() is threading.main_thread():
+            self.meet_launcher()
+        lifeline = self.peers.lifeline
+        if lifeline is not None and threading.current_thread() is threading.main_thread():
             with contextlib.suppress(Exception):  # The report does without.
-                peers.lifeline.note_failure(error)
+                lifeline.note_failure(error)
         report = self.compose_report(error)
         self._code = report.outcome.code
         try:
@@ -277,9 +278,9 @@ class FailureHandler(FailureReports):
         else:
             self.write_files(report, is_reporter=False)
             # Without MPI no other rank could end this process.
-            if peers.communicator is not None:
+            if self.peers.communicator is not None:
                 time.sleep(PATIENCE_SECONDS)
-                await_turn(peers.rank)
+                await_turn(self.peers.rank)
                 self.report(report, told=told)
         self._hold_claim(2 * ANSWER_SECONDS)
 
@@ -324,9 +325,10 @@ class FailureHandler(FailureReports):
     # Which rank reports
 
     def _is_reporter(self, report: Report) -> bool:
-        peers = self.peers
-        if peers.communicator is None and threading.current_thread() is threading.main_thread():
+        is_main = threading.current_thread() is threading.main_thread()
+        if self.peers.communicator is None and is_main:
             self._carry_into_mpi(report)
+        peers = self.peers
         if peers.communicator is None:
             return self._is_reporter_without_mpi(report.error)
         if not peers.is_shared:
@@ -350,11 +352,10 @@ class FailureHandler(FailureReports):
         return answer != "silent"
 
     def _is_reporter_without_mpi(self, error: BaseException) -> bool:
-        """Nobody can be asked: the launcher's rank 0 reports, and one process of other nodes.
+        """No rank can be asked: the launcher's rank 0 reports, and one process on each other node.
 
-        A pair of library and launcher that do not fit is found by all ranks alike, so that
-        rank 0's report is enough. A rank 0 that comes too late finds its node's claim taken, by
-        one that has reported.
+        If every rank is alone in MPI, all ranks find that, and rank 0's report is enough. A rank 0
+        that comes too late finds that another process has its node's claim, and has reported.
         """
         launcher = self.peers.launcher
         if launcher is None:
@@ -382,7 +383,7 @@ class FailureHandler(FailureReports):
             return
 
         def give_up(_: str) -> None:
-            # Beside the thread that was to report, and does not come back from MPI_Init.
+            # In the deadline's thread: the main thread does not return from MPI_Init.
             try:
                 self.report(report)
             finally:
@@ -393,7 +394,7 @@ class FailureHandler(FailureReports):
             with deadlines.phase("MPI"):
                 module = mpi.load(launcher)
                 mpi.initialize(module, launcher)
-                self.peers.join_mpi(module.COMM_WORLD)
+                self.meet(communicator=module.COMM_WORLD.Dup())
         except Exception:  # What failed first is what the user must read.
             return
         finally:

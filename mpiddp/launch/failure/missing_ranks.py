@@ -50,8 +50,8 @@ class PhasePosition:
 def explain_expiry(phase: str, seconds: float, peers: Peers, *, waits: bool) -> str:
     """The message of a phase that outlasted ``seconds``; the ranks are asked where each one is.
 
-    ``waits``: whether this rank is done with the phase. Ranks other than 0 return later than rank
-    0, which then has ended the job, unless it is missing itself.
+    ``waits``: whether this rank is done with the phase. Ranks other than 0 return later: by then
+    rank 0 has ended the job, unless it is missing itself.
     """
     communicator = peers.communicator
     assert communicator is not None

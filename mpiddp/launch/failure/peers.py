@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mpiddp.launch.launcher.launcher import Launcher, find_launcher
+from mpiddp.launch.launcher.launcher import Launcher
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from mpiddp.lifeline.lifeline import Lifeline
 
 
-@dataclass
+@dataclass(frozen=True)
 class Peers:
-    """Filled in as start-up proceeds; each field is None until then."""
+    """What start-up has found so far; each field is None before, and without MPI."""
 
     launcher: Launcher | None = None
     world: World | None = None
@@ -26,34 +26,8 @@ class Peers:
     communicator: MPI.Intracomm | None = None
     """For failures alone, so that their messages meet no others."""
     lifeline: Lifeline | None = None
-    """From the end of start-up to the end of the session."""
-
-    def meet_launcher(self) -> None:
-        """Find the launcher, once. Raises LaunchError."""
-        if self.launcher is None:
-            self.launcher = find_launcher()
-
-    def meet_world(self, world: World, roster: Roster | None = None) -> None:
-        """Ranks and nodes are known; the roster on rank 0."""
-        self.world, self.roster = world, roster
-
-    def join_mpi(self, world_communicator: MPI.Intracomm) -> None:
-        """Make the communicator, until `free_communicator`. Collective."""
-        self.communicator = world_communicator.Dup()
-
-    def free_communicator(self) -> None:
-        """There are no more failures to agree on. Collective."""
-        if self.communicator is not None:
-            communicator, self.communicator = self.communicator, None
-            communicator.Free()
-
-    def forget_communicator(self) -> None:
-        """MPI has ended, and the communicator with it."""
-        self.communicator = None
-
-    def join_lifeline(self, lifeline: Lifeline | None) -> None:
-        """The lifeline is connected; or another session's is, if it is given; or none."""
-        self.lifeline = lifeline
+    """From the end of start-up to the end of the session; in a script's own session that of the
+    session around it."""
 
     @property
     def rank(self) -> int:

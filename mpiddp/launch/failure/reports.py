@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import sys
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol
 
 from mpiddp.errors import PeerLostError, UnreachableError
-from mpiddp.launch.failure.error_report import (
+from mpiddp.launch.failure.error_meaning import (
     describe_error,
     exit_code,
     has_own_hook,
@@ -47,31 +49,59 @@ class Report:
     outcome: Outcome
 
 
+class RunProgress(Protocol):
+    """How far a run is, as its trainer says; read in any thread."""
+
+    attempt: int
+    """Of the run, counted from 1."""
+    step_under_way: int | None
+    """The step that is being made, from 1; None between steps. While it is the same one, this rank
+    makes no progress, whatever its main thread does."""
+
+    @property
+    def step(self) -> int | None:
+        """Steps taken so far; None for none."""
+
+
+@dataclass
+class FixedProgress:
+    """Progress that nothing moves on: of a process that trains nothing."""
+
+    attempt: int = 1
+    step_under_way: int | None = None
+    step: int | None = None
+
+
 class FailureReports:
-    """One process's reports. The trainer says where the run stands."""
+    """One process's reports."""
 
     def __init__(self, peers: Peers, hidden_files: tuple[str, ...]) -> None:
         """``hidden_files``: source files whose frames are left out at the top of a traceback."""
         self.peers = peers
+        self._meeting = threading.RLock()
         self.output = Redirection()
         self.run_directory: Path | None = None
         self.entered_runs: set[Path] = set()
         """The directories of all runs of this job so far."""
-        self.attempt = 1
+        self.run: RunProgress = FixedProgress()
+        """Of the last run that was entered."""
         self.runs_script = False
         self.note = ""
         """A line that follows each report."""
-        self._step: int | None = None
         self._hidden_files = hidden_files
+
+    def meet(self, **found: Any) -> None:
+        """Start-up has found out more of the other ranks: fields of `Peers`."""
+        with self._meeting:
+            self.peers = replace(self.peers, **found)
 
     @property
     def step(self) -> int | None:
         """Step of training, for messages and outcome.json."""
-        return self._step
+        return self.run.step
 
-    @step.setter
-    def step(self, step: int | None) -> None:
-        self._step = step
+    def note_step(self, step: int | None) -> None:
+        """Tell this node's companion, which outlives this process, how many steps are taken."""
         if self.peers.lifeline is not None:
             self.peers.lifeline.progress.note_step(step)
 
@@ -80,19 +110,19 @@ class FailureReports:
         self.output = output
 
     def begin_script(self) -> None:
-        """Somebody's script runs inside: its exceptions and exit codes stay plain."""
+        """A script runs in this process: its exceptions and exit codes are left unchanged."""
         self.runs_script = True
 
     def foresee_run(self, directory: Path | None) -> None:
-        """Where the outcome of a start-up that fails is written."""
+        """Have the outcome written to ``directory`` if start-up fails."""
         self.run_directory = directory
 
-    def enter_run(self, directory: Path, attempt: int) -> None:
-        """Reports are written to ``directory`` from here on."""
-        self.run_directory, self.attempt = directory, attempt
+    def enter_run(self, directory: Path, run: RunProgress) -> None:
+        """Reports are written to ``directory`` from here on, and say how far the run is."""
+        self.run_directory, self.run = directory, run
         self.entered_runs.add(directory)
         if self.peers.lifeline is not None:
-            self.peers.lifeline.note_run(directory, attempt)
+            self.peers.lifeline.note_run(directory, run.attempt)
 
     def describe(self, error: BaseException) -> str:
         """The report of ``error``: one line for mistakes of the user's, else a traceback."""
@@ -193,4 +223,4 @@ class FailureReports:
 
     def make_outcome(self, code: int, reason: str, step: int | None) -> Outcome:
         peers = self.peers
-        return Outcome(code, reason, peers.rank, peers.hostname, step, self.attempt)
+        return Outcome(code, reason, peers.rank, peers.hostname, step, self.run.attempt)

@@ -20,7 +20,7 @@ from mpiddp.process.streams.console import CONSOLE_SECONDS
 ABORT_SECONDS = 5.0
 """How long MPI_Abort may take to end this process."""
 HURRY_SECONDS = 0.4
-"""How long each of the two may take if all ranks leave by themselves."""
+"""Timeout of the console, and of MPI_Abort, if all ranks leave by themselves."""
 
 
 class ReportedExit(SystemExit):

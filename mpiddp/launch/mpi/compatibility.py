@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.errors import AloneError, LaunchError
-from mpiddp.launch.launcher import command
+from mpiddp.launch.launcher import programs
 from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.process import cpus
 
@@ -164,7 +164,7 @@ def _fitting_plugins(version: str) -> tuple[str, ...]:
 
 def _own_command(version: str, launcher: Launcher, program: str) -> str:
     """``with: …``, a command line for the launcher that belongs to the loaded library."""
-    kind, _ = command.find_kind(version)
+    kind, _ = programs.find_kind(version)
     library = library_path()
     candidate = library.parent.parent / "bin" / kind.program if library is not None else None
     is_there = candidate is not None and candidate.exists()

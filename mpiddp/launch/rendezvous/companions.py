@@ -9,7 +9,7 @@ from mpiddp.launch.mpi.control import ControlChannel
 from mpiddp.launch.mpi.world import Roster
 from mpiddp.lifeline.lifeline import TOKEN_BYTES, Lifeline
 from mpiddp.lifeline.membership import Membership
-from mpiddp.process.sockets.ports import PortRange
+from mpiddp.process.sockets.ports import find_range
 
 
 def join(
@@ -18,20 +18,19 @@ def join(
     roster: Roster | None,
     address: str,
     seconds: float,
-    ports: PortRange | None,
+    port_range: str,
 ) -> None:
     """Connect the nodes' companions: afterwards each rank's end is noticed. Collective.
 
     ``roster``: on rank 0 only. ``address``: at which rank 0's companion listens. ``seconds``: after
-    which a silent companion is lost. ``ports``: on rank 0, those that its companion may listen on;
-    None for any. Raises UnreachableError.
+    which a silent companion is lost. ``port_range``: the option. Raises UnreachableError.
     """
     world = control.world
     token, problem, place = secrets.token_hex(TOKEN_BYTES), None, ""
     if world.rank == 0:
         try:
             clients = secrets.token_hex(TOKEN_BYTES)
-            place = lifeline.listen(address, token, clients, ports)
+            place = lifeline.listen(address, token, clients, find_range(port_range))
         except UnreachableError as error:
             problem = error
     place, token = control.broadcast((place, token))

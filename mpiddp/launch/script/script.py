@@ -196,7 +196,7 @@ def main(hidden_files: tuple[str, ...] = ()) -> None:
         if is_first() and module is None:
             _note_options(*rest)
         run = prepare_script(rest[0], rest[1:]) if module is None else prepare_module(module, rest)
-        session = start(options, failure_handler, make_group=False, signals=signals)
+        session = start(options, failure_handler, makes_group=False, signals=signals)
         is_silent = silence.watch(session)
 
         def close() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpiddp import torch_internals
-from mpiddp.torch_internals import find_part, find_recorder, list_groups
+from mpiddp.torch_internals import find_implementation, find_recorder, list_groups
 
 SHOWN = 3
 """Collectives that are shown."""
@@ -58,7 +58,7 @@ def count_calls(*, is_own: bool = False) -> dict[str, int]:
     found = {}
     with contextlib.suppress(Exception):  # Whatever it is in some release.
         for group in list_groups():
-            if is_own and find_part(group, "list_calls") is None:
+            if is_own and find_implementation(group, "list_calls") is None:
                 continue
             found[group.group_name] = torch_internals.count_calls(group)
     return found
@@ -66,7 +66,7 @@ def count_calls(*, is_own: bool = False) -> dict[str, int]:
 
 def has_broken_group() -> bool:
     """Whether a call of one of mpiddp's groups failed or was interrupted on this rank."""
-    parts = [find_part(group, "is_broken") for group in list_groups()]
+    parts = [find_implementation(group, "is_broken") for group in list_groups()]
     return any(part.is_broken() for part in parts if part is not None)
 
 
@@ -75,7 +75,7 @@ def read_record() -> list[str]:
 
     torch keeps those of NCCL unless TORCH_FR_BUFFER_SIZE is 0.
     """
-    parts = [find_part(group, "list_calls") for group in list_groups()]
+    parts = [find_implementation(group, "list_calls") for group in list_groups()]
     own = [line for part in parts if part is not None for line in part.list_calls()]
     dump = find_recorder("_dump_nccl_trace")
     if dump is None:

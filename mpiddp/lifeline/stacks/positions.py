@@ -26,7 +26,7 @@ CARRIERS = frozenset(
 LOADER = "torch/utils/data/dataloader.py"
 COLLECTIVES = (
     *("torch/distributed/", "mpiddp/collectives/"),
-    *("mpiddp/torch_backend/", "mpiddp/calls.py"),
+    *("mpiddp/torch_backend/", "mpiddp/collective_calls.py"),
 )
 """Where calls wait for other ranks, and ..."""
 ALONE = ("torch/distributed/checkpoint/",)

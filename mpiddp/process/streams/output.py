@@ -45,7 +45,7 @@ LINE_BUFFERED = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output:
+class RankOutput:
     """What the user asked for."""
 
     log_dir: Annotated[Path | None, Argument("DIR")] = None
@@ -154,7 +154,7 @@ class Redirection:
         self.drain()
 
 
-def redirect(output: Output, rank: int) -> Redirection:
+def redirect(output: RankOutput, rank: int) -> Redirection:
     """Have this process, which is ``rank``, print where ``output`` says.
 
     Call it before other threads run. Raises ConfigurationError if a log cannot be written.

@@ -16,7 +16,7 @@ from itertools import islice
 
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.plans.plan import Operation, Plan, Promise
-from mpiddp.schedules.plans.proof import find_order, replay_plan
+from mpiddp.schedules.plans.plan_proof import find_order, replay_plan
 from mpiddp.schedules.proof import finish, prove, prove_half
 from mpiddp.schedules.schedule import Collective, Schedule, Step, Transfer
 from mpiddp.schedules.trees import Trees
@@ -28,9 +28,9 @@ COLLECTIVES = {
 }
 
 MOST_RULES = 1 << 23
-"""Which transfer comes before which: 64 ranks that all send to all need 5 % of them."""
+"""Rules of order between two transfers: 64 ranks that all send to all need 5 % of them."""
 MOST_PASSES = 16
-"""Over so many rules; over fewer more."""
+"""Over MOST_RULES rules; over fewer rules there may be more."""
 
 
 def make_schedule(plan: Plan) -> Schedule:
@@ -86,7 +86,7 @@ class _Recorder:
         self._plan, self._trees = plan, Trees()
         self.transfers: list[_Arrow] = []
         self._rules: list[tuple[int, int, int]] = []
-        """The second comes so many steps after the first, or later."""
+        """Two transfers, and at least how many steps the second comes after the first."""
         self._sent: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._merged: dict[tuple[int, int], list[int]] = defaultdict(list)
         """By rank and chunk; merged are those that were added to it, or replaced it."""

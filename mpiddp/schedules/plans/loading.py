@@ -17,14 +17,15 @@ from functools import partial
 from pathlib import Path
 
 from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.files import read_whole
 from mpiddp.schedules import registry
 from mpiddp.schedules.plans.conversion import make_schedule
-from mpiddp.schedules.plans.plan import Promise
-from mpiddp.schedules.plans.proof import prove_plan
-from mpiddp.schedules.plans.reading import PLANS, read_plans
+from mpiddp.schedules.plans.plan import Plan, Promise
+from mpiddp.schedules.plans.plan_proof import prove_plan
 from mpiddp.schedules.schedule import Schedule
 
-PYTHON = ".py"
+PYTHON, XML, JSON = ".py", ".xml", ".json"
+PLANS = (XML, JSON)
 
 
 def load(path: Path) -> tuple[str, ...]:
@@ -39,6 +40,26 @@ def load(path: Path) -> tuple[str, ...]:
         run = _run if path.suffix == PYTHON else _register_plan
         registry.adopt(source, partial(run, path))
     return registry.names(source)
+
+
+def read_plans(path: Path) -> list[Plan]:
+    """The plan of a file, once for each way in which its buffers may lie.
+
+    Raises ConfigurationError for a file that is no plan, or has what is not known; ScheduleError
+    for one that could never end.
+    """
+    if path.suffix not in PLANS:
+        raise ConfigurationError(f"{path}: expected a name that ends in {' or '.join(PLANS)}")
+    # Most runs have none, and do not wait for what these import.
+    from mpiddp.schedules.plans import msccl_xml, mscclpp_json
+
+    try:
+        data = read_whole(path)
+        return [*(msccl_xml.read_xml(data) if path.suffix == XML else mscclpp_json.read_json(data))]
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def find_digest(path: Path) -> str:

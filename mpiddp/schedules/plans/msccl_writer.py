@@ -1,6 +1,6 @@
 """Writes an all-reduce as MSCCL's XML: one thread block for each peer of a rank.
 
-In a step a rank sends, then receives; in turns, if a connection does not hold all of it. What
+In a step a rank sends, then receives; alternately, if a connection does not hold all of it. What
 several ranks send for one chunk waits in scratch memory and is then added in the order of the
 ranks: the sums are those of the schedule, bit for bit.
 """
@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.plans.msccl_xml import NOP, SLOTS, read_xml
 from mpiddp.schedules.plans.plan import Buffer
-from mpiddp.schedules.plans.proof import find_order, prove_plan
+from mpiddp.schedules.plans.plan_proof import find_order, prove_plan
 from mpiddp.schedules.schedule import Collective, Round, Schedule, Transfer, project
 
 PROTOCOL = "Simple"
@@ -29,7 +29,7 @@ MOST_PEERS = 32
 MOST_STEPS = 256
 """Of a thread block (MSCCL_MAX_NUM_STEPS)."""
 MOST_BLOCKS = 128
-"""Of a rank: others cannot be waited for, since their numbers are signed bytes."""
+"""Of a rank: MSCCL holds the numbers of those that are waited for in signed bytes."""
 MOST_BYTES = 1 << 40
 """Azure's executor wants a range of sizes: all of them."""
 
@@ -66,8 +66,8 @@ def write_xml(schedule: Schedule, name: str) -> str:
 
 
 def _make_algo(schedule: Schedule, name: str, *, is_in_turns: bool) -> ElementTree.Element:
-    """``is_in_turns``: whether ranks send each other what a connection holds, and then take it, as
-    often as needed; else all at once.
+    """``is_in_turns``: whether ranks send what a connection holds, and then receive, as often as
+    needed; else all at once.
     """
     algo = ElementTree.Element(
         "algo", name=name, proto=PROTOCOL, nchannels=str(math.ceil(schedule.ranks / MOST_PEERS)),

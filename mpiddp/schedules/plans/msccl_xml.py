@@ -8,10 +8,11 @@ later one, and only steps with ``hasdep="1"`` announce themselves.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
@@ -41,7 +42,7 @@ SLOTS = {"Simple": 2, "LL": 8, "LL128": 8}
 NOP = "nop"
 
 
-class Kind(NamedTuple):
+class StepKind(NamedTuple):
     """What a type of step does."""
 
     receives: bool = False
@@ -52,15 +53,15 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "s": Kind(reads="s", sends=True),
-    "r": Kind(receives=True, writes=True),
-    "rcs": Kind(receives=True, writes=True, sends=True),
-    "rrs": Kind(receives=True, reads="s", sends=True),
-    "rrc": Kind(receives=True, reads="s", writes=True),
-    "rrcs": Kind(receives=True, reads="s", writes=True, sends=True),
-    "cpy": Kind(reads="s", writes=True),
-    "re": Kind(reads="ds", writes=True),
-    NOP: Kind(),
+    "s": StepKind(reads="s", sends=True),
+    "r": StepKind(receives=True, writes=True),
+    "rcs": StepKind(receives=True, writes=True, sends=True),
+    "rrs": StepKind(receives=True, reads="s", sends=True),
+    "rrc": StepKind(receives=True, reads="s", writes=True),
+    "rrcs": StepKind(receives=True, reads="s", writes=True, sends=True),
+    "cpy": StepKind(reads="s", writes=True),
+    "re": StepKind(reads="ds", writes=True),
+    NOP: StepKind(),
 }
 
 
@@ -130,40 +131,29 @@ class _Algorithm(
     nthreadblocks: str = ""
 
 
-# ---- the steps of a rank -------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Step:
-    rank: int
-    block: int
-    number: int
-    kind: str
-    source: Span
-    target: Span
-    waits: tuple[int, int] | None
-    """Block and step."""
-    announces: bool
-
-    @property
-    def count(self) -> int:
-        return self.source.hi - self.source.lo
+    operation: Operation
+    """Without the message and the causes."""
+    element: _StepElement
+    place: int
+    """Among all operations."""
 
     def __str__(self) -> str:
-        return f"rank {self.rank}, thread block {self.block}, step {self.number} ({self.kind})"
+        return str(self.operation)
 
 
 @dataclass(frozen=True)
 class _Block:
     rank: int
-    number: int
-    sends_to: int
-    receives_from: int
-    channel: int
+    element: _BlockElement
     steps: tuple[_Step, ...]
 
     def __str__(self) -> str:
-        return f"rank {self.rank}, thread block {self.number}"
+        return f"rank {self.rank}, thread block {self.element.id}"
+
+
+# ---- the steps of a rank -------------------------------------------------------------------
 
 
 def read_xml(data: bytes) -> Iterator[Plan]:
@@ -184,7 +174,10 @@ def read_xml(data: bytes) -> Iterator[Plan]:
     if [gpu.id for gpu in gpus] != list(range(ranks)):
         raise ConfigurationError(f"expected one gpu element for each of {ranks} ranks")
     sizes = tuple(_find_sizes(gpu, promise, chunks, ranks) for gpu in gpus)
-    blocks = [block for gpu in gpus for block in _list_blocks(gpu, ranks)]
+    blocks: list[_Block] = []
+    places = itertools.count()
+    for gpu in gpus:
+        blocks += _list_blocks(gpu, ranks, places)
     operations = _link(blocks)
     for is_in_place in (True, False) if algo.inplace and algo.outofplace else (bool(algo.inplace),):
         yield Plan(
@@ -207,88 +200,78 @@ def _find_sizes(gpu: _Gpu, promise: Promise, chunks: int, ranks: int) -> tuple[i
     return inputs, outputs, gpu.s_chunks
 
 
-def _list_blocks(gpu: _Gpu, ranks: int) -> list[_Block]:
+def _list_blocks(gpu: _Gpu, ranks: int, places: Iterator[int]) -> list[_Block]:
     found = []
-    for tb in gpu.tb:
-        steps = tuple(_make_step(each, gpu.id, tb.id) for each in tb.step)
-        block = _Block(gpu.id, tb.id, tb.send, tb.recv, tb.chan, steps)
+    for tb in sorted(gpu.tb, key=lambda tb: tb.id):
+        steps = tuple(_Step(_make_operation(gpu.id, tb.id, e), e, next(places)) for e in tb.step)
+        block = _Block(gpu.id, tb, steps)
         if gpu.id in (tb.send, tb.recv) or max(tb.send, tb.recv) >= ranks:
             raise ScheduleError(
                 f"{block}: a peer must be another of {ranks} ranks, found send={tb.send}, "
                 f"recv={tb.recv}"
             )
-        if [step.number for step in steps] != list(range(len(steps))):
+        if [each.s for each in tb.step] != list(range(len(steps))):
             raise ScheduleError(f"{block}: its steps are not numbered 0 to {len(steps) - 1}")
         found.append(block)
-    found.sort(key=lambda block: block.number)
-    if [block.number for block in found] != list(range(len(found))):
+    if [block.element.id for block in found] != list(range(len(found))):
         raise ScheduleError(
             f"rank {gpu.id}: its thread blocks are not numbered 0 to {len(found) - 1}"
         )
     return found
 
 
-def _make_step(step: _StepElement, rank: int, block: int) -> _Step:
+def _make_operation(rank: int, block: int, step: _StepElement) -> Operation:
+    kind = KINDS[step.type]
     source = Span(rank, step.srcbuf, step.srcoff, step.srcoff + step.cnt)
     target = Span(rank, step.dstbuf, step.dstoff, step.dstoff + step.cnt)
-    waits = None if step.depid < 0 else (step.depid, step.deps)
-    announces = step.hasdep == 1 and step.type != NOP
-    return _Step(rank, block, step.s, step.type, source, target, waits, announces)
+    reads = tuple({"s": source, "d": target}[side] for side in kind.reads)
+    return Operation(rank, block, step.s, step.type, reads, (target,) if kind.writes else ())
 
 
 # ---- who waits for whom -------------------------------------------------------------------
 
 
 def _link(blocks: Sequence[_Block]) -> tuple[Operation, ...]:
-    places: dict[tuple[int, int, int], int] = {}
-    for block in blocks:
-        for step in block.steps:
-            places[block.rank, block.number, step.number] = len(places)
-    messages = _match_messages(blocks, places)
+    messages = _match_messages(blocks)
     announced = {
-        (block.rank, block.number): [step.number for step in block.steps if step.announces]
+        (block.rank, block.element.id): [step for step in block.steps if _announces(step.element)]
         for block in blocks
     }
     operations: list[Operation] = []
     for block in blocks:
         for step in block.steps:
-            kind = KINDS[step.kind]
+            other, least = step.element.depid, step.element.deps
             after: tuple[int, ...] = ()
-            if step.waits is not None:
-                other, least = step.waits
-                numbers = announced.get((block.rank, other), [])
-                place = bisect_left(numbers, least)
-                if place == len(numbers):
+            if other >= 0:
+                causes = announced.get((block.rank, other), [])
+                place = bisect_left(causes, least, key=lambda cause: cause.element.s)
+                if place == len(causes):
                     raise ScheduleError(
                         f"deadlock: {step} waits for thread block {other}, step {least}, which "
                         "never says that it is done (hasdep=1)"
                     )
-                after = (places[block.rank, other, numbers[place]],)
-            sides = {"s": step.source, "d": step.target}
+                after = (causes[place].place,)
             operations.append(
-                Operation(
-                    block.rank, block.number, step.number, step.kind,
-                    tuple(sides[side] for side in kind.reads),
-                    (step.target,) if kind.writes else (),
-                    messages.get(len(operations)), after,
-                )
-            )  # fmt: skip
+                replace(step.operation, message=messages.get(step.place), after=after)
+            )
     return tuple(operations)
 
 
-def _match_messages(
-    blocks: Sequence[_Block], places: Mapping[tuple[int, int, int], int]
-) -> dict[int, int]:
+def _announces(step: _StepElement) -> bool:
+    return step.hasdep == 1 and step.type != NOP
+
+
+def _match_messages(blocks: Sequence[_Block]) -> dict[int, int]:
     """For each receiving step the sending one: a connection keeps the order of its messages."""
     sent: dict[tuple[int, int, int], list[_Step]] = defaultdict(list)
     expected: dict[tuple[int, int, int], list[_Step]] = defaultdict(list)
     users: dict[tuple[bool, tuple[int, int, int]], _Block] = {}
     for block in blocks:
         for step in block.steps:
-            kind = KINDS[step.kind]
+            kind = KINDS[step.element.type]
             for is_send, needed, peer in (
-                (True, kind.sends, block.sends_to),
-                (False, kind.receives, block.receives_from),
+                (True, kind.sends, block.element.send),
+                (False, kind.receives, block.element.recv),
             ):
                 if not needed:
                     continue
@@ -296,29 +279,26 @@ def _match_messages(
                     side = "to send to" if is_send else "to receive from"
                     raise ScheduleError(f"{step}: its thread block has no rank {side}")
                 ends = (block.rank, peer) if is_send else (peer, block.rank)
-                key = (*ends, block.channel)
+                key = (*ends, block.element.chan)
                 other = users.setdefault((is_send, key), block)
                 if other is not block:
                     raise ScheduleError(
-                        f"race: {other} and thread block {block.number} both use channel "
-                        f"{block.channel} from rank {ends[0]} to rank {ends[1]}"
+                        f"race: {other} and thread block {block.element.id} both use channel "
+                        f"{block.element.chan} from rank {ends[0]} to rank {ends[1]}"
                     )
                 (sent if is_send else expected)[key].append(step)
     found = {}
     for key in sorted(sent.keys() | expected.keys()):
         outgoing, incoming = sent[key], expected[key]
         for sender, receiver in zip(outgoing, incoming, strict=False):
-            if sender.count != receiver.count:
+            counts = sender.element.cnt, receiver.element.cnt
+            if counts[0] != counts[1]:
                 raise ScheduleError(
-                    f"{sender} sends {sender.count} chunks, {receiver} expects {receiver.count}"
+                    f"{sender} sends {counts[0]} chunks, {receiver} expects {counts[1]}"
                 )
-            found[_find(places, receiver)] = _find(places, sender)
+            found[receiver.place] = sender.place
         _check_all_matched(key, outgoing, incoming)
     return found
-
-
-def _find(places: Mapping[tuple[int, int, int], int], step: _Step) -> int:
-    return places[step.rank, step.block, step.number]
 
 
 def _check_all_matched(

@@ -47,7 +47,7 @@ ROUNDS = 2
 SCRATCH_BYTES = 1 << 26
 """Of the executor (PREDFINED_SCRATCH_SIZE): what ``reuse_resources`` takes again."""
 MOST_ROUNDS = 1 << 12
-"""Scratch memory is used again after so many at most."""
+"""After which scratch memory is used again, at most."""
 COPIES = {"put", "pws", "pwsf", "get", "copy", "ppkt", "cpkt", "upkt", "gstore", "gstorepkt"}
 """Each source to the destination in the same place."""
 SUMS = {"re", "res", "rre", "rres", "respkt", "repkt", "recpkt", "recspkt", "glres"}

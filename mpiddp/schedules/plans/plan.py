@@ -107,7 +107,7 @@ class Plan:
     """Scratch memories that calls take in turn; 0 if the runtime lets no other rank write there."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigurationError for what nobody has memory and time to prove."""
+        """Raise ConfigurationError for what would take too much memory or time to prove."""
         spans = (span for each in self.operations for span in (*each.reads, *each.writes))
         blocks = len({(each.rank, each.block) for each in self.operations})
         for what, found, most in (

@@ -1,7 +1,7 @@
 """Writes a schedule for simulators of networks: GOAL for LogGOPSim, Chakra traces for ASTRA-sim.
 
-Both know messages by their size, and what each must wait for. A rank sends and receives all of a
-step at the same time, then adds what came in, and only then begins its next step.
+Both describe messages by their size, and by what each must wait for. A rank sends and receives all
+of a step at the same time, then adds what came in, and only then begins its next step.
 
 GOAL: Hoefler, Siebert and Lumsdaine (ICPP'09); ``sim/LogGOPSim/txt2bin.re`` in spcl/atlahs. Chakra:
 Sridharan et al. (2023); ``schema/protobuf/et_def.proto`` in mlcommons/chakra, one file per rank.

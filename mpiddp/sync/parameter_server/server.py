@@ -8,12 +8,10 @@ that a pass over the data moves the weights as far. `Clock` says which worker ma
 gradient that its worker has marked is dropped, and in step all gradients of that step are.
 
 Messages between a server and a worker: the worker sends its gradient, which also asks for weights,
-and the server sends the weights back. An empty message of the worker says that its epoch is over;
-the server answers with signs of life until all workers' epochs are over. With its weights server 0
-also sends a number: without a bound, which batch the worker takes next, so that a slow worker takes
-fewer batches; in step, if workers may mark gradients, whether the step was dropped. If
-workers are to pause, the number is that of no batch. Once all have got it, they have trained on the
-epoch's batches below the server's next number, and on no others.
+and the server sends the weights back. An empty message of the worker says that it has no more
+gradients before the next epoch or checkpoint; the server answers with signs of life until all
+workers have said so. In step, if workers may mark gradients, server 0 also sends with its weights
+whether the step was dropped.
 """
 
 from __future__ import annotations
@@ -37,10 +35,8 @@ from mpiddp.sync.parameter_server.mpi_messages import LONGEST_PAUSE, Array, Pend
 from mpiddp.sync.parameter_server.staleness import Clock
 from mpiddp.sync.parameter_server.worker_deadlines import WorkerDeadlines
 
-GRADIENT, WEIGHTS, NUMBER, SIGN = range(4)
+GRADIENT, WEIGHTS, VERDICT, SIGN = range(4)
 """Kinds of messages; a tag is the kind plus four times the number of the server."""
-NO_BATCH = int(np.iinfo(np.int64).max)
-"""The number that a worker is sent if it is to pause."""
 PRESENT, OVER = np.zeros(1, np.uint8), np.ones(1, np.uint8)
 """Signs of life to a worker that waits for the end of an epoch."""
 MARK = 0xFF
@@ -83,9 +79,9 @@ class UpdateRule:
     """Whether workers may mark gradients."""
 
     @property
-    def has_numbers(self) -> bool:
-        """Whether server 0 sends a number with its weights."""
-        return self.bound is None or (self.bound == 0 and self.may_drop)
+    def has_verdicts(self) -> bool:
+        """Whether server 0 says with its weights whether the step was dropped."""
+        return self.bound == 0 and self.may_drop
 
 
 class Server:
@@ -136,12 +132,9 @@ class Server:
         """Of the present step's gradients, in their order."""
         self._is_dropped = False
         """Whether one of them is marked; until the next step's come."""
-        self._has_numbers = number == 0 and rule.has_numbers
-        self._numbers = np.zeros((len(workers), 1), np.int64)
-        """What each worker was told last: its batch, or whether its step was dropped."""
-        self._next_ticket = len(workers)
-        self._is_pause_due: Callable[[], bool] = lambda: False
-        """Asked in ``serve``'s thread: whether workers without a bound get no more batches."""
+        self._has_verdicts = number == 0 and rule.has_verdicts
+        self._verdicts = np.zeros((len(workers), 1), np.int64)
+        """What each worker was told last: whether its step was dropped."""
         self._receives: dict[int, PendingMessage] = {}
         """From workers that have weights."""
         self._finished: set[int] = set()
@@ -149,10 +142,6 @@ class Server:
         self.epochs = 0
         """In which all workers have sent their last gradient; may be read in any thread."""
         self._stopped = threading.Event()
-
-    def pause_when(self, is_due: Callable[[], bool]) -> None:
-        """Give workers without a bound no more batches while ``is_due()``."""
-        self._is_pause_due = is_due
 
     def serve(self) -> None:
         """Answer all workers until ``stop`` is called. Raises PeerLostError."""
@@ -265,7 +254,6 @@ class Server:
         target.copy_(self._weights)
         self.clock.renew()
         self._deadlines.rest()
-        self._next_ticket = len(self._workers)
 
     def read_state(self) -> dict[str, Any]:
         """The optimizer's state and the clock's, while all workers wait."""
@@ -285,22 +273,13 @@ class Server:
         self._finish_sends(place)
         self._listen(place)
         self._deadlines.expect(place)
-        if self._has_numbers:
-            self._numbers[place] = self._choose_number()
-            self._send(place, self._numbers[place], NUMBER)
+        if self._has_verdicts:
+            self._verdicts[place] = self._is_dropped
+            self._send(place, self._verdicts[place], VERDICT)
         if self.clock.bound != 0:
             # The weights may change while they are sent to a slow worker.
             self._answers[place].copy_(self._weights)
         self._send(place, _view_bytes(self._answers[place]), WEIGHTS)
-
-    def _choose_number(self) -> int:
-        """What a worker is told with its weights."""
-        if self.clock.bound == 0:
-            return int(self._is_dropped)
-        if self._is_pause_due():
-            return NO_BATCH
-        self._next_ticket += 1
-        return self._next_ticket - 1
 
     def _send(self, place: int, message: Array, kind: int) -> None:
         rank, tag = self._workers[place], _tag(self.number, kind)
@@ -332,23 +311,14 @@ class Worker:
         self._messages: list[tuple[PendingMessage, int]] = []
         """And the servers' ranks."""
         self._place = place
-        self._rule = rule
-        self._number = np.array([place], np.int64)
+        self._has_verdicts = rule.has_verdicts
+        self._verdict = np.zeros(1, np.int64)
         """What server 0 has sent with its last weights."""
-
-    @property
-    def ticket(self) -> int:
-        """Which of the batches to take next, if servers share them out; `NO_BATCH` for none."""
-        return int(self._number[0])
 
     @property
     def is_dropped(self) -> bool:
         """Whether servers have dropped the last step of all workers, if they are in step."""
-        return self._rule.bound == 0 and self._rule.may_drop and bool(self._number[0])
-
-    def begin_epoch(self) -> None:
-        """All workers have the servers' weights, and take their first batches."""
-        self._number[0] = self._place
+        return bool(self._verdict[0])
 
     def push_gradients(self, *, is_bad: bool = False) -> None:
         """Collect the gradients, send each server its part of them, and ask for weights.
@@ -361,8 +331,8 @@ class Worker:
             self._model.collect_gradients()
         if self._gradients is not self._model.gradients:
             self._gradients.copy_(self._model.gradients)
-        if self._rule.has_numbers:
-            self._exchange(0, NUMBER, self._number)
+        if self._has_verdicts:
+            self._exchange(0, VERDICT, self._verdict)
         # Each worker begins with another server, so that no server gets all requests at once.
         count = len(self._servers)
         for number in ((self._place + each) % count for each in range(count)):

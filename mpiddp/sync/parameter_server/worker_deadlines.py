@@ -9,11 +9,12 @@ from mpiddp.launch.mpi.pauses import LONGEST_GAP
 
 
 class WorkerDeadlines:
-    """When each worker's next message is due, by a clock that counts while somebody looks.
+    """When each worker's next message is due.
 
-    A long update, and the time for which this process was stopped, count as LONGEST_GAP.
-    Nothing is due from a worker that waits for weights, and from any worker between two epochs: the
-    ranks are then in an evaluation, or in collective calls, which have deadlines of their own.
+    Time counts up to LONGEST_GAP between two looks, so that a long update, or a stopped process,
+    makes no worker late. Nothing is due from a worker that waits for weights, nor from any between
+    two epochs: ranks are in an evaluation then, or in collective calls, which have deadlines of
+    their own.
     """
 
     def __init__(

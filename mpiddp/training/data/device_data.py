@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mpiddp.training.data.data import MapStyle, Split
+from mpiddp.training.data.data_sets import MapStyle, Split
 from mpiddp.training.data.structure import join_leaves, list_leaves, map_leaves
 
 SHARE = 0.1
@@ -49,7 +49,7 @@ def place(split: Split | MapStyle, device: torch.device) -> Split | MapStyle | D
         free, _ = torch.cuda.mem_get_info(device)
         return move(split, device) if fits(split, free) else split
     except Exception:
-        # What cannot be converted is told when its batch is due.
+        # What cannot be converted is reported when its batch is read.
         return split
 
 
@@ -62,7 +62,7 @@ def hold(split: Split | MapStyle | DeviceSplit) -> Split | MapStyle | DeviceSpli
             map_leaves(torch.from_numpy, split.features), torch.from_numpy(split.labels)
         )
     except (TypeError, ValueError):
-        # What no tensor can hold is told when its batch is due.
+        # What no tensor can hold is reported when its batch is read.
         return split
 
 

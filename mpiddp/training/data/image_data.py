@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.data.data import DataSet, Split
+from mpiddp.training.data.data_sets import DataSet, Split
 from mpiddp.training.data.vision import import_torchvision
 from mpiddp.training.options.config import Configuration
 
@@ -28,7 +28,7 @@ FIRST_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Kind:
+class ImageKind:
     """A data set whose files torchvision can fetch."""
 
     loader: str
@@ -38,8 +38,8 @@ class Kind:
 
 
 KINDS = {
-    "mnist": Kind("MNIST", Path("MNIST/raw")),
-    "cifar10": Kind("CIFAR10", Path("cifar-10-batches-py")),
+    "mnist": ImageKind("MNIST", Path("MNIST/raw")),
+    "cifar10": ImageKind("CIFAR10", Path("cifar-10-batches-py")),
 }
 
 

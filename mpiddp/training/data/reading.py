@@ -1,8 +1,8 @@
 """Batches are read in this process, or ahead of time by worker processes.
 
 Workers come from a fork server: a process that has not started MPI and uses no GPU, since neither
-survives every fork. They block the signals that ask a job to leave, since the ranks need their
-batches until they have left, and they end with their rank.
+survives every fork. They block the signals of a preemption, since ranks need batches until they
+leave. They end with their rank.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ BLOCKED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True)
-class Reading:
+class BatchReading:
     """How batches are read."""
 
     workers: int = 0
-    """Processes that read ahead; 0 for none. What is on a device needs none."""
+    """Processes that read ahead; 0 for none. Samples on a device need none."""
     pins: bool = False
     """Whether batches are in pinned memory, from which a GPU can copy them meanwhile."""
 
 
-HERE = Reading()
+HERE = BatchReading()
 
 
-class Reader:
+class BatchReader:
     """Reads batches of a split, in the order in which they are asked for."""
 
-    def __init__(self, samples: Samples, reading: Reading = HERE) -> None:
+    def __init__(self, samples: Samples, reading: BatchReading = HERE) -> None:
         self._samples = samples.time_transforms()
         if not reading.workers:
             self._samples = replace(self._samples, split=hold(self._samples.split))
@@ -60,7 +60,7 @@ class Reader:
         self._workers: Any = None
         """An iterator of the loader, whose processes it holds."""
         self.left_out: list[UnreadableSampleError] = []
-        """What nobody has reported yet."""
+        """Of the batches so far, unless they have been reported."""
         self.work: Work = (0.0, 0.0)
         """Of the last batch."""
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from mpiddp.errors import MpiddpError
-from mpiddp.training.data.data import MapStyle, Split, Stream, StreamError
+from mpiddp.training.data.data_sets import MapStyle, SampleStream, Split, StreamError
 from mpiddp.training.data.device_data import DeviceSplit
 from mpiddp.training.data.seeding import kept_generators, mix_seed, seed_cpu_generators
 from mpiddp.training.data.structure import FormError, list_leaves, map_leaves, separate
@@ -101,7 +101,7 @@ class Stopwatch:
 
 
 class Answer(NamedTuple):
-    """What it gets; also from another process, which cannot raise here."""
+    """What it gets. Errors are values: another process cannot raise here."""
 
     batch: Batch | None
     """None if nothing could be read, or what could not be read ends the run."""
@@ -153,12 +153,12 @@ class Samples(Dataset[Answer]):
         pairs = []
         with kept_generators():
             for position in key.positions:
-                if isinstance(split, Stream):
+                if isinstance(split, SampleStream):
                     pairs.append(split.take(key.epoch, position))
                     continue
                 seed_cpu_generators(mix_seed(self.seed, key.epoch, position))
                 pairs.append(split[position])
-            if isinstance(split, Stream) and key.is_last:
+            if isinstance(split, SampleStream) and key.is_last:
                 split.finish()
         if not isinstance(split, Split):
             return Batch(*separate(default_collate(pairs)), key.weight)

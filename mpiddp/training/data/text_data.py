@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.data.data import DataSet, Split
+from mpiddp.training.data.data_sets import DataSet, Split
 from mpiddp.training.options.config import Configuration
 
 VALUES = 256

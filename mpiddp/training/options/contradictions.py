@@ -10,11 +10,11 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.options.checks import quote
 from mpiddp.training.options.groups.data import AUTO_BATCH
 from mpiddp.training.options.groups.optimisation import LEARNING_RATES
-from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER, UNLIMITED
+from mpiddp.training.options.groups.synchronisation import FRAMEWORK, PARAMETER_SERVER
 
 
 @dataclass(frozen=True)
-class Rule:
+class OptionRule:
     """``options`` may differ from their defaults only if the option ``other`` allows it."""
 
     options: tuple[str, ...]
@@ -30,139 +30,135 @@ class Rule:
 
 
 RULES = (
-    Rule(
+    OptionRule(
         ("evaluate_only", "weights_prefix", "weights_except"),
         "weights",
         lambda path: path is not None,
         "give --weights FILE.pt or RUN",
     ),
-    Rule(
+    OptionRule(
         ("weights",),
         "resume",
         lambda resume: resume in ("auto", "never"),
         "both say where the run begins: leave out one of them",
         unless="evaluate_only",
     ),
-    Rule(("export",), "evaluate_only", lambda only: not only, "leave out --evaluate-only"),
-    Rule(("predict",), "evaluate_only", bool, "give --evaluate-only and --weights"),
-    Rule(
+    OptionRule(("export",), "evaluate_only", lambda only: not only, "leave out --evaluate-only"),
+    OptionRule(("predict",), "evaluate_only", bool, "give --evaluate-only and --weights"),
+    OptionRule(
         ("augment",),
         "data",
         lambda name: name in ("mnist", "cifar10", "imagefolder"),
         "it is for mnist, cifar10 and imagefolder",
     ),
-    Rule(
+    OptionRule(
         ("download",), "data", lambda name: name in ("mnist", "cifar10"), "it is for mnist, cifar10"
     ),
-    Rule(("text", "context"), "data", lambda name: name == "text", "give --data text"),
-    Rule(("image_size",), "data", lambda name: name == "imagefolder", "it is for imagefolder"),
-    Rule(("shape",), "data", lambda name: name == "synthetic", "it is for synthetic"),
-    Rule(
-        ("workers",),
-        "staleness",
-        lambda bound: bound != UNLIMITED,
-        "a worker learns late which batch is next: leave out --workers",
+    OptionRule(("text", "context"), "data", lambda name: name == "text", "give --data text"),
+    OptionRule(
+        ("image_size",), "data", lambda name: name == "imagefolder", "it is for imagefolder"
     ),
-    Rule(
+    OptionRule(("shape",), "data", lambda name: name == "synthetic", "it is for synthetic"),
+    OptionRule(
         ("transport", "wire_dtype", "overlap"),
         "sync",
         lambda sync: sync not in (FRAMEWORK, PARAMETER_SERVER),
         "give --sync auto, or --sync ALGORITHM",
     ),
-    Rule(
+    OptionRule(
         ("load",),
         "sync",
         lambda sync: sync not in (FRAMEWORK, "auto", PARAMETER_SERVER),
         "name its algorithm: --sync NAME",
     ),
-    Rule(
+    OptionRule(
         ("servers", "server_placement", "staleness"),
         "sync",
         lambda sync: sync == PARAMETER_SERVER,
         "give --sync parameter-server",
     ),
-    Rule(
+    OptionRule(
         ("sync",),
         "parallel",
         lambda parallel: parallel == "ddp",
         "its gradients are exchanged in another way: leave out --sync, or give --parallel ddp",
     ),
-    Rule(
+    OptionRule(
         ("bucket_mb", "find_unused_parameters"),
         "parallel",
         lambda parallel: parallel == "ddp",
         "give --parallel ddp",
     ),
-    Rule(
+    OptionRule(
         ("bucket_mb", "find_unused_parameters"),
         "sync",
         lambda sync: sync != PARAMETER_SERVER,
         "servers get all gradients at once: give another --sync",
     ),
-    Rule(
+    OptionRule(
         ("batch_size",),
         "parallel",
         lambda parallel: parallel in ("ddp", "none"),
         "a rank cannot take a step by itself to try a size: give a number",
         values=(AUTO_BATCH,),
     ),
-    Rule(
+    OptionRule(
         ("average_every",),
         "parallel",
         lambda parallel: parallel == "ddp",
         "only there has each rank of several the whole model: give --parallel ddp",
     ),
-    Rule(
+    OptionRule(
         ("average_every",),
         "sync",
         lambda sync: sync != PARAMETER_SERVER,
         "servers hold the weights: give another --sync, or --staleness STEPS",
     ),
-    Rule(
+    OptionRule(
         ("wire_dtype", "overlap", "bucket_mb", "find_unused_parameters"),
         "average_every",
         lambda steps: steps is None,
         "it is about gradients, and weights are sent: leave out one of them",
     ),
-    Rule(
+    OptionRule(
         ("shard_within", "cpu_offload"),
         "parallel",
         lambda parallel: parallel == "fsdp",
         "give --parallel fsdp",
     ),
-    Rule(
+    OptionRule(
         ("wrap_parameters",),
         "parallel",
         lambda parallel: parallel == "fsdp",
         "give --parallel fsdp, or --activation-checkpointing",
         unless="activation_checkpointing",
     ),
-    Rule(
+    OptionRule(
         ("cpu_offload",),
         "clip_norm",
         lambda longest: longest is None,
         "GPUs cannot add up norms that are in main memory: leave out one of them",
     ),
-    Rule(
+    OptionRule(
         ("clip_norm", "ema"),
         "sync",
         lambda sync: sync != PARAMETER_SERVER,
         "a server has no rank's whole gradient, and no rank has every update: give another --sync",
     ),
-    Rule(
+    OptionRule(
         ("precision",),
         "sync",
         lambda sync: sync != PARAMETER_SERVER,
         "servers know of no loss scale: give --precision bf16",
         values=("fp16",),
     ),
-    Rule(
+    OptionRule(
         ("momentum", "weight_decay"),
         "optimizer",
         lambda name: name in LEARNING_RATES,
         "they are for sgd and adamw: have your function set them",
     ),
-    Rule(
+    OptionRule(
         ("step_epochs", "step_factor"),
         "schedule",
         lambda schedule: schedule == "step",

@@ -158,7 +158,7 @@ class Row:
     epoch: int
     """Counted from 1."""
     step: int
-    """Steps taken so far: batches of each worker, on average if servers share them out."""
+    """Steps taken so far: batches of each worker."""
     loss: float
     """Mean training loss over the samples of all ranks, as they were trained on."""
     metrics: dict[str, float]

@@ -19,7 +19,7 @@ class StepProfiler:
     """Of one rank: operators with shapes and memory, and on a GPU its kernels."""
 
     def __init__(self, path: Path, device: torch.device, warn: Callable[[str], object]) -> None:
-        """``path``: the trace. ``warn`` is told if it cannot be written."""
+        """``path``: the trace. ``warn``: called with the reason if it cannot be written."""
         self._path, self._warn = path, warn
         self._steps = 0
         activities = [ProfilerActivity.CPU]

@@ -23,7 +23,7 @@ PROJECT = "mpiddp"
 CLOSE_SECONDS = 60.0
 """How long a tracker may take at the end of a training."""
 _UNTRACKED = ("attempt", "kind", "step", "staleness", "network", "parameters")
-"""What of a row is no curve."""
+"""Fields of a row that are no curves."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Tracker:
     """Of rank 0."""
 
     def __init__(self, name: str, run: Run, warn: Callable[[str], object]) -> None:
-        """``warn`` is told of the first error."""
+        """``warn``: called with the first error."""
         self._name, self._warn = name, warn
         self._rows: SimpleQueue[Row | StepsRow | bool] = SimpleQueue()
         """Rows, and at the end whether the training was finished."""
@@ -149,7 +149,7 @@ class Tracker:
         self._rows.put(row)
 
     def close(self, *, is_done: bool) -> None:
-        """Wait until all is told, but not for ever."""
+        """Wait until the library has taken all rows, up to CLOSE_SECONDS."""
         self._rows.put(is_done)
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.factories import failed
 from mpiddp.training.options.groups.optimisation import OptimisationOptions
-from mpiddp.training.task.task import Schedule
+from mpiddp.training.task.task import RateSchedule
 from mpiddp.wording import count_noun
 
 WARM_UP = 0.05
@@ -30,7 +30,7 @@ class LearningRate:
     """Steps between two changes, with ``step``."""
     factor: float = 1.0
     """Multiplies the rate at each of them."""
-    own: Schedule | None = None
+    own: RateSchedule | None = None
     """A user's, in place of ``schedule``; it multiplies the rise, too."""
 
     def __call__(self, step: int) -> float:
@@ -66,7 +66,7 @@ class LearningRate:
 
 
 def make_learning_rate(
-    options: OptimisationOptions, steps_per_epoch: int, batch: int, own: Schedule | None = None
+    options: OptimisationOptions, steps_per_epoch: int, batch: int, own: RateSchedule | None = None
 ) -> LearningRate:
     """The one that the resolved options name. Raises ConfigurationError.
 

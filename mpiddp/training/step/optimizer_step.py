@@ -22,7 +22,7 @@ from mpiddp.training.step.sharded_tensors import collect, is_sharded
 
 
 class Update(Protocol):
-    """How a rank updates; ``mpiddp.sync.parameter_server.roles.Serving`` is the other way."""
+    """How a rank updates; ``mpiddp.sync.parameter_server.serving.Serving`` is the other way."""
 
     def begin_step(self) -> None:
         """Before a backward pass."""
@@ -50,9 +50,6 @@ class GuardedUpdate(Update, Protocol):
     def staleness(self) -> dict[int, int] | None:
         """How many gradients were how many updates late, on this rank; None if none can be."""
 
-    def pause_when(self, is_due: Callable[[], bool]) -> None:
-        """Have ranks that pass no place together pause while ``is_due()``."""
-
     def finish_step(self, *, is_bad: bool = False) -> bool:
         """After a backward pass: whether its gradients were applied.
 
@@ -60,8 +57,8 @@ class GuardedUpdate(Update, Protocol):
         """
 
     def exchange_weights(self, *, is_due: bool = False) -> None:
-        """After a step of which nothing is left if it was left out, or with ``is_due`` at the end
-        of an epoch: average the ranks' weights, if they have their own. Collective then."""
+        """After a step, or with ``is_due`` at the end of an epoch: average the ranks' weights, if
+        they have their own. Collective then."""
 
     def list_parts(self, step: int) -> dict[str, Any]:
         """What this rank holds beside the weights, as parts of a checkpoint by name.
@@ -179,23 +176,20 @@ class LocalUpdate:
 
     staleness = None
 
-    def pause_when(self, is_due: Callable[[], bool]) -> None:
-        """They pass all places together."""
-
     def exchange_weights(self, *, is_due: bool = False) -> None:
-        """They have the same."""
+        """All ranks have the same weights."""
 
     def united(self) -> AbstractContextManager[object]:
-        """Within it the module has the weights that all ranks have, between two averages too.
+        """Within it the module has the same weights on all ranks, also between two averages.
 
         Collective."""
         return nullcontext()
 
     def finish_epoch(self) -> None:
-        """All have as many steps."""
+        """All ranks have equally many steps."""
 
     def settle(self) -> None:
-        """They have the same."""
+        """All ranks have the same weights."""
 
     def close(self) -> None:
         """Nothing to end."""

@@ -21,7 +21,7 @@ from mpiddp.training.data.samples import Work
 from mpiddp.training.records.history import STAGES
 
 
-class Stage(IntEnum):
+class StepStage(IntEnum):
     """The stages of a step, as `STAGES` names them."""
 
     READ = 0
@@ -42,7 +42,7 @@ class Stage(IntEnum):
 class Costs:
     """What one rank's steps of an epoch took, so far."""
 
-    seconds: list[float] = field(default_factory=lambda: [0.0] * len(Stage))
+    seconds: list[float] = field(default_factory=lambda: [0.0] * len(StepStage))
     """Of each stage."""
     steps: int = 0
     data_seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
@@ -70,11 +70,11 @@ class StageClock:
         """What is counted here."""
         self.waits = waits
         """Whether a backward pass is to be watched."""
-        self.last_of_backward = Stage.COMMUNICATION if waits else Stage.BACKWARD
+        self.last_of_backward = StepStage.COMMUNICATION if waits else StepStage.BACKWARD
         """What a backward pass ends with."""
         self._last = time.perf_counter()
         self._queue_after_backward = find_queue_after_backward()
-        self._end_computing = partial(self.end, Stage.BACKWARD)
+        self._end_computing = partial(self.end, StepStage.BACKWARD)
 
     def count_in(self, costs: Costs) -> None:
         """An epoch brings its own."""
@@ -84,7 +84,7 @@ class StageClock:
         """What was done since the last call belongs to no stage."""
         self._last = time.perf_counter()
 
-    def end(self, stage: Stage) -> None:
+    def end(self, stage: StepStage) -> None:
         """What was done since the last call belongs to ``stage``."""
         now = time.perf_counter()
         self.costs.seconds[stage] += now - self._last
@@ -101,8 +101,8 @@ class StageClock:
         if transform:
             costs.data_seconds[1] += transform
             transform = min(transform, waited * transform / (read + transform))
-            costs.seconds[Stage.TRANSFORM] += transform
-        costs.seconds[Stage.READ] += waited - transform
+            costs.seconds[StepStage.TRANSFORM] += transform
+        costs.seconds[StepStage.READ] += waited - transform
 
     def read(self) -> Any:
         """This moment: of time.perf_counter, or on a GPU an event in its stream."""
@@ -118,9 +118,9 @@ class StageClock:
     def _add_exchange(self, seconds: float, is_waited_for: bool) -> None:
         self.costs.count_exchange(0, seconds)
         if is_waited_for:
-            self.move(seconds, Stage.BACKWARD, Stage.COMMUNICATION)
+            self.move(seconds, StepStage.BACKWARD, StepStage.COMMUNICATION)
 
-    def move(self, seconds: float, source: Stage, target: Stage) -> None:
+    def move(self, seconds: float, source: StepStage, target: StepStage) -> None:
         """Time that was counted in ``source`` belongs to ``target``."""
         self.costs.seconds[source] -= seconds
         self.costs.seconds[target] += seconds
@@ -146,7 +146,7 @@ class GpuStageClock(StageClock):
     def __init__(self, device: torch.device, *, waits: bool = True) -> None:
         super().__init__(waits=waits)
         self._device = device
-        self._marks: deque[tuple[torch.cuda.Event, Stage | None]] = deque()
+        self._marks: deque[tuple[torch.cuda.Event, StepStage | None]] = deque()
         """In their order, with the stage that ends there; the first one has been counted."""
         self._exchanges: deque[tuple[torch.cuda.Event, torch.cuda.Event, bool]] = deque()
         """That are not counted yet: begin, end, and whether the backward pass waited."""
@@ -159,7 +159,7 @@ class GpuStageClock(StageClock):
     def count_exchange(self, begin: Any, end: Any, *, is_waited_for: bool = False) -> None:
         self._exchanges.append((begin, end, is_waited_for))
 
-    def _record(self, stage: Stage | None) -> None:
+    def _record(self, stage: StepStage | None) -> None:
         self._marks.append((self.read(), stage))
         self._count()
 
@@ -182,7 +182,7 @@ class GpuStageClock(StageClock):
         super().end_reading(work)
         self._record(None)
 
-    def end(self, stage: Stage) -> None:
+    def end(self, stage: StepStage) -> None:
         self._record(stage)
 
     def settle(self) -> None:
@@ -205,9 +205,9 @@ def time_buffers(clock: StageClock, model: nn.Module, module: nn.Module) -> None
 
         def end(_: nn.Module, __: object) -> None:
             if module.training:
-                clock.end(Stage.COMMUNICATION)
+                clock.end(StepStage.COMMUNICATION)
 
         module.register_forward_pre_hook(end)
 
 
-assert tuple(stage.name.lower() for stage in Stage) == STAGES
+assert tuple(stage.name.lower() for stage in StepStage) == STAGES

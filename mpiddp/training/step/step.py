@@ -21,9 +21,9 @@ from mpiddp.training.step.divergence import LossGuard, MarkedModel
 from mpiddp.training.step.moving_average import MovingAverage
 from mpiddp.training.step.optimizer_step import GuardedUpdate, LocalUpdate
 from mpiddp.training.step.precision import Precision
-from mpiddp.training.step.stages import Stage, StageClock
+from mpiddp.training.step.stages import StageClock, StepStage
 from mpiddp.training.step.traffic import Traffic
-from mpiddp.training.task.task import Loss
+from mpiddp.training.task.task import LossFunction
 
 Compute: TypeAlias = Callable[[nn.Module, Batch], tuple[torch.Tensor, torch.Tensor]]
 """From a model and a batch on its device to outputs, for the metrics, and the mean loss."""
@@ -33,7 +33,7 @@ Compute: TypeAlias = Callable[[nn.Module, Batch], tuple[torch.Tensor, torch.Tens
 class Forward:
     """A forward pass, and its loss."""
 
-    loss: Loss
+    loss: LossFunction
     """Of training: with smoothed labels, if any."""
     precision: Precision
     memory_format: torch.memory_format = torch.preserve_format
@@ -199,7 +199,7 @@ class Engine:
     ) -> tuple[torch.Tensor, bool]:
         """A forward and a backward pass. Returns the loss, and whether the step may be taken."""
         clock, forward, weight = self.clock, self.forward, part.weight
-        clock.end(Stage.TRANSFER)
+        clock.end(StepStage.TRANSFER)
         outputs, loss = forward(self.model, part, compute)
         value = self.guard.examine(loss, describe)
         weighted = loss if weight == 1 else loss * weight
@@ -208,14 +208,14 @@ class Engine:
             weighted = scaler.scale(weighted)
         if clock.waits:
             clock.watch(weighted)
-        clock.end(Stage.FORWARD)
+        clock.end(StepStage.FORWARD)
         torch.autograd.backward(weighted)
         clock.end(clock.last_of_backward)
         if self.traffic.counts_passes:
             self.traffic.count(clock)
         if weight > 0:
             totals.add(loss.detach() if value is None else value, outputs, part.targets)
-            clock.end(Stage.FORWARD)
+            clock.end(StepStage.FORWARD)
         return loss, value is None or math.isfinite(value)
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from mpiddp.training.step.moving_average import MovingAverage
 from mpiddp.training.step.optimizer_step import LocalUpdate, Treatment
-from mpiddp.training.step.stages import Stage, StageClock
+from mpiddp.training.step.stages import StageClock, StepStage
 
 Mean: TypeAlias = Callable[[torch.Tensor], float]
 """Replaces a flat tensor by its mean over all ranks, and returns the bytes that this rank sends.
@@ -51,9 +51,9 @@ class Weights:
 
     def exchange(self) -> None:
         """As ``average``, as a part of the step or the epoch that has just ended."""
-        self._clock.end(Stage.UPDATE)
+        self._clock.end(StepStage.UPDATE)
         self._clock.costs.count_exchange(self.average())
-        self._clock.end(Stage.COMMUNICATION)
+        self._clock.end(StepStage.COMMUNICATION)
 
     def copy(self) -> list[torch.Tensor]:
         return [each.clone() for each in self._tensors]

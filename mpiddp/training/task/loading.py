@@ -11,11 +11,11 @@ import torch
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
-from mpiddp.training.data.data import DataSet, Split, Stream, StreamError, by_position
+from mpiddp.training.data.data_sets import DataSet, SampleStream, Split, StreamError, by_position
 from mpiddp.training.data.device_data import place
 from mpiddp.training.data.download import fetch_on_all
 from mpiddp.training.data.factories import call_factory, describe, failed
-from mpiddp.training.data.reading import Reading
+from mpiddp.training.data.reading import BatchReading
 from mpiddp.training.data.samples import Batch, BatchError, Key, Samples, UnreadableSampleError
 from mpiddp.training.data.structure import FormError, find_sample_shape, list_leaves
 from mpiddp.training.options.config import Configuration
@@ -112,7 +112,7 @@ def _check_sizes(data: DataSet, name: str) -> None:
 
 def _check_streams(configuration: Configuration, data: DataSet) -> None:
     """Raises ConfigurationError for options that iterable data cannot have."""
-    if not any(isinstance(each, Stream) for each in (data.train, data.test)):
+    if not any(isinstance(each, SampleStream) for each in (data.train, data.test)):
         return
     if configuration.workers > 1:
         raise ConfigurationError(
@@ -165,8 +165,8 @@ def choose_samples(
     )
 
 
-def choose_reading(configuration: Configuration, session: Session) -> Reading:
-    return Reading(configuration.workers, pins=session.device.type == "cuda")
+def choose_reading(configuration: Configuration, session: Session) -> BatchReading:
+    return BatchReading(configuration.workers, pins=session.device.type == "cuda")
 
 
 def read_first(samples: Samples, count: int, session: Session) -> Batch:

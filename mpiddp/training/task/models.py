@@ -35,8 +35,8 @@ def build(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     return call_factory("model", factory, nn.Module, shape=shape, classes=classes)
 
 
-def build_convnet(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return a convolutional network for images of 4 x 4 or more."""
+def convnet(shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> nn.Module:
+    """A small convolutional network for images; by default for ``--data digits``."""
     _check_images("convnet", shape)
     channels, height, width = shape
     return nn.Sequential(
@@ -54,8 +54,8 @@ def build_convnet(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
-def build_mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return a perceptron with one hidden layer, for samples of any shape."""
+def mlp(shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> nn.Module:
+    """A perceptron with one hidden layer, for any shape; by default for ``--data digits``."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(math.prod(shape), HIDDEN),
@@ -64,20 +64,21 @@ def build_mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
-def build_resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return torchvision's ResNet-18, with 11 million parameters, for images of 4 x 4 or more."""
+def resnet18(shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Module:
+    """torchvision's ResNet-18, with 11 million parameters; by default for ``--data cifar10``."""
     return _build_resnet("resnet18", shape, classes)
 
 
-def build_resnet50(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return torchvision's ResNet-50, with 25 million parameters, for images of 4 x 4 or more."""
+def resnet50(shape: tuple[int, ...] = (3, 224, 224), classes: int = 1000) -> nn.Module:
+    """torchvision's ResNet-50, with 25 million parameters; by default for ImageNet's classes."""
     return _build_resnet("resnet50", shape, classes)
 
 
-def build_transformer(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return a small transformer with 0.9 million parameters, for sequences of class numbers.
+def transformer(shape: tuple[int, ...] = (128,), classes: int = 256) -> nn.Module:
+    """A small transformer with 0.9 million parameters; by default for ``--data text``.
 
-    It scores every place: (samples, length) becomes (samples, classes, length).
+    It takes sequences of class numbers, and scores every place: (samples, length) becomes (samples,
+    classes, length).
     """
     if len(shape) != 1:
         raise ConfigurationError(

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.data.data import DataSet, load
+from mpiddp.training.data.data_sets import DataSet, load
 from mpiddp.training.data.factories import Factory, call_factory, describe, failed, find_factory
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.data.structure import call_model, find_shape
@@ -20,9 +20,9 @@ from mpiddp.training.options.config import Configuration
 from mpiddp.training.records.metrics import Average, Metric, Row, StepsRow
 from mpiddp.training.task import models
 
-Loss: TypeAlias = Callable[[Any, Any], torch.Tensor]
+LossFunction: TypeAlias = Callable[[Any, Any], torch.Tensor]
 """From a model's outputs and the targets to the mean over the batch, a scalar."""
-Schedule: TypeAlias = Callable[[int, int], float]
+RateSchedule: TypeAlias = Callable[[int, int], float]
 """From a step, counted from 0, and the steps of the run to a factor of the peak learning rate."""
 
 
@@ -32,7 +32,7 @@ OWN = {
     "optimizer": "an optimizer",
     "schedule": "a factor of the learning rate",
 }
-"""What functions of a task return that are options, too."""
+"""What a task may bring in place of an option, and what that function returns."""
 MANY = 100
 """Classes from which on the share among the five highest scores is reported."""
 LARGEST_EXPONENT = 700.0
@@ -92,10 +92,10 @@ class Task:
 
     model: Factory | None = None
     data: Factory | None = None
-    loss: Loss = cross_entropy
+    loss: LossFunction = cross_entropy
     metrics: Mapping[str, Metric] = field(default_factory=lambda: {"accuracy": count_correct})
     optimizer: Factory | None = None
-    schedule: Schedule | None = None
+    schedule: RateSchedule | None = None
 
     def __post_init__(self) -> None:
         """Raises ConfigurationError for what is no function."""
@@ -209,7 +209,7 @@ def name_own(task: Task, options: Mapping[str, Any]) -> dict[str, str]:
     return names
 
 
-def choose_loss(task: Task, label_smoothing: float) -> Loss:
+def choose_loss(task: Task, label_smoothing: float) -> LossFunction:
     """The loss of training. Raises ConfigurationError if its labels cannot be smoothed."""
     if label_smoothing == 0:
         return task.loss

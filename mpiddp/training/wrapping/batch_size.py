@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from mpiddp.collectives.transport.shared_memory import find_shortage
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
+from mpiddp.process.memory_limits import find_shortage
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.data.structure import count_samples, map_leaves
 from mpiddp.training.options.config import Configuration
@@ -24,7 +24,7 @@ from mpiddp.training.step.step import split_batch
 from mpiddp.wording import count_noun
 
 SAMPLES = 16
-"""That the batches are made of, again and again."""
+"""Different samples in a batch that is tried; they are repeated."""
 RESERVE = 0.05
 """Share of a GPU's memory, or of what a step takes on a CPU, for what is not tried here: NCCL's
 buffers, fragments, an operation's working memory at another size."""
@@ -71,7 +71,7 @@ class StepTrial:
         try:
             self._take_step(size)
         except RuntimeError as error:
-            # There are limits of an operation, too: they are told, but not where nothing works.
+            # An operation may have limits, too: a reason only if a smaller size works.
             if not self._size and not isinstance(error, torch.OutOfMemoryError):
                 raise
             problem = str(error).strip().partition("\n")[0]

@@ -13,8 +13,8 @@ from torch import nn
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.session import Session
-from mpiddp.sync.parameter_server.roles import Roles
 from mpiddp.sync.parameter_server.server import UpdateRule
+from mpiddp.sync.parameter_server.serving import Roles
 from mpiddp.training.data.factories import Factory
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.config import Configuration
@@ -25,25 +25,19 @@ from mpiddp.training.step.moving_average import MovingAverage
 from mpiddp.training.step.optimizer_step import LocalUpdate, Refusal, Treatment, make_optimizer
 from mpiddp.training.step.stages import StageClock, make_clock, time_buffers
 from mpiddp.training.step.step import Engine, Forward, split_batch
-from mpiddp.training.step.traffic import (
-    AveragingTraffic,
-    ServerTraffic,
-    SteadyTraffic,
-    Traffic,
-    observe,
-)
+from mpiddp.training.step.traffic import Traffic, find_traffic
 from mpiddp.training.step.weight_averaging import AveragingUpdate, Weights
 from mpiddp.training.wrapping import overlap
 from mpiddp.training.wrapping.activations import recompute
 from mpiddp.training.wrapping.module_groups import find_groups, find_innermost
-from mpiddp.training.wrapping.parallel import (
+from mpiddp.training.wrapping.parameters import late_sparse_named
+from mpiddp.training.wrapping.shared_model import (
     choose_mean,
     find_bound,
     replicate,
     serve,
     share_weights,
 )
-from mpiddp.training.wrapping.parameters import late_sparse_named
 from mpiddp.wording import count_noun
 
 
@@ -101,12 +95,13 @@ def start_engine(
         model = compile_model(module, configuration)
         engine = Engine(
             model, module, serving, guard, forward, passes,
-            clock=clock, traffic=ServerTraffic(serving),
+            clock=clock, traffic=Traffic(servers=serving.sent, hides_nothing=True),
         )  # fmt: skip
         return configuration, engine, None
     if configuration.average_every is not None:
         share_weights(module)
-        wrapped = _Wrapped(compile_model(module, configuration), traffic=AveragingTraffic())
+        traffic = Traffic(hides_nothing=True)
+        wrapped = _Wrapped(compile_model(module, configuration), traffic=traffic)
         clock = make_clock(session.device, ranks=1)
     else:
         configuration, wrapped = _wrap(configuration, session, start)
@@ -136,7 +131,7 @@ def _wrap(
         refusal = SharedRefusal(session.device) if configuration.on_nan == "skip" else None
         model = compile_model(module, configuration)
         hold = partial(fsdp.hold_gradients, module)
-        traffic = SteadyTraffic(fsdp.count_bytes(module, configuration.accumulation_steps))
+        traffic = Traffic(fsdp.count_bytes(module, configuration.accumulation_steps))
         wrapped = _Wrapped(model, hold, refusal, about, gathers=True, traffic=traffic)
         return configuration, wrapped
     if ranks > 1:
@@ -156,7 +151,7 @@ def _wrap_in_ddp(
     part = split_batch(start.batch, configuration.accumulation_steps)[0]
     with late_sparse_named(start.module):
         replica = replicate(start.module, device, configuration)
-        traffic = observe(replica.model, replica.hook)
+        traffic = find_traffic(replica.model, replica.hook)
         # What torch makes of the wrapper has its attributes, too.
         compiled: Any = compile_model(replica.model, configuration)
         replica = replace(replica, model=compiled)

@@ -83,7 +83,7 @@ def _make_mesh(session: Session, options: ParallelismOptions) -> DeviceMesh:
 
 
 def _share_weights(module: nn.Module, device: torch.device) -> None:
-    """Give all ranks rank 0's weights, of which no more than one is on the device at a time."""
+    """Give all ranks rank 0's weights. At most one tensor at a time is on the device."""
     for tensor in (*module.parameters(), *module.buffers()):
         there = tensor.detach().to(device)
         dist.broadcast(there, 0)

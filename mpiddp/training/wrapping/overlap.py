@@ -17,8 +17,8 @@ from mpiddp.sync.ddp_hook import ScheduleHook
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.step.step import Compute
-from mpiddp.training.wrapping.parallel import Replica
 from mpiddp.training.wrapping.rehearsal import compute_plainly, find_medians, rehearse, time_once
+from mpiddp.training.wrapping.shared_model import Replica
 
 WARM_UP = 3
 """Passes that are not timed: DDP makes new buckets after the first, and the third use of a buffer

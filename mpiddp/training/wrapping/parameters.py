@@ -47,7 +47,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Rule:
+class ParameterRule:
     """Some parameters cannot be trained with some values of an option."""
 
     option: str
@@ -90,52 +90,56 @@ SCALED = (torch.float32, torch.float64)
 SPARSE, COMPLEX = "has sparse gradients", "is complex"
 EMPTY, TYPES = "has no elements", "is of {dtype} beside others of {other}"
 RULES = (
-    Rule(
+    ParameterRule(
         "model",
         lambda *_: True,
         lambda each: each.tensor.is_meta,
         "is on the device meta, without values",
         "make the model on the CPU",
     ),
-    Rule(
+    ParameterRule(
         "sync",
         _has_schedules,
         lambda each: each.is_sparse,
         SPARSE,
         "make its embedding with sparse=False, or give --sync framework",
     ),
-    Rule(
+    ParameterRule(
         "sync",
         _has_nccl,
         lambda each: each.is_sparse,
         f"{SPARSE}, which NCCL does not add",
         "make its embedding with sparse=False, or give --backend gloo",
     ),
-    Rule("sync", _has_servers, lambda each: each.is_complex, COMPLEX, "give --sync framework"),
-    Rule("sync", _has_servers, lambda each: each.has_other_type, TYPES, "give --sync auto"),
-    Rule(
+    ParameterRule(
+        "sync", _has_servers, lambda each: each.is_complex, COMPLEX, "give --sync framework"
+    ),
+    ParameterRule(
+        "sync", _has_servers, lambda each: each.has_other_type, TYPES, "give --sync auto"
+    ),
+    ParameterRule(
         "parallel",
         _is_fsdp,
         lambda each: each.is_sparse,
         SPARSE,
         "make its embedding with sparse=False, or give --parallel ddp",
     ),
-    Rule("parallel", _is_fsdp, lambda each: each.is_empty, EMPTY, "give --parallel ddp"),
-    Rule(
+    ParameterRule("parallel", _is_fsdp, lambda each: each.is_empty, EMPTY, "give --parallel ddp"),
+    ParameterRule(
         "parallel",
         _is_fsdp,
         lambda each: each.has_other_type,
         TYPES,
         "give --parallel ddp, or a smaller --wrap-parameters, so that they are in separate groups",
     ),
-    Rule(
+    ParameterRule(
         "clip_norm",
         _clips_sparse,
         lambda each: each.is_sparse,
         SPARSE,
         "make its embedding with sparse=False, or leave out --clip-norm",
     ),
-    Rule(
+    ParameterRule(
         "precision",
         lambda configuration, _: configuration.precision == "fp16",
         lambda each: each.is_trained and each.tensor.dtype not in SCALED,
@@ -175,7 +179,7 @@ def _list_parameters(module: nn.Module, configuration: Configuration) -> Iterato
 
 @contextmanager
 def late_sparse_named(module: nn.Module) -> Iterator[None]:
-    """Names a parameter if DDP fails since its gradient is sparse, of which no module has told it.
+    """Names the parameter if DDP fails because of a sparse gradient that no module declares.
 
     Raises ConfigurationError.
     """

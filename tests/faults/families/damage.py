@@ -17,7 +17,7 @@ from attempts import Family, Finding
 from laboratory import Laboratory, Training, find_resumed
 from mpiddp.checkpoints.storage import finding
 from mpiddp.checkpoints.storage.manifest import MANIFEST, list_checkpoints
-from mpiddp.checkpoints.storage.ranks import Ranks
+from mpiddp.checkpoints.storage.rank_group import RankGroup
 from saves import METADATA, delete, flip, truncate
 
 RANKS = 2
@@ -99,7 +99,7 @@ def check_loader(directory: Path, newest: Path, older: Path) -> str:
         mock.patch.object(pickle, "load", guard(pickle.load)),
         mock.patch.object(finding, "read_metadata", guard(finding.read_metadata)),
     ):
-        survey = finding.find_newest(directory, Ranks())
+        survey = finding.find_newest(directory, RankGroup())
     assert survey.newest is not None and survey.newest.path == older
     assert list(survey.damaged) == [newest]
     return "; ".join(survey.damaged[newest])

@@ -40,17 +40,6 @@ class CallSpec(Contender):
         return self.bytes // self.dtype.itemsize
 
 
-class Started(Protocol):
-    """A call that goes on in the background."""
-
-    def wait(self) -> object: ...
-
-
-def start_with(begin: Callable[[], Started]) -> Callable[[], Callable[[], object]]:
-    """What ``Prepared.start`` needs of a function that starts a call."""
-    return lambda: begin().wait
-
-
 def do_nothing() -> None:
     """In the place of a close or a barrier that is not needed."""
 

@@ -9,13 +9,7 @@ import numpy
 import torch
 
 from benchmarks.measure.collectives.ranks.calls import Exchange
-from benchmarks.records.contenders import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    BROADCAST,
-    REDUCE,
-    REDUCE_SCATTER,
-)
+from benchmarks.records.contenders import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE, REDUCE_SCATTER
 
 PERIOD = 4099
 """Elements after which the values repeat; a prime, so that no chunk's values are another's."""
@@ -68,23 +62,50 @@ def fill(tensor: torch.Tensor, rank: int, size: int, operator: str = "sum") -> N
 
 
 def count_wrong(
+    quantity: str,
     tensor: torch.Tensor,
+    rank: int,
     size: int,
-    members: tuple[int, ...] | None = None,
     operator: str = "sum",
-    start: int = 0,
+    members: tuple[int, ...] | None = None,
+    part: torch.Tensor | None = None,
 ) -> int:
-    """How many elements of a flat tensor are not the result over all ranks' values.
+    """How many elements are wrong on this rank after a collective on ``fill``'s values.
 
     Args:
-        members: those that are summed, if it is not all.
-        start: where in the whole buffer the tensor begins.
+        members: the ranks that are summed, and know the sum, if it is not all; others, servers
+            that only serve, end with anything.
+        part: the result of a reduce-scatter, unless it is in its place in the tensor.
     """
-    return _count_others(tensor, get_result(size, members, operator), start)
+    if members is not None and rank not in members:
+        return 0
+    if quantity == ALL_REDUCE or (quantity == REDUCE and rank == 0):
+        return _count_others(tensor, get_result(size, members, operator))
+    if quantity == REDUCE_SCATTER:
+        own = find_part(tensor.numel(), rank, size)
+        found = tensor[own] if part is None else part
+        return _count_others(found, get_result(size, members, operator), own.start)
+    if quantity == BROADCAST:
+        return _count_others(tensor, get_pattern(0, size, operator))
+    if quantity == ALL_GATHER:
+        places = [find_part(tensor.numel(), each, size) for each in range(size)]
+        return sum(
+            _count_others(tensor[place], get_pattern(each, size, operator), place.start)
+            for each, place in enumerate(places)
+        )
+    return 0
 
 
-def _count_others(tensor: torch.Tensor, pattern: Pattern, start: int) -> int:
-    """How many elements differ from the pattern, which is repeated from 0; see ``count_wrong``."""
+def find_part(count: int, rank: int, size: int) -> slice:
+    """The part of a buffer that belongs to ``rank`` in a reduce-scatter or all-gather.
+
+    `mpiddp.reduce_scatter` and the counts that MPI gets here divide it in the same way.
+    """
+    return slice(count * rank // size, count * (rank + 1) // size)
+
+
+def _count_others(tensor: torch.Tensor, pattern: Pattern, start: int = 0) -> int:
+    """How many elements differ from a buffer of the pattern, in which they begin at ``start``."""
     values = torch.from_numpy(numpy.roll(pattern, -(start % PERIOD)))
     is_exact = pattern.dtype.kind == "i"
     values = values.to(tensor.device, tensor.dtype)
@@ -110,46 +131,4 @@ def fill_exchange(exchange: Exchange, rank: int, size: int) -> None:
 
 def count_wrong_bytes(exchange: Exchange, size: int) -> int:
     """How many of the received bytes are not those that ``fill_exchange`` gave the sender."""
-    return _count_others(exchange.received, get_pattern(exchange.sender, size, BYTES), 0)
-
-
-def find_part(count: int, rank: int, size: int) -> slice:
-    """The part of a buffer that belongs to ``rank`` in a reduce-scatter or all-gather.
-
-    `mpiddp.reduce_scatter` and the counts that MPI gets here divide it in the same way.
-    """
-    return slice(count * rank // size, count * (rank + 1) // size)
-
-
-def count_wrong_after(
-    quantity: str,
-    tensor: torch.Tensor,
-    rank: int,
-    size: int,
-    operator: str,
-    members: tuple[int, ...] | None,
-    part: torch.Tensor | None = None,
-) -> int:
-    """How many elements are wrong on this rank after a collective on ``fill``'s values.
-
-    Args:
-        members: see ``count_wrong``; others, servers that only serve, end with anything.
-        part: the result of a reduce-scatter, unless it is in its place in the tensor.
-    """
-    if members is not None and rank not in members:
-        return 0
-    if quantity == ALL_REDUCE or (quantity == REDUCE and rank == 0):
-        return count_wrong(tensor, size, members, operator)
-    if quantity == REDUCE_SCATTER:
-        own = find_part(tensor.numel(), rank, size)
-        found = tensor[own] if part is None else part
-        return count_wrong(found, size, members, operator, own.start)
-    if quantity == BROADCAST:
-        return _count_others(tensor, get_pattern(0, size, operator), 0)
-    if quantity == ALL_GATHER:
-        places = [find_part(tensor.numel(), each, size) for each in range(size)]
-        return sum(
-            _count_others(tensor[place], get_pattern(each, size, operator), place.start)
-            for each, place in enumerate(places)
-        )
-    return 0
+    return _count_others(exchange.received, get_pattern(exchange.sender, size, BYTES))

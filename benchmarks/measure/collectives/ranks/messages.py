@@ -16,6 +16,7 @@ import torch
 import mpiddp
 from benchmarks.measure.collectives.ranks.calls import CallSpec, Exchange, Prepared, do_nothing
 from benchmarks.measure.collectives.ranks.inputs import find_part
+from benchmarks.records.contenders import ALL_PAIRS, POINT_TO_POINT, REDUCTION
 from mpiddp.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -117,3 +118,11 @@ def prepare_addition(comm: MPI.Intracomm, spec: CallSpec) -> Prepared:
         raise ConfigurationError("NumPy has no bfloat16")
     mine, other = (torch.ones(spec.count, dtype=spec.dtype).numpy() for _ in range(2))
     return Prepared(partial(numpy.add, mine, other, mine), comm.Barrier, ran="NumPy")
+
+
+MAKERS = {
+    POINT_TO_POINT: prepare_exchange,
+    ALL_PAIRS: prepare_pairs,
+    REDUCTION: prepare_addition,
+}
+"""What MPI's ranks do, by quantity."""

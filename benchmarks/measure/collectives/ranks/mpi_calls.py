@@ -15,12 +15,12 @@ import torch
 import mpiddp
 from benchmarks.measure.baselines import mpi_collectives, plain_ring
 from benchmarks.measure.collectives.ranks import inputs, messages, probes
-from benchmarks.measure.collectives.ranks.calls import Buffers, CallSpec, Prepared, start_with
+from benchmarks.measure.collectives.ranks.calls import Buffers, CallSpec, Prepared
 from benchmarks.measure.collectives.ranks.messages import Array
 from benchmarks.measure.launching.worker_loop import SessionMember
 from benchmarks.records import contenders
 from mpiddp.collectives.bootstrap import ensure_communicator
-from mpiddp.collectives.planner import Request, select
+from mpiddp.collectives.planner import CallRequest, select
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import parse
 from mpiddp.schedules.schedule import Collective
@@ -33,7 +33,7 @@ class MpiCalls(SessionMember):
     def __init__(self, session: mpiddp.Session) -> None:
         super().__init__(session)
         self._buffers = Buffers(self._allocate)
-        self._requests: dict[tuple[str, ...], Request] = {}
+        self._requests: dict[tuple[str, ...], CallRequest] = {}
         """Plans are kept for the object: a call is one object."""
         self._makers: dict[str, Callable[[CallSpec], Prepared]] = {
             contenders.MPI: self._prepare_mpi,
@@ -45,16 +45,11 @@ class MpiCalls(SessionMember):
         }
 
     def prepare(self, spec: CallSpec) -> Prepared:
-        if spec.quantity == contenders.POINT_TO_POINT and spec.maker == contenders.MPI:
-            return messages.prepare_exchange(self._comm, spec)
-        if spec.quantity == contenders.POINT_TO_POINT:
+        if spec.quantity == contenders.POINT_TO_POINT and spec.maker == contenders.OWN:
             barrier = self._choose_barrier(spec.transport)
             return messages.prepare_transport(spec, self.rank, barrier)
-        if spec.quantity == contenders.ALL_PAIRS:
-            return messages.prepare_pairs(self._comm, spec)
-        if spec.quantity == contenders.REDUCTION:
-            return messages.prepare_addition(self._comm, spec)
-        return self._makers[spec.maker](spec)
+        prepare = messages.MAKERS.get(spec.quantity)
+        return prepare(self._comm, spec) if prepare else self._makers[spec.maker](spec)
 
     def _allocate(self, spec: CallSpec) -> torch.Tensor:
         if spec.buffer == contenders.SHARED:
@@ -97,45 +92,34 @@ class MpiCalls(SessionMember):
         return Prepared(call, self._comm.Barrier, tensor, close=free, ran="ring")
 
     def _prepare_own(self, spec: CallSpec) -> Prepared:
-        tensor, members = self._buffers.find(spec), None
-        quantity = spec.quantity
-        options: dict[str, Any] = {"algorithm": spec.algorithm, "transport": spec.transport}
-        if quantity in contenders.REDUCING:
+        tensor, request, members = self._buffers.find(spec), self._find_request(spec), None
+        options = {"algorithm": spec.algorithm, "transport": spec.transport}
+        if spec.quantity in contenders.REDUCING:
             options["op"] = spec.operator
-        calls: dict[str, Callable[..., object]] = {
-            contenders.ALL_REDUCE: mpiddp.all_reduce,
-            contenders.REDUCE_SCATTER: mpiddp.reduce_scatter,
-            contenders.ALL_GATHER: mpiddp.all_gather,
-            contenders.BROADCAST: mpiddp.broadcast,
-            contenders.REDUCE: mpiddp.reduce,
-        }
-        call: Callable[[], object] = partial(calls[quantity], tensor, **options)
-        start: Callable[[], Callable[[], object]] | None = None
-        if quantity == contenders.ALL_REDUCE:
-            start = start_with(lambda: mpiddp.all_reduce(tensor, async_op=True, **options))
-            if spec.algorithm != "auto":
-                members = parse(spec.algorithm).build(self.size).members
-        request = self._find_request(spec)
-        ran = _describe_selection(request, tensor)
-        if members is not None and len(members) < self.size:
-            # mpiddp.all_reduce refuses what leaves ranks out; here that is measured.
-            call, start = partial(ensure_communicator().run, request, tensor), None
+        function = getattr(mpiddp, spec.quantity.replace("-", "_"))
+        call: Callable[..., Any] = partial(function, tensor, **options)
+        can_start = spec.quantity == contenders.ALL_REDUCE
+        if can_start and spec.algorithm != "auto":
+            members = parse(spec.algorithm).build(self.size).members
+            if len(members) < self.size:
+                # mpiddp.all_reduce refuses what leaves ranks out; here that is measured.
+                call, can_start = partial(ensure_communicator().run, request, tensor), False
         return Prepared(
             call,
             self._choose_barrier(spec.transport),
             tensor,
             members,
-            ran=ran,
-            start=start,
+            ran=_describe_selection(request, tensor),
+            start=(lambda: call(async_op=True).wait) if can_start else None,
             device=tensor.device if tensor.is_cuda else None,
         )
 
-    def _find_request(self, spec: CallSpec) -> Request:
+    def _find_request(self, spec: CallSpec) -> CallRequest:
         """What the call asks for; it may leave out the buffers of servers."""
         key = (spec.quantity, spec.algorithm, spec.transport, spec.operator)
         if key not in self._requests:
             kind, operator = Collective(spec.quantity), spec.operator or "sum"
-            self._requests[key] = Request(
+            self._requests[key] = CallRequest(
                 kind, spec.algorithm, spec.transport, operator=operator, allows_servers=True
             )
         return self._requests[key]
@@ -166,7 +150,7 @@ class MpiCalls(SessionMember):
         return {**mpiddp.describe_collectives(), **place}
 
 
-def _describe_selection(request: Request, tensor: torch.Tensor) -> str:
+def _describe_selection(request: CallRequest, tensor: torch.Tensor) -> str:
     """The algorithm and the transport that mpiddp takes for a call."""
     size, layout = tensor.numel() * tensor.element_size(), ensure_communicator().layout
     found = select(request, size, layout, tensor.dtype, on_gpu=tensor.is_cuda)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from benchmarks.measure.collectives.ranks.calls import (
     CallSpec,
     Exchange,
     Prepared,
-    start_with,
 )
 from benchmarks.measure.launching.worker_loop import TorchMember, describe_place
 from benchmarks.records.contenders import (
@@ -67,7 +65,7 @@ class TorchCalls(TorchMember):
             distributed.barrier,  # The default group is Gloo's.
             tensor,
             ran="ring" if (spec.maker, spec.quantity) == (GLOO, ALL_REDUCE) else "",
-            start=start_with(partial(call, async_op=True)),
+            start=lambda: call(async_op=True).wait,
             device=device if device.type == "cuda" else None,
         )
 

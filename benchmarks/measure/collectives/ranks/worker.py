@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import subprocess
 import time
@@ -38,21 +39,18 @@ def measure(calls: Calls, spec: CallSpec) -> dict[str, Any]:
     ``refused``, the reason.
     """
     try:
-        prepared = calls.prepare(spec)
+        with contextlib.ExitStack() as stack:
+            prepared = calls.prepare(spec)
+            stack.callback(prepared.close)
+            wrong, checked = check(prepared, spec, calls.rank, calls.size)
+            found = {"checked": checked, "wrong": wrong, "ran": prepared.ran}
+            if spec.overlap:
+                return {**found, **time_overlap(calls, prepared, spec.iterations)}
+            sweep = make_sweep() if spec.cold else None
+            speed, times = time_iterations(prepared, spec.iterations, sweep)
+            return {**found, "speed": speed, "times": times}
     except ConfigurationError as error:
         return {"refused": str(error)}
-    try:
-        wrong, checked = check(prepared, spec, calls.rank, calls.size)
-        found = {"checked": checked, "wrong": wrong, "ran": prepared.ran}
-        if spec.overlap:
-            return {**found, **time_overlap(calls, prepared, spec.iterations)}
-        sweep = make_sweep() if spec.cold else None
-        speed, times = time_iterations(prepared, spec.iterations, sweep)
-        return {**found, "speed": speed, "times": times}
-    except ConfigurationError as error:
-        return {"refused": str(error)}
-    finally:
-        prepared.close()
 
 
 def check(prepared: Prepared, spec: CallSpec, rank: int, size: int) -> tuple[int, int]:
@@ -75,7 +73,7 @@ def check(prepared: Prepared, spec: CallSpec, rank: int, size: int) -> tuple[int
     if exchange is not None:
         return inputs.count_wrong_bytes(exchange, size), taken
     assert tensor is not None
-    wrong = inputs.count_wrong_after(
+    wrong = inputs.count_wrong(
         spec.quantity, tensor, rank, size, operator, prepared.members, prepared.part
     )
     # However often zeros are summed in place, they do not overflow.

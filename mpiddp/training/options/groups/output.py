@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 
 from mpiddp.options.checks import check, check_text
 from mpiddp.options.fields import Argument
-from mpiddp.process.streams.output import Output, parse_ranks
+from mpiddp.process.streams.output import RankOutput, parse_ranks
 from mpiddp.training.options.groups.effects import FREE
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputOptions(Output):
+class OutputOptions(RankOutput):
     """What a run is called, and what it writes."""
 
     name: Annotated[str | None, FREE] = None
@@ -41,7 +41,7 @@ class OutputOptions(Output):
         if self.name is not None:
             check("name", _is_file_name(self.name), "a name for a directory, no path", self.name)
         check("log_every", self.log_every >= 0, "0 or more", self.log_every)
-        Output.__post_init__(self)
+        RankOutput.__post_init__(self)
         parse_ranks(self.profile, "--profile")
         check_text(self, "name", "runs_dir", "log_dir")
 

@@ -22,19 +22,19 @@ class DataSource:
 
 DATASETS: dict[str, DataSource] = {
     "cifar10": DataSource("mpiddp.training.data.image_data:load_cifar10", model="resnet18"),
-    "digits": DataSource("mpiddp.training.data.data:load_digits", model="convnet"),
+    "digits": DataSource("mpiddp.training.data.data_sets:load_digits", model="convnet"),
     "imagefolder": DataSource("mpiddp.training.data.image_data:load_images", model="resnet18"),
     "mnist": DataSource("mpiddp.training.data.image_data:load_mnist", model="convnet"),
-    "synthetic": DataSource("mpiddp.training.data.data:make_synthetic", model="convnet"),
+    "synthetic": DataSource("mpiddp.training.data.data_sets:make_synthetic", model="convnet"),
     "text": DataSource("mpiddp.training.data.text_data:load_text", model="transformer"),
-    "toy": DataSource("mpiddp.training.data.data:make_toy", model="mlp"),
+    "toy": DataSource("mpiddp.training.data.data_sets:make_toy", model="mlp"),
 }
 
 MODELS: dict[str, str] = {
-    "convnet": "mpiddp.training.task.models:build_convnet",
-    "mlp": "mpiddp.training.task.models:build_mlp",
-    "resnet18": "mpiddp.training.task.models:build_resnet18",
-    "resnet50": "mpiddp.training.task.models:build_resnet50",
-    "transformer": "mpiddp.training.task.models:build_transformer",
+    "convnet": "mpiddp.training.task.models:convnet",
+    "mlp": "mpiddp.training.task.models:mlp",
+    "resnet18": "mpiddp.training.task.models:resnet18",
+    "resnet50": "mpiddp.training.task.models:resnet50",
+    "transformer": "mpiddp.training.task.models:transformer",
 }
 """Name to reference of a function ``(shape, classes) -> torch.nn.Module``."""

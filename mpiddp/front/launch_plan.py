@@ -1,0 +1,192 @@
+"""How the ranks are started: by which launcher, with which options and variables."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mpiddp import environment
+from mpiddp.errors import ConfigurationError
+from mpiddp.front.allocation import ask, read_allocation, read_number, read_record
+from mpiddp.front.job_layout import JobLayout, choose_layout
+from mpiddp.front.mpi_library import choose_pmi
+from mpiddp.launch.device.visibility import count_gpus
+from mpiddp.launch.launcher.programs import (
+    OTHER,
+    SRUN,
+    SRUN_FIXED,
+    LauncherKind,
+    find_mpirun,
+    find_program,
+    with_home,
+)
+from mpiddp.launch.script.front_options import NONE, FrontOptions, LayoutRequest, split_words
+from mpiddp.process import cpus
+from mpiddp.wording import count_noun
+
+RANKS_PER_CORE = 64
+"""The most on this machine. Beyond it, -n is more likely a slip than an experiment."""
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """A launcher's command line without the program, and what its environment must have."""
+
+    kind: LauncherKind
+    words: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """To be set: those that the user has not set, and those that mpiddp must decide."""
+    unset: tuple[str, ...] = ()
+    layout: JobLayout | None = None
+    """In an allocation."""
+    ranks: int | None = None
+    """None if the program starts its ranks itself."""
+    note: str = ""
+    """What is worth telling before the ranks start; empty if all is as usual."""
+
+    def environment(self) -> dict[str, str]:
+        """This process's environment with what the launcher needs."""
+        kept = {name: value for name, value in os.environ.items() if name not in self.unset}
+        return with_home({**kept, **self.variables})
+
+    def describe(self, program: Sequence[str]) -> str:
+        """One line that starts ``program`` in the same way when it is pasted into a shell."""
+        unset = [word for name in self.unset if name in os.environ for word in ("-u", name)]
+        settings = [f"{name}={value}" for name, value in self.variables.items()]
+        prefix = ["env", *unset, *settings] if unset or settings else []
+        return shlex.join([*prefix, *self.words, *program])
+
+
+def is_in_allocation(variables: Mapping[str, str]) -> bool:
+    """Whether this process belongs to a Slurm job."""
+    return environment.is_set((environment.SLURM_JOB_ID,), variables)
+
+
+def make_plan(request: FrontOptions, without: Sequence[str] | None = None) -> LaunchPlan:
+    """Choose how ranks are started from this process.
+
+    Args:
+        request: what the front was asked for.
+        without: for a restart, the hosts of the job that are not to be used.
+
+    Raises ConfigurationError if there is no such launcher, or the request cannot be fulfilled.
+    """
+    inside, launcher = is_in_allocation(os.environ), request.launcher
+    options = split_words("--launcher-options", request.launcher_options)
+    _check_restarts(request, inside)
+    if launcher == NONE:
+        return _plan_none(request, options)
+    if not inside and launcher == "srun":
+        raise ConfigurationError(
+            "--launcher srun starts ranks inside an allocation, and this shell has none: submit "
+            "jobs/run.sbatch, or get one with salloc"
+        )
+    if not inside and (request.nodes is not None or request.ranks_per_node is not None):
+        what = "--nodes" if request.nodes is not None else "--ranks-per-node"
+        raise ConfigurationError(
+            f"{what} counts the nodes of a Slurm job, and this shell is in none: leave it out to "
+            "start ranks on this machine, or submit jobs/run.sbatch"
+        )
+    if not inside:
+        return _plan_machine(request, launcher, options)
+    job = os.environ[environment.SLURM_JOB_ID]
+    record = read_record(ask("scontrol", "show", "job", "-d", job), job)
+    layout = choose_layout(read_allocation(record, os.environ), request, without or ())
+    srun = find_program("srun") if launcher in ("auto", "srun") else None
+    if launcher == "srun" and srun is None:
+        raise ConfigurationError("there is no srun in PATH; --launcher mpirun uses your MPI's own")
+    if srun is not None:
+        return _plan_srun(layout, options, without)
+    mpirun = find_mpirun(None if launcher in ("auto", "mpirun") else launcher)
+    words = _insert(
+        mpirun.command_on(dict(zip(layout.hosts, layout.ranks_of, strict=True))), options
+    )
+    found = {environment.MPI4PY_LIBRARY: str(mpirun.library)} if mpirun.library else {}
+    return LaunchPlan(mpirun.kind, words, found, layout=layout, ranks=layout.world)
+
+
+def _check_restarts(request: FrontOptions, inside: bool) -> None:
+    """Raise ConfigurationError for an option about restarts that would have no effect."""
+    if request.min_nodes is not None and request.launcher == NONE:
+        raise ConfigurationError(
+            "--min-nodes counts the nodes that have ranks, and with --launcher none the program "
+            "chooses them: leave it out"
+        )
+    if request.min_nodes is not None and not inside:
+        raise ConfigurationError(
+            "--min-nodes counts the nodes of a Slurm job, and this shell is in none: leave it out"
+        )
+    for name in ("restart_window", "min_nodes"):
+        if getattr(request, name) is not None and request.restarts == 0:
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} has no effect without restarts: add --restarts N, or "
+                "leave it out"
+            )
+
+
+def _insert(words: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
+    """The user's options stand before the number of ranks, after those of the table.
+
+    They replace the table's own: Open MPI refuses a policy that is given twice.
+    """
+    kept, given = list(words), {word.partition("=")[0] for word in options}
+    for policy in ("--map-by", "--bind-to"):
+        if policy in given and policy in kept:
+            at = kept.index(policy)
+            del kept[at : at + 2]
+    at = kept.index("-n")
+    return (*kept[:at], *options, *kept[at:])
+
+
+def _plan_none(request: LayoutRequest, options: Sequence[str]) -> LaunchPlan:
+    if not request.is_empty:
+        raise ConfigurationError(
+            "--launcher none is for a program that starts its ranks itself: leave out -n, --nodes "
+            "and --ranks-per-node, and give their numbers to the program"
+        )
+    if options:
+        raise ConfigurationError("--launcher-options needs a launcher, and --launcher is none")
+    # The srun that it starts takes them from there.
+    cores = read_number(environment.SLURM_CPUS_PER_TASK, os.environ)
+    return LaunchPlan(OTHER, (), {environment.SRUN_CPUS_PER_TASK: str(cores)} if cores else {})
+
+
+def _plan_machine(request: LayoutRequest, launcher: str, options: Sequence[str]) -> LaunchPlan:
+    mpirun = find_mpirun(None if launcher in ("auto", "mpirun") else launcher)
+    slots = cpus.count_cores()
+    ranks = request.ranks or count_gpus() or slots
+    if ranks > slots * RANKS_PER_CORE:
+        raise ConfigurationError(
+            f"-n {ranks} is more than {RANKS_PER_CORE} ranks per core: this process may use "
+            f"{count_noun(slots, 'core')}, so start at most {slots * RANKS_PER_CORE}"
+        )
+    wanted = mpirun.variables(ranks)
+    found = {name: value for name, value in wanted.items() if name not in os.environ}
+    library = f" with {mpirun.library}" if mpirun.library is not None else ""
+    note = "" if mpirun.is_own else f"using {mpirun.program}{library}"
+    return LaunchPlan(
+        mpirun.kind, _insert(mpirun.command(ranks, ()), options), found, ranks=ranks, note=note
+    )
+
+
+def _plan_srun(
+    layout: JobLayout, options: Sequence[str], without: Sequence[str] | None
+) -> LaunchPlan:
+    excluded = [f"--exclude={','.join(without)}"] if without else []
+    if without is not None:
+        # A step holds all of its nodes until Slurm has given up the one that does not answer.
+        excluded.append("--overlap")
+    words = (
+        "srun",
+        f"--mpi={choose_pmi(os.environ)}",
+        *SRUN_FIXED,
+        *layout.srun_options(),
+        *excluded,
+        *options,
+    )
+    most = () if layout.is_from_slurm else (environment.SLURM_MOST_TASKS_PER_NODE,)
+    unset = (*environment.SLURM_CONTRADICTING, *most)
+    cores = {environment.SRUN_CPUS_PER_TASK: str(layout.cores)}
+    return LaunchPlan(SRUN, words, cores, unset, layout, layout.world)

@@ -1,0 +1,56 @@
+"""What an error is called, and which exit code it has."""
+
+from __future__ import annotations
+
+import builtins
+import tomllib
+
+import pytest
+import torch.distributed
+
+import launchers
+from mpiddp.errors import (
+    ConfigurationError,
+    LaunchError,
+    MpiddpError,
+    PeerLostError,
+    UnreachableError,
+)
+from mpiddp.launch.failure import error_meaning
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MpiddpError("x"), 1),
+        (ConfigurationError("x"), 2),
+        (LaunchError("x"), 3),
+        (UnreachableError("x"), 4),
+        (PeerLostError("x"), 6),
+        (ValueError("x"), 1),
+        (KeyboardInterrupt(), 130),
+        (SystemExit(), 0),
+        (SystemExit(None), 0),
+        (SystemExit(0), 0),
+        (SystemExit(5), 5),
+        (SystemExit(-1), 255),
+        (SystemExit(256), 0),
+        (SystemExit("text"), 1),
+        (SystemExit(True), 1),
+    ],
+    ids=repr,
+)
+def test_exit_codes(error, code):
+    # Those of SystemExit are what Python itself leaves with.
+    assert error_meaning.exit_code(error) == code
+
+
+def read_recorded():
+    path = launchers.ROOT / "tests" / "recorded" / "peer_loss.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))["message"]
+
+
+@pytest.mark.parametrize("row", read_recorded(), ids=lambda row: row["source"])
+def test_peer_loss_in_recorded_messages(row):
+    kind = getattr(builtins, row["kind"], None) or getattr(torch.distributed, row["kind"])
+    assert error_meaning.is_peer_loss(kind(row["text"])) is row["lost"]
