@@ -38,8 +38,8 @@ from benchmarks.records.statistics import CONFIDENCE, Interval
 Key = TypeVar("Key")
 
 ERROR_RATE = 1 - CONFIDENCE
-"""The probability that of contenders that are equal, and are judged together, any is told from
-another one: half of it that any is called slower, half that any is called faster."""
+"""The probability of a wrong answer among equal contenders that are judged together: one half that
+some contender is called slower, the other half that one is called faster."""
 MOST_PAIRS = 2500
 """Up to so many pairs the distribution is counted; beyond, it is close to the normal one."""
 LARGEST_LOGARITHM = 700.0

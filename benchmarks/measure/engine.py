@@ -126,7 +126,7 @@ class Quantity(Generic[P]):
     on_cluster: tuple[int, ...] = ()
     """Numbers of ranks under srun, if they are others; empty if all ranks are on this machine."""
     is_told_at_once: bool = False
-    """Whether a group is printed as soon as it is finished, in a table of its own."""
+    """Print a table of each group as soon as it is finished; else one table at the end."""
 
     def parse(self, arguments: Sequence[str]) -> RunOptions[P]:
         """Raises ConfigurationError."""

@@ -392,8 +392,10 @@ def _count_staleness(training: Training) -> dict[int, int] | None:
 
 
 def _read_batches(training: Training, state: RunState) -> Generator[Batch | None, None, None]:
-    """The rest of the epoch's batches, with a bar on rank 0's terminal, if any; None is a step of
-    other ranks. An error that ends the run names the step."""
+    """Yield this rank's batch for each remaining step of the epoch; None if only others have one.
+
+    Shows a bar on rank 0's terminal. An error that ends the run names the step.
+    """
     position, rank = state.position, training.session.world.rank
     batches = training.batches.start(position.epoch, position.samples)
     if rank == 0 and rank in training.workers and sys.stderr.isatty():

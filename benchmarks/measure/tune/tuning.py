@@ -173,9 +173,9 @@ def read_runs(values: Mapping[str, Any], options: TuneOptions) -> list[RunOption
 def find_finalists(
     ranks: int, launcher: Launcher, plan: CollectivesPlan, found: list[Finding]
 ) -> CollectivesPlan:
-    """Measure everything in a few rounds; returns the plan of what is measured anew.
+    """Screen all algorithms in a few rounds; returns the plan for the final rounds, of the fastest.
 
-    If that could be everything, nothing is measured. ``found``: what was is added to it.
+    Few algorithms are not screened: the plan stays. What was measured is added to ``found``.
     """
     if (len(plan.algorithms) - 1) * len(plan.transports) <= FINALISTS:
         return plan

@@ -57,7 +57,7 @@ def draw_report(report: ReportPage) -> str:
 
 
 def is_wide(picture: Picture) -> bool:
-    """Whether it needs a row of the page of its own."""
+    """Whether the picture is too wide to stand beside others."""
     return measure(picture, PAGE_WIDTH)[0] > 1.7 * PAGE_WIDTH
 
 

@@ -44,7 +44,7 @@ READ_BYTES = 1 << 20
 PATIENCE_SECONDS = 70.0
 """A client of NFS may use what it has cached of a directory for 60 s."""
 MOST_TIMES = 10
-"""All waits together, while many files are read, last at most so often PATIENCE_SECONDS."""
+"""Limit of all waits together, in multiples of PATIENCE_SECONDS, while many files are read."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between two tries."""
 
@@ -117,8 +117,8 @@ class DamageError(Exception):
 class Patience:
     """Repeats a read that fails with an OSError, for PATIENCE_SECONDS.
 
-    One line on stderr says so. After a read that succeeds the time starts anew; all waits together
-    last at most MOST_TIMES as long.
+    One line on stderr says so. A successful read resets the time. All waits together last at most
+    MOST_TIMES times PATIENCE_SECONDS.
     """
 
     def __init__(self, rank: int | None = None) -> None:
