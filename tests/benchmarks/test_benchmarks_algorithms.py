@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import shlex
 import sys
-from xml.etree import ElementTree
 
 import pytest
 
@@ -38,14 +37,14 @@ def registered(own_registry):
 # ---- prove --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [32, pytest.param(64, marks=pytest.mark.long)])
+@pytest.mark.parametrize("ranks", [12, pytest.param(64, marks=pytest.mark.long)])
 def test_everything_that_is_registered_is_proved(ranks, tmp_path):
     printed, record = record_benchmark(tmp_path / "proof.jsonl", "prove", "--ranks", str(ranks))
     *verdicts, _ = record.others
     assert [verdict["algorithm"] for verdict in verdicts] == list(registry.names())
     for verdict in verdicts:
         # Two segmentations of each number of ranks, and four of some.
-        assert verdict["schedules"] >= 2 * ranks + 2 * 16
+        assert verdict["schedules"] >= 2 * ranks + 2 * min(ranks, 16)
         assert verdict["failures"] == []
     for line in printed.splitlines()[1:-2]:
         assert line.endswith("proved")
@@ -68,29 +67,18 @@ def test_a_wrong_algorithm_is_found_by_being_registered(registered, capsys):
     assert table["ring"].endswith("proved")
 
 
-def test_the_proof_of_one_algorithm_in_given_segments(capsys):
+def test_a_choice_is_proved_in_its_segments_and_from_as_few_ranks_as_it_can_have(capsys):
     prove.main(["ring", "--ranks", "4", "--segments", "7", "--processes", "1"])
     _, row, total = capsys.readouterr().out.splitlines()
     # Three schedules of each number of ranks: seven segments, and the halves.
     assert row.split() == ["ring", "1–4", "12", row.split()[3], "proved"]
     assert total.startswith("all")
-
-
-def test_a_choice_is_proved_from_as_few_ranks_as_it_can_have(capsys):
     prove.main(["direct:servers=3", "central:servers=3", "--ranks", "6", "--processes", "1"])
     _, colocated, dedicated, *_ = capsys.readouterr().out.splitlines()
     assert colocated.split()[:2] == ["direct:servers=3", "3–6"]
     assert dedicated.split()[:2] == ["central:servers=3", "4–6"]
     with pytest.raises(ConfigurationError, match="2 ranks can have 1 to 2 colocated servers"):
         prove.main(["direct:servers=3", "--ranks", "2"])
-
-
-def test_what_is_no_message_is_wrong(registered, capsys):
-    registered("beyond", lambda n: all_reduce(n, 1, [[Transfer(0, n, 0, 1, True)]]))
-    with pytest.raises(ScheduleError, match="4 schedules"):
-        prove.main(["beyond", "--ranks", "4", "--processes", "1"])
-    words = "beyond, 4 ranks: step 0: Transfer(src=0, dst=4, lo=0, hi=1, reduce=True) is not a mess"
-    assert words in capsys.readouterr().out
 
 
 def test_numbers_of_ranks_that_it_is_not_made_for_are_listed(registered, capsys):
@@ -114,9 +102,7 @@ def test_each_algorithm_comes_with_its_variants():
 @pytest.mark.parametrize(
     "begin",
     [
-        lambda: explain.main(["double", "--ranks", "3"]),
         lambda: explain.main(["double", "--ranks", "3", "--segments", "2"]),
-        lambda: simulate.main(["double", "--ranks", "3"]),
         lambda: simulate.main(["ring", "double", "--ranks", "3", "--ranks-per-node", "2"]),
         lambda: numerics.main(["double", "--ranks", "3"]),
         lambda: measurement.check(
@@ -124,7 +110,7 @@ def test_each_algorithm_comes_with_its_variants():
         ),
         lambda: STEP.find_launcher(STEP.parse(["--sync", "double", "--ranks", "3"])),
     ],
-    ids=["explain", "segments", "simulate", "nodes", "numerics", "allreduce", "training-step"],
+    ids=["explain", "simulate", "numerics", "allreduce", "training-step"],
 )
 def test_what_is_no_all_reduce_is_refused_by_every_command(begin, capsys):
     with wrong_algorithms.registered(), pytest.raises(ScheduleError) as caught:
@@ -217,16 +203,6 @@ def test_a_link_shared_by_the_ranks_of_a_node_can_be_quicker_than_one_rank(capsy
         )
 
 
-def test_explain_draws(tmp_path, capsys):
-    svg, page = tmp_path / "a.svg", tmp_path / "a.html"
-    explain.main(["two-level", "--ranks", "5", "--nodes", "2", "--segments", "2",
-                  "--output", str(svg), "--output", str(page), "--beside", "ring"])  # fmt: skip
-    assert "two-level:segments=2 on 5 ranks of 2 nodes" in svg.read_text()
-    ElementTree.parse(svg)
-    assert page.read_text().startswith("<!")
-    assert "rank 0" not in capsys.readouterr().out
-
-
 def test_the_first_lines_can_be_looked_at_alone():
     python = shlex.quote(sys.executable)
     program = f"{python} -m benchmarks explain ring --ranks 40 | head -n 1"
@@ -260,19 +236,15 @@ def test_prices_beyond_the_simulation_are_marked(tmp_path, capsys):
     assert "~ is the algorithm's closed form" in text
 
 
-def test_what_has_no_closed_form_is_said(registered, capsys):
+def test_what_has_no_closed_form_is_said_and_a_registered_one_is_used(registered, tmp_path, capsys):
     registered("mine", lambda n: registry.find("ring").make(n))
     simulate.main(["mine", "ring", "--ranks", "2048"])
     text = capsys.readouterr().out
     assert "mine has no closed form for 2048 ranks on 2048 nodes" in text
     with pytest.raises(ConfigurationError, match="mine has no closed form"):
         simulate.main(["mine", "--ranks", "2048"])
-
-
-def test_a_registered_closed_form_is_used(registered, tmp_path):
-    registered("mine", lambda n: registry.find("ring").make(n), lambda nodes, each: [Phase(1)])
-    record = simulate_record(tmp_path, "mine", "--ranks", "2048")
-    for cell in record.values():
+    registered("own", lambda n: registry.find("ring").make(n), lambda nodes, each: [Phase(1)])
+    for cell in simulate_record(tmp_path, "own", "--ranks", "2048").values():
         assert cell.samples == (0.0,)
         assert (cell.details["source"], cell.details["steps"]) == ("closed form", 1)
 
@@ -297,27 +269,16 @@ def test_prices_are_drawn(tmp_path, capsys):
 )
 def test_sizes_are_read(text, count):
     assert options.size(text) == count
-
-
-@pytest.mark.parametrize("text", ["", "K", "-1", "1.5M", "1 M", "1e6"])
-def test_other_sizes_are_refused(text):
-    with pytest.raises(ValueError, match="expected bytes, for example"):
-        options.size(text)
+    for other in ("", "K", "-1", "1.5M", "1 M", "1e6"):
+        with pytest.raises(ValueError, match="expected bytes, for example"):
+            options.size(other)
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [
-        (0.0, "0 µs"),
-        (1.5e-6, "1.5 µs"),
-        (0.0123, "12.3 ms"),
-        (2.0, "2 s"),
-        (12345.6, "12,346 s"),
-        (0.9999e-3, "1 ms"),
-        (999.9, "1,000 s"),
-        (1e-9, "0.001 µs"),
-    ],
-)
+    [(0.0, "0 µs"), (0.0123, "12.3 ms"), (12345.6, "12,346 s"), (0.9999e-3, "1 ms"),
+     (999.9, "1,000 s"), (1e-9, "0.001 µs")],
+)  # fmt: skip
 def test_seconds_are_described(seconds, text):
     assert options.describe_seconds(seconds) == text
 

@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchmark_runs import check_drawing
 from benchmarks.records.schema import read_record
@@ -38,14 +36,9 @@ def _sum(name, rows, accumulation):
         ("ring", NATIVE, [2050, 2048, 2048]),
         ("ring", STEP, [2050, 2048, 2048]),
         ("ring", THROUGHOUT, [2050, 2050, 2050]),
-        ("naive-ring", NATIVE, [2048, 2048, 2048]),
-        ("naive-ring", STEP, [2048, 2048, 2048]),
-        ("naive-ring", THROUGHOUT, [2050, 2050, 2050]),
         ("one-shot", NATIVE, [2048, 2048, 2048]),
         ("one-shot", STEP, [2050, 2050, 2050]),
-        ("one-shot", THROUGHOUT, [2050, 2050, 2050]),
         # The last rank serves, and adds nothing of its own.
-        ("central", NATIVE, [2048, 2048, 2048]),
         ("central", THROUGHOUT, [2048, 2048, 2048]),
     ],
 )
@@ -70,49 +63,8 @@ def test_the_errors_are_relative_to_the_sum_in_float64():
     assert error.rms == pytest.approx(math.sqrt(4 + 4) / math.sqrt(3 * 2050**2))
     assert error.largest == pytest.approx(2 / 2050)
     assert summation.measure(schedule, inputs, THROUGHOUT) == summation.Error(0, 0)
-
-
-def test_the_rounding_of_the_inputs_is_no_error():
-    # 1 + 2^-12 is 1 in float16; a reference before rounding would be 2 + 2^-11.
-    inputs = torch.tensor([[1 + 2**-12], [1 + 2**-12]], dtype=torch.float64).half()
-    schedule = registry.parse("ring").build(2)
-    assert summation.measure(schedule, inputs, NATIVE).rms == 0
-
-
-def test_a_sum_outside_the_type_is_an_infinite_error():
-    inputs = torch.full((3, 1), 30000.0, dtype=torch.float16)
-    schedule = registry.parse("ring").build(3)
-    assert summation.measure(schedule, inputs, THROUGHOUT).rms == math.inf
-
-
-@settings(max_examples=25)
-@given(
-    st.sampled_from(["ring", "naive-ring", "recursive-doubling", "halving-doubling"]),
-    st.integers(2, 9),
-    st.sampled_from([torch.float16, torch.bfloat16]),
-    st.integers(0, 2**20),
-    st.sampled_from([2.0**-20, 1.0, 1000.0]),
-)
-def test_float32_in_a_step_changes_no_bit_where_two_values_meet(name, ranks, dtype, seed, scale):
-    schedule = registry.parse(name).build(ranks)
-    inputs = summation.draw_inputs(ranks, 64, seed, scale).to(dtype)
-    native, wide = (summation.all_reduce(schedule, inputs, way) for way in (NATIVE, STEP))
-    assert torch.equal(native.view(torch.int16), wide.view(torch.int16))
-
-
-@settings(max_examples=25)
-@given(
-    st.sampled_from(registry.names()),
-    st.integers(2, 9),
-    st.integers(1, 40),
-    st.sampled_from(list(Accumulation)),
-)
-def test_sums_of_small_integers_are_exact_in_any_order(name, ranks, elements, accumulation):
-    schedule = registry.parse(name).build(ranks)
-    inputs = torch.arange(ranks * elements).remainder(13).view(ranks, elements)
-    sums = summation.all_reduce(schedule, inputs.bfloat16(), accumulation)
-    expected = inputs[list(schedule.members)].sum(dim=0).expand(len(schedule.members), elements)
-    assert torch.equal(sums.long(), expected)
+    # A sum outside the type is an infinite error.
+    assert summation.measure(schedule, 30000 + 0 * inputs, THROUGHOUT).rms == math.inf
 
 
 def test_ranks_that_end_with_different_bits_are_named():
@@ -147,17 +99,10 @@ def test_zeros_of_different_sign_are_different_bits_and_nans_are_not():
 @pytest.mark.parametrize(
     ("name", "ranks", "depth"),
     [
-        ("ring", 7, 6),
         ("naive-ring", 8, 7),
-        ("one-shot", 9, 8),
-        ("direct", 8, 7),
-        ("gather-broadcast", 5, 4),
         ("central", 8, 6),  # the server contributes nothing
-        ("recursive-doubling", 64, 6),
         ("recursive-doubling", 6, 3),  # two ranks fold, then four double
-        ("halving-doubling", 32, 5),
         ("binomial-tree", 64, 6),
-        ("binomial-tree", 5, 3),
         ("two-level", 8, 4),  # four in each node, then two nodes
         ("ring:segments=3", 7, 6),
     ],
@@ -166,16 +111,9 @@ def test_the_depth_is_that_of_the_known_tree(name, ranks, depth):
     assert summation.describe_order(registry.parse(name).build(ranks)).depth == depth
 
 
-def test_the_depth_counts_the_deeper_operand_on_either_side():
-    # Rank 0 adds the sum of ranks 1 and 2 to its own value, which comes first.
-    chain = [(Transfer(2, 1, 0, 1, True),), (Transfer(1, 0, 0, 1, True),)]
-    back = [(Transfer(0, 1, 0, 1, False), Transfer(0, 2, 0, 1, False))]
-    schedule = Schedule(Collective.ALL_REDUCE, 3, 1, (*chain, *back), (0, 1, 2))
-    assert summation.describe_order(schedule).depth == 2
+def test_the_growth_is_that_of_the_known_tree():
+    ranks = 8
 
-
-@pytest.mark.parametrize("ranks", [2, 8, 64])
-def test_the_growth_is_that_of_the_known_tree(ranks):
     def growth(name):
         order = summation.describe_order(registry.parse(name).build(ranks))
         return order.growth, order.growth_by_step
@@ -186,16 +124,13 @@ def test_the_growth_is_that_of_the_known_tree(ranks):
     assert growth("ring") == pytest.approx((chain, chain))
     assert growth("direct") == pytest.approx((chain, 1))
     assert growth("binomial-tree") == pytest.approx((tree, tree))
-
-
-def test_three_ranks_on_two_servers_weigh_each_chunk():
-    # Both chunks: 2 + 3 inputs rounded on the way to 3.
+    # Three ranks on two servers; both chunks: 2 + 3 inputs rounded on the way to 3.
     order = summation.describe_order(registry.parse("direct:servers=2").build(3))
     assert order == SummationOrder(2, pytest.approx(math.sqrt(5 / 3)), 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", ["ring", "direct", "two-level", "double-tree"])
 def test_the_measured_error_is_the_expected_one(name, dtype):
     schedule = registry.parse(name).build(16)
     inputs = summation.draw_inputs(16, 4096, seed=1).to(getattr(torch, dtype))
@@ -205,18 +140,6 @@ def test_the_measured_error_is_the_expected_one(name, dtype):
         error = summation.measure(schedule, inputs, accumulation)
         assert error.rms == pytest.approx(order.expect(accumulation) * rounding, rel=0.12)
         assert error.rms < error.largest
-
-
-def test_more_ranks_make_a_ring_less_exact_unless_it_adds_in_float32():
-    errors = {accumulation: [] for accumulation in Accumulation}
-    for ranks in (8, 32, 64):
-        schedule = registry.parse("ring").build(ranks)
-        inputs = summation.draw_inputs(ranks, 2048, seed=0).bfloat16()
-        for accumulation, found in errors.items():
-            found.append(summation.measure(schedule, inputs, accumulation).rms)
-    assert errors[NATIVE] == sorted(errors[NATIVE]) == errors[STEP]
-    assert errors[NATIVE][-1] > 2 * errors[NATIVE][0]
-    assert errors[THROUGHOUT][-1] == pytest.approx(errors[THROUGHOUT][0], rel=0.1)
 
 
 def test_the_inputs_are_those_of_the_seed():
@@ -256,8 +179,6 @@ def test_the_command_prints_tables_and_writes_a_record_and_a_drawing(tmp_path, c
         assert 0 <= usual.samples[0] <= worst.samples[0]
     check_drawing(drawing)
 
-
-def test_chosen_algorithms_and_types_are_all_there_is(capsys):
     chosen = ["ring:segments=2", "central", "central", "--dtype", "float16"]
     numerics.main([*chosen, *SMALL, "--error", "largest"])
     text = capsys.readouterr().out
@@ -270,15 +191,11 @@ def test_an_overflow_is_shown_explained_and_no_cell_of_the_record(tmp_path, caps
     record, drawing = tmp_path / "a.jsonl", tmp_path / "a.png"
     options = ["ring", *SMALL, "--scale", "40000", "--dtype", "float16"]
     numerics.main([*options, "--output", str(record), "--output", str(drawing)])
-    assert "65504" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "65504" in printed and printed.count(" nan") >= 6
     refused = [line for line in read_record(record).others if line["kind"] == "refusal"]
     assert [line["at"]["ranks"] for line in refused if line["at"]["error"] == "rms"][:1] == [2]
     assert drawing.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_what_is_not_finite_is_printed_as_it_is(value):
-    assert numerics.format_error(value) == str(value)
 
 
 # The plot

@@ -7,8 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmark_runs import check_drawing, record_benchmark, run_benchmark, write_program
 from benchmarks.measure.engine import CellGroup
@@ -26,7 +24,6 @@ from benchmarks.measure.startup.launches import (
     list_on_cluster,
 )
 from benchmarks.measure.startup.targets import judge
-from benchmarks.measure.trials import FAILED, Refusal
 from benchmarks.records.environment import clean_environment
 from benchmarks.records.options import is_srun
 from benchmarks.records.schema import read_record
@@ -58,13 +55,9 @@ def list_nodes(*rows: str) -> str:
 IDLE = list_nodes(*(f"node{number} idle main*" for number in range(4)))
 
 
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [("srun", True), ("/opt/slurm/bin/srun", True), ("mpirun", False), ("srunner", False)],
-)
-def test_srun_is_known_by_its_name(name, answer):
-    assert is_srun(name) is answer
-    assert not is_srun(None)
+def test_srun_is_known_by_its_name():
+    assert is_srun("srun") and is_srun("/opt/slurm/bin/srun")
+    assert not any(map(is_srun, ("mpirun", "srunner", None)))
 
 
 @pytest.mark.parametrize(
@@ -89,30 +82,24 @@ def test_without_srun_it_says_where_srun_comes_from(monkeypatch, tmp_path, besid
         QUANTITY.find_launcher(QUANTITY.parse(["--launcher", "srun"]))
 
 
-@given(available=st.integers(1, 20), ranks=st.lists(st.integers(1, 64), min_size=1, max_size=4))
-def test_ranks_are_spread_over_the_most_nodes_that_fit_all(available, ranks):
-    chosen = srun._choose_nodes(available, ranks)
-    fitting = [n for n in range(1, available + 1) if all(count % n == 0 for count in ranks)]
-    assert chosen == max(fitting)
-
-
 def test_nodes_that_are_busy_count_and_each_counts_once(tmp_path, beside):
     rows = ["n1 idle main*", "n2 mixed main*", "n2 mixed debug", "n3 allocated main*", "n4 down m*"]
     found = srun.find_srun(make_slurm(tmp_path, list_nodes(*rows)), None, (3, 6))
     assert (found.nodes, found.version, found.inside) == (3, "22.05.8", False)
+    # Over the most nodes that fit all.
+    for ranks, nodes in (((4, 8), 2), ((4, 6), 2), ((5,), 1), ((3, 4), 1)):
+        found = srun.find_srun(make_slurm(tmp_path, list_nodes(*rows)), None, ranks)
+        assert found.nodes == nodes
     assert found.title == "Slurm 22.05.8"
 
 
-@pytest.mark.parametrize(
-    ("nodes", "ranks", "message"),
-    [
+def test_ranks_and_nodes_must_fit(tmp_path, beside):
+    for nodes, ranks, message in (
         (5, (5,), "--nodes 5: the cluster's default partition has usable 4"),
         (4, (4, 6), "--ranks 6 cannot be spread evenly over 4 nodes"),
-    ],
-)
-def test_ranks_and_nodes_must_fit(tmp_path, beside, nodes, ranks, message):
-    with pytest.raises(ConfigurationError, match=message):
-        srun.find_srun(make_slurm(tmp_path, IDLE), nodes, ranks)
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            srun.find_srun(make_slurm(tmp_path, IDLE), nodes, ranks)
 
 
 def test_inside_an_allocation_its_nodes_count(tmp_path, beside, monkeypatch):
@@ -131,21 +118,18 @@ def test_the_usual_ranks_depend_on_the_launcher():
     assert QUANTITY.parse(["--launcher", "srun", "--ranks", "6", "6"]).plan.ranks == (6,)
 
 
-@pytest.mark.parametrize("size", ["1", "4"])
-def test_it_is_not_run_as_a_step(tmp_path, monkeypatch, size):
-    for name, value in (("STEP_ID", "0"), ("PROCID", "0"), ("STEP_NUM_TASKS", size)):
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    with pytest.raises(LaunchError, match=r"srun started .*: run it without a launcher"):
-        QUANTITY.find_launcher(QUANTITY.parse(["--launcher", make_slurm(tmp_path, IDLE)]))
-
-
-def test_a_batch_script_may_run_it(tmp_path, monkeypatch):
+def test_a_batch_script_may_run_it_and_a_step_may_not(tmp_path, monkeypatch):
     batch = {"STEP_ID": "4294967291", "PROCID": "0", "JOB_ID": "7", "JOB_NUM_NODES": "4"}
     for name, value in batch.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    found = QUANTITY.find_launcher(QUANTITY.parse(["--launcher", make_slurm(tmp_path, "exit 1")]))
-    assert isinstance(found, srun.Srun)
-    assert found.inside
+    words = ["--launcher", make_slurm(tmp_path, "exit 1")]
+    found = QUANTITY.find_launcher(QUANTITY.parse(words))
+    assert isinstance(found, srun.Srun) and found.inside
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    for size in ("1", "4"):
+        monkeypatch.setenv("SLURM_STEP_NUM_TASKS", size)
+        with pytest.raises(LaunchError, match=r"srun started .*: run it without a launcher"):
+            QUANTITY.find_launcher(QUANTITY.parse(words))
 
 
 def test_srun_keeps_its_cluster_and_mpi_settings_but_no_earlier_launch(monkeypatch):
@@ -202,31 +186,24 @@ def make_group(ranks: int, *own: tuple[float, float, float], nodes: int | None =
 PLAN = QUANTITY.parse([]).plan
 
 
-def test_own_phases_are_summed_run_by_run():
+def test_own_phases_are_summed_run_by_run_and_shown_in_milliseconds():
     group = make_group(4, (0.1, 0.01, 0.02), (0.2, 0.02, 0.01))
     assert tables.sum_own(group) == pytest.approx([0.13, 0.23])
     phases = {cell.at["phase"] for cell in group.cells if cell.quantity == tables.PHASE}
     assert phases == set(tables.SHOWN)
-
-
-def test_the_table_of_phases_is_in_milliseconds():
-    groups = [
-        make_group(4, *[(0.1, 0.01, 0.02)] * 6),
-        make_group(8, *[(0.1, 0.03, 0.04)] * 6),
-    ]
+    groups = [make_group(4, *[(0.1, 0.01, 0.02)] * 6), make_group(8, *[(0.1, 0.03, 0.04)] * 6)]
     lines = tables.format_phases(groups, 0).splitlines()
     assert "4 nodes" in lines[0] and "milliseconds" in lines[0]
     rows = {line.split()[0]: line.split()[1:] for line in lines[2:4]}
     assert rows["4"] == ["1000", "2000", "100", "10", "20", "10", "130", "130–130"]
     assert rows["8"] == ["1000", "2000", "100", "30", "40", "10", "170", "170–170"]
     assert lines[4] == "own grows by 10.00 ms (95 %: 10.00 to 10.00) per added rank, 4 to 8 ranks"
-
-
-def test_without_phases_there_is_no_table():
     local = CellGroup(ranks=4)
-    assert tables.format_phases([local], 0) == ""
-    assert not tables.list_phased([local])
-    assert judge([local], PLAN) == []
+    assert tables.format_phases([local], 0) == "" and judge([local], PLAN) == []
+    # What cannot be known of other machines is a dash.
+    row = tables.format_group(group).splitlines()[2]
+    assert row.startswith(SESSION) and row.split()[-1] == "–"
+    assert tables.describe_others(group) == ""
 
 
 @pytest.mark.parametrize(("late", "reached"), [(0.02, True), (0.06, False)])
@@ -246,25 +223,6 @@ def test_targets_are_for_four_nodes_and_up_to_sixteen_ranks():
     four = make_group(4, (0.1, 0.1, 0.2))
     (target,) = judge([other, many, four], PLAN)
     assert (target.found, target.met) == ({"": pytest.approx(0.4)}, False)
-
-
-def test_a_record_holds_phases_and_nodes():
-    failure = Refusal(tables.START_UP, SESSION, "srun … ended with exit code 1", FAILED)
-    failed = make_group(4, (0.1, 0.01, 0.02), refusals=[failure])
-    group = make_group(8, (0.1, 0.2, 0.3))
-    assert {cell.nodes for cell in group.cells} == {4}
-    cells = [cell for cell in group.cells if cell.details.get("is_own")]
-    own = {cell.at["phase"]: cell.samples for cell in cells}
-    assert own == {"address": (0.1,), "store": (0.2,), "group": (0.3,)}
-    assert f"{SESSION} 1" in tables.describe_failures(failed)
-    assert tables.describe_failures(group) == ""
-
-
-def test_what_cannot_be_known_of_other_machines_is_a_dash():
-    group = make_group(4, (0.1, 0.01, 0.02))
-    row = tables.format_group(group).splitlines()[2]
-    assert row.startswith(SESSION) and row.split()[-1] == "–"
-    assert tables.describe_others(group) == ""
 
 
 # Runs that a cluster loses

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import socket
 import time
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -33,7 +32,6 @@ from benchmarks.measure.training_step.traffic import (
     list_pushes,
     list_transfers,
     read_traffic,
-    subtract,
 )
 from benchmarks.measure.training_step.visits import (
     TOLERANCE,
@@ -47,10 +45,9 @@ from benchmarks.records.contenders import MPI_JOB, TORCH_JOB
 from benchmarks.records.statistics import Series
 from benchmarks.records.workloads import Workload, build, draw_batch, parse_workload
 from mpiddp.errors import ConfigurationError
-from mpiddp.schedules.algorithms import direct, gather_broadcast, one_shot, ring
+from mpiddp.schedules.algorithms import gather_broadcast, one_shot, ring
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.groups.straggler import Slowdown, Straggler
-from mpiddp.training.records.network import read_counters
 
 SMALL = Workload("mlp", 0.1)
 counts = st.integers(0, 10_000)
@@ -73,11 +70,9 @@ def test_a_ring_sends_what_its_formula_says(ranks, count):
     assert traffic["busiest"] - traffic["each"] <= 2 * (ranks - 1) * 4
 
 
-@given(st.integers(2, 9), counts)
-def test_the_root_of_a_gather_broadcast_is_busiest(ranks, count):
-    traffic = add_up(list_transfers(gather_broadcast(ranks), count, 2), [0] * ranks)
-    assert traffic["busiest"] == 2 * (ranks - 1) * count
-    assert traffic["each"] == pytest.approx(2 * (ranks - 1) / ranks * 2 * count)
+def test_the_root_of_a_gather_broadcast_is_busiest():
+    traffic = add_up(list_transfers(gather_broadcast(5), 1000, 2), [0] * 5)
+    assert (traffic["busiest"], traffic["each"]) == (8000, pytest.approx(3200))
 
 
 def test_a_nodes_link_carries_what_its_ranks_send_to_other_nodes():
@@ -106,13 +101,6 @@ def test_servers_answer_what_workers_push(servers, workers, sent):
     assert traffic["busiest"] == max(sent)
 
 
-@given(st.integers(2, 6), counts)
-def test_a_sharded_server_sends_what_direct_does(ranks, count):
-    everyone, nodes = range(ranks), [0] * ranks
-    pushed = add_up(list_pushes(count, 4, everyone, everyone), nodes)
-    assert pushed == add_up(list_transfers(direct(ranks), count, 4), nodes)
-
-
 def test_interfaces_tell_what_a_step_sent():
     alone = read_traffic([{"lo": (4000, 4000), "eth0": (9, 9)}], 10, 2)
     assert alone == StepTraffic(200, None, is_read=True)
@@ -125,22 +113,17 @@ def test_interfaces_tell_what_a_step_sent():
     assert read_traffic([{"lo": (0, 0)}, {}], 1, 2) == StepTraffic(0, 0, is_read=True)
 
 
-def test_the_loopbacks_bytes_are_counted():
-    before = read_counters()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        left = socket.create_connection(server.getsockname())
-        right, _ = server.accept()
-        with left, right:
-            left.sendall(bytes(50_000))
-            assert len(right.recv(50_000, socket.MSG_WAITALL)) == 50_000
-    assert subtract(before, read_counters())["lo"][0] >= 50_000
-
-
 # ---- parts of a step ---------------------------------------------------------------------------
 
 
-class Sleeps:
-    """An update that takes a while."""
+class Update:
+    def settle(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Sleeps(Update):
+    """It takes a while."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -153,21 +136,11 @@ class Sleeps:
         self.steps += 1
         time.sleep(self.seconds)
 
-    def settle(self) -> None: ...
-
-    def close(self) -> None: ...
-
 
 def make_loop(**changes) -> loops.StepLoop:
     module = build(SMALL, 0)
-    given = {
-        "model": module,
-        "module": module,
-        "update": Sleeps(0.01),
-        "workers": (0,),
-        "place": 0,
-        "batch": Batch(*draw_batch(SMALL, 4, 0, 0)),
-    }
+    given = {"model": module, "module": module, "update": Sleeps(0.01), "workers": (0,),
+             "place": 0, "batch": Batch(*draw_batch(SMALL, 4, 0, 0))}  # fmt: skip
     return loops.StepLoop(**{**given, **changes})
 
 
@@ -193,12 +166,9 @@ def test_a_step_is_timed_in_parts():
     assert barriers == [loops.WARM_UP] * 2 + [6 + loops.WARM_UP] * 2
 
 
-def test_what_servers_do_is_no_update_of_the_rank():
+def test_what_servers_do_is_no_update_of_the_rank_and_a_server_takes_no_steps():
     found = loops.measure(make_loop(updates_here=False), 2, lambda: None, counts=False)
     assert found["update"] == 0
-
-
-def test_a_rank_that_only_serves_takes_no_steps():
     loop = make_loop(place=None)
     loops.warm_up(loop, 3)
     assert loops.measure(loop, 4, lambda: None, counts=False) == {}
@@ -231,32 +201,26 @@ def test_the_slowest_rank_counts_in_each_part():
         read_answers([{"refused": "not here"}, {}], 5)
 
 
-def test_exposed_communication_may_be_negative():
-    visit = read_answers([make_answer(1.0, 0.9, 0.2, 0)], 1)
-    assert visit.exposed == pytest.approx(-0.1)
-
-
 # ---- what is trained ---------------------------------------------------------------------------
 
 
-def test_the_mlp_has_67_megabytes_of_gradients_or_as_many_as_were_asked_for():
-    usual = sum(each.numel() for each in build(Workload("mlp"), 0).parameters())
-    assert 4e-6 * usual == pytest.approx(67, abs=0.5)
-    for megabytes in (0.1, 4, 30):
-        model = build(parse_workload(f"mlp:megabytes={megabytes}"), 0)
-        found = 4e-6 * sum(each.numel() for each in model.parameters())
-        assert found == pytest.approx(megabytes, rel=0.05)
+@pytest.mark.parametrize(
+    ("text", "megabytes"), [("mlp", 67), ("mlp:megabytes=0.1", 0.1), ("mlp:megabytes=30", 30)]
+)
+def test_the_mlp_has_as_many_megabytes_of_gradients_as_were_asked_for(text, megabytes):
+    found = 4e-6 * sum(each.numel() for each in build(parse_workload(text), 0).parameters())
+    assert found == pytest.approx(megabytes, rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["convnet", "resnet18", "mlp:megabytes=0.1"])
 def test_every_model_takes_its_samples(name):
     workload = parse_workload(name)
-    features, labels = draw_batch(workload, 3, 0, 1)
+    features, labels = draw_batch(workload, 2, 0, 1)
     outputs = build(workload, 0)(features)
     assert nn.functional.cross_entropy(outputs, labels).isfinite()
-    other, _ = draw_batch(workload, 3, 0, 2)
+    other, _ = draw_batch(workload, 2, 0, 2)
     assert not torch.equal(features, other)
-    assert torch.equal(features, draw_batch(workload, 3, 0, 1)[0])
+    assert torch.equal(features, draw_batch(workload, 2, 0, 1)[0])
 
 
 def test_what_ranks_are_told_survives_json():
@@ -264,8 +228,8 @@ def test_what_ranks_are_told_survives_json():
     assert read_spec(json.loads(json.dumps(asdict(spec)))) == spec
 
 
-class Averages:
-    """An update by the average of several workers' gradients, times ``factor``."""
+class Averages(Update):
+    """By the average of several workers' gradients, times ``factor``."""
 
     def __init__(
         self, module: nn.Module, spec: LoopSpec, workers: int, factor: float = 1.0
@@ -285,10 +249,6 @@ class Averages:
             parameter.grad *= self.factor / (1 + len(self.others))
         self.step.finish_step()
 
-    def settle(self) -> None: ...
-
-    def close(self) -> None: ...
-
 
 def train(spec: LoopSpec, workers: int, factor: float = 1.0):
     module = build(spec.workload, spec.seed)
@@ -298,15 +258,16 @@ def train(spec: LoopSpec, workers: int, factor: float = 1.0):
     return checks.take_checked_steps(spec, loop)
 
 
-@pytest.mark.parametrize("name", ["convnet", "mlp:megabytes=0.1"])
-def test_averages_train_what_one_process_with_all_samples_does(name):
-    spec = make_spec(workload=parse_workload(name))
-    expected = checks.compute_alone(spec, 3, torch.device("cpu"))["sample"]
-    right = train(spec, 3)
-    assert find_problem([right, right, {}], expected, is_narrow=False) == ""
-    # The sum in place of the average, and one worker's own gradients.
-    for wrong in (train(spec, 3, 3.0), train(spec, 1)):
-        assert "way that one process" in find_problem([wrong], expected, is_narrow=False)
+def test_averages_train_what_one_process_with_all_samples_does():
+    for spec in (make_spec(), make_spec(workload=Workload("convnet"))):
+        expected = checks.compute_alone(spec, 3, torch.device("cpu"))["sample"]
+        right = train(spec, 3)
+        assert find_problem([right, right, {}], expected, is_narrow=False) == ""
+    # One worker's own gradients, and the sum in place of the average.
+    assert "way that one process" in find_problem([train(spec, 1)], expected, is_narrow=False)
+    expected = checks.compute_alone(make_spec(), 3, torch.device("cpu"))["sample"]
+    wrong = train(make_spec(), 3, 3.0)
+    assert "way that one process" in find_problem([wrong], expected, is_narrow=False)
 
 
 def test_dropout_is_left_out_of_a_check_and_of_nothing_else():
@@ -375,15 +336,11 @@ def test_who_trains_something_else_is_not_timed():
     assert timed == {"alone-mpiddp", "auto", words[-1]}
 
 
-@pytest.mark.parametrize(("device", "good"), [("cpu", False), ("cuda", True)])
-def test_gpus_that_were_asked_for_must_be_there(device, good):
-    greetings = [{"device": "cuda"}, {"device": device}]
-    visits.check_device("auto", greetings)
-    if good:
-        visits.check_device("gpu", greetings)
-    else:
-        with pytest.raises(ConfigurationError, match="expected a GPU for every rank"):
-            visits.check_device("gpu", greetings)
+def test_gpus_that_were_asked_for_must_be_there():
+    visits.check_device("gpu", [{"device": "cuda"}, {"device": "cuda"}])
+    visits.check_device("auto", [{"device": "cuda"}, {"device": "cpu"}])
+    with pytest.raises(ConfigurationError, match="expected a GPU for every rank"):
+        visits.check_device("gpu", [{"device": "cuda"}, {"device": "cpu"}])
 
 
 def test_a_link_is_probed_by_a_short_and_a_long_message():

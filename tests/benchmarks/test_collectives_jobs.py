@@ -90,8 +90,12 @@ def test_a_job_that_dies_or_hangs_is_an_error_with_its_output(text, deadline, me
         use_job()
 
 
-def test_a_job_that_is_not_ready_in_time_is_an_error():
+def test_a_job_that_is_not_ready_in_time_or_not_there_is_an_error():
     with pytest.raises(RunError, match="not ready within 1 s"), start_job(HANGS, 1):
+        pass
+    nothing = Program(("/no/such/program",), {})
+    expected = pytest.raises(RunError, match="/no/such/program cannot be started")
+    with expected, remote_job.start(nothing, 1):
         pass
 
 
@@ -115,11 +119,3 @@ def test_a_job_that_does_not_end_is_killed(monkeypatch):
         start_job(GREET + HANGS) as job,
     ):
         job.end()
-
-
-def test_a_program_that_is_not_there_is_named():
-    with (
-        pytest.raises(RunError, match="/no/such/program cannot be started"),
-        remote_job.start(Program(("/no/such/program",), {}), 1),
-    ):
-        pass

@@ -75,10 +75,10 @@ BUSY = Machine(20, ("busy",))
 
 
 def count_findings(machine: Machine, slower: dict[int, float]) -> tuple[int, int]:
-    """In how many of 100 pairs of runs all slower cells are found, and any other one."""
+    """In how many of 50 pairs of runs all slower cells are found, and any other one."""
     found = alarms = 0
     planted = {f"cell {place}" for place in slower}
-    for trial in range(100):
+    for trial in range(50):
         generator = numpy.random.default_rng(trial)
         old = index_cells(machine.measure(generator, {}))
         new = index_cells(machine.measure(generator, slower))
@@ -94,21 +94,12 @@ def count_findings(machine: Machine, slower: dict[int, float]) -> tuple[int, int
 
 @pytest.mark.parametrize("machine", [QUIET, BUSY], ids=["quiet", "beside a busy process"])
 def test_a_tenth_slower_is_found_and_equal_cells_are_not(machine):
-    """In 100 pairs of records of 24 cells, 23 of which are equal; one is 1.10 times slower.
+    """In 50 pairs of records of 24 cells, 23 of which are equal; one is 1.10 times slower.
 
     On the quiet machine a third of the cells drift, so that ten rounds count as fewer.
     """
     found, alarms = count_findings(machine, {4: 1.10})
-    assert found >= (85 if machine == QUIET else 95) and alarms <= 1
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("machine", [QUIET, BUSY], ids=["quiet", "beside a busy process"])
-@pytest.mark.parametrize("place", range(6))
-def test_every_kind_of_cell_and_equal_pairs(machine, place):
-    found, alarms = count_findings(machine, {place: 1.10})
-    assert found >= (80 if machine == QUIET else 93) and alarms <= 2
-    assert count_findings(machine, {})[1] <= 2
+    assert found >= (42 if machine == QUIET else 47) and alarms <= 1
 
 
 def judge_two(olds, news, **changes):
@@ -128,15 +119,10 @@ def test_a_rate_is_turned_round():
     assert lower.word == SLOWER and lower.ratio.estimate == 0.5 and lower.slowdown == 2
 
 
-def test_what_cannot_be_told_is_not_called_the_same():
-    assert judge_two([1.0], [1.0]).word == SAME
-    assert judge_two([1.0], [1.1]).word == UNKNOWN
-    assert judge_two(TIMES, TIMES).word == SAME
+def test_a_change_within_the_tolerance_does_not_count_and_what_cannot_be_told_is_said():
+    assert judge_two([1.0], [1.0]).word == judge_two(TIMES, TIMES).word == SAME
     wild = [1.0, 3.0, 9.0, 27.0, 1.0, 3.0, 9.0, 27.0]
-    assert judge_two(wild, wild).word == UNKNOWN
-
-
-def test_a_change_within_the_tolerance_does_not_count():
+    assert judge_two([1.0], [1.1]).word == judge_two(wild, wild).word == UNKNOWN
     assert judge_two(TIMES, [1.04 * value for value in TIMES]).word != SLOWER
     exact = [1 + 1e-4 * place for place in PLACES]
     assert judge_two(exact, [1.04 * value for value in exact]).word == SAME
@@ -154,20 +140,6 @@ def test_the_median_of_the_runs_decides():
         )
         assert len(found.runs) == 3
         assert (found.word == SLOWER) == (word == SLOWER)
-
-
-def test_only_what_looks_slower_is_measured_again():
-    cells = {name: make_cell(TIMES, name) for name in ("same", "slower", "faster")}
-    factors = {"same": 1.0, "slower": 1.3, "faster": 0.7}
-    news = {name: make_cell([factors[name] * t for t in TIMES], name) for name in cells}
-    asked = []
-
-    def measure(wanted):
-        asked.append([cell.contender for cell in wanted])
-        return make_record([])
-
-    judge({cells[n].key: (cells[n], news[n]) for n in cells}, RULE, measure, again=2)
-    assert asked == [["slower"], ["slower"]]
 
 
 # The command
@@ -225,10 +197,12 @@ def test_records_that_do_not_fit_are_refused(tmp_path, olds, news, benchmark, ex
 def test_counts_of_nothing_are_not_compared(tmp_path, capsys):
     cells = [make_cell([0.0], "counted"), make_cell(TIMES, "timed")]
     old, new = write(tmp_path / "old", cells), write(tmp_path / "new", cells)
-    comparison.main([str(old), str(new)])
-    assert "not compared, for values of 0 or another unit:\n  all-reduce, counted" in (
-        capsys.readouterr().out
-    )
+    comparison.main([str(old), str(new), "--output", str(tmp_path / "verdicts.jsonl")])
+    printed = capsys.readouterr().out
+    assert "not compared, for values of 0 or another unit:\n  all-reduce, counted" in printed
+    assert "1 cell: 0 slower, 0 faster, 0 unknown, 1 same" in printed
+    found = read_record(tmp_path / "verdicts.jsonl")
+    assert found.is_complete and found.others[0]["verdict"] == "same"
 
 
 # Measuring again
@@ -250,11 +224,8 @@ def test_a_command_line_is_restricted_to_the_suspects():
     plan, again_plan = (options.parse("allreduce", each).plan for each in (words.split(), found))
     changed = {"ranks": (2,), "sizes": ((4096,), (8192,)), "algorithms": ("ring",)}
     assert again_plan == replace(plan, **changed, probes=False)
-
-
-def test_an_option_that_has_its_usual_values_is_restricted():
+    # An option of usual values; and point-to-point has no --ranks.
     assert again.restrict([], {"sizes": []}, {"sizes": ["8"]}) == ["--sizes", "8"]
-    # Point-to-point has no --ranks.
     assert again.restrict([], {"ranks": [2]}, {"ranks": ["2"]}) == []
 
 
@@ -297,14 +268,6 @@ def test_what_cannot_be_measured_again_is_said(tmp_path, capfd, environment, exp
         comparison.main([str(old), str(new), "--again", "1"])
     shown = capfd.readouterr().err
     assert "cannot be measured again here, its one run decides" in shown and expected in shown
-
-
-def test_equal_records_are_no_error_and_the_record_of_their_verdicts_can_be_read(tmp_path, capsys):
-    old = write(tmp_path / "old", [make_cell(TIMES)])
-    comparison.main([str(old), str(old), "--output", str(tmp_path / "verdicts.jsonl")])
-    assert "1 cell: 0 slower, 0 faster, 0 unknown, 1 same" in capsys.readouterr().out
-    found = read_record(tmp_path / "verdicts.jsonl")
-    assert found.is_complete and found.others[0]["verdict"] == "same"
 
 
 def test_a_record_that_is_read_is_not_overwritten(tmp_path):

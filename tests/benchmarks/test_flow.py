@@ -14,7 +14,7 @@ from mpiddp.schedules import registry
 from mpiddp.schedules.cost import flat, simulate, split
 from mpiddp.schedules.machine import Machine, MessageCost
 from mpiddp.schedules.schedule import Transfer, all_reduce
-from prices import FULL, build, close, machines
+from prices import FULL, build, machines
 
 
 def run(schedule, machine, parts, size=12, nodes=None):
@@ -34,6 +34,7 @@ def test_a_chain_of_parts_takes_little_more_than_one_message_by_hand():
     assert run(chain(3), machine, 3) == [24, 41, 50]
     # In one part there is nothing to hide.
     assert run(chain(3), machine, 1) == [24, 24 + 5 + 12 + 24, 2 * (24 + 5 + 12)]
+    assert run(build("ring", 4), flat(1, 1), 3, size=0) == [0, 0, 0, 0]
 
 
 def test_a_server_answers_what_it_has_while_it_hears_the_rest():
@@ -72,12 +73,8 @@ def test_connections_that_meet_at_a_port_share_it_evenly():
     assert max(ends) == pytest.approx(2.5 * 2000, rel=0.02)
 
 
-def test_nothing_flows_in_no_time():
-    assert run(build("ring", 4), flat(1, 1), 3, size=0) == [0, 0, 0, 0]
-
-
 @pytest.mark.parametrize("name", registry.names())
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(
     ranks=st.integers(2, 9), hosts=st.integers(1, 9), parts=st.integers(1, 5), machine=machines()
 )
@@ -99,13 +96,3 @@ def test_in_one_part_nothing_is_clearly_slower_than_step_after_step(name):
         ends, wanted = run(schedule, machine, 1, size), simulate(schedule, size, machine).seconds
         # Connections take turns at a port, whatever each of them holds up.
         assert max(ends) <= 1.02 * wanted
-
-
-def test_a_ring_has_nothing_to_hide_but_latency():
-    schedule = build("ring", 8)
-    for parts in (1, 4):
-        ends = run(schedule, flat(0, 2, 0), parts, 800)
-        wanted = simulate(schedule, 800, flat(0, 2)).seconds
-        assert close(ends[1], wanted)
-        # As it turns round, both directions share the ports for a part.
-        assert max(ends) <= wanted + (200 / parts if parts > 1 else 0)

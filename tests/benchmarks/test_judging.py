@@ -97,8 +97,7 @@ def test_a_wider_interval_goes_with_a_larger_probability(values, bound, widening
 # ---- how alike rounds are ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rounds", [8, 10, 20, 60])
-@pytest.mark.parametrize("coefficient", [0.0, 0.3, 0.7])
+@pytest.mark.parametrize(("coefficient", "rounds"), [(0.0, 10), (0.3, 20), (0.7, 8), (0.7, 60)])
 def test_the_coefficient_of_many_series_is_found(coefficient, rounds):
     noise = Noise(alike=0.1, coefficient=coefficient)
     series = numpy.exp(noise.draw(numpy.random.default_rng(1), 400, rounds)).tolist()
@@ -151,18 +150,23 @@ def make_cell(samples, contender: str) -> Cell:
     return records.make_cell(samples, contender=contender, **place)
 
 
-def count_findings(noise: Noise, *, cells=24, rounds=10, trials=100, factor=1.0) -> tuple[int, int]:
-    """In how many pairs of records the first cell is called slower, and any other one."""
+def make_pairs(noise: Noise, seed: int, cells=24, rounds=10, factor=1.0):
+    """Cells of two runs; the second one's first cell takes so many times longer."""
+    generator = numpy.random.default_rng(seed)
+    old, new = (numpy.exp(noise.draw(generator, cells, rounds)) for _ in range(2))
+    new[0] *= factor
+    return {
+        (place,): tuple(make_cell(run[place].tolist(), f"cell {place}") for run in (old, new))
+        for place in range(cells)
+    }
+
+
+def count_findings(noise: Noise, **given) -> tuple[int, int]:
+    """In how many of 100 pairs the first cell is called slower, and any other one."""
     found = alarms = 0
-    for trial in range(trials):
-        generator = numpy.random.default_rng(trial)
-        old, new = (numpy.exp(noise.draw(generator, cells, rounds)) for _ in range(2))
-        new[0] *= factor
-        pairs = {
-            (place,): tuple(make_cell(run[place].tolist(), f"cell {place}") for run in (old, new))
-            for place in range(cells)
-        }
-        slower = [each.new.contender for each in judge(pairs, RULE) if each.word == SLOWER]
+    for trial in range(100):
+        verdicts = judge(make_pairs(noise, trial, **given), RULE)
+        slower = [each.new.contender for each in verdicts if each.word == SLOWER]
         found += "cell 0" in slower
         alarms += any(name != "cell 0" for name in slower)
     return found, alarms
@@ -176,8 +180,6 @@ MOST_ALARMS = 5
     "noise",
     [
         pytest.param(Noise(alike=0.1), id="each cell its own states"),
-        pytest.param(Noise(0.02, alike=0.1, is_shared=True), id="states that all cells meet"),
-        pytest.param(Noise(0.03, neighbour=1.3), id="a neighbour of each cell"),
         pytest.param(Noise(0.03, neighbour=1.3, is_shared=True), id="a neighbour of all cells"),
     ],
 )
@@ -185,22 +187,8 @@ def test_equal_records_whose_rounds_are_alike_give_no_alarm(noise):
     assert max(count_findings(noise)) <= MOST_ALARMS
 
 
-@pytest.mark.parametrize(
-    ("noise", "cells", "rounds"), [(0.03, 24, 10), (0.1, 24, 20), (0.03, 1, 10), (0.1, 1, 20)]
-)
-def test_a_quarter_slower_is_found_if_rounds_are_independent(noise, cells, rounds):
-    found, alarms = count_findings(Noise(noise), cells=cells, rounds=rounds, factor=1.25)
-    assert found >= 92 and alarms <= MOST_ALARMS
-
-
 def test_a_record_whose_rounds_are_alike_is_not_said_to_be_the_same():
-    generator = numpy.random.default_rng(4)
-    old, new = (numpy.exp(Noise(alike=0.1).draw(generator, 24, 10)).tolist() for _ in range(2))
-    pairs = {
-        (place,): (make_cell(old[place], str(place)), make_cell(new[place], str(place)))
-        for place in range(24)
-    }
-    words = [each.word for each in judge(pairs, RULE)]
+    words = [each.word for each in judge(make_pairs(Noise(alike=0.1), 4), RULE)]
     assert words.count(UNKNOWN) >= 14
 
 
@@ -234,12 +222,12 @@ def ask_all(seed: int, seconds: float) -> set[str]:
 
 
 def test_all_that_ask_get_one_answer_and_equal_contenders_hardly_ever_a_wrong_one():
-    wrong = [ask_all(seed, 1.0) for seed in range(200)]
-    found = [ask_all(seed, 0.7) for seed in range(200)]
+    wrong = [ask_all(seed, 1.0) for seed in range(100)]
+    found = [ask_all(seed, 0.7) for seed in range(50)]
     everyone = {"table", "page", "target", "miss"}
     assert all(each in (set(), everyone) for each in wrong + found)
-    # Of 200 at 0.025: twelve or more have a probability of 1 %.
-    assert sum(map(bool, wrong)) <= 11 and sum(map(bool, found)) >= 150
+    # Of 100 at 0.025: eight or more have a probability of 0.4 %.
+    assert sum(map(bool, wrong)) <= 7 and sum(map(bool, found)) >= 34
 
 
 # A promise

@@ -49,10 +49,12 @@ def test_times_and_rates_have_a_line_for_each_contender(tmp_path):
     assert "<title>1 MiB\nGloo: " in text and "left out" not in text
 
 
-def test_of_many_contenders_six_are_drawn_and_the_others_counted(tmp_path):
+def test_of_many_contenders_six_are_drawn_and_slow_links_are_framed(tmp_path):
     cells = list(make_cells(Planted(places=((4, 1),), sizes=(K, M), rounds=3)))
     text = check_picture(tmp_path, cells, "4 contenders left out, slower on the whole")
     assert ">plain ring<" not in text
+    text = check_picture(tmp_path, list(make_pairs(3, {(0, 1): 2.0}, [4 * M])), "node 0 → 1: ")
+    assert text.count(f"stroke: {axes.ALARM}") == 1
 
 
 def test_a_step_is_a_bar_of_parts(tmp_path):
@@ -95,32 +97,12 @@ def test_loops_programs_and_checkpoints_say_how_they_compare(tmp_path):
     check_picture(tmp_path, [save], "raw write: 500 ms; 3.5% of the steps between two")
 
 
-def test_a_straggler_is_a_curve_up_to_the_accuracy(tmp_path):
-    curves = [[(1.0, 0.5), (2.0, 0.9)], [(3.0, 0.7), (4.0, 0.95)]]
-    cells = [
-        cell("training", "servers", 2.0, 4.0, straggler="0=4", details={"curves": curves}),
-        cell("time to accuracy", "servers", 2.0, 4.0, straggler="0=4", accuracy=0.6),
-    ]
-    words = ("straggler 0=4: Accuracy against time", ">servers<", "to be reached", "60%")
-    check_picture(tmp_path, cells, *words)
-
-
-def test_slow_links_are_framed(tmp_path):
-    text = check_picture(tmp_path, list(make_pairs(3, {(0, 1): 2.0}, [4 * M])), "node 0 → 1: ")
-    assert text.count(f"stroke: {axes.ALARM}") == 1
-
-
 def test_nothing_measured_is_no_picture(tmp_path):
     write_picture(tmp_path / "a.png", [], "")
     write_picture(tmp_path / "a.png", [cell("probe", "copy", 1.0)], "")
     assert not (tmp_path / "a.png").exists()
     write_picture(tmp_path / "a.png", [cell("checkpoint", "copy", 1.0)], "")
     assert (tmp_path / "a.png").stat().st_size > 0
-
-
-def test_the_same_cells_are_the_same_file(tmp_path):
-    cells = list(make_cells(Planted(places=((2, 1),), sizes=(K, M), rounds=3)))
-    assert check_picture(tmp_path, cells) == check_picture(tmp_path, cells)
 
 
 def test_sizes_stand_beside_ranks_on_a_node_and_between_nodes(tmp_path):
@@ -188,12 +170,9 @@ def test_each_line_has_its_name_at_its_end(tmp_path, monkeypatch):
         assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
 
 
-def test_no_two_lines_share_a_colour_a_marker_or_dashes():
+def test_lines_look_different_and_long_names_are_broken_where_their_parts_begin():
     for each in (axes.COLOURS, axes.MARKERS, axes.DASHES):
         assert len(set(each)) == len(axes.COLOURS) >= 6
-
-
-def test_long_names_are_broken_where_their_parts_begin():
     name = "parameter-server:servers=2,placement=dedicated,staleness=3"
     broken = ["parameter-server:servers=2,", "placement=dedicated,staleness=3"]
     assert break_name(name, 36).splitlines() == broken

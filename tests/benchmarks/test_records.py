@@ -72,7 +72,6 @@ CELL["summary"] = vars(CELL["summary"])
         ([], "line 1: expected JSON"),
         (["{}"], "line 1: lacks kind"),
         (["[1]"], "line 1: expected an object, found a list"),
-        ([{"kind": "cell"}], "line 1: lacks schema"),
         ([{**HEAD, "schema": 2}], "schema 3, .*, found 'run' and 2: measure again"),
         ([HEAD, '{"kind": "ce'], "line 2: .*cut off, delete this last line"),
         ([HEAD, '{"kind": "cell", "quantity": "step"}'], "line 2: lacks contender$"),
@@ -82,13 +81,8 @@ CELL["summary"] = vars(CELL["summary"])
             "line 2: expected 1 <= nodes <= ranks, found 2 and 1",
         ),
         ([HEAD, {**CELL, "samples": []}], "line 2: samples: expected one or more"),
-        (
-            [HEAD, {**CELL, "samples": [1.0, float("nan")]}],
-            r"samples\[1\]: expected a number, found 'NaN'",
-        ),
-        ([HEAD, {**CELL, "samples": [float("-inf")]}], r"samples\[0\]: expected a number, .*-Inf"),
+        ([HEAD, {**CELL, "samples": [1.0, float("nan")]}], r"samples\[1\]: expected a .*'NaN'"),
         ([HEAD, {**CELL, "at": [1]}], "line 2: at: expected an object, found a list"),
-        ([HEAD, {**CELL, "details": []}], r"line 2: details: expected an object, found \[\]"),
         ([HEAD, {**CELL, "contender": 3}], "line 2: contender: expected a text, found 3"),
     ],
 )
@@ -98,9 +92,6 @@ def test_what_is_no_record_is_refused_with_its_line(tmp_path, lines, expected):
     with pytest.raises(ConfigurationError, match=expected) as caught:
         read_record(path)
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
-
-
-def test_a_file_that_is_not_there_is_one_line(tmp_path):
     with pytest.raises(ConfigurationError, match="No such file"):
         read_record(tmp_path / "nothing")
     with pytest.raises(ConfigurationError, match="cannot be written"):
@@ -157,9 +148,6 @@ def test_hosts_are_named_only_if_they_are_asked_for(tmp_path, monkeypatch):
         places = {"2": {NAME: [0, 1]}, "3": {NAME: [0, 1, 2]}} if hosts else None
         assert found.environment.get("hosts") == places
         assert found.others[0]["reason"] == f"rank 1 on {NAME if hosts else 'HOST'}: it ended"
-
-
-def test_names_are_hidden_as_words():
     text = "node1.site and node11, on node1: node1-eth0"
     assert hide(text, ["node1", "node1.site"]) == "HOST and node11, on HOST: node1-eth0"
     assert hide(text, []) == text
@@ -214,19 +202,15 @@ def test_the_documented_record_is_one(tmp_path):
     assert [line["kind"] for line in found.others] == ["refusal", "end"]
 
 
-def test_every_field_and_quantity_is_documented():
+def test_every_field_quantity_and_kind_of_line_is_documented():
     text = CHAPTER.read_text()
     names = [field.name for kind in (Cell, Summary) for field in dataclasses.fields(kind)]
-    names += [START_UP, PHASE, STEP, *PARTS]
-    names += [TRAINING, TIME_TO, CHECKPOINT]
+    names += [START_UP, PHASE, STEP, *PARTS, TRAINING, TIME_TO, CHECKPOINT]
     names += [prices.QUANTITY, numerics.QUANTITY]
     assert [name for name in names if f"`{name}`" not in text] == []
-
-
-def test_every_kind_of_line_is_documented():
     sources = [path.read_text() for path in (documents.launchers.ROOT / "benchmarks").rglob("*.py")]
     kinds = {kind for text in sources for kind in re.findall(r'\.write\(\s*"(\w+)",', text)}
     assert {"cell", "end", "winners"} <= kinds
     kinds |= {"refusal", "failure", "gone", "added", "incomparable"}
-    table = CHAPTER.read_text().partition("### Lines")[2].partition("### Fields")[0]
+    table = text.partition("### Lines")[2].partition("### Fields")[0]
     assert [kind for kind in sorted(kinds) if f"`{kind}`" not in table] == []

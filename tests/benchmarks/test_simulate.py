@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import planted_records as planted
 from benchmarks.judge.fit.fitted import fit_records, write_fit
@@ -39,31 +36,9 @@ def test_times_are_read(text, value):
 def test_rates_are_read(text, value):
     assert options.in_words("Gbit/s", options.RATES)(text) == pytest.approx(value)
 
-
-@pytest.mark.parametrize(
-    "text", ["", "us", "5 parsecs", "5US", "-5us", "5usus", "nan", "inf", "5/s"]
-)
-def test_other_times_are_refused(text):
-    with pytest.raises(ValueError, match="expected µs"):
-        options.in_words("µs", options.TIMES, zero=True)(text)
-
-
-def read_machine(tmp_path, *words):
-    path = tmp_path / "prices.jsonl"
-    simulate.main(["ring", "--ranks", "4", *words, "--output", str(path)])
-    return next(line for line in read_record(path).others if line["kind"] == "machine")
-
-
-def test_a_machine_in_words_is_the_one_in_numbers(tmp_path):
-    words = "--latency 5us --bandwidth 12.5GB/s --addition 20GB --ranks-per-node 2"
-    inside = "--inside-latency 500ns --inside-bandwidth 1Tbit"
-    numbers = "--latency 5 --bandwidth 100 --addition 20 --ranks-per-node 2"
-    numbers += " --inside-latency 0.5 --inside-bandwidth 1000"
-    one = read_machine(tmp_path, *words.split(), *inside.split())
-    other = read_machine(tmp_path, *numbers.split())
-    for name in ("inside", "between"):
-        assert one.pop(name) == pytest.approx(other.pop(name))
-    assert one == pytest.approx(other)
+    for other in ("", "us", "5 parsecs", "5US", "-5us", "5usus", "nan", "inf", "5/s"):
+        with pytest.raises(ValueError, match="expected Gbit/s"):
+            options.in_words("Gbit/s", options.RATES)(other)
 
 
 # ---- a fitted machine ---------------------------------------------------------------------
@@ -120,38 +95,18 @@ def test_winners_change_where_their_lines_cross():
         winners.Range("some", 2004, 40000),
         winners.Range("many", 40004, 1 << 20),
     ]
-
-
-@settings(max_examples=40)
-@given(
-    figures=st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 10)), min_size=1, max_size=5),
-)
-def test_whoever_wins_a_range_is_quickest_in_it(figures):
-    prices = lines(*((str(place), *each) for place, each in enumerate(figures)))
-    sizes = tuple(4 << bits for bits in range(0, 20, 3))
-    found = list(winners.find_ranges(prices, sizes))
-    assert found[0].low == 4 and found[-1].high == sizes[-1]
-    for before, after in itertools.pairwise(found):
-        assert after.low == before.high + 4 and before.name != after.name
-    for each in found:
-        for size in (each.low, (each.low + each.high) // 8 * 4, each.high):
-            least = min(price(size) for price in prices.values())
-            assert prices[each.name](size) <= least * (1 + 1e-6)
-
-
-def test_of_equals_the_first_is_named():
-    [found] = winners.find_ranges(lines(("a", 1, 1), ("b", 1, 1)), (4, 64))
-    assert found.name == "a"
+    [equal] = winners.find_ranges(lines(("a", 1, 1), ("b", 1, 1)), (4, 64))
+    assert equal.name == "a"
 
 
 def test_a_map_is_shown_drawn_and_written(tmp_path, capsys):
     plot, path = tmp_path / "map.svg", tmp_path / "map.jsonl"
     words = "--latency 5us --bandwidth 100Gbit --ranks-per-node 8"
-    simulate.main(["--map", "--ranks", "4", "16", "65536", *words.split(),
+    simulate.main(["--map", "--ranks", "4", "65536", *words.split(),
                    "--output", str(plot), "--output", str(path)])  # fmt: skip
     text, picture = capsys.readouterr().out, plot.read_text()
     rows = [line for line in read_record(path).others if line["kind"] == "winners"]
-    assert [row["ranks"] for row in rows] == [4, 16, 65536]
+    assert [row["ranks"] for row in rows] == [4, 65536]
     for row in rows:
         nodes = split(row["ranks"], row["nodes"])
         machine = simulate.parse(words.split())

@@ -79,6 +79,10 @@ def test_readers_of_nccl_tests_read_it():
     assert list(found) == [8, M, 4 * M]
     assert found[M] == {"time": 1000, "algbw": 1.05, "busbw": 1.57, "#wrong": 0}
     assert found[8]["time"] == 20
+    bad = replace(make(), details={"wrong": 3})
+    text = format_nccl_tests([bad, make(size=K)])
+    assert "# Out of bounds values : 3 FAILED" in text
+    assert read_out_of_place(text)[M]["#wrong"] == 3
 
 
 @pytest.mark.parametrize(
@@ -96,13 +100,11 @@ def test_each_collective_has_its_count_root_and_factor(quantity, count, operator
     (row,) = (line.split() for line in text.splitlines() if line[:1] == " ")
     assert row[1:5] == [str(count), "float", operator, str(root)]
     assert float(row[7]) == pytest.approx(1.048576 * factor, abs=0.005)
-
-
-@pytest.mark.parametrize(("size", "count"), [(4, 1), (8, 1), (12, 1), (16, 2)])
-def test_a_share_of_few_elements_is_the_largest_one(size, count):
-    text = format_nccl_tests([make(size=size, ranks=3, quantity="all-gather")])
-    (row,) = (line.split() for line in text.splitlines() if line[:1] == " ")
-    assert row[:2] == [str(size), str(count)]
+    # Of few elements the largest share counts.
+    for size, share in ((4, 1), (12, 1), (16, 2)):
+        text = format_nccl_tests([make(size=size, ranks=3, quantity="all-gather")])
+        (row,) = (line.split() for line in text.splitlines() if line[:1] == " ")
+        assert row[:2] == [str(size), str(share)]
 
 
 def test_contenders_types_and_operators_have_tables_of_their_own():
@@ -115,13 +117,6 @@ def test_contenders_types_and_operators_have_tables_of_their_own():
     assert len([line for line in text.splitlines() if line[:1] == " "]) == 5
 
 
-def test_wrong_elements_fail():
-    bad = replace(make(), details={"wrong": 3})
-    text = format_nccl_tests([bad, make(size=K)])
-    assert "# Out of bounds values : 3 FAILED" in text
-    assert read_out_of_place(text)[M]["#wrong"] == 3
-
-
 @given(st.floats(1e-3, 999_999), st.sampled_from([6, 7]))
 @example(0.375, 6)
 def test_numbers_fit_their_columns_and_lose_no_more_than_they_must(value, width):
@@ -129,7 +124,4 @@ def test_numbers_fit_their_columns_and_lose_no_more_than_they_must(value, width)
     assert len(text) <= width
     # Half of the last digit; the difference of two numbers is rounded, too.
     assert float(text) == pytest.approx(value, rel=1e-3, abs=0.005 + 1e-12)
-
-
-def test_larger_numbers_have_a_power_of_ten():
     assert format_number(1_063_830, 6) == "1e+06" and format_number(12_345_678, 7) == "1.2e+07"
