@@ -193,7 +193,7 @@ def test_the_workflow_of_a_training_step_is_explained(tmp_path, capsys):
 def test_a_link_shared_by_the_ranks_of_a_node_can_be_quicker_than_one_rank(capsys):
     for bandwidth, milliseconds in (("10", 8 * 1.048576), ("40", 2 * 1.048576)):
         explain.main(["direct", "--ranks", "4", "--nodes", "2", "--bytes", "10M", "--latency", "0",
-                      "--inside-bandwidth", "1e9", "--addition", "1e9",
+                      "--inside-bandwidth", "1000000Tbit/s", "--addition", "1e9",
                       "--node-bandwidth", bandwidth])  # fmt: skip
         # Each way and half, two ranks send half of the buffer to the other node.
         [line] = [line for line in capsys.readouterr().out.splitlines() if "modelled" in line]

@@ -105,7 +105,7 @@ def test_times_that_are_known_badly_weigh_little():
 
 def test_of_equal_sizes_the_least_time_counts_and_no_line_falls_or_begins_below_0():
     [line] = fit_times([8, 8, 8, 16, 16, 32, 32], [9, 1, 7, 1, 2, 9, 1])
-    assert (line.latency, line.points, line.largest) == (pytest.approx(1), 3, 32)
+    assert (line.start, line.latency, line.points, line.largest) == (0, pytest.approx(1), 3, 32)
     [line] = fit_times([8, 16, 32], [3.0, 2.0, 1.0])
     assert line.seconds_per_byte == 0 and 1 < line.latency < 3
     [line] = fit_times([8, 16, 32], [1.0, 3.0, 7.0])

@@ -16,7 +16,7 @@ from benchmarks.judge.changes import SLOWER, UNKNOWN, Rule, judge
 from benchmarks.judge.choosing import choose
 from benchmarks.judge.correlation import find_coefficient, find_widening
 from benchmarks.judge.targets import Target
-from benchmarks.judge.winners import make_groups
+from benchmarks.judge.winners import make_groups, name_places
 from benchmarks.records import schema as records
 from benchmarks.records.material import Measured
 from benchmarks.records.schema import Cell
@@ -136,6 +136,8 @@ def test_what_cannot_be_told_from_the_rounds_is_not_judged():
     assert find_coefficient([[[1.0, 2.0]]]) == 1 and find_widening([[1.0, 2.0]], 1.0) == math.inf
     found = ratios.compare_runs(rising, [[2 * value for value in rising]], 0.0)
     assert found.interval is None and found.find_probability(1.0) > 0.3
+    # A round that was disturbed hides no drift.
+    assert find_coefficient([[[*rising[:5], 100.0, *rising[5:]]]]) == 1
     # Counts and prices have no noise.
     assert find_coefficient([[[5.0] * 6]]) == 0 and find_widening([[5.0] * 6], 0.0) == 1
 
@@ -228,6 +230,14 @@ def test_all_that_ask_get_one_answer_and_equal_contenders_hardly_ever_a_wrong_on
     assert all(each in (set(), everyone) for each in wrong + found)
     # Of 100 at 0.025: eight or more have a probability of 0.4 %.
     assert sum(map(bool, wrong)) <= 7 and sum(map(bool, found)) >= 34
+
+
+def test_a_place_with_nothing_of_its_own_keeps_where_it_was_measured():
+    plain = replace(make_cell([1.0], "a"), at={"bytes": 64, "type": "float32"})
+    busy = replace(plain, at={**plain.at, "busy": 2})
+    names, common = name_places(make_groups([Measured(each, 0, "a") for each in (plain, busy)]))
+    assert names == ["2 ranks on 1 node", "2 ranks on 1 node, beside 2 busy processes"]
+    assert common == ["float32"]
 
 
 # A promise

@@ -18,6 +18,7 @@ from benchmarks.measure.checkpoint.contenders import CHECKPOINT
 from benchmarks.measure.startup.tables import PHASE, START_UP
 from benchmarks.measure.stragglers.contenders import TIME_TO, TRAINING
 from benchmarks.measure.training_step.tables import PARTS, STEP
+from benchmarks.records import schema
 from benchmarks.records.collectives import NCCL_TESTS
 from benchmarks.records.options import RunOptions
 from benchmarks.records.schema import Cell, hide, make_cell, open_record, read_record
@@ -86,12 +87,15 @@ CELL["summary"] = vars(CELL["summary"])
         ([HEAD, {**CELL, "contender": 3}], "line 2: contender: expected a text, found 3"),
     ],
 )
-def test_what_is_no_record_is_refused_with_its_line(tmp_path, lines, expected):
+def test_what_is_no_record_is_refused_with_its_line(tmp_path, monkeypatch, lines, expected):
     path = tmp_path / "record.jsonl"
     path.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
     with pytest.raises(ConfigurationError, match=expected) as caught:
         read_record(path)
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+    monkeypatch.setattr(schema, "MOST_BYTES", -1)
+    with pytest.raises(ConfigurationError, match=f"{path}: "):
+        read_record(path)
     with pytest.raises(ConfigurationError, match="No such file"):
         read_record(tmp_path / "nothing")
     with pytest.raises(ConfigurationError, match="cannot be written"):
