@@ -46,8 +46,8 @@ def few_results(folder: Path) -> Path:
 
 
 def many_results(folder: Path) -> Path:
-    places = ((2, 1), (4, 2), (16, 4), (64, 8))
-    planted = Planted(places=places, sizes=SIZES[::2], slow_rank=1, rounds=8)
+    places = ((2, 1), (16, 4), (64, 8))
+    planted = Planted(places=places, sizes=SIZES[::3], slow_rank=1, rounds=6)
     steps = [
         Cell(
             quantity="training step", contender=f"contender {number} of several options", ranks=4,

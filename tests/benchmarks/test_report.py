@@ -181,6 +181,8 @@ def test_a_matrix_of_many_nodes_is_folded_and_keeps_its_slow_link(tmp_path):
     assert isinstance(matrix, Grid) and len(matrix.rows) == 25
     square = matrix.squares[24][3]
     assert square is not None and square.is_marked and matrix.rows[24] == "48–49"
+    # A MiB in four times 84 µs.
+    assert 2.5 < float(square.text) < 3.5
 
 
 def test_predictions_and_bounds_come_from_the_records_messages(tmp_path):
