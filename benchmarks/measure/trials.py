@@ -28,7 +28,7 @@ from mpiddp.errors import MpiddpError
 from mpiddp.options.checks import at_least
 from mpiddp.options.fields import Argument
 from mpiddp.process.cpus import find_cpus
-from mpiddp.wording import count_noun
+from mpiddp.wording import count_noun, describe_size
 
 
 class _Named(Protocol):
@@ -116,10 +116,9 @@ class Refusal:
         tell(self.quantity, self.contender, self.reason, **self.at)
 
     def __str__(self) -> str:
-        places = [
-            f"{each} ranks" if name == "ranks" else str(each) for name, each in self.at.items()
-        ]
-        return f"{self.contender} on {' and '.join(places)}: {self.reason}"
+        words = {"ranks": "{} ranks".format, "bytes": lambda value: describe_size(int(value))}
+        places = [words.get(name, str)(value) for name, value in self.at.items()]
+        return f"{self.contender}, {self.quantity} on {', '.join(places)}: {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True)
