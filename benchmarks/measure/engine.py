@@ -183,12 +183,11 @@ def run(quantity: Quantity[P], arguments: Sequence[str]) -> None:
 
 def list_wrong(groups: Iterable[CellGroup]) -> list[str]:
     """Which contenders compute something else, when first asked or in a later round, and what."""
-    refusals = [each for group in groups for each in group.refusals if each.kind == WRONG]
+    wrong = [str(each) for group in groups for each in group.refusals if each.kind == WRONG]
     for cell in (cell for group in groups for cell in group.cells):
         if count := cell.details.get("wrong"):
-            reason, at = f"its result has {count} wrong elements", {"ranks": cell.ranks, **cell.at}
-            refusals.append(Refusal(cell.quantity, cell.contender, reason, WRONG, at))
-    return list(map(str, refusals))
+            wrong.append(f"{cell.name}: its result has {count} wrong elements")
+    return wrong
 
 
 def record_group(record: RecordWriter, group: CellGroup) -> None:

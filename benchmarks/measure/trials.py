@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from benchmarks.measure.launching.remote_job import Job, count_others_seconds
 from benchmarks.records.options import Count, CountOrZero, Seconds
-from benchmarks.records.schema import Cell, Coordinate, RecordWriter
+from benchmarks.records.schema import Cell, Coordinate, RecordWriter, describe_place
 from benchmarks.records.statistics import (
     MOST_ROUNDS,
     Series,
@@ -28,7 +28,7 @@ from mpiddp.errors import MpiddpError
 from mpiddp.options.checks import at_least
 from mpiddp.options.fields import Argument
 from mpiddp.process.cpus import find_cpus
-from mpiddp.wording import count_noun, describe_size
+from mpiddp.wording import count_noun
 
 
 class _Named(Protocol):
@@ -116,9 +116,7 @@ class Refusal:
         tell(self.quantity, self.contender, self.reason, **self.at)
 
     def __str__(self) -> str:
-        words = {"ranks": "{} ranks".format, "bytes": lambda value: describe_size(int(value))}
-        places = [words.get(name, str)(value) for name, value in self.at.items()]
-        return f"{self.contender}, {self.quantity} on {', '.join(places)}: {self.reason}"
+        return f"{describe_place(self.quantity, self.contender, self.at)}: {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,7 @@ def test_a_wrong_result_ends_with_an_error_after_the_tables(monkeypatch, capsys)
         reason="its result has 2 wrong elements", kind=WRONG,
     )  # fmt: skip
     fake_measuring(monkeypatch, make_cell(GLOO_ROW, 8, [[1.0]]), refusals=[wrong])
-    with pytest.raises(WrongResultError, match=r"private, all-reduce on 2 .* 8 B: .*2 w") as caught:
+    with pytest.raises(WrongResultError, match=r"all-reduce, .*, 2 ranks, 8 B: .*2 w") as caught:
         engine.run(QUANTITIES["allreduce"], ["--ranks", "2"])
     assert caught.value.exit_code == 1
     output = capsys.readouterr().out
@@ -77,7 +77,7 @@ def test_a_wrong_result_ends_with_an_error_after_the_tables(monkeypatch, capsys)
 
 def test_what_becomes_wrong_in_a_later_round_is_an_error_too(monkeypatch):
     fake_measuring(monkeypatch, make_cell(PRIVATE_OWN, 8, [[1.0]], wrong=3))
-    with pytest.raises(WrongResultError, match=r"private, all-reduce on 2 .* 8 B.*3 wrong"):
+    with pytest.raises(WrongResultError, match=r"all-reduce, .*, 2 ranks, 8 B.*3 wrong"):
         engine.run(QUANTITIES["allreduce"], ["--ranks", "2"])
 
 

@@ -341,7 +341,7 @@ def test_what_is_wrong_while_all_are_screened_is_an_error(tmp_path, monkeypatch)
 
     plant(monkeypatch, measure)
     table = tmp_path / "table.json"
-    with pytest.raises(WrongResultError, match="pat, all-reduce on 2 ranks, 4 KiB: its result"):
+    with pytest.raises(WrongResultError, match="all-reduce, mpiddp pat, 2 ranks, 4 KiB: its"):
         tuning.main(["--ranks", "2", "--sizes", "4K", "--output", str(table)])
     assert read_table(table).sections
 
