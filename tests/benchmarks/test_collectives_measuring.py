@@ -23,15 +23,17 @@ from hypothesis import strategies as st
 import launchers
 from benchmarks.judge.guidelines import list_broken
 from benchmarks.judge.slow_ranks import find_late_rank, find_slow_core
+from benchmarks.measure import engine
 from benchmarks.measure.collectives import measurement
-from benchmarks.measure.collectives.cells import CallSurroundings, describe_overlap
+from benchmarks.measure.collectives.cells import describe_overlap
 from benchmarks.measure.collectives.contenders import (
     list_blocks,
     list_contenders,
     list_probes,
     list_rounds,
 )
-from benchmarks.measure.collectives.measurement import WORKER, check_memory, measure
+from benchmarks.measure.collectives.measurement import WORKER, measure_run
+from benchmarks.measure.collectives.options import check_memory
 from benchmarks.measure.collectives.ranks import inputs, load, messages, worker
 from benchmarks.measure.collectives.ranks.calls import CallSpec, Exchange, Prepared, do_nothing
 from benchmarks.measure.collectives.tables import list_remarks
@@ -39,7 +41,7 @@ from benchmarks.measure.collectives.visits import LENGTH, CallVisit, CallVisitor
 from benchmarks.measure.launching import json_lines, worker_loop
 from benchmarks.measure.launching.paired_jobs import make_mpi_program, make_torch_program
 from benchmarks.measure.launching.srun import Srun
-from benchmarks.measure.trials import WRONG, Refusal, RefusedError
+from benchmarks.measure.trials import WRONG, RefusedError
 from benchmarks.records.collectives import ITEM_BYTES
 from benchmarks.records.contenders import (
     BACKEND,
@@ -54,7 +56,7 @@ from benchmarks.records.contenders import (
     Contender,
     Task,
 )
-from benchmarks.records.schema import Cell, read_record
+from benchmarks.records.schema import read_record
 from benchmarks.records.statistics import is_known
 from measured import MPIRUN, K, answer_with, fake_jobs, make_plan
 from mpiddp.errors import ConfigurationError
@@ -322,10 +324,10 @@ def test_a_pair_whose_messages_are_wrong_is_named_and_not_timed(monkeypatch):
                 for rank, each in enumerate(answer_with(9, 9, 9))]  # fmt: skip
 
     with fake_jobs(monkeypatch, answer, ranks=3):
-        items = list(measure(3, MPIRUN, make_plan(command="all-pairs")))
-    (refusal,) = [item for item in items if isinstance(item, Refusal)]
+        groups = list(measure_run(3, MPIRUN, make_plan(command="all-pairs")))
+    (refusal,) = [each for group in groups for each in group.refusals]
     assert refusal.kind == WRONG and refusal.reason == "its result has 5 wrong elements 2→0"
-    assert (2, 0) not in {(c.at["from"], c.at["to"]) for c in items if isinstance(c, Cell)}
+    assert (2, 0) not in {(c.at["from"], c.at["to"]) for group in groups for c in group.cells}
 
 
 def test_the_harness_adds_less_than_a_microsecond():
@@ -481,19 +483,19 @@ def test_what_sums_wrongly_or_cannot_is_not_timed(monkeypatch):
 
     plan = make_plan("--algorithms", "auto", "--buffers", "private", "--repetitions", "2")
     with fake_jobs(monkeypatch, answer) as jobs:
-        items = list(measure(2, MPIRUN, plan))
-    cells = [item for item in items if isinstance(item, Cell)]
+        begun, group, ended = measure_run(2, MPIRUN, plan)
+    cells = group.cells
     assert [cell.details["maker"] for cell in cells] == [
         GLOO, BACKEND, PERSISTENT, OWN, PREPARED,
     ]  # fmt: skip
-    refusals = {item.contender: item for item in items if isinstance(item, Refusal)}
+    refusals = {each.contender: each for each in group.refusals}
     assert refusals["plain ring"].reason == "not here"
     assert refusals["MPI_Allreduce"].kind == WRONG
     # One look, two rounds of as many iterations as fit.
     asked = [spec for spec in jobs[TORCH_JOB].asked if spec["maker"] == GLOO]
     assert [spec["iterations"] for spec in asked] == [LENGTH.fewest, 10, 10]
-    assert isinstance(items[0], CallSurroundings) and isinstance(items[-1], CallSurroundings)
-    assert items[-1].first_calls == dict.fromkeys(
+    assert begun.facts["ranks"] == ended.facts["ranks"] == 2 and not group.facts
+    assert ended.facts["first_calls"] == dict.fromkeys(
         [GLOO, MPI, BACKEND, PERSISTENT, OWN, PREPARED], 5e-9
     )
 
@@ -501,7 +503,7 @@ def test_what_sums_wrongly_or_cannot_is_not_timed(monkeypatch):
 def test_iterations_can_be_fixed(monkeypatch):
     plan = make_plan("--iterations", "7", "--repetitions", "3", "--warm-up", "1")
     with fake_jobs(monkeypatch, lambda spec: answer_with(10, 10)) as jobs:
-        cell = next(item for item in measure(2, MPIRUN, plan) if isinstance(item, Cell))
+        cell = next(group.cells[0] for group in measure_run(2, MPIRUN, plan) if group.cells)
     asked = [spec for spec in jobs[TORCH_JOB].asked if spec["maker"] == GLOO]
     assert [spec["iterations"] for spec in asked] == [LENGTH.fewest, 7, 7, 7, 7]
     assert len(cell.samples) == 3 and cell.details["stopped"] == "rounds"
@@ -517,7 +519,7 @@ def test_sizes_are_blocks_and_contenders_take_turns_within_one(monkeypatch):
 
     plan = make_plan("--sizes", "64:256:x4", "--repetitions", "4", "--algorithms", "auto")
     with fake_jobs(monkeypatch, answer):
-        list(measure(2, MPIRUN, plan))
+        list(measure_run(2, MPIRUN, plan))
     assert [size for size, _ in order] == sorted(size for size, _ in order)
     makers = [maker for size, maker in order if size == 64]
     looked, *rounds = (makers[start : start + 8] for start in range(0, len(makers), 8))
@@ -535,10 +537,11 @@ def test_an_interruption_keeps_and_writes_what_was_measured(monkeypatch, tmp_pat
 
     answer.visits = 0
     path = tmp_path / "record.jsonl"
-    monkeypatch.setattr(measurement, "check", lambda _: MPIRUN)
+    monkeypatch.setattr(engine, "check_run", lambda *_, **__: MPIRUN)
     words = ["--sizes", "8", "64", "--ranks", "2", "--algorithms", "auto", "--repetitions", "3"]
+    words += ["--buffers", "private", "--output", str(path)]
     with fake_jobs(monkeypatch, answer), pytest.raises(KeyboardInterrupt):
-        measurement.main("allreduce", [*words, "--buffers", "private", "--output", str(path)])
+        engine.run(measurement.QUANTITIES["allreduce"], words)
     record = read_record(path)
     assert not record.is_complete and "node[1-2]" not in path.read_text()
     assert [cell.details["stopped"] for cell in record.cells if cell.at["bytes"] == 8] == [
@@ -652,7 +655,7 @@ def test_a_planted_straggler_is_named_in_the_cells_and_the_table(monkeypatch):
 
     plan = make_plan("--repetitions", "12", "--buffers", "private")
     with fake_jobs(monkeypatch, answer, ranks=3):
-        cells = [item for item in measure(3, MPIRUN, plan) if isinstance(item, Cell)]
+        cells = [cell for group in measure_run(3, MPIRUN, plan) for cell in group.cells]
     assert {cell.details["slow_rank"] for cell in cells} == {1}
     assert next(list_remarks(cells)).startswith("slow rank: rank 1 comes late, by 310 µs")
 
@@ -759,7 +762,7 @@ def test_all_pairs_are_those_of_nodes_if_there_are_several(monkeypatch):
                 for rank, each in enumerate(answer_with(0, 0, 0))]  # fmt: skip
 
     with fake_jobs(monkeypatch, answer, ranks=3):
-        cells = [item for item in measure(3, MPIRUN, plan) if isinstance(item, Cell)]
+        cells = [cell for group in measure_run(3, MPIRUN, plan) for cell in group.cells]
     assert {(cell.at["from"], cell.at["to"]) for cell in cells} == set(
         itertools.permutations(range(3), 2)
     )
@@ -776,7 +779,7 @@ def test_messages_go_one_way_and_both_and_whole_elements_are_added():
 
 
 def test_what_does_not_fit_is_refused_before_it_is_allocated():
-    plan = make_plan("--sizes", "8", "1G")
+    plan = replace(make_plan(), sizes=((8, 1 << 30),))
     # Two kinds of buffers and five more, on each of four ranks.
     check_memory(plan, 8, 2, 28 << 30)
     with pytest.raises(ConfigurationError, match=r"1 GiB on 4 ranks of a node needs 28 GiB .*27 G"):

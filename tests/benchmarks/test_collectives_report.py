@@ -42,7 +42,7 @@ from measured import (
     M,
     make_cell,
     make_cells,
-    make_findings,
+    make_group,
     make_plan,
 )
 
@@ -81,9 +81,9 @@ def test_the_table_shows_what_ran_rates_ratios_and_why_it_ended():
     left_out = Refusal(
         quantity="all-reduce", contender="plain ring", at={"bytes": M}, reason="it only adds"
     )
-    found = make_findings(times, left_out)
-    found[3].details.update(ran="direct over shared-memory", stopped="budget")
-    text = tables.format_findings(found, make_plan())
+    found = make_group(times, left_out)
+    found.cells[2].details.update(ran="direct over shared-memory", stopped="budget")
+    text = tables.format_run([found], make_plan())
     lines = text.splitlines()
     assert "all-reduce: 1 MiB of float32, sum, 6 iterations" in lines
     row = next(line for line in lines if line.startswith("mpiddp auto"))
@@ -98,8 +98,8 @@ def test_that_nothing_of_mpiddp_was_measured_is_told():
     own, why = Contender(OWN, buffer="gpu").label, "not every rank has a GPU"
     left_out = Refusal(quantity="all-reduce", contender=own, at={"bytes": 8}, reason=why)
     for rows, told in (([GLOO_ROW], True), ([GLOO_ROW, PRIVATE_OWN], False)):
-        found = make_findings({(row, 8): [[1.0]] for row in rows}, left_out)
-        lines = tables.format_findings(found, make_plan()).splitlines()
+        found = make_group({(row, 8): [[1.0]] for row in rows}, left_out)
+        lines = tables.format_run([found], make_plan()).splitlines()
         assert (f"nothing of mpiddp was measured: {why}" in lines) == told
 
 
@@ -164,7 +164,7 @@ def test_equal_links_that_vary_by_a_third_have_no_slow_one(seed):
 
 
 def judge(times, ranks=2, cores=2, nodes=None) -> dict[str, Target]:
-    found = collectives_targets.judge(make_cells(times, ranks, nodes), cores)
+    found = collectives_targets.list_targets(make_cells(times, ranks, nodes), cores)
     return {target.text: target for target in found}
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.judge.choosing import RULE, SizeChoice, Way, choose, list_finalists, list_ranges
 from benchmarks.measure.collectives.options import CollectivesPlan
+from benchmarks.measure.engine import CellGroup
 from benchmarks.measure.trials import WRONG, Refusal, WrongResultError
 from benchmarks.measure.tune import nccl, tuning
 from benchmarks.records import schema as records
@@ -289,7 +290,7 @@ def test_a_row_says_what_runs_today_what_is_best_and_what_is_chosen():
 def plant(monkeypatch, measure) -> None:
     monkeypatch.delenv("MPIDDP_TUNING", raising=False)
     monkeypatch.setattr(tuning, "measure", measure)
-    monkeypatch.setattr(tuning, "check", lambda run: None)
+    monkeypatch.setattr(tuning, "check_run", lambda run, ranks: None)
     monkeypatch.setattr(results, "describe_environment", lambda launcher: {"date": "today"})
     monkeypatch.setattr(results, "describe_heading", lambda environment: "")
     monkeypatch.setattr(results, "find_hosts", lambda launcher: [])
@@ -299,15 +300,15 @@ def test_what_was_measured_before_an_interruption_becomes_a_table(tmp_path, monk
     """Everything is screened, then the finalists are measured, at the first of two sizes."""
     plans = []
 
-    def measure(ranks: int, launcher: object, plan: CollectivesPlan) -> Iterator[Cell]:
+    def measure(plan: CollectivesPlan, launcher: object) -> Iterator[CellGroup]:
         plans.append(plan)
         for size in plan.bytes:
             if len(plans) == 2 and size > plan.bytes[0]:
                 raise KeyboardInterrupt
-            yield make_rule(1e-5, size=size)
-            yield make_cell(RING, 0.9e-5, size=size)
-            yield make_cell(DIRECT, 0.5e-5, size=size)
-            yield make_cell(Way("double-tree", MPI), 2e-5, size=size)
+            cells = [make_rule(1e-5, size=size)]
+            for way, seconds in ((RING, 0.9e-5), (DIRECT, 0.5e-5), (Way("double-tree", MPI), 2e-5)):
+                cells.append(make_cell(way, seconds, size=size))
+            yield CellGroup(ranks=2, cells=cells)
 
     plant(monkeypatch, measure)
     table, record = tmp_path / "table.json", tmp_path / "record.jsonl"
@@ -333,15 +334,14 @@ def test_what_is_wrong_while_all_are_screened_is_an_error(tmp_path, monkeypatch)
     wrong = Refusal(quantity="all-reduce", contender="mpiddp pat", at={"ranks": 2, "bytes": 4096},
                     reason="its result has 3 wrong elements", kind=WRONG)  # fmt: skip
 
-    def measure(ranks: int, launcher: object, plan: CollectivesPlan) -> Iterator[Cell | Refusal]:
-        if plan.repetitions == tuning.SCREENING_ROUNDS:
-            yield wrong
-        yield make_rule(1e-5)
-        yield make_cell(DIRECT, 0.5e-5)
+    def measure(plan: CollectivesPlan, launcher: object) -> Iterator[CellGroup]:
+        refusals = [wrong] if plan.repetitions == tuning.SCREENING_ROUNDS else []
+        cells = [make_rule(1e-5), make_cell(DIRECT, 0.5e-5)]
+        yield CellGroup(ranks=2, cells=cells, refusals=refusals)
 
     plant(monkeypatch, measure)
     table = tmp_path / "table.json"
-    with pytest.raises(WrongResultError, match="pat, all-reduce at 4 KiB on 2 ranks: its result"):
+    with pytest.raises(WrongResultError, match="all-reduce, mpiddp pat, 2 ranks, 4 KiB: its"):
         tuning.main(["--ranks", "2", "--sizes", "4K", "--output", str(table)])
     assert read_table(table).sections
 
@@ -350,7 +350,7 @@ def test_few_ways_are_not_screened(monkeypatch):
     monkeypatch.setattr(tuning, "measure", lambda *arguments: pytest.fail("it was measured"))
     for algorithms, transports in ((("auto", "ring"), ("auto", "mpi")), (("auto",), ("auto",))):
         plan = CollectivesPlan(algorithms=algorithms, transports=transports)
-        assert tuning.find_finalists(2, MPIRUN, plan, []) == plan
+        assert tuning.find_finalists(plan, MPIRUN) == (plan, ())
 
 
 class PlantedCluster:
@@ -372,8 +372,9 @@ class PlantedCluster:
         rule = Way(*self.rules[size].split(" over "))
         return self.times[rule if way == RULE else way, size, buffer]
 
-    def measure(self, ranks: int, launcher: object, plan: CollectivesPlan) -> Iterator[Cell]:
+    def measure(self, plan: CollectivesPlan, launcher: object) -> Iterator[CellGroup]:
         for size, buffer in product(plan.bytes, ("private", "shared")):
+            cells = []
             drift = [self._draw.lognormvariate(0, 0.1) for _ in range(plan.repetitions)]
             for name, transport in product(plan.algorithms, plan.transports):
                 way = RULE if name == transport == "auto" else Way(name, SHARED)
@@ -384,7 +385,8 @@ class PlantedCluster:
                 samples = tuple(true * each * self._draw.lognormvariate(0, 0.05) for each in drift)
                 cell = make_cell(Way(name, transport), true, size=size, buffer=buffer,
                                  ran=self.rules[size] if way == RULE else str(way))  # fmt: skip
-                yield replace(cell, samples=samples, summary=summarize(samples))
+                cells.append(replace(cell, samples=samples, summary=summarize(samples)))
+            yield CellGroup(ranks=2, cells=cells)
 
 
 NAMES = ("ring", "direct", "one-shot", "recursive-doubling", "double-tree")
@@ -399,8 +401,9 @@ def test_on_planted_clusters_what_is_chosen_is_near_the_best_and_not_slower_than
         sizes = tuple((size,) for size in PLANTED_SIZES)
         plan = CollectivesPlan(algorithms=("auto", *NAMES), transports=("auto", "mpi"),
                                repetitions=15, sizes=sizes)  # fmt: skip
-        second = tuning.find_finalists(2, MPIRUN, plan, [])
-        (found,) = choose([list(cluster.measure(2, MPIRUN, second))])[0].values()
+        second, _ = tuning.find_finalists(plan, MPIRUN)
+        groups = cluster.measure(second, MPIRUN)
+        (found,) = choose([[cell for group in groups for cell in group.cells]])[0].values()
         for verdict, buffer in product(found, ("private", "shared")):
             times = {way: each for (way, *place), each in cluster.times.items()
                      if place == [verdict.bytes, buffer]}  # fmt: skip
