@@ -34,19 +34,13 @@ from mpiddp.schedules.registry import names
 COLLECTIVES = ("allreduce", "reduce-scatter", "all-gather", "broadcast", "reduce")
 
 
-def test_sizes_are_words_or_ranges():
+def test_sizes_algorithms_and_ranks_are_read_and_depend_on_the_command_and_the_launcher():
     plan = QUANTITIES["allreduce"].parse(["--sizes", "8K", "8", "8", "64MiB", "1K:16K:x4"]).plan
     assert plan.bytes == (8, K, 4 * K, 8 * K, 16 * K, 64 * M)
     assert QUANTITIES["allreduce"].parse(["--sizes", "1K:5K"]).plan.bytes == (K, 2 * K, 4 * K)
     assert QUANTITIES["point-to-point"].parse([]).plan.bytes[:3] == (1, 4, 16)
-
-
-def test_all_algorithms_are_those_that_are_registered():
     plan = QUANTITIES["reduce"].parse(["--algorithms", "all", "ring", "ring:segments=4"]).plan
     assert plan.algorithms == ("auto", *names(), "ring:segments=4")
-
-
-def test_the_usual_ranks_depend_on_the_command_and_the_launcher():
     srun = ["--launcher", "srun"]
     assert QUANTITIES["allreduce"].parse([]).plan.ranks == (2, 4)
     assert QUANTITIES["broadcast"].parse(srun).plan.ranks == (4, 8)
@@ -73,9 +67,7 @@ def test_a_wrong_result_ends_with_an_error_after_the_tables(monkeypatch, capsys)
     assert caught.value.exit_code == 1
     output = capsys.readouterr().out
     assert "8 B of float32" in output and "left out: mpiddp auto, auto, private" in output
-
-
-def test_what_becomes_wrong_in_a_later_round_is_an_error_too(monkeypatch):
+    # So does what becomes wrong in a later round.
     fake_measuring(monkeypatch, make_cell(PRIVATE_OWN, 8, [[1.0]], wrong=3))
     with pytest.raises(WrongResultError, match=r"all-reduce, .*, 2 ranks, 8 B.*3 wrong"):
         engine.run(QUANTITIES["allreduce"], ["--ranks", "2"])
