@@ -46,26 +46,29 @@ _COLLECTIVES = frozenset(
         "all-pairs",
     }
 )  # fmt: skip
-"""Commands of one engine, which is told which of them it is."""
+"""Commands of one folder, which has a `Quantity` for each."""
 _STUDIES = {"fit": "fitting", "report": "reporting", **{
     name: name for name in ("explain", "export", "numerics", "prove", "simulate")
 }}  # fmt: skip
 """Commands that launch nothing, by the module of ``study/``; each other one has a folder in
 ``measure/``."""
-_MODULES = {"collectives": "measurement", "tune": "tuning", "compare": "comparison"}
+_MODULES = {"tune": "tuning", "compare": "comparison"}
 """Of folders without a `benchmarks.measure.engine.Quantity`, the module that has ``main``."""
 
 
 def run_command(name: str, arguments: Sequence[str]) -> None:
     """Import what a command needs, and run it."""
-    folder = "collectives" if name in _COLLECTIVES else name.replace("-", "_")
+    folder = name.replace("-", "_")
     if name in _STUDIES:
         importlib.import_module(f"benchmarks.study.{_STUDIES[name]}").main(arguments)
     elif folder in _MODULES:
-        main = importlib.import_module(f"benchmarks.measure.{folder}.{_MODULES[folder]}").main
-        main(*([name] if name in _COLLECTIVES else []), arguments)
+        importlib.import_module(f"benchmarks.measure.{folder}.{_MODULES[folder]}").main(arguments)
     else:
-        found = importlib.import_module(f"benchmarks.measure.{folder}.contenders").QUANTITY
+        if name in _COLLECTIVES:
+            collectives = importlib.import_module("benchmarks.measure.collectives.measurement")
+            found = collectives.QUANTITIES[name]
+        else:
+            found = importlib.import_module(f"benchmarks.measure.{folder}.contenders").QUANTITY
         importlib.import_module("benchmarks.measure.engine").run(found, arguments)
 
 

@@ -7,7 +7,7 @@ A `Quantity` says what is measured. How its contenders are started and take turn
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -17,7 +17,7 @@ from benchmarks.measure.checks import check_run
 from benchmarks.measure.launching.launchers import Mpirun
 from benchmarks.measure.launching.srun import Launcher
 from benchmarks.measure.trials import WRONG, Refusal, Surroundings, WrongResultError
-from benchmarks.records.options import RunOptions, make_parser, make_reader
+from benchmarks.records.options import RunOptions, make_reader, make_run
 from benchmarks.records.schema import Cell, Coordinate, RecordWriter
 from benchmarks.show.results import open_output
 from mpiddp.errors import ConfigurationError
@@ -110,21 +110,23 @@ class Quantity(Generic[P]):
     """What the command's help begins with."""
     plan: type[P]
     """The options of what is measured."""
+    run: type[RunOptions[P]] = RunOptions
+    """The options of where ranks are started and where the results go."""
     measure: Callable[[P, Any], Iterator[CellGroup | Sample]]
     """Of a plan and a launcher, from each group as it is finished to the last one."""
     tabulate: Callable[[Sequence[CellGroup], P], str]
     judge: Callable[[Sequence[CellGroup], P], Sequence[Target]] = lambda groups, plan: ()
     """The project's targets that the groups say something about."""
-    check: Callable[[P], object] = lambda plan: None
-    """Refuses a plan before anything is started, with a ConfigurationError."""
+    complete: Callable[[RunOptions[P]], P] = lambda options: options.plan
+    """The plan as it is measured; a ConfigurationError for one that cannot be."""
     explanation: str = ""
     """Printed before anything is measured."""
     epilog: str = ""
     """What the command's help ends with."""
     without: tuple[str, ...] = ()
     """Shared options that are none of it."""
-    on_cluster: tuple[int, ...] = ()
-    """Numbers of ranks under srun, if they are others; empty if all ranks are on this machine."""
+    on_cluster: bool = False
+    """Whether srun can start the ranks, too; else all of them are on this machine."""
     is_told_at_once: bool = False
     """Print a table of each group as soon as it is finished; else one table at the end."""
 
@@ -133,16 +135,16 @@ class Quantity(Generic[P]):
         reader = make_reader(
             command=self.command,
             description=self.description,
-            groups={"what is measured": self.plan, "the run": RunOptions},
+            groups={"what is measured": self.plan, "the run": self.run},
             epilog=self.epilog,
             without=self.without if self.on_cluster else (*self.without, "nodes"),
         )
-        return make_parser(reader, self.plan, self.on_cluster)(arguments)
+        options = make_run(reader.read(arguments), self.plan)
+        return replace(options, plan=self.complete(options))
 
     def find_launcher(self, options: RunOptions[P]) -> Launcher:
         """Refuse what cannot be measured. Raises LaunchError and ConfigurationError."""
         plan = options.plan
-        self.check(plan)
         ranks = (plan.ranks,) if isinstance(plan.ranks, int) else plan.ranks
         launcher = check_run(options, ranks, link=getattr(plan, "link", False))
         if not self.on_cluster and not isinstance(launcher, Mpirun):
@@ -180,9 +182,12 @@ def run(quantity: Quantity[P], arguments: Sequence[str]) -> None:
 
 
 def list_wrong(groups: Iterable[CellGroup]) -> list[str]:
-    """Which contenders compute something else, and what."""
-    refusals = (each for group in groups for each in group.refusals)
-    return [str(each) for each in refusals if each.kind == WRONG]
+    """Which contenders compute something else, when first asked or in a later round, and what."""
+    wrong = [str(each) for group in groups for each in group.refusals if each.kind == WRONG]
+    for cell in (cell for group in groups for cell in group.cells):
+        if count := cell.details.get("wrong"):
+            wrong.append(f"{cell.name}: its result has {count} wrong elements")
+    return wrong
 
 
 def record_group(record: RecordWriter, group: CellGroup) -> None:

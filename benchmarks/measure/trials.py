@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from benchmarks.measure.launching.remote_job import Job, count_others_seconds
 from benchmarks.records.options import Count, CountOrZero, Seconds
-from benchmarks.records.schema import Cell, Coordinate, RecordWriter
+from benchmarks.records.schema import Cell, Coordinate, RecordWriter, describe_place
 from benchmarks.records.statistics import (
     MOST_ROUNDS,
     Series,
@@ -116,10 +116,7 @@ class Refusal:
         tell(self.quantity, self.contender, self.reason, **self.at)
 
     def __str__(self) -> str:
-        places = [
-            f"{each} ranks" if name == "ranks" else str(each) for name, each in self.at.items()
-        ]
-        return f"{self.contender} on {' and '.join(places)}: {self.reason}"
+        return f"{describe_place(self.quantity, self.contender, self.at)}: {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True)

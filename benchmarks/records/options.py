@@ -137,6 +137,12 @@ class RunOptions(Generic[T]):
     hosts: bool = False
     """Write into the record the nodes' names, and which ranks were where."""
 
+    def choose_ranks(
+        self, given: tuple[int, ...], here: tuple[int, ...], on_cluster: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Those that were given; else the usual ones on this machine, or under srun."""
+        return given or (on_cluster if is_srun(self.launcher) else here)
+
 
 OTHER_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "launchers": {
@@ -206,19 +212,8 @@ def list_algorithms() -> tuple[Choice, ...]:
     return tuple(Choice(find(name)) for name in names())
 
 
-def make_run(
-    values: Mapping[str, Any], plan: type[T], on_cluster: tuple[int, ...] = ()
-) -> RunOptions[T]:
-    """``on_cluster``: numbers of ranks under srun if none are given, if there are others then."""
-    chosen = {"ranks": on_cluster} if on_cluster and is_srun(values.get("launcher")) else {}
-    return pick(RunOptions, {**values, "plan": pick(plan, {**chosen, **values})})
-
-
-def make_parser(
-    reader: Reader, plan: type[T], on_cluster: tuple[int, ...] = ()
-) -> Callable[[Sequence[str]], RunOptions[T]]:
-    """A function from the words of a command line to options, by `make_run`."""
-    return lambda arguments: make_run(reader.read(arguments), plan, on_cluster)
+def make_run(values: Mapping[str, Any], plan: type[T]) -> RunOptions[T]:
+    return pick(RunOptions, {**values, "plan": pick(plan, values)})
 
 
 def describe_algorithms(example: str) -> str:

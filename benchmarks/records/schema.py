@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from benchmarks.records.statistics import Summary, summarize
 from mpiddp.errors import ConfigurationError, ContentError
 from mpiddp.files import convert, decode, read_whole
-from mpiddp.wording import print_message
+from mpiddp.wording import count_noun, describe_size, print_message
 
 MOST_BYTES = 1 << 30
 """Of a record: 1 GiB. Its lines are read one by one."""
@@ -31,6 +31,19 @@ SCHEMA = 3
 Coordinate = int | float | str
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
+
+
+def describe_place(quantity: str, contender: str, at: Mapping[str, Coordinate]) -> str:
+    """``all-reduce, mpiddp ring, 2 ranks, 4 KiB, float32``."""
+    parts = [quantity, contender]
+    for name, value in at.items():
+        if name in ("ranks", "nodes"):
+            parts.append(count_noun(int(value), name[:-1]))
+        elif name == "bytes":
+            parts.append(describe_size(int(value)))
+        else:
+            parts.append(value if isinstance(value, str) else f"{name} {value}")
+    return ", ".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +81,13 @@ class Cell:
         """Unique among the cells of a record; equal for the same measurement in two records."""
         places = [word for name in sorted(self.at) for word in (name, self.at[name])]
         return (self.quantity, self.contender, self.ranks, self.nodes, *places)
+
+    @property
+    def name(self) -> str:
+        """As in `describe_place`, with the nodes if there are several."""
+        nodes = {"nodes": self.nodes} if self.nodes > 1 else {}
+        place = {"ranks": self.ranks, **nodes, **self.at}
+        return describe_place(self.quantity, self.contender, place)
 
     @property
     def bytes(self) -> int:

@@ -12,8 +12,7 @@ import documents
 import launchers
 import wrong_algorithms
 from benchmark_runs import record_benchmark
-from benchmarks.measure.collectives import measurement
-from benchmarks.measure.collectives import options as collectives_options
+from benchmarks.measure.collectives.measurement import QUANTITIES
 from benchmarks.measure.training_step.contenders import QUANTITY as STEP
 from benchmarks.records import options
 from benchmarks.records.schema import read_record
@@ -105,9 +104,7 @@ def test_each_algorithm_comes_with_its_variants():
         lambda: explain.main(["double", "--ranks", "3", "--segments", "2"]),
         lambda: simulate.main(["ring", "double", "--ranks", "3", "--ranks-per-node", "2"]),
         lambda: numerics.main(["double", "--ranks", "3"]),
-        lambda: measurement.check(
-            collectives_options.parse("allreduce", ["--algorithms", "double", "--ranks", "3"])
-        ),
+        lambda: QUANTITIES["allreduce"].parse(["--algorithms", "double", "--ranks", "3"]),
         lambda: STEP.find_launcher(STEP.parse(["--sync", "double", "--ranks", "3"])),
     ],
     ids=["explain", "simulate", "numerics", "allreduce", "training-step"],

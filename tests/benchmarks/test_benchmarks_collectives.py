@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,17 +14,17 @@ import pytest
 import documents
 import launchers as launching
 from benchmark_runs import check_drawing, record_benchmark, run_benchmark
-from benchmarks.measure.collectives import measurement, options
-from benchmarks.measure.collectives.cells import CallSurroundings
+from benchmarks.measure import engine
+from benchmarks.measure.collectives.cells import CallGroup
 from benchmarks.measure.collectives.contenders import list_blocks
-from benchmarks.measure.collectives.measurement import WORKER
+from benchmarks.measure.collectives.measurement import QUANTITIES, WORKER
 from benchmarks.measure.collectives.visits import CallVisitor
 from benchmarks.measure.launching import launchers, processes
 from benchmarks.measure.launching.paired_jobs import start_jobs
 from benchmarks.measure.launching.processes import RunError
 from benchmarks.measure.trials import WRONG, Refusal, WrongResultError
 from benchmarks.records.contenders import MPI, MPI_JOB, TORCH_JOB, Contender, Task
-from benchmarks.records.schema import read_record
+from benchmarks.records.schema import Cell, read_record
 from measured import GLOO_ROW, MPI_ROW, MPIRUN, PRIVATE_OWN, K, M, make_cell
 from mpiddp.collectives.tuning import write_table
 from mpiddp.schedules.registry import names
@@ -33,32 +34,26 @@ from mpiddp.schedules.registry import names
 COLLECTIVES = ("allreduce", "reduce-scatter", "all-gather", "broadcast", "reduce")
 
 
-def test_sizes_are_words_or_ranges():
-    plan = options.parse("allreduce", ["--sizes", "8K", "8", "8", "64MiB", "1K:16K:x4"]).plan
+def test_sizes_algorithms_and_ranks_are_read_and_depend_on_the_command_and_the_launcher():
+    plan = QUANTITIES["allreduce"].parse(["--sizes", "8K", "8", "8", "64MiB", "1K:16K:x4"]).plan
     assert plan.bytes == (8, K, 4 * K, 8 * K, 16 * K, 64 * M)
-    assert options.parse("allreduce", ["--sizes", "1K:5K"]).plan.bytes == (K, 2 * K, 4 * K)
-    assert options.parse("point-to-point", []).plan.bytes[:3] == (1, 4, 16)
-
-
-def test_all_algorithms_are_those_that_are_registered():
-    plan = options.parse("reduce", ["--algorithms", "all", "ring", "ring:segments=4"]).plan
+    assert QUANTITIES["allreduce"].parse(["--sizes", "1K:5K"]).plan.bytes == (K, 2 * K, 4 * K)
+    assert QUANTITIES["point-to-point"].parse([]).plan.bytes[:3] == (1, 4, 16)
+    plan = QUANTITIES["reduce"].parse(["--algorithms", "all", "ring", "ring:segments=4"]).plan
     assert plan.algorithms == ("auto", *names(), "ring:segments=4")
-
-
-def test_the_usual_ranks_depend_on_the_command_and_the_launcher():
     srun = ["--launcher", "srun"]
-    assert options.parse("allreduce", []).plan.ranks == (2, 4)
-    assert options.parse("broadcast", srun).plan.ranks == (4, 8)
-    assert options.parse("point-to-point", srun).plan.ranks == (2,)
-    assert options.parse("all-pairs", [*srun, "--nodes", "6"]).plan.ranks == (6,)
-    assert options.parse("all-pairs", []).plan.ranks == (4,)
+    assert QUANTITIES["allreduce"].parse([]).plan.ranks == (2, 4)
+    assert QUANTITIES["broadcast"].parse(srun).plan.ranks == (4, 8)
+    assert QUANTITIES["point-to-point"].parse(srun).plan.ranks == (2,)
+    assert QUANTITIES["all-pairs"].parse([*srun, "--nodes", "6"]).plan.ranks == (6,)
+    assert QUANTITIES["all-pairs"].parse([]).plan.ranks == (4,)
 
 
-def fake_measuring(monkeypatch, *items) -> None:
-    monkeypatch.setattr(
-        measurement, "measure", lambda *_: iter([CallSurroundings(ranks=2), *items])
-    )
-    monkeypatch.setattr(measurement, "check", lambda _: MPIRUN)
+def fake_measuring(monkeypatch, *cells: Cell, **more) -> None:
+    group = CallGroup(ranks=2, cells=cells, **more)
+    fake = replace(QUANTITIES["allreduce"], measure=lambda plan, launcher: iter([group]))
+    monkeypatch.setitem(QUANTITIES, "allreduce", fake)
+    monkeypatch.setattr(engine, "check_run", lambda *_, **__: MPIRUN)
 
 
 def test_a_wrong_result_ends_with_an_error_after_the_tables(monkeypatch, capsys):
@@ -66,18 +61,16 @@ def test_a_wrong_result_ends_with_an_error_after_the_tables(monkeypatch, capsys)
         quantity="all-reduce", contender=PRIVATE_OWN.label, at={"ranks": 2, "bytes": 8},
         reason="its result has 2 wrong elements", kind=WRONG,
     )  # fmt: skip
-    fake_measuring(monkeypatch, wrong, make_cell(GLOO_ROW, 8, [[1.0]]))
-    with pytest.raises(WrongResultError, match=r"private, all-reduce at 8 B .*2 wrong") as caught:
-        measurement.main("allreduce", ["--ranks", "2"])
+    fake_measuring(monkeypatch, make_cell(GLOO_ROW, 8, [[1.0]]), refusals=[wrong])
+    with pytest.raises(WrongResultError, match=r"all-reduce, .*, 2 ranks, 8 B: .*2 w") as caught:
+        engine.run(QUANTITIES["allreduce"], ["--ranks", "2"])
     assert caught.value.exit_code == 1
     output = capsys.readouterr().out
     assert "8 B of float32" in output and "left out: mpiddp auto, auto, private" in output
-
-
-def test_what_becomes_wrong_in_a_later_round_is_an_error_too(monkeypatch):
+    # So does what becomes wrong in a later round.
     fake_measuring(monkeypatch, make_cell(PRIVATE_OWN, 8, [[1.0]], wrong=3))
-    with pytest.raises(WrongResultError, match=r"private, all-reduce at 8 B .*3 wrong elements"):
-        measurement.main("allreduce", ["--ranks", "2"])
+    with pytest.raises(WrongResultError, match=r"all-reduce, .*, 2 ranks, 8 B.*3 wrong"):
+        engine.run(QUANTITIES["allreduce"], ["--ranks", "2"])
 
 
 @pytest.mark.parametrize("words", [(), ("--targets",)])
@@ -85,7 +78,9 @@ def test_targets_are_judged_only_on_request(monkeypatch, capsys, tmp_path, words
     cells = make_cell(GLOO_ROW, M, [[4.0]] * 6), make_cell(PRIVATE_OWN, M, [[1.0]] * 6)
     fake_measuring(monkeypatch, *cells)
     path = tmp_path / "record.jsonl"
-    measurement.main("allreduce", ["--ranks", "2", "--sizes", "1M", "--output", str(path), *words])
+    engine.run(
+        QUANTITIES["allreduce"], ["--ranks", "2", "--sizes", "1M", "--output", str(path), *words]
+    )
     text = "target: mpiddp auto, auto, private: at least 4 × Gloo: 1 MiB 4.000: met"
     assert (text in capsys.readouterr().out) == bool(words)
     record = read_record(path)
@@ -194,7 +189,7 @@ def test_every_collective_of_every_contender_is_exact():
     with start_jobs(WORKER, 2, mpirun, 60) as jobs:
         for name, text in [*CHECKED.items(), *OVERLAPPED.items()]:
             usual = ["--algorithms", "auto", "--buffers", "private"] if name in COLLECTIVES else []
-            plan = options.parse(name, [*usual, *text.split()]).plan
+            plan = QUANTITIES[name].parse([*usual, *text.split()]).plan
             visitor = CallVisitor(jobs, plan, 2)
             for block in list_blocks(plan, [0, 0], nccl=False):
                 for task in visitor.admit(block):
@@ -234,7 +229,7 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
     assert ran["mpiddp central, auto, shared", 8] == "central over shared-memory"
     probes = {cell.contender for cell in record.cells if cell.quantity == "probe"}
     assert {"peer read", "copy by torch", "nothing"} <= probes
-    told = [line for line in record.others if line["kind"] == "surroundings"]
+    told = [line for line in record.others if line["kind"] == "group"]
     assert len(told) == 2 and str(table) in told[0]["collectives"]["tuning"]
     assert "target: mpiddp auto, auto, shared: at least 8 × Gloo: 256 KiB" in printed
     assert "at most 1 µs more than the plain ring" in printed
@@ -245,7 +240,7 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
 
 @pytest.mark.slurm
 @pytest.mark.long
-@pytest.mark.parametrize("name", options.QUANTITIES)
+@pytest.mark.parametrize("name", QUANTITIES)
 def test_two_jobs_share_the_nodes_of_a_cluster(slurm_cluster, tmp_path, name):
     words = [name, "--launcher", "srun", "--nodes", "2", "--sizes", "16"]
     words += ["--repetitions", "1", "--iterations", "3"]

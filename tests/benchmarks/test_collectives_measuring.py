@@ -23,15 +23,17 @@ from hypothesis import strategies as st
 import launchers
 from benchmarks.judge.guidelines import list_broken
 from benchmarks.judge.slow_ranks import find_late_rank, find_slow_core
+from benchmarks.measure import engine
 from benchmarks.measure.collectives import measurement
-from benchmarks.measure.collectives.cells import CallSurroundings, describe_overlap
+from benchmarks.measure.collectives.cells import describe_overlap
 from benchmarks.measure.collectives.contenders import (
     list_blocks,
     list_contenders,
     list_probes,
     list_rounds,
 )
-from benchmarks.measure.collectives.measurement import WORKER, check_memory, measure
+from benchmarks.measure.collectives.measurement import WORKER, measure_run
+from benchmarks.measure.collectives.options import check_memory
 from benchmarks.measure.collectives.ranks import inputs, load, messages, worker
 from benchmarks.measure.collectives.ranks.calls import CallSpec, Exchange, Prepared, do_nothing
 from benchmarks.measure.collectives.tables import list_remarks
@@ -39,7 +41,7 @@ from benchmarks.measure.collectives.visits import LENGTH, CallVisit, CallVisitor
 from benchmarks.measure.launching import json_lines, worker_loop
 from benchmarks.measure.launching.paired_jobs import make_mpi_program, make_torch_program
 from benchmarks.measure.launching.srun import Srun
-from benchmarks.measure.trials import WRONG, Refusal, RefusedError
+from benchmarks.measure.trials import WRONG, RefusedError
 from benchmarks.records.collectives import ITEM_BYTES
 from benchmarks.records.contenders import (
     BACKEND,
@@ -54,8 +56,7 @@ from benchmarks.records.contenders import (
     Contender,
     Task,
 )
-from benchmarks.records.schema import Cell, read_record
-from benchmarks.records.statistics import is_known
+from benchmarks.records.schema import read_record
 from measured import MPIRUN, K, answer_with, fake_jobs, make_plan
 from mpiddp.errors import ConfigurationError
 
@@ -191,14 +192,11 @@ def test_addresses_are_tried_until_one_answers(server):
         json_lines.connect([nobody], "secret", None, 5)
 
 
-def test_waiting_for_nobody_ends(server):
+def test_waiting_for_nobody_ends_and_half_a_line_is_none(server):
     looks = []
     with pytest.raises(TimeoutError, match=r"within 0\.3 s"):
         json_lines.accept(server, "secret", 1, 0.3, lambda: looks.append(1))
     assert looks
-
-
-def test_half_a_line_is_none():
     left, right = socket.socketpair()
     line = json_lines.JsonLine(left)
     right.sendall(b'{"times": [1')
@@ -322,16 +320,10 @@ def test_a_pair_whose_messages_are_wrong_is_named_and_not_timed(monkeypatch):
                 for rank, each in enumerate(answer_with(9, 9, 9))]  # fmt: skip
 
     with fake_jobs(monkeypatch, answer, ranks=3):
-        items = list(measure(3, MPIRUN, make_plan(command="all-pairs")))
-    (refusal,) = [item for item in items if isinstance(item, Refusal)]
+        groups = list(measure_run(3, MPIRUN, make_plan(command="all-pairs")))
+    (refusal,) = [each for group in groups for each in group.refusals]
     assert refusal.kind == WRONG and refusal.reason == "its result has 5 wrong elements 2→0"
-    assert (2, 0) not in {(c.at["from"], c.at["to"]) for c in items if isinstance(c, Cell)}
-
-
-def test_the_harness_adds_less_than_a_microsecond():
-    nothing = Prepared(do_nothing, do_nothing)
-    _, times = worker.time_iterations(nothing, 1000)
-    assert sorted(times)[len(times) // 2] < 1000
+    assert (2, 0) not in {(c.at["from"], c.at["to"]) for group in groups for c in group.cells}
 
 
 def test_a_round_trip_is_two_messages(monkeypatch):
@@ -398,6 +390,9 @@ def test_what_overlaps_is_timed_alone_and_together(monkeypatch):
     assert [set(found[name]) for name in ("alone", "compute", "times")] == [{30_000_000}] * 3
     with pytest.raises(ConfigurationError, match="no call that goes on"):
         worker.time_overlap(calls, Prepared(call, do_nothing), 1)
+    # Of a call of 2 s beside a computation of 3 s, half takes time.
+    visit = CallVisit(((4.0,),), compute=3.0, alone=2.0)
+    assert describe_overlap([visit]) == {"compute": 3.0, "alone": 2.0, "hidden": 0.5}
 
 
 def test_ranks_compute_for_about_the_time_of_a_call(monkeypatch):
@@ -412,12 +407,6 @@ def test_ranks_compute_for_about_the_time_of_a_call(monkeypatch):
     kernel.compute()
     kernel.wait()
     assert len(products) == 3
-
-
-def test_what_is_hidden_is_the_share_of_the_call_that_takes_no_time():
-    # Of a call of 2 s beside a computation of 3 s, half takes time.
-    visit = CallVisit(((4.0,),), compute=3.0, alone=2.0)
-    assert describe_overlap([visit]) == {"compute": 3.0, "alone": 2.0, "hidden": 0.5}
 
 
 def test_busy_processes_end_with_the_rank_that_started_them():
@@ -464,15 +453,6 @@ def test_the_slowest_rank_counts_in_each_iteration_and_ranks_are_kept_apart():
         read_visit([{"refused": "not here"}, {"refused": "not here"}])
 
 
-@given(st.floats(min_value=1e-9, max_value=1e3))
-def test_iterations_fill_a_visit_within_bounds(seconds):
-    count = LENGTH.choose_iterations(seconds)
-    assert LENGTH.fewest <= count <= LENGTH.most
-    if LENGTH.fewest < count < LENGTH.most:
-        assert count * seconds <= LENGTH.seconds * (1 + 1e-9)
-        assert LENGTH.seconds < (count + 1) * seconds * (1 + 1e-9)
-
-
 def test_what_sums_wrongly_or_cannot_is_not_timed(monkeypatch):
     def answer(spec):
         if spec["maker"] == RING:
@@ -481,19 +461,19 @@ def test_what_sums_wrongly_or_cannot_is_not_timed(monkeypatch):
 
     plan = make_plan("--algorithms", "auto", "--buffers", "private", "--repetitions", "2")
     with fake_jobs(monkeypatch, answer) as jobs:
-        items = list(measure(2, MPIRUN, plan))
-    cells = [item for item in items if isinstance(item, Cell)]
+        begun, group, ended = measure_run(2, MPIRUN, plan)
+    cells = group.cells
     assert [cell.details["maker"] for cell in cells] == [
         GLOO, BACKEND, PERSISTENT, OWN, PREPARED,
     ]  # fmt: skip
-    refusals = {item.contender: item for item in items if isinstance(item, Refusal)}
+    refusals = {each.contender: each for each in group.refusals}
     assert refusals["plain ring"].reason == "not here"
     assert refusals["MPI_Allreduce"].kind == WRONG
     # One look, two rounds of as many iterations as fit.
     asked = [spec for spec in jobs[TORCH_JOB].asked if spec["maker"] == GLOO]
     assert [spec["iterations"] for spec in asked] == [LENGTH.fewest, 10, 10]
-    assert isinstance(items[0], CallSurroundings) and isinstance(items[-1], CallSurroundings)
-    assert items[-1].first_calls == dict.fromkeys(
+    assert begun.facts["ranks"] == ended.facts["ranks"] == 2 and not group.facts
+    assert ended.facts["first_calls"] == dict.fromkeys(
         [GLOO, MPI, BACKEND, PERSISTENT, OWN, PREPARED], 5e-9
     )
 
@@ -501,28 +481,11 @@ def test_what_sums_wrongly_or_cannot_is_not_timed(monkeypatch):
 def test_iterations_can_be_fixed(monkeypatch):
     plan = make_plan("--iterations", "7", "--repetitions", "3", "--warm-up", "1")
     with fake_jobs(monkeypatch, lambda spec: answer_with(10, 10)) as jobs:
-        cell = next(item for item in measure(2, MPIRUN, plan) if isinstance(item, Cell))
+        cell = next(group.cells[0] for group in measure_run(2, MPIRUN, plan) if group.cells)
     asked = [spec for spec in jobs[TORCH_JOB].asked if spec["maker"] == GLOO]
     assert [spec["iterations"] for spec in asked] == [LENGTH.fewest, 7, 7, 7, 7]
     assert len(cell.samples) == 3 and cell.details["stopped"] == "rounds"
     assert [each.count for each in cell.by_rank] == [9, 9]
-
-
-def test_sizes_are_blocks_and_contenders_take_turns_within_one(monkeypatch):
-    order = []
-
-    def answer(spec):
-        order.append((spec["bytes"], spec["maker"]))
-        return answer_with(1000, 1000)
-
-    plan = make_plan("--sizes", "64:256:x4", "--repetitions", "4", "--algorithms", "auto")
-    with fake_jobs(monkeypatch, answer):
-        list(measure(2, MPIRUN, plan))
-    assert [size for size, _ in order] == sorted(size for size, _ in order)
-    makers = [maker for size, maker in order if size == 64]
-    looked, *rounds = (makers[start : start + 8] for start in range(0, len(makers), 8))
-    assert len(rounds) == 4 and len(set(map(tuple, rounds))) > 1
-    assert all(sorted(each) == sorted(looked) for each in rounds)
 
 
 def test_an_interruption_keeps_and_writes_what_was_measured(monkeypatch, tmp_path, capsys):
@@ -535,10 +498,11 @@ def test_an_interruption_keeps_and_writes_what_was_measured(monkeypatch, tmp_pat
 
     answer.visits = 0
     path = tmp_path / "record.jsonl"
-    monkeypatch.setattr(measurement, "check", lambda _: MPIRUN)
+    monkeypatch.setattr(engine, "check_run", lambda *_, **__: MPIRUN)
     words = ["--sizes", "8", "64", "--ranks", "2", "--algorithms", "auto", "--repetitions", "3"]
+    words += ["--buffers", "private", "--output", str(path)]
     with fake_jobs(monkeypatch, answer), pytest.raises(KeyboardInterrupt):
-        measurement.main("allreduce", [*words, "--buffers", "private", "--output", str(path)])
+        engine.run(measurement.QUANTITIES["allreduce"], words)
     record = read_record(path)
     assert not record.is_complete and "node[1-2]" not in path.read_text()
     assert [cell.details["stopped"] for cell in record.cells if cell.at["bytes"] == 8] == [
@@ -574,17 +538,6 @@ def run_planted(draw, *words: str) -> Planted:
     return visitor
 
 
-@given(st.integers(0, 2**32 - 1))
-@settings(max_examples=8)
-def test_rounds_end_once_the_median_is_known(seed):
-    generator = random.Random(seed)
-    visitor = run_planted(lambda key, now: generator.gauss(100, 4))
-    assert {visitor.judge(key) for key in (TASK, OTHER)} == {"interval"}
-    for key in (TASK, OTHER):
-        usual = [visit.usual for visit in visitor.list_samples(key)]
-        assert 6 <= len(usual) < 40 and is_known(usual) and not is_known(usual[:-1])
-
-
 def test_what_has_two_modes_spends_its_budget_and_the_others_go_no_further():
     modes = itertools.cycle([1, 2])
     visitor = run_planted(lambda key, now: next(modes) if key == TASK else 1)
@@ -598,16 +551,6 @@ def test_a_drift_is_no_interval_and_at_least_three_rounds_are_measured():
     assert {visitor.judge(key) for key in (TASK, OTHER)} == {"budget"}
     visitor = run_planted(lambda key, now: now, "--budget", "0.1")
     assert [len(visitor.list_samples(key)) for key in (TASK, OTHER)] == [3, 3]
-
-
-def test_a_cell_that_is_never_settled_costs_less_than_a_second_by_default():
-    modes = itertools.cycle([1, 2])
-    visitor = Planted(lambda key, now: next(modes))
-    # 1 MiB takes less than a visit; with what is not timed, and an answer of 5 ms.
-    visitor.step = worker.SETTLE_SECONDS + (1 + 1 / worker.WARM_SHARE) * LENGTH.seconds + 5e-3
-    visitor.visit_in_turns(visitor.admit([TASK]))
-    assert visitor.judge(TASK) == "budget" and 0.8 <= visitor.seconds[TASK] < 1
-    assert len(visitor.list_samples(TASK)) >= 6
 
 
 def draw_ranks(generator, ranks: int, late: float = 0.0) -> list[list[float]]:
@@ -652,7 +595,7 @@ def test_a_planted_straggler_is_named_in_the_cells_and_the_table(monkeypatch):
 
     plan = make_plan("--repetitions", "12", "--buffers", "private")
     with fake_jobs(monkeypatch, answer, ranks=3):
-        cells = [item for item in measure(3, MPIRUN, plan) if isinstance(item, Cell)]
+        cells = [cell for group in measure_run(3, MPIRUN, plan) for cell in group.cells]
     assert {cell.details["slow_rank"] for cell in cells} == {1}
     assert next(list_remarks(cells)).startswith("slow rank: rank 1 comes late, by 310 µs")
 
@@ -759,7 +702,7 @@ def test_all_pairs_are_those_of_nodes_if_there_are_several(monkeypatch):
                 for rank, each in enumerate(answer_with(0, 0, 0))]  # fmt: skip
 
     with fake_jobs(monkeypatch, answer, ranks=3):
-        cells = [item for item in measure(3, MPIRUN, plan) if isinstance(item, Cell)]
+        cells = [cell for group in measure_run(3, MPIRUN, plan) for cell in group.cells]
     assert {(cell.at["from"], cell.at["to"]) for cell in cells} == set(
         itertools.permutations(range(3), 2)
     )
@@ -776,7 +719,7 @@ def test_messages_go_one_way_and_both_and_whole_elements_are_added():
 
 
 def test_what_does_not_fit_is_refused_before_it_is_allocated():
-    plan = make_plan("--sizes", "8", "1G")
+    plan = replace(make_plan(), sizes=((8, 1 << 30),))
     # Two kinds of buffers and five more, on each of four ranks.
     check_memory(plan, 8, 2, 28 << 30)
     with pytest.raises(ConfigurationError, match=r"1 GiB on 4 ranks of a node needs 28 GiB .*27 G"):
@@ -792,25 +735,12 @@ def test_the_framework_is_started_without_mpi_on_the_same_nodes():
     assert {"--jobid=7", "--nodelist=node[1-2]", "--mpi=none", "--ntasks=2"} <= set(theirs)
     assert theirs[-2:] == (WORKER, TORCH_JOB)
     assert ours[-1] == MPI_JOB and "--mpi=pmix" in ours
-
-
-def test_both_jobs_have_like_settings():
-    ours, theirs = make_mpi_program(WORKER, 2, MPIRUN), make_torch_program(WORKER, 2, MPIRUN, {})
-    differing = set(ours.environment.items()) ^ set(theirs.environment.items())
-    assert {name for name, _ in differing} == set(MPIRUN.tuned)
-    assert ours.environment["OMP_NUM_THREADS"] == "1"
-
-
-def test_probes_are_measured_only_on_request():
-    assert list_probes(machine=False, link=False) == []
-    link = list_probes(machine=False, link=True)
-    assert len(list_probes(machine=True, link=True)) == len(link) + 5 == 6
-
-
-def test_point_to_point_is_measured_on_one_node_and_between_two():
-    srun = Srun(Path("/usr/bin/srun"), "22.05.8", 2, False)
-    plan = make_plan(command="point-to-point")
-    runs = measurement.list_runs(plan, srun)
+    assert measurement.list_runs(make_plan(), srun)[0][1] == srun
+    runs = measurement.list_runs(make_plan(command="point-to-point"), srun)
     assert [(ranks, each.nodes) for ranks, each in runs] == [(2, 1), (2, 2)]
-    assert measurement.list_runs(plan, MPIRUN) == [(2, MPIRUN)]
-    assert len(measurement.list_runs(make_plan(), srun)) == 2
+    assert len(list_probes(machine=True, link=True)) == 6
+    assert len(list_probes(machine=False, link=True)) == 1
+    # But for what is tuned, both have the same settings.
+    both = make_mpi_program(WORKER, 2, MPIRUN), make_torch_program(WORKER, 2, MPIRUN, {})
+    one, other = ({*each.environment.items()} for each in both)
+    assert {name for name, _ in one ^ other} == set(MPIRUN.tuned)

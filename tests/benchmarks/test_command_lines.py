@@ -8,8 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from benchmarks.measure.collectives import measurement as collectives
-from benchmarks.measure.collectives import options
+from benchmarks.measure.collectives.measurement import QUANTITIES
 from benchmarks.measure.compare import comparison
 from benchmarks.measure.tune import tuning
 from benchmarks.study import explain, export, numerics, prove, simulate
@@ -18,19 +17,16 @@ from benchmarks.study import reporting as report
 from mpiddp.errors import ConfigurationError
 
 
-def check_collective(name: str, words: Sequence[str]) -> None:
-    collectives.check(options.parse(name, words))
-
-
-def check_quantity(folder: str, words: Sequence[str]) -> None:
-    quantity = import_module(f"benchmarks.measure.{folder}.contenders").QUANTITY
+def check_quantity(name: str, words: Sequence[str]) -> None:
+    folder = name.replace("-", "_")
+    quantity = QUANTITIES.get(name)
+    quantity = quantity or import_module(f"benchmarks.measure.{folder}.contenders").QUANTITY
     quantity.find_launcher(quantity.parse(words))
 
 
-QUANTITIES = ("checkpoint", "programs", "startup", "stragglers", "training-loop", "training-step")
+OTHERS = ("checkpoint", "programs", "startup", "stragglers", "training-loop", "training-step")
 COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
-    **{name: partial(check_collective, name) for name in options.QUANTITIES},
-    **{name: partial(check_quantity, name.replace("-", "_")) for name in QUANTITIES},
+    **{name: partial(check_quantity, name) for name in (*QUANTITIES, *OTHERS)},
     "fit": fit.main,
     "tune": tuning.main,
     "compare": comparison.main,

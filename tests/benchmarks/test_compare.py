@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 from benchmarks.judge.changes import FASTER, SAME, SLOWER, UNKNOWN, Rule, index_cells, judge
-from benchmarks.measure.collectives import options
+from benchmarks.measure.collectives.measurement import QUANTITIES
 from benchmarks.measure.compare import again, comparison
 from benchmarks.measure.compare.comparison import RegressionError
 from benchmarks.measure.tune import tuning
@@ -221,7 +221,8 @@ def test_a_command_line_is_restricted_to_the_suspects():
     found = again.restrict(f"{words} {outputs}".split(), OPTIONS, wanted)
     restricted = ["--ranks", "2", "--sizes", "4096", "8192", "--algorithms", "ring"]
     assert found == words.replace(" --targets", "").split() + restricted
-    plan, again_plan = (options.parse("allreduce", each).plan for each in (words.split(), found))
+    read = QUANTITIES["allreduce"].parse
+    plan, again_plan = (read(each).plan for each in (words.split(), found))
     changed = {"ranks": (2,), "sizes": ((4096,), (8192,)), "algorithms": ("ring",)}
     assert again_plan == replace(plan, **changed, probes=False)
     # An option of usual values; and point-to-point has no --ranks.

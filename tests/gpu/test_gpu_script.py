@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import zipfile
-from functools import partial
 from pathlib import Path
 
 import gpu_run
@@ -19,12 +18,12 @@ from gpu_run import Part, Run
 
 import launchers
 from benchmarks.measure.checkpoint.contenders import QUANTITY as CHECKPOINT
-from benchmarks.measure.collectives.options import parse as parse_calls
+from benchmarks.measure.collectives.measurement import QUANTITIES
 from benchmarks.measure.training_loop.contenders import QUANTITY as LOOP
 
 SCRIPT = launchers.ROOT / "tests" / "gpu.sh"
 PARSERS = {
-    "allreduce": partial(parse_calls, "allreduce"),
+    "allreduce": QUANTITIES["allreduce"].parse,
     "training-loop": LOOP.parse,
     "checkpoint": CHECKPOINT.parse,
 }

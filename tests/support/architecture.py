@@ -93,9 +93,9 @@ MOST_LINES = {
     "mpiddp/front": 2_374, "mpiddp/launch": 8_028, "mpiddp/lifeline": 2_555,
     "mpiddp/options": 850, "mpiddp/process": 2_890, "mpiddp/remote": 2_524,
     "mpiddp/schedules": 4_886, "mpiddp/sync": 1_300, "mpiddp/torch_backend": 1_808,
-    "mpiddp/training": 10_559, "mpiddp/doctor": 2_823, "benchmarks": 20_611,
-    "benchmarks/measure": 9_295, "benchmarks/study": 2_134, "benchmarks/show": 5_182,
-    "benchmarks/judge": 2_198, "benchmarks/records": 1_678, "jobs": 2_682, "tests": 69_923,
+    "mpiddp/training": 10_559, "mpiddp/doctor": 2_823, "benchmarks": 20_624,
+    "benchmarks/measure": 9_290, "benchmarks/study": 2_134, "benchmarks/show": 5_182,
+    "benchmarks/judge": 2_198, "benchmarks/records": 1_693, "jobs": 2_682, "tests": 69_926,
 }  # fmt: skip
 """Of code, by folder; these figures only fall. A commit that raises one says why."""
 CODE = {".py", ".sh", ".sbatch", ".js", ".css", ".html"}

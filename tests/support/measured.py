@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure.collectives import measurement, options
-from benchmarks.measure.collectives.cells import CallSurroundings, Finding
+from benchmarks.measure.collectives import measurement
+from benchmarks.measure.collectives.cells import CallGroup
 from benchmarks.measure.collectives.options import CollectivesPlan
 from benchmarks.measure.launching import launchers
+from benchmarks.measure.trials import Refusal
 from benchmarks.records.contenders import (
     GLOO,
     MPI,
@@ -33,7 +34,7 @@ OWN_RING = Contender(PREPARED, algorithm="ring", transport="mpi")
 
 
 def make_plan(*words: str, command: str = "allreduce") -> CollectivesPlan:
-    return options.parse(command, ["--sizes", "8", *words]).plan
+    return measurement.QUANTITIES[command].parse(["--sizes", "8", *words]).plan
 
 
 def make_cell(row: Contender, size: int, rounds: Sequence[Sequence[float]], **details) -> Cell:
@@ -63,9 +64,9 @@ def make_cells(times, ranks: int = 2, nodes: int | None = None) -> list[Cell]:
     ]
 
 
-def make_findings(times, *more: Finding) -> list[Finding]:
-    """Such cells of two ranks, and what was found beside them."""
-    return [CallSurroundings(ranks=2), *make_cells(times), *more]
+def make_group(times, *refusals: Refusal) -> CallGroup:
+    """Such cells of two ranks, and what was left out."""
+    return CallGroup(ranks=2, cells=make_cells(times), refusals=refusals)
 
 
 class FakeJob:

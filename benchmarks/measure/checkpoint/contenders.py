@@ -19,7 +19,14 @@ from benchmarks.measure.engine import CellGroup, Quantity
 from benchmarks.measure.launching.launchers import Mpirun
 from benchmarks.measure.launching.processes import make_program, run_worker
 from benchmarks.measure.trials import Rounds
-from benchmarks.records.options import SECONDS, Count, Ranks, Seconds, describe_value
+from benchmarks.records.options import (
+    SECONDS,
+    Count,
+    Ranks,
+    RunOptions,
+    Seconds,
+    describe_value,
+)
 from benchmarks.records.schema import Cell, Coordinate, make_cell
 from benchmarks.records.statistics import quantile
 from benchmarks.records.workloads import parse_workload
@@ -83,10 +90,12 @@ class CheckpointPlan(Rounds):
     deadline: Seconds = 1800.0
 
 
-def check(plan: CheckpointPlan) -> None:
+def complete(options: RunOptions[CheckpointPlan]) -> CheckpointPlan:
+    plan = options.plan
     parse_workload(plan.model)
     if plan.directory is not None and not plan.directory.is_dir():
         raise ConfigurationError(f"--directory: {plan.directory} is not a directory")
+    return plan
 
 
 def measure(plan: CheckpointPlan, launcher: Mpirun) -> Iterator[CellGroup]:
@@ -233,7 +242,7 @@ the time until the call returns, and what the steps beside the write take longer
 that negative). Raw: one file per rank, as many bytes, written and flushed.""",
     without=("warm_up",),
     plan=CheckpointPlan,
-    check=check,
+    complete=complete,
     measure=measure,
     tabulate=tabulate,
     judge=judge,

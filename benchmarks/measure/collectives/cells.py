@@ -11,53 +11,30 @@ from benchmarks.judge.guidelines import list_broken
 from benchmarks.judge.slow_ranks import SlowRank, find_late_rank, find_slow_core
 from benchmarks.measure.collectives.options import CollectivesPlan
 from benchmarks.measure.collectives.visits import CallVisit, CallVisitor
-from benchmarks.measure.trials import WRONG, Refusal, Surroundings
+from benchmarks.measure.engine import CellGroup
+from benchmarks.measure.trials import WRONG, Refusal
 from benchmarks.records.collectives import find_rates
 from benchmarks.records.contenders import EVEN, POINT_TO_POINT, PROBE, Task
-from benchmarks.records.schema import Cell, Coordinate, RecordWriter, group_by
+from benchmarks.records.schema import Cell, Coordinate, group_by
 from benchmarks.records.statistics import is_known, quantile, summarize
-from mpiddp.wording import describe_size
 
 INTERRUPTED = "interrupted"
 """Why there are no more rounds of a contender, but for what a `StoppingRule` says."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallSurroundings(Surroundings):
-    """Told at the start, and again at the end."""
+class CallGroup(CellGroup):
+    """A size; at the start and at the end one without cells, whose facts the record gets."""
 
     collectives: Mapping[str, Any] = field(default_factory=dict)
     """How mpiddp's collectives wait."""
     first_calls: Mapping[str, float] = field(default_factory=dict)
     """Seconds of the first collective that each maker made, which never counts."""
 
-
-Finding = Cell | Refusal | CallSurroundings
-
-
-def keep(items: Iterable[Finding], found: list[Finding], writer: RecordWriter) -> None:
-    """Add each item to what was found as it comes, and write it."""
-    for item in items:
-        found.append(item)
-        if isinstance(item, Cell):
-            writer.add(item)
-        elif isinstance(item, Refusal):
-            item.write(writer)
-        else:
-            writer.write("surroundings", **vars(item))
-
-
-def list_wrong(found: Iterable[Finding]) -> Iterator[str]:
-    """What computed something else: when it was first asked, or in a later round."""
-    for each in found:
-        if isinstance(each, Refusal) and each.kind == WRONG:
-            ranks, reason = each.at["ranks"], each.reason
-        elif isinstance(each, Cell) and each.details.get("wrong"):
-            ranks, reason = each.ranks, f"its result has {each.details['wrong']} wrong elements"
-        else:
-            continue
-        place = f"{each.quantity} at {describe_size(int(each.at['bytes']))} on {ranks} ranks"
-        yield f"{each.contender}, {place}: {reason}"
+    def state(self) -> CallGroup:
+        """With what holds for all sizes as its facts."""
+        of_size = ("cells", "refusals", "facts")
+        return replace(self, facts={n: v for n, v in vars(self).items() if n not in of_size})
 
 
 def find_probe(cells: Iterable[Cell], *names: str) -> Cell | None:
@@ -76,9 +53,10 @@ def group_like(cells: Iterable[Cell]) -> list[list[Cell]]:
 class CellMaker:
     """Makes cells of visits, and keeps what later cells are compared with."""
 
-    def __init__(self, plan: CollectivesPlan, ranks: int, places: Sequence[int]) -> None:
+    def __init__(self, plan: CollectivesPlan, around: CallGroup, places: Sequence[int]) -> None:
         """``places``: the node of each rank."""
-        self._plan, self._ranks, self._places = plan, ranks, places
+        self._plan, self._around, self._places = plan, around, places
+        self._ranks = around.ranks
         self._nodes = len(set(places))
         self._times: dict[Task, tuple[float, ...]] = {}
         self._cores: list[tuple[float, ...]] = []
@@ -86,8 +64,16 @@ class CellMaker:
         self._even: list[tuple[tuple[float, ...], ...]] = []
         """Seconds by rank, of each visit in which all ranks do alike."""
 
-    def make(self, block: Sequence[Task], visitor: CallVisitor) -> Iterator[Cell | Refusal]:
+    def make(self, block: Sequence[Task], visitor: CallVisitor) -> CallGroup:
         """The cells of a block and what was left out, whatever was measured of it."""
+        items = list(self._make_items(block, visitor))
+        return replace(
+            self._around,
+            cells=[each for each in items if isinstance(each, Cell)],
+            refusals=[each for each in items if isinstance(each, Refusal)],
+        )
+
+    def _make_items(self, block: Sequence[Task], visitor: CallVisitor) -> Iterator[Cell | Refusal]:
         for task in block:
             if task in visitor.refusals:
                 yield self._leave_out(task, visitor.refusals[task])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from typing import Annotated, Any, TypeVar
 
+import psutil
+
 from benchmarks.measure import trials
-from benchmarks.records.collectives import COLLECTIVES, ITEM_BYTES, NCCL_TESTS
+from benchmarks.records.collectives import ITEM_BYTES, NCCL_TESTS
 from benchmarks.records.contenders import (
     ALL_GATHER,
     ALL_PAIRS,
@@ -32,9 +33,7 @@ from benchmarks.records.options import (
     Seconds,
     SeveralRanks,
     SizeRanges,
-    describe_algorithms,
-    make_reader,
-    make_run,
+    is_srun,
     read_sizes,
 )
 from mpiddp.errors import ConfigurationError
@@ -42,15 +41,10 @@ from mpiddp.options.fields import Argument
 from mpiddp.options.outputs import PICTURE, RECORD, TABLE, Outputs, writes
 from mpiddp.schedules.registry import names
 from mpiddp.schedules.registry import parse as parse_algorithm
+from mpiddp.wording import describe_size
 
 T = TypeVar("T")
 ALL = "all"
-RANKS_ON_CLUSTER = (4, 8)
-QUANTITIES = {
-    {ALL_REDUCE: "allreduce"}.get(quantity, quantity): quantity
-    for quantity in (*COLLECTIVES, POINT_TO_POINT, ALL_PAIRS)
-}
-"""What each command measures."""
 SIZES = {
     ALL_REDUCE: ("8", "512", "4K", "32K", "256K", "1M", "4M", "16M", "64M"),
     POINT_TO_POINT: ("1:64M:x4",),
@@ -66,7 +60,7 @@ ALGORITHMS = {
 _MESSAGES = ("algorithms", "load", "buffers", "types", "operators", "overlap", "guidelines")
 _PROMISES = ("link", "targets")
 """Of all-reduces alone."""
-_HAS_NOT = {
+HAS_NOT = {
     ALL_REDUCE: (),
     REDUCE_SCATTER: _PROMISES,
     ALL_GATHER: ("operators", *_PROMISES),
@@ -94,10 +88,6 @@ class PairsRun(RunOptions[T]):
     """Write what was measured."""
 
 
-_RUNS: dict[str, type[Any]] = {POINT_TO_POINT: RunOptions, ALL_PAIRS: PairsRun}
-"""The options of runs that are not those of a collective."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class CollectivesPlan(trials.Plan):
     """What is measured."""
@@ -108,7 +98,7 @@ class CollectivesPlan(trials.Plan):
     """Whether the machine's own limits are measured, too; given by the command."""
     rivals: bool = True
     """Whether others' collectives are measured beside mpiddp's; given by the command."""
-    ranks: SeveralRanks = (2, 4)
+    ranks: SeveralRanks = ()
     """Numbers of ranks (default: 2 4; with srun 4 8)."""
     sizes: SizeRanges = ()
     """Of a rank's largest buffer, as 4096, 64K, 16MiB, or FROM:TO:xFACTOR (default: from a few
@@ -154,44 +144,44 @@ class CollectivesPlan(trials.Plan):
         return {name: value for name, value in found.items() if value}
 
 
-def parse(command: str, arguments: Sequence[str]) -> RunOptions[CollectivesPlan]:
-    """The options of a command line. Raises ConfigurationError."""
-    quantity, epilog = QUANTITIES[command], ""
-    if "algorithms" not in _HAS_NOT[quantity]:
-        epilog = f"{describe_algorithms('ring:segments=4')} auto lets mpiddp choose. "
-    reader = make_reader(
-        command=command,
-        description=f"Time {quantity} in turns, by size: the framework's, MPI's and mpiddp's.",
-        groups={"what is measured": CollectivesPlan, "the run": _RUNS.get(quantity, CollectiveRun)},
-        epilog=f"{epilog}Sizes are powers of 2: 1K is 1024 bytes. A contender that cannot do what "
-        "is asked for is left out of the table, with the reason.",
-        without=("quantity", "probes", "rivals", *_HAS_NOT[quantity]),
-    )
-    values: dict[str, Any] = {"quantity": quantity, **reader.read(arguments)}
-    if quantity == ALL_PAIRS:
-        values = {"ranks": (values.get("nodes", RANKS_ON_CLUSTER[0]),), **values}
-    run = make_run(values, CollectivesPlan, RANKS_ON_CLUSTER)
-    has_probes = quantity == ALL_REDUCE and run.targets
-    return replace(run, plan=finish(replace(run.plan, probes=has_probes)))
+def complete(quantity: str, options: RunOptions[CollectivesPlan]) -> CollectivesPlan:
+    """The plan of a quantity, with the usual ranks and algorithms if none are given.
 
-
-def finish(plan: CollectivesPlan) -> CollectivesPlan:
-    """The plan with mpiddp's names of algorithms, the usual ones if it has none.
-
-    Raises ConfigurationError for an unknown one, and for sizes that are no whole elements.
+    Raises ConfigurationError for an unknown algorithm, for sizes that are no whole elements, and
+    for buffers that do not fit into this machine; ScheduleError for an algorithm that is no
+    all-reduce of so many ranks.
     """
+    plan = replace(options.plan, quantity=quantity)
+    plan = replace(plan, ranks=_choose_ranks(plan, options))
+    if plan.quantity not in (ALL_PAIRS, POINT_TO_POINT):
+        check_sizes(plan)
+        wanted = plan.algorithms or ALGORITHMS[plan.quantity]
+        named = [["auto", *names()] if text == ALL else [_name_algorithm(text)] for text in wanted]
+        plan = replace(plan, algorithms=tuple(dict.fromkeys(chain.from_iterable(named))))
+    if plan.quantity == ALL_REDUCE:
+        check_algorithms(plan)
+        plan = replace(plan, probes=options.targets)
+    if not is_srun(options.launcher):
+        check_memory(plan, max(plan.ranks), 1, psutil.virtual_memory().available)
+    return plan
+
+
+def _choose_ranks(plan: CollectivesPlan, options: RunOptions[Any]) -> tuple[int, ...]:
     if plan.quantity == POINT_TO_POINT:
-        return replace(plan, ranks=(2,))
-    if plan.quantity != ALL_PAIRS:
-        for kind, size in product(plan.types, plan.bytes):
-            if size % ITEM_BYTES[kind]:
-                raise ConfigurationError(
-                    f"--sizes: expected whole elements of {ITEM_BYTES[kind]} bytes ({kind}), found "
-                    f"{size}"
-                )
-    wanted = plan.algorithms or ALGORITHMS.get(plan.quantity, ())
-    named = [["auto", *names()] if text == ALL else [_name_algorithm(text)] for text in wanted]
-    return replace(plan, algorithms=tuple(dict.fromkeys(chain.from_iterable(named))))
+        return (2,)
+    pairs = (options.nodes or 4,)
+    usual = (pairs, pairs) if plan.quantity == ALL_PAIRS else ((2, 4), (4, 8))
+    return options.choose_ranks(plan.ranks, *usual)
+
+
+def check_sizes(plan: CollectivesPlan) -> None:
+    """Raise ConfigurationError for sizes that are no whole elements."""
+    for kind, size in product(plan.types, plan.bytes):
+        if size % ITEM_BYTES[kind]:
+            raise ConfigurationError(
+                f"--sizes: expected whole elements of {ITEM_BYTES[kind]} bytes ({kind}), found "
+                f"{size}"
+            )
 
 
 def _name_algorithm(text: str) -> str:
@@ -207,3 +197,20 @@ def check_algorithms(plan: CollectivesPlan) -> None:
         if name != "auto":
             with suppress(ConfigurationError):
                 parse_algorithm(name).build(ranks)
+
+
+def check_memory(plan: CollectivesPlan, ranks: int, nodes: int, free: int) -> None:
+    """Raise ConfigurationError if the buffers of the largest size do not fit into a node's memory.
+
+    ``free``: bytes of the node with the least. Beside mpiddp's buffers there are a stage and
+    scratch space, the ring's, and, in the other job, the framework's and Gloo's own.
+    """
+    most = max(plan.bytes)
+    copies = len(plan.buffers) + 5 if plan.quantity not in (ALL_PAIRS, POINT_TO_POINT) else 8
+    needed = ranks // nodes * copies * most
+    if needed > free:
+        raise ConfigurationError(
+            f"--sizes: {describe_size(most)} on {ranks // nodes} ranks of a node needs "
+            f"{describe_size(needed)} of memory ({copies} buffers for each rank), but "
+            f"{describe_size(free)} are free: give smaller sizes, or fewer ranks"
+        )

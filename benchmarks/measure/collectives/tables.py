@@ -8,8 +8,7 @@ from functools import partial
 from benchmarks.judge.ratios import estimate_rounds
 from benchmarks.judge.slow_links import list_slow
 from benchmarks.measure.collectives.cells import (
-    CallSurroundings,
-    Finding,
+    CallGroup,
     find_probe,
     group_like,
 )
@@ -36,11 +35,13 @@ from mpiddp.wording import describe_size
 Column = tuple[str, Callable[[Cell], str]]
 
 
-def format_findings(found: Sequence[Finding], plan: CollectivesPlan) -> str:
-    """All that is printed of one number of ranks, but for the targets."""
-    *_, told = (each for each in found if isinstance(each, CallSurroundings))
-    cells = [each for each in found if isinstance(each, Cell)]
-    left_out = [each for each in found if isinstance(each, Refusal)]
+def format_run(groups: Sequence[CallGroup], plan: CollectivesPlan) -> str:
+    """All that is printed of one number of ranks, but for the targets; nothing if it has none."""
+    cells = [each for group in groups for each in group.cells]
+    left_out = [each for group in groups for each in group.refusals]
+    if not cells and not left_out:
+        return ""
+    told = groups[-1]
     lines = [
         *describe_surroundings(told, plan),
         *list_limits(cells),
@@ -55,7 +56,7 @@ def format_findings(found: Sequence[Finding], plan: CollectivesPlan) -> str:
     return "\n\n".join(["\n".join(lines), *tables])
 
 
-def describe_surroundings(told: CallSurroundings, plan: CollectivesPlan) -> Iterator[str]:
+def describe_surroundings(told: CallGroup, plan: CollectivesPlan) -> Iterator[str]:
     yield (
         f"{told.ranks} ranks on {told.where}: {plan.quantity}; the slowest rank's times, × by "
         "round and then their median; rates in GB/s"

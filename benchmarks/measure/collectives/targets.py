@@ -58,7 +58,7 @@ Rows = Mapping[str, Cell]
 """The all-reduces of one size, by contender."""
 
 
-def judge(cells: Iterable[Cell], cores: int | None) -> list[Target]:
+def list_targets(cells: Iterable[Cell], cores: int | None) -> list[Target]:
     """The targets that these cells say something about.
 
     A speed is how many times faster it is than the other contender, the median over the rounds.

@@ -38,7 +38,7 @@ from benchmarks.show.tables import format_table
 from mpiddp.errors import MpiddpError
 from mpiddp.options.fields import Argument, pick
 from mpiddp.options.outputs import RECORD, Outputs, check_outputs, writes
-from mpiddp.wording import count_noun, describe_size, print_message, print_text
+from mpiddp.wording import count_noun, print_message, print_text
 
 CONDITIONS = (
     "processor", "cores", "usable_hardware_threads", "memory_bytes", "kernel", "launcher", "nodes",
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str]) -> None:
             writer.write("verdict", **describe(verdict))
         for name in ("gone", "added", "incomparable"):
             for cell in getattr(matched, name):
-                writer.write(name, **describe_place(cell))
+                writer.write(name, **list_fields(cell))
     slower = sum(verdict.word == SLOWER for verdict in verdicts)
     if slower:
         raise RegressionError(
@@ -164,24 +164,12 @@ def format_verdicts(
     return "\n\n".join(filter(None, parts))
 
 
-def name_cell(cell: Cell) -> str:
-    """``all-reduce, mpiddp ring, 2 ranks, 4 KiB, float32``."""
-    nodes = [] if cell.nodes == 1 else [count_noun(cell.nodes, "node")]
-    places = (
-        describe_size(int(value)) if name == "bytes"
-        else value if isinstance(value, str) else f"{name} {value}"
-        for name, value in cell.at.items()
-    )  # fmt: skip
-    parts = [cell.quantity, cell.contender, count_noun(cell.ranks, "rank"), *nodes, *places]
-    return ", ".join(parts)
-
-
 def _describe_middle(samples: Sequence[float], cell: Cell) -> str:
     return describe_value(quantile(samples, 0.5), cell.unit)
 
 
 COLUMNS: Sequence[tuple[str, Callable[[Change], str]]] = (
-    ("", lambda each: name_cell(each.new)),
+    ("", lambda each: each.new.name),
     ("old", lambda each: _describe_middle(each.old.samples, each.old)),
     ("new", lambda each: _describe_middle(each.together, each.new)),
     ("new / old", lambda each: f"{each.ratio.estimate:.3f}"),
@@ -194,7 +182,7 @@ COLUMNS: Sequence[tuple[str, Callable[[Change], str]]] = (
 
 def _list_cells(title: str, cells: Sequence[Cell]) -> str:
     """Empty if there are none."""
-    names = [f"  {name_cell(cell)}" for cell in cells[:MOST_NAMED]]
+    names = [f"  {cell.name}" for cell in cells[:MOST_NAMED]]
     if len(cells) > MOST_NAMED:
         more = len(cells) - MOST_NAMED
         names.append(f"  … and {more} more (all of them: --output FILE.jsonl)")
@@ -245,7 +233,7 @@ def _describe_likeness(widenings: Sequence[float]) -> Iterator[str]:
 # ---- what is written -----------------------------------------------------------------------------
 
 
-def describe_place(cell: Cell) -> dict[str, Any]:
+def list_fields(cell: Cell) -> dict[str, Any]:
     names = ("quantity", "contender", "ranks", "nodes", "at", "unit")
     return {name: getattr(cell, name) for name in names}
 
@@ -254,7 +242,7 @@ def describe(verdict: Change) -> dict[str, Any]:
     """A verdict for a record."""
     ratio = verdict.ratio
     return {
-        **describe_place(verdict.new),
+        **list_fields(verdict.new),
         "verdict": verdict.word,
         "ratio": ratio.estimate,
         "interval": asdict(ratio.interval) if ratio.interval else None,

@@ -7,7 +7,7 @@ cluster, the phases of mpiddp's start-up are reported beside it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.measure.engine import CellGroup, Quantity
@@ -24,7 +24,7 @@ from benchmarks.measure.startup.launches import (
 from benchmarks.measure.startup.tables import OWN, PHASE, SHOWN, START_UP, tabulate
 from benchmarks.measure.startup.targets import judge
 from benchmarks.measure.trials import FAILED, Refusal, Rounds
-from benchmarks.records.options import Count, CountOrZero, Ranks, Seconds
+from benchmarks.records.options import Count, CountOrZero, Ranks, RunOptions, Seconds
 from benchmarks.records.schema import Cell, make_cell
 from benchmarks.records.statistics import Series, interleave
 from benchmarks.show.progress import show_progress
@@ -34,11 +34,16 @@ from benchmarks.show.progress import show_progress
 class StartupPlan(Rounds):
     """What is measured."""
 
-    ranks: Ranks = (2, 4)
+    ranks: Ranks = ()
     """Numbers of ranks (default: 2 4; with srun 4 8 16)."""
     repetitions: Count = 10
     warm_up: CountOrZero = 1
     deadline: Seconds = 120.0
+
+
+def complete(options: RunOptions[StartupPlan]) -> StartupPlan:
+    ranks = options.choose_ranks(options.plan.ranks, here=(2, 4), on_cluster=(4, 8, 16))
+    return replace(options.plan, ranks=ranks)
 
 
 def measure(plan: StartupPlan, launcher: Launcher) -> Iterator[CellGroup]:
@@ -117,8 +122,9 @@ QUANTITY = Quantity(
     command="startup",
     description="Time whole processes from launch to first all-reduce, in turns: mpiddp under "
     "mpirun or srun, torchrun with the same script, and the floor, importing torch.",
-    on_cluster=(4, 8, 16),
+    on_cluster=True,
     plan=StartupPlan,
+    complete=complete,
     measure=measure,
     tabulate=tabulate,
     judge=judge,

@@ -25,7 +25,7 @@ from benchmarks.measure.engine import CellGroup, Quantity, Sample
 from benchmarks.measure.launching import launchers, processes
 from benchmarks.measure.launching.processes import Program
 from benchmarks.measure.trials import FAILED, Refusal, Rounds
-from benchmarks.records.options import Count, Seconds
+from benchmarks.records.options import Count, RunOptions, Seconds
 from benchmarks.records.schema import Cell, Coordinate, make_cell
 from benchmarks.records.statistics import quantile, take_turns
 from benchmarks.show.progress import show_progress
@@ -177,7 +177,8 @@ def train(
     return read_run([json.loads(line) for line in lines])
 
 
-def check(plan: StragglersPlan) -> None:
+def complete(options: RunOptions[StragglersPlan]) -> StragglersPlan:
+    plan = options.plan
     if plan.accuracy > 1:
         raise ConfigurationError(f"--accuracy: expected at most 1, found {plan.accuracy:g}")
     for straggler in plan.stragglers:
@@ -188,6 +189,7 @@ def check(plan: StragglersPlan) -> None:
             )
     for contender in list_contenders(plan):
         configure(plan, contender)
+    return plan
 
 
 def measure(plan: StragglersPlan, launcher: launchers.Mpirun) -> Iterator[CellGroup | Sample]:
@@ -318,7 +320,7 @@ QUANTITY = Quantity(
     "server with each bound on staleness.",
     without=("warm_up",),
     plan=StragglersPlan,
-    check=check,
+    complete=complete,
     measure=measure,
     tabulate=tabulate,
     judge=judge,

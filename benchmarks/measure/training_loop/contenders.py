@@ -25,6 +25,7 @@ from benchmarks.records.options import (
     SECONDS,
     CountOrZero,
     Ranks,
+    RunOptions,
     Seconds,
     describe_interval,
     describe_value,
@@ -126,10 +127,12 @@ class LoopRequest:
         return cls(**{**values, "settings": Settings(**values["settings"])})
 
 
-def check(plan: LoopPlan) -> None:
+def complete(options: RunOptions[LoopPlan]) -> LoopPlan:
+    plan = options.plan
     for name in plan.models:
         if name not in WORKLOADS:
             raise ConfigurationError(f"--models: expected {' or '.join(WORKLOADS)}, found {name!r}")
+    return plan
 
 
 def measure(plan: LoopPlan, launcher: Mpirun) -> Iterator[CellGroup]:
@@ -203,7 +206,7 @@ Time of a step: medians over rounds, in each of which both loops take turns in o
 More: the trainer's less the bare loop's, round by round. Speed: the bare loop's time by the
 trainer's, round by round, with its 95 % interval. Batches are samples per rank.""",
     plan=LoopPlan,
-    check=check,
+    complete=complete,
     measure=measure,
     tabulate=tabulate,
     judge=judge,

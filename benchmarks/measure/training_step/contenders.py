@@ -6,7 +6,7 @@ What every contender trains is checked before it is timed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from benchmarks.judge.ratios import Ratio, compare_rounds, find_common
 from benchmarks.measure.engine import CellGroup, Quantity
@@ -33,7 +33,7 @@ from benchmarks.measure.training_step.visits import (
 )
 from benchmarks.measure.trials import Surroundings, make_steps_cell
 from benchmarks.records.contenders import MPI_JOB, TORCH_JOB
-from benchmarks.records.options import describe_algorithms
+from benchmarks.records.options import RunOptions, describe_algorithms
 from benchmarks.records.schema import Cell, Coordinate, make_cell
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import check_servers
@@ -43,7 +43,9 @@ from mpiddp.training.options.groups.straggler import parse_straggler
 WORKER = "benchmarks.measure.training_step.worker"
 
 
-def check(plan: StepPlan) -> None:
+def complete(options: RunOptions[StepPlan]) -> StepPlan:
+    plan = options.plan
+    plan = replace(plan, ranks=options.choose_ranks(plan.ranks, here=(2, 4), on_cluster=(4,)))
     for ranks in plan.ranks:
         for contender in plan.contenders:
             check_contender(contender, ranks, plan)
@@ -54,6 +56,7 @@ def check(plan: StepPlan) -> None:
                 f"--straggler: expected a rank below {min(plan.ranks)}, the fewest of --ranks, "
                 f"found {slow}"
             )
+    return plan
 
 
 def check_contender(contender: Synchronisation, ranks: int, plan: StepPlan) -> None:
@@ -202,9 +205,9 @@ of one rank alone, the framework's or mpiddp's, times the ranks. Bytes are count
     "an algorithm, parameter-server (for example "
     "parameter-server:servers=ranks,placement=dedicated,staleness=3), or data-parallel. "
     f"By default: {' '.join(USUAL)}. {describe_algorithms('ring:segments=4')}",
-    on_cluster=(4,),
+    on_cluster=True,
     plan=StepPlan,
-    check=check,
+    complete=complete,
     measure=measure,
     tabulate=tabulate,
     judge=judge,

@@ -179,7 +179,7 @@ class LoopSpec:
 class StepPlan(trials.Plan):
     """What is measured."""
 
-    ranks: SeveralRanks = (2, 4)
+    ranks: SeveralRanks = ()
     """Numbers of ranks (default: 2 4; with srun 4)."""
     models: Annotated[tuple[Workload, ...], Argument("MODEL", parse_workload)] = tuple(
         map(parse_workload, SHAPES)

@@ -8,7 +8,7 @@ alone decides: what looked fast by chance does not do so twice.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -25,9 +25,10 @@ from benchmarks.judge.choosing import (
     list_finalists,
     list_ranges,
 )
-from benchmarks.measure.collectives.cells import Finding, keep, list_wrong
-from benchmarks.measure.collectives.measurement import check, measure
-from benchmarks.measure.collectives.options import ALL, RANKS_ON_CLUSTER, CollectivesPlan, finish
+from benchmarks.measure.checks import check_run
+from benchmarks.measure.collectives.measurement import measure
+from benchmarks.measure.collectives.options import ALL, CollectivesPlan, complete
+from benchmarks.measure.engine import CellGroup, list_wrong, record_group
 from benchmarks.measure.launching.srun import Launcher
 from benchmarks.measure.trials import WrongResultError
 from benchmarks.measure.tune import nccl
@@ -39,7 +40,7 @@ from benchmarks.records.options import (
     make_reader,
     make_run,
 )
-from benchmarks.records.schema import Cell, Record, RecordWriter, read_record
+from benchmarks.records.schema import Cell, Record, read_record
 from benchmarks.show.results import open_output
 from benchmarks.show.tables import format_table
 from mpiddp import environment
@@ -101,20 +102,25 @@ def main(arguments: Sequence[str]) -> None:
         choose_by_records(values, options)
         return
     runs = read_runs(values, options)
-    launcher, *_ = map(check, runs)
-    found: list[Finding] = []
+    launcher = check_run(runs[0], runs[0].plan.ranks)
+    groups: list[CellGroup] = []
     with open_output("tune", runs[0], launcher) as output:
         try:
             for run in runs:
                 for ranks in run.plan.ranks:
-                    plan = find_finalists(ranks, launcher, run.plan, found)
-                    keep(tell(measure(ranks, launcher, plan), "measured"), found, output.record)
+                    plan = replace(run.plan, ranks=(ranks,))
+                    finalists, screened = find_finalists(plan, launcher)
+                    groups += screened
+                    for group in measure(finalists, launcher):
+                        tell(group, "measured")
+                        record_group(output.record, group)
+                        groups.append(group)
         finally:
             # Whatever was measured before an interruption or an error.
             if output.record.cells:
                 print_text()
                 finish_table([output.record.cells], output.environment, options)
-    if wrong := list(list_wrong(found)):
+    if wrong := list_wrong(groups):
         raise WrongResultError(f"wrong results: {'; '.join(wrong)}")
 
 
@@ -155,7 +161,7 @@ def read_runs(values: Mapping[str, Any], options: TuneOptions) -> list[RunOption
             "is what others are measured beside: unset it"
         )
     defaults = {"algorithms": (ALL,), "transports": (AUTO, MPI), "repetitions": ROUNDS}
-    run = make_run({**defaults, **values}, CollectivesPlan, RANKS_ON_CLUSTER)
+    run = make_run({**defaults, **values}, CollectivesPlan)
     if run.plan.repetitions < FEWEST_ROUNDS:
         raise ConfigurationError(
             f"--repetitions: expected {FEWEST_ROUNDS} or more, since fewer rounds have no interval "
@@ -167,42 +173,39 @@ def read_runs(values: Mapping[str, Any], options: TuneOptions) -> list[RunOption
         algorithms=(AUTO, *run.plan.algorithms),
         transports=tuple(dict.fromkeys((AUTO, *run.plan.transports))),
     )
-    return [replace(run, plan=finish(replace(plan, quantity=each))) for each in options.collectives]
+    run = replace(run, plan=plan)
+    return [replace(run, plan=complete(each, run)) for each in options.collectives]
 
 
 def find_finalists(
-    ranks: int, launcher: Launcher, plan: CollectivesPlan, found: list[Finding]
-) -> CollectivesPlan:
-    """Screen all algorithms in a few rounds; returns the plan for the final rounds, of the fastest.
+    plan: CollectivesPlan, launcher: Launcher
+) -> tuple[CollectivesPlan, Sequence[CellGroup]]:
+    """Screen all algorithms in a few rounds, if they are many.
 
-    Few algorithms are not screened: the plan stays. What was measured is added to ``found``.
+    Returns the plan for the final rounds, of the fastest, and what was measured.
     """
     if (len(plan.algorithms) - 1) * len(plan.transports) <= FINALISTS:
-        return plan
-    items = measure(ranks, launcher, replace(plan, repetitions=SCREENING_ROUNDS))
-    screening = RecordWriter(None)
-    keep(tell(items, "screened"), found, screening)
-    ways = list_finalists(screening.cells)
-    return replace(
+        return plan, ()
+    groups = []
+    for group in measure(replace(plan, repetitions=SCREENING_ROUNDS), launcher):
+        tell(group, "screened")
+        groups.append(group)
+    ways = list_finalists(cell for group in groups for cell in group.cells)
+    finalists = replace(
         plan,
         algorithms=tuple(dict.fromkeys([AUTO, *(each.algorithm for each in ways)])),
         transports=tuple(dict.fromkeys([AUTO, *(each.transport for each in ways)])),
     )
+    return finalists, groups
 
 
-def tell(items: Iterable[Finding], what: str) -> Iterator[Finding]:
-    """Pass items on, with a line for each size as it is finished: all cells of one come at once."""
-    told = set[str]()
-    for item in items:
-        if isinstance(item, Cell):
-            size = f"{describe_size(item.bytes)} of {item.at['type']}"
-            text = f"{what}: {item.quantity} on {item.ranks} ranks, {size}"
-            if text not in told:
-                told.add(text)
-                # The bar, if there is one, stays below.
-                with tqdm.external_write_mode():
-                    print_text(text)
-        yield item
+def tell(group: CellGroup, what: str) -> None:
+    """A line for a size that is finished."""
+    for cell in group.cells[:1]:
+        size = f"{describe_size(cell.bytes)} of {cell.at['type']}"
+        # The bar, if there is one, stays below.
+        with tqdm.external_write_mode():
+            print_text(f"{what}: {cell.quantity} on {cell.ranks} ranks, {size}")
 
 
 def finish_table(
