@@ -208,7 +208,7 @@ def test_counts_of_nothing_are_not_compared(tmp_path, capsys):
 # Measuring again
 
 
-OPTIONS = {"ranks": [2, 4], "sizes": [4096, 8192, 1 << 20], "types": ["int32"],
+OPTIONS = {"ranks": [2, 4], "sizes": [4096, 8192, 1 << 20], "types": ["int32", "int64"],
            "algorithms": ["auto", "ring"], "cold": True}  # fmt: skip
 
 
@@ -219,11 +219,22 @@ def test_a_command_line_is_restricted_to_the_suspects():
     ring = replace(ring, details={"algorithm": "ring"})
     wanted = again.find_wanted([make_cell(TIMES, "a", bytes=4096), ring])
     found = again.restrict(f"{words} {outputs}".split(), OPTIONS, wanted)
-    restricted = ["--ranks", "2", "--sizes", "4096", "8192", "--algorithms", "ring"]
+    restricted = [
+        "--ranks",
+        "2",
+        "--sizes",
+        "4096",
+        "8192",
+        "--types",
+        "int32",
+        "--algorithms",
+        "ring",
+    ]
     assert found == words.replace(" --targets", "").split() + restricted
     read = QUANTITIES["allreduce"].parse
     plan, again_plan = (read(each).plan for each in (words.split(), found))
-    changed = {"ranks": (2,), "sizes": ((4096,), (8192,)), "algorithms": ("ring",)}
+    changed = {"ranks": (2,), "sizes": ((4096,), (8192,)), "types": ("int32",)}
+    changed["algorithms"] = ("ring",)
     assert again_plan == replace(plan, **changed, probes=False)
     # An option of usual values; and point-to-point has no --ranks.
     assert again.restrict([], {"sizes": []}, {"sizes": ["8"]}) == ["--sizes", "8"]

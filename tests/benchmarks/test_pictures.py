@@ -135,6 +135,7 @@ def test_names_are_far_enough_apart_and_stay_where_they_are_if_they_can(places, 
     if (len(places) - 1) * least <= 1:
         assert all(-1e-9 <= place <= 1 + 1e-9 for place in found)
     assert spread_out(found, 0.999 * least) == pytest.approx(found)
+    assert spread_out([0.9, 0.9], 0.1) == pytest.approx([0.85, 0.95])
 
 
 def test_the_best_are_drawn_and_those_that_must_be():
