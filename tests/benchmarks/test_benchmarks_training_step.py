@@ -77,6 +77,10 @@ def test_the_frameworks_job_holds_what_is_not_mpiddps_and_knows_nothing_of_it():
         assert Synchronisation(name).configure(2, 8, 0).sync == "framework"
     assert OWN_BASE.job == MPI_JOB and not OWN_BASE.averages
     assert OWN_BASE.configure(1, 8, 0).sync == "framework"
+    # Who is alone waits for nobody.
+    plan = make_plan(straggler="0=2")
+    found = [plan.specify(MLP, each).straggler for each in (BASE, FRAMEWORKS)]
+    assert found == [None, "0=2"]
     text = (
         "import sys; import benchmarks.measure.baselines.ddp_step\n"
         "assert not [name for name in sys.modules if name.split('.')[0] in ('mpiddp', 'mpi4py')]"

@@ -78,7 +78,7 @@ def run_collective(quantity: str, operator: str, tensors: list[torch.Tensor]) ->
         "min": stacked.min(0).values,
         "max": stacked.max(0).values,
     }[operator].to(tensors[0].dtype)
-    parts = [inputs.find_part(count, rank, ranks) for rank in range(ranks)]
+    parts = [slice(count * rank // ranks, count * (rank + 1) // ranks) for rank in range(ranks)]
     for rank, tensor in enumerate(tensors):
         if quantity == "all-reduce" or (quantity == "reduce" and rank == 0):
             tensor.copy_(reduced)
