@@ -57,38 +57,24 @@ def test_median_interval_is_the_narrowest_that_suffices(confidence):
 
 
 @given(st.integers(1, 6), st.integers(1, 8), st.integers(0, 3), st.integers(0, 2**31))
-def test_interleave_measures_each_contender_once_per_round(count, rounds, warm_up, seed):
+def test_each_contender_has_a_turn_in_each_round(count, rounds, warm_up, seed):
     names = [f"contender {index}" for index in range(count)]
-    calls = []
-
-    def take(name):
-        calls.append(name)
-        return len(calls) - 1
-
-    series = statistics.interleave(names, take, rounds=rounds, warm_up=warm_up, seed=seed)
-    turns = [calls[start : start + count] for start in range(0, len(calls), count)]
-    assert len(turns) == rounds + warm_up
-    assert all(sorted(turn) == names for turn in turns)
-    for name in names:
-        places = [turn.index(name) for turn in turns]
-        expected = [round_ * count + place for round_, place in enumerate(places)]
-        assert (*series[name].warm_up, *series[name].samples) == tuple(expected)
-        assert len(series[name].samples) == rounds
-        assert series[name].positions == tuple(places[warm_up:])
+    turns = list(statistics.take_turns(names, rounds=rounds, seed=seed))
+    assert turns == list(statistics.take_turns(names, rounds=rounds, seed=seed))
+    for start in range(0, len(turns), count):
+        places, found = zip(*turns[start : start + count], strict=True)
+        assert places == tuple(range(count)) and sorted(found) == names
+    own = [(place, at) for at, (place, name) in enumerate(turns) if name == names[0]]
+    series = statistics.make_series(own, warm_up)
+    assert (*series.warm_up, *series.samples) == tuple(at for _, at in own)
+    assert series.positions == tuple(place for place, _ in own)[warm_up:]
 
 
-def test_interleave_draws_another_order_in_each_round_and_repeats_it_for_a_seed():
-    def positions(seed):
-        series = statistics.interleave(
-            list("abcd"), lambda name: name, rounds=20, warm_up=0, seed=seed
-        )
-        return {name: each.positions for name, each in series.items()}
-
-    assert positions(1) == positions(1) != positions(2)
-    assert all(set(places) == {0, 1, 2, 3} for places in positions(1).values())
-    for rounds, warm_up in ((0, 0), (1, -1)):
-        with pytest.raises(ValueError, match="rounds >= 1"):
-            statistics.interleave(["a"], str, rounds=rounds, warm_up=warm_up, seed=0)
+def test_the_order_differs_by_round_and_by_seed():
+    orders = [list(statistics.take_turns("abcd", rounds=20, seed=seed)) for seed in (1, 2)]
+    assert orders[0] != orders[1]
+    assert all({place for place, name in orders[0] if name == each} == {0, 1, 2, 3}
+               for each in "abcd")  # fmt: skip
 
 
 # Slopes
