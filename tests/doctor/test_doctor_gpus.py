@@ -76,13 +76,6 @@ def test_gpus_that_are_idle_lacking_shared_or_apart(placements, found_gpus, word
     assert finding.status == "warn" and words in finding.found and finding.advice
 
 
-def test_a_shared_gpu_is_nobodys_own():
-    placements = [place(rank, 1, 0, "GPU-A") for rank in range(2)]
-    finding = gpus.judge_count("n1", placements, [gpu(0, peers=None), gpu(1, peers=None)], 1)
-    assert finding.status == "warn" and "one for each" not in finding.found
-    assert "NVIDIA H200, used by 2 ranks (1 UUID)" in finding.found
-
-
 def test_what_a_batch_system_keeps_for_others_is_not_idle():
     placements = [place(rank, 2, rank, f"GPU-{rank}") for rank in range(2)]
     cards = [gpu(0), gpu(1)]
@@ -111,14 +104,9 @@ def test_kinds_are_compared_over_the_whole_job(kinds):
     assert finding.status == ("pass" if len(set(kinds)) == 1 else "warn")
     for name, nccl in kinds:
         assert name in finding.found and nccl in finding.found
+    assert finding.found.count(": ") == len(set(kinds)) or len(set(kinds)) == 1
     assert ("of one kind" in finding.advice) == (len({name for name, _ in kinds}) > 1)
     assert ("same NCCL" in finding.advice) == (len({nccl for _, nccl in kinds}) > 1)
-
-
-def test_hosts_of_one_kind_are_folded():
-    cards = [gpu(rank, "H200" if rank < 8 else "A100") for rank in range(16)]
-    finding = gpus.judge_kinds(cards, {rank: f"n{1 + rank // 4}" for rank in range(16)})
-    assert finding.found == "n[1-2]: H200, NCCL 2.27.3; n[3-4]: A100, NCCL 2.27.3"
 
 
 def test_nodes_without_gpus_are_another_kind():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from copies import write_program
-from doctors import examine, read_recorded
+from doctors import read_recorded
 from mpiddp.doctor.node import launching, variables
 from mpiddp.launch.launcher.launcher import Launcher, find_launcher
 from mpiddp.launch.mpi.compatibility import library_name
@@ -135,16 +135,3 @@ def test_a_crays_variables_are_shown():
         "MPICH_SMP_SINGLE_COPY_MODE": None,
         "MPIR_CVAR_GPU_EAGER_DEVICE_MEM": None,
     }
-
-
-@pytest.mark.mpi
-def test_a_cray_that_asks_for_its_gpu_library(tmp_path):
-    """A recorded job script of a Cray EX; its module cray-mpich/8.1.14 sets the version.
-
-    MPI itself is the one that is here: the check comes before it.
-    """
-    env = {**read_environment("environment_cray_crusher"), "CRAY_MPICH_VERSION": "8.1.14"}
-    reading = examine("mpich", 2, cwd=tmp_path, exit_code=3, env=env)
-    assert reading.bad() == {"MPI library": "fail"}
-    text = reading.line("MPI library").text
-    assert "GPU transport layer" in text and "export MPICH_GPU_SUPPORT_ENABLED=0" in text

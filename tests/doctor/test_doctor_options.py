@@ -11,10 +11,6 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.options.outputs import Output
 
 
-def test_without_options():
-    assert parse([]) == DoctorOptions(timeout=30.0, runs_dir=Path("runs"), data_dir=None)
-
-
 def test_all_options():
     words = (
         "--output j.json --runs-dir r --data-dir d --timeout 5 --backend gloo --interface eth0 "

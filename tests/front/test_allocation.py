@@ -13,7 +13,6 @@ from copies import write_program
 from mpiddp.errors import ConfigurationError
 from mpiddp.front import allocation
 from mpiddp.front.allocation import Allocation, Node, Record
-from mpiddp.launch.launcher.hostnames import expand_hostnames, fold_hostnames
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 
@@ -29,25 +28,6 @@ def test_slurms_counts_are_read(counts):
 def test_what_is_no_count_is_refused(text):
     with pytest.raises(ConfigurationError, match="Slurm counts as in"):
         allocation.expand_counts(text)
-
-
-HOSTS = st.lists(
-    st.builds(
-        "{}{:0{}d}{}".format,
-        st.sampled_from(("node", "gpu-a", "r1n")),
-        st.integers(0, 300),
-        st.sampled_from((1, 3)),
-        st.sampled_from(("", "-ib", ".cluster")),
-    ),
-    min_size=1,
-    max_size=20,
-    unique=True,
-)
-
-
-@given(HOSTS)
-def test_host_lists_are_read_as_they_are_written(hosts):
-    assert sorted(expand_hostnames(fold_hostnames(hosts))) == sorted(hosts)
 
 
 @pytest.mark.parametrize(
