@@ -55,11 +55,6 @@ def test_one_gpu_for_each_rank():
         # CUDA_VISIBLE_DEVICES=0 left set on a node of eight.
         ([place(0, 1, 0, "A")], [gpu(0, peers=None)], "8 GPUs in /dev, 1 of them visible"),
         (
-            [place(0, 1, 0, None), place(1, 1, 0, None)],
-            [gpu(0, peers=None), gpu(1, peers=None)],
-            "8 GPUs in /dev, 2 of them visible",
-        ),
-        (
             [place(0, 8, 0, "A"), place(1, 8, 0, "A")],
             [gpu(0), gpu(1)],
             "ranks 0-1 share GPUs, as --allow-shared-gpu lets them",

@@ -73,10 +73,6 @@ def test_the_record_of_several_releases(release, job, expected):
 def test_a_record_that_is_not_this_jobs_says_nothing():
     text = (RECORDED / "scontrol_job_24_11.txt").read_text()
     assert allocation.read_record(text, "9021") == Record(None, None, {}, ())
-    assert allocation.read_record("", "1") == Record(None, None, {}, ())
-
-
-def test_no_count_of_tasks_is_no_contradiction():
     # Slurm may say NumTasks=0 where nobody gave a count.
     text = "JobId=7 JobName=x\n   NumNodes=4 NumCPUs=4 NumTasks=0 CPUs/Task=1 ReqB:S:C:T=0:0:*:*\n"
     assert allocation.read_record(text, "7").tasks is None

@@ -42,7 +42,6 @@ from mpiddp.launch.script.command_line import (
     RANKS,
     READER,
     UNDERSCORED,
-    read_front,
     split,
     take_words,
     underscore,
@@ -330,7 +329,7 @@ def test_gpus_that_may_be_used(visible, gpus, monkeypatch):
     assert launch_plan.count_gpus() == gpus
 
 
-@pytest.mark.parametrize("name", ["-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"])
+@pytest.mark.parametrize("name", ["-", "/dev/fd/0"])
 def test_a_script_that_can_be_read_once_is_refused(name):
     done = launchers.run_python("-m", "mpiddp", "-n", "2", name, input="print('hello')\n")
     assert (done.returncode, done.stdout) == (2, "")
@@ -369,15 +368,6 @@ def test_the_line_of_a_dry_run_can_be_pasted(either_launcher, folder):
         "sh", "-c", line.replace("-m mpiddp --underscored _say.py", "say.py"), timeout=SECONDS
     )
     assert pasted.stdout == "a rank\n" * ranks, line + pasted.stderr
-
-
-def test_the_installed_command_is_the_same(folder):
-    command = folder / "mpiddp"
-    # As pip writes it.
-    command.write_text("import sys\nfrom mpiddp.__main__ import main\nsys.exit(main())\n")
-    program = ["-n", "2", "-m", "this", "-m"]
-    done = launchers.run_python(command, "--dry-run", *program, cwd=folder)
-    assert launchers.read_words(shlex.split(done.stdout)) == read_dry(*program)
 
 
 # ---- mistakes --------------------------------------------------------------------------------
@@ -483,9 +473,14 @@ def call(words: Sequence[str], monkeypatch) -> int:
 
 
 @pytest.mark.parametrize(
-    "text", [b"def f(:\n  pass\n", b"return 1\n", b"# coding: none\n", b"\xff"]
+    ("words", "text"),
+    [
+        (["package/module.py"], b"def f(:\n  pass\n"),
+        (["-m", "package.module"], b"return 1\n"),
+        (["package/module.py"], b"# coding: none\n"),
+        (["-m", "package.module"], b"\xff"),
+    ],
 )
-@pytest.mark.parametrize("words", [["package/module.py"], ["-m", "package.module"]])
 def test_a_syntax_error_is_found_before_anything_starts(folder, monkeypatch, capsys, words, text):
     monkeypatch.setattr(launch_plan, "find_mpirun", lambda _: pytest.fail("it is being started"))
     (folder / "package").mkdir()
@@ -509,13 +504,6 @@ def test_a_directory_that_was_deleted_starts_nothing(folder, monkeypatch, capsys
     assert "the current directory has been deleted" in line
     with pytest.raises(ConfigurationError, match="the current directory has been deleted"):
         mpiddp.ranks(2)
-
-
-def test_without_any_mpirun_one_line_says_so(folder, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "prefix", str(folder))
-    monkeypatch.setenv("PATH", str(folder))
-    assert call(["-n", "2", "hello.py"], monkeypatch) == 2
-    assert "load your MPI, or run" in capsys.readouterr().err
 
 
 def test_a_rank_starts_no_ranks(folder):
@@ -591,10 +579,6 @@ def test_srun_is_told_what_the_library_speaks(allocation, monkeypatch, capsys, l
     assert "--mpi=cray_shasta" in shlex.split(capsys.readouterr().out)
 
 
-class StartedError(Exception):
-    """The front was about to start ranks."""
-
-
 @pytest.mark.parametrize(
     ("words", "job", "is_front"),
     [
@@ -622,30 +606,11 @@ def test_who_is_the_front(folder, monkeypatch, words, job, is_front):
     assert __main__._is_front(line, is_started_by_rank=True) == (is_front and bool(line.front))
 
 
-def test_without_an_option_the_shell_of_an_allocation_starts_ranks(allocation, monkeypatch):
-    def run(line, check):
-        raise StartedError(make_rank_command(line, read_front(line)))
-
-    monkeypatch.setattr(front, "run", run)
-    monkeypatch.setattr(sys, "argv", ["mpiddp", "hello.py"])
-    monkeypatch.setattr(sys, "orig_argv", [*MPIDDP, "hello.py"])
-    with pytest.raises(StartedError) as caught:
-        __main__.main()
-    assert launchers.read_words(caught.value.args[0])[-2:] == ["mpiddp", "hello.py"]
-
-
 def test_help_is_shown_beside_the_fronts_options(folder):
     done = run("-n", "2", "--help")
     assert done.returncode == 0 and "--restarts N" in done.stdout
     done = run("-n", "2", "--version")
     assert (done.returncode, done.stdout) == (0, f"mpiddp {mpiddp.__version__}\n")
-
-
-def test_more_ranks_than_slots_start_nothing(allocation, monkeypatch, capsys):
-    assert call(["-n", "9", "hello.py"], monkeypatch) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert "9 ranks are more than this job's slots (4+4 cores on 2 nodes)" in line
-    assert not (allocation / "srun.words").exists()
 
 
 def test_a_slurm_that_answers_with_an_error_starts_nothing(allocation, monkeypatch, capsys):

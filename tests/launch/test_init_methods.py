@@ -302,10 +302,3 @@ def test_processes_that_ranks_spawn_make_groups_of_their_own(tmp_path):
     result, port = spawn(tmp_path, "one")
     expected = {f"{rank} of 2 at {place}: 3.0" for rank in (0, 1) for place in ("", port)}
     assert set(result.expect(0).stdout.splitlines()) == expected
-
-
-@pytest.mark.long
-@pytest.mark.mpi
-def test_groups_of_two_ranks_at_one_address_end_the_job(tmp_path):
-    result, port = spawn(tmp_path, "each")
-    assert f"port: {port}" in result.expect(1).stderr and "EADDRINUSE" in result.stderr

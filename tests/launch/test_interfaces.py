@@ -12,7 +12,7 @@ from test_interface_rule import RULES, admitted_by_nccl
 from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.network import interfaces
 from mpiddp.launch.network.interface_rule import InterfaceRule
-from mpiddp.launch.network.interfaces import Candidate, Interface
+from mpiddp.launch.network.interfaces import Interface
 
 LOOPBACK = Interface("lo", ("127.0.0.1",))
 ETHERNET = Interface("eth0", ("10.0.0.1",), 1000)
@@ -29,9 +29,7 @@ HOST = (LOOPBACK, DOCKER, LINK_LOCAL, SLOW, ETHERNET, INFINIBAND)
 @pytest.mark.parametrize(
     ("backend", "variables"),
     [
-        ("gloo", {}),
         ("gloo", {"GLOO_SOCKET_IFNAME": ""}),
-        ("gloo", {"GLOO_SOCKET_IFNAME": "lo"}),
         ("gloo", {"GLOO_SOCKET_IFNAME": "lo,lo"}),
         ("gloo", {"NCCL_SOCKET_IFNAME": "nosuch"}),
         ("nccl", {"GLOO_SOCKET_IFNAME": "nosuch"}),
@@ -81,12 +79,10 @@ def test_equal_interfaces_keep_the_systems_order():
     assert addresses(twins) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
 
 
-@pytest.mark.parametrize(
-    "name", ["br-4f", "virbr0", "veth12", "cni0", "podman0", "docker_gwbridge"]
-)
-def test_bridges_of_containers_come_last(name):
-    bridge = Interface(name, ("10.9.0.1",), 100_000)
-    assert addresses([bridge, ETHERNET]) == ["10.0.0.1", "10.9.0.1"]
+def test_bridges_of_containers_come_last():
+    for name in ("br-4f", "virbr0", "veth12", "cni0", "podman0", "docker_gwbridge"):
+        bridge = Interface(name, ("10.9.0.1",), 100_000)
+        assert addresses([bridge, ETHERNET]) == ["10.0.0.1", "10.9.0.1"]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +112,6 @@ def test_a_rule_of_nccls_does_not_stop_a_single_node():
         ([ETHERNET], None, 1, ["no interface for loopback", "eth0 (10.0.0.1)"]),
         ([], None, 2, ["IPv4 address: none"]),
         (HOST, "=hsn0", 2, ["--interface '=hsn0' fits no interface", "ib0 (10.1.0.1)"]),
-        (HOST, "hsn0", 1, ["--interface 'hsn0' fits no interface"]),
         (HOST, "node1=hsn0", 2, ["--interface 'node1=hsn0' fits no interface of node1"]),
         (HOST, "=hsn0", 1, ["--interface '=hsn0' fits no interface", "lo (127.0.0.1)"]),
     ],
@@ -147,12 +142,6 @@ def test_candidates_are_admitted_addresses_each_once(present, value, nodes):
         return
     assert {(c.address, c.interface) for c in found} == expected
     assert len(found) == len(expected)
-
-
-def test_the_interface_of_an_address():
-    assert interfaces.find_interface(HOST, "10.1.0.1") == INFINIBAND
-    assert interfaces.find_interface(HOST, "10.1.0.2") is None
-    assert Candidate("10.0.0.1", "eth0").address == "10.0.0.1"
 
 
 def test_this_hosts_interfaces_are_those_of_the_kernel():
