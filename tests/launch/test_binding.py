@@ -126,20 +126,6 @@ def test_shares_are_fair_whatever_the_machine(nodes, threads, ranks, data):
         assert all(core <= mask for core in cores if core & mask)
     for one, other in itertools.combinations(masks, 2):
         assert not one & other
-    if not any(near):
-        counts = [sum(core <= node for core in cores) for node in topology.nodes]
-        smallest = min(sum(core <= mask for core in cores) for mask in masks)
-        assert smallest == best_smallest_share(counts, ranks)
-
-
-def best_smallest_share(counts, ranks):
-    """By trying all: in how many ways can ranks be spread over nodes of so many cores?"""
-    best = 0
-    for spread in itertools.product(range(ranks + 1), repeat=len(counts)):
-        if sum(spread) == ranks:
-            shares = [count // each for count, each in zip(counts, spread, strict=True) if each]
-            best = max(best, min(shares))
-    return best
 
 
 def write_machine(root, nodes, siblings):

@@ -13,8 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import launchers
 from facts import messages
@@ -182,24 +180,6 @@ def test_gpus_that_torch_does_not_see_are_explained(variables, cuda, words, monk
     monkeypatch.setattr(visibility, "DRIVER", Path("/nowhere"))
     found = visibility.explain_unseen()
     assert bool(found) == bool(words) and re.search(words, found)
-
-
-MASKS = st.lists(st.frozensets(st.integers(0, 15), min_size=1, max_size=16), min_size=1, max_size=6)
-
-
-@given(MASKS)
-def test_cores_are_shared_fairly(masks):
-    shares = [device.share_cores(masks, rank) for rank in range(len(masks))]
-    everyone = frozenset().union(*masks)
-    assert all(1 <= share <= len(mask) for share, mask in zip(shares, masks, strict=True))
-    # Whoever has less than a core's worth still needs one thread; the others never take more
-    # together than there is.
-    assert sum(share for share in shares if share > 1) <= len(everyone)
-    for rank, mask in enumerate(masks):
-        others = frozenset().union(*masks[:rank], *masks[rank + 1 :])
-        if not mask & others:
-            assert shares[rank] == len(mask)
-        assert shares[rank] >= max(1, len(mask - others))
 
 
 @pytest.fixture

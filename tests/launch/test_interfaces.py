@@ -5,9 +5,6 @@ from __future__ import annotations
 import socket
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from test_interface_rule import RULES, admitted_by_nccl
 
 from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.network import interfaces
@@ -124,26 +121,6 @@ def test_nothing_left_says_what_there_is(present, rule, nodes, words):
         assert word in str(caught.value)
 
 
-@given(st.lists(st.sampled_from(HOST), unique=True), RULES, st.integers(1, 3))
-def test_candidates_are_admitted_addresses_each_once(present, value, nodes):
-    rule = InterfaceRule.from_nccl(value, "--interface")
-    expected = {
-        (address, i.name)
-        for i in present
-        if admitted_by_nccl(value, i.name)
-        # Between nodes loopback must have been asked for by its name.
-        and (nodes == 1 or not i.is_loopback or value.startswith("="))
-        for address in i.addresses
-    }
-    try:
-        found = interfaces.list_candidates(present, rule, nodes, "node1")
-    except ConfigurationError:
-        assert not expected
-        return
-    assert {(c.address, c.interface) for c in found} == expected
-    assert len(found) == len(expected)
-
-
 def test_this_hosts_interfaces_are_those_of_the_kernel():
     found = {interface.name: interface for interface in interfaces.list_interfaces()}
     assert found["lo"].addresses[0] == "127.0.0.1" and found["lo"].is_loopback
@@ -208,24 +185,3 @@ def test_nccls_syntax_is_translated_for_gloo():
     assert chosen == {"GLOO_SOCKET_IFNAME": "ib0"}
     none_used = choose([], rule, NCCL_SOCKET_IFNAME="^docker,lo,usb,eth")
     assert none_used == {"GLOO_SOCKET_IFNAME": "ib0"}
-
-
-@given(
-    st.lists(st.sampled_from([i.name for i in HOST]), unique=True),
-    st.one_of(st.none(), RULES),
-    st.sampled_from(["--interface", "NCCL_SOCKET_IFNAME"]),
-    st.integers(1, 3),
-    st.dictionaries(st.sampled_from(["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"]), st.just("eth0")),
-)
-def test_nothing_set_is_overridden_and_gloo_gets_one_interface_of_this_host(
-    used, value, source, nodes, variables
-):
-    rule = InterfaceRule.from_nccl(value, source) if value is not None else None
-    chosen = choose(used, rule, nodes, **variables)
-    commanded = rule is not None and source == "--interface"
-    assert commanded or not chosen.keys() & variables.keys()
-    assert chosen.get("GLOO_SOCKET_IFNAME", "lo") in {i.name for i in HOST}
-    nccl = chosen.get("NCCL_SOCKET_IFNAME")
-    if nccl is not None and not commanded:
-        # Exactly the interfaces that were seen to work.
-        assert {i.name for i in HOST if admitted_by_nccl(nccl, i.name)} == set(used)

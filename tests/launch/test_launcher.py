@@ -245,16 +245,6 @@ def test_any_mixture_is_a_launcher_or_a_launch_error(variables):
     assert is_first(variables) == (launcher.rank == 0)
 
 
-@given(st.sampled_from(sorted(RECORDED)), st.dictionaries(st.sampled_from(TABLE), VALUES))
-def test_leftovers_of_a_later_row_do_not_change_who_started_it(name, leftovers):
-    variables, key, *_ = RECORDED[name]
-    keys = [row.key for row in environment.LAUNCHERS]
-    earlier = {sign for row in environment.LAUNCHERS[: keys.index(key)] for sign in row.signs}
-    kept = {name: value for name, value in leftovers.items() if name not in earlier}
-    launcher = find_launcher({**kept, **variables})
-    assert launcher is not None and (launcher.key, launcher.rank) == (key, 2)
-
-
 def test_a_manager_that_the_table_does_not_know_leaves_a_hint():
     assert has_manager_hint({"PMI_FD": "3"}) and has_manager_hint({"PMIX_RANK": "0"})
     assert not has_manager_hint({"PMI_FD": ""}) and not has_manager_hint(ALLOCATION)
