@@ -61,27 +61,6 @@ RCCL version : 2.22.3-develop:d380693+
 {HEAD}NET/Socket : Using [0]hsn0:10.0.0.1<0> [1]hsn1:10.0.0.2<0>
 {HEAD}Using network Socket
 """
-OLD = f"{HEAD}Ring 01 : 0[160] -> 1[160] [send] via NET/Socket/0\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "version", "network", "kinds", "direct"),
-    [
-        (INFINIBAND, "2.27.3+cuda12.9", "IB", {"NET/IB", "P2P"}, True),
-        (SOCKETS, "2.21.5+cuda12.4", "Socket", {"NET/Socket"}, False),
-        (LIBFABRIC, "2.12.7+cuda11.4", "AWS Libfabric", {"NET/AWS Libfabric"}, True),
-        (SLINGSHOT, "2.19.4+cuda12.2", "AWS Libfabric", {"NET/AWS Libfabric"}, False),
-        (HOST_MEMORY, "", "", {"SHM"}, False),
-        (OLD, "", "", {"NET/Socket"}, False),
-        (POINTER, "", "", {"P2P"}, False),
-        (RCCL, "2.22.3", "Socket", set(), False),
-        ("", "", "", set(), False),
-    ],
-)
-def test_logs_are_read(text, version, network, kinds, direct):
-    found = nccl_log.read_log(text)
-    assert (found.version, found.network, found.direct) == (version, network, direct)
-    assert found.kinds == kinds
 
 
 @pytest.mark.parametrize(
@@ -128,7 +107,7 @@ def test_what_is_made_of_it(text, infiniband, nodes, peers, status, words):
 )
 def test_sockets_beside_a_card_that_needs_a_plugin(text, cards, nodes, status):
     finding = nccl_log.judge_transport(nccl_log.read_log(text), cards, nodes, True, False)
-    assert finding.status == status
+    assert finding.status == status and ("NCCL 2.22.3, " in finding.found) == (text is RCCL)
     if status == "fail":
         assert f"though there is {', '.join(cards.libfabric)}" in finding.found
         assert 'NCCL_NET="AWS Libfabric"' in finding.advice

@@ -44,6 +44,7 @@ def test_the_end_of_a_name_says_the_kind_of_file():
     Path("there").mkdir()
     found = write("--output a.JSONL --output b.svg --output b.png --output there")
     assert [each.kind for each in found] == [RECORD, PICTURE, PICTURE, PLANS]
+    assert [each.kind.is_drawn for each in found] == [False, True, True, False]
     assert outputs.find(found, PICTURE) == [Path("b.svg"), Path("b.png")]
     assert outputs.find_one(found, RECORD) == Path("a.JSONL")
     assert outputs.find_one(write("--output new/x/"), RECORD) is None and not Path("new").exists()
@@ -121,15 +122,17 @@ def test_values_in_toml(text, expected):
 
 
 @pytest.mark.parametrize(
-    ("word", "near"),
+    ("word", "choices", "near"),
     [
-        ("--lr", "--learning-rate"), ("--learn", "--learning-rate"), ("--sed", "--seed"),
+        ("--lr", ("--seed", "--learning-rate"), "--learning-rate"),
+        ("--learn", ("--seed", "--learning-rate"), "--learning-rate"),
+        ("--sed", ("--seed", "--learning-rate"), "--seed"),
         # One letter is no abbreviation of a single word, and two are no beginning.
-        ("--s", None), ("--se", None), ("--learning_rate", "--learning-rate"),
+        ("--s", ("--seed",), None),
+        ("--se", ("--several-things-at-once",), None),
     ],
-)  # fmt: skip
-def test_what_was_meant(word, near):
-    choices = ["--learning-rate", "--seed" if near else "--several-things-at-once"]
+)
+def test_what_was_meant(word, choices, near):
     assert checks.find_near(word, choices) == near
 
 
