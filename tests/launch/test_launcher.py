@@ -177,7 +177,7 @@ def test_started_by_hand(variables):
     [
         # The step may span one component or all of them, and MPI's size settles which.
         ("3", "4", HETEROGENEOUS, {4, 6}),
-        ("5", "2", HETEROGENEOUS, {6}),
+        ("5", "2", HETEROGENEOUS, {2, 6}),
         ("3", "4", {"SLURM_HET_SIZE": "2", "SLURM_NTASKS_HET_GROUP_0": "4"}, {4}),
     ],
 )

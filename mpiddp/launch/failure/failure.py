@@ -361,8 +361,10 @@ class FailureHandler(FailureReports):
         if launcher is None:
             return True
         if launcher.rank != 0:
-            time.sleep(ANSWER_SECONDS)
-            if isinstance(error, AloneError):
+            is_alone = isinstance(error, AloneError)
+            # The launcher may end a rank 0 that has not reported, once another rank has ended.
+            time.sleep(ANSWER_SECONDS * (REPORTERS if is_alone else 1))
+            if is_alone:
                 return False
         self._claim_node()
         return self._claim is not None
