@@ -107,7 +107,7 @@ def lines_of(result, start):
     ("name", "ranks", "stage", "who"),
     [
         ("openmpi", 2, "before MPI", 0),
-        ("mpich", 3, "in a step", 2),
+        ("mpich", 2, "in a step", 1),
         pytest.param("openmpi", 2, "before the group", 1, marks=pytest.mark.long),
     ],
 )
