@@ -851,6 +851,10 @@ def test_a_node_that_was_named_is_left_out(allocation, monkeypatch, capsys):
     assert not any(word.startswith("--exclude") for word in attempts.commands[0])
     assert {"--exclude=n2", "--nodes=1", "--ntasks=2"} <= set(attempts.commands[1])
     assert "restart 1 of 1, without n2" in capsys.readouterr().err
+    # One that was only named is kept where it is needed.
+    attempts = Attempts(monkeypatch, lost("n2"), Exit(0))
+    assert attempts.start("--restarts", "1", "--min-nodes", "2") == 0
+    assert "--nodes=2" in attempts.commands[1]
 
 
 def test_the_node_of_the_front_lives_whatever_a_rank_that_was_cut_off_says(allocation, monkeypatch):
@@ -863,12 +867,6 @@ def test_the_node_of_the_front_lives_whatever_a_rank_that_was_cut_off_says(alloc
     assert "--nodes=2" in attempts.commands[1]
     # The first step may hold the nodes for a while, until Slurm has given up one of them.
     assert ["--overlap" in command for command in attempts.commands] == [False, True]
-
-
-def test_a_node_that_was_only_named_is_kept_where_it_is_needed(allocation, monkeypatch):
-    attempts = Attempts(monkeypatch, lost("n2"), Exit(0))
-    assert attempts.start("--restarts", "1", "--min-nodes", "2") == 0
-    assert "--nodes=2" in attempts.commands[1]
 
 
 def test_with_too_few_nodes_left_there_is_no_restart(allocation, monkeypatch, capsys):

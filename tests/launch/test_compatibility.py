@@ -221,23 +221,24 @@ def test_the_command_runs_the_same_program(words, shown, prefix, monkeypatch):
     assert compatibility.alone_message(MPICH, LAUNCHERS["mpirun"]).endswith(f"-n 4 {shown}")
 
 
-def test_root_needs_open_mpis_consent(prefix, monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    message = compatibility.alone_message(OPEN_MPI_5, LAUNCHERS["mpiexec"])
-    assert ": mpirun --allow-run-as-root -n 4 python" in message
-    assert "as-root" not in compatibility.alone_message(MPICH, LAUNCHERS["mpirun"])
-
-
-def test_more_ranks_than_cores_need_open_mpis_consent(prefix, monkeypatch):
-    monkeypatch.setattr(cpus, "count_cores", lambda: 2)
-    row = LAUNCHERS["mpiexec"]
-    message = compatibility.alone_message(OPEN_MPI_5, row)
-    assert ": mpirun --map-by :OVERSUBSCRIBE -n 4 python" in message
-    message = compatibility.alone_message(OPEN_MPI_4, row)
-    assert ": mpirun --oversubscribe -n 4 python" in message
-    # MPICH's takes any number, and Slurm's allocation has a slot for each task.
-    assert ": mpiexec -n 4 " in compatibility.alone_message(MPICH, LAUNCHERS["mpirun"])
-    assert "OVERSUB" not in compatibility.alone_message(OPEN_MPI_5, LAUNCHERS["srun none"])
+@pytest.mark.parametrize(
+    ("user", "cores", "version", "started_by", "words"),
+    [
+        (0, 4, OPEN_MPI_5, "mpiexec", ": mpirun --allow-run-as-root -n 4 python"),
+        (0, 4, MPICH, "mpirun", ": mpiexec -n 4 "),
+        # More ranks than cores. Slurm's allocation has a slot for each task.
+        (1000, 2, OPEN_MPI_5, "mpiexec", ": mpirun --map-by :OVERSUBSCRIBE -n 4 python"),
+        (1000, 2, OPEN_MPI_4, "mpiexec", ": mpirun --oversubscribe -n 4 python"),
+        (1000, 2, MPICH, "mpirun", ": mpiexec -n 4 "),
+        (1000, 2, OPEN_MPI_5, "srun none", ": mpirun -n 4 python"),
+    ],
+)
+def test_what_open_mpi_does_unasked_is_asked_for(
+    user, cores, version, started_by, words, prefix, monkeypatch
+):
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(cpus, "count_cores", lambda: cores)
+    assert words in compatibility.alone_message(version, LAUNCHERS[started_by])
 
 
 @pytest.mark.parametrize(

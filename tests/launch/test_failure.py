@@ -200,10 +200,7 @@ def test_reports_say_who_where_and_when():
     lines = failure_handler.describe(raised(KeyError("k"))).splitlines()
     assert lines[:2] == [f"{place}failed", "Traceback (most recent call last):"]
     assert lines[-1] == "KeyError: 'k'"
-
-
-def test_somebodys_script_keeps_its_own_errors():
-    failure_handler = shared_failure_handler()
+    # Somebody's script keeps its own errors.
     failure_handler.runs_script = True
     lines = failure_handler.describe(raised(RuntimeError("Connection closed by peer"))).splitlines()
     assert lines[-1] == "RuntimeError: Connection closed by peer"

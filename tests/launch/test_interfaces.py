@@ -63,43 +63,35 @@ def addresses(found, rule=None, nodes=2):
     return [c.address for c in interfaces.list_candidates(found, rule, nodes, "node1")]
 
 
-def test_between_nodes_the_fast_come_first_and_bridges_and_link_local_last():
-    assert addresses(HOST) == ["10.1.0.1", "10.0.0.1", "10.2.0.1", "172.17.0.1", "169.254.3.4"]
-
-
-def test_on_one_node_loopback_alone_is_offered():
-    assert addresses(HOST, nodes=1) == ["127.0.0.1"]
-
-
-def test_equal_interfaces_keep_the_systems_order():
-    twins = [Interface("b", ("10.0.0.1", "10.0.0.2")), Interface("a", ("10.0.0.3",))]
-    assert addresses(twins) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
-
-
-def test_bridges_of_containers_come_last():
-    for name in ("br-4f", "virbr0", "veth12", "cni0", "podman0", "docker_gwbridge"):
-        bridge = Interface(name, ("10.9.0.1",), 100_000)
-        assert addresses([bridge, ETHERNET]) == ["10.0.0.1", "10.9.0.1"]
+TWINS = (Interface("b", ("10.0.0.1", "10.0.0.2")), Interface("a", ("10.0.0.3",)))
+BRIDGES = ("br-4f", "virbr0", "veth12", "cni0", "podman0", "docker_gwbridge")
 
 
 @pytest.mark.parametrize(
-    ("value", "nodes", "expected"),
+    ("present", "value", "nodes", "expected"),
     [
-        ("eth", 2, ["10.0.0.1", "10.2.0.1"]),
-        ("=docker0", 2, ["172.17.0.1"]),
-        ("^docker,usb,lo,eth", 2, ["10.1.0.1"]),
+        # Fast ones first, bridges and link-local ones last.
+        (HOST, None, 2, ["10.1.0.1", "10.0.0.1", "10.2.0.1", "172.17.0.1", "169.254.3.4"]),
+        (HOST, None, 1, ["127.0.0.1"]),
+        # Equal ones keep the system's order.
+        (TWINS, None, 2, ["10.0.0.1", "10.0.0.2", "10.0.0.3"]),
+        *(
+            ((Interface(name, ("10.9.0.1",), 10**6), ETHERNET), None, 2, ["10.0.0.1", "10.9.0.1"])
+            for name in BRIDGES
+        ),
+        (HOST, "eth", 2, ["10.0.0.1", "10.2.0.1"]),
+        (HOST, "=docker0", 2, ["172.17.0.1"]),
+        (HOST, "^docker,usb,lo,eth", 2, ["10.1.0.1"]),
         # Who asks for it on one node gets it.
-        ("=eth0", 1, ["10.0.0.1"]),
+        (HOST, "=eth0", 1, ["10.0.0.1"]),
     ],
 )
-def test_a_rule_chooses(value, nodes, expected):
-    rule = InterfaceRule.from_nccl(value, "--interface")
-    assert addresses(HOST, rule, nodes) == expected
-
-
-def test_a_rule_of_nccls_does_not_stop_a_single_node():
-    rule = InterfaceRule.from_nccl("=hsn0", "NCCL_SOCKET_IFNAME")
-    assert addresses(HOST, rule, 1) == ["127.0.0.1"]
+def test_which_addresses_are_offered(present, value, nodes, expected):
+    rule = None if value is None else InterfaceRule.from_nccl(value, "--interface")
+    assert addresses(present, rule, nodes) == expected
+    # A rule of NCCL's does not stop a single node.
+    ours = InterfaceRule.from_nccl("=hsn0", "NCCL_SOCKET_IFNAME")
+    assert nodes > 1 or addresses(present, ours, 1) == ["127.0.0.1"]
 
 
 @pytest.mark.parametrize(
@@ -141,27 +133,12 @@ def choose(used, rule=None, nodes=2, present=HOST, **variables):
 
 
 def test_between_nodes_nccl_gets_exact_names_and_gloo_one():
-    assert choose(["ib0", "eth0"]) == {
-        "NCCL_SOCKET_IFNAME": "=ib0,eth0",
-        "GLOO_SOCKET_IFNAME": "ib0",
-    }
-
-
-def test_nccl_is_told_nothing_where_it_cannot_choose_wrongly():
+    told = {"NCCL_SOCKET_IFNAME": "=ib0,eth0", "GLOO_SOCKET_IFNAME": "ib0"}
+    assert choose(["ib0", "eth0"]) == told
+    # Where NCCL cannot choose wrongly, it is told nothing.
     assert choose(["eth0"], present=(LOOPBACK, ETHERNET)) == {"GLOO_SOCKET_IFNAME": "eth0"}
     assert choose(["lo"], nodes=1) == {"GLOO_SOCKET_IFNAME": "lo"}
     assert choose([]) == {}
-
-
-def test_the_users_option_is_passed_on():
-    prefix = InterfaceRule.from_nccl("^docker,lo", "--interface")
-    assert choose(["eth0"], prefix) == {
-        "NCCL_SOCKET_IFNAME": "^docker,lo",
-        "GLOO_SOCKET_IFNAME": "eth0",
-    }
-    # This node was reached over another interface, but the option decides.
-    exact = InterfaceRule.from_nccl("=eth1", "--interface")
-    assert choose(["ib0"], exact)["GLOO_SOCKET_IFNAME"] == "eth1"
 
 
 def test_what_is_set_already_is_left_alone(tmp_path):
@@ -172,11 +149,14 @@ def test_what_is_set_already_is_left_alone(tmp_path):
     assert choose(["ib0"], NCCL_CONF_FILE=str(file)) == {"GLOO_SOCKET_IFNAME": "ib0"}
 
 
-def test_the_option_overrides_what_is_set():
-    option = InterfaceRule.from_nccl("=eth1", "--interface")
-    both = {"NCCL_SOCKET_IFNAME": "eth", "GLOO_SOCKET_IFNAME": "eth0"}
+def test_the_users_option_is_passed_on_whatever_is_set():
+    prefix = InterfaceRule.from_nccl("^docker,lo", "--interface")
+    told = {"NCCL_SOCKET_IFNAME": "^docker,lo", "GLOO_SOCKET_IFNAME": "eth0"}
+    assert choose(["eth0"], prefix) == told
+    # This node was reached over another interface, but the option decides.
+    exact = InterfaceRule.from_nccl("=eth1", "--interface")
     expected = {"NCCL_SOCKET_IFNAME": "=eth1", "GLOO_SOCKET_IFNAME": "eth1"}
-    assert choose(["ib0"], option, **both) == expected
+    assert choose(["ib0"], exact, NCCL_SOCKET_IFNAME="eth", GLOO_SOCKET_IFNAME="eth0") == expected
 
 
 def test_nccls_syntax_is_translated_for_gloo():
