@@ -241,21 +241,6 @@ def test_what_open_mpi_does_unasked_is_asked_for(
     assert words in compatibility.alone_message(version, LAUNCHERS[started_by])
 
 
-@pytest.mark.parametrize(
-    ("version", "name"),
-    [
-        (OPEN_MPI_5, "Open MPI 5.0.11"),
-        ("Open MPI v5.1.0a1, package: Open MPI, ident: 5.1.0a1", "Open MPI 5.1.0a1"),
-        (MPICH, "MPICH 5.0.2"),
-        ("MPICH Version:\t4.2.0rc1\nMPICH Release date:\tunreleased\n", "MPICH 4.2.0rc1"),
-        (INTEL, "Intel(R) MPI Library 2021.11 for Linux* OS"),
-        (CRAY, "MPI VERSION    : CRAY MPICH version 8.1.25.17 (ANL base 3.4a2)"),
-    ],
-)
-def test_library_name(version, name):
-    assert compatibility.library_name(version) == name
-
-
 # Cray MPICH's GPU transport layer
 
 CHECK = """

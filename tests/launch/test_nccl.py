@@ -20,15 +20,6 @@ from mpiddp.launch.rendezvous.store import find_group_timeout
 from mpiddp.launch.summary import describe_backend
 
 
-@pytest.mark.parametrize(
-    ("code", "version"),
-    # NCCL_VERSION in nccl.h: until 2.8 with one digit for each.
-    [(2708, (2, 7, 8)), (20_905, (2, 9, 5)), (23_007, (2, 30, 7))],
-)
-def test_split_version(code, version):
-    assert nccl.split_version(code) == version
-
-
 @pytest.fixture
 def load(monkeypatch):
     """Pretend that torch was built with NCCL 2.28.9, and that this library is loaded."""
