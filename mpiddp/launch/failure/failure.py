@@ -360,12 +360,10 @@ class FailureHandler(FailureReports):
         launcher = self.peers.launcher
         if launcher is None:
             return True
-        if launcher.rank != 0:
-            is_alone = isinstance(error, AloneError)
-            # The launcher may end a rank 0 that has not reported, once another rank has ended.
-            time.sleep(ANSWER_SECONDS * (REPORTERS if is_alone else 1))
-            if is_alone:
-                return False
+        if launcher.rank != 0 and isinstance(error, AloneError):
+            time.sleep(REPORTERS * ANSWER_SECONDS)  # mpirun would end a late rank 0 with this one.
+            return False
+        time.sleep(ANSWER_SECONDS * (launcher.rank != 0))
         self._claim_node()
         return self._claim is not None
 
