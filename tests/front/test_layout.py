@@ -124,3 +124,20 @@ def test_without_any_node_there_is_no_layout(asked, cpus_per_gpu):
     given = make((8, 1), (8, 1), cpus_per_gpu=cpus_per_gpu)
     with pytest.raises(ConfigurationError, match="no node of this job is left"):
         choose_layout(given, asked, ("n1", "n2"))
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "cores", "note"),
+    [
+        (make((8, 0), cpus_per_task=4), 4, 2, "4 cores for each rank were asked for, 2 are there;"),
+        (make((8, 0), cpus_per_task=2), 4, 2, ""),
+        (make((8, 2), cpus_per_gpu=1), None, 1, ""),
+        (make((4, 4), (4, 4)), None, 1, ""),
+        (make((2, 4), (2, 4), tasks=8, tasks_per_node=(4, 4)), None, 1, "fewer cores than ranks"),
+    ],
+)
+def test_cores_that_are_not_there_are_noted(given, ranks, cores, note):
+    layout = choose_layout(given, LayoutRequest(ranks=ranks))
+    assert layout.cores == cores and note in layout.note and bool(note) == bool(layout.note)
+    assert ("--cpus-per-gpu" in layout.note) == note.endswith(";")
+    assert ("--overcommit" in layout.srun_options()) == note.startswith("fewer")

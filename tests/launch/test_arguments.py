@@ -32,9 +32,11 @@ def test_an_option_is_named_as_it_was_typed(words, message, worded):
 def test_the_trainer_names_options_and_keys(tmp_path):
     (tmp_path / "x.toml").write_text("batch_size = 0\n")
     expected = "expected 1 or more samples, or auto, found '0'"
+    many = ["--data", "toy", "--samples", "8", "--batch-size", "90", "--quiet"]
+    share = "expected at most 7, a rank's share of 7 training samples on 1 ranks, found 90"
     for words, said in (
-        (["--batch-size", "0"], f"mpiddp: --batch-size: {expected}"),
         (["--config", "x.toml"], f"mpiddp: x.toml: batch_size: {expected}"),
+        (many, f"mpiddp: --batch-size: {share}"),
     ):
         done = launchers.run_python("-m", "mpiddp.train", *words, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (2, f"{said}\n")
