@@ -377,11 +377,11 @@ with mpiddp.init(timeout=60) as session:
         print("worked", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     if how in ("finalize", "free"):
-        session._resources.deadlines.seconds = 3
+        session._resources._deadlines.seconds = 3
     if is_odd and how == "finalize":
         mpi.finalize = lambda _: stop()
     if is_odd and how == "free":
-        session._resources.lifeline.close = stop
+        session._resources._lifeline.close = stop
 """
 
 

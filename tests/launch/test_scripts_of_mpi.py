@@ -43,9 +43,9 @@ def run(launcher, tmp_path, text, *words, ranks=2, **options):
     return launchers.run(launcher, ranks, arguments, cwd=tmp_path, **options)
 
 
-def test_a_script_may_start_and_end_mpi_itself(launcher, tmp_path):
+def test_a_script_may_start_and_end_mpi_itself(recent_launcher, tmp_path):
     """One of its ranks ends it, in the middle."""
-    result = run(launcher, tmp_path, OWN).expect(0)
+    result = run(recent_launcher, tmp_path, OWN).expect(0)
     assert result.stdout.splitlines() == ["sum 2.0"] * 2
     assert "MPI_" not in result.stderr.upper() and "hint" not in result.stderr
 
