@@ -231,6 +231,7 @@ eth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0
 eth1\t00000000\t010200C0\t0003\t0\t0\t9\t00000000\t0\t0\t0
 eth1\t00024D0A\tFE004D0A\t0002\t0\t0\t0\t00FFFFFF\t0\t0\t0
 eth1\t00004D0A\tFE004D0A\t0003\t0\t0\t0\t00FFFFFF\t0\t0\t0
+eth1\t00004D0A\tFF004D0A\t0003\t0\t0\t0\t00FFFFFF\t0\t0\t0
 eth1\t00014D0A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
 eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
 """
@@ -241,6 +242,7 @@ eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
     [
         ("eth0", "192.0.2.9", None),
         ("eth0", "198.51.100.7", "192.0.2.1"),
+        # Of two alike the first.
         ("eth1", "10.77.0.2", "10.77.0.254"),
         ("eth1", "10.77.1.2", None),
         # That route is down.
