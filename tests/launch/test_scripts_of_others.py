@@ -284,6 +284,7 @@ def test_a_script_that_calls_init_is_described_once_and_a_misplaced_option_noted
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--bogus", "x.py"], "unknown option --bogus; options of the script"),
         (["--timeout", "0", "x.py"], "timeout"),
         (["--timeout", "soon", "x.py"], "--timeout"),
         (["--port-range", "9", "x.py"], "--port-range: expected LOW-HIGH"),
