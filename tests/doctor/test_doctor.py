@@ -61,15 +61,6 @@ def test_a_good_launch(either_launcher, tmp_path):
     assert "\033" not in reading.result.stdout
 
 
-def test_one_process_without_mpi(tmp_path):
-    reading = examine("alone", 1, cwd=tmp_path)
-    assert tuple(line.check for line in reading.lines) == CHECKS
-    assert reading.bad() == {}
-    assert reading.line("MPI library").status == "skip"
-    assert reading.line("kill on bad exit").status == "skip"
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_one_process_on_a_machine_without_mpi(tmp_path):
     absent = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
     reading = examine("alone", 1, cwd=tmp_path, exit_code=3, patch=NO_TORCH, env=absent)
@@ -78,6 +69,8 @@ def test_one_process_on_a_machine_without_mpi(tmp_path):
     assert "mpi4py found no MPI library" in line.text and "pip install" in line.text
     # The rest is examined all the same.
     assert reading.line("ranks").status == "pass"
+    assert reading.line("kill on bad exit").status == "skip"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.by_default("openmpi")
@@ -96,14 +89,6 @@ def test_help_comes_once_and_needs_nothing(either_launcher, tmp_path):
 
 
 @pytest.mark.mpi
-def test_a_mistake_in_options(tmp_path):
-    words = ["-m", "mpiddp.doctor", "--outptu", "x"]
-    result = launchers.run("mpich", 2, words, cwd=tmp_path)
-    (line,) = messages(result.expect(2))
-    assert "--outptu" in line and "did you mean --output?" in line and result.stdout == ""
-
-
-@pytest.mark.mpi
 def test_a_library_that_cannot_join(tmp_path):
     rows = launchers.table()
     wrong = {"MPI4PY_LIBMPI": str(rows["mpich"].libmpi)}
@@ -117,18 +102,6 @@ def test_a_library_that_cannot_join(tmp_path):
     assert messages(reading.result) == []
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["exit_code"] == 3 and report["complete"] is True
-
-
-@pytest.mark.long
-@pytest.mark.mpi
-def test_no_library_at_all(tmp_path):
-    absent = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
-    reading = examine("openmpi", 3, cwd=tmp_path, exit_code=3, env=absent)
-    assert reading.bad() == {"MPI library": "fail"}
-    assert "mpi4py found no MPI library" in reading.line("MPI library").text
-    # The other ranks of this node wait a second for rank 0 to speak. On a busy machine that is not
-    # always enough, and then one of them speaks, too.
-    assert len(messages(reading.result)) <= 1
 
 
 @pytest.mark.mpi
@@ -149,44 +122,21 @@ def test_other_code_on_one_rank(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.mpi
-def test_other_torch_on_one_rank(tmp_path):
-    patch = "import torch\nif rank == 1: torch.__version__ = '1.2.3'"
-    reading = examine("mpich", 3, cwd=tmp_path, exit_code=3, patch=patch)
-    line = reading.line("torch version")
-    assert line.status == "fail" and " has torch 1.2.3; the others have torch " in line.text
-    assert line.text.startswith("rank 1 on ")
-    assert reading.line("all-reduce").status == "pass"
-
-
-BROKEN = "ImportError: libtorch_cpu.so: cannot open shared object file"
-
-
-@pytest.mark.long
-@pytest.mark.mpi
-@pytest.mark.parametrize("has_other_code", [False, True])
-def test_torch_that_cannot_be_imported_on_one_rank(has_other_code, tmp_path):
+def test_torch_that_cannot_be_imported_on_one_rank(tmp_path):
     folder = tmp_path / "broken"
     (folder / "torch").mkdir(parents=True)
     (folder / "torch" / "__init__.py").write_text(
-        "raise ImportError('libtorch_cpu.so: cannot open shared object file\\nand more')\n"
+        "raise ImportError('libtorch: gone\\nand more')\n"
     )
-    if has_other_code:
-        copies.copy(ROOT / "mpiddp", folder / "mpiddp", ignore=shutil.ignore_patterns("*.pyc"))
-        (folder / "mpiddp" / "other.py").touch()
     wrapper = write_wrapper(
         tmp_path, f'[ "$rank" = 1 ] && export PYTHONPATH="{folder}:$PYTHONPATH"'
     )
-    code = 3 if has_other_code else 1
-    files = ("--output", "report.json")
-    reading = examine("openmpi", 3, *files, cwd=tmp_path, exit_code=code, python=wrapper)
+    reading = examine("openmpi", 3, cwd=tmp_path, exit_code=1, python=wrapper)
     line = reading.line("import torch")
     assert line.status == "fail" and line.text.startswith("rank 1 on ")
-    assert f": {BROKEN}. Give all nodes the same environment" in line.text
+    assert ": ImportError: libtorch: gone. Give all nodes the same environment" in line.text
     assert reading.lines[-1].check == "the rest" and reading.lines[-2] == line
     assert messages(reading.result) == [] and "Traceback" not in reading.result.output
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["complete"] is True and report["exit_code"] == code
-    assert [row["code"] for row in report["findings"] if row["check"] == "import torch"] == [1]
 
 
 SHARED_GPU = f"""{NO_TORCH}
@@ -266,24 +216,6 @@ def test_gpus_that_are_pretended(tmp_path):
     assert not list(tmp_path.glob("mpiddp-nccl-*"))
 
 
-WRONG_SUM = """
-from mpiddp.errors import MpiddpError
-from mpiddp.launch.rendezvous import store
-def fail(world, device):
-    if rank == 1:
-        raise MpiddpError("the first all-reduce gave nonsense")
-store.first_all_reduce = fail
-"""
-
-
-@pytest.mark.long
-@pytest.mark.mpi
-def test_an_all_reduce_that_fails(tmp_path):
-    reading = examine("openmpi", 2, cwd=tmp_path, exit_code=1, patch=WRONG_SUM)
-    assert reading.bad() == {"all-reduce": "fail"}
-    assert reading.line("all-reduce").text == "the first all-reduce gave nonsense"
-
-
 LATE = f"""{NO_TORCH}
 import time
 from mpiddp.doctor.node import software
@@ -295,10 +227,10 @@ if rank == 1:
 @pytest.mark.mpi
 def test_a_stage_that_takes_too_long(tmp_path):
     program = PATCHED.format(patch=LATE)
-    words = ["-c", program, "--timeout", "30", "--output", "report.json"]
+    words = ["-c", program, "--timeout", "20", "--output", "report.json"]
     result = launchers.run("openmpi", 3, words, cwd=tmp_path).expect(4)
     (line,) = messages(result)
-    assert "'code' within 30 s; waited for rank 1 on " in line
+    assert "'code' within 20 s; waited for rank 1 on " in line
     assert "MPI library" in result.stdout and "Traceback" not in result.output
     # What was known until then has been written.
     report = json.loads((tmp_path / "report.json").read_text())

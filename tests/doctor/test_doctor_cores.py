@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mpiddp.doctor.node import cores
 from mpiddp.doctor.node.cores import RankCores
 
-MASKS = st.lists(st.frozensets(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=5)
+MASKS = st.lists(st.frozensets(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=5)
 
 
 def bind(*masks, threads=None):
@@ -35,40 +35,23 @@ def test_a_crowd_is_found_exactly_where_there_is_one(masks):
         assert len(theirs) < len(ranks)
 
 
-def test_hundreds_of_ranks_and_cores():
-    everywhere = frozenset(range(256))
-    assert cores.find_crowd(dict.fromkeys(range(256), everywhere)) is None
-    ranks, theirs = cores.find_crowd(dict.fromkeys(range(257), everywhere))
-    assert (len(ranks), len(theirs)) == (257, 256)
-
-
 @pytest.mark.parametrize(
-    ("masks", "found"),
+    ("masks", "status", "found"),
     [
-        (({0}, {0}), "ranks 0-1 have only core 0 between them"),
+        (({0}, {0}), "warn", "ranks 0-1 have only core 0 between them"),
         # Rank 2 is free to go elsewhere, and is not named.
-        (({3}, {3}, {0, 1, 2, 3}), "ranks 0-1 have only core 3 between them"),
-        (({0, 1}, {0, 1}, {0, 1}), "ranks 0-2 have only cores 0-1 between them"),
+        (({3}, {3}, {0, 1, 2, 3}), "warn", "ranks 0-1 have only core 3 between them"),
+        (({0, 1}, {0, 1}, {0, 1}), "warn", "ranks 0-2 have only cores 0-1 between them"),
+        (({0},), "pass", "1 core for 1 rank"),
+        (({0, 1, 2, 3}, {0, 1, 2, 3}), "pass", "4 cores for 2 ranks, shared by all"),
+        (({0, 1}, {2, 3}), "pass", "4 cores for 2 ranks, bound to 2 each"),
+        (({0}, {1, 2}), "pass", "3 cores for 2 ranks, bound to 1 to 2 each"),
     ],
 )
-def test_what_a_crowd_is_told(masks, found):
+def test_cores(masks, status, found):
     finding = cores.judge_cores(bind(*masks))
-    assert (finding.status, finding.found) == ("warn", found)
-    assert "--cpus-per-task" in finding.advice and "--cpu-bind" in finding.advice
-
-
-@pytest.mark.parametrize(
-    ("masks", "found"),
-    [
-        (({0},), "1 core for 1 rank"),
-        (({0, 1, 2, 3}, {0, 1, 2, 3}), "4 cores for 2 ranks, shared by all"),
-        (({0, 1}, {2, 3}), "4 cores for 2 ranks, bound to 2 each"),
-        (({0}, {1, 2}), "3 cores for 2 ranks, bound to 1 to 2 each"),
-    ],
-)
-def test_cores_enough(masks, found):
-    finding = cores.judge_cores(bind(*masks))
-    assert (finding.status, finding.found) == ("pass", found)
+    assert (finding.status, finding.found) == (status, found)
+    assert ("--cpus-per-task" in finding.advice) == (status == "warn")
 
 
 @pytest.mark.parametrize(
@@ -100,8 +83,3 @@ def test_a_quota_counts_as_cores():
     assert cores.judge_threads(bindings[:2]).found == "1 per rank (mpiddp's choice)"
     finding = cores.judge_threads([replace(each, threads="2") for each in bindings[:2]])
     assert finding.status == "warn" and "4 threads of 2 ranks on 2 cores" in finding.found
-
-
-@given(MASKS)
-def test_what_mpiddp_chooses_is_never_too_much(masks):
-    assert cores.judge_threads(bind(*masks)).status == "pass"

@@ -54,60 +54,25 @@ def test_summary(statuses, line):
     assert findings.summarise(rows, 2.345) == f"{line} in 2.3 s"
 
 
-def test_nodes_that_agree_are_folded():
-    rows = [findings.passed("c", "fine")] * 3
-    assert findings.merge(["n1", "n2", "n3"], rows) == findings.passed("c", "fine")
+GOOD, ODD = findings.passed("c", "fine"), findings.warned("c", "odd", "look")
 
 
-def test_nodes_that_differ_in_what_is_good_are_all_shown():
-    rows = [findings.passed("c", text) for text in ("eth0", "ib0", "eth0")]
-    merged = findings.merge(["n1", "n2", "n3"], rows)
-    assert (merged.status, merged.found) == (PASS, "n[1,3]: eth0; n2: ib0")
-
-
-def test_only_what_is_bad_is_said_where_something_is():
-    rows = [
-        findings.passed("c", "fine"),
-        findings.warned("c", "odd", "look"),
-        findings.failed("c", "broken", "mend", 4),
-        findings.warned("c", "odd", "look"),
-    ]
-    merged = findings.merge(["n1", "n2", "n3", "n4"], rows)
-    assert merged.text == "n[2,4]: odd; n3: broken. look. mend"
-    assert (merged.status, merged.code, merged.hosts) == (FAIL, 4, ("n2", "n3", "n4"))
-
-
-def test_many_different_answers_are_cut_short():
-    rows = [findings.warned("c", f"odd {i}", "look") for i in range(9)]
-    merged = findings.merge([f"n{i}" for i in range(9)], rows)
-    assert merged.found.count("odd") == findings.SHOWN
-    assert merged.found.endswith("something else again: n[4-8]")
-
-
-KINDS = st.sampled_from(
+@pytest.mark.parametrize(
+    ("rows", "text"),
     [
-        findings.passed("c", "fine"),
-        findings.passed("c", "good"),
-        findings.skipped("c", "not here"),
-        findings.warned("c", "odd", "look"),
-        findings.failed("c", "broken", "mend", 2),
-        findings.failed("c", "lost", "find", 4),
-    ]
-)
-
-
-@given(st.lists(KINDS, min_size=1, max_size=8))
-def test_merging_loses_no_badness(rows):
-    hostnames = [f"n{index}" for index in range(len(rows))]
-    merged = findings.merge(hostnames, rows)
-    order = [PASS, SKIP, WARN, FAIL]
-    assert merged.status == max((row.status for row in rows), key=order.index)
-    assert merged.code == findings.exit_code(rows)
-    bad = {h for h, row in zip(hostnames, rows, strict=True) if row.status in (WARN, FAIL)}
-    assert set(merged.hosts) == bad
-    for row in rows:
-        if row.status in (WARN, FAIL):
-            assert row.found in merged.found and row.advice in merged.advice
+        ([GOOD] * 3, "fine"),
+        ([findings.passed("c", text) for text in ("a", "b", "a")], "n[0,2]: a; n1: b"),
+        # Where something is bad, only that is said.
+        ([GOOD, ODD, fail(4), ODD], "n[1,3]: odd; n2: broken. look. mend it"),
+        ([findings.passed("c", f"{i}") for i in range(6)],
+         "n0: 0; n1: 1; n2: 2; n3: 3; something else again: n[4-5]"),
+    ],
+)  # fmt: skip
+def test_nodes_are_folded(rows, text):
+    merged = findings.merge([f"n{i}" for i in range(len(rows))], rows)
+    worst = fail(4) if fail(4) in rows else rows[0]
+    assert (merged.text, merged.status, merged.code) == (text, worst.status, worst.code)
+    assert merged.hosts == (("n1", "n2", "n3") if worst.code else ())
 
 
 @pytest.mark.parametrize("status", [PASS, SKIP, WARN, FAIL])
@@ -121,21 +86,23 @@ def test_a_line_has_words_with_and_without_colour(status):
 
 
 @pytest.mark.parametrize(
-    ("terminal", "variables", "wanted"),
-    [(True, {}, True), (True, {"NO_COLOR": "1"}, False), (False, {}, False)],
+    ("is_terminal", "is_forwarded", "variables", "wanted"),
+    [
+        (True, None, {}, True),
+        (True, None, {"NO_COLOR": "1"}, False),
+        (False, None, {}, False),
+        (True, True, {}, True),
+        # A launcher's own terminal is none.
+        (True, False, {}, False),
+    ],
 )
-def test_colour_is_for_terminals(terminal, variables, wanted):
-    stream = SimpleNamespace(isatty=lambda: terminal)
-    assert wants_colour(stream, None, variables) is wanted
-
-
-@pytest.mark.parametrize("forwarded", [True, False])
-def test_a_launchers_own_terminal_is_none(forwarded, monkeypatch):
-    monkeypatch.setattr(
-        "mpiddp.doctor.examiner.findings_report._is_terminal", lambda descriptor: forwarded
-    )
+def test_colour_is_for_terminals(is_terminal, is_forwarded, variables, wanted, monkeypatch):
+    name = "mpiddp.doctor.examiner.findings_report._is_terminal"
+    monkeypatch.setattr(name, lambda descriptor: is_forwarded)
     launcher = Launcher("openmpi", "mpirun", 0, (2,), frozenset())
-    assert wants_colour(SimpleNamespace(isatty=lambda: True), launcher, {}) is forwarded
+    stream = SimpleNamespace(isatty=lambda: is_terminal)
+    found = wants_colour(stream, None if is_forwarded is None else launcher, variables)
+    assert found is wanted
 
 
 def test_the_file_is_whole_after_every_finding(tmp_path):

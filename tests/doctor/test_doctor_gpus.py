@@ -21,12 +21,6 @@ def gpu(rank, name="NVIDIA H200", nccl="2.27.3", peers=True, near=ALL, speed=6e1
     return Gpu(rank, name, nccl, peers, frozenset(near), speed)
 
 
-def test_no_gpus_is_one_line():
-    finding = gpus.judge_count("n1", [place(0, 0, None, None)], [], 0)
-    assert (finding.status, finding.found) == ("skip", "no GPUs: ranks compute on the CPU")
-    assert gpus.judge_place([], {}).status == "skip"
-
-
 def test_gpus_that_torch_does_not_see(tmp_path):
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / name).touch()
@@ -34,6 +28,9 @@ def test_gpus_that_torch_does_not_see(tmp_path):
     finding = gpus.judge_count("n1", [place(0, 0, None, None)], [], 2)
     assert (finding.status, finding.found) == ("warn", "2 GPUs in /dev, but torch sees none")
     assert "torch.version.cuda" in finding.advice
+    finding = gpus.judge_count("n1", [place(0, 0, None, None)], [], 0)
+    assert (finding.status, finding.found) == ("skip", "no GPUs: ranks compute on the CPU")
+    assert gpus.judge_place([], {}).status == "skip"
 
 
 def test_one_gpu_for_each_rank():
@@ -55,11 +52,6 @@ def test_one_gpu_for_each_rank():
         # CUDA_VISIBLE_DEVICES=0 left set on a node of eight.
         ([place(0, 1, 0, "A")], [gpu(0, peers=None)], "8 GPUs in /dev, 1 of them visible"),
         (
-            [place(0, 1, 0, None), place(1, 1, 0, None)],
-            [gpu(0, peers=None), gpu(1, peers=None)],
-            "8 GPUs in /dev, 2 of them visible",
-        ),
-        (
             [place(0, 8, 0, "A"), place(1, 8, 0, "A")],
             [gpu(0), gpu(1)],
             "ranks 0-1 share GPUs, as --allow-shared-gpu lets them",
@@ -74,13 +66,6 @@ def test_one_gpu_for_each_rank():
 def test_gpus_that_are_idle_lacking_shared_or_apart(placements, found_gpus, words):
     finding = gpus.judge_count("n1", placements, found_gpus, 8)
     assert finding.status == "warn" and words in finding.found and finding.advice
-
-
-def test_a_shared_gpu_is_nobodys_own():
-    placements = [place(rank, 1, 0, "GPU-A") for rank in range(2)]
-    finding = gpus.judge_count("n1", placements, [gpu(0, peers=None), gpu(1, peers=None)], 1)
-    assert finding.status == "warn" and "one for each" not in finding.found
-    assert "NVIDIA H200, used by 2 ranks (1 UUID)" in finding.found
 
 
 def test_what_a_batch_system_keeps_for_others_is_not_idle():
@@ -111,14 +96,9 @@ def test_kinds_are_compared_over_the_whole_job(kinds):
     assert finding.status == ("pass" if len(set(kinds)) == 1 else "warn")
     for name, nccl in kinds:
         assert name in finding.found and nccl in finding.found
+    assert finding.found.count(": ") == len(set(kinds)) or len(set(kinds)) == 1
     assert ("of one kind" in finding.advice) == (len({name for name, _ in kinds}) > 1)
     assert ("same NCCL" in finding.advice) == (len({nccl for _, nccl in kinds}) > 1)
-
-
-def test_hosts_of_one_kind_are_folded():
-    cards = [gpu(rank, "H200" if rank < 8 else "A100") for rank in range(16)]
-    finding = gpus.judge_kinds(cards, {rank: f"n{1 + rank // 4}" for rank in range(16)})
-    assert finding.found == "n[1-2]: H200, NCCL 2.27.3; n[3-4]: A100, NCCL 2.27.3"
 
 
 def test_nodes_without_gpus_are_another_kind():

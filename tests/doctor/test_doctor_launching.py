@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from copies import write_program
-from doctors import examine, read_recorded
-from mpiddp.doctor.node import launching, variables
+from doctors import read_recorded
+from mpiddp.doctor.node import launching
 from mpiddp.launch.launcher.launcher import Launcher, find_launcher
 from mpiddp.launch.mpi.compatibility import library_name
 from mpiddp.launch.mpi.world import Roster, World
@@ -125,26 +125,3 @@ def test_a_cray_as_it_was_recorded(name):
     assert finding.status == "pass" and finding.found.endswith(", started by HPE PALS")
     assert "CRAY MPICH version 8.1." in finding.found and library_name(version) in finding.found
     assert launching.judge_kill_on_bad_exit(launcher, None, {}).status == "pass"
-
-
-def test_a_crays_variables_are_shown():
-    shown = dict(variables.find_variables(read_environment("environment_cray_crusher")))
-    assert shown == {
-        "MPICH_GPU_SUPPORT_ENABLED": "1",
-        # Their values are nobody's secret, but nobody has said so either.
-        "MPICH_SMP_SINGLE_COPY_MODE": None,
-        "MPIR_CVAR_GPU_EAGER_DEVICE_MEM": None,
-    }
-
-
-@pytest.mark.mpi
-def test_a_cray_that_asks_for_its_gpu_library(tmp_path):
-    """A recorded job script of a Cray EX; its module cray-mpich/8.1.14 sets the version.
-
-    MPI itself is the one that is here: the check comes before it.
-    """
-    env = {**read_environment("environment_cray_crusher"), "CRAY_MPICH_VERSION": "8.1.14"}
-    reading = examine("mpich", 2, cwd=tmp_path, exit_code=3, env=env)
-    assert reading.bad() == {"MPI library": "fail"}
-    text = reading.line("MPI library").text
-    assert "GPU transport layer" in text and "export MPICH_GPU_SUPPORT_ENABLED=0" in text

@@ -7,7 +7,6 @@ import socket
 import sys
 import time
 from dataclasses import replace
-from ipaddress import IPv4Address, IPv4Network
 
 import pytest
 from hypothesis import given
@@ -61,14 +60,6 @@ def test_who_is_not_of_this_job_gets_no_answer(counter):
     assert counter.rate() is None
     # It still answers its own.
     assert node_links.ping("127.0.0.1", counter.port, TOKEN).seconds > 0
-
-
-def test_nobody_there():
-    with socket.socket() as taken:
-        # Nobody else gets the port, and nobody listens.
-        taken.bind(("127.0.0.1", 0))
-        with pytest.raises(ConnectionRefusedError):
-            node_links.ping("127.0.0.1", taken.getsockname()[1], TOKEN)
 
 
 @given(st.integers(2, 200))
@@ -126,25 +117,12 @@ def test_slow_links(rates, named):
     assert finding.found.count(" → ") == len(named)
 
 
-def test_a_late_link():
+def test_links_that_are_late_or_not_there():
     finding = judge(ring([9e9, 9e9], seconds=0.02))
     assert finding.status == "warn" and "n0 → n1 20.0 ms there and back" in finding.found
-
-
-def test_a_link_that_is_not_there():
     finding = judge(ring([9e9, 9e9], problems={1: ("n1 → n0 (10.0.0.1): x",)}))
     assert (finding.status, finding.code) == ("fail", 4)
     assert "n1 → n0 (10.0.0.1): x" in finding.found and "--interface" in finding.advice
-
-
-@given(st.lists(st.floats(1e6, 1e11), min_size=2, max_size=9))
-def test_slow_is_below_half_of_the_median_or_the_least(rates):
-    rows = [(f"l{i}", rate, way()) for i, rate in enumerate(rates)]
-    slow = routes.find_slow(rows)
-    ordered = sorted(rates)
-    middle = (ordered[(len(rates) - 1) // 2] + ordered[len(rates) // 2]) / 2
-    assert {row[0] for row in slow} == {row[0] for row in rows if row[1] < max(1e8, 0.5 * middle)}
-    assert [row[1] for row in slow] == sorted(row[1] for row in slow)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +137,7 @@ def test_slow_is_below_half_of_the_median_or_the_least(rates):
         # A container on a network of 1 Gbit/s: veth claims 10 of it.
         (940, 10_000, True, None),
         (378, 10_000, True, "378 Mbit/s, though eth0, a virtual interface, claims 10.0 Gbit/s"),
-        # A system that does not say, and tun, which says 10 Mbit/s.
-        (378, 0, True, None),
+        # tun says 10 Mbit/s.
         (378, 10, True, None),
     ],
 )
@@ -234,14 +211,9 @@ DOCKER = Interface("docker0", ("172.17.0.1",), 100_000)
 def test_interfaces(interfaces, by_user, status, tmp_path):
     told = {"GLOO_SOCKET_IFNAME": "eth0"}
     way = routes.find_way(
-        "eth0",
-        "10.0.0.1",
-        "10.0.0.2",
-        interfaces,
-        told,
-        chosen_by_user=by_user,
-        routes=tmp_path / "none",
-    )
+        *("eth0", "10.0.0.1", "10.0.0.2", interfaces, told),
+        chosen_by_user=by_user, routes=tmp_path / "none",
+    )  # fmt: skip
     (finding,) = routes.judge_ways([way])
     assert finding.status == status
     assert finding.found.startswith("eth0 10.0.0.1 → 10.0.0.2")
@@ -257,7 +229,9 @@ ROUTES = """\
 Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
 eth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0
 eth1\t00000000\t010200C0\t0003\t0\t0\t9\t00000000\t0\t0\t0
+eth1\t00024D0A\tFE004D0A\t0002\t0\t0\t0\t00FFFFFF\t0\t0\t0
 eth1\t00004D0A\tFE004D0A\t0003\t0\t0\t0\t00FFFFFF\t0\t0\t0
+eth1\t00004D0A\tFF004D0A\t0003\t0\t0\t0\t00FFFFFF\t0\t0\t0
 eth1\t00014D0A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
 eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
 """
@@ -268,38 +242,17 @@ eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
     [
         ("eth0", "192.0.2.9", None),
         ("eth0", "198.51.100.7", "192.0.2.1"),
+        # Of two alike the first.
         ("eth1", "10.77.0.2", "10.77.0.254"),
         ("eth1", "10.77.1.2", None),
+        # That route is down.
+        ("eth1", "10.77.2.2", "192.0.2.1"),
         ("ib0", "10.77.1.2", None),
     ],
 )
 @pytest.mark.skipif(sys.byteorder != "little", reason="the table was recorded on such a machine")
 def test_the_gateway_is_read_from_the_kernels_table(interface, address, gateway):
     assert routes.find_gateway(ROUTES, interface, address) == gateway
-
-
-def number(address):
-    return f"{int.from_bytes(IPv4Address(address).packed, sys.byteorder):08X}"
-
-
-ROUTE = st.tuples(st.integers(0, 3), st.integers(0, 32), st.integers(0, 2), st.booleans())
-
-
-@given(st.lists(ROUTE, max_size=6), st.integers(0, 3))
-def test_the_most_exact_route_counts(table, last):
-    address = IPv4Address(last)
-    lines, fitting = ["header"], []
-    for index, (start, length, metric, is_up) in enumerate(table):
-        net = IPv4Network((start, length), strict=False)
-        gateway = IPv4Address(1 + index)
-        lines.append(
-            f"eth0 {number(net.network_address)} {number(gateway)} {3 if is_up else 2:04X} 0 0 "
-            f"{metric} {number(net.netmask)} 0 0 0"
-        )
-        if is_up and address in net:
-            fitting.append((-length, metric, index, str(gateway)))
-    expected = min(fitting)[3] if fitting else None
-    assert routes.find_gateway("\n".join(lines), "eth0", str(address)) == expected
 
 
 def test_nodes_that_differ_in_their_address_alone_are_folded():

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-import launchers
 from doctors import examine
 
 pytestmark = pytest.mark.slurm
@@ -57,37 +55,3 @@ def test_faults_of_single_nodes_are_all_found(slurm_cluster, tmp_path):
     # The rate without headers; the queue adds what it holds.
     assert rate is not None and 5 < float(rate[1]) < 30, text
     assert reading.line("run directory").text.startswith("node2")
-
-
-@pytest.mark.long
-def test_a_node_that_is_cut_off_is_named(slurm_cluster, tmp_path):
-    launcher = slurm_cluster.srun(*flags(2))
-    waiting = f"""
-import pathlib, socket, time
-from mpiddp.launch.network import interfaces
-original = interfaces.list_interfaces
-folder = pathlib.Path({str(tmp_path)!r})
-def wait():
-    (folder / f"at-{{socket.gethostname()}}").touch()
-    while not (folder / "go").exists():
-        time.sleep(0.02)
-    return original()
-interfaces.list_interfaces = wait
-import sys
-sys.argv = ["doctor", "--timeout", "8"]
-from mpiddp.doctor.__main__ import main
-main()
-"""
-    with launchers.start(launcher, 2, ["-c", waiting], cwd=tmp_path) as job:
-        job.until(lambda: len(list(Path(tmp_path).glob("at-*"))) == 2, "both nodes")
-        try:
-            slurm_cluster.must("cut", "node2")
-            (tmp_path / "go").touch()
-            job.until(lambda: "node2" in job.stderr(), "a report that names node2")
-        finally:
-            slurm_cluster.must("heal", "node2")
-        result = job.wait()
-    assert re.search(
-        r"mpiddp: rank 0 of 2 on node1: .*rank 1 on node2 \(no answer\)", result.stderr
-    )
-    assert result.returncode != 0

@@ -111,10 +111,8 @@ def test_ctrl_c_before_the_ranks_have_met_is_no_interrupt_of_python(launch, monk
     kill = os.kill
     monkeypatch.setattr(attempt, "copy_messages", interrupt)
     launch.run(["sleep", str(SECONDS)], {**os.environ, JOB_DIRECTORY: str(tmp_path)}, None)
-    assert [number for number in sent if number != signal.SIGCONT] == [
-        signal.SIGTERM,
-        signal.SIGINT,
-    ]
+    heard = [number for number in sent if number != signal.SIGCONT]
+    assert heard == [signal.SIGTERM, signal.SIGINT]
 
 
 @pytest.mark.parametrize("step", ["", "StepId=7.0 SrunHost:Pid={host}:{process}"])
@@ -148,10 +146,8 @@ def test_srun_without_a_step_ends_itself(monkeypatch, step):
 
 
 def test_srun_takes_the_names_of_logs_as_they_are():
-    assert Files("100%j/a.out", "100%j/a.err").srun_options()[:2] == [
-        "--output=100%%j/a.out",
-        "--error=100%%j/a.err",
-    ]
+    found = Files("100%j/a.out", "100%j/a.err").srun_options()[:2]
+    assert found == ["--output=100%%j/a.out", "--error=100%%j/a.err"]
 
 
 def test_a_full_disk_below_standard_output_is_no_failure_at_the_end():

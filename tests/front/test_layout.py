@@ -26,11 +26,9 @@ UNEVEN = make((8, 1), (8, 2))
     ("given", "asked", "ranks", "cores"),
     [
         (FOUR, LayoutRequest(), (1, 1, 1, 1), 8),
-        (FOUR, LayoutRequest(ranks=8), (2, 2, 2, 2), 4),
         (FOUR, LayoutRequest(ranks=6), (2, 2, 1, 1), 4),
         (FOUR, LayoutRequest(ranks=3), (1, 1, 1), 8),
         (FOUR, LayoutRequest(ranks=8, nodes=2), (4, 4), 2),
-        (FOUR, LayoutRequest(nodes=3), (1, 1, 1), 8),
         (FOUR, LayoutRequest(ranks_per_node=4), (4, 4, 4, 4), 2),
         (FOUR, LayoutRequest(nodes=1, ranks_per_node=8), (8,), 1),
         (FOUR, LayoutRequest(ranks=8, ranks_per_node=2), (2, 2, 2, 2), 4),
@@ -60,10 +58,7 @@ def test_a_request_is_fulfilled(given, asked, ranks, cores):
 @pytest.mark.parametrize(
     ("asked", "part"),
     [
-        (
-            LayoutRequest(ranks=33),
-            "33 ranks are more than this job's slots (8+8+8+8 cores on 4 nodes)",
-        ),
+        (LayoutRequest(ranks=33), "33 ranks are more than this job's slots (8+8+8+8 cores on 4"),
         (LayoutRequest(ranks=17, nodes=2), "(8+8 cores on 2 nodes)"),
         (LayoutRequest(ranks_per_node=9), "36 ranks are more"),
         (LayoutRequest(nodes=5), "--nodes 5, but this job has 4 nodes"),
@@ -98,12 +93,10 @@ def test_ranks_are_spread_evenly_and_nowhere_beyond_the_cores(ranks, cores):
 @pytest.mark.parametrize(
     ("given", "asked", "without", "hosts", "ranks"),
     [
-        (FOUR, LayoutRequest(), ("n2",), ("n1", "n3", "n4"), (1, 1, 1)),
         (FOUR, LayoutRequest(ranks=8), ("n2",), ("n1", "n3", "n4"), (2, 2, 2)),
         (FOUR, LayoutRequest(ranks_per_node=3), ("n1", "n4"), ("n2", "n3"), (3, 3)),
         # One that was spare takes the place.
         (FOUR, LayoutRequest(ranks=9, nodes=3), ("n1",), ("n2", "n3", "n4"), (3, 3, 3)),
-        (GPUS, LayoutRequest(), ("n1",), ("n2",), (4,)),
         (UNEVEN, LayoutRequest(), ("n1",), ("n2",), (2,)),
         (
             make((8, 0), (8, 0), tasks=5, tasks_per_node=(3, 2)),
@@ -131,3 +124,20 @@ def test_without_any_node_there_is_no_layout(asked, cpus_per_gpu):
     given = make((8, 1), (8, 1), cpus_per_gpu=cpus_per_gpu)
     with pytest.raises(ConfigurationError, match="no node of this job is left"):
         choose_layout(given, asked, ("n1", "n2"))
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "cores", "note"),
+    [
+        (make((8, 0), cpus_per_task=4), 4, 2, "4 cores for each rank were asked for, 2 are there;"),
+        (make((8, 0), cpus_per_task=2), 4, 2, ""),
+        (make((8, 2), cpus_per_gpu=1), None, 1, ""),
+        (make((4, 4), (4, 4)), None, 1, ""),
+        (make((2, 4), (2, 4), tasks=8, tasks_per_node=(4, 4)), None, 1, "fewer cores than ranks"),
+    ],
+)
+def test_cores_that_are_not_there_are_noted(given, ranks, cores, note):
+    layout = choose_layout(given, LayoutRequest(ranks=ranks))
+    assert layout.cores == cores and note in layout.note and bool(note) == bool(layout.note)
+    assert ("--cpus-per-gpu" in layout.note) == note.endswith(";")
+    assert ("--overcommit" in layout.srun_options()) == note.startswith("fewer")

@@ -35,7 +35,6 @@ def test_the_trainer_names_options_and_keys(tmp_path):
     many = ["--data", "toy", "--samples", "8", "--batch-size", "90", "--quiet"]
     share = "expected at most 7, a rank's share of 7 training samples on 1 ranks, found 90"
     for words, said in (
-        (["--batch-size", "0"], f"mpiddp: --batch-size: {expected}"),
         (["--config", "x.toml"], f"mpiddp: x.toml: batch_size: {expected}"),
         (many, f"mpiddp: --batch-size: {share}"),
     ):

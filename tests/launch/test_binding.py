@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import launchers
 from facts import messages
-from mpiddp.errors import ConfigurationError
 from mpiddp.launch.device.binding import (
     Topology,
     bind_threads,
@@ -21,7 +20,6 @@ from mpiddp.launch.device.binding import (
     read_topology,
 )
 from mpiddp.launch.device.device import Placement, choose_cores
-from mpiddp.launch.options import Options
 from mpiddp.launch.summary import describe_cores
 from mpiddp.process.cpus import find_cpus
 
@@ -61,12 +59,8 @@ def test_ranks_share_the_numa_nodes_and_their_cores():
 
 def test_ranks_are_near_their_gpus():
     # GPUs 0 and 1 hang on the right socket.
-    assert choose([RIGHT, RIGHT, LEFT, LEFT]) == [
-        [4, 5, 12, 13],
-        [6, 7, 14, 15],
-        [0, 1, 8, 9],
-        [2, 3, 10, 11],
-    ]
+    halves = [[0, 1, 8, 9], [2, 3, 10, 11], [4, 5, 12, 13], [6, 7, 14, 15]]
+    assert choose([RIGHT, RIGHT, LEFT, LEFT]) == halves[2:] + halves[:2]
     # Only two GPUs are used, both of one socket.
     assert choose([LEFT, LEFT]) == [[0, 1, 8, 9], [2, 3, 10, 11]]
     # A virtual machine that does not tell: near is everything.
@@ -132,20 +126,6 @@ def test_shares_are_fair_whatever_the_machine(nodes, threads, ranks, data):
         assert all(core <= mask for core in cores if core & mask)
     for one, other in itertools.combinations(masks, 2):
         assert not one & other
-    if not any(near):
-        counts = [sum(core <= node for core in cores) for node in topology.nodes]
-        smallest = min(sum(core <= mask for core in cores) for mask in masks)
-        assert smallest == best_smallest_share(counts, ranks)
-
-
-def best_smallest_share(counts, ranks):
-    """By trying all: in how many ways can ranks be spread over nodes of so many cores?"""
-    best = 0
-    for spread in itertools.product(range(ranks + 1), repeat=len(counts)):
-        if sum(spread) == ranks:
-            shares = [count // each for count, each in zip(counts, spread, strict=True) if each]
-            best = max(best, min(shares))
-    return best
 
 
 def write_machine(root, nodes, siblings):
@@ -185,13 +165,6 @@ def test_near_cpus_are_read_from_the_system(tmp_path):
     assert find_near_cpus("0000:c1:00.0", tmp_path) == frozenset()
 
 
-def test_this_machine_is_a_partition_of_its_cpus():
-    found = read_topology()
-    for parts in (found.nodes, found.cores):
-        assert sum(map(len, parts)) == len(frozenset().union(*parts))
-    assert find_cpus() <= frozenset().union(*found.nodes)
-
-
 def test_a_bound_process_knows_what_it_could_have():
     everything = find_cpus()
     try:
@@ -227,11 +200,6 @@ def test_masks_are_shown_folded():
     assert describe_cores([span(0, 7)] * 2, [2.0] * 2) == "0-7, shared; time of 2 of them (quota)"
     assert describe_cores([span(0, 7)] * 2, [8.0] * 2) == "0-7, shared"
     assert describe_cores(many) == "0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | … by local rank"
-
-
-def test_an_unknown_kind_is_refused():
-    with pytest.raises(ConfigurationError, match="bind: expected one of auto, none, cores, numa"):
-        Options(bind="socket")
 
 
 SHOW = """

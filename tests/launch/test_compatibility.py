@@ -16,6 +16,7 @@ import pytest
 import launchers
 from copies import write_program
 from facts import messages
+from mpiddp import environment
 from mpiddp.errors import LaunchError
 from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.launch.mpi import compatibility
@@ -42,14 +43,9 @@ CRAY = (
 MVAPICH = "MVAPICH2 Version      :\t2.3.7\nMVAPICH2 Release date : Wed March 02 22:00:00 EST 2022\n"
 
 VERSIONS = {
-    "open mpi 5": OPEN_MPI_5,
-    "open mpi 4": OPEN_MPI_4,
-    "mpich": MPICH,
-    "mpich with pmix": MPICH_PMIX,
-    "intel": INTEL,
-    "cray": CRAY,
-    "mvapich": MVAPICH,
-}
+    "open mpi 5": OPEN_MPI_5, "open mpi 4": OPEN_MPI_4, "mpich": MPICH,
+    "mpich with pmix": MPICH_PMIX, "intel": INTEL, "cray": CRAY, "mvapich": MVAPICH,
+}  # fmt: skip
 
 
 def launcher(key: str, name: str, managers: str = "", size: int | None = 4) -> Launcher:
@@ -165,44 +161,25 @@ def test_an_open_mpi_4_with_pmi_components_joins_pmi2(prefix):
         compatibility.check_library(OPEN_MPI_5, mpi_4)
 
 
-@pytest.mark.parametrize("stream", [1, 2])
 @pytest.mark.parametrize(
-    ("listed", "version", "managers", "command"),
+    ("listed", "stream", "version", "managers", "command"),
     [
-        (SLURM_22, OPEN_MPI_5, "pmi", "Start it with: srun --mpi=pmix python"),
-        (SLURM_21, OPEN_MPI_5, "", "Start it with: srun --mpi=pmix python"),
-        (SLURM_22, MPICH, "pmix", "Start it with: srun --mpi=pmi2 python"),
-        (
-            SLURM_21.replace("\npmix\n", "\n"),
-            OPEN_MPI_5,
-            "",
-            "Start it with: srun --mpi=pmix_v3 python",
-        ),
-        (
-            SLURM_WITHOUT_PMIX,
-            OPEN_MPI_5,
-            "pmi",
-            "srun offers pmi2, and none fits: inside the allocation, start it with the mpirun of",
-        ),
-        (
-            "MPI plugin types are...\n\tnone\n",
-            MPICH,
-            "",
-            "srun offers nothing, and none fits: inside the allocation, start it with the mpiexec",
-        ),
+        (SLURM_22, 1, OPEN_MPI_5, "pmi", "Start it with: srun --mpi=pmix python"),
+        (SLURM_21, 2, OPEN_MPI_5, "", "Start it with: srun --mpi=pmix python"),
+        (SLURM_22, 2, MPICH, "pmix", "Start it with: srun --mpi=pmi2 python"),
+        (SLURM_21.replace("\npmix\n", "\n"), 1, OPEN_MPI_5, "", "with: srun --mpi=pmix_v3 python"),
+        (SLURM_WITHOUT_PMIX, 1, OPEN_MPI_5, "pmi",
+         "srun offers pmi2, and none fits: inside the allocation, start it with the mpirun of"),
+        ("MPI plugin types are...\n\tnone\n", 1, MPICH, "",
+         "srun offers nothing, and none fits: inside the allocation, start it with the mpiexec"),
+        (SLURM_21, 1, CRAY, "", "Start it with: srun --mpi=cray_shasta python"),
     ],
-)
+)  # fmt: skip
 def test_the_command_is_taken_from_what_srun_offers(
-    listed, version, managers, command, stream, prefix, tmp_path
+    listed, stream, version, managers, command, prefix, tmp_path
 ):
     offer(tmp_path, listed, stream)
     assert command in compatibility.alone_message(version, launcher("slurm", "srun", managers))
-
-
-def test_a_cray_srun_fits_cray_mpich(prefix, tmp_path):
-    offer(tmp_path, "MPI plugin types are...\n\tnone\n\tpmi2\n\tcray_shasta\n", 1)
-    message = compatibility.alone_message(CRAY, launcher("slurm", "srun"))
-    assert "Start it with: srun --mpi=cray_shasta python" in message
 
 
 def test_without_srun_or_with_one_that_hangs(prefix, monkeypatch):
@@ -233,12 +210,10 @@ def test_the_mpirun_beside_the_library_is_named(prefix):
     ("words", "shown"),
     [
         (["-m", "mpiddp.train", "--data", "digits"], "python -m mpiddp.train …"),
-        (["-m", "mpiddp.train"], "python -m mpiddp.train"),
         (["-u", "my script.py", "--epochs", "3"], "python 'my script.py' …"),
         (["-X", "dev", "-Wignore", "train.py"], "python train.py"),
         # Code may have many lines, and a message has one.
         (["-c", "import mpiddp\nmpiddp.init()", "x"], "python -c …"),
-        (["train.py"], "python train.py"),
     ],
 )
 def test_the_command_runs_the_same_program(words, shown, prefix, monkeypatch):
@@ -246,47 +221,24 @@ def test_the_command_runs_the_same_program(words, shown, prefix, monkeypatch):
     assert compatibility.alone_message(MPICH, LAUNCHERS["mpirun"]).endswith(f"-n 4 {shown}")
 
 
-def test_root_needs_open_mpis_consent(prefix, monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    message = compatibility.alone_message(OPEN_MPI_5, LAUNCHERS["mpiexec"])
-    assert ": mpirun --allow-run-as-root -n 4 python" in message
-    assert "as-root" not in compatibility.alone_message(MPICH, LAUNCHERS["mpirun"])
-
-
-def test_more_ranks_than_cores_need_open_mpis_consent(prefix, monkeypatch):
-    monkeypatch.setattr(cpus, "count_cores", lambda: 2)
-    row = LAUNCHERS["mpiexec"]
-    message = compatibility.alone_message(OPEN_MPI_5, row)
-    assert ": mpirun --map-by :OVERSUBSCRIBE -n 4 python" in message
-    message = compatibility.alone_message(OPEN_MPI_4, row)
-    assert ": mpirun --oversubscribe -n 4 python" in message
-    # MPICH's takes any number, and Slurm's allocation has a slot for each task.
-    assert ": mpiexec -n 4 " in compatibility.alone_message(MPICH, LAUNCHERS["mpirun"])
-    assert "OVERSUB" not in compatibility.alone_message(OPEN_MPI_5, LAUNCHERS["srun none"])
-
-
-def test_torchrun_is_replaced(prefix):
-    message = compatibility.alone_message(OPEN_MPI_5, LAUNCHERS["torchrun"])
-    assert "torchrun started 4 processes" in message and "Open MPI 5.0.11" in message
-    assert "every process would be rank 0 of 1" in message
-    assert "Start it with the mpirun of Open MPI 5.0.11: mpirun -n 4 " in message
-
-
 @pytest.mark.parametrize(
-    ("version", "name"),
+    ("user", "cores", "version", "started_by", "words"),
     [
-        (OPEN_MPI_5, "Open MPI 5.0.11"),
-        (OPEN_MPI_4, "Open MPI 4.1.4"),
-        ("Open MPI v5.1.0a1, package: Open MPI, ident: 5.1.0a1", "Open MPI 5.1.0a1"),
-        (MPICH, "MPICH 5.0.2"),
-        ("MPICH Version:\t4.2.0rc1\nMPICH Release date:\tunreleased\n", "MPICH 4.2.0rc1"),
-        (INTEL, "Intel(R) MPI Library 2021.11 for Linux* OS"),
-        (CRAY, "MPI VERSION    : CRAY MPICH version 8.1.25.17 (ANL base 3.4a2)"),
-        (MVAPICH, "MVAPICH2 Version      :\t2.3.7"),
+        (0, 4, OPEN_MPI_5, "mpiexec", ": mpirun --allow-run-as-root -n 4 python"),
+        (0, 4, MPICH, "mpirun", ": mpiexec -n 4 "),
+        # More ranks than cores. Slurm's allocation has a slot for each task.
+        (1000, 2, OPEN_MPI_5, "mpiexec", ": mpirun --map-by :OVERSUBSCRIBE -n 4 python"),
+        (1000, 2, OPEN_MPI_4, "mpiexec", ": mpirun --oversubscribe -n 4 python"),
+        (1000, 2, MPICH, "mpirun", ": mpiexec -n 4 "),
+        (1000, 2, OPEN_MPI_5, "srun none", ": mpirun -n 4 python"),
     ],
 )
-def test_library_name(version, name):
-    assert compatibility.library_name(version) == name
+def test_what_open_mpi_does_unasked_is_asked_for(
+    user, cores, version, started_by, words, prefix, monkeypatch
+):
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(cpus, "count_cores", lambda: cores)
+    assert words in compatibility.alone_message(version, LAUNCHERS[started_by])
 
 
 # Cray MPICH's GPU transport layer
@@ -310,13 +262,6 @@ def check(env: dict[str, str], before: str = "") -> launchers.Result:
     return launchers.run("alone", 1, ["-c", CHECK.format(before=before)], env=env)
 
 
-def test_a_cray_mpich_without_its_gpu_library_is_refused():
-    result = check(ASKED).expect(1)
-    assert "refused: MPICH_GPU_SUPPORT_ENABLED=1 asks Cray MPICH" in result.stderr
-    assert "export MPICH_GPU_SUPPORT_ENABLED=0" in result.stderr
-    assert "libmpi_gtl_cuda" in result.stderr and "libmpi_gtl_hsa" in result.stderr
-
-
 @pytest.mark.parametrize(
     "env",
     [
@@ -327,22 +272,21 @@ def test_a_cray_mpich_without_its_gpu_library_is_refused():
         {"MPICH_GPU_SUPPORT_ENABLED": "1"},
     ],
 )
-def test_where_no_gpu_support_is_asked_for_nothing_is_checked(env):
-    check(env).expect(0)
+def test_where_no_gpu_support_is_asked_for_nothing_is_checked(env, monkeypatch):
+    unset = dict.fromkeys((environment.CRAY_GPU_SUPPORT, *environment.CRAY_SIGNS))
+    launchers.set_variables(monkeypatch, {**unset, **env})
+    monkeypatch.setattr(compatibility, "mapped_files", lambda: pytest.fail("it is checked"))
+    compatibility.check_gpu_support()
 
 
-@pytest.fixture
-def gpu_library(tmp_path):
-    """A shared library of that name; any will do."""
-    return shutil.copy(psutil._psutil_linux.__file__, tmp_path / "libmpi_gtl_cuda.so")
-
-
-def test_a_preloaded_gpu_library_is_found(gpu_library):
-    check({**ASKED, "LD_PRELOAD": str(gpu_library)}).expect(0)
-
-
-def test_a_gpu_library_loaded_earlier_is_found(gpu_library):
-    check(ASKED, f"import ctypes; ctypes.CDLL({str(gpu_library)!r})").expect(0)
+@pytest.mark.parametrize("is_preloaded", [True, False])
+def test_a_gpu_library_that_is_loaded_is_found(is_preloaded, tmp_path):
+    # A shared library of that name; any will do.
+    library = shutil.copy(psutil._psutil_linux.__file__, tmp_path / "libmpi_gtl_cuda.so")
+    if is_preloaded:
+        check({**ASKED, "LD_PRELOAD": str(library)}).expect(0)
+    else:
+        check(ASKED, f"import ctypes; ctypes.CDLL({str(library)!r})").expect(0)
 
 
 @pytest.mark.parametrize(("linked", "code"), [(b"libmpi_gtl_hsa.so.0", 0), (b"libmpi.so.12", 1)])
@@ -362,4 +306,5 @@ def test_ranks_without_the_gpu_library_end_before_mpi(either_launcher):
     # On a busy machine rank 1 does not wait until rank 0 has said it.
     said = {re.sub(r"rank [01] of", "rank", line) for line in messages(result)}
     (line,) = said
+    assert "MPICH_GPU_SUPPORT_ENABLED=1 asks Cray MPICH" in line and "libmpi_gtl_hsa" in line
     assert "export MPICH_GPU_SUPPORT_ENABLED=0" in line and "Traceback" not in result.output

@@ -14,8 +14,7 @@ from mpiddp.launch import debugging
 SCRIPT = """
 import faulthandler, os, sys, torch, torch.distributed as dist
 dist.init_process_group()
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
-model(torch.ones(1, 4)).sum().backward()
+dist.all_reduce(torch.ones(1))
 names = ("TORCH_DISTRIBUTED_DEBUG", "NCCL_DEBUG", "MPIDDP_DEBUG")
 words = [str(dist.get_debug_level()), *map(os.environ.get, names)]
 print(*words, faulthandler.is_enabled(), sys.stdout.line_buffering)
@@ -41,7 +40,7 @@ def test_variables_are_set_unless_the_user_has_and_detail_is_lowered(either_laun
     assert kept == "TORCH_DISTRIBUTED_DEBUG=detail NCCL_DEBUG=WARN"
     assert "TORCH_CPP_LOG_LEVEL=INFO" in sets and "NCCL_DEBUG=" not in sets
     assert result.stderr.count("TORCH_DISTRIBUTED_DEBUG=DETAIL is lowered to INFO") == 1
-    assert result.stderr.count("DDP Initialized with") == 2
+    assert result.stderr.count("[c10d] The debug level is set to ") >= 2
 
 
 @pytest.fixture

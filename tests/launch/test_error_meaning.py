@@ -12,7 +12,6 @@ import launchers
 from mpiddp.errors import (
     ConfigurationError,
     LaunchError,
-    MpiddpError,
     PeerLostError,
     UnreachableError,
 )
@@ -22,7 +21,6 @@ from mpiddp.launch.failure import error_meaning
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (MpiddpError("x"), 1),
         (ConfigurationError("x"), 2),
         (LaunchError("x"), 3),
         (UnreachableError("x"), 4),
@@ -30,7 +28,6 @@ from mpiddp.launch.failure import error_meaning
         (ValueError("x"), 1),
         (KeyboardInterrupt(), 130),
         (SystemExit(), 0),
-        (SystemExit(None), 0),
         (SystemExit(0), 0),
         (SystemExit(5), 5),
         (SystemExit(-1), 255),

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiddp.launch.launcher.hostnames import expand_hostnames, fold_hostnames, is_host
 from mpiddp.wording import fold_numbers
-
-
-def unfold(text: str) -> list[str]:
-    """Slurm's short form written out, as its documentation describes it."""
-    names = []
-    for item in re.findall(r"[^,\[]*(?:\[[^\]]*\])?[^,\[]*", text):
-        inside = re.fullmatch(r"(.*)\[(.*)\](.*)", item)
-        if inside is None:
-            names += [item] if item else []
-            continue
-        for part in inside[2].split(","):
-            low, _, high = part.partition("-")
-            for number in range(int(low), int(high or low) + 1):
-                names.append(f"{inside[1]}{number:0{len(low)}d}{inside[3]}")
-    return names
 
 
 @pytest.mark.parametrize(
@@ -64,13 +47,11 @@ def test_patterns_of_names(pattern, hostname, expected):
     ("names", "folded"),
     [
         ([], ""),
-        (["login"], "login"),
         (["node7"], "node7"),
         (["node001", "node002", "node003", "login"], "login,node[001-003]"),
         (["n1", "n3", "n2", "n7"], "n[1-3,7]"),
         # The width is part of the name: node1 and node01 are two hosts.
         (["node1", "node01"], "node01,node1"),
-        (["n9", "n10"], "n10,n9"),
         (["n099", "n100"], "n[099-100]"),
         (["gpu1-ib", "gpu2-ib", "gpu1"], "gpu1,gpu[1-2]-ib"),
         (["r1n4", "r1n5", "r2n4"], "r1n[4-5],r2n4"),
@@ -89,19 +70,12 @@ HOSTNAMES = st.from_regex(
 )
 
 
-@given(st.lists(HOSTNAMES, max_size=12))
-def test_a_folded_list_unfolds_to_the_same_hosts(names):
-    written_out = unfold(fold_hostnames(names))
-    assert set(written_out) == set(names)
-    assert len(written_out) == len(set(names))
-    if names:
-        assert list(expand_hostnames(fold_hostnames(names))) == written_out
-
-
-@given(st.integers(1, 500), st.integers(1, 500))
-def test_a_thousand_hosts_stay_short(low, count):
-    text = fold_hostnames([f"node{number:04d}" for number in range(low, low + count)])
-    assert len(text) <= len("node[0001-0500]")
+@given(st.lists(HOSTNAMES, min_size=1, max_size=12))
+def test_a_folded_list_expands_to_the_same_hosts(names):
+    assert sorted(expand_hostnames(fold_hostnames(names))) == sorted(set(names))
+    assert expand_hostnames("r[1-2]n[09-10]-ib,n1") == (
+        *("r1n09-ib", "r1n10-ib", "r2n09-ib", "r2n10-ib"), "n1",
+    )  # fmt: skip
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 4))
@@ -115,19 +89,6 @@ def test_folded_numbers_say_the_same(numbers, most):
     ranges = whole.split(",")
     short = ranges if len(ranges) <= most else [*ranges[:most], "…"]
     assert fold_numbers(numbers, most=most) == ",".join(short)
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("node1", ("node1",)),
-        ("login,node[001-003]", ("login", "node001", "node002", "node003")),
-        ("n[9-11,20]", ("n9", "n10", "n11", "n20")),
-        ("r[1-2]n[4-5]-ib", ("r1n4-ib", "r1n5-ib", "r2n4-ib", "r2n5-ib")),
-    ],
-)
-def test_expand_hostnames(text, names):
-    assert expand_hostnames(text) == names
 
 
 @pytest.mark.parametrize("text", ["", ",", "n[x]", "n[1-x]"])

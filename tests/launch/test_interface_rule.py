@@ -56,22 +56,9 @@ def test_a_rule_is_printed_as_it_was_read(value):
     assert InterfaceRule.from_nccl(rule.nccl, "test") == rule
 
 
-@pytest.mark.parametrize(
-    ("value", "yes", "no"),
-    [
-        # The examples of NCCL's documentation.
-        ("eth", ["eth0", "eth1"], ["ib0"]),
-        ("=eth0", ["eth0"], ["eth01", "eth1"]),
-        ("=eth0,eth1", ["eth0", "eth1"], ["eth10"]),
-        ("^docker", ["eth0"], ["docker0"]),
-        ("^=docker0", ["docker01", "eth0"], ["docker0"]),
-        # A port may follow a name, and spaces are no part of it.
-        ("=eth0:8080, ib0", ["eth0", "ib0"], ["eth0:8080"]),
-    ],
-)
-def test_nccls_own_examples(value, yes, no):
-    rule = InterfaceRule.from_nccl(value, "test")
-    assert all(map(rule.admits, yes)) and not any(map(rule.admits, no))
+def test_a_port_may_follow_a_name_and_spaces_are_no_part_of_it():
+    rule = InterfaceRule.from_nccl("=eth0:8080, ib0", "test")
+    assert rule.admits("eth0") and rule.admits("ib0") and not rule.admits("eth0:8080")
 
 
 # --interface
@@ -80,12 +67,9 @@ def test_nccls_own_examples(value, yes, no):
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("auto", None),
         (" auto ", None),
         ("eth0", "=eth0"),
         ("eth0,ib0", "=eth0,ib0"),
-        ("^docker,lo", "^docker,lo"),
-        ("=eth0", "=eth0"),
         ("^=eth0", "^=eth0"),
         ("node1=ib0", "=ib0"),
         ("node1=ib0,node1=eth0,node2=eth1", "=ib0,eth0"),

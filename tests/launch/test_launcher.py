@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import launchers
 from mpiddp import environment
 from mpiddp.errors import LaunchError
 from mpiddp.launch.launcher.launcher import (
@@ -75,6 +74,9 @@ PALS = {
     "PMI_RANK": "2",
     "PMI_SIZE": "4",
 }
+INTEL = {"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1", "PMI_RANK": "2", "PMI_SIZE": "4"}
+FLUX = {"FLUX_TASK_RANK": "2", "FLUX_JOB_SIZE": "4"}
+JSM = {"JSM_NAMESPACE_RANK": "2", "JSM_NAMESPACE_SIZE": "4"}
 SRUN_CRAY = {**STEP, "PALS_RANKID": "2", "PALS_LOCAL_RANKID": "0", "PMI_RANK": "2", "PMI_SIZE": "4"}
 SRUN_PMI2 = {**STEP, "PMI_FD": "11", "PMI_RANK": "2", "PMI_SIZE": "4", "PMI_JOBID": "17.0"}
 INSIDE_ALLOCATION = {**STEP, **OPEN_MPI_5, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
@@ -93,39 +95,22 @@ RECORDED = {
     "mpirun in an allocation": (INSIDE_ALLOCATION, "openmpi", (4,), {"pmix"}),
     "mpiexec in an allocation": (HYDRA_INSIDE, "hydra", (4,), {"pmi"}),
     "ours under srun": ({**SRUN_PMIX, **OURS}, "slurm", (4,), {"pmix"}),
-    "intel": (
-        {"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1", "PMI_RANK": "2", "PMI_SIZE": "4"},
-        "hydra",
-        (4,),
-        {"pmi"},
-    ),
+    "intel": (INTEL, "hydra", (4,), {"pmi"}),
     "prte": ({"PRTE_LAUNCHED": "1", "PMIX_RANK": "2"}, "prrte", (), {"pmix"}),
     "pals": (PALS, "pals", (4,), {"pmi"}),
     "srun cray_shasta": (SRUN_CRAY, "slurm", (4,), {"pmi"}),
-    "flux cray-pals": (
-        {"FLUX_TASK_RANK": "2", "FLUX_JOB_SIZE": "4", "PALS_RANKID": "2", "PMI_RANK": "2"},
-        "flux",
-        (4,),
-        {"pmi"},
-    ),
-    "flux": (
-        {"FLUX_TASK_RANK": "2", "FLUX_JOB_SIZE": "4", "FLUX_TASK_LOCAL_ID": "1", "PMI_FD": "8"},
-        "flux",
-        (4,),
-        {"pmi"},
-    ),
-    "jsm": (
-        {
-            "JSM_NAMESPACE_RANK": "2",
-            "JSM_NAMESPACE_SIZE": "4",
-            "JSM_NAMESPACE_LOCAL_RANK": "1",
-            "JSM_NAMESPACE_LOCAL_SIZE": "2",
-        },
-        "jsm",
-        (4,),
-        set(),
-    ),
+    "flux cray-pals": ({**FLUX, "PALS_RANKID": "2", "PMI_RANK": "2"}, "flux", (4,), {"pmi"}),
+    "flux": ({**FLUX, "FLUX_TASK_LOCAL_ID": "1", "PMI_FD": "8"}, "flux", (4,), {"pmi"}),
+    "jsm": (JSM, "jsm", (4,), set()),
 }
+
+
+HETEROGENEOUS = {
+    "SLURM_HET_SIZE": "2",
+    "SLURM_NTASKS_HET_GROUP_0": "4",
+    "SLURM_NTASKS_HET_GROUP_1": "2",
+}
+"""A job with two components, of 4 and 2 tasks."""
 
 
 @pytest.mark.parametrize(
@@ -138,16 +123,7 @@ RECORDED = {
         ({**STEP, "SLURM_STEP_NODELIST": "n1"}, True),
         ({**STEP, "SLURM_STEP_NODELIST": "n[1-2]"}, False),
         # A part of a heterogeneous job: a step may span all of it.
-        (
-            {
-                **STEP,
-                "SLURM_STEP_NODELIST": "n1",
-                "SLURM_HET_SIZE": "2",
-                "SLURM_NTASKS_HET_GROUP_0": "4",
-                "SLURM_NTASKS_HET_GROUP_1": "4",
-            },
-            False,
-        ),
+        ({**STEP, "SLURM_STEP_NODELIST": "n1", **HETEROGENEOUS}, False),
         # The allocation's hosts say nothing of where mpirun started what.
         ({**INSIDE_ALLOCATION, "SLURM_STEP_NODELIST": "n1"}, False),
         ({"PRTE_LAUNCHED": "1", "PMIX_RANK": "2"}, False),
@@ -196,40 +172,20 @@ def test_started_by_hand(variables):
     assert is_first(variables)
 
 
-def test_the_process_environment_is_the_default(monkeypatch):
-    launchers.set_variables(monkeypatch, OPEN_MPI_5)
-    launcher = find_launcher()
-    assert launcher is not None and (launcher.key, launcher.rank) == ("openmpi", 2)
-    assert not is_first()
-
-
-def heterogeneous(rank: int, own_tasks: int) -> dict[str, str]:
-    """A step over both components of a job with 4 and 2 tasks."""
-    return {
-        **SRUN_PMIX,
-        "SLURM_HET_SIZE": "2",
-        "SLURM_NTASKS_HET_GROUP_0": "4",
-        "SLURM_NTASKS_HET_GROUP_1": "2",
-        "SLURM_PROCID": str(rank),
-        "SLURM_STEP_NUM_TASKS": str(own_tasks),
-    }
-
-
-def test_components_of_a_heterogeneous_job_are_summed():
-    first = find_launcher(heterogeneous(3, 4))
-    assert first is not None
-    # The step may span one component or all of them, and MPI's size settles which.
-    assert set(first.sizes) == {4, 6} and first.size == 6
-    unfinished = heterogeneous(3, 4)
-    del unfinished["SLURM_NTASKS_HET_GROUP_1"]
-    launcher = find_launcher(unfinished)
-    assert launcher is not None and launcher.sizes == (4,)
-
-
-def test_a_rank_in_the_second_component_counts_the_first_too():
-    launcher = find_launcher(heterogeneous(5, 2))
-    assert launcher is not None
-    assert launcher.rank == 5 and launcher.size == 6
+@pytest.mark.parametrize(
+    ("rank", "own", "more", "sizes"),
+    [
+        # The step may span one component or all of them, and MPI's size settles which.
+        ("3", "4", HETEROGENEOUS, {4, 6}),
+        ("5", "2", HETEROGENEOUS, {2, 6}),
+        ("3", "4", {"SLURM_HET_SIZE": "2", "SLURM_NTASKS_HET_GROUP_0": "4"}, {4}),
+    ],
+)
+def test_components_of_a_heterogeneous_job_are_summed(rank, own, more, sizes):
+    step = {**SRUN_PMIX, **more, "SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": own}
+    launcher = find_launcher(step)
+    assert launcher is not None and launcher.rank == int(rank)
+    assert set(launcher.sizes) == sizes and launcher.size == max(sizes)
 
 
 @pytest.mark.parametrize(
@@ -289,16 +245,6 @@ def test_any_mixture_is_a_launcher_or_a_launch_error(variables):
     assert is_first(variables) == (launcher.rank == 0)
 
 
-@given(st.sampled_from(sorted(RECORDED)), st.dictionaries(st.sampled_from(TABLE), VALUES))
-def test_leftovers_of_a_later_row_do_not_change_who_started_it(name, leftovers):
-    variables, key, *_ = RECORDED[name]
-    keys = [row.key for row in environment.LAUNCHERS]
-    earlier = {sign for row in environment.LAUNCHERS[: keys.index(key)] for sign in row.signs}
-    kept = {name: value for name, value in leftovers.items() if name not in earlier}
-    launcher = find_launcher({**kept, **variables})
-    assert launcher is not None and (launcher.key, launcher.rank) == (key, 2)
-
-
 def test_a_manager_that_the_table_does_not_know_leaves_a_hint():
     assert has_manager_hint({"PMI_FD": "3"}) and has_manager_hint({"PMIX_RANK": "0"})
     assert not has_manager_hint({"PMI_FD": ""}) and not has_manager_hint(ALLOCATION)
@@ -330,10 +276,3 @@ JOB = {"SLURM_JOB_ID": "18", "SLURM_JOB_NAME": "resnet"}
 )
 def test_job_name(variables, name):
     assert environment.job_name(variables) == name
-
-
-@given(st.text("a1./\\ -_~é\n"))
-def test_a_job_name_is_one_component_of_a_path(name):
-    found = environment.job_name({**JOB, "SLURM_JOB_NAME": name})
-    assert found is not None
-    assert "/" not in found and not found.startswith(".") and found.endswith("-18")

@@ -46,11 +46,7 @@ def test_a_message_names_eight_ranks_and_counts_the_others():
     assert "rank 7 on n7 (no answer), and 2 more." in text and "rank 8" not in text
     text = missing_ranks.describe_missing("store", 2, {3: "no answer"}, str)
     assert "waited for 3 (no answer)." in text
-
-
-def test_where_nobody_can_be_asked_nobody_is_named():
-    text = missing_ranks.describe_missing("group", 3, {}, str)
-    assert "did not get past 'group' within 3 s" in text and "waited for" not in text
+    assert "waited for" not in missing_ranks.describe_missing("group", 3, {}, str)
 
 
 def test_where_the_main_thread_is():

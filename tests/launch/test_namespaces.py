@@ -39,24 +39,6 @@ def variable(found, name):
     return [row["set"].get(name) for row in found]
 
 
-@pytest.mark.long
-def test_every_node_has_another_interface(cluster, tmp_path):
-    names = ("ens1f1", "ens1f0np0", "ib0")
-    cluster.connect(*names)
-    found, result = collect(cluster.nodes, tmp_path)
-    assert [row["sum"] for row in found] == [[6.0, 6.0, 6.0]] * 3
-    assert [row["world"]["hostname"] for row in found] == ["node1", "node2", "node3"]
-    assert {row["world"]["master_hostname"] for row in found} == {"node1"}
-    assert {row["master"][0] for row in found} == {"10.77.0.1"}
-    assert variable(found, "GLOO_SOCKET_IFNAME") == list(names)
-    # NCCL has nothing else to choose from.
-    assert variable(found, "NCCL_SOCKET_IFNAME") == [None] * 3
-    assert row_of(result, "ranks") == "3 ranks on 3 nodes: node[1-3]"
-    assert row_of(result, "master").startswith("node1 at 10.77.0.1:")
-    assert row_of(result, "interface") == "ens1f1 on node1; ens1f0np0 on node2; ib0 on node3"
-    assert "stands for several" not in result.stderr
-
-
 def test_interfaces_that_lead_nowhere(cluster, tmp_path):
     names = ("ens1f1", "ens1f0np0")
     for number, node in enumerate(cluster.nodes[:2], 1):
@@ -71,17 +53,6 @@ def test_interfaces_that_lead_nowhere(cluster, tmp_path):
     assert row_of(result, "interface") == "ens1f1 on node1; ens1f0np0 on node2"
     (seconds,) = re.findall(r"address ([0-9.]+) ", row_of(result, "seconds"))
     assert float(seconds) < ADDRESS_SECONDS
-
-
-@pytest.mark.long
-def test_the_option_names_an_interface_per_node(cluster, tmp_path):
-    # Both networks work; by itself rank 0 prefers the first.
-    cluster.connect("ens1", "ens1")
-    cluster.connect("ens2", "eth9", network="10.78.0")
-    found, _ = collect(cluster.nodes[:2], tmp_path, "node1=ens2,node2=eth9")
-    assert {row["master"][0] for row in found} == {"10.78.0.1"}
-    assert variable(found, "NCCL_SOCKET_IFNAME") == ["=ens2", "=eth9"]
-    assert variable(found, "GLOO_SOCKET_IFNAME") == ["ens2", "eth9"]
 
 
 INIT = ("-c", "import mpiddp; mpiddp.init(timeout=90)")
@@ -100,25 +71,6 @@ def expect_table(result, head, *rows):
 
 
 @pytest.mark.long
-def test_a_switch_that_drops_large_packets(cluster):
-    cluster.connect("ens1f1", "ens1f1")
-    for node in cluster.nodes[:2]:
-        lose_large_packets(node, "ens1f1")
-    program = (
-        "import mpiddp\nfrom mpiddp.launch.rendezvous import address_agreement\n"
-        "address_agreement.REACH_SECONDS = 3\n"
-    )
-    result = run(cluster.nodes[:2], "-c", f"{program}mpiddp.init(timeout=25)")
-    expect_table(
-        result,
-        ["10.77.0.1 (ens1f1)"],
-        ["node1", "reached"],
-        ["node2", "packets of 9000 bytes do not pass by ens1f1"],
-    )
-    assert "one MTU on all of it" in result.stderr
-
-
-@pytest.mark.long
 def test_another_network_is_taken_where_one_drops_large_packets(cluster, tmp_path):
     # By itself rank 0 prefers the first.
     cluster.connect("ens1", "ens1")
@@ -128,16 +80,6 @@ def test_another_network_is_taken_where_one_drops_large_packets(cluster, tmp_pat
     found, _ = collect(cluster.nodes[:2], tmp_path)
     assert {row["master"][0] for row in found} == {"10.78.0.1"}
     assert variable(found, "NCCL_SOCKET_IFNAME") == ["=ens2"] * 2
-
-
-@pytest.mark.long
-def test_a_variable_that_fits_no_interface_of_one_node(cluster):
-    cluster.connect("ens1", "ens2")
-    result = run(cluster.nodes[:2], *INIT, GLOO_SOCKET_IFNAME="ens1").expect(2)
-    (line,) = messages(result)
-    assert "rank 1 of 2 on node2: " in line
-    assert "GLOO_SOCKET_IFNAME is 'ens1', but the interfaces of node2 that have an" in line
-    assert "are lo, ens2: " in line
 
 
 def test_a_switch_that_passes_nothing(cluster):

@@ -34,7 +34,6 @@ OWN = """
     ones = torch.ones(1)
     dist.all_reduce(ones)
     print("sum", ones.item(), flush=True)
-    raise SystemExit(int(__import__("sys").argv[1]) if dist.get_rank() else 0)
 """
 
 
@@ -44,15 +43,9 @@ def run(launcher, tmp_path, text, *words, ranks=2, **options):
     return launchers.run(launcher, ranks, arguments, cwd=tmp_path, **options)
 
 
-@pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("name", "code"),
-    [(row.name, 0) for row in launchers.available()]
-    + [pytest.param("openmpi", 5, marks=pytest.mark.long)],
-)
-def test_a_script_may_start_and_end_mpi_itself(name, code, tmp_path):
-    """One of its ranks ends it, in the middle; the exit code is the script's."""
-    result = run(name, tmp_path, OWN, str(code)).expect(code)
+def test_a_script_may_start_and_end_mpi_itself(recent_launcher, tmp_path):
+    """One of its ranks ends it, in the middle."""
+    result = run(recent_launcher, tmp_path, OWN).expect(0)
     assert result.stdout.splitlines() == ["sum 2.0"] * 2
     assert "MPI_" not in result.stderr.upper() and "hint" not in result.stderr
 
@@ -63,17 +56,16 @@ LIBRARY = """
 
     assert MPI.COMM_WORLD.allreduce(1) == 2
     ctypes.CDLL(MPI.__file__).MPI_Finalize()
-    if __import__("sys").argv[1] == "fails" and __import__("os").environ["RANK"] == "1":
+    if __import__("os").environ["RANK"] == "1":
         raise ValueError("after MPI")
 """
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("how", "code"), [("ends", 0), ("fails", 1)])
-def test_a_library_may_end_mpi_for_good(how, code, tmp_path):
-    result = run("openmpi", tmp_path, LIBRARY, how).expect(code)
+def test_a_library_may_end_mpi_for_good(tmp_path):
+    result = run("openmpi", tmp_path, LIBRARY).expect(1)
     assert "after MPI_FINALIZE" not in result.stderr
-    assert result.stderr.count("ValueError: after MPI") == code
+    assert result.stderr.count("ValueError: after MPI") == 1
 
 
 def test_mpi_is_ended_when_its_owner_has_done_with_it(monkeypatch):
@@ -96,23 +88,21 @@ def test_mpi_is_ended_when_its_owner_has_done_with_it(monkeypatch):
 
 
 STARTS = """
-    import os, subprocess, sys
-    import torch
+    import multiprocessing, subprocess, sys
     from mpi4py import MPI
-    from torch.utils.data import DataLoader, Dataset
 
     # A worker that is spawned comes here as well.
     RANK = MPI.COMM_WORLD.Get_rank() if "asks" in sys.argv or __name__ == "__main__" else None
     INNER = "from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1), flush=True)"
 
-    class Ranks(Dataset):
-        def __len__(self): return 1
-        def __getitem__(self, at): return str(RANK)
+    def work():
+        print("worker", RANK, flush=True)
 
     if __name__ == "__main__":
         # On all ranks, since MPI_Init waits for as many.
-        for batch in DataLoader(Ranks(), num_workers=1, multiprocessing_context="spawn"):
-            print("worker", *batch, flush=True)
+        worker = multiprocessing.get_context("spawn").Process(target=work)
+        worker.start()
+        worker.join()
         with open("inner.py", "w") as file:
             file.write(INNER)
         mpirun, python = sys.argv[1], sys.executable

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from fractions import Fraction
 
 import pytest
@@ -86,6 +85,7 @@ def test_without_mpi_the_environment_is_the_same():
     assert found[0]["changed afterwards"] == {}
     assert found[0]["hook afterwards"].startswith("torch.") and not found[0]["open afterwards"]
     assert "finalized" not in found[0]
+    check_listening(found, "127.0.0.1")
 
 
 @pytest.mark.parametrize("ranks", SIZES)
@@ -127,52 +127,11 @@ def test_nothing_listens_outside_the_interface(recent_launcher, ranks):
     check_listening(found, "127.0.0.1")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("mount", ["size=1g", "size=8m"])
-@pytest.mark.mpi
-def test_ranks_that_share_no_memory_talk_over_tcp(mount):
-    own = f"mount -t tmpfs -o {mount} none /dev/shm"
-    program = (
-        "import mpiddp, torch\n"
-        "with mpiddp.init(timeout=60) as session:\n"
-        "    print(mpiddp.all_reduce(torch.ones(1)).item(), flush=True)\n"
-    )
-    rank = ["--mount", "sh", "-c", f'{own} && exec "$@"', "sh", sys.executable, "-c", program]
-    result = launchers.run("openmpi", 2, rank, python="unshare").expect(0)
-    assert result.stdout == "2.0\n2.0\n"
-
-
-def test_without_mpi_nothing_listens_outside_the_interface():
-    found, _ = facts.collect("alone", 1)
-    check_listening(found, "127.0.0.1")
-
-
 # Interfaces that are not there
-
-INIT = "import sys, mpiddp; mpiddp.init(timeout=30, interface=sys.argv[1])"
 
 
 NO_INTERFACE = "GLOO_SOCKET_IFNAME is 'nosuch', but the interfaces of "
 NO_HOST = "--interface 'nosuch.local=lo' names none of the job's hosts, which are "
-
-
-def expect_one_line(launcher, words, option, **env):
-    result = launchers.run(launcher, 2, ["-c", INIT, option], env=env).expect(2)
-    (line,) = facts.messages(result)
-    assert words in line and "rank 0 of 2 on " in line, str(result)
-    assert "Traceback" not in result.output
-
-
-@pytest.mark.long
-@pytest.mark.by_default("mpich")
-def test_an_interface_variable_that_fits_nothing(either_launcher):
-    expect_one_line(either_launcher, NO_INTERFACE, "auto", GLOO_SOCKET_IFNAME="nosuch")
-
-
-@pytest.mark.long
-@pytest.mark.by_default("openmpi")
-def test_an_interface_for_no_host_of_the_job(either_launcher):
-    expect_one_line(either_launcher, NO_HOST, "nosuch.local=lo")
 
 
 def test_an_interface_for_another_host_is_refused():
@@ -201,17 +160,9 @@ def test_the_block(recent_launcher):
     found, result = facts.collect(recent_launcher.name, 2)
     host = found[0]["gethostname"]
     rows = block(result)
-    assert list(rows) == [
-        "ranks",
-        "ranks per node",
-        "master",
-        "interface",
-        "backend",
-        "devices",
-        "cores",
-        "MPI",
-        "seconds",
-    ]
+    assert ", ".join(rows) == (
+        "ranks, ranks per node, master, interface, backend, devices, cores, MPI, seconds"
+    )
     assert rows["ranks"] == f"2 ranks on 1 node: {host}"
     assert rows["ranks per node"] == "2"
     assert rows["master"] == "{} at {}:{}".format(host, *found[0]["master"])
@@ -238,15 +189,6 @@ def test_the_block_of_one_process():
     rows = block(result)
     assert rows["ranks"].startswith("1 rank on 1 node: ")
     assert rows["MPI"] == "none (one process; for more: python -m mpiddp -n RANKS …)"
-    assert [item.rsplit(" ", 1)[0] for item in rows["seconds"].split(", ")] == PHASES
-
-
-@pytest.mark.long
-def test_a_launch_starts_without_a_standard_error():
-    program = "import sys, mpiddp\nwith mpiddp.init(): print(sys.stderr, 'started')"
-    arguments = ["-c", 'exec "$0" "$@" 2>&-', sys.executable, "-c", program]
-    result = launchers.run("alone", 1, arguments, python="sh").expect(0)
-    assert result.stdout == "None started\n"
 
 
 # Agreement
@@ -276,6 +218,7 @@ def test_ranks_that_differ_are_named(either_launcher, pool):
         ("timeout", "5", "a number of seconds, found '5'"),
         ("port_range", 5, "text, found 5"),
         ("allow_shared_gpu", "no", "True or False, found 'no'"),
+        ("bind", "socket", "one of auto, none, cores, numa"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(name, value, expected):
@@ -375,7 +318,7 @@ def test_an_mpi_that_was_up_before_stays_up(either_launcher):
 
 # Notebooks
 
-HALF_STARTED = """
+NOTEBOOK = """
 import gc, os, sys, types
 ipython = types.ModuleType("IPython")
 ipython.get_ipython = lambda: object()
@@ -400,10 +343,6 @@ assert dict(os.environ) == before
 store.first_all_reduce = all_reduce
 with begin() as session:
     print("again", session.world.size)
-"""
-NOTEBOOK = (
-    HALF_STARTED
-    + """
     begin()
 begin(backend="nccl")
 begin(timeout=-1)
@@ -421,7 +360,6 @@ import torch.distributed as distributed
 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
 begin()
 """
-)
 
 
 def test_in_a_notebook_errors_raise_and_the_kernel_lives():
@@ -459,17 +397,3 @@ print("lives", session.world.size)
     assert result.returncode == 0, result
     assert "lives 1\n" in result.stdout
     assert "NameError: name 'tpyo'" in result.stderr and "KeyError: 'cell'" in result.stderr
-
-
-@pytest.mark.long
-@pytest.mark.mpi
-def test_a_notebook_of_several_ranks_does_not_hang():
-    program = HALF_STARTED.replace(
-        "store.first_all_reduce = fail\n",
-        """
-if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
-    store.first_all_reduce = fail
-""",
-    )
-    result = launchers.run("openmpi", 2, ["-c", program]).expect(1)
-    assert result.stderr.count("RuntimeError: on purpose") == 1

@@ -68,14 +68,6 @@ def test_the_limit_is_lowered_while_mpi_starts_and_nothing_else_is_touched(conne
     assert os.get_inheritable(client.fileno()) and threading.active_count() == threads
 
 
-def test_a_server_that_goes_is_heard_of(connection):
-    server, client = connection
-    with shortened_values(MPICH, launched("slurm")):
-        server.shutdown(socket.SHUT_RDWR)
-        assert client.recv(1) == b""
-    assert client.recv(1) == b""
-
-
 def test_a_server_that_goes_without_having_listened_is_heard_of(connection):
     server, client = connection
     with shortened_values(MPICH, launched("slurm")):

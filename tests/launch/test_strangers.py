@@ -14,15 +14,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 import launchers
-import namespaces
 from benchmarks.measure.launching import json_lines, worker_loop
 from benchmarks.measure.launching.processes import MARK
 from mpiddp.doctor.network import node_links
@@ -98,13 +96,10 @@ WAYS = (
 
 
 @contextlib.contextmanager
-def stranger(what: str, *places: tuple[str, int], place: Sequence[str] = ()) -> Iterator[None]:
-    """Somebody who has connected to each of ``places``, in the way that ``what`` says, and stays.
-
-    ``place``: a command that starts it.
-    """
+def stranger(what: str, *places: tuple[str, int]) -> Iterator[None]:
+    """Somebody who has connected to each of ``places``, in this way, and stays."""
     words = [f"{host}:{port}" for host, port in places]
-    command = [*place, sys.executable, "-I", "-S", "-c", STRANGER, what, *words]
+    command = [sys.executable, "-I", "-S", "-c", STRANGER, what, *words]
     with launchers.begin(*command) as (_, line):
         assert line == "here"
         yield
@@ -231,16 +226,17 @@ def count_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def list_cases():
-    """Only the benchmark's reads more than some bytes: at the others, most strangers are alike."""
-    for listener in (offers, benchmark, doctor, lifeline, rank_listener):
-        for what in WAYS:
-            is_alike = listener is not benchmark and what not in ("garbage", "slow", "idle")
-            marks = [pytest.mark.long] * is_alike
-            yield pytest.param(listener, what, marks=marks, id=f"{listener.__name__}-{what}")
+# Only the benchmark's reads more than some bytes: at the others, most strangers are alike.
+CASES = [(benchmark, what) for what in WAYS] + [
+    (each, what)
+    for each in (offers, doctor, lifeline, rank_listener)
+    for what in ("garbage", "slow", "idle")
+]
 
 
-@pytest.mark.parametrize(("listener", "what"), [*list_cases()])
+@pytest.mark.parametrize(
+    ("listener", "what"), CASES, ids=[f"{each.__name__}-{what}" for each, what in CASES]
+)
 def test_a_stranger_keeps_nobody_out(listener, what, monkeypatch):
     monkeypatch.setattr(listener_module, "GREETING_SECONDS", 10 * HUNG)
     with listener() as listening:
@@ -308,32 +304,6 @@ def test_a_line_has_one_deadline_and_a_limit(monkeypatch):
         line.close()
 
 
-def flood(job: launchers.Job, ranks: int, folder: Path, what: str, place: Sequence[str]) -> None:
-    """Connect to all that ``job`` listens on in two phases of its start-up, until its end.
-
-    ``place``: a command that the stranger is an argument of.
-    """
-    not_ours: set[tuple[str, int]] = set()
-    with contextlib.ExitStack() as strangers:
-        # MPI's own; the address agreement, on whose socket the store serves later; the store, and
-        # the companion process of rank 0.
-        for phase, listeners in (("mpi", 0), ("address", 1), ("lifeline", 2)):
-            job.until((folder / f"{phase}.held.0").exists, f"rank 0 to hold in {phase}")
-            places = job.places() - not_ours
-            if phase == "mpi":
-                not_ours = places
-            else:
-                assert len(places) == listeners
-                assert all(PORTS.low <= port <= PORTS.high for _, port in places)
-                if what != "none":
-                    strangers.enter_context(stranger(what, *places, place=place))
-            (folder / f"{phase}.go").touch()
-        result = job.wait().expect(0)
-    seconds = [float((folder / f"done.{each}").read_text()) for each in range(ranks)]
-    print(f"{what}: start-up took {max(seconds):.2f} s, the job {result.seconds:.2f} s")
-    assert "Traceback" not in result.stderr
-
-
 @pytest.mark.by_default("openmpi")
 @pytest.mark.parametrize(
     "what",
@@ -346,21 +316,28 @@ def flood(job: launchers.Job, ranks: int, folder: Path, what: str, place: Sequen
     ],
 )
 def test_a_flood_during_start_up_has_no_effect(either_launcher, what, tmp_path):
+    """They connect to all that the job listens on in two phases of its start-up, until its end."""
     program = [launchers.PROGRAMS / "flooded.py", tmp_path, PORTS]
-    with launchers.start(either_launcher, 2, program) as job:
-        flood(job, 2, tmp_path, what, ())
-
-
-@pytest.mark.long
-@pytest.mark.mpi
-@pytest.mark.parametrize("what", ["none", "mixed", "idle"])
-def test_a_flood_from_another_host_has_no_effect(what, tmp_path):
-    with namespaces.make_cluster() as cluster:
-        cluster.connect("eth0", "eth0", "eth0")
-        *own, other = cluster.nodes
-        program = [str(launchers.PROGRAMS / "flooded.py"), str(tmp_path), str(PORTS)]
-        with namespaces.start(own, *program) as job:
-            flood(job, len(own), tmp_path, what, other.enter())
+    not_ours: set[tuple[str, int]] = set()
+    with (
+        launchers.start(either_launcher, 2, program) as job,
+        contextlib.ExitStack() as strangers,
+    ):
+        # MPI's own; the address agreement, on whose socket the store serves later; the store, and
+        # the companion process of rank 0.
+        for phase, listeners in (("mpi", 0), ("address", 1), ("lifeline", 2)):
+            job.until((tmp_path / f"{phase}.held.0").exists, f"rank 0 to hold in {phase}")
+            places = job.places() - not_ours
+            if phase == "mpi":
+                not_ours = places
+            else:
+                assert len(places) == listeners
+                assert all(PORTS.low <= port <= PORTS.high for _, port in places)
+                if what != "none":
+                    strangers.enter_context(stranger(what, *places))
+            (tmp_path / f"{phase}.go").touch()
+        result = job.wait().expect(0)
+    assert "Traceback" not in result.stderr
 
 
 class Member:

@@ -360,10 +360,10 @@ class FailureHandler(FailureReports):
         launcher = self.peers.launcher
         if launcher is None:
             return True
-        if launcher.rank != 0:
-            time.sleep(ANSWER_SECONDS)
-            if isinstance(error, AloneError):
-                return False
+        if launcher.rank != 0 and isinstance(error, AloneError):
+            time.sleep(REPORTERS * ANSWER_SECONDS)  # mpirun would end a late rank 0 with this one.
+            return False
+        time.sleep(ANSWER_SECONDS * (launcher.rank != 0))
         self._claim_node()
         return self._claim is not None
 
