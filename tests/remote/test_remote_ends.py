@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from unittest import mock
 
 import pytest
 
@@ -21,7 +20,6 @@ import mpiddp
 from launchers import until
 from mpiddp.errors import (
     ConfigurationError,
-    LaunchError,
     MpiddpError,
     RankFailedError,
     UnreachableError,
@@ -120,25 +118,6 @@ def test_a_function_that_never_returns(tmp_path, monkeypatch):
         with pytest.raises(RankFailedError, match="failed on 1 of 2 ranks") as caught:
             ranks.run(called.destroy_group)
         assert "destroyed torch's default group" in str(caught.value.by_rank[0])
-
-
-def test_ranks_that_were_interrupted_in_a_collective_end(monkeypatch, tmp_path):
-    called.expire_when(monkeypatch, lambda _: (tmp_path / "asked").exists())
-    with start(2, collectives="mpiddp") as ranks:
-        # The next calls would be refused, or meet a call that the other rank has not finished.
-        with pytest.raises(RankFailedError, match="ask_alone left rank 0 in the middle of a"):
-            ranks.run(called.ask_alone, 0, tmp_path, "group")
-        assert ranks.state == "ended"
-        with monkeypatch.context() as patch:
-            patch.setattr("mpiddp.remote.ranks.RankJob", mock.Mock(side_effect=LaunchError("no")))
-            with pytest.raises(LaunchError, match="no"):
-                ranks.restart()
-        with pytest.raises(ConfigurationError, match=r"ended; restart\(\) starts them again"):
-            ranks.run(called.nothing)
-        ranks.restart()
-        (tmp_path / "asked").unlink()
-        with pytest.raises(RankFailedError, match="ask_alone left rank 1 in the middle of a"):
-            ranks.run(called.ask_alone, 1, tmp_path, "session")
 
 
 @pytest.mark.long
