@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -105,19 +105,13 @@ def test_a_function_that_never_returns(tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_a_sink_that_raises_ends_the_call(capsys):
-    texts = []
-
     def take(rank: int, role: str, text: str) -> None:
-        texts.append((rank, role, text))
         if "3" in text:
-            raise ZeroDivisionError(text)
-        if "4" in text:
-            ranks.run(called.nothing)
+            raise ZeroDivisionError(rank, role, text)
+        ranks.run(called.nothing)
 
     with mpiddp.ranks(1, output=take, call_timeout=SECONDS) as ranks:
-        ranks.run(print, "é", end="")
-        assert texts == [(0, "out", "é")]
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(ZeroDivisionError, match=r"0, 'out', '3\\n'"):
             ranks.run(print, 3)
         assert ranks.state == "ended"
         ranks.restart()
@@ -148,29 +142,19 @@ def test_several_at_once_of_any_number_and_forgotten(tmp_path):
     assert len(os.listdir("/proc/self/fd")) < descriptors - 9
 
 
-def use_in_child(ranks: mpiddp.Ranks, answers: multiprocessing.SimpleQueue[str]) -> None:
-    for act in (lambda: ranks.run(called.nothing), ranks.restart, ranks.stacks, ranks.close):
-        try:
-            act()
-            answers.put("")
-        except ConfigurationError as error:
-            answers.put(str(error))
-    answers.put(repr(ranks))
-
-
 @pytest.mark.long
 def test_a_forked_child_of_the_caller_leaves_the_ranks_alone(tmp_path):
     with start(2) as ranks:
-        context = multiprocessing.get_context("fork")
-        answers = context.SimpleQueue()
-        child = context.Process(target=use_in_child, args=(ranks, answers))
-        child.start()
-        found = [answers.get() for _ in range(4)]
-        assert answers.get().endswith("closed>")
-        child.join(SECONDS)
-        assert child.exitcode == 0
-        belongs = "these ranks belong to another process, of which this one is a copy"
-        assert found == [belongs, belongs, belongs, ""]
+        if not (child := os.fork()):
+            with contextlib.suppress(BaseException):
+                belongs = "these ranks belong to another process, of which this one is a copy"
+                for act in (lambda: ranks.run(called.nothing), ranks.restart, ranks.stacks):
+                    with pytest.raises(ConfigurationError, match=belongs):
+                        act()
+                ranks.close()
+                os._exit(int(not repr(ranks).endswith("closed>")))
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
         assert ranks.run(called.find_rank) == [0, 1]
         # Children of ranks keep nothing of theirs open: a lost rank is noticed at once.
         victim = ranks.run(called.leave_children, tmp_path)[1]
@@ -221,11 +205,11 @@ def test_large_results_and_many_that_are_kept():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("collectives", ["framework", "mpiddp"])
-def test_a_trainer_runs_twice_on_the_same_ranks(collectives, tmp_path):
+def test_a_trainer_runs_twice_on_the_same_ranks(tmp_path):
     options = {"data": "toy", "samples": 200, "epochs": 1, "runs_dir": tmp_path}
-    with mpiddp.ranks(2, collectives=collectives, call_timeout=SECONDS) as ranks:
+    with start(2) as ranks:
         first, second = (ranks.run(called.fit, options | {"name": n}) for n in ("one", "two"))
+        # The framework's group, not mpiddp's, is left uneven.
         with pytest.raises(RankFailedError, match="the ranks have ended") as caught:
             ranks.run(called.gather_on, 1)
         assert "at different collective calls of group" in str(caught.value.by_rank[0])

@@ -42,20 +42,16 @@ def kill_later(find: Callable[[], int], seconds: float) -> Iterator[list[float]]
 
     def kill() -> None:
         time.sleep(seconds)
-        end = time.monotonic() + LONGEST_SECONDS
-        while time.monotonic() < end:
+        while not when:
             with contextlib.suppress(LookupError, ProcessLookupError):
                 os.kill(find(), signal.SIGKILL)
                 when.append(time.monotonic())
-                return
             time.sleep(0.01)
 
-    thread = threading.Thread(target=kill)
+    thread = threading.Thread(target=kill, daemon=True)
     thread.start()
-    try:
-        yield when
-    finally:
-        thread.join()
+    yield when
+    thread.join(LONGEST_SECONDS)
 
 
 def call_again(ranks, function, *arguments) -> None:
@@ -64,7 +60,7 @@ def call_again(ranks, function, *arguments) -> None:
         ranks.run(function, *arguments)
 
 
-def kill_in_calls(ranks: mpiddp.Ranks, dice: random.Random) -> tuple[str, float]:
+def kill_in_calls(ranks, dice) -> tuple[str, float]:
     """One kill while calls are made. Returns the kind of call, and the seconds until it raised."""
     victim = dice.randrange(RANKS)
     kind = dice.choice([*WORK, "idle"])
@@ -86,11 +82,13 @@ def kill_in_calls(ranks: mpiddp.Ranks, dice: random.Random) -> tuple[str, float]
     return f"{kind}: {lost[victim]}", raised - max(began, when[0])
 
 
-def kill_in_start(ranks, dice, marked, longest: float) -> tuple[str, float]:
-    """One kill while the ranks start, which raises there, or at the first call.
+def start_again(ranks) -> None:
+    ranks.restart()
+    call_again(ranks, called.nothing)
 
-    ``longest``: how long a start takes, in seconds.
-    """
+
+def kill_in_start(ranks, dice, marked, longest: float) -> tuple[str, float]:
+    """One kill while the ranks start, for ``longest`` s: this raises, or the first call."""
     before = set(marked.ranks().values())
 
     def find() -> int:
@@ -98,8 +96,7 @@ def kill_in_start(ranks, dice, marked, longest: float) -> tuple[str, float]:
 
     with kill_later(find, dice.uniform(0, longest)) as when:
         with pytest.raises(MpiddpError) as caught:
-            ranks.restart()
-            call_again(ranks, called.nothing)
+            start_again(ranks)
         raised = time.monotonic()
     assert "\n" not in str(caught.value)
     return f"start: {type(caught.value).__name__}: {caught.value}"[:200], raised - when[0]
