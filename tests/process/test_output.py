@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pty
 import re
@@ -225,11 +226,14 @@ def test_a_directory_that_cannot_be_written(tmp_path):
             open_log(tmp_path / path)
 
 
+BYTES = os.urandom(3_000_000)
+"""More than a pipe holds, and no text."""
 SCRIPT = """
-import ctypes, os, time
+import ctypes, hashlib, os, sys, time
 import torch.distributed as dist
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo")
+print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())
 for number in range(200):
     print(f"line {number} of rank {rank}", "x" * (number * 7 % 300))
 ctypes.CDLL(None).puts(b"from C")
@@ -244,19 +248,30 @@ time.sleep(60)
 @pytest.mark.by_default("openmpi")
 def test_ranks_print_whole_lines_with_labels(either_launcher, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    options = ["-m", "mpiddp", "--log-dir", "logs", "--label", "--console", "0,2"]
-    result = launchers.run(either_launcher, 3, [*options, "script.py"], cwd=tmp_path).expect(1)
+    (tmp_path / "bytes").write_bytes(BYTES)
+    words = ["-m", "mpiddp", "-n", "3", "--launcher", either_launcher.mpirun, "--log-dir", "logs"]
+    words += ["--label", "--console", "0,2", "script.py"]
+    with (
+        subprocess.Popen(["cat", tmp_path / "bytes"], stdout=subprocess.PIPE) as writer,
+        launchers.start("alone", 1, words, stdin=writer.stdout, cwd=tmp_path) as job,
+    ):
+        result = job.wait().expect(1)
+    # What is piped to the front comes to rank 0, and has an end on the others.
+    read = [hashlib.sha256(data).hexdigest() for data in (BYTES, b"", b"")]
     lines = {
-        rank: [f"line {n} of rank {rank} {'x' * (n * 7 % 300)}" for n in range(200)] + ["from C"]
+        rank: [
+            read[rank], *(f"line {n} of rank {rank} {'x' * (n * 7 % 300)}" for n in range(200)),
+            "from C",
+        ]
         for rank in range(3)
-    }
+    }  # fmt: skip
     shown = [line for line in result.stdout.splitlines() if line.startswith("[")]
     for rank in (0, 2):
         label = f"[{rank}@{HOST}] "
         assert [line for line in shown if line.startswith(label)] == [
             label + line for line in lines[rank]
         ]
-    assert len(shown) == 2 * 201
+    assert len(shown) == 2 * 202
     for rank in range(3):
         assert (tmp_path / f"logs/rank-{rank}.out").read_text().splitlines() == lines[rank]
     # The rank that failed is not shown, but its report is, and stands in its log once.
