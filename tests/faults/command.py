@@ -107,9 +107,6 @@ def main() -> int:
     print(table.describe(rows), end="")
     machine = attempts.describe_machine()
     print(f"\ncommit {commit}, {machine}; {file.path}", file=sys.stderr)
-    text = json.dumps(table.to_values(commit, machine, rows), indent=1, ensure_ascii=False) + "\n"
-    file.path.parent.mkdir(parents=True, exist_ok=True)
-    file.path.with_suffix(".json").write_text(text, encoding="utf-8")
     if options.document is not None:
         table.put_into(options.document, commit, machine, rows)
     wanted = set(options.places)

@@ -8,7 +8,7 @@ import random
 import re
 import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +148,6 @@ def test_the_table_sums_up() -> None:
     assert [row.load for row in rows] == [2.5, None]
     (line,) = text.splitlines()[2:]
     assert line == ("| something (`made-up`) | 4 | 3 | 0.70 / 1.50 s | 7 | good (2); other (1) |")
-    values = table.to_values("commit", "machine", rows)
-    assert json.loads(json.dumps(values))["rows"] == [asdict(row) for row in rows]
     (few,) = table.make_rows(replace(MADE_UP, faults={"made-up": FAULT}), records[:1])
     assert "| 1 of 4 | 1 | 0.50 / 0.50 s | 3 | good |" in table.describe([few])
 

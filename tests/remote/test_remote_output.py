@@ -84,6 +84,11 @@ def test_a_console_that_has_gone_stops_nothing(monkeypatch):
     for stream in (closed, None):
         monkeypatch.setattr(sys, "stderr", stream)
         write("err", "lost")
+    # One that is there shows it at once.
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw))
+    write("out", "shown")
+    assert raw.getvalue() == b"shown"
 
 
 def test_who_prints_without_end_does_not_hold_up_the_end():
