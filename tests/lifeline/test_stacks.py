@@ -61,7 +61,10 @@ Stack (most recent call first):
 """
 
 
-def test_the_frames_of_a_dump():
+def test_the_frames_of_a_dump_and_of_a_thread():
+    frames = read_thread(threading.get_ident())
+    assert [each.function for each in frames[:2]] == ["read_thread", sys._getframe().f_code.co_name]
+    assert read_thread(-1) == []
     frames = parse_dump(DUMP)
     assert [(each.file, each.line, each.function) for each in frames] == [
         ('/home/me/a \\xfc \\"b\\".py', 7, "load"),
@@ -289,10 +292,8 @@ def test_a_process_that_heeds_no_signal_is_not_sent_one():
 
 def test_a_signal_after_the_end_is_ignored():
     """A companion that is stopped between two lines sends it late."""
-    code = (
-        "import signal; from mpiddp.lifeline.stacks import dump; dump.StackWriter().close(); "
-        "signal.raise_signal(dump.SIGNAL)"
-    )
+    code = "import signal; from mpiddp.lifeline.stacks import dump; "
+    code += "dump.StackWriter().close(); signal.raise_signal(dump.SIGNAL)"
     assert launchers.run_python("-c", code).returncode == 0
 
 
@@ -389,12 +390,8 @@ def test_a_rank_that_is_stopped_does_not_stall(crew):
 
 def answer(stack, numbers=None, counts=None, own=(0, 0)):
     """What a rank says of its calls."""
-    return {
-        "frames": [frame.pack() for frame in stack],
-        "numbers": numbers or {},
-        "counts": counts or {},
-        "own": own,
-    }
+    frames = [frame.pack() for frame in stack]
+    return {"frames": frames, "numbers": numbers or {}, "counts": counts or {}, "own": own}
 
 
 class Asked:
@@ -460,13 +457,6 @@ def test_mpiddps_own_collectives_are_counted_as_well(monkeypatch):
     assert said in asked.reasons[0]
 
 
-def test_a_rank_that_finished_before_its_first_collective_is_named(monkeypatch):
-    asked = Asked(monkeypatch)
-    asked.finish(0, Calls(counts={"0": 0}))
-    asked.look(None, answer(REDUCE, {"gloo:0": [1, 0]}))
-    assert "rank 0 of 2" in asked.reasons[0] and "after collective 0" in asked.reasons[0]
-
-
 def test_ranks_that_wait_for_an_unknown_collective_wait_until_the_time_out(monkeypatch):
     asked = Asked(monkeypatch)
     asked.finish(1)
@@ -509,6 +499,11 @@ def test_ranks_that_close_a_session_and_go_on_have_not_finished(monkeypatch):
     assert asked.reasons == []
     asked.look(None, waits)
     assert "rank 0 of 2 on node0 left early" in asked.reasons[0]
+    # One that finished before its first collective.
+    asked = Asked(monkeypatch)
+    asked.finish(0, Calls(counts={"0": 0}))
+    asked.look(None, answer(REDUCE, {"gloo:0": [1, 0]}))
+    assert "rank 0 of 2" in asked.reasons[0] and "after collective 0" in asked.reasons[0]
 
 
 def call_all_kinds(session):
@@ -521,12 +516,13 @@ def call_all_kinds(session):
     pair = dist.new_group([0, 1])
     other = dist.new_group([1, 2])
     x, parts = torch.ones(size), [torch.ones(1) for _ in range(size)]
+    sources = parts if rank == 0 else None
     dist.all_reduce(x)
     dist.broadcast(x, 0)
     dist.reduce(x, 1)
     dist.barrier()
-    dist.gather(torch.ones(1), parts if rank == 0 else None, 0)
-    dist.scatter(torch.ones(1), parts if rank == 0 else None, 0)
+    dist.gather(torch.ones(1), sources, 0)
+    dist.scatter(torch.ones(1), sources, 0)
     dist.all_gather(parts, torch.ones(1))
     dist.all_to_all_single(torch.empty(size), x)
     dist.all_gather_object([None] * size, rank)
@@ -536,12 +532,9 @@ def call_all_kinds(session):
     if rank > 0:
         dist.all_reduce(x, group=other)
     # A message between two of them.
-    if rank == 0:
-        dist.send(x, 1)
-    if rank == 1:
-        dist.recv(x, 0)
-    handle = dist.all_reduce(x, async_op=True)
-    handle.wait()
+    if rank < 2:
+        dist.recv(x, 0) if rank else dist.send(x, 1)
+    dist.all_reduce(x, async_op=True).wait()
     found = read_calls()
     mine = {}
     for name, group in {"pair": pair, "other": other}.items():
@@ -562,12 +555,6 @@ def test_calls_are_counted_alike_on_all_ranks(pool):
     assert [value[2] for value in values] == [
         {"pair": pair}, {"pair": pair, "other": other}, {"other": other},
     ]  # fmt: skip
-
-
-def test_the_stack_of_a_thread():
-    frames = read_thread(threading.get_ident())
-    assert [frame.function for frame in frames[:2]] == ["read_thread", "test_the_stack_of_a_thread"]
-    assert read_thread(-1) == []
 
 
 EARLY = """
@@ -690,11 +677,7 @@ def test_a_collective_does_not_move_however_it_waits():
     # The same call again and again is movement.
     again = make_call(C10D, "time.sleep(0.001)")
 
-    def work(stop) -> None:
-        while not stop.is_set():
-            again(stop)
-
-    assert look(work, moves=True)
+    assert look(lambda stop: [again(stop) for _ in iter(stop.is_set, True)], moves=True)
 
 
 def test_what_may_wait_for_other_ranks_is_a_collective():
