@@ -22,7 +22,13 @@ from facts import messages
 from mpiddp.errors import ConfigurationError
 from mpiddp.process.streams import output_writer
 from mpiddp.process.streams.output import RankOutput, open_log
-from mpiddp.process.streams.output_writer import LONGEST_LINE, PATIENCE_SECONDS, Console, Lines
+from mpiddp.process.streams.output_writer import (
+    LONGEST_LINE,
+    PATIENCE_SECONDS,
+    Console,
+    Lines,
+    Stream,
+)
 
 HOST = socket.gethostname()
 SECONDS = 120
@@ -173,6 +179,17 @@ def test_a_launcher_gets_whole_lines_in_portions_that_it_reads_at_once(monkeypat
     portions.clear()
     Console(1).write_lines(b"".join(lines))
     assert [portion.count(b"\n") for portion in portions] == [4, 1, 2]
+
+
+def test_a_log_that_is_full_is_said_and_the_console_goes_on():
+    (source, own), (shown, console) = os.pipe(), os.pipe()
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.write(own, b"text\n")
+    assert Stream(source, full, Console(console), None).forward()
+    said = b"mpiddp: the log of this rank ends here: No space left on device\ntext\n"
+    assert os.read(shown, 1000) == said
+    for descriptor in (source, own, shown, console, full):
+        os.close(descriptor)
 
 
 def run_on_terminal(*words: str, **options) -> bytes:
