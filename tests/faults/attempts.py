@@ -5,6 +5,7 @@ Records of one commit are lines of JSON in one file, so that a run that was inte
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -57,8 +58,8 @@ class Family:
     it must be."""
 
 
-@dataclass(frozen=True)
-class Record:
+@dataclass(frozen=True, kw_only=True)
+class Record(Finding):
     """What is kept of an attempt."""
 
     fault: str
@@ -67,10 +68,6 @@ class Record:
     passed: bool
     problem: str
     """Empty, or why it has not passed."""
-    outcome: str
-    detected: float | None
-    gone: float | None
-    lost_steps: int | None
     seconds: float
     """That the attempt took."""
     load: float
@@ -92,9 +89,9 @@ def make_attempt(
             finding = family.attempt(choice, laboratory, Path(folder))
             problem = find_excess(finding, fault)
         except Exception as error:
-            name, text = type(error).__name__, str(error)[-PROBLEM_CHARACTERS:]
-            problem = f"{name}: {str(error).partition(chr(10))[0]}\n"
-            problem += f"{''.join(traceback.format_tb(error.__traceback__))}{text}"
+            problem = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}\n"
+            problem += "".join(traceback.format_tb(error.__traceback__))
+            problem += str(error)[-PROBLEM_CHARACTERS:]
     return Record(
         fault=fault.name,
         number=number,
@@ -126,22 +123,18 @@ class ResultFile:
         self._lock = threading.Lock()
 
     def read(self) -> list[Record]:
-        """All whole lines; the last one may have been cut off."""
-        if not self.path.exists():
-            return []
-        lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
-        return [Record(**json.loads(line)) for line in lines]
+        """All whole lines; some may have been cut off."""
+        records = []
+        for line in self.path.read_text("utf-8").splitlines() if self.path.exists() else ():
+            with contextlib.suppress(json.JSONDecodeError):
+                records.append(Record(**json.loads(line)))
+        return records
 
     def append(self, record: Record) -> None:
-        with self._lock:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a+b") as file:
-                # What a line that was cut off has left ends here.
-                size = file.tell()
-                if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-                    content = self.path.read_bytes()
-                    file.truncate(content.rfind(b"\n") + 1)
-                file.write(json.dumps(asdict(record)).encode() + b"\n")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # What was cut off before ends here.
+        with self._lock, self.path.open("a", encoding="utf-8") as file:
+            file.write(f"\n{json.dumps(asdict(record))}\n")
 
 
 def find_missing(
@@ -152,21 +145,11 @@ def find_missing(
     return [place for place in wanted if place not in made]
 
 
-def run_all(
-    places: Iterable[tuple[str, int]],
-    jobs: int,
-    make: Callable[[tuple[str, int]], Record],
-    keep: Callable[[Record], object],
-) -> None:
-    """Make attempts, some at a time; each record is kept as soon as it is there."""
-    waiting, running = list(places)[::-1], set[Future[Record]]()
+def run_all(places: Iterable[tuple[str, int]], jobs: int, make: Callable[[Any], object]) -> None:
+    """Make attempts, some at a time."""
     with ThreadPoolExecutor(jobs) as pool:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                running.add(pool.submit(make, waiting.pop()))
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for each in done:
-                keep(each.result())
+        for _ in pool.map(make, places):
+            pass  # Raises what it raised; those that have not begun are left out.
 
 
 def find_commit(root: Path = launchers.ROOT) -> str:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 import attempts
 import table
-from attempts import Record, ResultFile
+from attempts import ResultFile
 from campaign import Campaign, CampaignError, read_campaign
 from families import FAMILIES
 from laboratory import Laboratory
@@ -36,7 +36,6 @@ def parse(campaign: Campaign, words: list[str] | None = None) -> argparse.Namesp
     add("--replay", metavar="FAULT:I", help="make this attempt alone, and keep no record")
     add("--list", action="store_true", help="show the faults, and make nothing")
     add("--table", action="store_true", help="show the table of what was made, and make nothing")
-    add("--json", type=Path, metavar="FILE", help="write the table into this file as well")
     add("--document", type=Path, metavar="FILE", help="put the table into this document")
     add("--results", type=Path, default=attempts.RESULTS, metavar="DIR", help="where records are")
     options = parser.parse_args(words)
@@ -74,17 +73,15 @@ def run(campaign: Campaign, options: argparse.Namespace, file: ResultFile) -> No
         tqdm(total=len(missing), unit="attempt", disable=None) as bar,
     ):
 
-        def make(place: tuple[str, int]) -> Record:
-            return attempts.make_attempt(campaign, FAMILIES[place[0]], place, laboratory)
-
-        def keep(record: Record) -> None:
+        def make(place: tuple[str, int]) -> None:
+            record = attempts.make_attempt(campaign, FAMILIES[place[0]], place, laboratory)
             file.append(record)
             bar.update()
             if not record.passed:
                 reason = record.problem.partition("\n")[0]
                 bar.write(f"{record.fault}:{record.number} has not passed: {reason}", sys.stderr)
 
-        attempts.run_all(missing, options.jobs, make, keep)
+        attempts.run_all(missing, options.jobs, make)
 
 
 def interrupt(*_: object) -> NoReturn:
@@ -110,10 +107,6 @@ def main() -> int:
     print(table.describe(rows), end="")
     machine = attempts.describe_machine()
     print(f"\ncommit {commit}, {machine}; {file.path}", file=sys.stderr)
-    text = json.dumps(table.to_values(commit, machine, rows), indent=1, ensure_ascii=False) + "\n"
-    file.path.parent.mkdir(parents=True, exist_ok=True)
-    for path in [file.path.with_suffix(".json"), *([options.json] if options.json else [])]:
-        path.write_text(text, encoding="utf-8")
     if options.document is not None:
         table.put_into(options.document, commit, machine, rows)
     wanted = set(options.places)

@@ -155,11 +155,6 @@ class Training:
             return found
         return None
 
-    def read_heard(self, rank: int) -> float | None:
-        """When it heard first that a save had failed, by time.time()."""
-        path = self.folder / f"heard-{rank}"
-        return float(path.read_text()) if path.exists() else None
-
     def await_fired(self, job: launchers.Job) -> dict[str, Any]:
         """As ``read_fired``, once it has. JobError where the job ends before."""
         end = time.monotonic() + SECONDS

@@ -1,9 +1,8 @@
 """The trainer, with something that happens to it in a certain place.
 
 python saboteur.py PLAN OPTION…   PLAN is a JSON file: a folder, rules of `Rule`, the seconds of
-a pause after each step, a file and the step after which no rank goes on before it has gone, what is
-the matter with the data (`broken_data.broken`), and whether ranks note when they hear of a save
-that failed
+a pause after each step, a file and the step after which no rank goes on before it has gone, and
+what is the matter with the data (`broken_data.broken`)
 
 Places are events of Python and of torch, and no functions of the trainer's. A rule acts once, also
 over several starts: then ``fired.json`` is in the folder, with the time and the step.
@@ -195,30 +194,6 @@ def watch_calls(rules: list[Rule], place: Place) -> None:
     register_module_forward_pre_hook(before_call)
 
 
-def watch_news(place: Place) -> None:
-    """Note in ``heard-<rank>`` when this rank hears that a save has failed, the first time.
-
-    No event of Python's tells that: it is when the trainer waits for a save.
-    """
-    from mpiddp.checkpoints.storage.directory import CheckpointDirectory
-
-    wait = CheckpointDirectory.wait
-
-    def hear(self: CheckpointDirectory) -> None:
-        try:
-            wait(self)
-        except OSError:
-            now = str(time.time())
-            with (
-                contextlib.suppress(FileExistsError),
-                open(place.folder / f"heard-{place.rank}", "x") as file,
-            ):
-                file.write(now)
-            raise
-
-    CheckpointDirectory.wait = hear  # type: ignore[method-assign]
-
-
 def digest_parameters(optimizer: torch.optim.Optimizer, place: Place) -> str:
     """Empty where nobody wants to know."""
     if not (place.folder / "samples").exists():
@@ -257,8 +232,6 @@ def main() -> None:
     watch_files(mine, place)
     watch_steps(mine, place, plan)
     watch_calls(mine, place)
-    if plan.get("hears"):
-        watch_news(place)
     sys.argv[1:] = sys.argv[2:]
     from mpiddp.train import main as train
 

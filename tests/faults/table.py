@@ -1,13 +1,12 @@
-"""The campaign's table: a row for each fault, as text and as values."""
+"""The campaign's table: a row for each fault."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from attempts import Record
 from campaign import Campaign
@@ -109,8 +108,3 @@ def put_into(path: Path, commit: str, machine: str, rows: Sequence[Row]) -> None
         f"(median):\n\n{describe(rows)}"
     )
     path.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")
-
-
-def to_values(commit: str, machine: str, rows: Iterable[Row]) -> dict[str, Any]:
-    """The table as values that JSON can hold."""
-    return {"commit": commit, "machine": machine, "rows": [asdict(row) for row in rows]}

@@ -15,13 +15,9 @@ from mpiddp.process.background import (
 )
 
 
-def test_what_is_done_in_time_is_handed_over():
-    assert BackgroundCall(lambda: 7).finish(5) == 7
+def test_what_is_done_in_time_is_handed_over_and_what_hangs_is_left_to_itself():
     # Nothing is a result as well, and not lateness.
-    assert BackgroundCall(lambda: None).finish(5) is None
-
-
-def test_what_hangs_is_left_to_itself():
+    assert [BackgroundCall(lambda each=each: each).finish(60) for each in (7, None)] == [7, None]
     release = threading.Event()
     call = BackgroundCall(lambda: release.wait(60))
     with pytest.raises(LateError):

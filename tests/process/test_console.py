@@ -37,13 +37,10 @@ def test_other_characters_stand_for_those_that_an_encoding_lacks(encoding, error
     assert stream.read() == shown.encode(encoding, errors).decode(encoding, errors) + "\n-\n"
 
 
-def test_bytes_that_are_no_text_stay_past_a_stream():
+def test_bytes_that_are_no_text_stay_past_a_stream_and_reports_fit_into_it(monkeypatch):
     assert encode("a…\udcff語", make_stream("ascii")) == b"a...\xff\\u8a9e"
     assert encode("a…\udcffé", make_stream("latin-1")) == b"a...\xff\xe9"
     assert encode("a…\udcff", None) == "a…".encode() + b"\xff"
-
-
-def test_a_report_fits_into_a_stream_that_a_script_has_put_there(monkeypatch):
     stream = make_stream("ascii")
     monkeypatch.setattr(sys, "stderr", stream)
     write_console("rank 0 → rank 1\n")
@@ -51,21 +48,29 @@ def test_a_report_fits_into_a_stream_that_a_script_has_put_there(monkeypatch):
     assert stream.read() == "rank 0 -> rank 1\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "shown"),
-    [
-        ("--help", "[ARGS...]"),
-        ("train --help", "HOST=NAME,..."),
-        ("stacks --help", "[OPTION ...]"),
-        ("bench prove ring --ranks 4", "1-4 "),
-        ("doctor", "0 failures"),
-    ],
-)
-def test_each_command_prints_on_a_console_that_knows_ascii_alone(words, shown, tmp_path):
-    done = launchers.run_python(
-        "-m", "mpiddp", *words.split(), env={"PYTHONIOENCODING": "ascii"}, cwd=tmp_path
-    ).expect(0)
-    assert shown in done.stdout and done.stdout.isascii() and not done.stderr
+COMMANDS = {
+    "--help": "[ARGS...]",
+    "train --help": "HOST=NAME,...",
+    "stacks --help": "[OPTION ...]",
+    "bench prove ring --ranks 4": "1-4 ",
+    "doctor": "0 failures",
+}
+"""With what they print; the last one ends its process."""
+IN_TURN = """
+import contextlib, sys
+from mpiddp.__main__ import main
+for words in sys.argv[1:]:
+    sys.argv = ["mpiddp", *words.split()]
+    with contextlib.suppress(SystemExit):
+        main()
+"""
+
+
+def test_each_command_prints_on_a_console_that_knows_ascii_alone(tmp_path):
+    env = {"PYTHONIOENCODING": "ascii"}
+    done = launchers.run_python("-c", IN_TURN, *COMMANDS, env=env, cwd=tmp_path).expect(0)
+    assert all(shown in done.stdout for shown in COMMANDS.values()), done
+    assert done.stdout.isascii() and not done.stderr
 
 
 def test_a_script_prints_into_streams_as_python_makes_them(tmp_path):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -18,13 +15,6 @@ from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.process.directory_lock import DirectoryLock, Holder
 
-VARIABLES = (
-    environment.SLURM_JOB_ID,
-    environment.SLURM_JOB_NAME,
-    environment.SLURM_RESTART_COUNT,
-    environment.JOB_DIRECTORY,
-    environment.TORCHELASTIC_RESTART_COUNT,
-)
 SLURM = (environment.SLURM_JOB_ID, environment.SLURM_RESTART_COUNT)
 FRONT = (environment.JOB_DIRECTORY, environment.TORCHELASTIC_RESTART_COUNT)
 
@@ -38,18 +28,20 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(autouse=True)
-def outside_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in VARIABLES:
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """For a lock, outside jobs."""
+    for variable in (*SLURM, *FRONT, environment.SLURM_JOB_NAME):
         monkeypatch.delenv(variable, raising=False)
+    return tmp_path / "lock"
 
 
-def acquire(path: Path, **more: object) -> DirectoryLock:
-    return DirectoryLock.acquire(path, "name: the run a", "choose another --name", **more)  # type: ignore[arg-type]
+def acquire(path, **more):
+    return DirectoryLock.acquire(path, "name: the run a", "choose another --name", **more)
 
 
-@contextmanager
-def held_elsewhere(path: Path) -> Iterator[subprocess.Popen[str]]:
+@contextlib.contextmanager
+def held_elsewhere(path):
     with launchers.begin(sys.executable, "-c", HOLDER, path) as (process, line):
         assert line == "held"
         yield process
@@ -59,13 +51,9 @@ def fail(_: float) -> None:
     raise AssertionError("it waits")
 
 
-def test_the_file_says_who_holds_it_and_that_it_was_released(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(environment.SLURM_JOB_ID, "77")
-    monkeypatch.setenv(environment.SLURM_JOB_NAME, "sweep")
-    monkeypatch.setenv(environment.SLURM_RESTART_COUNT, "2")
-    path = tmp_path / "lock"
+def test_the_file_says_who_holds_it_and_that_it_was_released(path, monkeypatch):
+    for name, value in zip((*SLURM, environment.SLURM_JOB_NAME), ("77", "2", "sweep"), strict=True):
+        monkeypatch.setenv(name, value)
     lock = acquire(path)
     holder = Holder.from_record(json.loads(path.read_bytes()))
     assert (holder.job, holder.host) == ("sweep-77", os.uname().nodename)
@@ -73,12 +61,14 @@ def test_the_file_says_who_holds_it_and_that_it_was_released(
     assert holder.started is not None and not holder.released
     lock.close()
     lock.close()
-    assert Holder.from_record(json.loads(path.read_bytes())).released
-    assert not lock.is_current()
+    record = json.loads(path.read_bytes())
+    assert record["released"] and not lock.is_current()
+    # An earlier process of the same number is another one.
+    path.write_text(json.dumps({**record, "started": record["started"] - 1, "released": False}))
+    acquire(path).close()
 
 
-def test_another_process_is_refused_at_once_until_the_holder_ends(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
+def test_another_process_is_refused_at_once_until_the_holder_ends(path):
     with held_elsewhere(path) as process:
         before = path.read_bytes()
         with pytest.raises(ConfigurationError) as caught:
@@ -95,8 +85,7 @@ def test_another_process_is_refused_at_once_until_the_holder_ends(tmp_path: Path
         lock.close()
 
 
-def test_this_process_is_refused_while_it_holds_the_lock(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
+def test_this_process_is_refused_while_it_holds_the_lock(path):
     lock = acquire(path)
     with pytest.raises(ConfigurationError, match=f"in use by process {os.getpid()} on"):
         acquire(path)
@@ -106,73 +95,74 @@ def test_this_process_is_refused_while_it_holds_the_lock(tmp_path: Path) -> None
         pass
     lock.close()
     again = acquire(path)
-    assert again.attempt == 2
     again.abandon()
     third = acquire(path)
-    assert third.attempt == 3
+    assert (again.attempt, third.attempt) == (2, 3)
     again.close()
     third.close()
 
 
-def test_a_lock_that_could_not_be_noted_is_not_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_could_not_be_noted_is_not_held(path, monkeypatch):
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "ftruncate", fail)
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-            DirectoryLock.acquire(tmp_path / "lock", "it", "")
-    lock = DirectoryLock.acquire(tmp_path / "lock", "it", "")
+            acquire(path)
+    lock = acquire(path)
     assert lock.attempt == 2
     lock.close()
 
 
-def test_an_earlier_process_of_the_same_number_is_another_one(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    acquire(path).close()
-    record = json.loads(path.read_bytes())
-    path.write_text(json.dumps({**record, "started": record["started"] - 1, "released": False}))
-    acquire(path).close()
-
-
-def test_a_forked_child_does_not_release_its_parents_lock(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
+def test_a_forked_child_does_not_release_its_parents_lock(path):
     lock = acquire(path)
-    child = os.fork()
-    if not child:
-        try:
+    if not (child := os.fork()):
+        with contextlib.suppress(BaseException):
             lock.close()
-        finally:
-            os._exit(0)
+        os._exit(0)
     os.waitpid(child, 0)
     assert not json.loads(path.read_bytes())["released"]
     lock.close()
 
 
 @pytest.mark.parametrize(
-    ("names", "before", "now"),
+    ("names", "before", "now", "follows"),
     [
-        (FRONT, ("/jobs/a", "0"), ("/jobs/a", "1")),
-        (SLURM, ("77", ""), ("77", "1")),
+        (FRONT, ("/jobs/a", "0"), ("/jobs/a", "1"), True),
+        (SLURM, ("77", ""), ("77", "1"), True),
         # The front of a job that was requeued begins to count anew, and has another directory.
-        ((*SLURM, *FRONT), ("77", "1", "/jobs/77", "3"), ("77", "2", "/jobs/77-2", "0")),
+        ((*SLURM, *FRONT), ("77", "1", "/jobs/77", "3"), ("77", "2", "/jobs/77-2", "0"), True),
+        (FRONT, ("/jobs/a", "0"), ("/jobs/b", "1"), False),
+        (FRONT, ("/jobs/a", "1"), ("/jobs/a", "1"), False),
+        (FRONT, ("/jobs/a", "1"), ("/jobs/a", "0"), False),
+        (FRONT, ("", "0"), ("", "1"), False),
+        (SLURM, ("77", "1"), ("78", "2"), False),
+        (SLURM, ("77", "1"), ("77", "1"), False),
+        (SLURM, ("77", "2"), ("77", "1"), False),
+        # Two steps of one allocation, each with a front of its own.
+        ((*SLURM, *FRONT), ("77", "0", "/jobs/77", "0"), ("77", "0", "/jobs/77-2", "1"), False),
     ],
-    ids=["restart", "requeue", "both"],
 )
-def test_a_later_attempt_of_the_job_waits(
-    names: tuple[str, ...],
-    before: tuple[str, ...],
-    now: tuple[str, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    path = tmp_path / "lock"
-    launchers.set_variables(monkeypatch, dict(zip(names, before, strict=True)))
+def test_which_is_a_later_attempt_of_a_job(names, before, now, follows, path, monkeypatch):
+    holders = []
+    for values in (before, now):
+        launchers.set_variables(monkeypatch, dict(zip(names, values, strict=True)))
+        holders.append(Holder.of_this_process())
+    assert holders[1].follows(holders[0]) is follows
+
+
+def test_a_later_attempt_of_the_job_waits(path, monkeypatch, capsys):
+    monkeypatch.setenv(environment.JOB_DIRECTORY, "/jobs/a")
     with held_elsewhere(path) as process:
-        launchers.set_variables(monkeypatch, dict(zip(names, now, strict=True)))
+        monkeypatch.setenv(environment.TORCHELASTIC_RESTART_COUNT, "1")
+        with pytest.raises(ConfigurationError, match=r"in use by process .*: choose another"):
+            acquire(path, longest=0.1)
+        said = capsys.readouterr().err
+        assert said.startswith(
+            f"mpiddp: waiting up to 0.1 s for the lock of {path.parent}, held by "
+        )
+        assert f"process {process.pid} on " in said and said.count("\n") == 1
         pauses = []
 
         def pause(seconds: float) -> None:
@@ -184,51 +174,9 @@ def test_a_later_attempt_of_the_job_waits(
         lock = acquire(path, pause=pause)
         assert len(pauses) == 3 and lock.attempt == 2
         lock.close()
-    said = capsys.readouterr().err
-    assert said.startswith(f"mpiddp: waiting up to 120 s for the lock of {tmp_path}, held by ")
-    assert f"process {process.pid} on " in said and said.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("names", "before", "now"),
-    [
-        (FRONT, ("/jobs/a", "0"), ("/jobs/b", "1")),
-        (FRONT, ("/jobs/a", "1"), ("/jobs/a", "1")),
-        (FRONT, ("/jobs/a", "1"), ("/jobs/a", "0")),
-        (FRONT, ("", "0"), ("", "1")),
-        (SLURM, ("77", "1"), ("78", "2")),
-        (SLURM, ("77", "1"), ("77", "1")),
-        # Two steps of one allocation, each with a front of its own.
-        ((*SLURM, *FRONT), ("77", "0", "/jobs/77", "0"), ("77", "0", "/jobs/77-2", "1")),
-    ],
-)
-def test_any_other_is_refused_at_once(
-    names: tuple[str, ...],
-    before: tuple[str, ...],
-    now: tuple[str, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    path = tmp_path / "lock"
-    launchers.set_variables(monkeypatch, dict(zip(names, before, strict=True)))
-    with held_elsewhere(path):
-        launchers.set_variables(monkeypatch, dict(zip(names, now, strict=True)))
-        with pytest.raises(ConfigurationError, match="in use by"):
-            acquire(path, pause=fail)
-
-
-def test_the_wait_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "lock"
-    for name, value in zip(FRONT, ("/jobs/a", "0"), strict=True):
-        monkeypatch.setenv(name, value)
-    with held_elsewhere(path):
-        monkeypatch.setenv(environment.TORCHELASTIC_RESTART_COUNT, "1")
-        with pytest.raises(ConfigurationError, match=r"in use by process .*: choose another"):
-            acquire(path, longest=0.1)
-
-
-def test_what_is_checked_first_leaves_the_file_alone(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
+def test_what_is_checked_first_leaves_the_file_alone(path):
     acquire(path).close()
     before = path.read_bytes()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pty
 import re
@@ -10,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import time
 
 import pytest
@@ -21,33 +21,27 @@ import launchers
 from facts import messages
 from mpiddp.errors import ConfigurationError
 from mpiddp.process.streams import output_writer
-from mpiddp.process.streams.output import RankOutput, find_attempt, open_log
-from mpiddp.process.streams.output_writer import LONGEST_LINE, PATIENCE_SECONDS, Console, Lines
+from mpiddp.process.streams.output import RankOutput, open_log
+from mpiddp.process.streams.output_writer import (
+    LONGEST_LINE,
+    PATIENCE_SECONDS,
+    Console,
+    Lines,
+    Stream,
+)
 
 HOST = socket.gethostname()
 SECONDS = 120
 
 
-@pytest.mark.parametrize(
-    ("text", "ranks"),
-    [
-        ("all", {0, 1, 2, 3, 4, 5, 6, 7}),
-        ("none", set()),
-        ("0", {0}),
-        ("0,3-5", {0, 3, 4, 5}),
-        ("7, 1", {1, 7}),
-        ("2-2", {2}),
-    ],
-)
-def test_the_console_is_for_some_ranks(text, ranks):
-    output = RankOutput(console=text)
-    assert {rank for rank in range(8) if output.shows(rank)} == ranks
-
-
-@pytest.mark.parametrize("text", ["", "some", "1,", "3-1", "-1", "1-", "0 1", "²"])
-def test_what_is_no_list_of_ranks_is_refused(text):
-    with pytest.raises(ConfigurationError, match="--console: expected all, none, or ranks"):
-        RankOutput(console=text)
+def test_the_console_is_for_some_ranks():
+    rows = {"all": {*range(8)}, "none": set(), "0,3-5": {0, 3, 4, 5}, "7, 1": {1, 7}, "2-2": {2}}
+    for text, ranks in rows.items():
+        output = RankOutput(console=text)
+        assert {rank for rank in range(8) if output.shows(rank)} == ranks, text
+    for text in ("", "some", "1,", "3-1", "-1", "1-", "0 1", "²"):
+        with pytest.raises(ConfigurationError, match="--console: expected all, none, or ranks"):
+            RankOutput(console=text)
 
 
 PARTS = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b"\r"]), max_size=12)
@@ -78,16 +72,9 @@ def test_a_line_waits_for_its_end_for_a_while():
     assert lines.flush() == b"> two\n"
     assert not lines.is_late(1e9) and lines.flush() == b""
     assert lines.add(b"x" * (LONGEST_LINE + 1), 0.0) == b"> " + b"x" * (LONGEST_LINE + 1) + b"\n"
-
-
-def test_a_bar_is_written_over():
-    lines = Lines(b"> ")
-    assert lines.add(b"\r 10 %", 0.0) == b"\r"
-    assert lines.flush() == b"> 10 %".replace(b"10", b" 10")
-    assert lines.add(b"\r 20 %", 1.0) == b"\r"
-    assert lines.add(b"\r 30 %", 1.1) == b">  20 %\r"
-    assert lines.add(b"\r100 %\n", 1.2) == b">  30 %\r> 100 %\n"
-    assert lines.add(b"after", 1.3) + lines.flush() == b"> after\n"
+    # A bar is written over.
+    assert lines.add(b"\r 10%", 0.0) + lines.flush() == b"\r>  10%"
+    assert lines.add(b"\r 20%\r100%\n", 1.0) == b"\r>  20%\r> 100%\n"
 
 
 PROGRAM = """
@@ -152,15 +139,11 @@ def test_a_report_reaches_the_console_from_a_rank_that_is_not_shown(tmp_path):
     assert run("", "3", "report").stderr == "warning\n"
 
 
-def test_the_writer_is_no_child_of_the_rank(tmp_path):
-    result = run(str(tmp_path), "all", "wait")
-    assert "no child\n" in result.stdout, result.stdout + result.stderr
-
-
 def test_labels_and_logs_of_much_output(tmp_path):
-    result = run(str(tmp_path), "all", "label", "much")
+    result = run(str(tmp_path), "all", "label", "wait", "much")
     lines = [f"line {number} " + "x" * (number % 90) for number in range(20000)]
-    said = ["from python", "from C", "from a child", *lines, "no end, "]
+    # What writes is no child of the rank.
+    said = ["from python", "from C", "from a child", "no child", *lines, "no end, "]
     assert (tmp_path / "rank-3.out").read_text() == "\n".join(said)
     assert result.stdout == "".join(f"[3@{HOST}] {line}\n" for line in said)
     assert result.stderr == f"[3@{HOST}] warning\n"
@@ -185,12 +168,6 @@ def test_attempts_follow_each_other_in_a_log(tmp_path):
         assert re.fullmatch(pattern, log), log
 
 
-def test_the_number_of_an_attempt(monkeypatch):
-    for text, attempt in (("", 1), ("0", 1), ("3", 4), ("x", 1)):
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", text)
-        assert find_attempt() == attempt
-
-
 def test_a_launcher_gets_whole_lines_in_portions_that_it_reads_at_once(monkeypatch):
     portions: list[bytes] = []
     monkeypatch.setattr(output_writer, "write_all", lambda _, data: portions.append(data))
@@ -202,6 +179,17 @@ def test_a_launcher_gets_whole_lines_in_portions_that_it_reads_at_once(monkeypat
     portions.clear()
     Console(1).write_lines(b"".join(lines))
     assert [portion.count(b"\n") for portion in portions] == [4, 1, 2]
+
+
+def test_a_log_that_is_full_is_said_and_the_console_goes_on():
+    (source, own), (shown, console) = os.pipe(), os.pipe()
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.write(own, b"text\n")
+    assert Stream(source, full, Console(console), None).forward()
+    said = b"mpiddp: the log of this rank ends here: No space left on device\ntext\n"
+    assert os.read(shown, 1000) == said
+    for descriptor in (source, own, shown, console, full):
+        os.close(descriptor)
 
 
 def run_on_terminal(*words: str, **options) -> bytes:
@@ -255,11 +243,14 @@ def test_a_directory_that_cannot_be_written(tmp_path):
             open_log(tmp_path / path)
 
 
+BYTES = os.urandom(3_000_000)
+"""More than a pipe holds, and no text."""
 SCRIPT = """
-import ctypes, os, sys, time
+import ctypes, hashlib, os, sys, time
 import torch.distributed as dist
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo")
+print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())
 for number in range(200):
     print(f"line {number} of rank {rank}", "x" * (number * 7 % 300))
 ctypes.CDLL(None).puts(b"from C")
@@ -273,20 +264,31 @@ time.sleep(60)
 @pytest.mark.mpi
 @pytest.mark.by_default("openmpi")
 def test_ranks_print_whole_lines_with_labels(either_launcher, tmp_path):
-    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
-    options = ["-m", "mpiddp", "--log-dir", "logs", "--label", "--console", "0,2"]
-    result = launchers.run(either_launcher, 3, [*options, "script.py"], cwd=tmp_path).expect(1)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "bytes").write_bytes(BYTES)
+    words = ["-m", "mpiddp", "-n", "3", "--launcher", either_launcher.mpirun, "--log-dir", "logs"]
+    words += ["--label", "--console", "0,2", "script.py"]
+    with (
+        subprocess.Popen(["cat", tmp_path / "bytes"], stdout=subprocess.PIPE) as writer,
+        launchers.start("alone", 1, words, stdin=writer.stdout, cwd=tmp_path) as job,
+    ):
+        result = job.wait().expect(1)
+    # What is piped to the front comes to rank 0, and has an end on the others.
+    read = [hashlib.sha256(data).hexdigest() for data in (BYTES, b"", b"")]
     lines = {
-        rank: [f"line {n} of rank {rank} {'x' * (n * 7 % 300)}" for n in range(200)] + ["from C"]
+        rank: [
+            read[rank], *(f"line {n} of rank {rank} {'x' * (n * 7 % 300)}" for n in range(200)),
+            "from C",
+        ]
         for rank in range(3)
-    }
+    }  # fmt: skip
     shown = [line for line in result.stdout.splitlines() if line.startswith("[")]
     for rank in (0, 2):
         label = f"[{rank}@{HOST}] "
         assert [line for line in shown if line.startswith(label)] == [
             label + line for line in lines[rank]
         ]
-    assert len(shown) == 2 * 201
+    assert len(shown) == 2 * 202
     for rank in range(3):
         assert (tmp_path / f"logs/rank-{rank}.out").read_text().splitlines() == lines[rank]
     # The rank that failed is not shown, but its report is, and stands in its log once.
@@ -305,33 +307,11 @@ def test_nothing_starts_where_one_rank_cannot_write_its_log(tmp_path):
     (line,) = messages(result)
     assert line.startswith(f"mpiddp: rank 1 of 2 on {HOST}: cannot write to ")
     assert "started" not in result.stdout
-
-
-@pytest.mark.mpi
-@pytest.mark.long
-def test_the_trainers_reports_are_in_the_same_place(tmp_path):
-    options = ["--data", "toy", "--name", "run", "--learning-rate", "1e30", "--log-dir", "logs"]
-    result = launchers.run(
-        "openmpi", 2, ["-m", "mpiddp.train", *options, "--console", "none"], cwd=tmp_path
-    )
-    assert result.returncode == 1 and "Starting distributed" not in result.output
-    assert "Starting distributed" in (tmp_path / "logs/rank-0.out").read_text()
-    for rank in range(2):
-        assert (tmp_path / f"logs/rank-{rank}.err").read_text().count(f"rank {rank} of 2") == 1
-    for log in (tmp_path / "runs/run/logs").iterdir():
-        assert "failed" not in log.read_text()
-
-
-def test_the_front_starts_nothing_where_logs_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    (tmp_path / "script.py").write_text("print('started')")
-    for words in (["--log-dir", "file"], ["--log-dir=file"]):
-        front = ("-m", "mpiddp", "-n", 2)
-        result = launchers.run_python(*front, *words, "script.py", cwd=tmp_path)
-        assert result.returncode == 2 and result.stdout == ""
-        assert re.fullmatch(
-            "mpiddp: cannot write to /.*; --log-dir names another place\n", result.stderr
-        )
+    # The front knows it before it starts any rank.
+    words = ("-m", "mpiddp", "-n", 2, "--log-dir=script.py", "script.py")
+    result = launchers.run_python(*words, cwd=tmp_path).expect(2)
+    said = "mpiddp: cannot write to /.*; --log-dir names another place\n"
+    assert result.stdout == "" and re.fullmatch(said, result.stderr), result
 
 
 @pytest.mark.long

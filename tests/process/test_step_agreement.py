@@ -24,9 +24,21 @@ from preempted import MadeUpSignals
 # The agreement, with ranks as threads
 
 
-def pass_places(
-    place: StepAgreement, barrier: threading.Barrier | None, places: int, dice: random.Random
-) -> int | None:
+def make_ranks(size: int) -> tuple[list[MadeUpSignals], list[StepAgreement]]:
+    store, signals = dist.HashStore(), [MadeUpSignals() for _ in range(size)]
+    return signals, [
+        StepAgreement(AgreeingRanks(rank, size, store), signals=each)
+        for rank, each in enumerate(signals)
+    ]
+
+
+def join(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def pass_places(place, barrier, places, dice) -> int | None:
     """Pass places, in step with the others if there is a barrier; the place in which to stop."""
     for number in range(1, places + 1):
         if barrier is not None:
@@ -38,19 +50,14 @@ def pass_places(
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_all_ranks_stop_in_the_same_place(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_stop_in_the_same_place(seed, monkeypatch):
     dice = random.Random(seed)
     monkeypatch.setattr(agreement, "PERIOD", 0.002)
     size = dice.randint(2, 5)
     # Ranks that wait for each other, as in a training, until they stop; and ranks that do not.
     barrier = threading.Barrier(size) if seed % 2 else None
     places = 100_000 if barrier is not None else 400
-    store = dist.HashStore()
-    signals = [MadeUpSignals() for _ in range(size)]
-    ranks = [
-        StepAgreement(AgreeingRanks(rank, size, store), signals=each)
-        for rank, each in enumerate(signals)
-    ]
+    signals, ranks = make_ranks(size)
     found: list[int | None] = [None] * size
 
     def run(rank: int) -> None:
@@ -63,22 +70,15 @@ def test_all_ranks_stop_in_the_same_place(seed: int, monkeypatch: pytest.MonkeyP
     for rank in dice.sample(range(size), dice.randint(1, size)):
         time.sleep(dice.choice([0, 0.01]))
         signals[rank].received = signal.SIGUSR2
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
+    join(threads)
     # All in the same place; or nobody, where some had passed their last one.
     assert len(set(found)) == 1
     if barrier is not None:
         assert found[0] is not None
 
 
-def test_nobody_stops_without_a_signal_and_nobody_waits_for_one_that_has_left() -> None:
-    store = dist.HashStore()
-    signals = [MadeUpSignals() for _ in range(2)]
-    ranks = [
-        StepAgreement(AgreeingRanks(rank, 2, store), signals=each)
-        for rank, each in enumerate(signals)
-    ]
+def test_nobody_stops_without_a_signal_and_nobody_waits_for_one_that_has_left():
+    signals, ranks = make_ranks(2)
     assert [rank.is_preempted() for rank in ranks] == [False, False]
     ranks[0].close()
     signals[1].received = signal.SIGUSR2
@@ -87,7 +87,7 @@ def test_nobody_stops_without_a_signal_and_nobody_waits_for_one_that_has_left() 
     ranks[1].close()
 
 
-def test_a_rank_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_does_not_answer_is_an_error(monkeypatch):
     monkeypatch.setattr(agreement, "PERIOD", 0.01)
     signals = MadeUpSignals(signal.SIGTERM)
     rank = StepAgreement(AgreeingRanks(0, 2, dist.HashStore(), timeout=0.2), signals=signals)
@@ -98,9 +98,11 @@ def test_a_rank_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("is_called", [True, False])
-def test_a_rank_that_stops_heeds_signals_to_its_end(is_called: bool) -> None:
-    signals = MadeUpSignals(signal.SIGUSR1 if is_called else None)
+def test_a_rank_that_stops_heeds_signals_to_its_end(is_called):
+    signals = MadeUpSignals()
     rank = StepAgreement(AgreeingRanks(), signals=signals)
+    assert not rank.is_preempted()
+    signals.received = signal.SIGUSR1 if is_called else None
     assert rank.is_preempted() is is_called
     assert signals._is_heeded
     # Its checkpoint is written now, and TERM must not end it.
@@ -108,18 +110,16 @@ def test_a_rank_that_stops_heeds_signals_to_its_end(is_called: bool) -> None:
     assert signals._is_heeded is is_called
 
 
-def test_signals_that_come_at_the_very_end_have_no_effect() -> None:
+def test_signals_that_come_at_the_very_end_have_no_effect():
+    # The interpreter clears modules after it has given its handlers back.
     text = (
         "import os, signal, sys\n"
         "from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals\n"
         "signals = PreemptionSignals()\n"
         "signals.listen(parse_signals('USR2,TERM'))\n"
-        "if sys.argv[1] == 'ignored':\n"
-        "    signals.ignore()\n"
+        "if sys.argv[1] == 'ignored': signals.ignore()\n"
         "class Late:\n"
-        "    def __del__(self, kill=os.kill, process=os.getpid()):\n"
-        "        kill(process, 15)\n"
-        # The interpreter clears modules after it has given its handlers back.
+        "    def __del__(self, kill=os.kill, process=os.getpid()): kill(process, 15)\n"
         "sys.late = Late()\n"
         "sys.exit(75)\n"
     )
@@ -127,20 +127,10 @@ def test_signals_that_come_at_the_very_end_have_no_effect() -> None:
         assert launchers.run_python("-c", text, word).returncode == code
 
 
-def test_one_rank_stops_in_its_next_place() -> None:
-    signals = MadeUpSignals()
-    rank = StepAgreement(AgreeingRanks(), signals=signals)
-    assert not rank.is_preempted()
-    signals.received = signal.SIGUSR1
-    assert rank.is_preempted()
-
-
 # Several wishes, round after round
 
 
-def pass_all(
-    rank: StepAgreement, barrier: threading.Barrier, left: list[dict[str, int]], grant: Any
-) -> list[tuple[int, Due]]:
+def pass_all(rank, barrier, left, grant) -> list[tuple[int, Due]]:
     """Pass places in step with the others, 500 after the last wish; what was due, and where."""
     found: list[tuple[int, Due]] = []
     number = last = 0
@@ -159,9 +149,7 @@ def pass_all(
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_all_ranks_do_the_same_in_the_same_places_as_often_as_they_wish(
-    size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_ranks_do_the_same_in_the_same_places_as_often_as_they_wish(size, monkeypatch):
     monkeypatch.setattr(agreement, "PERIOD", 0.002)
     monkeypatch.setattr(agreement, "SHORT_PERIOD", 0.001)
     store, barrier = dist.HashStore(), threading.Barrier(size)
@@ -180,19 +168,15 @@ def test_all_ranks_do_the_same_in_the_same_places_as_often_as_they_wish(
                 wished[name] = max(0, wished.get(name, 0) - 1)
             time.sleep(0.01)
 
-        one = StepAgreement(members(rank), {name: make(name) for name in ("save", "tell")})
+        members = AgreeingRanks(rank, size, store, timeout=30.0)
+        one = StepAgreement(members, {name: make(name) for name in ("save", "tell")})
         found[rank] = pass_all(one, barrier, left, grant)
         one.close()
-
-    def members(rank: int) -> AgreeingRanks:
-        return AgreeingRanks(rank, size, store, timeout=30.0)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    join(threads)
     assert all(each == found[0] for each in found)
     names = Counter(name for _, due in found[0] for name in due)
     assert names == {"save": 3, "tell": 2}
@@ -212,13 +196,13 @@ print("done", flush=True)
 """
 
 
-def test_an_agreement_that_is_not_closed_does_not_abort_the_program() -> None:
+def test_an_agreement_that_is_not_closed_does_not_abort_the_program():
     # Its threads are inside torch nearly all the time, and Python ends without them.
     answer = launchers.run_python("-W", "ignore", "-c", FORGOTTEN)
     assert (answer.returncode, answer.stdout, answer.stderr) == (0, "done\n", "")
 
 
-def test_who_leaves_after_the_rank_that_has_the_store_does_not_fail() -> None:
+def test_who_leaves_after_the_rank_that_has_the_store_does_not_fail():
     def fail(*_: object) -> None:
         raise dist.DistNetworkError("Broken pipe")
 
@@ -277,7 +261,7 @@ def test_signals_are_noted_and_children_are_spared(when: str) -> None:
     assert run_program("USR2,USR1", when) == (["SIGUSR2", "-15", "-15", "SIGUSR2"], 0)
 
 
-def test_other_signals_have_their_usual_effect() -> None:
+def test_other_signals_have_their_usual_effect():
     assert run_program("USR2") == (["SIGUSR2", "-15", "-15"], -signal.SIGUSR1)
     assert run_program("TERM") == ([], -signal.SIGUSR2)
 

@@ -287,8 +287,8 @@ def leave_calls() -> None:
         mpiddp.all_reduce(torch.ones(1 << 18), async_op=True)
 
 
-def ask_alone(rank: int, folder: Path, of: str) -> None:
-    """A collective of the session, or of torch's group, that one rank alone calls."""
+def ask_alone(folder: Path) -> None:
+    """Rank 0 calls a collective of torch's group, and rank 1 one of the session: each waits."""
     import torch
     from torch import distributed
 
@@ -304,14 +304,13 @@ def ask_alone(rank: int, folder: Path, of: str) -> None:
             ", complete" in line for line in read_record()
         ):
             time.sleep(NAPS)
-        (folder / "asked").touch()
+        (folder / f"asked-{session.world.rank}").touch()
 
-    if session.world.rank == rank:
-        threading.Thread(target=tell, daemon=True).start()
-        if of == "session":
-            session.any(True)
-        else:
-            distributed.all_reduce(torch.ones(1000))
+    threading.Thread(target=tell, daemon=True).start()
+    if session.world.rank:
+        session.any(True)
+    else:
+        distributed.all_reduce(torch.ones(1000))
 
 
 def destroy_group() -> None:

@@ -35,12 +35,6 @@ def carry(value: Any) -> Any:
     return pickling.load(body, tuple(memoryview(bytearray(each)) for each in buffers))
 
 
-def list_bytes(tensor: torch.Tensor) -> bytes:
-    """Its contents, whatever its dtype: not all of them can be compared."""
-    plain = tensor.detach().resolve_conj().contiguous().clone()
-    return bytes(plain.untyped_storage())
-
-
 @st.composite
 def tensors(draw: st.DrawFn) -> torch.Tensor:
     """A view, of any stride and offset, of a tensor of any shape."""
@@ -95,7 +89,9 @@ def test_every_dtype_that_torch_has():
         for dtype in DTYPES:
             tensor = torch.arange(16, dtype=torch.uint8).view(dtype)
             found = carry(tensor)
-            assert found.dtype == dtype and list_bytes(found) == list_bytes(tensor)
+            # Not all of them can be compared.
+            assert found.dtype == dtype
+            assert bytes(found.untyped_storage()) == bytes(tensor.untyped_storage())
     assert {torch.float8_e4m3fn, torch.uint16, torch.complex32, torch.bool} < set(DTYPES)
 
 
@@ -111,12 +107,6 @@ def test_tensors_that_share_a_storage_share_it_again():
     assert model[0].weight is model[1].weight
     assert optimizer.param_groups[0]["params"][0] is model[0].weight
     assert torch.equal(model[0].weight, tied[0].weight)
-
-
-def test_another_default_device():
-    with torch.device("meta"):
-        found = carry(torch.arange(5000, device="cpu"))
-    assert found.device.type == "cpu" and torch.equal(found, torch.arange(5000))
 
 
 def test_attributes_of_a_small_view_and_of_itself():
@@ -138,6 +128,9 @@ def test_other_layouts():
     assert carry(torch.empty(3, device="meta")).is_meta
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     assert [each.tolist() for each in carry(nested).unbind()] == [[1.0] * 2, [1.0] * 3]
+    with torch.device("meta"):
+        found = carry(torch.arange(5000, device="cpu"))
+    assert found.device.type == "cpu" and torch.equal(found, torch.arange(5000))
     conjugate = torch.tensor([1 + 2j]).conj()
     assert carry(conjugate).tolist() == [1 - 2j] and carry(conjugate.imag).tolist() == [-2]
 
@@ -168,9 +161,7 @@ def test_functions_of_main_go_by_value_with_their_file(monkeypatch):
 FOREIGN_CLASS = """
 import cloudpickle, sys
 class Foreign:
-    count = 0
-    def find(self):
-        return self.count
+    def find(self): return 0
 sys.stdout.buffer.write(cloudpickle.dumps(Foreign()))
 """
 

@@ -68,13 +68,9 @@ def folder() -> Iterator[Path]:
 
 def make_cell(number: int, source: str) -> dict[str, Any]:
     return {
-        "cell_type": "code",
-        "id": f"added-{number}",
-        "metadata": {"tags": ["raises-exception"]},
-        "source": source,
-        "outputs": [],
-        "execution_count": None,
-    }
+        "cell_type": "code", "id": f"added-{number}", "metadata": {"tags": ["raises-exception"]},
+        "source": source, "outputs": [], "execution_count": None,
+    }  # fmt: skip
 
 
 def execute(notebook: dict[str, Any], folder: Path) -> list[Any]:

@@ -42,35 +42,25 @@ def kill_later(find: Callable[[], int], seconds: float) -> Iterator[list[float]]
 
     def kill() -> None:
         time.sleep(seconds)
-        end = time.monotonic() + LONGEST_SECONDS
-        while time.monotonic() < end:
+        while not when:
             with contextlib.suppress(LookupError, ProcessLookupError):
                 os.kill(find(), signal.SIGKILL)
                 when.append(time.monotonic())
-                return
             time.sleep(0.01)
 
-    thread = threading.Thread(target=kill)
+    thread = threading.Thread(target=kill, daemon=True)
     thread.start()
-    try:
-        yield when
-    finally:
-        thread.join()
+    yield when
+    thread.join(LONGEST_SECONDS)
 
 
-def call_again(ranks: mpiddp.Ranks, function: Callable[..., object], *arguments: object) -> None:
+def call_again(ranks, function, *arguments) -> None:
     end = time.monotonic() + LONGEST_SECONDS
     while time.monotonic() < end:
         ranks.run(function, *arguments)
 
 
-def start_again(ranks: mpiddp.Ranks, begun: threading.Event) -> None:
-    begun.set()
-    ranks.restart()
-    call_again(ranks, called.nothing)
-
-
-def kill_in_calls(ranks: mpiddp.Ranks, dice: random.Random) -> tuple[str, float]:
+def kill_in_calls(ranks, dice) -> tuple[str, float]:
     """One kill while calls are made. Returns the kind of call, and the seconds until it raised."""
     victim = dice.randrange(RANKS)
     kind = dice.choice([*WORK, "idle"])
@@ -83,35 +73,30 @@ def kill_in_calls(ranks: mpiddp.Ranks, dice: random.Random) -> tuple[str, float]
         with pytest.raises(RankFailedError) as caught:
             call_again(ranks, function, *arguments)
         raised = time.monotonic()
-    lost = {
-        rank: str(error)
-        for rank, error in caught.value.by_rank.items()
-        if isinstance(error, PeerLostError)
-    }
-    assert list(lost) == [victim], (kind, victim, caught.value.by_rank)
+    errors = caught.value.by_rank
+    lost = {n: str(error) for n, error in errors.items() if isinstance(error, PeerLostError)}
+    assert list(lost) == [victim], (kind, victim, errors)
     assert f"rank {victim} of {RANKS}" in lost[victim] and "SIGKILL" in lost[victim], (kind, lost)
     assert ranks.state == "ended"
     # Between two calls nobody looks.
     return f"{kind}: {lost[victim]}", raised - max(began, when[0])
 
 
-def kill_in_start(
-    ranks: mpiddp.Ranks, dice: random.Random, marked: launchers.Processes, longest: float
-) -> tuple[str, float]:
-    """One kill while the ranks start, which raises there, or at the first call.
+def start_again(ranks) -> None:
+    ranks.restart()
+    call_again(ranks, called.nothing)
 
-    ``longest``: how long a start takes, in seconds.
-    """
-    begun = threading.Event()
+
+def kill_in_start(ranks, dice, marked, longest: float) -> tuple[str, float]:
+    """One kill while the ranks start, for ``longest`` s: this raises, or the first call."""
     before = set(marked.ranks().values())
 
     def find() -> int:
-        assert begun.wait(LONGEST_SECONDS)
         return dice.choice([*({*marked.ranks().values()} - before)])
 
     with kill_later(find, dice.uniform(0, longest)) as when:
         with pytest.raises(MpiddpError) as caught:
-            start_again(ranks, begun)
+            start_again(ranks)
         raised = time.monotonic()
     assert "\n" not in str(caught.value)
     return f"start: {type(caught.value).__name__}: {caught.value}"[:200], raised - when[0]
@@ -139,8 +124,6 @@ def test_kills_at_random_moments():
             ranks.restart()
             assert ranks.run(called.find_rank) == list(range(RANKS))
     seconds = sorted(each for kind, each in rows if not kind.startswith("start"))
-    print(
-        f"seed {seed}: {len(rows)} kills; from kill to exception {seconds[len(seconds) // 2]:.2f} s"
-    )
-    print(f"at the most {seconds[-1]:.2f} s, without those while ranks start")
+    print(f"seed {seed}: {len(rows)} kills; from kill to exception, without those while ranks ")
+    print(f"start: {seconds[len(seconds) // 2]:.2f} s, at the most {seconds[-1]:.2f} s")
     marked.expect_gone()

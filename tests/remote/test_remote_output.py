@@ -70,14 +70,12 @@ def test_every_line_has_its_label_however_it_is_cut(pieces, places):
     assert found.rstrip("\n") == expected.rstrip("\n")
 
 
-def test_marks_of_several_calls_in_one_read():
-    text, call = read_all([b"one\n" + make_mark(1) + b"two" + make_mark(2) + b"three"], LABEL)
-    assert (text, call) == ("[3] one\n[3] two\n[3] three\n", 2)
-
-
 def test_what_looks_like_the_beginning_of_a_mark_is_not_lost():
     assert read_all([b"\0mpiddp call 5"], None) == ("\0mpiddp call 5", 0)
     assert read_all([b"a\0"], LABEL) == ("[3] a\0\n", 0)
+    # Marks of several calls in one read.
+    found = read_all([b"one\n" + make_mark(1) + b"two" + make_mark(2) + b"three"], LABEL)
+    assert found == ("[3] one\n[3] two\n[3] three\n", 2)
 
 
 def test_a_console_that_has_gone_stops_nothing(monkeypatch):
@@ -86,6 +84,11 @@ def test_a_console_that_has_gone_stops_nothing(monkeypatch):
     for stream in (closed, None):
         monkeypatch.setattr(sys, "stderr", stream)
         write("err", "lost")
+    # One that is there shows it at once.
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw))
+    write("out", "shown")
+    assert raw.getvalue() == b"shown"
 
 
 def test_who_prints_without_end_does_not_hold_up_the_end():

@@ -20,7 +20,13 @@ import pytest
 import called
 import mpiddp
 from launchers import until
-from mpiddp.errors import ConfigurationError, RankFailedError, RemoteError, UnreachableError
+from mpiddp.errors import (
+    ConfigurationError,
+    LaunchError,
+    RankFailedError,
+    RemoteError,
+    UnreachableError,
+)
 from mpiddp.remote import call
 
 pytestmark = pytest.mark.mpi
@@ -283,8 +289,24 @@ def test_a_module_that_was_edited_here_alone(ranks, tmp_path, monkeypatch):
     assert "find is another function here" in str(error) and "restart()" in str(error)
 
 
-def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys):
-    with mpiddp.ranks(2, call_timeout=SECONDS, variables=WAITING | {"OF_THE_TEST": "1"}) as own:
+def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys, monkeypatch, tmp_path):
+    variables, job = WAITING | {"OF_THE_TEST": "1"}, "mpiddp.remote.ranks.RankJob"
+    with mpiddp.ranks(2, call_timeout=SECONDS, variables=variables, collectives="mpiddp") as own:
+        with monkeypatch.context() as patch:
+            called.expire_when(patch, lambda _: len(list(tmp_path.iterdir())) == 2)
+            # The next calls would be refused, or meet a call that the other has not finished.
+            with pytest.raises(RankFailedError, match="ask_alone left ranks 0-1 in the middle of"):
+                own.run(called.ask_alone, tmp_path)
+            assert own.state == "ended"
+            patch.setattr(job, mock.Mock(side_effect=LaunchError("no")))
+            with pytest.raises(LaunchError, match="no"):
+                own.restart()
+        with pytest.raises(ConfigurationError, match=r"these ranks have ended; restart\(\) starts"):
+            own.run(called.nothing)
+        own.restart()
+        folder, variable, first, secret = own.run(called.look_around)[1]
+        assert (folder, variable, secret) == (os.getcwd(), "1", [])
+        assert first == os.path.abspath(sys.path[0])
         with pytest.raises(RankFailedError) as caught:
             own.run(called.gather_on, 1)
         assert re.match(
@@ -293,13 +315,7 @@ def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys):
             str(caught.value.by_rank[0]),
         )
         assert "on rank 1; the ranks have ended, and restart()" in str(caught.value)
-        assert own.state == "ended"
-        with pytest.raises(ConfigurationError, match=r"these ranks have ended; restart\(\)"):
-            own.run(called.nothing)
         own.restart()
-        folder, variable, first, secret = own.run(called.look_around)[1]
-        assert (folder, variable, secret) == (os.getcwd(), "1", [])
-        assert first == os.path.abspath(sys.path[0])
         # Between two calls, and somebody has looked. The notebook loses one in a call.
         os.kill(own.members[1].process, signal.SIGKILL)
         until(lambda: own.state == "ended", "the end")
@@ -312,7 +328,7 @@ def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys):
         os.kill(own.members[1].process, signal.SIGKILL)
         # What is said of the old ranks does not need new ones.
         refused = mock.Mock(side_effect=ConfigurationError("no"))
-        with mock.patch("mpiddp.remote.ranks.RankJob", refused), pytest.raises(ConfigurationError):
+        with mock.patch(job, refused), pytest.raises(ConfigurationError):
             own.restart()
         said = capsys.readouterr().err
         assert re.match(r"mpiddp: the ranks did not end well: rank 1 of 2 on \S+ was lost", said)

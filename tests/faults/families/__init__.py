@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from attempts import Family
-from families import (
-    cluster,
-    cuts,
-    damage,
-    disk,
-    kills,
-    programs,
-    saves,
-    signals,
-    stalls,
-    strangers,
-    worlds,
-)
+from families import cluster, kills, programs, resumes, signals, storage, strangers
 
 FAMILIES: dict[str, Family] = {
     "kill": kills.KILL,
-    "save": saves.SAVE,
-    "cut": cuts.CUT,
-    "damage": damage.DAMAGE,
-    "disk": disk.DISK,
+    "save": kills.SAVE,
+    "cut": resumes.CUT,
+    "damage": storage.DAMAGE,
+    "disk": storage.DISK,
     "signal": signals.SIGNAL,
     "requeue": cluster.REQUEUE,
-    "still": stalls.STILL,
-    "endless": stalls.ENDLESS,
+    "still": programs.STILL,
+    "endless": programs.ENDLESS,
     "node": cluster.NODE,
     "program": programs.PROGRAM,
-    "world": worlds.WORLD,
+    "world": resumes.WORLD,
     "stranger": strangers.STRANGER,
 }
