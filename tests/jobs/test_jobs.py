@@ -4,7 +4,6 @@ what becomes of it on a real cluster (marker ``slurm``)."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -103,6 +102,7 @@ def describe_job(nodes: Sequence[tuple[str, str]], cpus: str) -> dict[str, str]:
     }
 
 
+LINKS = {"jobs", "mpiddp", "benchmarks"}
 OWN = ["--launcher", "srun", "--job-log", "logs", "--requeue"]
 """What the job scripts tell the front."""
 BLOCKED = ["env", "--block-signal=USR1,USR2"]
@@ -209,7 +209,7 @@ def made_up(tmp_path) -> MadeUp:
     fakes = {"scontrol": SCONTROL, "srun": SRUN, "sbatch": SBATCH, "front": FRONT}
     for name, text in {**fakes, "scancel": 'echo "$*" >"$FAKES/scancelled"'}.items():
         made.program(name, text)
-    for name in ("jobs", "mpiddp", "benchmarks"):
+    for name in LINKS:
         (made.root / name).symlink_to(launchers.ROOT / name)
     made.variables["MPIDDP_PYTHON"] = PYTHON
     return made
@@ -339,9 +339,6 @@ CASES = (
          "--nodes=2 --ntasks=2 --ntasks-per-node=1", 1),
     Case("ntasks, uneven", PLAIN, "2,1", "2 nodes, 2+1 = 3 ranks", "--nodes=2 --ntasks=3", 1,
          tasks=3, variables=given_tasks(3, "2,1")),
-    Case("ntasks and a most per node", PLAIN, "4(x2)",
-         "2 nodes, at most 4 ranks per node, 6 ranks", "--nodes=2 --ntasks=6", 1, tasks=6,
-         variables=given_tasks(6, "4(x2)", SLURM_NTASKS_PER_NODE="4")),
     Case("overcommit", PLAIN, "1(x2)", "2 nodes x 5 ranks per node = 10 ranks",
          "--nodes=2 --ntasks=10 --overcommit", 1, tasks=10, note="fewer cores than ranks",
          variables=given_tasks(10, "5(x2)")),
@@ -354,12 +351,6 @@ CASES = (
     Case("exclusive, some GPUs asked for", ALL, "4(x2)", "2 nodes x 2 ranks per node = 4 ranks",
          "--nodes=2 --ntasks=4 --ntasks-per-node=2 --gpus-per-node=2", 2,
          tres="TresPerNode=gres:gpu:2", variables={"SLURM_GPUS_PER_NODE": "2"}),
-    Case("gpus-per-task", EVEN[:1], "2", "1 node x 2 ranks per node = 2 ranks",
-         "--nodes=1 --ntasks=2 --gpus-per-node=2", 1, tasks=2,
-         variables=given_tasks(2, "2", SLURM_GPUS_PER_TASK="1")),
-    Case("cpus-per-task with GPUs", EVEN, "4(x2)", "2 nodes x 2 ranks per node = 4 ranks",
-         "--nodes=2 --ntasks=4 --ntasks-per-node=2 --gpus-per-node=2", 2,
-         variables={"SLURM_CPUS_PER_TASK": "4"}, note="4 cores for each rank were asked for, 2"),
     Case("cpus-per-gpu, two GPUs per rank", EVEN, "16(x2)", "2 nodes x 1 rank per node = 2 ranks",
          "--nodes=2 --ntasks=2 --gpus-per-node=2", 6, tasks=2,
          variables=given_tasks(2, "1(x2)", SLURM_CPUS_PER_GPU="3")),
@@ -553,7 +544,7 @@ def test_the_active_environment_is_used(made_up):
 
 def copy_jobs(made_up: MadeUp, *links: str) -> None:
     """Make the checkout one of its own, which has no ``.venv``."""
-    for name in {"jobs", "mpiddp", "benchmarks"} - {*links}:
+    for name in LINKS - {*links}:
         (made_up.root / name).unlink()
     copies.copy(JOBS, made_up.root / "jobs", ignore=shutil.ignore_patterns("cluster"))
     for name in ("setup.cfg", "pyproject.toml", "constraints.txt"):
@@ -950,16 +941,19 @@ def test_a_command_has_the_environment_that_was_staged(stage):
     assert stage.is_empty()
 
 
-@pytest.mark.parametrize("name", ["TERM", "INT"])
-def test_a_signal_reaches_the_command_and_every_node_is_cleared(stage, name):
+@pytest.mark.parametrize(
+    ("name", "state", "steps"), [("TERM", "RUNNING", 3), ("TERM", "COMPLETING", 2), ("INT", "", 3)]
+)
+def test_a_signal_reaches_the_command_and_every_node_is_cleared(stage, name, state, steps):
     stage.made_up.program("srun", f'echo step >>"$FAKES/steps"\n{STEP}')
-    # Ctrl-C comes from the terminal, to all of its processes.
-    own = "" if name == "TERM" else "kill -INT $$\n"
+    stage.made_up.variables["FAKE_STATE"] = state
+    # Ctrl-C comes from the terminal, to all of its processes; so does the end of a job of Slurm's.
+    own = "" if state == "RUNNING" else f"sleep 1; kill -{name} $$\n"
     done = stage.run("bash", "-c", HEAR.format(name, own, "$(cut -d' ' -f4 /proc/$PPID/stat)"))
     done.expect(9)
     assert (stage.made_up.cwd / "heard").read_text() == "heard\n"
-    # One to make the place, one to unpack, one to take it away.
-    assert (stage.made_up.fakes / "steps").read_text().count("step") == 3
+    # One to make the place, one to unpack, one to take it away, which an ending job cannot start.
+    assert (stage.made_up.fakes / "steps").read_text().count("step") == steps
     assert stage.is_empty()
 
 
@@ -1230,29 +1224,6 @@ def test_an_environment_is_staged_on_each_node_and_taken_away(slurm, tmp_path):
         )
 
 
-@pytest.mark.long
-@pytest.mark.slurm
-@pytest.mark.parametrize("ending", [["scancel"], ["scancel", "--batch", "--signal=TERM"]])
-def test_a_staged_command_is_told_once_that_its_job_ends(slurm, tmp_path, ending):
-    program = tmp_path / "hear"
-    program.write_text(
-        'trap "echo heard >>heard; sleep 1; echo end >>heard; exit 9" TERM\n'
-        "touch ready\nwhile :; do sleep 0.1; done\n"
-    )
-    words = ["bash", str(JOBS / "stage.sh"), str(pack(tmp_path)), "/dev/shm", "bash", str(program)]
-    identity = slurm.submit("--nodes=2", "--wrap", "exec " + shlex.join(words))
-    await_files(slurm.directory, "ready", 1)
-    slurm.cluster.ask(*ending, identity)
-    [job] = slurm.wait(identity)
-    left = ["node1"] if len(ending) == 1 else ["node1", "node2"]
-    for node in left:
-        files = functools.partial(slurm.cluster.must, "exec", node, "ls", "/dev/shm")
-        launchers.until(lambda f=files: f"mpiddp-env-{identity}-" not in f(), "its end", pause=0.1)
-    assert (slurm.directory / "heard").read_text().split() == ["heard", "end"]
-    # Ended by Slurm, or of its own with the command's code.
-    assert (job.state == "FAILED" and job.code == 9) is (len(ending) > 1), job
-
-
 @pytest.mark.slurm
 def test_ctrl_c_in_an_allocation_goes_to_the_ranks(slurm, tmp_path):
     environment = launchers.clean_environment(slurm.cluster.job_environment(**wrap_told(tmp_path)))
@@ -1323,19 +1294,3 @@ def test_a_restart_takes_the_node_out_that_was_lost(slurm, tmp_path):
     assert "Node failure on node2" in job.output
     assert "restart 1 of 1, without node2" in job.output
     assert sorted(job.log("out").split()) == ["node1", "node1", "node2", "node3", "node3"]
-
-
-@pytest.mark.long
-@pytest.mark.slurm
-def test_a_benchmark_starts_its_ranks_in_a_job(slurm):
-    words = shlex.split("allreduce --launcher srun --ranks 2 --link --sizes 8 --algorithms ring")
-    words += shlex.split("--repetitions 1 --warm-up 0 --iterations 3")
-    identity = slurm.submit("--nodes=2", f"{JOBS}/benchmark.sbatch", *words)
-    [job] = slurm.wait(identity)
-    assert (job.state, job.code) == ("COMPLETED", 0), job.output + job.log("err")
-    assert "2 ranks on 2 nodes" in job.log("out")
-    assert "a link between two nodes carries" in job.log("out")
-    # Its ranks were steps of that job: the next one that is made has the next number.
-    following = slurm.submit("--wrap=true")
-    slurm.wait(following)
-    assert int(following) == int(identity) + 1
