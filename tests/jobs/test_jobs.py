@@ -242,6 +242,8 @@ def test_the_header_asks_for_no_resources():
 def test_every_job_script_finds_the_checkout_in_the_same_way(made_up):
     """sbatch copies one file: the search cannot stand in another one."""
     begin, end = "# Slurm runs a copy of this file.", 'source "$jobs/slurm.sh"\n'
+    line = made_up.read_refusal(made_up.submit("train", *TOY, command="(null)"))
+    assert str(made_up.cwd) in line and "submit train.sbatch by its path" in line
     texts = [path.read_text() for path in sorted(launchers.ROOT.glob("jobs/*.sbatch"))]
     searches = {text[text.index(begin) : text.index(end)] for text in texts}
     assert len(texts) == len(SCRIPTS) and len(searches) == 1
@@ -296,11 +298,6 @@ def test_started_by_its_path_a_script_uses_its_own_checkout(made_up):
     job = describe_job([("n1", "")], "1")
     made_up.run(made_up.root / "jobs" / "train.sbatch", *TOY, **job).expect(0)
     assert made_up.started
-
-
-def test_without_a_checkout_one_line_says_what_to_do(made_up):
-    line = made_up.read_refusal(made_up.submit("train", *TOY, command="(null)"))
-    assert str(made_up.cwd) in line and "submit train.sbatch by its path" in line
 
 
 # ---- nodes, ranks, cores ---------------------------------------------------------------------
@@ -490,12 +487,6 @@ def test_a_second_start_within_a_job_adds_to_its_logs(made_up):
     assert second.stderr.splitlines()[2:] == ["line 1 of it", "line 2 of it"]
 
 
-def test_logs_that_cannot_be_made_are_an_error(made_up):
-    (made_up.cwd / "logs").write_text("a file")
-    assert "--chdir" in made_up.submit("train", *TOY).expect(2).stderr
-    assert not made_up.started
-
-
 def test_the_file_in_mpiddp_env_is_sourced(made_up):
     # As activation scripts are: with unset variables, with arguments in mind, a false end.
     path = made_up.cwd / "mine.sh"
@@ -516,12 +507,14 @@ def test_the_file_in_mpiddp_env_is_sourced(made_up):
         ("MPIDDP_ENV", "empty.sh"),
         ("MPIDDP_PYTHON", "no-such-python"),
         ("MPIDDP_WRAP", "env 'A="),
+        ("logs", "--chdir"),
     ],
 )
 def test_a_variable_that_brings_nothing_is_an_error(made_up, name, value):
     (made_up.cwd / "directory").mkdir()
     (made_up.cwd / "empty.sh").write_text("PATH=/usr/bin:/bin\nalias nothing=true\n")
-    python = {"MPIDDP_PYTHON": "no-such-python"} if name != "MPIDDP_WRAP" else {}
+    (made_up.cwd / "logs").write_text("a file")
+    python = {"MPIDDP_PYTHON": "no-such-python"} if name.endswith(("ENV", "PYTHON")) else {}
     line = made_up.read_refusal(made_up.submit("train", *TOY, **{**python, name: value}))
     assert name in line and value in line
 
@@ -732,29 +725,22 @@ def test_a_script_of_anybodys_is_started(made_up):
     made_up.submit("run", "gone.py", MPIDDP_WRAP="container").expect(0)
 
 
-def write_scripts(made_up: MadeUp, python: str) -> dict[str, str]:
-    """What ``mpiddp jobs`` writes, in a directory with a name of its own."""
+def test_scripts_that_were_written_use_the_python_that_wrote_them(made_up):
+    # What ``mpiddp jobs`` writes, in a directory with a name of its own.
     (made_up.root / "slurm").mkdir()
     for path in scripts.SCRIPTS.glob("*.s*h"):
         copies.copy(path, made_up.root / "slurm")
-    (made_up.root / "slurm" / scripts.PYTHON).write_text(f"{python}\n")
-    return {**NO_PYTHON, "command": f"{made_up.root}/slurm/train.sbatch"}
-
-
-def test_scripts_that_were_written_use_the_python_that_wrote_them(made_up):
-    variables = write_scripts(made_up, PYTHON)
+    (made_up.root / "slurm" / scripts.PYTHON).write_text(f"{PYTHON}\n")
+    variables = {**NO_PYTHON, "command": f"{made_up.root}/slurm/train.sbatch"}
     made_up.submit("train", *TOY, **variables).expect(0)
     assert made_up.program_line == [PYTHON, "-m", "mpiddp", "train", *TOY]
     assert str(made_up.root) not in made_up.exported.get("PYTHONPATH", "")
     # Also where the ranks' Python is in a container, which is to have mpiddp itself.
     done = made_up.submit("train", *TOY, MPIDDP_WRAP="env", **variables)
     assert made_up.program_line == ["env", "python", "-m", "mpiddp", "train", *TOY], done.stderr
-
-
-def test_a_python_that_has_gone_is_named(made_up):
-    variables = write_scripts(made_up, "/gone/bin/python")
-    line = made_up.read_refusal(made_up.submit("train", *TOY, **variables))
-    assert "/gone/bin/python" in line and "mpiddp jobs" in line
+    (made_up.root / "slurm" / scripts.PYTHON).write_text("/gone/bin/python\n")
+    said = made_up.submit("train", *TOY, **variables).expect(2).stderr
+    assert "/gone/bin/python" in said and "mpiddp jobs" in said
 
 
 # ---- chain -----------------------------------------------------------------------------------
@@ -812,9 +798,9 @@ def test_a_chain_that_cannot_be_meant_submits_nothing(made_up):
     assert submitted(made_up) == []
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [
+def test_words_behind_the_script_and_values_are_no_dependency(made_up):
+    (made_up.cwd / "here").touch()
+    stages = [
         "here --dependency=x -d y",
         "-o here here -d x",
         "-- here -d x",
@@ -822,15 +808,12 @@ def test_a_chain_that_cannot_be_meant_submits_nothing(made_up):
         "--deadline=now+1hour -Dd here -d x",
         '--wrap="echo \\"hi\\" -d"',
         "--hold --wra here -J name",
-    ],
-)
-def test_words_behind_the_script_and_values_are_no_dependency(made_up, stage):
-    (made_up.cwd / "here").touch()
-    done = chain(made_up, "-d singleton here", stage)
+    ]
+    done = chain(made_up, "-d singleton here", *stages)
     assert (done.returncode, done.stderr) == (0, "")
-    [first, second] = submitted(made_up)
+    first, *others = submitted(made_up)
     assert first[2:] == ["-d", "singleton", "here"]
-    assert second[2:] == ["--dependency=afterok:41", *shlex.split(stage)]
+    assert [words[3:] for words in others] == [shlex.split(stage) for stage in stages]
 
 
 # ---- benchmark -------------------------------------------------------------------------------
@@ -845,6 +828,9 @@ def test_what_a_benchmark_says_goes_to_the_logs(made_up):
     assert "exit code 2: bad arguments" in done.stderr
     assert "'nonsense' is not a benchmark" in done.stderr
     assert "nonsense" in (made_up.cwd / "logs" / "benchmark-42.err").read_text()
+    # A prefix could not reach the ranks.
+    done = made_up.submit("benchmark", "startup", MPIDDP_WRAP="nice").expect(2)
+    assert "MPIDDP_WRAP" in done.stderr
 
 
 def test_the_steps_of_a_benchmark_have_the_cores_that_were_asked_for(made_up):
@@ -877,11 +863,6 @@ def test_a_signal_for_the_script_alone_is_handed_to_the_benchmark_once(made_up, 
     done = made_up.submit("benchmark", "x", **variables).expect(9)
     assert "mpiddp was sent SIGTERM" in done.stderr
     assert (made_up.cwd / "heard").read_text() == "heard\n"
-
-
-def test_a_prefix_is_refused_where_it_could_not_reach_the_ranks(made_up):
-    done = made_up.submit("benchmark", "startup", MPIDDP_WRAP="nice").expect(2)
-    assert "MPIDDP_WRAP" in done.stderr
 
 
 # ---- stage -----------------------------------------------------------------------------------
