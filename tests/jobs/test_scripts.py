@@ -275,10 +275,15 @@ def test_an_active_environment_is_used(checkout):
     [line] = installs(checkout)
     assert line.endswith(f"-c {active}/.mpiddp-constraints -e .[vision]")
     assert len(checkout.logged("constraints.py active ")) == 2
+    assert not checkout.logged("-m ensurepip")
     assert checkout.started.startswith("active: ")
     assert not (checkout.root / ".venv").exists()
     checkout.local(**both)
     assert len(checkout.logged("python ")) == 1 and checkout.started
+    # One without pip is given it.
+    (active / ".mpiddp-stamp").unlink()
+    checkout.local(**both, FAKE_NO_PIP="1").expect(0)
+    assert checkout.logged("-m ensurepip")
 
 
 def test_an_active_environment_without_torch_is_passed_over_and_named_once(checkout):
@@ -303,6 +308,12 @@ def test_an_active_environment_with_another_mpiddp_is_left_alone(checkout):
     (active / "has-mpiddp").write_text(f"{checkout.root}\n")
     checkout.local(VIRTUAL_ENV=str(active)).expect(0)
     assert len(installs(checkout)) == 1
+    # Scripts without a checkout use one that has mpiddp.
+    (checkout.root / "jobs" / "python.txt").write_text("/gone\n")
+    (active / ".mpiddp-stamp").unlink()
+    checkout.local(VIRTUAL_ENV=str(active)).expect(0)
+    assert checkout.started.startswith("active: ") and not installs(checkout)
+    (checkout.root / "jobs" / "python.txt").unlink()
     # The checkout's own is no other one.
     checkout.local()
     checkout.local(VIRTUAL_ENV=str(checkout.root / ".venv"))
@@ -389,6 +400,9 @@ def test_help_installs_nothing(checkout):
     assert "usage: bash jobs/local.sh [RANKS]" in result.stdout
     assert "once it is installed" in result.stdout
     assert not (checkout.root / ".venv").exists()
+    checkout.local()
+    assert checkout.local("--help").expect(0).stdout.endswith("\nTrainer options:\n\n")
+    assert checkout.logged("-m mpiddp.train --help")
 
 
 def test_all_checks_run_whatever_fails(checkout):
