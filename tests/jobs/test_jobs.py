@@ -868,7 +868,9 @@ def test_a_signal_for_the_script_alone_is_handed_to_the_benchmark_once(made_up, 
 # ---- stage -----------------------------------------------------------------------------------
 
 STEP = 'while [[ $1 == --* ]]; do shift; done\nexec "$@"\n'
-SHOW_STAGED = 'echo "$MPIDDP_ENV"; tool; stat -c %a "${MPIDDP_ENV%/*}"; . "$MPIDDP_ENV"; exit 7'
+SHOW_STAGED = (
+    'echo "$MPIDDP_ENV"; tool; cd "${MPIDDP_ENV%/*}"; stat -c %a .; ls; . "$MPIDDP_ENV"; exit 7'
+)
 
 
 def pack(folder: Path) -> Path:
@@ -916,9 +918,9 @@ def stage(made_up) -> Stage:
 
 def test_a_command_has_the_environment_that_was_staged(stage):
     done = stage.run().expect(7)
-    file, printed, mode = done.stdout.splitlines()
+    file, printed, mode, *left = done.stdout.splitlines()
     assert re.fullmatch(rf"{stage.folder}/mpiddp-env-42-[0-9a-f]{{16}}/env.sh", file)
-    assert printed.startswith("it runs on ") and mode == "700"
+    assert printed.startswith("it runs on ") and mode == "700" and left == ["env", "env.sh"]
     assert stage.is_empty()
 
 
