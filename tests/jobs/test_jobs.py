@@ -942,6 +942,7 @@ def test_what_cannot_be_staged_is_refused(made_up):
     for words, part in (
         ([], "found 0 words"),
         (["none.tar", "/tmp", "true"], "no archive none.tar"),
+        (["/tmp", "/tmp", "true"], "no archive /tmp"),
         (["archive", "tmp", "true"], "full path"),
     ):
         done = made_up.run(JOBS / "stage.sh", *words, SLURM_JOB_ID="42", SLURM_NNODES="1")
