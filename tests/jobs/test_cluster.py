@@ -70,7 +70,8 @@ def processes_in(directory) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.slurm
-def test_it_comes_up_is_repaired_and_goes(slurm_cluster):
+def test_it_comes_up_is_repaired_and_goes(slurm_cluster, tmp_path):
+    elsewhere = copies.copy(slurm.COMMANDS, tmp_path / "cluster") / "down"
     with slurm.bring_up("--nodes=2", "--cpus=2") as cluster:
         state = json.loads((cluster.directory / "shape.json").read_text())
         link = number_of(Path("/sys/class/net", state["host_interface"]))
@@ -98,31 +99,18 @@ def test_it_comes_up_is_repaired_and_goes(slurm_cluster):
         cluster.must("up")
         hosts = cluster.must("exec", "node1", "getent", "ahostsv4", "node2")
         assert hosts.split()[0] == f"{state['network']}.2"
-        words = ["-c", "import socket; print(socket.gethostname())"]
-        result = launchers.run(cluster.srun("--nodes=2", mpi="none"), 2, words).expect(0)
-        assert sorted(result.stdout.split()) == ["node1", "node2"]
         refused = cluster.control("up", "--nodes=3")
         assert refused.returncode == 1 and "--nodes 2 is up" in refused.stderr
-        cluster.must("down")
-        assert not cluster.directory.exists()
-        assert processes_in(cluster.directory) == []
-        assert traces_of(cluster, link) == []
-        assert "no cluster is up" in cluster.must("down")
-
-
-@pytest.mark.long
-@pytest.mark.slurm
-def test_down_ends_what_runs_from_any_checkout(slurm_cluster, tmp_path):
-    elsewhere = copies.copy(slurm.COMMANDS, tmp_path / "cluster") / "down"
-    with slurm.bring_up("--nodes=4") as cluster:
-        flags = ("--nodes=4", "--ntasks-per-node=1")
-        program = ["-c", "import time; print('up', flush=True); time.sleep(600)"]
-        with launchers.start(cluster.srun(*flags, mpi="none"), 4, program) as job:
-            job.until(lambda: job.stdout().count("up") == 4, "all ranks")
+        # It ends what runs, from any checkout.
+        words = ["-c", "import os, time; print(os.uname()[1], flush=True); time.sleep(600)"]
+        with launchers.start(cluster.srun("--nodes=2", mpi="none"), 2, words) as job:
+            job.until(lambda: sorted(job.stdout().split()) == ["node1", "node2"], "both ranks")
             cluster.must(str(elsewhere))
             job.process.wait(20)
         assert not cluster.directory.exists()
         assert processes_in(cluster.directory) == []
+        assert traces_of(cluster, link) == []
+        assert "no cluster is up" in cluster.must("down")
 
 
 @pytest.mark.slurm
@@ -134,32 +122,27 @@ def test_nodes_are_apart(slurm_cluster):
         assert not Path("/dev/shm/only-here").exists()
     finally:
         slurm_cluster.must("exec", "node1", "rm", "/dev/shm/only-here")
-    for number in (1, 2):
-        name = f"node{number}"
-        assert slurm_cluster.must("exec", name, "hostname").strip() == name
-        interfaces = slurm_cluster.must("exec", name, "ls", "/sys/class/net").split()
-        assert len(interfaces) == 2 and "lo" in interfaces
-    answer = slurm_cluster.must("exec", "node3", "sh", "-c", "pwd; echo $SHLVL; exit 0")
-    assert answer.splitlines()[0] == os.getcwd()
-    assert slurm_cluster.control("exec", "node3", "sh", "-c", "exit 37").returncode == 37
-
-
-@pytest.mark.slurm
-def test_every_node_has_reno_whatever_the_machine_prefers(slurm_cluster):
-    """Where the machine itself prefers reno, nodes have it anyway, and this shows nothing."""
-    names = [f"node{number}" for number in range(1, slurm.NODES + 1)]
-    found = {name: slurm_cluster.must("exec", name, "cat", CONGESTION_CONTROL) for name in names}
-    assert found == dict.fromkeys(names, "reno\n")
+    # Where the machine itself prefers reno, nodes have it anyway, and this shows nothing.
+    shell = f"hostname; cat {CONGESTION_CONTROL}; pwd; ls /sys/class/net; exit 37"
+    for name in ("node1", "node4"):
+        done = slurm_cluster.control("exec", name, "sh", "-c", shell).expect(37)
+        assert done.stdout.splitlines()[:3] == [name, "reno", os.getcwd()]
+        assert len(done.stdout.splitlines()) == 5 and "lo" in done.stdout.splitlines()
 
 
 @pytest.mark.slurm
 def test_links_are_shaped_cut_and_healed(slurm_cluster):
     address = {name: row[0] for name, row in table(slurm_cluster).items()}
     reaches = [sys.executable, "-c", REACH, address["node2"]]
+
+    def reach(is_good) -> bool:
+        # The machine may be busy.
+        return any(is_good(measure_rate(slurm_cluster, address["node2"])) for _ in range(4))
+
     try:
         slurm_cluster.must("rate", "100mbit")
         assert {row[3] for row in table(slurm_cluster).values()} == {"100Mbit"}
-        assert 0.5 < measure_rate(slurm_cluster, address["node2"]) / 100 < 1.05
+        assert reach(lambda rate: 50 < rate < 105)
         slurm_cluster.must("cut", "node2")
         assert table(slurm_cluster)["node2"][2] == "cut"
         assert slurm_cluster.control("exec", "node1", *reaches).returncode != 0
@@ -169,7 +152,7 @@ def test_links_are_shaped_cut_and_healed(slurm_cluster):
         slurm_cluster.must("heal", "node2")
         slurm_cluster.must("rate", "none")
     assert {row[3] for row in table(slurm_cluster).values()} == {"unlimited"}
-    assert measure_rate(slurm_cluster, address["node2"]) > 150
+    assert reach(lambda rate: rate > 150)
 
 
 REACH = """
@@ -198,11 +181,7 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5) as connection:
 
 
 def measure_rate(cluster, address) -> float:
-    """Mbit/s of TCP's payload from node1 to node2: the best of three, the machine may be busy."""
-    return max(_measure_once(cluster, address) for _ in range(3))
-
-
-def _measure_once(cluster, address) -> float:
+    """Mbit/s of TCP's payload from node1 to node2."""
     receiver = subprocess.Popen(
         [str(slurm.COMMANDS / "exec"), "node2", sys.executable, "-c", RECEIVE, address],
         env=launchers.clean_environment({"MPIDDP_CLUSTER_DIR": str(cluster.directory)}),
@@ -284,12 +263,12 @@ def test_a_drained_node_is_named(slurm_cluster):
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("command", ["up", "down"])
-def test_a_directory_of_somebody_else_is_left_alone(command, slurm_cluster):
+def test_a_directory_of_somebody_else_is_left_alone(slurm_cluster):
     with slurm.make_room() as cluster:
         cluster.directory.mkdir()
         (cluster.directory / "precious").write_text("x")
-        assert "no cluster's" in cluster.control(command).expect(1).stderr
+        for command in ("up", "down"):
+            assert "no cluster's" in cluster.control(command).expect(1).stderr
         assert [path.name for path in cluster.directory.iterdir()] == ["precious"]
 
 
@@ -382,13 +361,12 @@ def test_every_command_explains_itself():
 @pytest.mark.parametrize(
     ("command", "code", "says"),
     [
-        (["up", "--nodes=0"], 2, "expected 1 to 200, found '0'"),
+        (["up", "--nodes=201"], 2, "expected 1 to 200, found '201'"),
         (["up", "--nodes=two"], 2, "expected 1 to 200, found 'two'"),
         (["up", "--rate=fast"], 1, "rate 'fast': expected one such as 400mbit"),
         (["rate", "0mbit"], 1, "rate '0mbit'"),
         (["up"], 1, "expected a full path"),
         (["env"], 1, "no cluster is up; start one with: jobs/cluster/up"),
-        (["status"], 1, "no cluster is up"),
         (["exec", "node1"], 1, "no COMMAND given"),
         (["cut"], 2, "NODE"),
     ],
@@ -459,7 +437,6 @@ def test_another_user_blocks_no_command(slurm_cluster):
         (False, [], False),
         (False, ["lib/x86_64-linux-gnu/libpmix.so"], True),
         (True, [], True),
-        (True, ["lib/x86_64-linux-gnu/slurm-wlm/mpi_pmix.so"], False),
         (True, ["lib64/slurm/mpi_pmix.so", "lib/x86_64-linux-gnu/libpmix.so.2"], False),
         (True, ["lib64/slurm/mpi_pmix.so", "local/lib/libpmix.so"], True),
     ],

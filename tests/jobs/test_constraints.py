@@ -37,20 +37,32 @@ def constrain(constraints, monkeypatch):
     return ask
 
 
-def test_an_empty_venv_gets_the_tested_versions(constrain):
-    assert constrain("venv") == set(TESTED.split())
+CPU = TESTED.replace("torch==2.13.0", "torch==2.13.0+cpu", 1)
 
 
-def test_a_torch_that_was_put_into_the_venv_first_stays(constrain):
-    lines = constrain("venv", torch="2.13.0+cpu", numpy="2.3.0", sympy="1.13.3")
-    assert lines == {
-        "torch==2.13.0+cpu",
-        "torchvision==0.28.0",
-        "mpi4py==4.1.2",
-        "numpy==2.3.0",
-        "tqdm==4.70.1",
-        "sympy==1.14.0",
-    }
+@pytest.mark.parametrize(
+    ("kind", "installed", "expected"),
+    [
+        ("venv", {}, TESTED),
+        # A torch that was put into the venv first stays, one of another release with its own
+        # torchvision, and the other way round.
+        ("venv", {"torch": "2.13.0+cpu", "sympy": "1.13.3"}, CPU),
+        ("venv", {"numpy": "2.3.0"}, TESTED.replace("2.4.6", "2.3.0")),
+        ("venv", {"torch": "2.11.0+cu130"},
+         TESTED.replace("2.13.0 torchvision==0.28.0", "2.11.0+cu130")),
+        ("venv", {"torchvision": "0.26.0"},
+         TESTED.replace("torch==2.13.0 torchvision==0.28.0", "torchvision==0.26.0")),
+        # A release candidate counts, and what is too old is replaced.
+        ("venv", {"torch": "2.14.0rc1"},
+         TESTED.replace("2.13.0 torchvision==0.28.0", "2.14.0rc1")),
+        ("venv", {"torch": "2.9.1"}, TESTED),
+        # An active environment keeps all that it has.
+        ("active", {"torch": "2.11.0+cu130", "mpi4py": "4.0.3", "tqdm": "4.60", "sympy": "1.13"},
+         "torch==2.11.0+cu130 mpi4py==4.0.3 numpy==2.4.6"),
+    ],
+)  # fmt: skip
+def test_what_is_there_stays_and_the_rest_is_what_was_tested(constrain, kind, installed, expected):
+    assert constrain(kind, **installed) == set(expected.split())
 
 
 @pytest.mark.parametrize(
@@ -68,31 +80,6 @@ def test_a_torch_that_was_put_into_the_venv_first_stays(constrain):
 def test_a_missing_half_is_of_the_build_of_the_other(constraints, constrain, installed, expected):
     lines = sorted(constrain("venv", **installed))
     assert constraints.find_build(installed, lines) == expected
-
-
-def test_a_torch_of_another_release_gets_its_own_torchvision(constrain):
-    lines = constrain("venv", torch="2.11.0+cu130")
-    assert "torch==2.11.0+cu130" in lines
-    assert not [line for line in lines if line.startswith("torchvision")]
-
-
-def test_a_torchvision_of_another_release_gets_its_own_torch(constrain):
-    lines = constrain("venv", torchvision="0.26.0")
-    assert "torchvision==0.26.0" in lines
-    assert not [line for line in lines if line.startswith("torch=")]
-
-
-def test_a_torch_that_is_too_old_is_replaced_in_the_venv(constrain):
-    assert "torch==2.13.0" in constrain("venv", torch="2.9.1")
-
-
-def test_an_active_environment_keeps_all_it_has(constrain):
-    lines = constrain("active", torch="2.11.0+cu130", mpi4py="4.0.3", tqdm="4.60", sympy="1.13")
-    assert lines == {"torch==2.11.0+cu130", "mpi4py==4.0.3", "numpy==2.4.6"}
-
-
-def test_a_release_candidate_counts(constrain):
-    assert "torch==2.14.0rc1" in constrain("venv", torch="2.14.0rc1")
 
 
 def test_requirements_of_extras_are_read(constraints):

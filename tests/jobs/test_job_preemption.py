@@ -33,15 +33,6 @@ def read_rows(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def train_undisturbed(slurm: Submitter, folder: Path) -> list[dict[str, Any]]:
-    """The rows of the same training in a job that nothing happens to."""
-    folder.mkdir()
-    identity = slurm.submit(*ON_TWO_NODES, f"--chdir={folder}", f"{JOBS}/train.sbatch", *TRAINING)
-    [job] = slurm.wait(identity, SECONDS)
-    assert (job.state, job.code) == ("COMPLETED", 0), job.output
-    return read_rows(folder)
-
-
 def check_end(slurm: Submitter, whole: list[dict[str, Any]], output: str, attempts: int) -> None:
     """Each epoch is there once, and the bits are the undisturbed run's."""
     rows = read_rows(slurm.directory)
@@ -65,26 +56,22 @@ def await_rows(slurm: Submitter, identity: str, count: int) -> None:
     launchers.until(lambda: len(read_rows(slurm.directory)) >= count, what, SECONDS, pause=0.1)
 
 
-def test_a_job_of_higher_priority_takes_the_nodes(slurm: Submitter, tmp_path: Path) -> None:
-    whole = train_undisturbed(slurm, tmp_path / "whole")
+def test_a_signal_and_a_job_of_higher_priority_requeue_the_job(slurm: Submitter) -> None:
+    folder = slurm.directory / "whole"
+    folder.mkdir()
+    identity = slurm.submit(*ON_TWO_NODES, f"--chdir={folder}", f"{JOBS}/train.sbatch", *TRAINING)
+    [job] = slurm.wait(identity, SECONDS)
+    assert (job.state, job.code) == ("COMPLETED", 0), job.output
+    whole = read_rows(folder)
     identity = slurm.submit(*ON_TWO_NODES, "--exclusive", f"{JOBS}/train.sbatch", *TRAINING)
-    await_rows(slurm, identity, 20)
+    # What sbatch --signal has Slurm do, without waiting for minutes.
+    await_rows(slurm, identity, 15)
+    slurm.cluster.ask("scancel", "--signal=USR2", identity)
+    await_rows(slurm, identity, 60)
     urgent = slurm.submit("--partition=urgent", "--nodes=4", "--exclusive", "--wrap=sleep 2")
     [ended] = slurm.wait(urgent, SECONDS)
     assert ended.state == "COMPLETED"
     assert len(read_rows(slurm.directory)) < len(whole)
-    [job] = slurm.wait(identity, SECONDS)
-    assert (job.state, job.code) == ("COMPLETED", 0), job.output
-    check_end(slurm, whole, read_output(slurm, identity), attempts=2)
-
-
-def test_a_signal_before_the_time_limit_requeues_the_job(slurm: Submitter, tmp_path: Path) -> None:
-    whole = train_undisturbed(slurm, tmp_path / "whole")
-    identity = slurm.submit(*ON_TWO_NODES, f"{JOBS}/train.sbatch", *TRAINING)
-    # What sbatch --signal has Slurm do, without waiting for minutes.
-    for count in (15, 60):
-        await_rows(slurm, identity, count)
-        slurm.cluster.ask("scancel", "--signal=USR2", identity)
     [job] = slurm.wait(identity, SECONDS)
     assert (job.state, job.code) == ("COMPLETED", 0), job.output
     check_end(slurm, whole, read_output(slurm, identity), attempts=3)

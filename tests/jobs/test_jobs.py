@@ -4,7 +4,6 @@ what becomes of it on a real cluster (marker ``slurm``)."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -18,10 +17,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import copies
 import launchers
@@ -62,6 +60,7 @@ seq -f "line %g of ${FAKE_RANKS:-the ranks}" "${FAKE_LINES:-30}" >>"$error"
 printf '%b' "${FAKE_MESSAGES:-}" >&2
 exit "${FAKE_STATUS:-0}"
 """
+FRONT = 'case "$1 $2" in "-m mpiddp") printf "%s\\0" "${@:5}" >"$FAKES/front.arguments" ;; esac'
 SBATCH = """
 printf '%s\\0' "$@" >"$FAKES/sbatch.$(($(ls "$FAKES" | grep -c '^sbatch')))"
 for argument; do [ "$argument" != --refuse ] || exit 1; done
@@ -102,6 +101,9 @@ def describe_job(nodes: Sequence[tuple[str, str]], cpus: str) -> dict[str, str]:
     }
 
 
+LINKS = {"jobs", "mpiddp", "benchmarks"}
+OWN = ["--launcher", "srun", "--job-log", "logs", "--requeue"]
+"""What the job scripts tell the front."""
 BLOCKED = ["env", "--block-signal=USR1,USR2"]
 NO_PYTHON = {"MPIDDP_PYTHON": "", "VIRTUAL_ENV": "", "CONDA_PREFIX": ""}
 
@@ -160,6 +162,13 @@ class MadeUp:
         [line] = done.stderr.splitlines()
         return line
 
+    def front(self, name: str, *arguments: str, **more: Any) -> list[str]:
+        """Submit with a front that starts nothing: the words that it got, behind its own."""
+        self.submit(name, *arguments, MPIDDP_PYTHON=str(self.bin / "front"), **more).expect(0)
+        words = (self.fakes / "front.arguments").read_text().split("\0")[:-1]
+        assert words[: len(OWN)] == OWN
+        return words[len(OWN) :]
+
     @property
     def srun(self) -> list[str]:
         """The arguments that srun got."""
@@ -182,22 +191,24 @@ class MadeUp:
         """What each rank is, without what blocks signals until it has handlers."""
         words = launchers.read_words(self.srun)
         words = words[next(at for at, word in enumerate(words) if not word.startswith("-")) :]
-        return words[len(BLOCKED) :] if words[: len(BLOCKED)] == BLOCKED else words
+        assert words[: len(BLOCKED)] == BLOCKED
+        return words[len(BLOCKED) :]
 
     @property
     def started(self) -> bool:
-        return (self.fakes / "srun.arguments").exists()
+        return any((self.fakes / f"{each}.arguments").exists() for each in ("srun", "front"))
 
 
-def make_up(directory: Path) -> MadeUp:
-    paths = [directory / name for name in ("bin", "fakes", "check out", "sub mit", "spool")]
+@pytest.fixture
+def made_up(tmp_path) -> MadeUp:
+    paths = [tmp_path / name for name in ("bin", "fakes", "check out", "sub mit", "spool")]
     for path in paths:
         path.mkdir()
     made = MadeUp(*paths)
-    for name, text in (("scontrol", SCONTROL), ("srun", SRUN), ("sbatch", SBATCH)):
+    fakes = {"scontrol": SCONTROL, "srun": SRUN, "sbatch": SBATCH, "front": FRONT}
+    for name, text in {**fakes, "scancel": 'echo "$*" >"$FAKES/scancelled"'}.items():
         made.program(name, text)
-    made.program("scancel", 'echo "$*" >"$FAKES/scancelled"')
-    for name in ("jobs", "mpiddp", "benchmarks"):
+    for name in LINKS:
         (made.root / name).symlink_to(launchers.ROOT / name)
     made.variables["MPIDDP_PYTHON"] = PYTHON
     return made
@@ -208,11 +219,6 @@ def remove_links(made_up: MadeUp) -> None:
         (made_up.root / name).unlink()
 
 
-@pytest.fixture
-def made_up(tmp_path) -> MadeUp:
-    return make_up(tmp_path)
-
-
 def lines(text: str) -> dict[str, str]:
     """The block at the head of a job's output, by the name of each line."""
     return {row[2:14].strip(): row[15:] for row in text.splitlines() if row.startswith("  ")}
@@ -221,33 +227,29 @@ def lines(text: str) -> dict[str, str]:
 # ---- text that every script holds ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["train", "run"])
-def test_ranks_of_a_job_that_can_be_requeued_are_started_with_signals_blocked(made_up, name):
-    arguments = {"train": TOY, "run": ["x.py"]}[name]
-    (made_up.cwd / "x.py").touch()
-    made_up.submit(name, *arguments)
-    words = launchers.read_words(made_up.srun)
-    assert words[words.index("env") :][:2] == BLOCKED
-    assert words[words.index("env") :][2:] == made_up.program_line
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_the_header_asks_for_no_resources(name):
+def test_the_header_asks_for_no_resources():
     # A directory would have to be there, and a count would defeat the user's. A job that can be
     # continued is told before its time is up, and may be requeued; what it has written stays then.
     # The signal goes to the ranks, which are ready for it, and not to this script alone (B:USR2).
-    text = (JOBS / f"{name}.sbatch").read_text()
-    continued = ["signal=USR2@120", "requeue", "open-mode=append"] if name != "benchmark" else []
-    added = [*continued, *(["no-kill"] if name == "run" else [])]
-    expected = [f"#SBATCH --{each}" for each in (f"job-name={name}", *added)]
-    assert re.findall(r"^#SBATCH.*", text, re.MULTILINE) == expected
+    for name in SCRIPTS:
+        text = (JOBS / f"{name}.sbatch").read_text()
+        continued = ["signal=USR2@120", "requeue", "open-mode=append"] * (name != "benchmark")
+        expected = [f"job-name={name}", *continued, *["no-kill"] * (name == "run")]
+        assert re.findall(r"^#SBATCH --(.*)|^#SBATCH.*", text, re.MULTILINE) == expected
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_run_by_hand_a_script_says_how_it_is_submitted(made_up, name):
-    line = made_up.read_refusal(made_up.run(JOBS / f"{name}.sbatch", "--epochs", "1"))
-    assert line.startswith("mpiddp: this is a job script; submit it: sbatch ")
-    assert f"jobs/{name}.sbatch" in line
+def test_every_job_script_finds_the_checkout_in_the_same_way(made_up):
+    """sbatch copies one file: the search cannot stand in another one."""
+    begin, end = "# Slurm runs a copy of this file.", 'source "$jobs/slurm.sh"\n'
+    line = made_up.read_refusal(made_up.submit("train", *TOY, command="(null)"))
+    assert str(made_up.cwd) in line and "submit train.sbatch by its path" in line
+    texts = [path.read_text() for path in sorted(launchers.ROOT.glob("jobs/*.sbatch"))]
+    searches = {text[text.index(begin) : text.index(end)] for text in texts}
+    assert len(texts) == len(SCRIPTS) and len(searches) == 1
+    for name in SCRIPTS:
+        line = made_up.read_refusal(made_up.run(JOBS / f"{name}.sbatch", "--epochs", "1"))
+        assert line.startswith("mpiddp: this is a job script; submit it: sbatch ")
+        assert f"jobs/{name}.sbatch" in line
 
 
 # ---- where the checkout is -------------------------------------------------------------------
@@ -260,17 +262,12 @@ def own(made_up: MadeUp) -> None:
         path.chmod(path.stat().st_mode & ~0o022)
 
 
-@pytest.mark.parametrize(
-    ("command", "below"),
-    [("(null)", ""), ("/gone/jobs/train.sbatch a b", "some/where"), ("/x/mine.sh", "some/where")],
-)
-def test_else_it_is_around_the_submit_directory(made_up, command, below):
+@pytest.mark.parametrize("command", ["(null)", "/gone/jobs/train.sbatch a b", "/x/mine.sh"])
+def test_else_it_is_around_the_submit_directory(made_up, command):
     own(made_up)
-    directory = made_up.root / below
-    directory.mkdir(parents=True, exist_ok=True)
-    variables = {"command": command, "SLURM_SUBMIT_DIR": str(directory)}
-    made_up.submit("train", *TOY, **variables).expect(0)
-    assert made_up.started
+    directory = made_up.root / "some" / "where"
+    directory.mkdir(parents=True)
+    assert made_up.front("train", *TOY, command=command, SLURM_SUBMIT_DIR=str(directory))
 
 
 @pytest.mark.parametrize("part", [".", "jobs", "jobs/slurm.sh", "jobs/environment.sh"])
@@ -284,14 +281,6 @@ def test_what_others_can_write_around_the_submit_directory_does_not_run(made_up,
     assert f"{made_up.root} is passed over" in line and "by its path" in line
 
 
-def test_every_job_script_finds_the_checkout_in_the_same_way():
-    """sbatch copies one file: the search cannot stand in another one."""
-    begin, end = "# Slurm runs a copy of this file.", 'source "$jobs/slurm.sh"\n'
-    texts = [path.read_text() for path in sorted(launchers.ROOT.glob("jobs/*.sbatch"))]
-    searches = {text[text.index(begin) : text.index(end)] for text in texts}
-    assert len(texts) == 4 and len(searches) == 1
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="a file of another user's is made by root")
 def test_what_another_user_owns_around_the_submit_directory_does_not_run(made_up):
     own(made_up)
@@ -300,7 +289,7 @@ def test_what_another_user_owns_around_the_submit_directory_does_not_run(made_up
     done = made_up.submit("train", *TOY, **variables)
     assert done.returncode == 2 and not made_up.started
     # One that is named is run, whoever it belongs to.
-    made_up.submit("train", *TOY).expect(0)
+    assert made_up.front("train", *TOY)
 
 
 def test_started_by_its_path_a_script_uses_its_own_checkout(made_up):
@@ -310,15 +299,9 @@ def test_started_by_its_path_a_script_uses_its_own_checkout(made_up):
     assert made_up.started
 
 
-def test_without_a_checkout_one_line_says_what_to_do(made_up):
-    line = made_up.read_refusal(made_up.submit("train", *TOY, command="(null)"))
-    assert str(made_up.cwd) in line and "submit train.sbatch by its path" in line
-
-
 # ---- nodes, ranks, cores ---------------------------------------------------------------------
 
 EVEN = (("n1", "gpu:2(IDX:0-1)"), ("n2", "gpu:2(IDX:0-1)"))
-TYPED = (("n1", "gpu:a100:1(IDX:0),gpu:h100:2(IDX:1,3),shard:7(IDX:0)"), ("n2", "gpu:3(IDX:0-2)"))
 UNEVEN = (("n1", "gpu:1(IDX:0)"), ("n2", "gpu:2(IDX:0-1)"))
 PLAIN = (("n1", ""), ("n2", ""))
 ALL = (("n1", "gpu:4(IDX:0-3)"), ("n2", "gpu:4(IDX:0-3)"))
@@ -352,49 +335,38 @@ CASES = (
          "--nodes=2 --ntasks=2 --ntasks-per-node=1", 1),
     Case("ntasks, uneven", PLAIN, "2,1", "2 nodes, 2+1 = 3 ranks", "--nodes=2 --ntasks=3", 1,
          tasks=3, variables=given_tasks(3, "2,1")),
-    Case("ntasks and a most per node", PLAIN, "4(x2)",
-         "2 nodes, at most 4 ranks per node, 6 ranks", "--nodes=2 --ntasks=6", 1, tasks=6,
-         variables=given_tasks(6, "4(x2)", SLURM_NTASKS_PER_NODE="4")),
     Case("overcommit", PLAIN, "1(x2)", "2 nodes x 5 ranks per node = 10 ranks",
          "--nodes=2 --ntasks=10 --overcommit", 1, tasks=10, note="fewer cores than ranks",
          variables=given_tasks(10, "5(x2)")),
     Case("fewer cores than GPUs", EVEN, "1(x2)", "2 nodes x 2 ranks per node = 4 ranks",
          "--nodes=2 --ntasks=4 --ntasks-per-node=2 --gpus-per-node=2 --overcommit", 1,
          note="--cpus-per-gpu=N"),
-    Case("types of GPUs", TYPED, "6(x2)", "2 nodes x 3 ranks per node = 6 ranks",
-         "--nodes=2 --ntasks=6 --ntasks-per-node=3 --gpus-per-node=3", 2),
     Case("uneven GPUs", UNEVEN, "3,4", "2 nodes, 1+2 = 3 ranks",
          "--nodes=2 --ntasks=3 --distribution=arbitrary --nodelist=n1,n2,n2 --gpus=3", 2,
          variables={"SLURM_GPUS": "3"}),
     Case("exclusive, some GPUs asked for", ALL, "4(x2)", "2 nodes x 2 ranks per node = 4 ranks",
          "--nodes=2 --ntasks=4 --ntasks-per-node=2 --gpus-per-node=2", 2,
          tres="TresPerNode=gres:gpu:2", variables={"SLURM_GPUS_PER_NODE": "2"}),
-    Case("as newer Slurm writes it", ALL, "4(x2)", "2 nodes x 1 rank per node = 2 ranks",
-         "--nodes=2 --ntasks=2 --ntasks-per-node=1 --gpus-per-node=1", 4,
-         tres="TresPerNode=gres/gpu:a100:1"),
-    Case("gpus-per-task", EVEN[:1], "2", "1 node x 2 ranks per node = 2 ranks",
-         "--nodes=1 --ntasks=2 --gpus-per-node=2", 1, tasks=2,
-         variables=given_tasks(2, "2", SLURM_GPUS_PER_TASK="1")),
-    Case("cpus-per-task", PLAIN, "6(x2)", "2 nodes x 1 rank per node = 2 ranks",
-         "--nodes=2 --ntasks=2 --ntasks-per-node=1", 3, variables={"SLURM_CPUS_PER_TASK": "3"}),
-    Case("cpus-per-task with GPUs", EVEN, "4(x2)", "2 nodes x 2 ranks per node = 4 ranks",
-         "--nodes=2 --ntasks=4 --ntasks-per-node=2 --gpus-per-node=2", 2,
-         variables={"SLURM_CPUS_PER_TASK": "4"}, note="4 cores for each rank were asked for, 2"),
     Case("cpus-per-gpu, two GPUs per rank", EVEN, "16(x2)", "2 nodes x 1 rank per node = 2 ranks",
          "--nodes=2 --ntasks=2 --gpus-per-node=2", 6, tasks=2,
          variables=given_tasks(2, "1(x2)", SLURM_CPUS_PER_GPU="3")),
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_is_made_of_an_allocation(made_up, monkeypatch, case):
-    """The plan of the front, which a job script becomes, in this process."""
+def give(made_up: MadeUp, monkeypatch: Any, case: Case) -> None:
+    """Have this process in a job of these nodes."""
     text = record(case.nodes, tasks=case.tasks, command="x", tres=case.tres, array=False)
     (made_up.fakes / "record").write_text(text)
     job = describe_job(case.nodes, case.cpus)
     own = {"PATH": f"{made_up.bin}:{os.environ['PATH']}", "FAKES": str(made_up.fakes)}
     variables = launchers.clean_environment({**own, **job, **case.variables})
     launchers.set_variables(monkeypatch, variables)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_is_made_of_an_allocation(made_up, monkeypatch, case):
+    """The plan of the front, which a job script becomes, in this process."""
+    give(made_up, monkeypatch, case)
     plan = make_plan(FrontOptions(launcher="srun"))
     assert plan.layout is not None and plan.layout.describe_ranks() == case.ranks
     assert [*plan.words[-len(case.options.split()) :]] == case.options.split()
@@ -406,22 +378,13 @@ def test_what_is_made_of_an_allocation(made_up, monkeypatch, case):
     assert not [name for name in exported if contradicting.fullmatch(name)]
 
 
-def test_the_head_of_a_jobs_output_says_what_is_made_of_its_allocation(made_up):
-    done = made_up.submit("train", *TOY, nodes=UNEVEN, cpus="1,2", SLURM_GPUS="3")
-    block = lines(done.expect(0).stdout)
-    assert block["ranks"] == "2 nodes, 1+2 = 3 ranks" and block["per rank"] == "1 core"
-    assert made_up.options == [
-        "--nodes=2", "--ntasks=3", "--distribution=arbitrary", "--nodelist=n1,n2,n2", "--gpus=3",
-    ]  # fmt: skip
-    assert made_up.exported["SRUN_CPUS_PER_TASK"] == "1" and "SLURM_GPUS" not in made_up.exported
-
-
-@pytest.mark.parametrize("script", ["train", "benchmark"])
-def test_what_is_no_number_is_refused(made_up, script):
-    done = made_up.submit(script, *TOY, nodes=EVEN, cpus="4(x2)", SLURM_CPUS_PER_TASK="abc")
-    assert done.returncode == 2 and not made_up.started
-    assert "SLURM_CPUS_PER_TASK is 'abc', but Slurm sets it to a whole number" in done.stderr
-    assert "integer expression" not in done.stderr
+@pytest.mark.parametrize("launcher", ["srun", "none"])
+def test_what_is_no_number_is_refused(made_up, monkeypatch, launcher):
+    variables = {"SLURM_CPUS_PER_TASK": "abc"}
+    give(made_up, monkeypatch, Case("", EVEN, "4(x2)", "", "", 0, variables))
+    said = "SLURM_CPUS_PER_TASK is 'abc', but Slurm sets it to a whole number"
+    with pytest.raises(mpiddp.errors.ConfigurationError, match=said):
+        make_plan(FrontOptions(launcher=launcher))
 
 
 def bash(text: str, *arguments: str) -> str:
@@ -431,89 +394,77 @@ def bash(text: str, *arguments: str) -> str:
     return done.stdout
 
 
-# The function alone: chain.sh would submit jobs.
-DEFINE = 'source <(sed -n "/^split_words()/,/^}/p" jobs/chain.sh)'
-SPLIT = DEFINE + '; split_words "$1"; printf "%s\\0" "${WORDS[@]}" END'
+# The function alone: chain.sh would submit jobs. Beside it the shell's own.
+SPLIT = """source <(sed -n "/^split_words()/,/^}/p" jobs/chain.sh)
+for text; do
+    split_words "$text"; printf "%s\\0" "${WORDS[@]}" END
+    eval "WORDS=($text)"; printf "%s\\0" "${WORDS[@]}" END
+done"""
 
 
-def write_single(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
+WORDS = r"""
+''|'a'|a|"a"|'a b'"c d"e\ f|''a""|a '' b|a ''|"" a|\'\"\\\ |'\'|'"'|"'"|"\"\\\$\`"|"\a\'\ "|
+a	b|'a	b'|  a   b  |\*~\$\;\&\#\{\}'*~$;&#{}'"*~;&#{}"|é'é'"é"\é|-x '--a=b c' "d"|a\
+b|"a\
+b"|'a\
+b'|a \
+ b|"a
+b"|'a'\''b'
+"""
 
 
-def write_double(text: str) -> str:
-    return '"' + re.sub(r'(["\\$`])', r"\\\1", text) + '"'
-
-
-def write_bare(text: str) -> str:
-    return "".join(f"'{char}'" if char == "\n" else f"\\{char}" for char in text)
-
-
-STYLES = st.sampled_from((write_single, write_double, write_bare))
-CONTINUED = st.sampled_from((" ", "\t", "\n", " \\\n ", "  "))
-PIECES = st.lists(st.tuples(STYLES, st.text("ax-é\"'\\$`!*~;&#{}\n ", max_size=5)), min_size=1)
-
-
-@settings(max_examples=30)
-@given(st.lists(st.tuples(PIECES.filter(lambda p: p[0][0] is not write_bare or p[0][1]), CONTINUED),
-                max_size=4))  # fmt: skip
-def test_words_are_split_as_the_shell_itself_does(written):
-    text = "".join("".join(style(part) for style, part in word) + gap for word, gap in written)
-    words = ["".join(part for _, part in word) for word, _ in written]
-    own = '; eval "WORDS=($1)"; printf "%s\\0" "${WORDS[@]}" END'
-    assert bash(SPLIT + own, text).split("\0") == [*words, "END"] * 2 + [""]
+def test_words_are_split_as_the_shell_itself_does():
+    found = bash(SPLIT, *WORDS.strip().split("|")).split("END\0")[:-1]
+    assert found[::2] == found[1::2] and len(found) == 2 * len(WORDS.split("|"))
 
 
 # ---- srun, the environment, the logs ---------------------------------------------------------
 
 
 def test_srun_is_told_what_no_setting_may_change(made_up):
-    made_up.submit("train", *TOY)
-    expected = {"--mpi=pmix", "--kill-on-bad-exit=1", "--export=ALL"}
-    assert expected <= set(made_up.srun)
-    forbidden = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    # A name may hold anything; in srun's --output, % and \\ mean something.
+    job = {
+        "nodes": UNEVEN,
+        "cpus": "1,2",
+        "SLURM_GPUS": "3",
+        "SLURM_JOB_NAME": "a b/c%j\\" + "é" * 99,
+    }
+    done = made_up.submit("train", *TOY, **job).expect(0)
+    assert {"--mpi=pmix", "--kill-on-bad-exit=1", "--export=ALL"} <= set(made_up.srun)
+    forbidden = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_GPUS"}
     assert forbidden.isdisjoint(made_up.exported)
-    # Of another shell's, which Slurm hands on where nobody gave a count.
-    job = {"nodes": PLAIN, "cpus": "4(x2)", "tasks": 2, "SLURM_NTASKS_PER_NODE": "7"}
-    made_up.submit("train", *TOY, **job).expect(0)
-    assert "SLURM_NTASKS_PER_NODE" not in made_up.exported
-    made_up.submit("train", *TOY, MPIDDP_PMI="pmi2")
-    assert "--mpi=pmi2" in made_up.srun and "--mpi=pmix" not in made_up.srun
+    assert made_up.exported["SRUN_CPUS_PER_TASK"] == "1"
+    assert made_up.options == [
+        "--nodes=2", "--ntasks=3", "--distribution=arbitrary", "--nodelist=n1,n2,n2", "--gpus=3",
+    ]  # fmt: skip
+    block = lines(done.stdout)
+    assert block["ranks"] == "2 nodes, 1+2 = 3 ranks" and block["per rank"] == "1 core"
+    file = f"logs/a-b-c-j-{'é' * 42}-42"
+    assert {f"--output={file}.out", f"--error={file}.err"} <= set(made_up.srun)
+    assert block["logs"] == f"{made_up.cwd}/{file}.out, {Path(file).name}.err"
+    assert (made_up.cwd / f"{file}.err").exists()
 
 
 def test_arguments_reach_the_trainer_as_they_were(made_up):
     arguments = ["--name", "two words", "--runs-dir", "a*b", "", "'"]
-    made_up.submit("train", *arguments)
+    # Of another shell's, which Slurm hands on where nobody gave a count.
+    job = {"nodes": PLAIN, "cpus": "4(x2)", "tasks": 2, "SLURM_NTASKS_PER_NODE": "7"}
+    made_up.submit("train", *arguments, MPIDDP_PMI="pmi2", **job).expect(0)
     # The job's record says where the checkout is.
     assert made_up.program_line == [PYTHON, "-m", "mpiddp", "train", *arguments]
-
-
-@pytest.mark.parametrize(
-    ("name", "file"), [("a b/c%j", "a-b-c-j-42"), ("x\\y", "x-y-42"), ("é" * 200, "é" * 50 + "-42")]
-)
-def test_the_logs_have_a_name_that_srun_leaves_alone(made_up, name, file):
-    done = made_up.submit("train", *TOY, SLURM_JOB_NAME=name).expect(0)
-    assert {f"--output=logs/{file}.out", f"--error=logs/{file}.err"} <= set(made_up.srun)
-    assert (made_up.cwd / "logs" / f"{file}.err").exists()
-    assert lines(done.stdout)["logs"] == f"{made_up.cwd}/logs/{file}.out, {file}.err"
+    assert "SLURM_NTASKS_PER_NODE" not in made_up.exported
+    assert "--mpi=pmi2" in made_up.srun and "--mpi=pmix" not in made_up.srun
 
 
 def test_a_second_start_within_a_job_adds_to_its_logs(made_up):
     # A requeued job, or salloc's shell. What is shown at the end is of the second only.
     first = made_up.submit("train", *TOY, FAKE_STATUS="2", FAKE_RANKS="the first")
     second = made_up.submit("train", *TOY, FAKE_STATUS="2", FAKE_RANKS="it", FAKE_LINES="2")
-    third = made_up.submit("train", *TOY, FAKE_STATUS="2", FAKE_LINES="0")
     written = [f"line {number} of the first" for number in range(1, 31)]
     assert first.stderr.splitlines()[-20:] == written[-20:]
     log = (made_up.cwd / "logs" / "train-42.err").read_text().splitlines()
     assert log == [*written, "line 1 of it", "line 2 of it"]
     assert second.stderr.splitlines()[2:] == ["line 1 of it", "line 2 of it"]
-    assert len(third.stderr.splitlines()) == 1
-
-
-def test_logs_that_cannot_be_made_are_an_error(made_up):
-    (made_up.cwd / "logs").write_text("a file")
-    assert "--chdir" in made_up.submit("train", *TOY).expect(2).stderr
-    assert not made_up.started
 
 
 def test_the_file_in_mpiddp_env_is_sourced(made_up):
@@ -532,21 +483,27 @@ def test_the_file_in_mpiddp_env_is_sourced(made_up):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("MPIDDP_ENV", file) for file in ("none.sh", "directory", "empty.sh")),
+        ("MPIDDP_ENV", "directory"),
+        ("MPIDDP_ENV", "empty.sh"),
         ("MPIDDP_PYTHON", "no-such-python"),
         ("MPIDDP_WRAP", "env 'A="),
+        ("logs", "--chdir"),
     ],
 )
 def test_a_variable_that_brings_nothing_is_an_error(made_up, name, value):
     (made_up.cwd / "directory").mkdir()
     (made_up.cwd / "empty.sh").write_text("PATH=/usr/bin:/bin\nalias nothing=true\n")
-    python = {"MPIDDP_PYTHON": "no-such-python"} if name != "MPIDDP_WRAP" else {}
+    (made_up.cwd / "logs").write_text("a file")
+    python = {"MPIDDP_PYTHON": "no-such-python"} if name.endswith(("ENV", "PYTHON")) else {}
     line = made_up.read_refusal(made_up.submit("train", *TOY, **{**python, name: value}))
     assert name in line and value in line
 
 
 def test_the_active_environment_is_used(made_up):
-    prefix = make_environment(made_up)
+    prefix = made_up.fakes / "some env"
+    (prefix / "bin").mkdir(parents=True)
+    text = 'case "$*" in *find_spec*) exit 1 ;; *mpi4py*) exit ;; esac\n'
+    copies.write_program(prefix / "bin" / "python", f'{text}exec {PYTHON} "$@"', "bash")
     (prefix / "pyvenv.cfg").touch()
     (prefix / "bin" / "activate").write_text('export ACTIVATED="$#"\n')
     done = made_up.submit("train", *TOY, **{**NO_PYTHON, "VIRTUAL_ENV": str(prefix)})
@@ -558,18 +515,10 @@ def test_the_active_environment_is_used(made_up):
     assert str(launchers.ROOT) in made_up.exported["PYTHONPATH"].split(":")
 
 
-def make_environment(made_up: MadeUp) -> Path:
-    prefix = made_up.fakes / "some env"
-    (prefix / "bin").mkdir(parents=True)
-    text = 'case "$*" in *find_spec*) exit 1 ;; *mpi4py*) exit ;; esac\n'
-    text += f'exec {shlex.quote(PYTHON)} "$@"'
-    copies.write_program(prefix / "bin" / "python", text, "bash")
-    return prefix
-
-
-def copy_jobs(made_up: MadeUp) -> None:
+def copy_jobs(made_up: MadeUp, *links: str) -> None:
     """Make the checkout one of its own, which has no ``.venv``."""
-    remove_links(made_up)
+    for name in LINKS - {*links}:
+        (made_up.root / name).unlink()
     copies.copy(JOBS, made_up.root / "jobs", ignore=shutil.ignore_patterns("cluster"))
     for name in ("setup.cfg", "pyproject.toml", "constraints.txt"):
         copies.copy(launchers.ROOT / name, made_up.root)
@@ -586,19 +535,12 @@ def test_without_an_environment_one_line_says_how_to_get_one(made_up):
 
 
 def test_the_outcome_is_found_with_the_python_that_the_prefix_brings(made_up):
-    copy_jobs(made_up)
-    for name in ("mpiddp", "benchmarks"):
-        (made_up.root / name).symlink_to(launchers.ROOT / name)
+    copy_jobs(made_up, "mpiddp", "benchmarks")
     made_up.program("container", f'PATH="{Path(sys.executable).parent}:$PATH"\nexec "$@"\n')
-    # The job's own PATH has no Python that could stand in.
+    # The job's own PATH has no Python that could stand in: python is the name of the container's.
     made_up.program("python", "exit 1")
     ended = {"FAKE_OUTCOME": "4", "FAKE_STATUS": "137"}
     made_up.submit("train", *TOY, MPIDDP_WRAP="container", **ended, **NO_PYTHON).expect(4)
-
-
-def test_with_a_prefix_an_old_python_of_the_host_does_not_start_the_ranks(made_up):
-    """``python`` is the name of the container's own, and on the host of one that is too old."""
-    made_up.program("python", 'echo "SyntaxError" >&2; exit 1')
     (made_up.cwd / "mine.sh").write_text("export LOADED=1\n")
     variables = {"MPIDDP_PYTHON": "", "MPIDDP_ENV": "mine.sh"}
     made_up.submit("train", *TOY, MPIDDP_WRAP="container", **variables).expect(0)
@@ -608,54 +550,37 @@ def test_with_a_prefix_an_old_python_of_the_host_does_not_start_the_ranks(made_u
 # ---- the exit code ---------------------------------------------------------------------------
 
 
-def codes_of_errors() -> dict[int, str]:
-    """The table at the head of mpiddp/errors.py."""
+def test_the_meanings_are_those_of_the_errors():
+    """Those of the table at the head of mpiddp/errors.py."""
     text = " ".join((mpiddp.errors.__doc__ or "").split())
     found = re.findall(r"Error (\d+) (?!\+)(.*?)(?= [├└│]| \w+Error|$)", text)
-    return {0: "done", **{int(code): meaning for code, meaning in reversed(found)}}
-
-
-def test_the_meanings_are_those_of_the_errors():
-    table = codes_of_errors()
+    table = {0: "done", **{int(code): meaning for code, meaning in reversed(found)}}
     assert set(table) == {0, 1, 2, 3, 4, 5, 6, 75}
     assert {code: describe_code(code) for code in table} == table
 
 
-def messages(*ends: str) -> str:
-    """What srun says of ranks that failed, as a format of printf."""
-    named = [f"srun: error: n{number}: {end}\\n" for number, end in enumerate(ends, 1)]
-    return "".join(["srun: Job step aborted: Waiting up to 12 seconds.\\n", *named])
-
-
-LEFT = messages("task 1: Exited with exit code 3", "task 0: Terminated")
-KILLED = messages("task 1: Killed", "tasks 0,2: Terminated")
-
-
-@pytest.mark.parametrize(
-    ("outcome", "status", "said", "code"),
-    [("", "143", KILLED, 6), ("", "137", "", 137), ("4", "137", LEFT, 4), ("0", "134", "", 0)],
+KILLED = (
+    "srun: Job step aborted: Waiting up to 12 seconds.\\n"
+    "srun: error: n1: task 1: Killed\\nsrun: error: n2: tasks 0,2: Terminated\\n"
 )
-def test_the_exit_code_is_the_outcomes_else_that_of_the_rank_that_left(
-    made_up, outcome, status, said, code
-):
-    ended = {"FAKE_OUTCOME": outcome, "FAKE_STATUS": status, "FAKE_MESSAGES": said}
-    done = made_up.submit("train", *TOY, **ended).expect(code)
-    assert f"ended with exit code {code}: " in done.stderr
-    tail = [line for line in done.stderr.splitlines() if "of the ranks" in line]
-    assert tail == ([f"line {number} of the ranks" for number in range(11, 31)] if code else [])
-    if code > 128:
-        assert signal.Signals(code - 128).name in done.stderr
-    if str(code) != status:
-        assert f"srun's code was {status}" in done.stderr
+"""What srun says of ranks that failed, as a format of printf."""
 
 
-def test_an_earlier_outcome_is_not_this_jobs(made_up):
+def test_the_exit_code_is_the_outcomes_else_that_of_the_rank_that_left(made_up):
     left = made_up.fakes / "state" / "mpiddp" / "jobs" / "42"
-    left.mkdir(parents=True, mode=0o700)
-    (left / "outcome.json").write_text(json.dumps({"code": 0, "rank": 0}))
-    made_up.submit("train", *TOY, FAKE_STATUS="2").expect(2)
-    # Nothing is left for the next one either.
-    assert not left.exists()
+    folder = made_up.cwd / "temporary"
+    folder.mkdir()
+    made_up.program("mktemp", "exit 1")
+    for outcome, status, code in (("", "143", 6), ("4", "137", 4)):
+        # An earlier outcome is not this job's.
+        left.mkdir(parents=True, mode=0o700)
+        (left / "outcome.json").write_text(json.dumps({"code": 0, "rank": 0}))
+        ended = {"FAKE_OUTCOME": outcome, "FAKE_STATUS": status, "FAKE_MESSAGES": KILLED}
+        done = made_up.submit("train", *TOY, TMPDIR=str(folder), **ended).expect(code)
+        assert f"ended with exit code {code}: " in done.stderr
+        assert f"srun's code was {status}" in done.stderr
+        # Nothing is left for the next one either.
+        assert not left.exists() and list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("", 143), ("4", 4)])
@@ -674,89 +599,48 @@ def test_a_signal_before_the_ranks_is_written_down(made_up):
     assert "no rank had been started" in done.stderr and not made_up.started
 
 
-def test_no_job_leaves_a_file_in_the_directory_for_temporary_ones(made_up):
-    folder = made_up.cwd / "temporary"
-    folder.mkdir()
-    folder.chmod(0o555)
-    made_up.program("mktemp", "exit 1")
-    ended = {"FAKE_MESSAGES": KILLED, "FAKE_STATUS": "9"}
-    made_up.submit("train", *TOY, TMPDIR=str(folder), **ended).expect(6)
-    assert list(folder.iterdir()) == []
-
-
 # ---- sweep -----------------------------------------------------------------------------------
 
 AXES = ("learning-rate=0.1,0.01,0.001", "batch-size=32,64")
 
 
-def sweep(made_up: MadeUp, *arguments: str, task: int = 0, first: int = 0, last: int = 5, **more):
-    return made_up.submit(
-        "sweep",
-        *arguments,
-        array=more.pop("array", True),
-        **{
-            "SLURM_ARRAY_JOB_ID": "40",
-            "SLURM_ARRAY_TASK_ID": str(task),
-            "SLURM_ARRAY_TASK_MIN": str(first),
-            "SLURM_ARRAY_TASK_MAX": str(last),
-            "SLURM_ARRAY_TASK_COUNT": str(last - first + 1),
-            **more,
-        },
-    )
+def of_array(task: int = 0, first: int = 0, last: int = 5, **more: str) -> dict[str, Any]:
+    """What `submit` is told of a task of an array."""
+    numbers = {"ID": task, "MIN": first, "MAX": last, "COUNT": last - first + 1}
+    variables = {f"SLURM_ARRAY_TASK_{name}": str(each) for name, each in numbers.items()}
+    return {"array": True, "SLURM_ARRAY_JOB_ID": "40", **variables, **more}
 
 
-@pytest.mark.parametrize("task", [1, 4])
-def test_each_task_has_its_configuration_and_the_last_axis_varies_fastest(made_up, task):
-    done = sweep(made_up, *AXES, "--", *TOY, task=task)
-    rate, batch = list(itertools.product(["0.1", "0.01", "0.001"], ["32", "64"]))[task]
-    point = ["--learning-rate", rate, "--batch-size", batch]
-    assert made_up.program_line[4:] == [*point, *TOY]
-    assert done.stdout.startswith(f"mpiddp: configuration {task} of 0-5: {' '.join(point)}\n")
-    assert f"--output=logs/sweep-40_{task}.out" in made_up.srun
-
-
-NAMES = st.from_regex(r"[a-z][a-z-]{0,5}[a-z]", fullmatch=True)
-VALUES = st.lists(st.from_regex(r"[A-Za-z0-9.=:/*]{1,6}", fullmatch=True), min_size=1, max_size=4)
-
-
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.dictionaries(NAMES, VALUES, min_size=1, max_size=3), st.data())
-def test_the_grid_is_the_product_of_the_axes(made_up, axes, data):
-    points = list(itertools.product(*axes.values()))
-    task = data.draw(st.integers(0, len(points) - 1))
-    words = [f"--{name}={','.join(values)}" for name, values in axes.items()]
-    # The front is not needed: how it is called says all.
-    made_up.program("front", 'printf "%s\\0" "$@" >"$FAKES/front.arguments"\n')
-    python = str(made_up.bin / "front")
-    sweep(made_up, *words, task=task, last=len(points) - 1, MPIDDP_PYTHON=python).expect(0)
-    called = (made_up.fakes / "front.arguments").read_text().split("\0")[:-1]
-    pairs = zip(axes, points[task], strict=True)
-    assert called[called.index("train") + 1 :] == [
-        word for name, value in pairs for word in (f"--{name}", value)
-    ]
+def test_each_task_has_its_configuration_and_the_last_axis_varies_fastest(made_up):
+    points = itertools.product(["0.1", "0.01", "0.001"], ["32", "64"])
+    for task, (rate, batch) in enumerate(points):
+        point = ["--learning-rate", rate, "--batch-size", batch]
+        found = made_up.front("sweep", *AXES, "--", *TOY, **of_array(task))
+        assert found == ["train", *point, *TOY]
+    done = made_up.submit("sweep", *AXES, "--", *TOY, **of_array(5)).expect(0)
+    assert made_up.program_line[3:] == found
+    assert done.stdout.startswith(f"mpiddp: configuration 5 of 0-5: {' '.join(point)}\n")
+    assert "--output=logs/sweep-40_5.out" in made_up.srun
 
 
 @pytest.mark.parametrize(
     ("first", "last", "more"),
     [
         (0, 4, {}),
-        (0, 6, {}),
         (1, 6, {}),
-        (3, 3, {}),
-        (0, 10, {"SLURM_ARRAY_TASK_COUNT": "6"}),
         (0, 5, {"SLURM_ARRAY_TASK_COUNT": "3"}),
         (0, 5, {"SLURM_ARRAY_TASK_ID": ""}),
     ],
 )
 def test_a_wrong_array_is_told_the_right_one(made_up, first, last, more):
-    done = sweep(made_up, *AXES, task=first, first=first, last=last, **more)
+    done = made_up.submit("sweep", *AXES, **of_array(first, first, last, **more))
     line = made_up.read_refusal(done)
     assert "6 configurations" in line and "--array=0-5" in line.split()
 
 
 def test_variables_of_an_array_that_the_job_is_not_of_are_left_alone(made_up):
     # As in a job that a task of an array has submitted.
-    done = sweep(made_up, *AXES, task=3, array=False)
+    done = made_up.submit("sweep", *AXES, **{**of_array(3), "array": False})
     assert "a sweep is a job array" in made_up.read_refusal(done)
     inherited = {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"}
     made_up.submit("train", *TOY, **inherited)
@@ -764,9 +648,8 @@ def test_variables_of_an_array_that_the_job_is_not_of_are_left_alone(made_up):
     assert inherited.keys().isdisjoint(made_up.exported)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
+def test_a_grid_that_cannot_be_meant_is_refused(made_up):
+    for arguments, part in (
         ([], "no axis"),
         (["--", "--epochs", "1"], "no axis"),
         (["epochs"], "'epochs'"),
@@ -775,125 +658,69 @@ def test_variables_of_an_array_that_the_job_is_not_of_are_left_alone(made_up):
         (["epochs=1,,2"], "'epochs=1,,2'"),
         (["epochs=1,"], "'epochs=1,'"),
         (["batch-size=1", "batch_size=2"], "twice"),
-        (["epochs=1,2", "--", "--epochs", "3"], "--epochs is an axis"),
         (["batch_size=1,2", "--", "--batch-size=3"], "--batch-size is an axis"),
         (["epochs=1,2", "--", "--name", "x"], "--name"),
-    ],
-)
-def test_a_grid_that_cannot_be_meant_is_refused(made_up, arguments, part):
-    assert part in made_up.read_refusal(sweep(made_up, *arguments))
+    ):
+        done = made_up.submit("sweep", *arguments, **of_array())
+        assert part in made_up.read_refusal(done), arguments
 
 
-@pytest.mark.parametrize(
-    ("program", "started"),
-    [
-        (["my script.py", "--epochs", "1"], ["my script.py"]),
-        (["-m", "pack.mod", "--epochs", "1"], ["-m", "pack.mod"]),
-    ],
-)
-def test_a_sweep_of_a_script_of_ones_own(made_up, program, started):
-    (made_up.cwd / "my script.py").touch()
-    (made_up.cwd / "pack").mkdir()
-    sweep(made_up, "lr=0.1,0.01", "name=a,b,c", "--", *program, task=4).expect(0)
-    point = ["--lr", "0.01", "--name", "b"]
-    assert made_up.program_line[1:] == ["-m", "mpiddp", *started, *point, "--epochs", "1"]
+# ---- what the front is told ------------------------------------------------------------------
 
 
-# ---- options of the front --------------------------------------------------------------------
-
-
-def test_job_scripts_know_the_options_of_the_front():
+def test_job_scripts_know_the_options_of_the_front(made_up):
     valued, single = bash('echo "${VALUED[*]}"; echo "${SINGLE[*]}"').splitlines()
     known = {**dict.fromkeys(valued.split(), True), **dict.fromkeys(single.split(), False)}
     assert known == command_line.FRONT
-
-
-@pytest.mark.parametrize(
-    ("script", "words", "program"),
-    [
-        ("train", ["--restarts", "1", *TOY], ["-m", "mpiddp", "train", *TOY]),
-        ("train", ["--restarts=1", "--min_nodes", "1", *TOY], ["-m", "mpiddp", "train", *TOY]),
-        ("run", ["--ranks-per-node", "2", "--restarts", "1", "x.py"], ["-m", "mpiddp", "x.py"]),
-        ("sweep", ["--restarts", "1", "lr=1,2", "--", *TOY],
-         ["-m", "mpiddp", "train", "--lr", "1", *TOY]),
-        ("sweep", ["lr=1,2", "--", "--restarts", "1", "x.py", "--a"],
-         ["-m", "mpiddp", "x.py", "--lr", "1", "--a"]),
-    ],
-)  # fmt: skip
-def test_every_job_script_takes_options_of_the_front_first(made_up, script, words, program):
-    (made_up.cwd / "x.py").touch()
-    submit = functools.partial(sweep, last=1) if script == "sweep" else MadeUp.submit
-    before = [] if script == "sweep" else [script]
-    done = submit(made_up, *before, *words, FAKE_STATUS="1").expect(1)
-    assert "restart 1 of 1" in done.stderr
-    assert made_up.program_line[1:] == program
-    assert ("--ntasks=2" in made_up.options) is ("--ranks-per-node" in words)
-    if script == "run":
-        # What both attempts said is kept.
-        assert len((made_up.cwd / "logs" / "run-42.err").read_text().splitlines()) == 2 * 30
-
-
-def test_an_option_of_the_front_without_its_value_is_refused(made_up):
     line = made_up.read_refusal(made_up.submit("train", "--restarts"))
     assert line == "mpiddp: --restarts expects a value"
 
 
-# ---- without a checkout ----------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("script", "words", "expected"),
+    [
+        ("train", "--restarts 1 --epochs 1", "--restarts 1 train --epochs 1"),
+        ("train", "--restarts=1 --min_nodes 1 -x", "--restarts=1 --min_nodes 1 train -x"),
+        ("run", "--restarts 1 x.py --its own", "--restarts 1 x.py --its own"),
+        ("sweep", "--requeue lr=1,2 -- --epochs 1", "--requeue train --lr 1 --epochs 1"),
+        ("sweep", "lr=1,2 -- --restarts 1 x.py --a", "--restarts 1 x.py --lr 1 --a"),
+        ("sweep", "--n=x lr=a=b,/*:2 -- -m pack.mod --a", "-m pack.mod --n x --lr a=b --a"),
+    ],
+)
+def test_every_job_script_takes_options_of_the_front_first(made_up, script, words, expected):
+    job = of_array(last=1) if script == "sweep" else {}
+    assert made_up.front(script, *words.split(), **job) == expected.split()
 
 
-def write_scripts(made_up: MadeUp, python: str) -> None:
-    """What ``mpiddp jobs`` writes, in a directory with a name of its own."""
-    remove_links(made_up)
-    (made_up.root / "slurm").mkdir()
-    for path in scripts.SCRIPTS.glob("*.s*h"):
-        copies.copy(path, made_up.root / "slurm")
-    (made_up.root / "slurm" / scripts.PYTHON).write_text(f"{python}\n")
+def test_a_script_of_anybodys_is_started(made_up):
+    (made_up.cwd / "x y.py").touch()
+    words = ["--ranks-per-node", "2", "--restarts", "1", "x y.py", "--its own", "a*"]
+    done = made_up.submit("run", *words, nodes=PLAIN, cpus="4(x2)", FAKE_STATUS="1").expect(1)
+    assert made_up.program_line == [PYTHON, "-m", "mpiddp", "x y.py", "--its own", "a*"]
+    assert made_up.options == ["--nodes=2", "--ntasks=4", "--ntasks-per-node=2"]
+    assert "restart 1 of 1" in done.stderr
+    # What both attempts said is kept.
+    assert len((made_up.cwd / "logs" / "run-42.err").read_text().splitlines()) == 2 * 30
+    # In a container may be what is not there.
+    made_up.submit("run", "gone.py", MPIDDP_WRAP="container").expect(0)
 
 
 def test_scripts_that_were_written_use_the_python_that_wrote_them(made_up):
-    write_scripts(made_up, PYTHON)
-    command = f"{made_up.root}/slurm/train.sbatch --restarts 1"
-    variables = {**NO_PYTHON, "command": command}
-    made_up.submit("train", "--restarts", "1", *TOY, **variables).expect(0)
+    # What ``mpiddp jobs`` writes, in a directory with a name of its own.
+    (made_up.root / "slurm").mkdir()
+    for path in scripts.SCRIPTS.glob("*.s*h"):
+        copies.copy(path, made_up.root / "slurm")
+    (made_up.root / "slurm" / scripts.PYTHON).write_text(f"{PYTHON}\n")
+    variables = {**NO_PYTHON, "command": f"{made_up.root}/slurm/train.sbatch"}
+    made_up.submit("train", *TOY, **variables).expect(0)
     assert made_up.program_line == [PYTHON, "-m", "mpiddp", "train", *TOY]
     assert str(made_up.root) not in made_up.exported.get("PYTHONPATH", "")
     # Also where the ranks' Python is in a container, which is to have mpiddp itself.
     done = made_up.submit("train", *TOY, MPIDDP_WRAP="env", **variables)
     assert made_up.program_line == ["env", "python", "-m", "mpiddp", "train", *TOY], done.stderr
-
-
-def test_a_python_that_has_gone_is_named(made_up):
-    write_scripts(made_up, "/gone/bin/python")
-    command = f"{made_up.root}/slurm/train.sbatch"
-    line = made_up.read_refusal(made_up.submit("train", *TOY, command=command, **NO_PYTHON))
-    assert "/gone/bin/python" in line and "mpiddp jobs" in line
-
-
-# ---- run -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "program"),
-    [
-        (["x y.py", "--its own", "a*"], ["-m", "mpiddp", "x y.py", "--its own", "a*"]),
-        (["--timeout", "9", "x y.py"], ["-m", "mpiddp", "--timeout", "9", "x y.py"]),
-        (["-m", "this"], ["-m", "mpiddp", "-m", "this"]),
-        (["train", *TOY], ["-m", "mpiddp", "train", *TOY]),
-    ],
-)
-def test_a_script_of_anybodys_is_started(made_up, arguments, program):
-    (made_up.cwd / "x y.py").touch()
-    made_up.submit("run", *arguments, nodes=PLAIN, cpus="4(x2)").expect(0)
-    assert made_up.program_line == [PYTHON, *program]
-    assert made_up.options == ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
-    assert "--output=logs/run-42.out" in made_up.srun
-
-
-def test_a_script_that_is_not_there_starts_nothing(made_up):
-    line = made_up.read_refusal(made_up.submit("run", "gone.py"))
-    assert "there is no script 'gone.py'" in line
-    # In a container it may be.
-    made_up.submit("run", "gone.py", MPIDDP_WRAP="container").expect(0)
+    (made_up.root / "slurm" / scripts.PYTHON).write_text("/gone/bin/python\n")
+    said = made_up.submit("train", *TOY, **variables).expect(2).stderr
+    assert "/gone/bin/python" in said and "mpiddp jobs" in said
 
 
 # ---- chain -----------------------------------------------------------------------------------
@@ -931,15 +758,13 @@ def test_a_stage_that_is_refused_takes_the_earlier_ones_with_it(made_up):
     assert "stage 3 could not be submitted" in done.stderr and "41 42" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("stages", "part"),
-    [
+def test_a_chain_that_cannot_be_meant_submits_nothing(made_up):
+    (made_up.cwd / "here").touch()
+    for stages, part in (
         ([], "no stage"),
-        ([""], "no stage"),
         (["--wrap a", "--nodes=2 --epochs 1"], "stage 2 names no script"),
         (["--wrap a", "jobs/gone.sbatch"], "stage 2 names no script"),
         (["--wrap a", "--dependency=singleton --wrap b"], "stage 2 has a dependency"),
-        (["--wrap a", "--wrap b --dependency=singleton"], "stage 2 has a dependency"),
         (["--wrap a", "-o here -d singleton here"], "stage 2 has a dependency"),
         (["--wrap a", "-HQd singleton here"], "stage 2 has a dependency"),
         (["--wrap a", "--dep singleton here"], "stage 2 has a dependency"),
@@ -948,17 +773,14 @@ def test_a_stage_that_is_refused_takes_the_earlier_ones_with_it(made_up):
         (["--wrap a", "--hold gone here"], "stage 2 names no script"),
         (["--wrap a", "--wrap 'b"], "quote"),
         (["--wrap a", "--wrap b\\"], "backslash"),
-    ],
-)
-def test_a_chain_that_cannot_be_meant_submits_nothing(made_up, stages, part):
-    (made_up.cwd / "here").touch()
-    assert part in made_up.read_refusal(chain(made_up, *stages))
+    ):
+        assert part in made_up.read_refusal(chain(made_up, *stages)), stages
     assert submitted(made_up) == []
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [
+def test_words_behind_the_script_and_values_are_no_dependency(made_up):
+    (made_up.cwd / "here").touch()
+    stages = [
         "here --dependency=x -d y",
         "-o here here -d x",
         "-- here -d x",
@@ -966,35 +788,33 @@ def test_a_chain_that_cannot_be_meant_submits_nothing(made_up, stages, part):
         "--deadline=now+1hour -Dd here -d x",
         '--wrap="echo \\"hi\\" -d"',
         "--hold --wra here -J name",
-    ],
-)
-def test_words_behind_the_script_and_values_are_no_dependency(made_up, stage):
-    (made_up.cwd / "here").touch()
-    done = chain(made_up, "-d singleton here", stage)
+    ]
+    done = chain(made_up, "-d singleton here", *stages)
     assert (done.returncode, done.stderr) == (0, "")
-    [first, second] = submitted(made_up)
+    first, *others = submitted(made_up)
     assert first[2:] == ["-d", "singleton", "here"]
-    assert second[2:] == ["--dependency=afterok:41", *shlex.split(stage)]
+    assert [words[3:] for words in others] == [shlex.split(stage) for stage in stages]
 
 
 # ---- benchmark -------------------------------------------------------------------------------
 
 
-FRONT = f'case "$*" in "-m mpiddp "*) exec {shlex.quote(PYTHON)} "$@" ;; esac\n'
+START = f'case "$*" in "-m mpiddp "*) exec {shlex.quote(PYTHON)} "$@" ;; esac\n'
 """Makes a Python that does something else than to start the benchmark start it nevertheless."""
 
 
-def test_the_benchmark_runs_once_and_its_output_goes_to_the_logs(made_up):
+def test_what_a_benchmark_says_goes_to_the_logs(made_up):
     done = made_up.submit("benchmark", "nonsense").expect(2)
     assert "exit code 2: bad arguments" in done.stderr
     assert "'nonsense' is not a benchmark" in done.stderr
     assert "nonsense" in (made_up.cwd / "logs" / "benchmark-42.err").read_text()
-    made_up.submit("benchmark", "--help").expect(0)
-    assert "startup" in (made_up.cwd / "logs" / "benchmark-42.out").read_text()
+    # A prefix could not reach the ranks.
+    done = made_up.submit("benchmark", "startup", MPIDDP_WRAP="nice").expect(2)
+    assert "MPIDDP_WRAP" in done.stderr
 
 
 def test_the_steps_of_a_benchmark_have_the_cores_that_were_asked_for(made_up):
-    made_up.program("show", FRONT + 'echo "cores: ${SRUN_CPUS_PER_TASK-}"\n')
+    made_up.program("show", START + 'echo "cores: ${SRUN_CPUS_PER_TASK-}"\n')
     show = str(made_up.bin / "show")
     for variables in ({"SLURM_CPUS_PER_TASK": "3"}, {}):
         made_up.submit("benchmark", "x", MPIDDP_PYTHON=show, **variables).expect(0)
@@ -1017,7 +837,7 @@ def test_a_signal_for_the_script_alone_is_handed_to_the_benchmark_once(made_up, 
     own = "" if state == "RUNNING" else "sleep 1; kill -TERM $$\n"
     text = HEAR.format("TERM", own, "$PPID")
     made_up.program(
-        "slow", f'{FRONT}case "$*" in "-m mpiddp.checkout.bench x") ;; *) exit ;; esac\n{text}'
+        "slow", f'{START}case "$*" in "-m mpiddp.checkout.bench x") ;; *) exit ;; esac\n{text}'
     )
     variables = {"MPIDDP_PYTHON": str(made_up.bin / "slow"), "FAKE_STATE": state}
     done = made_up.submit("benchmark", "x", **variables).expect(9)
@@ -1025,15 +845,12 @@ def test_a_signal_for_the_script_alone_is_handed_to_the_benchmark_once(made_up, 
     assert (made_up.cwd / "heard").read_text() == "heard\n"
 
 
-def test_a_prefix_is_refused_where_it_could_not_reach_the_ranks(made_up):
-    done = made_up.submit("benchmark", "startup", MPIDDP_WRAP="nice").expect(2)
-    assert "MPIDDP_WRAP" in done.stderr
-
-
 # ---- stage -----------------------------------------------------------------------------------
 
 STEP = 'while [[ $1 == --* ]]; do shift; done\nexec "$@"\n'
-SHOW_STAGED = 'echo "$MPIDDP_ENV"; tool; stat -c %a "${MPIDDP_ENV%/*}"; . "$MPIDDP_ENV"; exit 7'
+SHOW_STAGED = (
+    'echo "$MPIDDP_ENV"; tool; cd "${MPIDDP_ENV%/*}"; stat -c %a .; ls; . "$MPIDDP_ENV"; exit 7'
+)
 
 
 def pack(folder: Path) -> Path:
@@ -1081,22 +898,25 @@ def stage(made_up) -> Stage:
 
 def test_a_command_has_the_environment_that_was_staged(stage):
     done = stage.run().expect(7)
-    file, printed, mode = done.stdout.splitlines()
+    file, printed, mode, *left = done.stdout.splitlines()
     assert re.fullmatch(rf"{stage.folder}/mpiddp-env-42-[0-9a-f]{{16}}/env.sh", file)
-    assert printed.startswith("it runs on ") and mode == "700"
+    assert printed.startswith("it runs on ") and mode == "700" and left == ["env", "env.sh"]
     assert stage.is_empty()
 
 
-@pytest.mark.parametrize("name", ["TERM", "INT"])
-def test_a_signal_reaches_the_command_and_every_node_is_cleared(stage, name):
+@pytest.mark.parametrize(
+    ("name", "state", "steps"), [("TERM", "RUNNING", 3), ("TERM", "COMPLETING", 2), ("INT", "", 3)]
+)
+def test_a_signal_reaches_the_command_and_every_node_is_cleared(stage, name, state, steps):
     stage.made_up.program("srun", f'echo step >>"$FAKES/steps"\n{STEP}')
-    # Ctrl-C comes from the terminal, to all of its processes.
-    own = "" if name == "TERM" else "kill -INT $$\n"
+    stage.made_up.variables["FAKE_STATE"] = state
+    # Ctrl-C comes from the terminal, to all of its processes; so does the end of a job of Slurm's.
+    own = "" if state == "RUNNING" else f"sleep 1; kill -{name} $$\n"
     done = stage.run("bash", "-c", HEAR.format(name, own, "$(cut -d' ' -f4 /proc/$PPID/stat)"))
     done.expect(9)
     assert (stage.made_up.cwd / "heard").read_text() == "heard\n"
-    # One to make the place, one to unpack, one to take it away.
-    assert (stage.made_up.fakes / "steps").read_text().count("step") == 3
+    # One to make the place, one to unpack, one to take it away, which an ending job cannot start.
+    assert (stage.made_up.fakes / "steps").read_text().count("step") == steps
     assert stage.is_empty()
 
 
@@ -1117,18 +937,16 @@ def test_a_directory_in_which_others_can_rename_is_refused(stage):
     assert stage.is_empty()
 
 
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
+def test_what_cannot_be_staged_is_refused(made_up):
+    (made_up.cwd / "archive").touch()
+    for words, part in (
         ([], "found 0 words"),
         (["none.tar", "/tmp", "true"], "no archive none.tar"),
+        (["/tmp", "/tmp", "true"], "no archive /tmp"),
         (["archive", "tmp", "true"], "full path"),
-    ],
-)
-def test_what_cannot_be_staged_is_refused(made_up, words, part):
-    (made_up.cwd / "archive").touch()
-    done = made_up.run(JOBS / "stage.sh", *words, SLURM_JOB_ID="42", SLURM_NNODES="1")
-    assert part in made_up.read_refusal(done)
+    ):
+        done = made_up.run(JOBS / "stage.sh", *words, SLURM_JOB_ID="42", SLURM_NNODES="1")
+        assert part in made_up.read_refusal(done)
 
 
 # ---- a real cluster --------------------------------------------------------------------------
@@ -1161,15 +979,12 @@ class Submitter:
     cluster: Cluster
     directory: Path
 
-    def command(self, *command: str, stdin: Path | None = None, **variables: str):
+    def command(self, *command: str, **variables: str):
         env = self.cluster.job_environment(**variables)
-        with (stdin or Path(os.devnull)).open() as source:
-            return launchers.execute(
-                *command, env=env, cwd=self.directory, stdin=source, timeout=JOB_SECONDS
-            )
+        return launchers.execute(*command, env=env, cwd=self.directory, timeout=JOB_SECONDS)
 
-    def submit(self, *arguments: str, stdin: Path | None = None, **variables: str) -> str:
-        done = self.command("sbatch", "--parsable", *arguments, stdin=stdin, **variables)
+    def submit(self, *arguments: str, **variables: str) -> str:
+        done = self.command("sbatch", "--parsable", *arguments, **variables)
         return done.expect(0).stdout.strip()
 
     def wait(self, identity: str, seconds: float = JOB_SECONDS) -> list[Ended]:
@@ -1193,8 +1008,8 @@ class Submitter:
         written = path.read_text() if path.exists() else ""
         return Ended(identity, state[1], int(code[1]), written, self.directory)
 
-    def run(self, *arguments: str, stdin: Path | None = None, **variables: str) -> Ended:
-        [job] = self.wait(self.submit(*arguments, stdin=stdin, **variables))
+    def run(self, *arguments: str, **variables: str) -> Ended:
+        [job] = self.wait(self.submit(*arguments, **variables))
         return job
 
 
@@ -1255,66 +1070,38 @@ def test_every_rank_sees_all_gpus_of_its_node_and_has_its_cores(slurm, tmp_path,
 
 @pytest.mark.long
 @pytest.mark.slurm
-def test_the_trainers_code_is_the_jobs_and_one_file_says_why(slurm, tmp_path):
-    path = tmp_path / "my environment"
-    path.write_text(f'export PATH="{Path(sys.executable).parent}:$PATH"\n')
-    # No process manager: every rank leaves with 3, and srun kills those that are late.
-    variables = {"MPIDDP_PMI": "none", "MPIDDP_ENV": str(path), "MPIDDP_PYTHON": ""}
-    job = slurm.run("--ntasks=2", "--nodes=1", f"{JOBS}/train.sbatch", *TOY, **variables)
-    assert (job.state, job.code) == ("FAILED", 3), job.output
-    assert job.block["environment"] == str(path)
-    assert "exit code 3: the launch is wrong" in job.output
-    assert "every process would be rank 0 of 1" in job.output
-
-
-@pytest.mark.long
-@pytest.mark.slurm
-def test_an_array_of_the_right_size_starts_each_configuration(slurm):
-    axes = ("learning-rate=0.5,0.25", "batch-size=8")
+def test_an_array_of_the_right_size_starts_each_configuration_again_if_preempted(slurm, tmp_path):
     # The ranks only print what they would have been.
-    identity = slurm.submit(
-        "--array=0-1%1", f"{JOBS}/sweep.sbatch", *axes, "--", *TOY, MPIDDP_WRAP="echo"
-    )
+    text = "seen=seen-$SLURM_ARRAY_TASK_ID\n"
+    text += 'echo $SLURM_RESTART_COUNT "$@"\n[ -e $seen ] || { touch $seen; exit 75; }\n'
+    axes = ("learning-rate=0.5,0.25", "batch-size=8")
+    words = ("--array=0-1%1", "--nodes=1", f"{JOBS}/sweep.sbatch", *axes, "--", *TOY)
+    identity = slurm.submit(*words, **wrap(tmp_path, text))
+    # Between its two runs a task has ended, for a moment.
+    again = re.compile(r"Restarts=1 .*\n(.*\n)*.*RunTime=00:0")
+    launchers.until(lambda: all(map(again.search, slurm.cluster.records(identity))), "second runs")
     jobs = slurm.wait(identity)
-    assert [job.code for job in jobs] == [0, 0], jobs
-    for job, rate in zip(jobs, ("0.5", "0.25"), strict=True):
-        point = f"--learning-rate {rate} --batch-size 8"
-        assert job.log("out").strip().endswith(f"-m mpiddp.train {point} {' '.join(TOY)}")
+    for task, (job, rate) in enumerate(zip(jobs, ("0.5", "0.25"), strict=True)):
+        assert (job.state, job.code) == ("COMPLETED", 0), job.output
+        point = f"--learning-rate {rate} --batch-size 8 {' '.join(TOY)}"
+        first, second = job.log("out").splitlines()
+        assert second == f"1 {first}"
+        assert launchers.read_words(first.split())[1:] == f"-m mpiddp train {point}".split()
+        # Slurm's own file has both runs as well.
+        assert "ended with exit code 75: preempted" in job.output
+        assert f"mpiddp: job {identity}_{task} ended with exit code 0: done" in job.output
 
 
 @pytest.mark.slurm
 def test_a_chain_ends_where_a_stage_fails(slurm):
-    stages = [f"{TRAIN} --epochs 0", "--wrap true", "--wrap true"]
-    done = slurm.command("bash", f"{JOBS}/chain.sh", *stages).expect(0)
-    identities = [row.split()[1] for row in done.stdout.splitlines()[1:4]]
-    jobs = [job for identity in identities for job in slurm.wait(identity)]
-    assert [(job.state, job.code) for job in jobs[:1]] == [("FAILED", 2)], jobs[0].output
-    assert [job.state for job in jobs[1:]] == ["CANCELLED", "CANCELLED"]
-
-
-@pytest.mark.long
-@pytest.mark.slurm
-def test_a_chain_runs_to_its_end(slurm):
     stages = ["--wrap 'echo one >>order'", "--array=0-1 --wrap 'echo two >>order'"]
-    stages.append("--wrap 'echo three >>order'")
+    stages += ["--wrap 'exit 2'", "--wrap true", "--wrap true"]
     done = slurm.command("bash", f"{JOBS}/chain.sh", *stages).expect(0)
-    last = done.stdout.split()[-1]
-    [job] = slurm.wait(last)
-    assert job.state == "COMPLETED"
-    assert (slurm.directory / "order").read_text().split() == ["one", "two", "two", "three"]
-
-
-@pytest.mark.long
-@pytest.mark.slurm
-def test_a_script_from_stdin_finds_the_checkout_around_the_submit_directory(slurm, made_up):
-    own(made_up)
-    (made_up.root / "benchmarks").symlink_to(launchers.ROOT / "benchmarks")
-    (made_up.root / "work").mkdir()
-    inside = Submitter(slurm.cluster, made_up.root / "work")
-    job = inside.run(stdin=JOBS / "benchmark.sbatch")
-    # No arguments can be given so, and the benchmarks want one.
-    assert job.code == 2, job.output
-    assert "no COMMAND given" in job.output
+    identities = [row.split()[1] for row in done.stdout.splitlines()[1:6]]
+    jobs = [job for identity in identities for job in slurm.wait(identity)]
+    assert (slurm.directory / "order").read_text().split() == ["one", "two", "two"]
+    states = [*["COMPLETED"] * 3, "FAILED", "CANCELLED", "CANCELLED"]
+    assert [job.state for job in jobs] == states and jobs[3].code == 2
 
 
 TOLD = """
@@ -1401,46 +1188,6 @@ def test_an_environment_is_staged_on_each_node_and_taken_away(slurm, tmp_path):
         )
 
 
-@pytest.mark.long
-@pytest.mark.slurm
-def test_a_job_that_was_preempted_runs_again(slurm, tmp_path):
-    text = "echo $SLURM_RESTART_COUNT.\n[ -e second ] || { touch second; exit 75; }\n"
-    words = ("--array=4", "--nodes=1", f"{JOBS}/run.sbatch", "x.py")
-    identity = slurm.submit(*words, **wrap(tmp_path, text))
-    # Between its two runs it has ended, for a moment.
-    again = re.compile(r"Restarts=1 .*\n(.*\n)*.*RunTime=00:0")
-    launchers.until(lambda: again.search(slurm.cluster.records(identity)[0]), "its second run")
-    [job] = slurm.wait(identity)
-    assert (job.state, job.code) == ("COMPLETED", 0), job.output
-    assert job.log("out") == ".\n1.\n"
-    # Slurm's own file has both runs as well.
-    assert "ended with exit code 75: preempted" in job.output
-    assert f"mpiddp: job {identity}_4 ended with exit code 0: done" in job.output
-
-
-@pytest.mark.long
-@pytest.mark.slurm
-@pytest.mark.parametrize("ending", [["scancel"], ["scancel", "--batch", "--signal=TERM"]])
-def test_a_staged_command_is_told_once_that_its_job_ends(slurm, tmp_path, ending):
-    program = tmp_path / "hear"
-    program.write_text(
-        'trap "echo heard >>heard; sleep 1; echo end >>heard; exit 9" TERM\n'
-        "touch ready\nwhile :; do sleep 0.1; done\n"
-    )
-    words = ["bash", str(JOBS / "stage.sh"), str(pack(tmp_path)), "/dev/shm", "bash", str(program)]
-    identity = slurm.submit("--nodes=2", "--wrap", "exec " + shlex.join(words))
-    await_files(slurm.directory, "ready", 1)
-    slurm.cluster.ask(*ending, identity)
-    [job] = slurm.wait(identity)
-    left = ["node1"] if len(ending) == 1 else ["node1", "node2"]
-    for node in left:
-        files = functools.partial(slurm.cluster.must, "exec", node, "ls", "/dev/shm")
-        launchers.until(lambda f=files: f"mpiddp-env-{identity}-" not in f(), "its end", pause=0.1)
-    assert (slurm.directory / "heard").read_text().split() == ["heard", "end"]
-    # Ended by Slurm, or of its own with the command's code.
-    assert (job.state == "FAILED" and job.code == 9) is (len(ending) > 1), job
-
-
 @pytest.mark.slurm
 def test_ctrl_c_in_an_allocation_goes_to_the_ranks(slurm, tmp_path):
     environment = launchers.clean_environment(slurm.cluster.job_environment(**wrap_told(tmp_path)))
@@ -1511,19 +1258,3 @@ def test_a_restart_takes_the_node_out_that_was_lost(slurm, tmp_path):
     assert "Node failure on node2" in job.output
     assert "restart 1 of 1, without node2" in job.output
     assert sorted(job.log("out").split()) == ["node1", "node1", "node2", "node3", "node3"]
-
-
-@pytest.mark.long
-@pytest.mark.slurm
-def test_a_benchmark_starts_its_ranks_in_a_job(slurm):
-    words = shlex.split("allreduce --launcher srun --ranks 2 --link --sizes 8 --algorithms ring")
-    words += shlex.split("--repetitions 1 --warm-up 0 --iterations 3")
-    identity = slurm.submit("--nodes=2", f"{JOBS}/benchmark.sbatch", *words)
-    [job] = slurm.wait(identity)
-    assert (job.state, job.code) == ("COMPLETED", 0), job.output + job.log("err")
-    assert "2 ranks on 2 nodes" in job.log("out")
-    assert "a link between two nodes carries" in job.log("out")
-    # Its ranks were steps of that job: the next one that is made has the next number.
-    following = slurm.submit("--wrap=true")
-    slurm.wait(following)
-    assert int(following) == int(identity) + 1

@@ -95,22 +95,13 @@ def list_between(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any,
     }
 
 
-def list_gpu_sums(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
-    """What is chosen for each call that adds tensors on GPUs, which only torch carries."""
-    return {**list_sums(size, ("auto", "torch")), "memory": MEMORY[:1]}
-
-
-def list_gpu_moves(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
-    """As above, for calls that only move."""
-    return {**list_moves(size, ("auto", "torch")), "memory": MEMORY[:1]}
-
-
 LISTS = {
     "sums": list_sums,
     "moves": list_moves,
     "between": list_between,
-    "gpu sums": list_gpu_sums,
-    "gpu moves": list_gpu_moves,
+    # Tensors on GPUs are carried by torch alone.
+    "gpu sums": lambda size, _: {**list_sums(size, ("auto", "torch")), "memory": MEMORY[:1]},
+    "gpu moves": lambda size, _: {**list_moves(size, ("auto", "torch")), "memory": MEMORY[:1]},
 }
 
 

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mpiddp
 import stale
+from mistakes import hear
 from mpiddp.checkpoints.storage import unpickling
 from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.checkpoints.storage.shards import list_stored
@@ -166,19 +167,11 @@ def make_mistakes(session: mpiddp.Session, folder: Path) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch uses something that it has deprecated.
         from torch.distributed.optim import ZeroRedundancyOptimizer
-    model, said = make_model("ddp"), []
+    model = make_model("ddp")
     checkpointer = mpiddp.Checkpointer(folder, model)
     checkpointer.save(5 + session.world.rank)
-    try:
-        checkpointer.close()
-    except mpiddp.MpiddpError as error:
-        said.append(str(error))
     parts = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
-    try:
-        mpiddp.Checkpointer(folder, model, parts)
-    except mpiddp.errors.ConfigurationError as error:
-        said.append(str(error))
-    return said
+    return [hear(checkpointer.close), hear(lambda: mpiddp.Checkpointer(folder, model, parts))]
 
 
 def fail_to_plan(session: mpiddp.Session, folder: Path, step: str, rank: int) -> str:
@@ -194,11 +187,7 @@ def fail_to_plan(session: mpiddp.Session, folder: Path, step: str, rank: int) ->
         if own == rank:
             stack.enter_context(mock.patch.object(DefaultSavePlanner, step, fail))
         directory.start(1, {f"rank-{own}.x": torch.ones(3)})
-        try:
-            directory.wait()
-        except mpiddp.MpiddpError as error:
-            return str(error)
-    raise AssertionError("the save has not failed")
+        return hear(directory.wait)
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:

@@ -1,4 +1,4 @@
-"""Thousands of calls of a pool's or a job's ranks, with buffers that come and go.
+"""Thousands of calls of a pool's ranks, with buffers that come and go.
 
 Lengths, transports and memory change all the time, as the ranks' common random numbers say; where
 a buffer lies, each rank decides for itself. It reports what grows, and what was wrong.
@@ -10,14 +10,12 @@ import gc
 import mmap
 import os
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import mpiddp
-from reports import write_report
 
 TRANSPORTS = ("shared-memory", "shared-memory", "shared-memory+mpi", "mpi", "torch")
 TYPES = (torch.float32, torch.float32, torch.bfloat16, torch.int64)
@@ -105,14 +103,3 @@ def run(session: mpiddp.Session, total: int) -> dict[str, Any]:
         churn.call(number)
     churn.kept.clear()
     return report | {"after": measure(), "wrong": churn.wrong, "changed": churn.changed}
-
-
-def main() -> None:
-    """Run, and leave a report."""
-    with mpiddp.init(timeout=60) as session:
-        write_report(Path(), session, run(session, int(sys.argv[1])))
-        mpiddp.barrier()
-
-
-if __name__ == "__main__":
-    main()

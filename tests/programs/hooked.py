@@ -53,6 +53,17 @@ def train(rank: int, synchronization: Synchronization | None) -> tuple[torch.Ten
     return flat, {"shared": sorted(shared), "overlaps": len(overlaps)}
 
 
+def find_differences(
+    take_steps: Callable[[dict[str, Any] | None], list[torch.Tensor]], ways: list[dict[str, Any]]
+) -> list[float]:
+    """The greatest ones of what each way leads to from what plain DDP leads to."""
+    plain = take_steps(None)
+    return [
+        max(float((one - other).abs().max()) for one, other in zip(plain, found, strict=True))
+        for found in map(take_steps, ways)
+    ]
+
+
 def train_ordinary(session: mpiddp.Session, options: list[dict[str, Any]]) -> list[float]:
     """An ordinary loop over DDP; how far its gradients are from plain DDP's with each option."""
 
@@ -66,11 +77,7 @@ def train_ordinary(session: mpiddp.Session, options: list[dict[str, Any]]) -> li
             model(torch.randn(9, 40, generator=samples)).square().mean().backward()
         return [parameter.grad.clone() for parameter in model.parameters()]
 
-    plain = take_steps(None)
-    return [
-        max(float((one - other).abs().max()) for one, other in zip(plain, found, strict=True))
-        for found in map(take_steps, options)
-    ]
+    return find_differences(take_steps, options)
 
 
 def join_early(session: mpiddp.Session, ways: list[dict[str, Any]]) -> list[float]:
@@ -90,11 +97,7 @@ def join_early(session: mpiddp.Session, ways: list[dict[str, Any]]) -> list[floa
                 optimizer.step()
         return [parameter.detach().clone() for parameter in model.parameters()]
 
-    plain = take_steps(None)
-    return [
-        max(float((one - other).abs().max()) for one, other in zip(plain, found, strict=True))
-        for found in map(take_steps, ways)
-    ]
+    return find_differences(take_steps, ways)
 
 
 def refuse(session: mpiddp.Session) -> list[str]:

@@ -1,4 +1,4 @@
-"""Calls that cannot be made, by name, and what each says to the ranks of a pool, or of a job.
+"""Calls that cannot be made, by name, and what each says to the ranks of a pool.
 
 Every rank makes the same mistake, hears of it at once, and makes good calls afterwards.
 """
@@ -6,7 +6,6 @@ Every rank makes the same mistake, hears of it at once, and makes good calls aft
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -156,18 +155,3 @@ def run(session: mpiddp.Session) -> dict[str, str]:
         report[case] = hear(make)
     sum_well(session.world.size)
     return report
-
-
-def main() -> None:
-    """The mistake that the argument names, and nobody to catch it."""
-    with mpiddp.init(timeout=60) as session:
-        sum_well(session.world.size)
-        if "alone" not in sys.argv or session.world.rank == 1:
-            CALLS[sys.argv[1]]()
-        mpiddp.all_reduce(ones())
-        mpiddp.barrier()
-        raise SystemExit("not reached")
-
-
-if __name__ == "__main__":
-    main()

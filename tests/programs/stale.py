@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 
 import mpiddp
+from mistakes import hear
 from mpiddp.checkpoints.storage import directory as directories
 from mpiddp.checkpoints.storage import finding
 from mpiddp.checkpoints.storage import manifest as manifests
@@ -83,11 +84,7 @@ def open_apart(session: mpiddp.Session, folder: Path) -> str:
     own = folder / f"node-{session.world.rank}"
     own.mkdir()
     with make_directory(own) as directory, mock.patch.object(manifests, "time", Clock()):
-        try:
-            directory.open()
-        except mpiddp.errors.ConfigurationError as error:
-            return str(error)
-    raise AssertionError("it was opened")
+        return hear(directory.open)
 
 
 def save_apart(session: mpiddp.Session, folder: Path) -> str:
@@ -107,8 +104,4 @@ def save_apart(session: mpiddp.Session, folder: Path) -> str:
     ):
         directory.open()
         directory.start(1, {f"rank-{rank}.x": torch.ones(3)})
-        try:
-            directory.wait()
-        except OSError as error:
-            return str(error)
-    raise AssertionError(f"it was published: {list(folder.iterdir())}")
+        return hear(directory.wait)
