@@ -158,8 +158,7 @@ def test_the_newest_and_the_best_are_kept(scores, keep, kept, tmp_path):
     assert list_names(tmp_path) == sorted(kept)
 
 
-@pytest.mark.parametrize("is_copied", [True, False])
-def test_a_save_waits_for_each_gpu_of_its_tensors(is_copied, tmp_path, monkeypatch):
+def test_a_save_waits_for_each_gpu_of_its_tensors(tmp_path, monkeypatch):
     """In the thread that makes them, before they are read, and until their copies are there."""
     events = list[object]()
     gpus = [torch.device("cuda", number) for number in (1, 3)]
@@ -181,14 +180,13 @@ def test_a_save_waits_for_each_gpu_of_its_tensors(is_copied, tmp_path, monkeypat
     monkeypatch.setattr(Staging, "copy", copy)
     monkeypatch.setattr(directories, "join_equal", join)
     with open_directory(tmp_path) as directory:
-        directory.start(1, made_up | {"on the CPU": torch.ones(2)}, is_copied=is_copied)
+        directory.start(1, made_up | {"on the CPU": torch.ones(2)})
         directory.wait()
-    *before, last = events
-    assert last == "written" and set(before[:2]) == set(gpus)
-    if is_copied:
-        assert before[2] == "copied" and set(before[3:]) == set(gpus)
-    else:
-        assert len(before) == 2
+        directory.start(2, made_up, is_copied=False)
+        directory.wait()
+    for each in (events[:2], events[3:5], events[6:8]):
+        assert set(each) == set(gpus)
+    assert (events[2], events[5], events[8:]) == ("copied", "written", ["written"])
 
 
 def test_the_newest_is_the_one_that_was_written_last(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -159,26 +158,6 @@ def train_experts(session: mpiddp.Session, folder: Path, steps: int) -> list[tor
         if steps > begun:
             checkpointer.save(steps)
     return [each.detach().clone() for each in (*first.parameters(), *second.parameters())]
-
-
-def make_mistakes(session: mpiddp.Session, folder: Path) -> list[str]:
-    """What is said of ranks that save different steps, and of an optimizer in parts."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch uses something that it has deprecated.
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-    model, said = make_model("ddp"), []
-    checkpointer = mpiddp.Checkpointer(folder, model)
-    checkpointer.save(5 + session.world.rank)
-    try:
-        checkpointer.close()
-    except mpiddp.MpiddpError as error:
-        said.append(str(error))
-    parts = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
-    try:
-        mpiddp.Checkpointer(folder, model, parts)
-    except mpiddp.errors.ConfigurationError as error:
-        said.append(str(error))
-    return said
 
 
 def fail_to_plan(session: mpiddp.Session, folder: Path, step: str, rank: int) -> str:
