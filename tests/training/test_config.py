@@ -31,24 +31,50 @@ EXAMPLES: dict[str, Any] = {
     "runs_dir": Path("out/runs"),
     "data": "toy",
     "task": "mine:make",
+    "download": True,
     "text": Path("a.txt"),
+    "context": 64,
     "data_dir": Path("other"),
+    "workers": 2,
+    "augment": True,
+    "image_size": 64,
     "shape": "3x4x5",
+    "samples": 77,
     "model": "mlp",
+    "epochs": 3,
+    "batch_size": 5,
     "optimizer": "adamw",
+    "learning_rate": 0.25,
+    "momentum": 0.5,
+    "weight_decay": 0.001,
     "last_batch": "drop",
     "base_batch": 64,
     "schedule": "constant",
     "warmup_epochs": 1.5,
+    "step_epochs": 2.5,
+    "step_factor": 0.5,
     "clip_norm": 1.5,
     "ema": 0.99,
+    "label_smoothing": 0.1,
+    "accumulation_steps": 4,
     "precision": "bf16",
     "parallel": "fsdp",
+    "compile": True,
+    "channels_last": True,
+    "activation_checkpointing": True,
+    "wrap_parameters": 1000,
     "shard_within": "node",
+    "cpu_offload": True,
+    "bucket_mb": 2.5,
+    "find_unused_parameters": True,
+    "deterministic": True,
+    "seed": 12,
+    "evaluate_every": 2,
     "sync": "ring:segments=2",
     "transport": "mpi",
     "wire_dtype": "bfloat16",
     "overlap": "off",
+    "servers": 3,
     "server_placement": "dedicated",
     "staleness": "unlimited",
     "average_every": 8,
@@ -59,8 +85,10 @@ EXAMPLES: dict[str, Any] = {
     "on_bad_sample": "skip",
     "save_every": "3epochs",
     "checkpoint_dir": Path("saved"),
+    "keep": 5,
     "resume": "never",
     "export": Path("a.pt"),
+    "evaluate_only": True,
     "predict": "a.npy",
     "weights": Path("a.pt"),
     "weights_prefix": "encoder",
@@ -71,13 +99,22 @@ EXAMPLES: dict[str, Any] = {
     "port_range": "4000-4009",
     "tuning": "a.json",
     "collectives": "mpiddp",
+    "timeout": 12.5,
+    "allow_shared_gpu": True,
+    "lifeline_timeout": 7.5,
+    "stall_timeout": 0.0,
+    "debug": True,
     "bind": "numa",
+    "log_every": 7,
+    "track_network": True,
     "track": "mlflow",
     "profile": "all",
     "log_dir": Path("logs"),
     "console": "0,3-5",
+    "label": True,
+    "quiet": True,
 }
-"""Of what is no number and no switch: a value that is not the default."""
+"""For each field a value that is not the default."""
 NEEDED = {
     **dict.fromkeys(("wrap_parameters", "shard_within", "cpu_offload"), ("--parallel", "fsdp")),
     **dict.fromkeys(("step_epochs", "step_factor"), ("--schedule", "step")),
@@ -110,14 +147,6 @@ def write_toml(tmp_path: Path) -> WriteToml:
     return write
 
 
-def make_example(field: str, default: Any) -> Any:
-    if field in EXAMPLES:
-        return EXAMPLES[field]
-    if isinstance(default, bool):
-        return not default
-    return default / 2 + 0.25 if isinstance(default, float) else default + 3
-
-
 def flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
@@ -142,8 +171,7 @@ def test_every_option_is_read_from_the_command_line(
     field: str, defaults: Configuration, write_toml: WriteToml
 ) -> None:
     """And from TOML, and as it was resolved."""
-    default, more = getattr(defaults, field), NEEDED.get(field, ())
-    value = make_example(field, default)
+    default, more, value = getattr(defaults, field), NEEDED.get(field, ()), EXAMPLES[field]
     configuration = parse([flag(field), *([] if value is True else [str(value)]), *more])
     assert getattr(configuration, field) == value != default
     text = value if isinstance(value, int | float) else str(value)
