@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +20,6 @@ from mpiddp.errors import CheckpointError, ConfigurationError
 from mpiddp.process.background import LastingCall
 from pool import Pools
 from saves import list_names
-
-KINDS = [pytest.param("ddp", marks=pytest.mark.long), "fsdp"]
 
 
 @pytest.mark.mpi
@@ -43,11 +39,9 @@ def test_a_resumed_script_ends_as_the_uninterrupted_one(kind, pool, tmp_path):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.long)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_another_number_of_ranks_loads_the_same(kind, ranks, pool, tmp_path):
-    written = pool("openmpi", 3).call(checkpointed.train, tmp_path, kind, 3).values
-    found = pool("openmpi", ranks).call(checkpointed.load, tmp_path, kind).values
+def test_another_number_of_ranks_loads_the_same(pool, tmp_path):
+    written = pool("openmpi", 3).call(checkpointed.train, tmp_path, "fsdp", 3).values
+    found = pool("openmpi", 2).call(checkpointed.load, tmp_path, "fsdp").values
     assert found[0] == (3, written[0]["state"])
     # This process is one as well, and needs no group.
     assert checkpointed.load(None, tmp_path, "alone") == (3, written[0]["state"])
@@ -135,20 +129,6 @@ def test_who_restores_and_counts_anew_does_not_replace_later_checkpoints(tmp_pat
         # Of another training: its steps are not this one's.
         checkpointer.restore(tmp_path)
         checkpointer.save(10)
-
-
-def test_the_advice_names_the_newest_checkpoint(tmp_path, monkeypatch):
-    model = torch.nn.Linear(2, 2)
-    for script in ("a.py", "b.py"):
-        monkeypatch.setattr(sys.modules["__main__"], "__file__", script, raising=False)
-        checkpointer = mpiddp.Checkpointer(tmp_path, model)
-        if script == "a.py":
-            checkpointer.save(1)
-        else:
-            advice = re.escape(f"or begin from it with restore('{tmp_path / 'step-1'}')")
-            with pytest.raises(ConfigurationError, match=advice):
-                checkpointer.restore()
-        checkpointer.close()
 
 
 def test_a_save_that_is_waited_for_needs_no_copies(tmp_path, monkeypatch):
@@ -265,21 +245,8 @@ def test_a_closed_one_refuses_every_call(tmp_path: Path) -> None:
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-1"]
 
 
-def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    for size, error in ((2, None), (3, CheckpointError)):
-        model = torch.nn.Linear(size, 2)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        with mpiddp.Checkpointer(tmp_path, model, optimizer) as checkpointer:
-            if error is None:
-                checkpointer.save(1)
-            else:
-                with pytest.raises(error, match=r"weight: expected \(2, 3\), found \(2, 2\)"):
-                    checkpointer.restore()
-
-
-@pytest.mark.parametrize("length", [1, 2])
-def test_a_buffer_of_another_length_is_refused(length: int, tmp_path: Path) -> None:
-    for size in (3, length):
+def test_a_buffer_of_another_length_is_refused(tmp_path: Path) -> None:
+    for size in (3, 1):
         model = torch.nn.Linear(2, 2)
         model.register_buffer("seen", torch.arange(size), persistent=False)
         with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
@@ -295,15 +262,6 @@ def test_a_name_that_each_checkpoint_uses_is_refused(name: str, tmp_path: Path) 
     more: Any = {name: torch.nn.Linear(2, 2)}
     with pytest.raises(ConfigurationError, match=f"^{name}: "):
         mpiddp.Checkpointer(tmp_path, torch.nn.Linear(3, 2), **more)
-
-
-def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
-    model = torch.nn.Linear(2, 2)
-    with (
-        mpiddp.Checkpointer(tmp_path, model) as checkpointer,
-        pytest.raises(ConfigurationError, match=r"state given.note: .* found set"),
-    ):
-        checkpointer.save(1, note={1, 2})
 
 
 class Image(torch.Tensor):
@@ -322,17 +280,3 @@ def test_a_tensor_of_another_type_comes_back_with_its_values(wait: bool, tmp_pat
     with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
         assert checkpointer.restore() == {"step": 1}
     assert model.get_buffer("mean").tolist() == [3.0, 4.0, 5.0] and model.bias.any()
-
-
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
-def test_tensors_that_could_not_be_read_again_are_refused(tmp_path: Path) -> None:
-    ones = torch.ones(3)
-    for kind, value in {
-        "quantized": torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8),
-        "sparse_coo": ones.to_sparse(),
-    }.items():
-        with (
-            mpiddp.Checkpointer(tmp_path / kind, torch.nn.Linear(2, 2)) as checkpointer,
-            pytest.raises(ConfigurationError, match=f"state given.note: .*{kind}"),
-        ):
-            checkpointer.save(1, note=value, wait=True)

@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stale
@@ -142,22 +142,23 @@ def test_nothing_goes_before_a_save_if_nobody_has_seen_that_the_newest_is_whole(
     directory.close()
 
 
-def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
-    with open_directory(tmp_path, keep=2) as directory:
-        scores = (0.5, 0.9, math.nan, None, 0.7, -math.inf, None)
+@pytest.mark.parametrize(
+    ("scores", "keep", "kept"),
+    [
+        ((0.5, 0.9, math.nan, None, 0.7, -math.inf, None), 2, ["step-7", "step-6", "step-2"]),
+        ((math.nan, 0.5, math.nan, 0.4), 1, ["step-4", "step-2"]),
+    ],
+)
+def test_the_newest_and_the_best_are_kept(scores, keep, kept, tmp_path):
+    with open_directory(tmp_path, keep=keep) as directory:
         for step, score in enumerate(scores, 1):
             directory.start(step, STATE, score)
         directory.wait()
-    assert [path.name for path in manifests.list_checkpoints(tmp_path)] == [
-        "step-7",
-        "step-6",
-        "step-2",
-    ]
-    assert list_names(tmp_path) == ["step-2", "step-6", "step-7"]
+    assert [path.name for path in manifests.list_checkpoints(tmp_path)] == kept
+    assert list_names(tmp_path) == sorted(kept)
 
 
-@pytest.mark.parametrize("is_copied", [True, False])
-def test_a_save_waits_for_each_gpu_of_its_tensors(is_copied, tmp_path, monkeypatch):
+def test_a_save_waits_for_each_gpu_of_its_tensors(tmp_path, monkeypatch):
     """In the thread that makes them, before they are read, and until their copies are there."""
     events = list[object]()
     gpus = [torch.device("cuda", number) for number in (1, 3)]
@@ -179,22 +180,13 @@ def test_a_save_waits_for_each_gpu_of_its_tensors(is_copied, tmp_path, monkeypat
     monkeypatch.setattr(Staging, "copy", copy)
     monkeypatch.setattr(directories, "join_equal", join)
     with open_directory(tmp_path) as directory:
-        directory.start(1, made_up | {"on the CPU": torch.ones(2)}, is_copied=is_copied)
+        directory.start(1, made_up | {"on the CPU": torch.ones(2)})
         directory.wait()
-    *before, last = events
-    assert last == "written" and set(before[:2]) == set(gpus)
-    if is_copied:
-        assert before[2] == "copied" and set(before[3:]) == set(gpus)
-    else:
-        assert len(before) == 2
-
-
-def test_the_first_score_may_be_nan(tmp_path: Path) -> None:
-    with open_directory(tmp_path, keep=1) as directory:
-        for step, score in ((1, math.nan), (2, 0.5), (3, math.nan), (4, 0.4)):
-            directory.start(step, STATE, score)
+        directory.start(2, made_up, is_copied=False)
         directory.wait()
-    assert list_names(tmp_path) == ["step-2", "step-4"]
+    for each in (events[:2], events[3:5], events[6:8]):
+        assert set(each) == set(gpus)
+    assert (events[2], events[5], events[8:]) == ("copied", "written", ["written"])
 
 
 def test_the_newest_is_the_one_that_was_written_last(tmp_path: Path) -> None:
@@ -226,41 +218,6 @@ def test_an_exchange_that_was_cut_short_is_found(tmp_path: Path) -> None:
     assert survey.damaged == {}
     open_directory(tmp_path).thing.close()
     assert list_names(tmp_path) == ["step-3", "step-5"]
-
-
-def test_an_exchange_is_cut_short_at_any_moment(tmp_path, monkeypatch):
-    class Killed(BaseException):
-        pass
-
-    write(tmp_path / "before", 5)
-    owner = manifests.read_manifest(tmp_path / "before" / "step-5").owner
-    renames, rename = 0, Path.rename
-    while True:
-        folder, count = tmp_path / f"after-{renames}", 0
-        shutil.copytree(tmp_path / "before", folder)
-        shutil.copytree(folder / "step-5", folder / "step-5.b.partial")
-
-        def stop(self: Path, target: Path, limit: int = renames) -> Path:
-            nonlocal count
-            if count == limit:
-                raise Killed
-            count += 1
-            return rename(self, target)
-
-        try:
-            with monkeypatch.context() as patch:
-                patch.setattr(Path, "rename", stop)
-                manifests.publish(folder / "step-5.b.partial", folder / "step-5", owner)
-            break
-        except Killed:
-            survey = find_newest(folder, RankGroup())
-            assert survey.newest.path.name == ("step-5.replaced" if renames == 1 else "step-5")
-            assert survey.damaged == {}
-        renames += 1
-    assert renames == 2
-    assert list_names(folder) == ["step-5", "step-5.replaced"]
-    manifests.clean(folder, owner)
-    assert list_names(folder) == ["step-5"]
 
 
 # Writing
@@ -384,6 +341,7 @@ STATES = st.recursive(
 )
 
 
+@settings(max_examples=30)
 @given(STATES)
 def test_any_state_is_packed_and_unpacked(state: Any) -> None:
     assert unpack(pack(state)) == state
@@ -398,7 +356,6 @@ def test_tensors_with_like_names_are_kept_apart() -> None:
     ("text", "interval"),
     [
         ("500steps", Interval(steps=500)),
-        ("1 step", Interval(steps=1)),
         ("10epochs", Interval(epochs=10)),
         ("15min", Interval(seconds=900)),
         ("auto", Interval(epochs=1, seconds=900, share=0.01)),
@@ -407,12 +364,9 @@ def test_tensors_with_like_names_are_kept_apart() -> None:
 )
 def test_intervals(text: str, interval: Interval | None) -> None:
     assert parse_interval(text) == interval
-
-
-@pytest.mark.parametrize("text", ["", "5", "0steps", "5 parsecs", "-1min", "1.5epochs"])
-def test_what_is_no_interval_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="save_every: expected, for example, 500steps"):
-        parse_interval(text)
+    for bad in ("", "5", "0steps", "5 parsecs", "-1min", "1.5epochs"):
+        with pytest.raises(ConfigurationError, match="save_every: expected, for example, 500steps"):
+            parse_interval(bad)
 
 
 # Hosts

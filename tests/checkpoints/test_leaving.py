@@ -38,7 +38,6 @@ def test_the_last_checkpoint_of_one_process_is_finished(tmp_path: Path) -> None:
     [
         ("group", 0),
         pytest.param("preempted", 75, marks=pytest.mark.long),
-        pytest.param("raising", 1, marks=pytest.mark.long),
         pytest.param("full", 1, marks=pytest.mark.long),
     ],
 )
@@ -51,12 +50,3 @@ def test_the_last_checkpoint_of_two_ranks_is_finished(way: str, code: int, tmp_p
         assert list_checkpoints(tmp_path / "c") == []
     else:
         check(tmp_path / "c")
-
-
-@pytest.mark.mpi
-@pytest.mark.long
-@pytest.mark.parametrize("way", ["end", "exit"])
-def test_a_slow_disk_is_no_stall(way: str, tmp_path: Path) -> None:
-    words = ["-m", "mpiddp", "--stall-timeout", "5", str(PROGRAM), str(tmp_path / "c"), way, "15"]
-    launchers.run("openmpi", 2, words, timeout=160, cwd=tmp_path).expect(0)
-    check(tmp_path / "c")

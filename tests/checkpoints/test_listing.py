@@ -37,11 +37,6 @@ def test_each_checkpoint_has_its_row(folder: Path, capsys: pytest.CaptureFixture
     assert read(folder / "step-2", capsys) == [rows[1]]
 
 
-def test_a_run_may_be_named_like_a_checkpoint(folder, capsys):
-    rows = read(folder, capsys)
-    assert read(folder.parent.rename(folder.parent.with_name("step-wise")), capsys) == rows
-
-
 def test_what_is_damaged_or_unfinished_says_so(folder, capsys):
     write(folder, 3, 4, 5)
     flip(folder / "step-5" / SHARD, 0.5)

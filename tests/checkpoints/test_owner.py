@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage import owner as owners
 from mpiddp.checkpoints.storage.owner import OWNER, Owner
 from mpiddp.errors import ConfigurationError, StorageError
@@ -30,6 +29,7 @@ OWNERS = st.builds(Owner.make, NAMES, IDENTITIES)
 def test_owners_are_the_same_both_ways(one: Owner, other: Owner) -> None:
     assert one.is_same(one)
     assert one.is_same(other) == other.is_same(one)
+    assert one.run is None or not one.is_same(replace(one, run="c"))
 
 
 @given(OWNERS, st.sampled_from("xyz"), st.integers(3, 5))
@@ -41,12 +41,6 @@ def test_values_that_only_one_has_are_no_difference(one: Owner, name: str, value
         one.run is not None or name not in one.identity
     )
     assert one.is_same(replace(one, run=None))
-
-
-@given(OWNERS)
-def test_another_name_is_another_owner(one: Owner) -> None:
-    assume(one.run is not None)
-    assert not one.is_same(replace(one, run="c"))
 
 
 def refuse(path: Path, **values: Any) -> str:
@@ -175,27 +169,10 @@ def test_without_a_lock(folder, monkeypatch, capsys):
 
 # What stays
 
-STEPS = st.integers(0, 10**9).map(str)
-PARTS = st.text("abz09_-", min_size=1, max_size=8)
-
-
-@given(STEPS, st.none() | PARTS)
-def test_what_an_interrupted_save_leaves_has_one_form(step: str, attempt: str | None) -> None:
-    name = f"step-{step}{'' if attempt is None else f'.{attempt}'}.partial"
-    assert manifests.is_partial(name)
-    for other in (f"x{name}", f"{name}x", f"{name}\n", name[:-1], name.replace("-", "", 1)):
-        assert not manifests.is_partial(other)
-    assert not manifests.is_partial(name.replace("step-", "step-0", 1))
-
-
-@given(st.text())
-def test_no_other_name_is_one_of_an_interrupted_save(name: str) -> None:
-    assert not manifests.is_partial(f"{name}.partial") or name.startswith("step-")
-
-
 OTHERS = (
     "dataset.partial", "step-3.partial.bak", "step-x.partial", "step-3.a b.partial",
-    "notes.damaged", "results.replaced", "step-01.a.partial",
+    "step3.partial", "notes.damaged", "results.replaced", "step-01.a.partial", "xstep-3.partial",
+    "step-3.partial\n",
 )  # fmt: skip
 
 

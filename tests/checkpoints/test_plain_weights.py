@@ -73,13 +73,11 @@ WRAPPED: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "state_dict": (lambda state: {"state_dict": state}, ""),
     "of DDP": (lambda state: add_prefix(state, "module."), ""),
-    "of DDP in a script": (lambda state: {"model": add_prefix(state, "module.")}, ""),
     "compiled": (lambda state: add_prefix(state, "_orig_mod."), ""),
     "part": (
         lambda state: {**add_prefix(state, "encoder."), "head.bias": torch.ones(1)},
         "encoder",
     ),
-    "part with a dot": (lambda state: {**add_prefix(state, "a.b."), "c": torch.ones(1)}, "a.b."),
     "of Lightning": (lambda state: {"state_dict": add_prefix(state, "net.")}, "net"),
     "one of two": (lambda state: {"generator": state, "discriminator": {}}, "generator"),
     "an average": (

@@ -1,7 +1,7 @@
 """Whatever happens to a training and its directory: what is kept, restored and refused.
 
-Random sequences of saves, restores, kills, errors, damage and other jobs, with real files and
-processes, beside a model of what must be there.
+Random sequences of saves, restores, kills, errors and damage, with real files and processes, beside
+a model of what must be there. `test_owner.py` has other jobs.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
-    invariant,
     precondition,
     rule,
     run_state_machine_as_test,
@@ -34,7 +31,6 @@ from forked import EndedError, Job, Process, Server
 from forked_jobs import READS, WRITES, Rank, Trap
 from histories import (
     BODY,
-    HEAD,
     OPTIMIZERS,
     STEPS,
     History,
@@ -46,9 +42,6 @@ from histories import (
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage.owner import LOCK, OWNER
 
-OWN, STRANGER = "a", "b"
-FOREIGN_STEP = 900
-FOREIGN_NAMES = ("dataset.partial", "step-x.partial", "notes.damaged", f"step-{FOREIGN_STEP}")
 REFUSED = "ConfigurationError"
 FAILED = ("StorageError", "UnwritableError", "WriteError")
 ERRORS = st.sampled_from([errno.ENOSPC, errno.EIO, errno.EDQUOT])
@@ -71,12 +64,11 @@ class Saved:
     score: float | None = None
     damage: str = ""
     """"manifest", "data", or nothing."""
-    is_foreign: bool = False
 
 
 def prune(saved: list[Saved], keep: int) -> list[Saved]:
     """What is left once the oldest that need not be kept are removed; from the oldest on."""
-    own = [each for each in saved if not each.is_foreign and each.damage != "manifest"]
+    own = [each for each in saved if each.damage != "manifest"]
     kept = own[-keep:]
     scored = [each for each in own if each.score is not None]
     if scored:
@@ -93,10 +85,9 @@ def read_tree(path: Path) -> dict[str, bytes | None]:
     }
 
 
-class Alone(RuleBasedStateMachine):
-    """Jobs of one process, one after the other."""
+class Jobs(RuleBasedStateMachine):
+    """Jobs of one to three ranks, one after the other."""
 
-    worlds: tuple[int, ...] = (1,)
     server: Server
     reader: Process
     """Computes twins, and reads checkpoints."""
@@ -111,7 +102,6 @@ class Alone(RuleBasedStateMachine):
         self.kind, self.keep = kind, keep
         self.saved: list[Saved] = []
         """From the oldest on."""
-        self.foreign: dict[str, bytes | None] = {}
         self.number, self.attempt = 0, 0
         self.job: Job | None = None
         self.pending: Saved | None = None
@@ -136,7 +126,7 @@ class Alone(RuleBasedStateMachine):
     def describe(self, **values: Any) -> Rank:
         self.attempt += 1
         given: dict[str, Any] = {
-            "directory": str(self.path), "kind": self.kind, "run": OWN, "keep": self.keep,
+            "directory": str(self.path), "kind": self.kind, "run": "a", "keep": self.keep,
             "attempt": f"attempt-{self.attempt}", "has_head": False,
         }  # fmt: skip
         return Rank(**{**given, **values})
@@ -145,16 +135,14 @@ class Alone(RuleBasedStateMachine):
         self.job = Job(self.server, self.describe(has_head=has_head, world=world))
         self.history = (f"world-{world}",) if world != 1 else ()
         self.history += ("add",) * has_head
-        self.has_looked = self.is_open = self.is_locked = self.has_failed = False
-        self.least = 0
-        """The step before which a save is refused: that of what was restored."""
+        self.has_looked = self.is_open = self.has_failed = False
 
     @precondition(lambda self: self.job is None)
     @rule(
         restores=st.sampled_from([True, True, True, False]), place=PLACES, has_head=st.booleans(),
     )  # fmt: skip
     def begin_again(self, restores: bool, place: int, has_head: bool) -> None:
-        self.start(has_head=has_head, world=self.worlds[place % len(self.worlds)])
+        self.start(has_head=has_head, world=1 + place % 3)
         if restores:
             self.restore()
 
@@ -196,8 +184,7 @@ class Alone(RuleBasedStateMachine):
 
     @property
     def may_save(self) -> bool:
-        is_later = count_steps(self.history) >= self.least
-        return is_later and (self.is_open or self.has_looked or not self.list_names())
+        return self.is_open or self.has_looked or not self.list_names()
 
     def list_names(self) -> list[str]:
         """Of checkpoints, damaged ones among them, as they stand on the disk."""
@@ -228,13 +215,12 @@ class Alone(RuleBasedStateMachine):
         before = read_tree(self.path) if not self.may_save else None
         if not self.may_save:
             self.check_refused(self.ask("save", *self.arguments(self.note_save(score))), before)
-            self.is_locked = True
             return
         new = self.note_save(score)
         answers = self.ask("save", *self.arguments(new))
         assert {each[0] for each in answers} == {"done"}, answers
         self.finish_pending()
-        self.pending, self.is_open, self.is_locked = new, True, True
+        self.pending, self.is_open = new, True
 
     @has_job
     @rule(event=st.sampled_from(STEPS), scores=st.lists(SCORES, min_size=1, max_size=4))
@@ -295,7 +281,6 @@ class Alone(RuleBasedStateMachine):
     def restore_with(self, traps: list[Trap | None]) -> None:
         answers = self.job.ask_each("restore", [(None, each) for each in traps])
         self.finish_pending()
-        self.is_locked |= self.path.exists()
         valid = [each for each in self.saved if not each.damage]
         if not valid and (self.saved or self.has_aside):
             assert {each[:2] for each in answers} == {("error", "CheckpointError")}, answers
@@ -303,8 +288,6 @@ class Alone(RuleBasedStateMachine):
             return
         assert {each[0] for each in answers} == {"done"}, answers
         self.has_looked = True
-        # Of own ones the history is not shorter.
-        self.least = FOREIGN_STEP if valid and valid[-1].is_foreign else 0
         if not valid:
             assert {each[1][0] for each in answers} == {None}
             return
@@ -342,7 +325,7 @@ class Alone(RuleBasedStateMachine):
             self.wait()
         if not self.saved:
             return
-        self.least, wanted = 0, self.saved[place % len(self.saved)]
+        wanted = self.saved[place % len(self.saved)]
         answers = self.ask("restore", str(self.path / wanted.name), None)
         if wanted.damage:
             assert {each[:2] for each in answers} == {("error", "CheckpointError")}, answers
@@ -354,14 +337,6 @@ class Alone(RuleBasedStateMachine):
     @has_job
     @rule()
     def kill_at_once(self) -> None:
-        self.kill()
-        self.settle()
-
-    @has_job
-    @rule(score=SCORES, milliseconds=st.integers(0, 60))
-    def kill_a_save_at_a_moment(self, score: float | None, milliseconds: int) -> None:
-        self.save(score)
-        time.sleep(milliseconds / 1000)
         self.kill()
         self.settle()
 
@@ -419,7 +394,7 @@ class Alone(RuleBasedStateMachine):
         self.has_failed = True
         self.settle()
         if answers[0][0] == "done":
-            self.is_open = self.is_locked = True
+            self.is_open = True
             assert new.number in [each.number for each in self.saved]
         else:
             assert len({each[1:] for each in answers}) == 1, answers
@@ -452,7 +427,7 @@ class Alone(RuleBasedStateMachine):
     def damage(self, which: int, file: int, place: int, way: str, restores: bool) -> None:
         if self.pending is not None:
             self.wait()
-        sound = [each for each in self.saved if not each.damage and not each.is_foreign]
+        sound = [each for each in self.saved if not each.damage]
         if not sound:
             return
         each = sound[-1 - which % min(2, len(sound))]
@@ -476,60 +451,13 @@ class Alone(RuleBasedStateMachine):
             content[place] ^= 1 << place % 8
             file.write_bytes(content)
 
-    # Others
-
-    @rule(
-        run=st.sampled_from([OWN, STRANGER]), call=st.sampled_from(["save", "restore"]),
-    )  # fmt: skip
-    def another_job(self, run: str, call: str) -> None:
-        """Refused, beside a job of whatever owner, and after another owner's."""
-        if self.pending is not None:
-            self.wait()
-        if self.job is not None and not self.is_locked:
-            return
-        if self.job is None and (run == OWN or not (self.list_names() or self.has_aside)):
-            return
-        before = read_tree(self.path)
-        job = Job(self.server, self.describe(run=run))
-        arguments = (1, 1, None) if call == "save" else (None, None)
-        self.check_refused(job.ask(call, *arguments), before)
-        job.kill()
-
-    @rule()
-    def find_foreign_things(self) -> None:
-        """Somebody's checkpoint, and directories of names that are nearly those of checkpoints."""
-        if self.foreign or not any(not each.damage for each in self.saved):
-            return
-        *names, checkpoint = FOREIGN_NAMES
-        for name in names:
-            (self.path / name).mkdir()
-            (self.path / name / "data").write_bytes(b"x")
-        given = self.describe(directory=str(self.folder / "foreign"), run=STRANGER)
-        self.reader.ask("make_foreign", given, FOREIGN_STEP)
-        shutil.copytree(self.folder / "foreign" / checkpoint, self.path / checkpoint)
-        self.saved.insert(0, Saved(0, checkpoint, (BODY,), is_foreign=True))
-        self.foreign = self.read_foreign()
-
-    def read_foreign(self) -> dict[str, bytes | None]:
-        return {
-            name: content
-            for name, content in read_tree(self.path).items()
-            if name.partition("/")[0] in FOREIGN_NAMES
-        }
-
     # Checks
-
-    @invariant()
-    def foreign_things_stay(self) -> None:
-        if hasattr(self, "foreign") and self.foreign:
-            assert self.read_foreign() == self.foreign
 
     def check_names(self) -> None:
         """After a save that has succeeded: what is there, and nothing else."""
         assert self.list_names() == sorted(each.name for each in self.saved)
         others = {each.name for each in self.path.iterdir()} - {OWNER, LOCK, *self.list_names()}
         leftover = [each for each in others if each.startswith(("step-", "."))]
-        leftover = [each for each in leftover if each not in FOREIGN_NAMES]
         leftover = [each for each in leftover if not each.endswith((".damaged", ".replaced"))]
         assert self.has_failed or not leftover, leftover
 
@@ -558,83 +486,29 @@ class Alone(RuleBasedStateMachine):
             assert (number, digest) == (each.number, self.compute(self.kind, history)[0]), each
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with tempfile.TemporaryDirectory(prefix="f-") as folder:
-        server = Server(Path(folder))
+MANY = pytest.param(1000, 40, marks=(pytest.mark.long, pytest.mark.timeout(3600)))
+
+
+@pytest.mark.parametrize(("examples", "steps"), [(8, 20), MANY], ids=["some", "many"])
+def test_what_was_saved_is_there_whatever_happens(examples: int, steps: int) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="f-") as folder,
+        closing(Server(Path(folder))) as server,
+    ):
+        server.wait()
+        Jobs.server, Jobs.reader, Jobs.twins = server, Process(server), {}
         try:
-            server.wait()
-            yield server
+            run_state_machine_as_test(
+                Jobs,
+                settings=settings(
+                    max_examples=examples,
+                    stateful_step_count=steps,
+                    deadline=None,
+                    # An example takes about a second: to make it smaller would take too long.
+                    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+                    derandomize=examples < 100,
+                    suppress_health_check=list(HealthCheck),
+                ),
+            )
         finally:
-            server.close()
-
-
-def run(machine: type[Alone], server: Server, examples: int, steps: int) -> None:
-    machine.server, machine.reader, machine.twins = server, Process(server), {}
-    try:
-        run_state_machine_as_test(
-            machine,
-            settings=settings(
-                max_examples=examples,
-                stateful_step_count=steps,
-                deadline=None,
-                # An example takes about a second: to make it smaller would take too long.
-                phases=[Phase.explicit, Phase.reuse, Phase.generate],
-                derandomize=examples < 100,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
-    finally:
-        machine.reader.kill()
-
-
-class Together(Alone):
-    """Jobs of one to three ranks."""
-
-    worlds = (1, 2, 3)
-
-
-def test_each_event_has_its_place_in_the_model(server: Server) -> None:
-    Together.server, Together.reader, Together.twins = server, Process(server), {}
-    machine = Together()
-    try:
-        machine.prepare(kind="Adam", keep=2, saves=2)
-        machine.damage(which=0, file=1, place=60_000, way="flip", restores=True)
-        machine.train_and_save(HEAD, [1.0, None, None])
-        machine.find_foreign_things()
-        machine.restore_a_demanded_one(place=1)
-        machine.train_and_save(BODY, [None])
-        machine.restore()
-        machine.another_job(OWN, "restore")
-        machine.restore_with_an_error_of_reading(9, errno.EACCES, is_after=False, rank=0)
-        machine.save_with_an_error(None, 31, is_after=False, number=errno.EIO, rank=0)
-        machine.kill_a_save_at_a_call(None, 20, is_after=False, rank=0)
-        machine.another_job(STRANGER, "restore")
-        machine.begin_again(restores=True, place=1, has_head=True)
-        machine.save_on_a_full_disk(None, limit=1000)
-        machine.train_and_save(HEAD, [None])
-        machine.close()
-        machine.begin_again(restores=True, place=0, has_head=False)
-        machine.train_and_save(HEAD, [None])
-        machine.train("add")
-        machine.train(HEAD)
-    finally:
-        machine.teardown()
-        Together.reader.kill()
-
-
-LONG = (pytest.mark.long, pytest.mark.timeout(3600))
-
-
-@pytest.mark.parametrize(
-    ("examples", "steps"), [(8, 20), pytest.param(1000, 40, marks=LONG)], ids=["some", "many"]
-)
-def test_what_was_saved_is_there_whatever_happens(examples, steps, server):
-    run(Alone, server, examples, steps)
-
-
-@pytest.mark.parametrize(
-    ("examples", "steps"), [(3, 15), pytest.param(300, 40, marks=LONG)], ids=["some", "many"]
-)
-def test_it_is_there_for_any_number_of_ranks(examples: int, steps: int, server: Server) -> None:
-    run(Together, server, examples, steps)
+            Jobs.reader.kill()

@@ -20,9 +20,8 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ import torch._dynamo
 import torch.distributed as dist
 
 import mpiddp
-from histories import BODY, HEAD, OPTIMIZERS, STEPS, Gradients, History, Trainee, Twin
+from histories import HEAD, OPTIMIZERS, STEPS, Gradients, History, Trainee, Twin
 from mpiddp.checkpoints.optimizer_state import OptimizerState
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage.directory import CheckpointSource
@@ -239,16 +238,6 @@ def read_all(given: Rank, paths: list[str]) -> list[Any]:
     return found
 
 
-def make_foreign(given: Rank, step: int) -> None:
-    """A checkpoint after one step of its training, older than all others, with number 0."""
-    job = Job(given)
-    job.follow(BODY, 1)
-    job.save_and_wait(None, None, step, 0, None)
-    job.close()
-    path = Path(given.directory) / manifests.make_name(step)
-    manifests.write_manifest(path, replace(manifests.read_manifest(path), sequence=0))
-
-
 def serve(connection: Connection) -> None:
     """Be one rank, or twins, until the connection ends."""
     connection.send(os.getpid())
@@ -264,8 +253,6 @@ def serve(connection: Connection) -> None:
                     value = follow_twin(twins, *arguments)
                 elif name == "read_all":
                     value = read_all(*arguments)
-                elif name == "make_foreign":
-                    value = make_foreign(*arguments)
                 else:
                     work: Callable[..., Any] = getattr(job, name)
                     value = work(*arguments)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -14,11 +12,9 @@ import trainings
 from mpiddp.launch.session import Session
 from mpiddp.training.data.reading import BatchReader, BatchReading
 from mpiddp.training.data.samples import Key, Samples
-from mpiddp.training.data.vision import import_torchvision
 from mpiddp.training.options.config import parse
 from mpiddp.training.task.loading import choose_samples, load_on_all
 from mpiddp.training.task.task import find_task
-from observed import nodes_of
 
 
 def refuse_apart(session: Session, folder: Path, *words: str) -> str:
@@ -47,16 +43,3 @@ def read_on_gpu(session: Session) -> dict[str, Any]:
             for each in (batch, copied)
         ],
     }
-
-
-def fetch_mnist(
-    session: Session, mirror: str, resources: Sequence[tuple[str, str]], *words: str
-) -> str:
-    """The digest of what was fetched, where each rank is said to be a node."""
-    import_torchvision()
-    from torchvision.datasets import MNIST
-
-    task, configuration = find_task(parse(list(words)), None)
-    patch = mock.patch.multiple(MNIST, mirrors=[mirror], resources=resources)
-    with nodes_of(session, 1), patch:
-        return load_on_all(configuration, task, session).digest()

@@ -105,13 +105,6 @@ def load_noise() -> DataSet:
     return load_stream(noise=0.1)
 
 
-def load_short() -> DataSet:
-    """The first sample that is missing is the last one of step 8, on the last rank of two."""
-    found = load_own(Configuration(data="synthetic", samples=160))
-    train = Split(found.train.features[:127], found.train.labels[:127])
-    return DataSet(Stream(train, 140), found.test, found.classes)
-
-
 def load_arrays() -> DataSet:
     found = make_toy(Configuration(samples=184))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -182,20 +181,6 @@ def evaluate_compiled(session: Session, words: Sequence[str]) -> list[str]:
     with mock.patch.object(torch, "compile", compile_):
         evaluate(session, words)
     return found
-
-
-def count_compiled(session: Session, words: Sequence[str]) -> int:
-    """Evaluate; returns how many graphs torch's compiler has compiled meanwhile."""
-    # Here, because it takes a second.
-    from torch._dynamo.utils import counters
-
-    torch._dynamo.reset()
-    counters.clear()
-    with warnings.catch_warnings():
-        # The compiler's own modules have some.
-        warnings.simplefilter("ignore")
-        evaluate(session, words)
-    return counters["stats"]["unique_graphs"]
 
 
 def refuse(session: Session, *words: str) -> str:

@@ -155,25 +155,21 @@ def _parse(words: Sequence[str]) -> str:
         return " ".join(sorted(re.findall(r"[\w-]+", str(error))))
 
 
-def list_configurations(examples: Mapping[str, tuple[str, str, Any]]) -> Iterator[tuple[str, str]]:
-    """What each option leads to alone and with each other one, given well and badly.
-
-    ``examples``: by name, a word on the command line, the same in TOML, and the value.
-    """
-    values = {name: value for name, (_, _, value) in examples.items()}
-    for name, value in values.items():
+def list_configurations(examples: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What each option leads to alone and with each other one, given well and badly."""
+    for name, value in examples.items():
         yield f"{name} alone", digest(_resolve({name: value}))
         flag = f"--{name.replace('_', '-')}"
         yield f"{name} with a bad value", digest(_parse([flag, BAD]))
         yield f"{name} misspelt", digest(_parse([f"{flag}x", "1"]))
-    pairs: dict[str, list[str]] = {name: [] for name in values}
-    for first, second in combinations(values, 2):
-        pairs[first].append(_resolve({first: values[first], second: values[second]}))
+    pairs: dict[str, list[str]] = {name: [] for name in examples}
+    for first, second in combinations(examples, 2):
+        pairs[first].append(_resolve({first: examples[first], second: examples[second]}))
     for name, found in pairs.items():
         yield f"{name} with each other option", digest(found)
 
 
-def find_all(examples: Mapping[str, tuple[str, str, Any]]) -> dict[str, dict[str, str]]:
+def find_all(examples: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     return {
         "programs": dict(list_programs()),
         "commands": dict(list_commands()),

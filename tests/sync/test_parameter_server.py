@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -49,7 +48,6 @@ IN_STEP = {
         # Each message has tens of parts, the last one shorter.
         {**in_step(3, "colocated"), "longest": 100},
     ],
-    ("openmpi", 4): [in_step(1, "colocated"), in_step(2, "dedicated"), in_step(4, "colocated")],
 }
 """By launcher and number of ranks."""
 
@@ -63,10 +61,7 @@ def train(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("launcher", "size"),
-    [pytest.param(*key, marks=[pytest.mark.long] * (key[1] > 3)) for key in IN_STEP],
-)
+@pytest.mark.parametrize(("launcher", "size"), IN_STEP)
 def test_in_step_servers_come_to_what_one_process_and_the_framework_come_to(launcher, size, pool):
     ways = IN_STEP[launcher, size]
     for way, reports in zip(ways, train(pool(launcher, size), ways), strict=True):
@@ -123,32 +118,21 @@ def test_an_epoch_may_take_longer_than_a_collective_call(pool):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("role", "how", "bound"),
-    [
-        pytest.param("worker", "is killed", 0, marks=pytest.mark.long),
-        pytest.param("worker", "is stopped", 0, marks=pytest.mark.long),
-        pytest.param("worker", "is stopped", None, marks=pytest.mark.long),
-        pytest.param("server", "is killed", None, marks=pytest.mark.long),
-        ("server", "is stopped", 0),
-    ],
+    ("role", "bound"), [pytest.param("worker", None, marks=pytest.mark.long), ("server", 0)]
 )
-def test_a_worker_or_server_that_is_lost_ends_the_job(role, how, bound, tmp_path):
+def test_a_worker_or_server_that_is_lost_ends_the_job(role, bound, tmp_path):
     # The last rank serves.
     ranks = 3 if role == "worker" else 2
     way = {
         "steps": 10**6, "servers": 1, "placement": "dedicated", "bound": bound,
-        "victim": 1, "how": how, "deadline": DEADLINE,
+        "victim": 1, "how": "is stopped", "deadline": DEADLINE,
     }  # fmt: skip
     program = [launchers.PROGRAMS / "served.py", json.dumps([way])]
     result = launchers.run("openmpi", ranks, program, cwd=tmp_path)
     seconds = time.time() - float((tmp_path / "failed").read_text())
     assert "Traceback" not in result.output, str(result)
-    if how == "is killed" and result.returncode != 6:
-        # The launcher was quicker.
-        assert result.returncode == 128 + signal.SIGKILL, str(result)
-        return
     result.expect(6)
-    assert DEADLINE / 2 * (how == "is stopped") <= seconds
+    assert seconds >= DEADLINE / 2
     said = {
         "worker": r"parameter server 0 has heard nothing of rank 1 on \S+ for 6 s",
         "server": r"waited for the weights of the parameter server that is rank 1 on \S+, for 8 s",
@@ -160,9 +144,6 @@ DID_NOT_COME = (
     r"all workers have finished an epoch, and one of rank \d on \S+, rank \d on \S+ "
     rf"did not come within {served.SOON} s"
 )
-NO_SIGN = (
-    r"heard nothing, at an epoch's end, of the parameter server that is rank 2 on \S+, for 6 s"
-)
 
 
 @pytest.mark.mpi
@@ -172,22 +153,6 @@ def test_who_owes_nothing_and_does_not_come_is_missed(victim, pool, tmp_path):
     (reports,) = train(pool("openmpi", 3), [way], tmp_path)
     said = [report["said"] for rank, report in enumerate(reports) if rank != victim]
     assert all(re.fullmatch(f"PeerLostError: {DID_NOT_COME}", each) for each in said)
-
-
-@pytest.mark.long
-@pytest.mark.mpi
-def test_who_stops_and_owes_nobody_is_missed(tmp_path):
-    # Its own last step, for which nobody but the server in the same process waits.
-    way = {
-        "steps": STEPS + 1, "servers": 1, "how": "is stopped", "deadline": DEADLINE,
-        "victim": 2, "placement": "colocated", "bound": 100, "sleeper": 2, "sleep": 2,
-    }  # fmt: skip
-    program = [launchers.PROGRAMS / "served.py", json.dumps([way])]
-    result = launchers.run("openmpi", 3, program, cwd=tmp_path)
-    seconds = time.time() - float((tmp_path / "failed").read_text())
-    result.expect(6)
-    assert seconds >= DEADLINE / 2
-    assert re.search(NO_SIGN, result.stderr), str(result)
 
 
 def test_the_next_gradient_of_a_worker_that_got_weights_is_due():
@@ -240,33 +205,19 @@ def test_a_pass_over_the_data_moves_weights_as_far_without_steps_in_common(kind,
         (4, 1, True, ((3,), (0, 1, 2))),
         (4, 3, True, ((1, 2, 3), (0,))),
         (1, 1, False, ((0,), (0,))),
-    ],
-)
-def test_the_last_ranks_serve(size, servers, dedicated, expected):
-    found = assign_roles(size, servers, dedicated=dedicated)
-    assert (found.servers, found.workers) == expected
-
-
-@pytest.mark.parametrize(
-    ("size", "servers", "dedicated", "message"),
-    [
         (2, 2, True, "2 dedicated servers leave no worker on 2 ranks: .* colocated"),
-        (2, 5, True, "5 dedicated servers leave no worker"),
         (2, 3, False, "3 servers need as many ranks, found 2: .* fewer --servers"),
     ],
 )
-def test_too_few_ranks_are_refused(size, servers, dedicated, message):
-    with pytest.raises(ConfigurationError, match=message):
-        assign_roles(size, servers, dedicated=dedicated)
-
-
-def test_roles_are_described():
-    four = assign_roles(4, 1, dedicated=True)
-    assert describe_roles(four, 0) == "1 dedicated parameter server, 3 workers in step"
-    two = assign_roles(4, 2, dedicated=False)
-    assert describe_roles(two, 3) == "2 colocated parameter servers, 4 workers up to 3 steps apart"
-    assert describe_roles(two, None).endswith("4 workers at their own pace")
-    assert describe_roles(assign_roles(2, 1, dedicated=True), 0).endswith(", 1 worker in step")
+def test_the_last_ranks_serve(size, servers, dedicated, expected):
+    if isinstance(expected, str):
+        with pytest.raises(ConfigurationError, match=expected):
+            assign_roles(size, servers, dedicated=dedicated)
+        return
+    found = assign_roles(size, servers, dedicated=dedicated)
+    assert (found.servers, found.workers) == expected
+    said = describe_roles(found, 3)
+    assert said.startswith(f"{servers} {'dedicated' if dedicated else 'colocated'} parameter serv")
 
 
 def test_a_flat_model_is_the_model():

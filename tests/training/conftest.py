@@ -26,4 +26,5 @@ def one_thread() -> Iterator[None]:
 def session(one_thread: None) -> Iterator[Session]:
     """A session of one rank, without MPI."""
     with start(Options(backend="gloo", allow_shared_gpu=True), FailureHandler()) as session:
+        torch.set_num_threads(1)  # A session of one rank takes all cores.
         yield session

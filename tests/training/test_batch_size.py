@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from test_training_sync import read_last
 from torch import nn
 
 import trainings
-from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.samples import Batch
-from mpiddp.training.options.config import from_keywords, parse, read_toml
+from mpiddp.training.options.config import from_keywords, read_toml
 from mpiddp.training.wrapping import batch_size
 from mpiddp.training.wrapping.batch_size import StepTrial, find_size
 
@@ -101,12 +98,3 @@ def test_a_cpu_tries_no_step_that_would_take_more_than_there_is(session, monkeyp
     assert 32 * numbers * 4 < asked[0] / 2 < 32 * numbers * 4 * 8
     assert asked[1] == pytest.approx(16 * asked[0], rel=0.01)
     assert all(each.grad is None for each in model.parameters())
-
-
-def test_toml_and_keywords_have_the_word_too(tmp_path: Path) -> None:
-    path = tmp_path / "options.toml"
-    path.write_text('batch_size = "auto"\n')
-    assert parse(["--config", str(path)]) == from_keywords({"batch_size": "auto"})
-    path.write_text("batch_size = 0\n")
-    with pytest.raises(ConfigurationError, match="expected 1 or more samples, or auto, found '0'"):
-        parse(["--config", str(path)])

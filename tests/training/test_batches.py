@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.batches import (
     Cut,
-    check_share,
     make_evaluation_batches,
     make_training_batches,
 )
@@ -117,12 +115,3 @@ def test_the_order_follows_seed_and_epoch() -> None:
     assert order(0, 1) == order(0, 1)
     assert order(0, 1) != order(0, 2)
     assert order(0, 1) != order(7, 1)
-
-
-def test_a_batch_may_be_as_large_as_a_share_and_no_larger() -> None:
-    for samples, ranks, batch_size in ((3, 3, 1), (10, 3, 3), (8, 1, 8)):
-        check_share(samples, ranks, batch_size)
-    with pytest.raises(ConfigurationError, match=r"found 2 samples for 3 ranks: start fewer"):
-        check_share(2, 3, 1)
-    with pytest.raises(ConfigurationError, match=r"batch_size: expected at most 3, .* found 4"):
-        check_share(10, 3, 4)

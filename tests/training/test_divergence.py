@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -19,7 +18,7 @@ from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.training import trainer
 from mpiddp.training.data.batches import Cut, make_training_batches
 from mpiddp.training.data.data_sets import load
-from mpiddp.training.data.samples import Answer, BatchError, Key, Samples
+from mpiddp.training.data.samples import Answer, Key, Samples
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.run_state import Position
 from mpiddp.training.step.divergence import LossGuard, MarkedModel
@@ -163,41 +162,7 @@ def test_a_sample_that_cannot_be_read_is_left_out(pool: Pools, tmp_path: Path) -
         assert f"{line}step {step}\n" in called.stderr[rank]
 
 
-@pytest.mark.long
-@pytest.mark.mpi
-@pytest.mark.parametrize("kind", ["nan", "unreadable"])
-def test_a_bad_sample_ends_the_run_on_its_rank_and_step(kind: str, tmp_path: Path) -> None:
-    program = launchers.ROOT / "tests/programs/broken_data.py"
-    step, rank, samples = find_bad_steps()[0]
-    bad = next(each for each in samples if each in BAD)
-    arguments = [program, kind, str(bad), *WORDS, "--name", "stop"]
-    result = launchers.run("openmpi", RANKS, arguments, cwd=tmp_path).expect(1)
-    text = {
-        "nan": rf"expected a finite training loss, found nan in step {step}, with training sam",
-        "unreadable": rf"training sample {bad} cannot be read: OSError: .*in step {step}",
-    }[kind]
-    complaints = re.findall(rf"rank (\d) of {RANKS} on \S+ .*{text}", result.stderr)
-    assert complaints == [str(rank)], result
-    outcome = json.loads((tmp_path / "runs/stop/outcome.json").read_text())
-    assert (outcome["code"], outcome["rank"]) == (1, rank)
-
-
 # One rank's parts
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_buffers_are_as_they_were_before_a_step_that_is_left_out(value: float) -> None:
-    # A bad batch spoils its buffers.
-    module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
-    module(torch.randn(5, 3))
-    before = [each.clone() for each in module.buffers()]
-    guard = LossGuard(module, skips=True, marked=None)
-    guard.begin_step()
-    module(torch.full((5, 3), value))
-    assert guard.examine(torch.tensor(value), lambda: "")
-    guard.restore()
-    for buffer, expected in zip(module.buffers(), before, strict=True):
-        assert torch.equal(buffer, expected)
 
 
 def test_skipping_ends_where_the_weights_are_not_finite() -> None:
@@ -208,23 +173,6 @@ def test_skipping_ends_where_the_weights_are_not_finite() -> None:
         module.bias[1] = float("inf")
     with pytest.raises(MpiddpError, match="found nan in step 3: the weights are not finite"):
         guard.examine(torch.tensor(float("nan")), lambda: "in step 3")
-
-
-@pytest.mark.parametrize("loss", [0.0, -3.5, 1e38, float("inf"), float("-inf"), float("nan")])
-def test_the_mark_follows_the_loss_and_changes_no_gradient(loss: float) -> None:
-    module, features = nn.Linear(3, 2), torch.randn(4, 3)
-    module(features).sum().backward()
-    expected = [each.grad.clone() for each in module.parameters()]
-    module.zero_grad()
-    marked = MarkedModel(module)
-    marked.loss = torch.tensor(loss)
-    marked(features).sum().backward()
-    is_bad = loss in (float("inf"), float("-inf")) or loss != loss
-    assert marked.is_refused(is_bad=is_bad) == is_bad
-    for parameter, gradient in zip(module.parameters(), expected, strict=True):
-        assert torch.equal(parameter.grad, gradient)
-    marked.begin_step()
-    assert not marked.is_refused(is_bad=False)
 
 
 class Several(nn.Module):
@@ -242,7 +190,7 @@ class Several(nn.Module):
 def test_every_output_of_several_is_marked() -> None:
     module = Several()
     marked, features = MarkedModel(module), torch.randn(4, 3)
-    for value in (1.0, math.nan):
+    for value in (1e38, math.inf, -math.inf, math.nan):
         for choose in (
             lambda found: found["scores"].sum(),
             lambda found: found["more"][0].sum(),
@@ -257,7 +205,7 @@ def test_every_output_of_several_is_marked() -> None:
             outputs = marked(features)
             assert outputs["more"][1][0] is features and outputs["step"] == 3
             choose(outputs).backward()
-            assert marked.is_refused(is_bad=False) == math.isnan(value)
+            assert marked.is_refused(is_bad=False) == (not math.isfinite(value))
             for parameter, gradient in zip(module.parameters(), expected, strict=True):
                 assert torch.equal(parameter.grad, gradient)
 
@@ -275,6 +223,9 @@ def test_outputs_that_cannot_be_marked_are_refused() -> None:
         assert marked(torch.ones(4, 3)).scores.shape == (4, 2)
 
 
+ALL = set(range(10))
+
+
 class BrokenFiles:
     """Ten samples, of which some cannot be read; the features are the positions."""
 
@@ -290,37 +241,22 @@ class BrokenFiles:
         return torch.tensor([float(position)]), position
 
 
-def ask(bad: set[int], positions: list[int], *, skips: bool) -> Answer:
-    return Samples(BrokenFiles(bad), skips=skips)[Key(1, positions)]
+def test_all_unreadable_samples_of_a_batch_are_named_and_left_out_if_others_are_there() -> None:
+    def ask(*positions: int, skips: bool) -> Answer:
+        return Samples(BrokenFiles({2, 7, 9}), skips=skips)[Key(1, list(positions))]
 
-
-def test_all_unreadable_samples_of_a_batch_are_named() -> None:
-    batch, problem, _ = ask({2, 7, 9}, [1, 7, 2], skips=False)
+    batch, problem, _ = ask(1, 7, 2, skips=False)
     assert batch is None
     assert str(problem) == "training samples 7, 2 cannot be read: ValueError: broken file"
-    batch, problem, _ = ask({2, 7, 9}, [1, 7, 2], skips=True)
-    assert batch is not None and problem is not None
-    assert batch.inputs.tolist() == [[1.0]]
-    assert batch.targets.tolist() == [1]
-
-
-def test_a_batch_of_which_nothing_can_be_read_ends_the_run() -> None:
-    batch, problem, _ = ask({2, 7, 9}, [2, 7], skips=True)
+    batch, problem, _ = ask(1, 7, 2, skips=True)
+    assert problem is not None and (batch.inputs.tolist(), batch.targets.tolist()) == ([[1.0]], [1])
+    batch, problem, _ = ask(2, 7, skips=True)
     assert batch is None and "samples 2, 7 cannot be read" in str(problem)
-
-
-ALL = set(range(10))
 
 
 class Uneven(BrokenFiles):
     def __getitem__(self, position: int, /) -> tuple[torch.Tensor, int]:
         return torch.zeros(position), position
-
-
-def test_samples_that_make_no_batch_are_named() -> None:
-    batch, problem, _ = Samples(Uneven(set()), skips=True)[Key(1, [3, 4])]
-    assert batch is None and isinstance(problem, BatchError)
-    assert str(problem).startswith("training samples 3, 4 do not make a batch: RuntimeError: ")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.client import IncompleteRead
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 
 import data_files
-import loading
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.data_sets import load
 from mpiddp.training.data.download import fetch
@@ -73,37 +71,6 @@ def test_a_data_set_is_fetched_once(requests: Counter[str], tmp_path: Path) -> N
     assert {path.name for path in target.iterdir()} == {"MNIST", ".mnist.lock"}
     same = Configuration(data="mnist", data_dir=tmp_path / "original")
     assert load(Configuration(data="mnist", data_dir=target)).digest() == load(same).digest()
-
-
-@pytest.mark.mpi
-@pytest.mark.long
-def test_ranks_on_one_file_system_fetch_once(requests, pool, tmp_path):
-    from torchvision.datasets import MNIST
-
-    fetch("mnist", tmp_path / "other")
-    once = Counter(requests)
-    words = ["--data", "mnist", "--data-dir", "data", "--download"]
-    found = pool("openmpi", 2).call(
-        loading.fetch_mnist, MNIST.mirrors[0], MNIST.resources, *words,
-        cwd=tmp_path, env={"no_proxy": "127.0.0.1"},
-    )  # fmt: skip
-    assert requests - once == once
-    original = Configuration(data="mnist", data_dir=tmp_path / "original")
-    assert found.values == [load(original).digest()] * 2
-    assert {path.name for path in (tmp_path / "data").iterdir()} == {"MNIST", ".mnist.lock"}
-
-
-def test_a_connection_that_breaks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import_torchvision()
-    from torchvision import datasets
-
-    def break_off(*_: Any, **__: Any) -> None:
-        raise IncompleteRead(b"", 7)
-
-    monkeypatch.setattr(datasets, "MNIST", break_off)
-    with pytest.raises(ConfigurationError, match=r"download: cannot fetch mnist .*Incomplete"):
-        fetch("mnist", tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {".mnist.lock"}
 
 
 def test_what_was_fetched_in_part_has_no_name(requests, tmp_path, monkeypatch):

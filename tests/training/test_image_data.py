@@ -20,27 +20,27 @@ from mpiddp.training.options.config import Configuration
 from pool import Pools
 
 
-def test_mnist_is_what_the_files_hold(tmp_path: Path) -> None:
-    data_files.write_mnist(tmp_path, train=30, test=10)
-    data = load(Configuration(data="mnist", data_dir=tmp_path))
-    images, labels = data_files.draw(30, (28, 28))
-    inputs, targets, _ = Samples(data.train).read(Key(1, list(range(30))))
-    expected = (images[:, None] / 255 - 0.1307) / 0.3081
+def check_images(configuration: Configuration, shape: tuple[int, ...], scale: Any) -> None:
+    """The training images are those that were drawn, less a mean, by a deviation."""
+    data = load(configuration)
+    images, labels = data_files.draw(25, shape)
+    inputs, targets, _ = Samples(data.train).read(Key(1, list(range(25))))
+    mean, deviation = scale
+    expected = (images.reshape(inputs.shape) / 255 - mean) / deviation
     assert np.abs(inputs.numpy() - expected).max() < 1e-5
     assert targets.tolist() == labels
-    assert (data.shape, data.classes, len(data.test)) == ((1, 28, 28), 10, 10)
+    assert (data.shape, data.classes, len(data.test)) == (inputs.shape[1:], 10, 10)
+
+
+def test_mnist_is_what_the_files_hold(tmp_path: Path) -> None:
+    data_files.write_mnist(tmp_path, train=25, test=10)
+    check_images(Configuration(data="mnist", data_dir=tmp_path), (28, 28), (0.1307, 0.3081))
 
 
 def test_cifar10_is_what_the_files_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data_files.write_cifar10(tmp_path, monkeypatch, train=25, test=10)
-    data = load(Configuration(data="cifar10", data_dir=tmp_path))
-    images, labels = data_files.draw(25, (3, 32, 32))
-    inputs, targets, _ = Samples(data.train).read(Key(1, list(range(25))))
-    mean, deviation = [0.4914, 0.4822, 0.4465], [0.247, 0.2435, 0.2616]
-    expected = (images / 255 - np.reshape(mean, (3, 1, 1))) / np.reshape(deviation, (3, 1, 1))
-    assert np.abs(inputs.numpy() - expected).max() < 1e-5
-    assert targets.tolist() == labels
-    assert (data.shape, data.classes, len(data.test)) == ((3, 32, 32), 10, 10)
+    scale = np.reshape([[0.4914, 0.4822, 0.4465], [0.247, 0.2435, 0.2616]], (2, 3, 1, 1))
+    check_images(Configuration(data="cifar10", data_dir=tmp_path), (3, 32, 32), scale)
 
 
 def test_an_image_folder_has_a_class_for_each_directory(tmp_path: Path) -> None:
@@ -155,13 +155,6 @@ def test_an_image_folder_that_is_not_one_is_refused(tmp_path: Path) -> None:
     (tmp_path / "val" / "white").mkdir()
     with pytest.raises(ConfigurationError, match="white"):
         load(configuration)
-
-
-def test_transforms_of_files_are_timed(tmp_path: Path) -> None:
-    data_files.write_images(tmp_path)
-    train = load(Configuration(data="imagefolder", data_dir=tmp_path, image_size=16)).train
-    answer = Samples(train).time_transforms()[Key(1, [0, 1])]
-    assert answer.batch is not None and min(answer.work) > 0
 
 
 def test_an_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-import launchers
 import structured
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.batches import (
@@ -141,16 +139,3 @@ def test_ranks_compare_the_first_sample() -> None:
         return data.digest()
 
     assert digest(1.0) == digest(1.0) != digest(2.0)
-
-
-@pytest.mark.long
-@pytest.mark.mpi
-def test_a_run_on_a_stream_that_ends_early_ends(tmp_path: Path) -> None:
-    words = ["--data", "structured:load_short", "--model", "mlp", "--batch-size", "8"]
-    variables = {"PYTHONPATH": str(launchers.ROOT / "tests/programs")}
-    result = launchers.run(
-        "openmpi", 2, ["-m", "mpiddp.train", *words], cwd=tmp_path, env=variables
-    )
-    (said,) = [line for line in result.stderr.splitlines() if "training data: " in line]
-    assert "rank 1 of 2" in said and "expected 140 samples" in said
-    assert said.endswith("found 127, in step 8") and result.returncode != 0

@@ -35,12 +35,6 @@ def test_a_twentieth_of_all_steps_is_the_warm_up_and_a_cosine_follows() -> None:
     assert rate(200) == rate(199) == pytest.approx(0.5 * (1 - math.cos(math.pi / 190)))
 
 
-def test_the_warm_up_is_counted_in_epochs_or_parts_of_them() -> None:
-    assert make(8, warmup_epochs=1.5, schedule="constant").rise == 12
-    without = make(8, warmup_epochs=0, schedule="constant")
-    assert {without(step) for step in range(120)} == {1.0}
-
-
 def test_steps_multiply_the_rate_at_each_period() -> None:
     rate = make(4, epochs=8, warmup_epochs=1, schedule="step", step_epochs=2.5, step_factor=0.5)
     assert [rate(step) for step in (3, 9, 10, 19, 20, 31)] == [1, 1, 0.5, 0.5, 0.25, 0.125]

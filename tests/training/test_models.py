@@ -17,50 +17,26 @@ from mpiddp.training.task.models import build
 
 IMAGE_MODELS = sorted(set(MODELS) - {"transformer", "resnet50"})
 """Without a second resnet, which takes longest."""
-SHAPES = [(1, 8, 8), (3, 32, 32), (1, 28, 28), (2, 5, 7)]
+SHAPES = [(1, 8, 8), (3, 32, 32), (2, 5, 7)]
 
 
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_model_maps_samples_to_a_score_per_class(name: str, shape: tuple[int, ...]) -> None:
-    model = build(name, shape, classes=7)
-    assert model(torch.zeros(3, *shape)).shape == (3, 7)
-
-
-@pytest.mark.long
-def test_resnet50_is_built_as_resnet18_is() -> None:
-    torch.manual_seed(0)
-    model = build("resnet50", (3, 32, 32), classes=7)
-    scores = model(torch.randn(4, 3, 32, 32))
-    assert scores.shape == (4, 7)
-    scores.square().sum().backward()
-    assert all(each.grad is not None and each.grad.any() for each in model.parameters())
-
-
-@pytest.mark.parametrize("name", IMAGE_MODELS)
-def test_every_parameter_gets_a_gradient(name: str) -> None:
-    torch.manual_seed(0)
-    model = build(name, (1, 8, 8), classes=10)
-    model(torch.randn(4, 1, 8, 8)).square().sum().backward()
-    for parameter in model.parameters():
-        assert parameter.grad.abs().sum() > 0
-
-
-@pytest.mark.parametrize("name", IMAGE_MODELS)
-def test_the_seed_decides_the_initial_parameters(name: str) -> None:
-    def draw(seed: int) -> torch.Tensor:
+    def draw(seed: int) -> nn.Module:
         torch.manual_seed(seed)
-        return nn.utils.parameters_to_vector(build(name, (1, 8, 8), 10).parameters())
+        return build(name, shape, classes=7)
 
-    assert torch.equal(draw(1), draw(1))
-    assert not torch.equal(draw(1), draw(2))
-
-
-@pytest.mark.parametrize("name", IMAGE_MODELS)
-def test_a_sample_is_judged_by_itself(name: str) -> None:
-    model = build(name, (1, 8, 8), 10).eval()
-    samples = torch.randn(5, 1, 8, 8)
-    torch.testing.assert_close(model(samples)[2:3], model(samples[2:3]))
+    model, samples = draw(1), torch.randn(3, *shape)
+    scores = model(samples)
+    assert scores.shape == (3, 7)
+    scores.square().sum().backward()
+    assert all(each.grad.abs().sum() > 0 for each in model.parameters())
+    same, other = (draw(seed).eval() for seed in (1, 2))
+    assert torch.equal(*map(nn.utils.parameters_to_vector, (model.parameters(), same.parameters())))
+    # A sample is judged by itself.
+    torch.testing.assert_close(same(samples)[2:], same(samples[2:]))
+    assert not torch.equal(same(samples), other(samples))
 
 
 @pytest.mark.parametrize("data", sorted(DATASETS))
@@ -79,7 +55,7 @@ def test_the_mlp_for_toy_data_goes_from_10_over_50_to_2() -> None:
 
 
 @pytest.mark.parametrize("name", ["convnet", "resnet18"])
-@pytest.mark.parametrize("shape", [(10,), (8, 8), (1, 3, 8), (1, 8, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(8, 8), (1, 3, 8), (1, 8, 3)], ids=str)
 def test_what_is_no_image_is_refused(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} expects images"):
         build(name, shape, 10)
@@ -97,8 +73,3 @@ def test_what_is_no_image_is_refused(name: str, shape: tuple[int, ...]) -> None:
 def test_a_resnet_has_the_known_number_of_parameters(name, shape, classes, parameters):
     model = build(name, shape, classes)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-
-
-@pytest.mark.parametrize("shape", [(1, 64, 64), (4, 63, 200)], ids=str)
-def test_resnet18_takes_any_number_of_channels(shape: tuple[int, ...]) -> None:
-    assert build("resnet18", shape, 3).eval()(torch.zeros(2, *shape)).shape == (2, 3)

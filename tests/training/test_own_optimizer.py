@@ -22,11 +22,8 @@ OWN = ("--optimizer", "trainings:make_sgd", "--schedule", "trainings:fall")
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    "sync", [pytest.param("framework", marks=pytest.mark.long), "parameter-server"]
-)
-def test_the_trainers_own_given_as_a_users_trains_the_same(sync, pool, tmp_path):
-    words, step = [*TOY, "--sync", sync], "runs/own/checkpoints/step-6"
+def test_the_trainers_own_given_as_a_users_trains_the_same(pool, tmp_path):
+    words, step = [*TOY, "--sync", "parameter-server"], "runs/own/checkpoints/step-6"
     lines = [
         [*words, "--epochs", "2", "--name", "usual"],
         [*words, *OWN, "--epochs", "2", "--name", "own", "--save-every", "3steps", "--keep", "9"],
@@ -98,9 +95,8 @@ def test_what_an_optimizer_keeps_in_its_groups_goes_on() -> None:
             lambda model, lr: torch.optim.SGD(model.parameters(), lr),
             "a default for its parameter model",
         ),
-        (lambda params, lr: params, "to return a Optimizer, found list"),
     ],
-    ids=["closure", "no rate", "model", "type"],
+    ids=["closure", "no rate", "model"],
 )
 def test_what_is_no_optimizer_is_refused(make: Any, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:

@@ -15,7 +15,7 @@ import observed
 import trainings
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.wrapping import engine, fsdp
+from mpiddp.training.wrapping import engine
 from observed import Observation
 from pool import Pools
 
@@ -49,11 +49,9 @@ def test_options_of_a_step_have_their_effect(pool: Pools, tmp_path: Path) -> Non
         "served": (*TOY, "--accumulation-steps", "4", "--sync", "parameter-server"),
         "narrow": (*TOY, "--precision", "bf16"),
         "clipped": (*TOY, "--clip-norm", "0.01"),
-        "smooth": (*TOY, "--label-smoothing", "0.3"),
         "averaged": (*TOY, "--ema", "0.99"),
         "scaled": (*TOY, "--base-batch", "64", "--learning-rate", "0.1"),
         "stepped": (*TOY, "--schedule", "step", "--step-epochs", "0.5", "--step-factor", "0"),
-        "risen": (*TOY, "--warmup-epochs", "2"),
     }
     seen, weights, printed = train_each(pool, tmp_path, ways)
     plain = seen["plain"]
@@ -76,17 +74,14 @@ def test_options_of_a_step_have_their_effect(pool: Pools, tmp_path: Path) -> Non
     # What is cut to a hundredth moves the weights less.
     moved = [seen[name].row["loss"] for name in ("plain", "clipped")]
     assert moved[1] > moved[0] + 0.05
-    assert seen["smooth"].row["loss"] > plain.row["loss"] + 0.05
-    assert seen["smooth"].row["test_loss"] < seen["smooth"].row["loss"]
     assert seen["averaged"].row["parameters"] == plain.row["parameters"]
     assert seen["averaged"].row["test_loss"] != plain.row["test_loss"]
     assert find_difference(weights["plain"], weights["averaged"]) > 1e-3
     assert "0.1 x 32 samples per step / base batch 64 = 0.05 at its peak" in printed
     assert seen["scaled"].row["parameters"] == plain.row["parameters"]
-    # A rate of 0 from the third step on, and one that has just come to its peak.
+    # A rate of 0 from the third step on.
     assert seen["stepped"].row["learning_rate"] == 0
     assert seen["stepped"].row["test_loss"] > plain.row["test_loss"] + 0.05
-    assert seen["risen"].row["learning_rate"] == pytest.approx(0.05)
     assert plain.row["learning_rate"] < 0.01
 
 
@@ -159,11 +154,9 @@ def test_each_node_may_have_a_whole_copy(pool: Pools, tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
-def test_a_rank_has_its_part_and_three_groups_in_memory(ranks: int, pool: Pools) -> None:
-    for found in pool("openmpi", ranks).call(fsdp_memory.measure, "fsdp").values:
-        assert found.peak < 1.1 * (found.total / ranks + 3 * found.largest)
-        assert found.peak > found.total / ranks
+def test_a_rank_has_its_part_and_three_groups_in_memory(pool: Pools) -> None:
+    for found in pool("openmpi", 2).call(fsdp_memory.measure, "fsdp").values:
+        assert found.total / 2 < found.peak < 1.1 * (found.total / 2 + 3 * found.largest)
 
 
 @pytest.mark.mpi
@@ -235,9 +228,6 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         "accumulation_steps: each forward pass has one sample",
     ),
 }
-ALONE = {
-    "dp": (("--parallel", "dp"), "parallel: dp is for one process with several GPUs, found 0 GPUs")
-}
 
 
 def test_dp_takes_the_gpus_that_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,16 +235,6 @@ def test_dp_takes_the_gpus_that_are_listed(monkeypatch: pytest.MonkeyPatch) -> N
     session: Any = SimpleNamespace(gpus=(2, 0))
     found: Any = engine._spread(nn.Flatten(), session)
     assert found[1] == (2, 0)
-
-
-def test_fsdp_on_gpus_without_nccl_is_refused() -> None:
-    session: Any = SimpleNamespace(device=torch.device("cuda", 0), backend="gloo", any=bool)
-    with pytest.raises(ConfigurationError) as raised:
-        fsdp.shard(nn.Flatten(), session, Configuration())
-    assert str(raised.value) == (
-        "parallel: fsdp expected NCCL for GPUs, found gloo: give each rank a GPU of its own, or "
-        "use --parallel ddp"
-    )
 
 
 @pytest.mark.mpi
@@ -274,10 +254,8 @@ def test_one_rank_needs_no_wrapper(pool: Pools, tmp_path: Path) -> None:
     seen, weights, _ = train_each(pool, tmp_path, ways, ranks=1)
     assert find_difference(weights["plain"], weights["bare"]) == 0
     assert seen["bare"].layers == seen["plain"].layers - REHEARSED * LAYERS
-    for options, message in ALONE.values():
-        called: Any = pool("openmpi", 1).call(trainings.refuse, *TOY, *options, cwd=tmp_path)
-        assert called.values[0].startswith(f"2: {message}")
-        assert "\n" not in called.values[0]
+    dp: Any = pool("openmpi", 1).call(trainings.refuse, *TOY, "--parallel", "dp", cwd=tmp_path)
+    assert dp.values[0].startswith("2: parallel: dp is for one process with several GPUs, found 0")
 
 
 def test_a_compiler_that_does_not_work_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

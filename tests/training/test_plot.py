@@ -28,22 +28,6 @@ def draw(folder: Path, names: list[str]) -> Any:
     return curves.draw(read_histories(names, folder))
 
 
-def titles(figure: Any) -> list[str]:
-    return [axis.get_title(loc="left") for axis in figure.axes]
-
-
-def test_a_panel_is_there_for_what_was_reported(tmp_path: Path) -> None:
-    write_runs(tmp_path, ["plain"])
-    assert titles(draw(tmp_path, ["plain"])) == ["Loss", "Samples per second"]
-    write_runs(tmp_path, ["timed"], accuracy=0.5, stages=dict.fromkeys(STAGES, 0.1))
-    assert titles(draw(tmp_path, ["plain", "timed"])) == [
-        "Loss",
-        "Accuracy, %",
-        "Samples per second",
-        "Milliseconds of a step, by stage",
-    ]
-
-
 def test_each_run_has_its_curve_and_colour(tmp_path: Path) -> None:
     names = [f"run-{number}" for number in range(12)]
     write_runs(tmp_path, names)
@@ -128,13 +112,6 @@ def test_the_suffix_decides(runs: Path, capsys: pytest.CaptureFixture[str]) -> N
     page = (runs / "a.html").read_text()
     assert "<th>&lt;second&gt;</th>" in page and "<svg" in page
     assert not re.search(r'(src|href)="(?!#)', page), "the page needs another file"
-
-
-def test_the_same_runs_give_the_same_file(runs: Path) -> None:
-    plot.main(["first"])
-    before = (runs / "runs.svg").read_bytes()
-    plot.main(["first"])
-    assert (runs / "runs.svg").read_bytes() == before
 
 
 def test_mistakes_are_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

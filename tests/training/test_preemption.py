@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_resuming import NOT_COMPARED, SMALL, WAYS
+from test_resuming import NOT_COMPARED, SMALL
 
 import interrupted
 import launchers
@@ -32,11 +31,8 @@ from trainings import read_rows
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    "way", ["framework", *(pytest.param(way, marks=pytest.mark.long) for way in ("ring", "served"))]
-)
-def test_a_preempted_run_ends_as_the_uninterrupted_one(way, pool, tmp_path):
-    words, ranks = [*SMALL, *WAYS[way], "--save-every", "never"], pool("openmpi", 3)
+def test_a_preempted_run_ends_as_the_uninterrupted_one(pool, tmp_path):
+    words, ranks = [*SMALL, "--save-every", "never"], pool("openmpi", 3)
     ranks.call(interrupted.run, [*words, "--name", "whole"], [], cwd=tmp_path)
     # The rank and its step. Others may be a step ahead, so all stop one or two steps later.
     steps = [(0, 1), (2, 4), (1, 8)]
@@ -52,17 +48,16 @@ def test_a_preempted_run_ends_as_the_uninterrupted_one(way, pool, tmp_path):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("bound", [2, pytest.param(0, marks=pytest.mark.long)])
-def test_workers_and_a_dedicated_server_stop_within_an_epoch(bound, pool, tmp_path):
+def test_workers_and_a_dedicated_server_stop_within_an_epoch(pool, tmp_path):
     # Eight steps in each of two epochs.
     words = [*SMALL, "--sync", "parameter-server", "--server-placement", "dedicated"]
-    words += ["--staleness", str(bound), "--save-every", "never", "--name", "run"]
+    words += ["--staleness", "2", "--save-every", "never", "--name", "run"]
     steps = [(0, 1), (1, 9)]
     called = pool("openmpi", 3).call(preempted.run, words, steps, cwd=tmp_path)
     assert len({tuple(left) for left in called.values}) == 1
     for left, (_, step) in zip(called.values[0], steps, strict=True):
         # A worker that is not waited for may be ahead.
-        assert step < left <= step + 2 + bound + (bound > 0)
+        assert step < left <= step + 5
     rows = read_rows(tmp_path / "runs/run")
     assert [row["step"] for row in rows] == [8, 16]
     # One gradient of each worker in each step, over all attempts.
@@ -156,9 +151,8 @@ def check_sums(run: Path, gradients: int) -> None:
 
 
 LEFT = {
-    # Of each worker; the epoch's last one, one with a checkpoint, and one of a preempted job.
+    # Of each worker; the epoch's last one, and one of a preempted job.
     "the end of an epoch": (8, ["--save-every", "never"], False),
-    "a checkpoint": (3, [], False),
     "a signal": (3, ["--save-every", "never"], True),
     "no bound of staleness": (3, ["--save-every", "never", "--staleness", "unlimited"], False),
 }
@@ -193,11 +187,9 @@ def send(job: Any, when: str, number: signal.Signals) -> None:
     if when in ("one", "early"):
         os.kill(ranks[1], number)
         return
-    for rank in sorted(ranks, reverse=True):
-        for _ in range(2 if when == "twice" else 1):
-            with suppress(ProcessLookupError):
-                os.kill(ranks[rank], number)
-        time.sleep(0.3 if when == "spread" else 0)
+    for rank in sorted(ranks, reverse=True) * 2:
+        with suppress(ProcessLookupError):
+            os.kill(ranks[rank], number)
 
 
 @pytest.mark.mpi
@@ -205,14 +197,10 @@ def send(job: Any, when: str, number: signal.Signals) -> None:
     ("when", "name"),
     [
         ("one", "USR2"),
-        *(
-            pytest.param(when, name, marks=pytest.mark.long)
-            for when, name in (
-                ("all", "TERM"), ("spread", "USR1"), ("twice", "USR2"), ("early", "USR2"),
-            )
-        ),
+        pytest.param("twice", "TERM", marks=pytest.mark.long),
+        pytest.param("early", "USR2", marks=pytest.mark.long),
     ],
-)  # fmt: skip
+)
 def test_a_job_makes_way_and_goes_on(when: str, name: str, pool: Pools, tmp_path: Path) -> None:
     words = ["-m", "mpiddp.train", *TRAINING, "--name", "run"]
     arguments: dict[str, Any] = {"timeout": 90, "cwd": tmp_path, "env": {"OMP_NUM_THREADS": "1"}}
@@ -238,27 +226,3 @@ def test_a_job_makes_way_and_goes_on(when: str, name: str, pool: Pools, tmp_path
         assert f"Resumed from runs/run/checkpoints/step-{outcome['step']}: " in called.printed
         epochs = [row["epoch"] for row in read_rows(tmp_path / "runs/run")]
         assert epochs == list(range(1, last + 1))
-
-
-@pytest.mark.mpi
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["USR1", "TERM"])
-def test_a_script_makes_way_and_goes_on(name: str, tmp_path: Path) -> None:
-    program = launchers.ROOT / "tests/programs/making_way.py"
-    arguments = ["-m", "mpiddp", program]
-    with launchers.start("openmpi", 2, [*arguments, "100000"], timeout=90, cwd=tmp_path) as job:
-        job.until(lambda: job.stdout().count("begins after step 0") == 2, "both ranks to begin")
-        if name == "TERM":  # USR1 may come before the script has looked for the first time.
-            job.until(lambda: job.stdout().count("looks") == 2, "both ranks to look")
-        os.kill(job.ranks()[1], signal.Signals[f"SIG{name}"])
-        result = job.wait().expect(75)
-    stops = re.findall(r"rank (\d) stops after step (\d+)", result.stdout)
-    assert sorted(rank for rank, _ in stops) == ["0", "1"]
-    assert len({step for _, step in stops}) == 1
-    step = stops[0][1]
-    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == [f"step-{step}"]
-    if name == "USR1":
-        return  # test_checkpointer.py resumes scripts without a second launch.
-    arguments += [str(int(step) + 3)]
-    again = launchers.run("openmpi", 2, arguments, cwd=tmp_path).expect(0)
-    assert again.stdout.count(f"begins after step {step}\n") == 2

@@ -34,10 +34,8 @@ SMALL = (
 SERVED = ("--sync", "parameter-server")
 WAYS = {
     "framework": (),
-    "ring": ("--sync", "ring"),
     "served": (*SERVED, "--servers", "2"),
     "adamw": ("--optimizer", "adamw", "--model", "convnet", "--channels-last", "--ema", "0.9"),
-    "narrow": ("--sync", "ring", "--wire-dtype", "bfloat16", "--overlap", "off"),
     "fsdp": (
         "--parallel", "fsdp", "--wrap-parameters", "1000", "--optimizer", "adamw", "--ema", "0.9",
         "--accumulation-steps", "2",
@@ -48,7 +46,6 @@ WAYS = {
     ),
     "noisy-stream": ("--data", "structured:load_noise", "--model", "mlp"),
     "parts": ("--accumulation-steps", "2", "--ema", "0.9", "--clip-norm", "0.5"),
-    "running averages": ("--model", "resnet18"),
 }  # fmt: skip
 DEFAULTS = ("framework", "served", "fsdp", "adamw")
 
@@ -90,7 +87,6 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(way: str, pool: Pools, tmp_
     [
         ((3, 2, 3), []),
         ((3, 2, 3), ["--data", "structured:load_stream", "--model", "mlp"]),
-        pytest.param((4, 2, 4), [], marks=pytest.mark.long),
     ],
 )
 def test_another_number_of_ranks_takes_each_sample_once(worlds, options, pool, tmp_path):

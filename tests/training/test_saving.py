@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from test_metrics import ROW
 
-from mpiddp.checkpoints.storage.finding import Found
-from mpiddp.errors import StorageError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.training import resuming, saving
-from mpiddp.training.options.config import Configuration, parse
+from mpiddp.training.options.config import parse
 from mpiddp.training.options.groups.checkpoints import Interval
-from mpiddp.training.resuming import look_for_checkpoint
 from mpiddp.training.run_state import EpochSums, Position
-from mpiddp.training.saving import Saver, find_score
+from mpiddp.training.saving import find_score
 from mpiddp.training.trainer import train
 
 
@@ -33,19 +27,6 @@ def test_the_best_has_the_highest_accuracy_or_else_the_lowest_loss() -> None:
         better = replace(evaluated, test_loss=0.25, test_metrics=metrics)
         score, higher = find_score(replace(evaluated, test_metrics=metrics)), find_score(better)
         assert score is not None and higher is not None and higher > score
-
-
-def test_a_position_that_cannot_be_read_ends_the_attempt_and_not_the_job(tmp_path, monkeypatch):
-    def fail(_: Found) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    found = Found(tmp_path / "step-1", mock.Mock(configuration={}))
-    session = mock.Mock(broadcast=lambda value: value)
-    monkeypatch.setattr(resuming, "read_values", fail)
-    monkeypatch.setattr(resuming, "_choose", lambda *_: found)
-    monkeypatch.setattr(resuming, "check_fit", lambda *_: [])
-    with pytest.raises(StorageError, match=r"step-1 cannot be read: rank 0 on .*error"):
-        look_for_checkpoint(Configuration(runs_dir=tmp_path).resolve(), session)
 
 
 @pytest.mark.parametrize(
@@ -78,19 +59,6 @@ def test_a_short_run_has_a_checkpoint_after_its_first_epoch(session, tmp_path, m
     found = sorted(path.name for path in (tmp_path / "first" / "checkpoints").glob("step-*"))
     assert found == ["step-10", "step-40"]
     assert "Checkpoints: after each epoch if writing takes up to 1%" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("seconds", "is_busy", "expected"),
-    [(0.9, False, True), (1.1, False, False), (0.1, True, False)],
-)
-def test_a_checkpoint_is_cheap_after_a_hundred_times_its_time(
-    seconds: float, is_busy: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(saving.time, "monotonic", lambda: 100.0)
-    checkpointer = SimpleNamespace(is_busy=is_busy)
-    saver: Any = SimpleNamespace(_last_time=0.0, _write_seconds=seconds, _checkpointer=checkpointer)
-    assert Saver._is_cheap(saver, 0.01) is expected
 
 
 def test_an_epoch_of_a_version_that_timed_fewer_stages_goes_on() -> None:

@@ -15,7 +15,6 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import nn
 
 import trainings
 from mpiddp.launch.session import Session
@@ -23,7 +22,7 @@ from mpiddp.sync import ddp_hook
 from mpiddp.training.data.samples import Batch, Key, Samples
 from mpiddp.training.options.groups.straggler import Slowdown
 from mpiddp.training.step import stages
-from mpiddp.training.step.stages import Costs, GpuStageClock, StageClock, StepStage, time_buffers
+from mpiddp.training.step.stages import Costs, GpuStageClock, StageClock, StepStage
 from mpiddp.training.trainer import Loop
 from pool import Pools
 
@@ -129,26 +128,6 @@ def test_on_a_gpu_the_time_of_calls_is_that_of_its_stream(monkeypatch: pytest.Mo
     clock.settle()
     assert clock.costs.seconds == [0, 0, 0, 1, 6, 3, 1]
     assert clock.costs.exchange_seconds == 7
-
-
-def test_waiting_for_buffers_is_communication(ticks: None) -> None:
-    class Wrapper(nn.Module):
-        def __init__(self, module: nn.Module) -> None:
-            super().__init__()
-            self.module = module
-
-        def forward(self, batch: torch.Tensor) -> torch.Tensor:
-            stages.time.perf_counter()
-            return self.module(batch)
-
-    for module, waited in ((nn.BatchNorm1d(2), 2), (nn.Linear(2, 2), 0)):
-        clock, wrapper = StageClock(), Wrapper(module)
-        time_buffers(clock, wrapper, module)
-        wrapper(torch.ones(3, 2))
-        assert clock.costs.seconds[StepStage.COMMUNICATION] == waited
-        module.eval()
-        module(torch.ones(3, 2))
-        assert clock.costs.seconds[StepStage.COMMUNICATION] == waited
 
 
 # On real ranks

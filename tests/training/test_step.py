@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from mpiddp.errors import ConfigurationError
@@ -18,7 +16,7 @@ from mpiddp.training.step.divergence import LossGuard
 from mpiddp.training.step.moving_average import MovingAverage
 from mpiddp.training.step.optimizer_step import LocalUpdate, Treatment
 from mpiddp.training.step.precision import Precision
-from mpiddp.training.step.step import Engine, Forward, split_batch
+from mpiddp.training.step.step import Engine, Forward
 from mpiddp.training.wrapping.activations import recompute
 from mpiddp.training.wrapping.module_groups import count_parameters, find_groups, find_innermost
 
@@ -56,20 +54,6 @@ def train(module: nn.Module, batches: list[Batch], **options: Any) -> torch.Tens
 def find_difference(one: nn.Module, other: nn.Module) -> float:
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     return max(float((a - b).detach().abs().max()) for a, b in pairs)
-
-
-@given(st.integers(1, 40), st.integers(1, 12))
-def test_the_parts_of_a_batch_are_all_of_it_and_as_many_as_asked_for(samples, passes):
-    batch = draw(samples)
-    parts = split_batch(batch._replace(weight=0.5), passes)
-    assert len(parts) == passes
-    counted = [part for part in parts if part.weight > 0]
-    assert torch.equal(torch.cat([part.inputs for part in counted]), batch.inputs)
-    assert torch.equal(torch.cat([part.targets for part in counted]), batch.targets)
-    assert sum(part.weight for part in parts) == pytest.approx(0.5)
-    for part in parts:
-        assert len(part.inputs) == len(part.targets) > 0
-        assert part.weight in (0, pytest.approx(0.5 * len(part.targets) / samples))
 
 
 def test_accumulation_equals_one_pass_up_to_rounding():
@@ -215,16 +199,6 @@ def test_a_first_step_that_overflows_leaves_no_momentum(kind):
     (plain, _), (module, stateful) = train_fused(False), train_fused(True)
     assert stateful == 0
     assert find_difference(plain, module) < 1e-7
-
-
-def test_an_average_leaves_whole_numbers_as_they_are():
-    module = nn.ParameterList([torch.ones(2), nn.Parameter(torch.arange(3), requires_grad=False)])
-    average = MovingAverage(module, 0.5)
-    with torch.no_grad():
-        module[0].fill_(2)
-    average.update(100)
-    assert average.weights["0"].tolist() == [1.5, 1.5]
-    assert average.weights["1"].tolist() == [0, 1, 2]
 
 
 def test_the_average_follows_the_weights_and_is_applied_for_a_while():

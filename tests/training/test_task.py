@@ -24,7 +24,6 @@ from mpiddp.training.task.loading import load_data, read_first
 from mpiddp.training.task.task import (
     Task,
     add_perplexity,
-    add_test_metrics,
     build_model,
     check_task,
     choose_loss,
@@ -102,11 +101,6 @@ def test_model_and_data_are_given_what_they_ask_for_by_name(mine: str) -> None:
     assert (configuration.model, configuration.data) == (f"{mine}:Net", f"{mine}:load")
 
 
-def test_a_model_from_elsewhere_needs_no_parameters() -> None:
-    task, _ = find_task(configure(model="torchvision.models:squeezenet1_1"), None)
-    assert "SqueezeNet" in type(task.model(shape=(3, 64, 64), classes=10)).__name__
-
-
 def refuse(options: dict[str, str]) -> str:
     try:
         task, _ = find_task(configure(**options), None)
@@ -121,11 +115,9 @@ def refuse(options: dict[str, str]) -> str:
     [
         ({"model": "absent_module:f"}, ["model", "absent_module cannot be imported", "No module"]),
         ({"model": "MINE:Nett"}, ["model", "a function Nett in MINE", "none", "mean Net?"]),
-        ({"model": "MINE:constant"}, ["model", "a function constant", "found int"]),
         ({"model": "MINE:gap"}, ["model", "MINE:gap", "shape and classes", "outputs"]),
         ({"model": "MINE:no_task"}, ["model", "MINE:no_task to return a Module, found int"]),
         ({"model": "torch.nn:Flatten"}, ["model", "parameters to train", "none in", "Flatten"]),
-        ({"data": "MINE:no_task", "model": "mlp"}, ["data", "return a DataSet, found int"]),
         (
             {"task": "MINE:broken"},
             ["task", "MINE:broken failed: ValueError: the file is not there", ".py:"],
@@ -133,7 +125,6 @@ def refuse(options: dict[str, str]) -> str:
         ({"task": "MINE:picky"}, ["task", "MINE:picky is given nothing", "width"]),
         ({"task": "MINE:no_task"}, ["task", "MINE:no_task to return a Task, found int"]),
         ({"task": "MINE:make", "data": "toy"}, ["data = 'toy'", "task", "MINE:load"]),
-        ({"task": "MINE:make", "model": "mlp"}, ["model = 'mlp'", "task", "MINE:Net"]),
     ],
     ids=str,
 )
@@ -161,21 +152,14 @@ def split(labels: list[int]) -> Split:
         (Unreadable([1]), [1], ["first sample", "OSError: the file is gone"]),
         (iter([1]), [1], ["samples of train", "iterated needs a __len__", "has no len()"]),
         (split([0, 1, 2]), [1], ["labels from 0 to 1 in train", "found 2"]),
-        (split([0, 1]), split([0, -1]), ["labels from 0 to 1 in test", "found -1"]),
         (Split(np.zeros((1, 2)), np.zeros(2, dtype=np.int64)), [1], ["found 1 and 2"]),
     ],
-    ids=["no test", "no train", "unreadable", "iterable", "label", "test label", "lengths"],
+    ids=["no test", "no train", "unreadable", "iterable", "label", "lengths"],
 )
 def test_data_that_cannot_be_used_are_refused(train: Any, test: Any, fragments: list[str]) -> None:
     with pytest.raises(ConfigurationError, match=r"^data: ") as caught:
         load_data(Task(data=lambda: DataSet(train, test, classes=2)), seed=0)
     assert [each for each in fragments if each not in str(caught.value)] == []
-
-
-@pytest.mark.parametrize("classes", [2.0, "2", -1, None])
-def test_classes_are_a_number(classes: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"^data: expected the number of classes .*found"):
-        load_data(Task(data=lambda: DataSet(split([0]), split([0]), classes)), seed=0)
 
 
 class Rotten(list[int]):
@@ -212,16 +196,13 @@ def named(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
     ("options", "message"),
     [
         ({"data": "digits"}, "data: .* found 'digits' (str): give a name as the option data"),
-        ({"model": "mlp"}, "model: .* found 'mlp' (str): give a name as the option model"),
         ({"model": nn.Linear(1, 1)}, "model: .* returns a module, found a Linear: give a function"),
         ({"data": DataSet([1], [1], 2)}, "data: .* found a DataSet: give a function that makes"),
         ({"data": 3}, "data: expected a function that returns a DataSet, found 3 (int)"),
         ({"loss": "mse"}, "loss: expected a function of outputs and targets, found 'mse' (str)"),
-        ({"loss": None}, "loss: expected a function of outputs and targets, found a NoneType"),
         ({"loss": nn.MSELoss}, "loss: .* found the class MSELoss: give an instance"),
         ({"metrics": [named]}, "metrics: expected functions by name, .* found a list"),
         ({"metrics": {"a": 1}}, "metric a: expected a function of .* found 1 (int)"),
-        ({"metrics": {1: named}}, "metrics: expected names, found 1 (int)"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -245,10 +226,9 @@ def scalar(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         (Task(loss=scalar, metrics={"a": lambda o, t: 3.0}), ["metric a", "one number", "float"]),
         (Task(metrics={"seconds": scalar}), ["metrics", "'seconds'"]),
         (Task(loss=lambda outputs, targets: targets.sum()), ["loss", "without a gradient"]),
-        (Task(loss=lambda o, t: o.sum().reshape(1)), ["loss", "of shape ()", "(1,)"]),
         (Task(model=lambda: nn.Linear(3, 3)), ["model", "each of 4 classes", "found 3"]),
     ],
-    ids=["model", "loss", "no number", "metric", "name", "detached", "not flat", "classes"],
+    ids=["model", "loss", "no number", "metric", "name", "detached", "classes"],
 )
 def test_what_does_not_fit_together_is_refused(task: Task, fragments: list[str]) -> None:
     batch = Batch(torch.zeros(4, 3), torch.full((4,), 1))
@@ -296,21 +276,11 @@ def test_the_five_highest_scores_are_looked_at() -> None:
     assert count_top5(scores.T.unsqueeze(0), labels.unsqueeze(0)) == 0.5
 
 
-def test_more_is_told_of_test_samples() -> None:
-    assert list(add_test_metrics(Task(), 100).metrics) == ["accuracy", "top5_accuracy"]
-    assert add_test_metrics(Task(), 99) == Task()
-    other = Task(metrics={"accuracy": lambda outputs, targets: outputs.sum()})
-    assert add_test_metrics(other, 100) == other
-
-
 def test_sequences_have_a_perplexity() -> None:
     average = Average(math.log(50.0), {"accuracy": 0.1}, 8)
     labels = torch.zeros(2, dtype=torch.int64)
     assert add_perplexity(Task(), labels, average) == average
     found = add_perplexity(Task(), labels.unsqueeze(0), average)
     assert found.metrics == {"accuracy": 0.1, "perplexity": pytest.approx(50.0)}
-    assert math.isfinite(
-        add_perplexity(Task(), labels.unsqueeze(0), replace(average, loss=1e9)).metrics[
-            "perplexity"
-        ]
-    )
+    found = add_perplexity(Task(), labels.unsqueeze(0), replace(average, loss=1e9))
+    assert math.isfinite(found.metrics["perplexity"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.data.data_sets import DataSet, Split, load
+from mpiddp.training.data.data_sets import DataSet, load
 from mpiddp.training.data.samples import Key, Samples
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.task.models import build
@@ -74,22 +73,8 @@ def train(data: DataSet, steps: int, length: int) -> float:
         return cross_entropy(model(inputs), targets).item()
 
 
-def find_entropy(data: DataSet) -> float:
-    """Of single bytes, in nats: the loss of a model that does not look at the bytes before."""
-    assert isinstance(data.train, Split)
-    counts = Counter(data.train.labels.flatten().tolist())
-    shares = [each / counts.total() for each in counts.values()]
-    return -sum(share * math.log(share) for share in shares)
-
-
 def test_the_transformer_learns_what_follows(tmp_path: Path) -> None:
     (tmp_path / "cycle").write_bytes(bytes(np.random.default_rng(0).permutation(20).tolist()) * 100)
     data = load(Configuration(data="text", text=tmp_path / "cycle", context=16))
-    assert find_entropy(data) == pytest.approx(math.log(20), rel=1e-3)
+    # A model that does not look at the bytes before has a loss of log(20).
     assert train(data, steps=60, length=8) < math.log(20) / 2
-
-
-@pytest.mark.long
-def test_the_transformer_learns_the_text_of_the_package() -> None:
-    data = load(Configuration(data="text", context=32))
-    assert train(data, steps=200, length=16) < 0.95 * find_entropy(data)

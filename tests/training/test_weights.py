@@ -42,10 +42,6 @@ def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(pool, tmp_pat
     refused = [*SMALL, "--name", "refused", "--export", "absent/w.pt"]
     for said in pool("openmpi", 2).call(trainings.refuse, *refused, cwd=tmp_path).values:
         assert said.startswith("2: export: absent is no directory")
-    for said in (
-        pool("openmpi", 2).call(trainings.refuse, *refused[:-1], "runs", cwd=tmp_path).values
-    ):
-        assert said.startswith("2: export: expected a file, found runs, a directory")
     assert not (tmp_path / "runs" / "refused").exists()
 
     data = load(Configuration(data="toy", samples=215))
@@ -113,36 +109,6 @@ def test_samples_that_cannot_be_read_have_no_row_and_others_keep_their_numbers(
     assert [row["sample"] for row in rows] == [row["class"] for row in rows] == list("0234")
     assert average.samples == 4
     assert "test sample 1 cannot be read" in capsys.readouterr().err
-
-
-@pytest.mark.long
-@pytest.mark.mpi
-def test_a_compiled_model_predicts_alike(pool: Pools, tmp_path: Path) -> None:
-    pool("openmpi", 2).call(trainings.run, [*SMALL, "--name", "first"], cwd=tmp_path)
-    # 22 and 21 samples of the ranks: one forward pass each, and torch.sin, which is tried first.
-    for name, options, graphs in (("plain", [], 0), ("compiled", ["--compile"], 2)):
-        words = [*SMALL, "--evaluate-only", "--weights", "runs/first", "--name", name, *options]
-        called = pool("openmpi", 2).call(trainings.count_compiled, words, cwd=tmp_path, timeout=200)
-        assert called.values == [graphs] * 2
-    found = []
-    for name in ("plain", "compiled"):
-        rows = read_predictions(tmp_path / "runs" / name)
-        found.append([(row["predicted"], float(row["loss"])) for row in rows])
-    plain, compiled = found
-    assert [each for each, _ in compiled] == [each for each, _ in plain]
-    assert [each for _, each in compiled] == pytest.approx([each for _, each in plain], rel=1e-4)
-
-
-def test_an_evaluation_reports_what_one_during_training_does(pool: Pools, tmp_path: Path) -> None:
-    words = ["--data", "synthetic", "--samples", "60", "--model", "mlp", "--epochs", "1"]
-    trained = pool("openmpi", 2).call(
-        trainings.run, [*words, "--name", "ten", "--export", "ten.pt"], cwd=tmp_path
-    )
-    options = [*words, "--name", "again", "--evaluate-only", "--weights", "ten.pt"]
-    called = pool("openmpi", 2).call(trainings.evaluate, options, cwd=tmp_path)
-    [said] = re.findall(r"Test (Accuracy: .*%)", trained.printed)
-    found = re.findall(r"(\S+)%", said)
-    assert re.findall(r"(\S+)%", called.printed) == found and len(found) == 1
 
 
 # With so small a rate no weight changes.
