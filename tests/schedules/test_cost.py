@@ -25,8 +25,6 @@ from mpiddp.schedules.cost import (
 from mpiddp.schedules.schedule import Collective, Transfer, all_reduce
 from prices import FULL, ODD, WITH_HALVES, build, machines, pieced_machines
 
-# ---- hand-computed ------------------------------------------------------------------------
-
 
 def test_a_ring_of_three_by_hand():
     # 12 bytes in 3 chunks: 4 steps of 5 + 4·2 = 13 s, and in two of them 4·1 s for adding.
@@ -114,9 +112,6 @@ def test_all_that_is_sent_is_received_and_nothing_costs_nothing(name):
     assert (run.sent % 4 == 0).all() and run.sent.sum() >= least
 
 
-# ---- lower bounds -------------------------------------------------------------------------
-
-
 LEVELS = st.sampled_from([name for name in FULL if name in WITH_HALVES])
 
 
@@ -196,9 +191,6 @@ def test_one_rank_alone_has_no_lower_bound_nor_has_nothing():
 )
 def test_a_node_of_four_ranks_knows_five_times_as_many_nodes_after_each_message(nodes, rounds):
     assert bound(1, Machine(MessageCost(0, 0), MessageCost(1, 0)), nodes).latency == rounds
-
-
-# ---- machines and nodes -------------------------------------------------------------------
 
 
 def test_figures_of_a_machine_must_be_sensible():

@@ -56,7 +56,7 @@ def test_ranks_of_a_node_wait_for_its_link_for_what_lies_beyond_latency():
     assert [step.seconds for step in run.steps] == [0, 33, 33, 0]
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     hosts=st.integers(1, 5),
     size=st.integers(1, 5),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpiddp.errors import ConfigurationError, ScheduleError
+from mpiddp.schedules.plans import plan_proof
 from mpiddp.schedules.plans.loading import read_plans
 from mpiddp.schedules.plans.msccl_xml import read_xml
 from mpiddp.schedules.plans.mscclpp_json import read_content
@@ -201,6 +202,17 @@ def test_reductions_that_each_wait():
     assert find_fault(make_plan([senders], [adders, unordered], chunks=2)).startswith("race: ")
 
 
+def test_too_many_steps_that_wait_are_refused(monkeypatch):
+    monkeypatch.setattr(plan_proof, "MOST_CLOCKS", 1)
+    assert "too many others wait for too long" in find_fault(make_plan([EXCHANGE], [EXCHANGE]))
+
+
+def test_two_blocks_do_not_share_a_channel():
+    plan = make_plan([EXCHANGE, [step(0, "s")]], [EXCHANGE])
+    fault = find_fault(plan.replace('id="1" send="-1"', 'id="1" send="1"'))
+    assert fault.endswith("and thread block 1 both use channel 0 from rank 0 to rank 1")
+
+
 RECEIVES_FIRST = [step(0, "rrc"), step(1, "s")]
 FAULTS = [
     (RECEIVES_FIRST, RECEIVES_FIRST, "deadlock: rank 0, thread block 0, step 0 (rrc) waits for ra"),
@@ -258,9 +270,6 @@ def test_what_is_not_known_is_named(old, new, words, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-# ---- MSCCL++, two ranks -------------------------------------------------------------------
-
-
 def local(kind, index=0):
     return {"type": kind, "index": index, "size": 1}
 
@@ -315,6 +324,7 @@ CASES = [
     (SUM, ""),
     ([PUT, NOP, SIGNAL, WAIT, ADD], "race: rank 0, thread block 0, step 4 (re) follows wait"),
     ([PUT, SIGNAL, WAIT, NOP, ADD], "race: rank 0, thread block 0, step 1 (signal) follows put"),
+    ([PUT, NOP, WAIT, SIGNAL, NOP, ADD], "step 3 (signal) follows wait without a nop between"),
     ([PUT, NOP, WAIT, NOP, ADD], "deadlock: rank 1, thread block 0, step 3 (wait) waits for a sig"),
     ([PUT, NOP, SIGNAL, NOP, ADD], "race: rank 0, thread block 0, step 4 (re) reads chunk 0 of "),
     ([PUT, NOP, WAIT, NOP, SIGNAL, NOP, ADD], ""),
@@ -357,29 +367,38 @@ def test_a_call_does_not_overwrite_what_the_last_one_still_needs():
         prove_plan(read_content(content))
 
 
+def change_rank(content, **changes):
+    return {"gpus": [content["gpus"][0] | changes, content["gpus"][1]]}
+
+
+def change_block(content, **changes):
+    return change_rank(content, threadblocks=[content["gpus"][0]["threadblocks"][0] | changes])
+
+
+def change_operation(content, **changes):
+    return change_block(content, ops=[*SUM[:-1], ADD | changes])
+
+
 WRONG = [
-    ({"colour": 1}, "plan.json: has a field that is not known: colour"),
-    ({"collective": "sendrecv"}, "collective 'sendrecv': what it promises is not known"),
-    ({"gpus": [{"id": 0}]}, "gpus[0]: lacks input_chunks"),
+    (dict, {"colour": 1}, "plan.json: has a field that is not known: colour"),
+    (dict, {"collective": "sendrecv"}, "collective 'sendrecv': what it promises is not known"),
+    (dict, {"gpus": [{"id": 0}]}, "gpus[0]: lacks input_chunks"),
+    (change_rank, {"colour": 1}, "gpus[0]: has a field that is not known: colour"),
+    (change_block, {"colour": 1}, "gpus[0].threadblocks[0]: has a field that is not known: colour"),
+    (change_operation, {"name": "shout"}, "operation 'shout' is not known"),
+    (change_operation, {"reduce_op": "min"}, "reduce_op 'min': expected sum"),
+    (change_operation, {"loudness": 3}, "threadblocks[0].ops[5]: has a field that is not known: l"),
+    (change_operation, {"ops": [NOP | {"loudness": 3}]}, "has a field that is not known: loudness"),
+    (change_operation, {"ops": [NOP]}, "a pipeline lacks iter_context"),
 ]
 
 
-@pytest.mark.parametrize(("change", "words"), WRONG)
-def test_json_that_is_not_known_is_named(change, words, tmp_path):
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps(make_content(SUM) | change))
+@pytest.mark.parametrize(("where", "change", "words"), WRONG)
+def test_json_that_is_not_known_is_named(where, change, words, tmp_path):
+    path, content = tmp_path / "plan.json", make_content(SUM)
+    changed = change if where is dict else where(content, **change)
+    path.write_text(json.dumps(content | changed))
     with pytest.raises(ConfigurationError) as caught:
         read_plans(path)
     assert words in str(caught.value)
     assert str(caught.value).startswith(f"{path}: ")
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [({"name": "shout"}, "operation 'shout' is not known"),
-     ({"reduce_op": "min"}, "reduce_op 'min': expected sum"),
-     ({"loudness": 3}, r"threadblocks\[0\].ops\[5\]: has a field that is not known: loudness")],
-)  # fmt: skip
-def test_an_operation_that_is_not_known(change, words):
-    with pytest.raises(ConfigurationError, match=words):
-        read_content(make_content([*SUM[:-1], ADD | change]))

@@ -233,9 +233,6 @@ def test_what_is_wrong_is_refused_and_named(name):
     refuse(*REFUSED[name])
 
 
-# ---- refused: programs --------------------------------------------------------------------
-
-
 def misfit(*programs):
     with pytest.raises(ScheduleError) as refused:
         check_programs(programs)
@@ -411,9 +408,6 @@ def test_the_proof_and_the_oracle_agree_on_all_small_schedules(collective, ranks
     assert any(verdicts) and not all(verdicts)
 
 
-# ---- halves -------------------------------------------------------------------------------
-
-
 def cannot_be_halved(schedule, kind, *words):
     prove(schedule)
     with pytest.raises(ScheduleError, match="^cannot be halved: its .*" + ".*".join(words)):
@@ -437,9 +431,6 @@ def test_a_second_half_that_needs_more_than_the_owners_have_is_found():
     swap = all_reduce(3, 1, [[add(2, 0)], exchange[0], *exchange[1:]], owners=[0])
     prove_half(swap, Collective.REDUCE)
     cannot_be_halved(swap, Collective.BROADCAST, "last 2 of 4 steps are no broadcast: step 0: rank")
-
-
-# ---- without symbols ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["ring", "two-level", "recursive-doubling"])
