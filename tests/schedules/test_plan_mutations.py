@@ -64,38 +64,8 @@ def give_wrong_chunk(root, draw):
 
 def forget_dependency(root, draw):
     step = draw.choice([step for step in root.iter("step") if step.get("depid") != "-1"])
-    step.set("forgotten", f"{step.get('depid')} {step.get('deps')}")
     step.set("depid", "-1")
     step.set("deps", "-1")
-
-
-def take_forgotten(root):
-    """The rank, thread block and step that forgot a dependency, and the step that it was on."""
-    for gpu in root:
-        for block in gpu:
-            for step in block:
-                if "forgotten" in step.attrib:
-                    other, least = step.attrib.pop("forgotten").split()
-                    rank, waiting = int(gpu.get("id")), (int(block.get("id")), int(step.get("s")))
-                    return (rank, *waiting), (rank, int(other), int(least))
-    return None
-
-
-def is_waited_for(root, later, earlier):
-    """Whether a step still waits for another by what others wait for: nothing was lost."""
-    (plan,) = read_xml(ElementTree.tostring(root))
-    operations = plan.operations
-    places = {(each.rank, each.block, each.step): at for at, each in enumerate(operations)}
-    reached, stack = set(), [places[later]]
-    while stack:
-        at = stack.pop()
-        if at in reached:
-            continue
-        reached.add(at)
-        one = operations[at]
-        before = places.get((one.rank, one.block, one.step - 1))
-        stack += [cause for cause in (*one.after, one.message, before) if cause is not None]
-    return places[earlier] in reached
 
 
 def add_twice(root, draw):
@@ -114,13 +84,6 @@ def add_twice(root, draw):
 KINDS = (give_wrong_peer, give_wrong_chunk, forget_dependency, add_twice)
 
 
-def mutate(name, ranks, kind, seed):
-    root = make_tree(name, ranks)
-    kind(root, random.Random(seed))
-    take_forgotten(root)
-    return root
-
-
 @pytest.mark.parametrize(("ranks", "number"), [(64, 1), (16, 8)])
 def test_a_hundred_of_a_hundred_are_flagged(ranks, number):
     for name, kind in itertools.product(PLANS, KINDS):
@@ -128,14 +91,13 @@ def test_a_hundred_of_a_hundred_are_flagged(ranks, number):
         while left:
             root = make_tree(name, ranks)
             kind(root, draw)
-            forgotten = take_forgotten(root)
             begin = time.process_time()
             fault = find_fault(root)
             assert time.process_time() - begin < 5
-            if not fault and forgotten and is_waited_for(root, *forgotten):
-                continue
-            assert fault, (name, kind.__name__)
-            left -= 1
+            # A step may still wait for another by what others wait for.
+            is_right = not fault and kind is forget_dependency and is_all_reduce(root, range(10))
+            assert fault or is_right, (name, kind.__name__)
+            left -= not is_right
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -145,7 +107,8 @@ def test_what_is_not_flagged_makes_no_difference(name, ranks):
     assert find_fault(make_tree(name, ranks)) == ""
     assert is_all_reduce(make_tree(name, ranks), range(5))
     for seed in range(24):
-        root = mutate(name, ranks, KINDS[seed % len(KINDS)], seed)
+        root = make_tree(name, ranks)
+        KINDS[seed % len(KINDS)](root, random.Random(seed))
         if not find_fault(root):
             assert is_all_reduce(root, range(20)), (name, ranks, seed)
 

@@ -182,10 +182,3 @@ def test_the_oracle_sees_what_goes_wrong_in_some_timings_and_in_the_last_bits():
     oracle.check(mixed, 8, 0)
     with pytest.raises(AssertionError, match="other bits"):
         oracle.check_bits(mixed, 64, range(4))
-
-
-def test_many_segments_take_no_more_than_their_messages():
-    base = registry.parse("naive-ring").build(3)
-    schedule = segment(base, 5000)
-    assert len(schedule.steps) == 4 + 5000 - 1
-    assert sum(map(len, schedule.steps)) == 4 * 5000
