@@ -9,7 +9,6 @@ from collections import defaultdict
 import pytest
 import torch
 
-import facts
 import launchers
 import meanings
 import mistakes
@@ -38,12 +37,11 @@ def test_what_calls_mean(name, pool):
     assert {call for call, bits in rounded.items() if len(bits) > 1} == set()
 
 
-@pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.mpi
-def test_what_is_a_number_on_one_rank_has_the_same_bits_on_all(size, pool):
+def test_what_is_a_number_on_one_rank_has_the_same_bits_on_all(pool):
     """Of NaNs, ranks may keep different payloads: all were put in by some rank."""
-    first, *others = pool("openmpi", size).call(meanings.add_nans).values
-    payloads = {f"{rank + 1:x}" for rank in range(size)}
+    first, *others = pool("openmpi", SIZE).call(meanings.add_nans).values
+    payloads = {f"{rank + 1:x}" for rank in range(SIZE)}
     for other in others:
         for (call, bits), (_, found) in zip(first, other, strict=True):
             assert len(bits) == len(found)
@@ -179,62 +177,6 @@ def test_mistakes_are_said_in_one_line_on_every_rank(pool):
             case: report[case] for case in wanted if not re.fullmatch(wanted[case], report[case])
         }
         assert odd == {}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        pytest.param(("no all-reduce",), DOUBLE.format(2), marks=pytest.mark.long),
-        (("transposed", "alone"), SAID["transposed"]),
-    ],
-)
-@pytest.mark.mpi
-def test_a_mistake_ends_the_job(arguments, said):
-    program = [launchers.PROGRAMS / "mistakes.py", *arguments]
-    result = launchers.run("openmpi", 2, program)
-    result.expect(1 if "no all-reduce" in arguments else 2)
-    (line,) = [line for line in facts.messages(result) if "started" not in line]
-    place = re.escape(str(launchers.PROGRAMS / "mistakes.py"))
-    at = rf" \(called at {place}:(\d+)\)"
-    found = re.fullmatch(r"mpiddp: rank [01] of 2 on \S+: " + said + at, line)
-    assert found, line
-    text = (launchers.PROGRAMS / "mistakes.py").read_text().splitlines()[int(found[1]) - 1]
-    assert "mpiddp.all_reduce(" in text, text
-    if "alone" in arguments:
-        assert "rank 1 of 2" in line
-    assert "Traceback" not in result.output and "not reached" not in result.output
-
-
-DIFFER = """
-import torch, mpiddp
-with mpiddp.init(timeout=60) as session:
-    rank = session.world.rank
-    try:
-        mpiddp.all_reduce(torch.ones(4 + rank))
-    except mpiddp.errors.ConfigurationError as error:
-        print(f"{rank}: {error}", flush=True)
-    mpiddp.broadcast(torch.ones(2, dtype=torch.int64), src=rank, transport="mpi")
-"""
-
-
-@pytest.mark.long
-@pytest.mark.mpi
-def test_calls_that_are_compared_are_named_in_words():
-    variables = {"MPIDDP_DEBUG": "1"}
-    result = launchers.run("openmpi", 2, ["-c", DIFFER], env=variables).expect(2)
-    differs = (
-        "the collective call must be the same on all ranks, but it differs from rank 0's on rank 1:"
-    )
-    first = "call 1: all-reduce of {} float32 on cpu, algorithm auto, transport auto, op sum"
-    said = f"{differs} rank 0 has '{first.format(4)}', rank 1 has '{first.format(5)}'"
-    assert sorted(result.stdout.splitlines()) == [f"0: {said}", f"1: {said}"]
-    # What another kind of call is told apart by, and that calls are counted.
-    second = "call 2: broadcast of 2 int64 on cpu, algorithm auto, transport mpi, root {}"
-    (line,) = [line for line in facts.messages(result) if "started" not in line]
-    said = f"{differs} rank 0 has '{second.format(0)}', rank 1 has '{second.format(1)}'"
-    said = re.escape(f"{said} (called at <string>:9)")
-    assert re.fullmatch(r"mpiddp: rank [01] of 2 on [^\s:]+: " + said, line), line
-    assert "Traceback" not in result.output
 
 
 def begin_in_two_threads(session: mpiddp.Session) -> tuple[int, list[float]]:

@@ -41,16 +41,6 @@ def test_buffers_come_and_go_and_leave_nothing(name, pool):
     assert all(report["changed"] > 100 for report in reports)
 
 
-@pytest.mark.long
-def test_two_jobs_at_once_do_not_meet(tmp_path):
-    folders = ranks.make_folders(tmp_path, ["one", "two"])
-    arguments = [launchers.PROGRAMS / "churn.py", "200"]
-    programs = [("openmpi", 2, arguments, {}, folder) for folder in folders]
-    for folder, result in zip(folders, ranks.run_together(programs, 90), strict=True):
-        result.expect(0)
-        assert [report["wrong"] for report in ranks.read_reports(folder, 2)] == [[], []]
-
-
 ALL = {"shared-memory", "shared-memory+mpi", "mpi", "torch"}
 OVER_TCP = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_btl_tcp_if_include": "lo"}
 """MPI's own shared memory takes copies, the same process numbers and rights for granted; and

@@ -22,7 +22,6 @@ from mpiddp.collectives.transport.node_memory import (
     SEGMENT,
     WORDS,
     Location,
-    block_size,
 )
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.schedules.schedule import Collective
@@ -258,19 +257,3 @@ def test_exchanges_and_calls_in_memory_take_turns_in_any_rhythm(ranks, count):
         return wrong
 
     assert crew.run(part) == [0] * ranks
-
-
-def test_each_rank_has_its_own_words_and_mailboxes():
-    crew = Crew([0, 0, 0])
-    one = crew.node_memories[0]
-    begin = one.mailbox(0, 0, 1, torch.uint8).memory.ctypes.data
-    boxes = [
-        one.mailbox(rank, parity, MAILBOX, torch.uint8) for rank in range(3) for parity in (0, 1)
-    ]
-    for index, box in enumerate(boxes):
-        box.memory[:] = index + 1
-    assert [box.memory.min() for box in boxes] == [box.memory.max() for box in boxes]
-    assert boxes[-1].memory.ctypes.data + MAILBOX - begin + 3 * 8 * WORDS == block_size(3)
-    assert not any(one.words)
-    same = crew.node_memories[2].mailbox(1, 1, MAILBOX, torch.uint8)
-    assert (same.memory == 4).all()

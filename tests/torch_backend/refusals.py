@@ -162,25 +162,6 @@ def list_ranges(session: Any) -> list[tuple[str, bool]]:
     return [(each.name, each.is_async) for each in events if each.name.startswith("mpiddp:")]
 
 
-def wait_in_two_groups(session: Any) -> float:
-    """Rank 0 waits in one group's monitored barrier while another thread begins to use a group."""
-    (_, one), (_, other) = pairs = [make_sides() for _ in range(2)]
-    tensor = torch.ones(3)
-    wait = partial(dist.monitored_barrier, group=one.group)
-    if dist.get_rank() == 0:
-        with ThreadPoolExecutor(1) as pool:
-            passed = pool.submit(wait)
-            time.sleep(0.3)
-            dist.all_reduce(tensor, group=other.group)
-            passed.result()
-    else:
-        dist.all_reduce(tensor, group=other.group)
-        wait()
-    for pair in pairs:
-        close_sides(*pair)
-    return tensor.sum().item()
-
-
 def talk_in_two_threads(session: Any) -> list[float]:
     """The first messages of a group, one in each thread."""
     _, ours = sides = make_sides()

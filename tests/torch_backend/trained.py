@@ -1,6 +1,7 @@
 """A training by torch's own means; prints a digest of what it leaves, the same under any backend.
 
     torchrun --nproc-per-node 2 tests/torch_backend/trained.py WAYS FOLDER
+    python tests/torch_backend/trained.py WAYS FOLDER STORE
 
 Groups of two ranks: a sum of two numbers is the same in any order.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -149,15 +151,22 @@ def digest(values: list[Any]) -> str:
 def main() -> None:
     """Train in each way under Gloo and under mpiddp; rank 0 prints the ranks' digests."""
     warnings.simplefilter("ignore")
-    ways, folder = sys.argv[1:]
+    ways, folder, *store = sys.argv[1:]
+    rank = 1 if store and os.fork() == 0 else 0
     for backend in ("gloo", "mpiddp"):
-        dist.init_process_group(backend)
+        if store:
+            place = f"file://{store[0]}-{backend}"
+            dist.init_process_group(backend, place, rank=rank, world_size=2)
+        else:
+            dist.init_process_group(backend)
         for way in ways.split(","):
             digests: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(digests, digest(WAYS[way](f"{folder}/{backend}")))
             if dist.get_rank() == 0:
                 print(json.dumps([way, dist.get_backend(), digests]), flush=True)
         dist.destroy_process_group()
+    if store and rank == 0:
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
 
 
 if __name__ == "__main__":
