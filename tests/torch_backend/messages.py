@@ -45,21 +45,6 @@ def send_and_receive(side: Side) -> list[Any]:
     return [*got, who, first, second]
 
 
-def objects(side: Side) -> list[Any]:
-    """Pickles of different lengths."""
-    own = {"rank": side.rank, "text": "x" * (10 * side.rank)}
-    every: list[Any] = [None] * side.size
-    dist.all_gather_object(every, own, group=side.group)
-    sent = [own, side.rank]
-    dist.broadcast_object_list(sent, group=side.group, group_src=side.size - 1)
-    room: list[Any] | None = [None] * side.size if side.rank == 0 else None
-    dist.gather_object(own, room, group=side.group, group_dst=0)
-    part: list[Any] = [None]
-    parts = [{"to": rank} for rank in range(side.size)] if side.rank == 0 else None
-    dist.scatter_object_list(part, parts, group=side.group, group_src=0)
-    return [every, sent, room, part]
-
-
 def together(side: Side) -> list[Any]:
     """What a manager of coalesced calls collects; Gloo makes such calls one by one."""
     tensors = [side.fill(seed=seed) for seed in range(4)]
@@ -169,7 +154,7 @@ def beside_autograd(side: Side) -> list[Any]:
 
 
 CALLS = (
-    send_and_receive, objects, together, in_the_middle_of_autograd, beside_a_callback,
+    send_and_receive, together, in_the_middle_of_autograd, beside_a_callback,
     forgotten_works, beside_autograd,
 )  # fmt: skip
 """Messages and barriers of all kinds are left to torch's own tests."""

@@ -32,7 +32,7 @@ def torchrun(ranks, *arguments, options=(), env=None):
     ("ranks", "ways"),
     [
         (2, "ddp,hook,no_sync,fsdp2"),
-        pytest.param(2, "static graph,small buckets,unused,join,zero", marks=pytest.mark.long),
+        pytest.param(2, "fsdp2,zero", marks=pytest.mark.long),
         pytest.param(4, "hsdp", marks=pytest.mark.long),
     ],
 )

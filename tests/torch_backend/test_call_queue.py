@@ -111,19 +111,6 @@ def test_calls_of_a_callback_come_before_those_that_were_begun_later(calls):
     assert calls.numbers == [1, 2, 3, 4, 5]
 
 
-@QUICK
-def test_several_threads_may_wait_for_several_calls(calls):
-    for _ in range(30):
-        works = [calls.begin(number) for number in range(6)]
-        threads = [threading.Thread(target=work.wait) for work in works[::-1]]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert all(work.is_completed() for work in works)
-    assert calls.numbers == list(range(6)) * 30
-
-
 def test_a_call_is_made_at_the_end_of_the_backward_pass_whose_hook_began_it(calls):
     futures = []
     leaf = torch.ones(2, requires_grad=True)
