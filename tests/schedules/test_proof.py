@@ -333,7 +333,11 @@ def random_schedules(draw):
     ranks, chunks = draw(st.integers(2, 4)), draw(st.integers(1, 2))
     steps = draw(st.lists(random_steps(ranks, chunks), min_size=1, max_size=4))
     members = draw(st.sampled_from([range(ranks), range(ranks - 1) if ranks > 2 else range(ranks)]))
-    return all_reduce(ranks, chunks, steps, members=members)
+    collective = draw(st.sampled_from([Collective.ALL_REDUCE, *Collective]))
+    owners = (draw(st.integers(0, ranks - 1)),) * chunks
+    owners = () if collective is Collective.ALL_REDUCE else owners
+    schedule = all_reduce(ranks, chunks, steps, members=members)
+    return replace(schedule, collective=collective, owners=owners)
 
 
 @st.composite
@@ -366,7 +370,7 @@ def edited_schedules(draw):
 
 @pytest.mark.parametrize(
     ("generator", "examples", "fewest_accepted"),
-    [(random_schedules(), 500, 2), (edited_schedules(), 300, 30)],
+    [(random_schedules(), 600, 10), (edited_schedules(), 300, 30)],
     ids=["random", "edited"],
 )
 def test_what_the_proof_accepts_sums_right_in_every_timing(generator, examples, fewest_accepted):
@@ -380,32 +384,6 @@ def test_what_the_proof_accepts_sums_right_in_every_timing(generator, examples, 
     collect()
     accepted = sum(verdicts)
     assert fewest_accepted <= accepted < len(verdicts) - fewest_accepted, accepted
-
-
-def all_schedules(collective, ranks, steps, messages):
-    """All there are of one chunk, with so many steps of at most so many messages each."""
-    pairs = list(itertools.permutations(range(ranks), 2))
-    transfers = [Transfer(*pair, 0, 1, reduce) for pair in pairs for reduce in (True, False)]
-    possible = [
-        step for size in range(1, messages + 1) for step in itertools.combinations(transfers, size)
-    ]
-    for chosen in itertools.product(possible, repeat=steps):
-        for members in {(0, 1), tuple(range(ranks))}:
-            owners = () if collective is Collective.ALL_REDUCE else (1,)
-            yield Schedule(collective, ranks, 1, chosen, members, owners)
-
-
-@pytest.mark.parametrize(
-    ("collective", "ranks", "steps", "messages"),
-    [
-        (collective, *size)
-        for collective in Collective
-        for size in [(2, 1, 4), (2, 2, 2), (3, 1, 2)]
-    ],
-)
-def test_the_proof_and_the_oracle_agree_on_all_small_schedules(collective, ranks, steps, messages):
-    verdicts = [agree(one) for one in all_schedules(collective, ranks, steps, messages)]
-    assert any(verdicts) and not all(verdicts)
 
 
 def cannot_be_halved(schedule, kind, *words):
