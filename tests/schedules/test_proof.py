@@ -120,7 +120,7 @@ def test_a_message_needs_two_ranks_and_some_chunks(transfer):
 
 
 BOTH = [copy(0, 2), add(1, 2)]
-GATHER = halve(registry.parse("ring").build(3))[1]
+GATHER = halve(registry.parse("ring").make(3))[1]
 REFUSED = {
     "nothing is sent": (
         all_reduce(3, 1, [[add(0, 1)], [copy(2, 0)], [copy(1, 0)]], members=[0, 1]),
