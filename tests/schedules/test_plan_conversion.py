@@ -122,6 +122,12 @@ def test_messages_of_many_chunks_are_split():
     root = ElementTree.fromstring(write_xml(wide, "wide"))
     assert max(int(step.get("cnt")) for step in root.iter("step")) == 64
     find_same(wide, "msccl-xml")
+    # What is added to neighbours at once, too.
+    pairs = itertools.permutations(range(3), 2)
+    wide = all_reduce(3, 150, [[Transfer(*pair, 0, 150, True) for pair in pairs]])
+    steps = ElementTree.fromstring(write_xml(wide, "wide"))[0].iter("step")
+    added = [each.get("cnt") for each in steps if each.get("type") == "re"]
+    assert added == ["64"] * 4 + ["22"] * 2
 
 
 @pytest.mark.parametrize("name", ["halving-doubling", "swing"])

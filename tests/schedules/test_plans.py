@@ -16,20 +16,21 @@ from mpiddp.schedules.plans.plan_proof import prove_plan
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "plans"
 RIGHT = {
-    "azure_ag_hier_4_LL.xml": True,
+    "azure_ag_hier_4_LL.xml": (48, True),
     # Each rank adds its own first.
-    "msccl_tools_1step_3.xml": False,
-    "mscclpp_allreduce_packet.json": True,
-    "mscclpp_allreduce_pipeline.json": True,
-    "mscclpp_reduce_nvls.json": True,
+    "msccl_tools_1step_3.xml": (18, False),
+    "mscclpp_allreduce_packet.json": (8, True),
+    "mscclpp_allreduce_pipeline.json": (816, True),
+    "mscclpp_reduce_nvls.json": (4, True),
 }
-"""Whether all ranks add in the same order."""
+"""How many transfers there are, and whether all ranks add in the same order."""
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_right(name):
     (plan,) = read_plans(RECORDED / name)
-    assert prove_plan(plan).is_bitwise_equal == RIGHT[name]
+    proof = prove_plan(plan)
+    assert (proof.transfers, proof.is_bitwise_equal) == RIGHT[name]
 
 
 def test_thread_blocks_that_share_a_copy_are_not_waited_for():
