@@ -99,8 +99,8 @@ def test_an_unchanged_script_has_mpiddps_collectives(tmp_path):
 def test_the_trainer_leaves_what_it_leaves_over_gloo(tmp_path):
     found = []
     for collectives in ("framework", "mpiddp"):
-        (tmp_path / f"{collectives}.py").write_text(textwrap.dedent(TRAINED))
-        done = run_front("--collectives", collectives, f"{collectives}.py", cwd=tmp_path)
+        (tmp_path / f"over_{collectives}.py").write_text(textwrap.dedent(TRAINED))
+        done = run_front("--collectives", collectives, f"over_{collectives}.py", cwd=tmp_path)
         first, _, stacks = done.stdout.partition("\n")
         found.append((*first.split(), stacks))
     (gloo, theirs, quiet), (group, own, shown) = found
