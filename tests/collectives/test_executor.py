@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import interleavings
 import promises
 from mpiddp.collectives.compiler.instructions import ProgramMessage
-from mpiddp.collectives.executor import MOST_BINDINGS, BoundProgram, Description, Recent, Workspace
+from mpiddp.collectives.executor import Description, Recent, Workspace
 from mpiddp.collectives.transport.operators import NARROW, TYPES, Operator
 from mpiddp.errors import PeerLostError
 from mpiddp.schedules import registry
@@ -54,7 +54,7 @@ def check_runs(team: Team, operator: Operator, seed: int) -> None:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("name", registry.names())
-@settings(max_examples=7, phases=promises.PHASES)
+@settings(max_examples=5, phases=promises.PHASES)
 @given(data=st.data())
 def test_every_promise_is_kept_by_ranks_that_run_at_the_same_time(name, transport, data):
     ranks = data.draw(st.integers(1, 6), "ranks")
@@ -82,28 +82,16 @@ def test_every_promise_is_kept_by_ranks_that_run_at_the_same_time(name, transpor
     check_runs(team, operator, data.draw(st.integers(0, 99), "seed"))
 
 
-@settings(max_examples=25, phases=promises.PHASES)
-@given(promises.random_trees(), st.data(), st.integers(0, 9), st.integers(1, 4), st.booleans())
-def test_a_schedule_that_nobody_would_write_runs_over_any_transport(
-    schedule, data, count, cell, flows
-):
-    nodes = data.draw(promises.node_sizes(schedule.ranks), "nodes")
-    buffers = [torch.zeros(count, dtype=torch.int64) for _ in range(schedule.ranks)]
-    check_runs(Team(schedule, buffers, nodes, cell=cell, message=2 * cell, flows=flows),
-               Operator.SUM, 0)  # fmt: skip
-
-
 @pytest.mark.parametrize("nodes", [[1, 1, 1], [3], [2, 1]])
 def test_long_buffers_in_many_cells_arrive_whole(nodes):
-    for name in ("ring", "direct", "naive-ring:segments=5"):
-        schedule = registry.parse(name).build(3)
-        buffers = [torch.zeros(100_001, dtype=torch.float64) for _ in range(3)]
-        check_runs(Team(schedule, buffers, nodes, cell=2999, message=5000), Operator.SUM, 1)
+    schedule = registry.parse("naive-ring:segments=5").build(3)
+    buffers = [torch.zeros(30_001, dtype=torch.float64) for _ in range(3)]
+    check_runs(Team(schedule, buffers, nodes, cell=2999, message=5000), Operator.SUM, 1)
 
 
-@pytest.mark.parametrize("nodes", [[1] * 4, [4], [1, 3]])
+@pytest.mark.parametrize("nodes", [[1] * 4, [1, 3]])
 def test_elements_around_the_buffers_are_nobody_s_business(nodes):
-    for _, schedule in promises.list_all(4, nodes):
+    for _, schedule in promises.list_all(4, nodes)[::2]:
         count = 3 * schedule.chunks + 1
         around = [torch.full((count + 8,), 7.0) for _ in range(4)]
         team = Team(schedule, [each[4:-4] for each in around], nodes, cell=2, message=5)
@@ -112,16 +100,13 @@ def test_elements_around_the_buffers_are_nobody_s_business(nodes):
             assert each[:4].eq(7).all() and each[-4:].eq(7).all()
 
 
-# ---- memory beside the buffer -------------------------------------------------------------
-
-
 def count_bytes(workspace: Workspace) -> int:
     spaces = workspace._spaces.values()
     return sum(len(space.memory) * space.dtype.itemsize for space in spaces)
 
 
 @pytest.mark.parametrize("name", registry.names())
-@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
+@pytest.mark.parametrize("ranks", [2, 6])
 def test_in_memory_a_binding_takes_no_more_than_blocks_beside_what_is_read_early(name, ranks):
     schedule = promises.build(name, ranks)
     cell, count = 8, 48 * schedule.chunks
@@ -135,44 +120,11 @@ def test_in_memory_a_binding_takes_no_more_than_blocks_beside_what_is_read_early
             assert count_bytes(workspace) <= program.scratch * dtype.itemsize + blocks
 
 
-@pytest.mark.parametrize("name", ["direct", "gather-broadcast", "central", "one-shot"])
-def test_over_messages_nothing_is_taken_beside_the_scratch_space_but_a_block(name):
-    schedule = promises.build(name, 4)
-    buffers = [torch.zeros(400) for _ in range(4)]
-    team = Team(schedule, buffers, cell=10, message=10)
-    for program, workspace in zip(team.programs, team.workspaces, strict=True):
-        assert 0 <= count_bytes(workspace) - 4 * program.scratch <= 4 * 10
-
-
-# ---- what is kept -------------------------------------------------------------------------
-
-
-def make_binding() -> BoundProgram:
-    return BoundProgram(actions=(), messages=None, kept=())
-
-
-def test_bindings_are_made_once_for_each_key():
-    bindings, made = Recent(), []
-
-    def make():
-        made.append(make_binding())
-        return made[-1]
-
-    assert bindings.find("a", make) is bindings.find("a", make) is made[0]
-    assert bindings.find("b", make) is made[1] and len(made) == 2
-
-
-def test_the_binding_that_was_unused_longest_makes_room():
-    bindings = Recent()
-    kept = {key: bindings.find(key, make_binding) for key in range(MOST_BINDINGS)}
-    assert bindings.find(0, make_binding) is kept[0]
-    bindings.find("one more", make_binding)
-    assert bindings.find(0, make_binding) is kept[0]
-    assert bindings.find(2, make_binding) is kept[2]
-    assert bindings.find(1, make_binding) is not kept[1]
-
-
-# ---- what is said -------------------------------------------------------------------------
+def test_the_value_that_was_unused_longest_makes_room():
+    recent, made = Recent(most=2), []
+    for key in "abacab":
+        recent.find(key, lambda key=key: made.append(key) or key)
+    assert made == list("abcb")
 
 
 def test_another_thread_may_make_room_while_one_looks():

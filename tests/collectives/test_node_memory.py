@@ -22,10 +22,7 @@ from mpiddp.collectives.transport.node_memory import (
     SEGMENT,
     WORDS,
     Location,
-    block_size,
-    is_ordered,
 )
-from mpiddp.collectives.transport.waiting import Waiter
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.schedules.schedule import Collective
 
@@ -48,7 +45,9 @@ def do_nothing() -> None:
     """An action."""
 
 
-# ---- meeting ------------------------------------------------------------------------------
+def exchange(node_memory, signature, adds, buffer=b""):
+    add = [lambda: adds.append(1)]
+    return node_memory.exchange(signature, memoryview(buffer), (add, add), describe)
 
 
 def test_another_call_is_an_error_at_the_rank_that_looks():
@@ -63,6 +62,14 @@ def test_another_call_is_an_error_at_the_rank_that_looks():
     )
     with pytest.raises(ConfigurationError, match=r"rank 0 makes another .* than rank 1"):
         other.meet([0], 6, describe)
+    # Who waits for the one that found it hears of that, in an exchange as well.
+    other.give_up(found.value)
+    with pytest.raises(ConfigurationError, match="not all ranks make the same collective call"):
+        one.wait(1, 2, lambda: describe(1))()
+    one, other = make_pair(call=1)
+    one.enter(5, None)
+    with pytest.raises(ConfigurationError, match="rank 0 makes another collective call"):
+        exchange(other, 6, [])()
 
 
 def test_who_waits_for_a_rank_whose_call_failed_hears_of_it_at_once():
@@ -101,17 +108,6 @@ def test_a_rank_that_fails_in_its_next_call_has_made_this_one():
     assert one.has_reached(WORDS, one.base + 2, lambda: describe(1))
 
 
-def test_who_waits_for_a_rank_that_found_another_call_hears_of_that():
-    one, other = make_pair(seconds=30.0)
-    one.enter(5, None)
-    other.enter(6, None)
-    with pytest.raises(ConfigurationError) as found:
-        other.meet([0], 6, describe)
-    other.give_up(found.value)
-    with pytest.raises(ConfigurationError, match="not all ranks make the same collective call"):
-        one.wait(1, 2, lambda: describe(1))()
-
-
 @pytest.mark.parametrize("ahead", [1, 2, 5])
 def test_a_rank_that_has_left_the_call_and_makes_another_one_is_no_error(ahead):
     one, other = make_pair(call=5)
@@ -122,45 +118,28 @@ def test_a_rank_that_has_left_the_call_and_makes_another_one_is_no_error(ahead):
     one.wait(1, NEXT_CALL - 1, lambda: describe(1))()
 
 
-def test_a_rank_that_is_late_with_a_call_of_before_is_waited_for():
+def test_a_rank_that_does_not_come_is_named_with_its_host_and_the_step():
     one, other = make_pair()
     other.enter(5, None)
     other.publish(7)()
     one.enter(5, None)
     one.enter(6, None)
-    with pytest.raises(PeerLostError):
-        one.meet([1], 6, describe)
-
-
-def test_a_rank_that_does_not_come_is_named_with_its_host_and_the_step():
-    one, _ = make_pair()
-    one.enter(5, None)
     begin = time.monotonic()
     with pytest.raises(PeerLostError) as found:
-        one.meet([1], 5, describe)
+        # It is late, with a call of before.
+        one.meet([1], 6, describe)
     assert time.monotonic() - begin >= 0.2
     assert str(found.value).startswith(
         "all_reduce (ring over shared-memory), in step 1 of 4: waited for rank 1 on n17 for 0.2 s:"
     )
-
-
-def test_a_rank_that_stops_in_a_step_is_named_with_that_step():
-    one, other = make_pair(call=5)
-    other.publish(3)()
-    one.wait(1, 3, lambda: DESCRIPTION.describe_wait(1, 1))()
-    with pytest.raises(PeerLostError, match=r"in step 3 of 4: waited for rank 1 on n17 for 0\.2 s"):
-        one.wait(1, 4, lambda: DESCRIPTION.describe_wait(2, 1))()
-
-
-def test_the_stages_of_a_call_of_before_do_not_count():
-    one, other = make_pair(call=5)
-    other.publish(9)()
-    one.enter(6, None)
+    # The stages of a call of before do not count.
     other.enter(6, None)
-    with pytest.raises(PeerLostError):
-        one.wait(1, 1, lambda: describe(1))()
+    with pytest.raises(PeerLostError, match=r"in step 3 of 4: waited for rank 1 on n17 for 0\.2 s"):
+        one.wait(1, 1, lambda: DESCRIPTION.describe_wait(2, 1))()
     other.publish(1)()
     one.wait(1, 1, lambda: describe(1))()
+    with pytest.raises(PeerLostError, match="waited for rank 1 on n17"):
+        exchange(one, 5, [])()
 
 
 def test_messages_go_on_while_a_rank_waits():
@@ -183,18 +162,6 @@ def test_messages_go_on_while_a_rank_waits():
     assert len(turns) == 8
 
 
-def test_ranks_that_send_messages_too_do_not_look_for_long(monkeypatch):
-    one, _ = make_pair(call=5)
-    spared = []
-    monkeypatch.setattr(
-        Waiter, "wait", lambda self, test, describe, spare=None: spared.append(spare)
-    )
-    one.wait(1, 1, lambda: describe(1))()
-    one.help_in_waits(do_nothing)
-    one.wait(1, 1, lambda: describe(1))()
-    assert [spare is not None for spare in spared] == [True, False]
-
-
 def test_a_rank_yields_its_core_to_another_rank_and_to_nobody_else(monkeypatch):
     one, other = make_pair()
     yields, core = [], [0]
@@ -215,19 +182,15 @@ def test_a_rank_yields_its_core_to_another_rank_and_to_nobody_else(monkeypatch):
     assert not pause(one, 1) and not pause(other, 0) and pause(other, 1)
 
 
-@pytest.mark.parametrize("calls", [0, 2**39 - 5], ids=["at once", "after days of short calls"])
-def test_ranks_that_make_the_same_call_meet(calls):
+def test_ranks_that_make_the_same_call_meet_after_days_of_short_calls():
     one, other = make_pair()
     for each in (one, other):
-        each.base = calls * NEXT_CALL
+        each.base = (2**39 - 5) * NEXT_CALL
     for signature in (NEXT_CALL - 1, 7, 7, 8):
         one.enter(signature, None)
         other.enter(signature, None)
         one.meet([1], signature, describe)
         other.meet([0], signature, describe)
-
-
-# ---- locations ----------------------------------------------------------------------------
 
 
 def test_each_rank_tells_where_its_buffer_lies():
@@ -251,14 +214,6 @@ def test_each_rank_tells_where_its_buffer_lies():
     assert len({version for _, version in versions}) == 1
 
 
-# ---- exchanges ----------------------------------------------------------------------------
-
-
-def exchange(node_memory, signature, adds, buffer=b""):
-    add = [lambda: adds.append(1)]
-    return node_memory.exchange(signature, memoryview(buffer), (add, add), describe)
-
-
 def test_exchanges_of_another_call_are_an_error():
     one, other = make_pair(call=1)
     adds = []
@@ -267,22 +222,6 @@ def test_exchanges_of_another_call_are_an_error():
     with pytest.raises(ConfigurationError, match="rank 1 makes another collective call"):
         exchange(one, 5, adds, b"own")()
     assert bytes(one.mailbox(0, one.parity, 3, torch.uint8).memory) == b"own" and not adds
-
-
-def test_an_exchange_is_no_stage_of_a_call_in_memory():
-    one, other = make_pair(call=1)
-    # One works in memory, the other exchanges.
-    one.enter(5, None)
-    with pytest.raises(ConfigurationError, match="rank 0 makes another collective call"):
-        exchange(other, 6, [])()
-    with pytest.raises(ConfigurationError, match="rank 1 makes another collective call"):
-        one.meet([1], 5, describe)
-
-
-def test_whoever_does_not_write_is_named():
-    one, _ = make_pair()
-    with pytest.raises(PeerLostError, match="waited for rank 1 on n17"):
-        exchange(one, 5, [])()
 
 
 def test_a_writer_that_is_ahead_in_memory_is_no_error():
@@ -296,8 +235,7 @@ def test_a_writer_that_is_ahead_in_memory_is_no_error():
     assert adds == [1]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("count", [1, 77, MAILBOX // 4])
+@pytest.mark.parametrize(("ranks", "count"), [(2, 1), (3, 77), (4, MAILBOX // 4)])
 def test_exchanges_and_calls_in_memory_take_turns_in_any_rhythm(ranks, count):
     crew = Crew([0] * ranks)
     one_shot = CallRequest(Collective.ALL_REDUCE, "one-shot")
@@ -319,38 +257,3 @@ def test_exchanges_and_calls_in_memory_take_turns_in_any_rhythm(ranks, count):
         return wrong
 
     assert crew.run(part) == [0] * ranks
-
-
-# ---- the block ----------------------------------------------------------------------------
-
-
-def test_each_rank_has_its_own_words_and_mailboxes():
-    crew = Crew([0, 0, 0])
-    one = crew.node_memories[0]
-    begin = one.mailbox(0, 0, 1, torch.uint8).memory.ctypes.data
-    boxes = [
-        one.mailbox(rank, parity, MAILBOX, torch.uint8) for rank in range(3) for parity in (0, 1)
-    ]
-    for index, box in enumerate(boxes):
-        box.memory[:] = index + 1
-    assert [box.memory.min() for box in boxes] == [box.memory.max() for box in boxes]
-    assert boxes[-1].memory.ctypes.data + MAILBOX - begin + 3 * 8 * WORDS == block_size(3)
-    assert not any(one.words)
-    same = crew.node_memories[2].mailbox(1, 1, MAILBOX, torch.uint8)
-    assert (same.memory == 4).all()
-
-
-@pytest.mark.parametrize(
-    ("machine", "expected"),
-    [("x86_64", True), ("AMD64", True), ("aarch64", False), ("i686", False)],
-)
-def test_processors_that_do_not_keep_stores_in_order_are_known(machine, expected, monkeypatch):
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    assert is_ordered() is expected
-
-
-def test_a_closed_neighbourhood_lets_go_of_the_block():
-    one, _ = make_pair()
-    one.close()
-    with pytest.raises(ValueError, match="released"):
-        one.enter(5, None)

@@ -28,14 +28,9 @@ from mpiddp.errors import ConfigurationError
 
 FLOATS = tuple(dtype for dtype in TYPES if dtype.is_floating_point)
 INTEGERS = tuple(dtype for dtype in TYPES if not dtype.is_floating_point)
-MOVED = (*TYPES, torch.uint8)
 
 
-# ---- what is possible ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("operator", list(Operator))
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("operator", "dtype"), list(itertools.product(Operator, TYPES)))
 def test_narrow_sums_are_made_in_float32_unless_nothing_is_rounded(operator, dtype):
     if operator is Operator.AVERAGE and dtype in INTEGERS:
         with pytest.raises(ConfigurationError, match=f"an average of {name_type(dtype)}"):
@@ -48,12 +43,9 @@ def test_narrow_sums_are_made_in_float32_unless_nothing_is_rounded(operator, dty
 
 @pytest.mark.parametrize(("dtype", "wish"), list(itertools.product(TYPES, TYPES)))
 def test_a_wish_must_be_the_own_type_or_a_wider_floating_one(dtype, wish):
-    wider = {
-        torch.float16: (torch.float32, torch.float64),
-        torch.bfloat16: (torch.float32, torch.float64),
-        torch.float32: (torch.float64,),
-    }
-    if wish is dtype or wish in wider.get(dtype, ()):
+    if wish is dtype or (
+        FLOATS.count(dtype) and wish.is_floating_point and wish.itemsize > dtype.itemsize
+    ):
         assert choose_accumulation(Operator.SUM, dtype, wish) is wish
         return
     with pytest.raises(ConfigurationError) as found:
@@ -64,68 +56,41 @@ def test_a_wish_must_be_the_own_type_or_a_wider_floating_one(dtype, wish):
     )
 
 
-# ---- memory -------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [*TYPES, torch.uint8])
+def test_a_span_is_the_memory_of_the_tensor(dtype):
+    for count in (0, 1, 7):
+        tensor = torch.arange(count).to(dtype)
+        span = make_span(tensor)
+        assert len(span.memory) == count
+        copy(span.slice(0, count // 2), span.slice(count - count // 2, count))()
+        expected = torch.arange(count)
+        expected[: count // 2] = expected[count - count // 2 :].clone()
+        assert torch.equal(tensor, expected.to(dtype))
+    matrix = torch.arange(12).view(3, 4).to(dtype)
+    copy(make_span(matrix).slice(0, 4), make_span(matrix[1:]).slice(4, 8))()
+    assert matrix[0].tolist() == [8, 9, 10, 11] and len(make_span(matrix).memory) == 12
 
 
-@pytest.mark.parametrize("dtype", MOVED)
-@pytest.mark.parametrize("count", [0, 1, 7])
-def test_a_span_is_the_memory_of_the_tensor(dtype, count):
-    tensor = torch.arange(count).to(dtype)
-    span = make_span(tensor)
-    assert len(span.memory) == count
-    copy(span.slice(0, count // 2), span.slice(count - count // 2, count))()
-    expected = torch.arange(count)
-    expected[: count // 2] = expected[count - count // 2 :].clone()
-    assert torch.equal(tensor, expected.to(dtype))
+@pytest.mark.parametrize(("source", "target"), list(itertools.product(FLOATS, FLOATS)))
+def test_elements_are_converted_as_torch_does(source, target):
+    for count in (0, 1, 9):
+        numbers = torch.randn(count + 3, dtype=torch.float64).to(source)
+        result = torch.zeros(count + 3, dtype=target)
+        action = convert(make_span(result), make_span(numbers), count)
+        for _ in range(2):
+            numbers.mul_(2)
+            action()
+            assert torch.equal(result[:count], numbers[:count].to(target))
+        assert not result[count:].any()
 
 
 def test_a_span_does_not_keep_the_tensor_alive():
+    assert len(map_memory(0, 0, torch.float32)) == 0
     memory = np.zeros(8)
     owner = weakref.ref(memory)
     span = make_span(torch.from_numpy(memory))
     del memory
     assert owner() is None and len(span.memory) == 8
-
-
-def test_a_span_of_two_dimensions_is_flat_and_one_of_a_view_begins_there():
-    tensor = torch.arange(12.0).view(3, 4)
-    assert make_span(tensor).memory.tolist() == list(range(12))
-    assert make_span(tensor[1:]).memory.tolist() == list(range(4, 12))
-
-
-def test_an_address_without_elements_need_not_exist():
-    assert len(map_memory(0, 0, torch.float32)) == 0
-
-
-@pytest.mark.parametrize("dtype", NARROW)
-def test_narrow_numbers_are_calculated_with_where_they_lie(dtype):
-    tensor = torch.tensor([1.5, 2.5, 3.5], dtype=dtype)
-    view = make_span(tensor).operand(1, 3)
-    assert isinstance(view, torch.Tensor) and view.dtype is dtype
-    view.mul_(2)
-    assert tensor.tolist() == [1.5, 5.0, 7.0]
-
-
-@pytest.mark.parametrize(("source", "target"), list(itertools.product(FLOATS, FLOATS)))
-@pytest.mark.parametrize("count", [0, 1, 9])
-def test_elements_are_converted_as_torch_does(source, target, count):
-    numbers = torch.randn(count + 3, dtype=torch.float64).to(source)
-    result = torch.zeros(count + 3, dtype=target)
-    convert(make_span(result), make_span(numbers), count)()
-    assert torch.equal(result[:count], numbers[:count].to(target))
-    assert not result[count:].any()
-
-
-def test_a_copy_can_be_made_again_with_other_values():
-    source, target = np.arange(5), np.zeros(5, int)
-    action = copy(target, source)
-    for factor in (1, 3):
-        source[:] = factor * np.arange(5)
-        action()
-        assert target.tolist() == source.tolist()
-
-
-# ---- reducing -----------------------------------------------------------------------------
 
 
 def reduce_once(arithmetic, tensors, own, final, repeat=1):
@@ -169,7 +134,7 @@ def list_cases():
 @pytest.mark.parametrize(
     ("operator", "dtype", "accumulation"), sorted(set(list_cases()), key=str), ids=str
 )
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(st.data())
 def test_operands_are_combined_from_the_left_in_the_wider_type(operator, dtype, accumulation, data):
     operands = data.draw(st.integers(1, 5), "operands")
@@ -197,14 +162,6 @@ def test_operands_are_combined_from_the_left_in_the_wider_type(operator, dtype, 
         assert place == own or torch.equal(tensor, before), "an operand of somebody else changed"
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_an_average_of_one_contribution_is_that_one(dtype):
-    arithmetic = Arithmetic(Operator.AVERAGE, dtype, torch.float64, 1)
-    value = torch.tensor([0.1, 3.0], dtype=dtype)
-    result, _ = reduce_once(arithmetic, [value], None, final=True)
-    assert torch.equal(result, value)
-
-
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("accumulation", [torch.float32, torch.float64])
 def test_a_wide_sum_of_narrow_numbers_is_rounded_once(dtype, accumulation):
@@ -216,20 +173,10 @@ def test_a_wide_sum_of_narrow_numbers_is_rounded_once(dtype, accumulation):
     narrow = Arithmetic(Operator.SUM, dtype, dtype, 5)
     assert reduce_once(wide, tensors, 0, final=True)[0].item() == large + 4
     assert reduce_once(narrow, tensors, 0, final=True)[0].item() == large
-
-
-def test_an_average_of_halves_divides_before_it_rounds():
     # The sum is beyond the greatest float16, the average is not.
-    tensors = [torch.full((2,), 60000.0, dtype=torch.float16) for _ in range(3)]
-    wide = Arithmetic(Operator.AVERAGE, torch.float16, torch.float32, 3)
-    assert reduce_once(wide, tensors, 1, final=True)[0].tolist() == [60000.0, 60000.0]
-
-
-def test_integers_wrap_around_as_torch_does():
-    top = torch.iinfo(torch.int32).max
-    tensors = [torch.tensor([top], dtype=torch.int32), torch.tensor([1], dtype=torch.int32)]
-    arithmetic = Arithmetic(Operator.SUM, torch.int32, torch.int32, 2)
-    assert torch.equal(reduce_once(arithmetic, tensors, 0, True)[0], tensors[0] + tensors[1])
+    tensors = [torch.full((2,), 60000.0, dtype=dtype) for _ in range(3)]
+    average = Arithmetic(Operator.AVERAGE, dtype, accumulation, 3)
+    assert torch.equal(reduce_once(average, tensors, 1, final=True)[0], tensors[0])
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

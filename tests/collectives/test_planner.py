@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import promises
 from crews import Crew
-from mpiddp.collectives import BOTH, MPI, SHARED
+from mpiddp.collectives import MPI, SHARED
 from mpiddp.collectives.communicator import MOST_PLANS
 from mpiddp.collectives.executor import MOST_BINDINGS, MOST_MAILBOX_CALLS
 from mpiddp.collectives.planner import CallRequest
@@ -62,12 +62,9 @@ def make_buffer(communicator, kind: str, count: int, dtype: torch.dtype) -> torc
     return torch.empty(count, dtype=dtype)
 
 
-# ---- any call -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
 @pytest.mark.parametrize("kind", list(Collective), ids=lambda kind: kind.value)
-@settings(max_examples=6, phases=promises.PHASES)
+@settings(max_examples=4, phases=promises.PHASES)
 @given(data=st.data())
 def test_any_call_keeps_its_promise_on_any_layout(nodes, kind, data):
     longest = data.draw(st.sampled_from([16, 4096, 1 << 30]), "longest message")
@@ -83,7 +80,9 @@ def test_any_call_keeps_its_promise_on_any_layout(nodes, kind, data):
     requests = []
     for _ in range(3):
         operator = data.draw(st.sampled_from([Operator.SUM, Operator.MIN, Operator.MAX]))
-        dtype = data.draw(st.sampled_from(TYPES), "type")
+        is_moved = kind in (Collective.BROADCAST, Collective.ALL_GATHER)
+        types = (*TYPES, torch.uint8, torch.bool, torch.complex64) if is_moved else TYPES
+        dtype = data.draw(st.sampled_from(types), "type")
         root = data.draw(st.integers(0, len(nodes) - 1), "root")
         wish = torch.float64 if dtype is torch.float32 and data.draw(st.booleans()) else None
         request = CallRequest(kind, "auto", transport, root, False, operator.value, wish)
@@ -111,9 +110,8 @@ def test_every_algorithm_makes_its_all_reduce_over_every_transport(nodes, name):
     crew = Crew(nodes, longest=64)
     members = range(len(nodes) - 1) if name == "central" else range(len(nodes))
     requests = [
-        CallRequest(Collective.ALL_REDUCE, name, transport, allows_servers=True, operator=operator)
+        CallRequest(Collective.ALL_REDUCE, name, transport, allows_servers=True, operator="average")
         for transport in crew.communicators[0].layout.transports
-        for operator in ("sum", "average")
     ]
 
     def part(rank, communicator):
@@ -130,10 +128,7 @@ def test_every_algorithm_makes_its_all_reduce_over_every_transport(nodes, name):
     crew.run(part)
 
 
-# ---- narrow types -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["ring", "halving-doubling", "naive-ring:segments=3", "two-level"])
+@pytest.mark.parametrize("name", ["ring", "two-level"])
 @pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 0]], ids=str)
 @pytest.mark.parametrize("can_copy", [True, False])
 def test_narrow_sums_that_are_made_in_steps_travel_wide(name, nodes, can_copy):
@@ -151,24 +146,11 @@ def test_narrow_sums_that_are_made_in_steps_travel_wide(name, nodes, can_copy):
     crew.run(part)
 
 
-def test_sums_of_halves_beyond_their_range_are_averaged():
-    crew = Crew([0, 1, 0])
-    request = CallRequest(Collective.ALL_REDUCE, "ring", operator="average")
-
-    def part(rank, communicator):
-        tensor = torch.full((9,), 60000.0 + 32 * rank, dtype=torch.float16)
-        communicator.run(request, tensor)
-        assert tensor.eq(60032).all()
-
-    crew.run(part)
-
-
-# ---- buffers that come and go -------------------------------------------------------------
-
-
-@pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 0]], ids=str)
-@pytest.mark.parametrize("can_copy", [True, False])
-@pytest.mark.parametrize("count", [64, MAILBOX])
+@pytest.mark.parametrize(
+    ("nodes", "can_copy", "count"),
+    [([0, 0, 0], True, 64), ([0, 0, 0], False, MAILBOX), ([0, 1, 0], True, MAILBOX),
+     ([0, 1, 0], False, 64)],
+)  # fmt: skip
 def test_buffers_are_freed_and_others_take_their_places(nodes, can_copy, count):
     crew = Crew(nodes, can_copy=can_copy)
     request = CallRequest(Collective.ALL_REDUCE)
@@ -189,48 +171,38 @@ def test_buffers_are_freed_and_others_take_their_places(nodes, can_copy, count):
     crew.run(part)
 
 
-def test_more_buffers_than_are_remembered_take_turns():
-    crew = Crew([0, 0])
+@pytest.mark.parametrize("can_copy", [True, False])
+def test_buffers_and_lengths_beyond_what_is_remembered_are_made_anew(can_copy):
+    crew = Crew([0, 0], can_copy=can_copy)
     request = CallRequest(Collective.ALL_REDUCE)
+    # And longer than a stage that neighbours know.
+    counts = (*range(1, MOST_PLANS + 5), *range(1, 5), 20_000, 90_000, 20_000)
 
     def part(rank, communicator):
-        tensors = [torch.zeros(4) for _ in range(MOST_MAILBOX_CALLS + 3)]
-        for turn in range(2):
-            for number, tensor in enumerate(tensors):
-                tensor.fill_(number + rank + turn)
-                communicator.run(request, tensor)
-                assert tensor.eq(2 * (number + turn) + 1).all()
-
-    crew.run(part)
-
-
-def test_more_kinds_of_calls_than_are_remembered_are_made_anew():
-    crew = Crew([0, 0])
-    request = CallRequest(Collective.ALL_REDUCE)
-
-    def part(rank, communicator):
-        for count in (*range(1, MOST_PLANS + 5), *range(1, 5)):
-            tensor = torch.full((count,), rank + 1.0)
+        buffers = [torch.zeros(4) for _ in range(MOST_MAILBOX_CALLS + 3)]
+        for tensor in (*buffers, *buffers, *map(torch.zeros, counts)):
+            tensor.fill_(rank + 1)
             communicator.run(request, tensor)
             assert tensor.eq(3).all()
 
     crew.run(part)
 
 
-def test_a_stage_that_grows_is_found_by_the_others():
-    crew = Crew([0, 0, 0], can_copy=False)
+def test_calls_of_callbacks_and_of_the_program_are_made_one_after_the_other():
+    crew = Crew([0, 0])
     request = CallRequest(Collective.ALL_REDUCE, "direct")
 
     def part(rank, communicator):
-        for count in (20_000, 30_000, 20_000, 90_000, 20_000, 30_000):
-            tensor = torch.full((count,), rank + 1.0)
-            communicator.run(request, tensor)
-            assert tensor.eq(6).all()
+        def chain(_):
+            return communicator.run(request, torch.full((20_000,), rank + 1.0))
+
+        for _ in range(30):
+            future = communicator.start(request, torch.full((20_000,), 1.0)).then(chain)
+            own = communicator.run(request, torch.full((20_000,), 10.0 * (rank + 1)))
+            assert own.eq(30).all()
+            assert future.wait().eq(3).all()
 
     crew.run(part)
-
-
-# ---- later --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 0]], ids=str)
@@ -257,23 +229,6 @@ def test_calls_that_are_begun_end_in_their_order_with_others_between(nodes):
     crew.run(part)
 
 
-def test_calls_of_callbacks_and_of_the_program_are_made_one_after_the_other():
-    crew = Crew([0, 0])
-    request = CallRequest(Collective.ALL_REDUCE, "direct")
-
-    def part(rank, communicator):
-        def chain(_):
-            return communicator.run(request, torch.full((20_000,), rank + 1.0))
-
-        for _ in range(60):
-            future = communicator.start(request, torch.full((20_000,), 1.0)).then(chain)
-            own = communicator.run(request, torch.full((20_000,), 10.0 * (rank + 1)))
-            assert own.eq(30).all()
-            assert future.wait().eq(3).all()
-
-    crew.run(part)
-
-
 def test_nobody_leaves_a_barrier_before_all_have_come():
     crew = Crew([0, 1, 0, 0])
     came: list[int] = []
@@ -285,9 +240,6 @@ def test_nobody_leaves_a_barrier_before_all_have_come():
             assert len(came) >= 4 * (turn + 1)
 
     crew.run(part)
-
-
-# ---- what cannot be -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [5, 20_000])
@@ -302,26 +254,6 @@ def test_another_count_is_an_error_on_a_neighbour(count, name):
     errors = crew.play(part)
     assert any(isinstance(error, ConfigurationError) for error in errors)
     assert all(isinstance(error, ConfigurationError | PeerLostError) for error in errors)
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int16, torch.complex64], ids=str)
-@pytest.mark.parametrize("transport", [BOTH, MPI])
-def test_what_is_only_moved_may_be_of_any_type(dtype, transport):
-    crew = Crew([0, 1, 1])
-    requests = [
-        CallRequest(kind, transport=transport, root=1)
-        for kind in (Collective.BROADCAST, Collective.ALL_GATHER)
-    ]
-
-    def part(rank, communicator):
-        for turn, request in enumerate(requests):
-            before = [draw_numbers(each, turn, 50, torch.int32).abs() for each in range(3)]
-            before = [each.to(dtype) for each in before]
-            tensor = before[rank].clone()
-            communicator.run(request, tensor)
-            check_result(request, None, communicator, tensor, before)
-
-    crew.run(part)
 
 
 @pytest.mark.parametrize("count", [4, 100_000])
@@ -384,19 +316,6 @@ def test_the_tensor_of_a_call_that_failed_is_kept_for_peers_that_are_late(way, t
             del tensor
             gc.collect()
             assert kept() is not None
-
-    crew.run(part)
-
-
-def test_a_tensor_whose_memory_holds_something_else_is_refused_each_time():
-    crew = Crew([0, 0])
-    request = CallRequest(Collective.ALL_REDUCE, operator="max")
-
-    def part(rank, communicator):
-        communicator.run(request, torch.zeros(1))
-        negated = torch.tensor([1j * (rank + 1)]).conj().imag
-        with pytest.raises(ConfigurationError, match="resolve_neg"):
-            communicator.run(request, negated)
 
     crew.run(part)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
 from hypothesis import given, settings
@@ -54,80 +53,66 @@ def choose(call: CallRequest, size: int, layout: Layout, on_gpu: bool = False) -
     return selection.name, selection.transport
 
 
-# ---- the rule -----------------------------------------------------------------------------
+TWO_LEVELS = "two-level:inner=direct,outer={}".format
+RULE = [
+    (ONE_NODE, ALL, 0, "one-shot", SHARED),
+    (ONE_NODE, ALL, MAILBOX, "one-shot", SHARED),
+    (ONE_NODE, ALL, MAILBOX + 1, "direct", SHARED),
+    (LONELY, ALL, SHORT, "recursive-doubling", MPI),
+    (LONELY, ALL, LONG, "ring", MPI),
+    (SEVERAL, ALL, SHORT, TWO_LEVELS("recursive-doubling"), BOTH),
+    (SEVERAL, ALL, LONG, TWO_LEVELS("ring"), BOTH),
+    (ONLY_MPI, ALL, SHORT, "recursive-doubling", MPI),
+    (ONLY_MPI, ALL, LONG, "ring", MPI),
+    *((ONE_NODE, kind, size, "direct", SHARED)
+      for kind in (SCATTER, GATHER) for size in (0, SHORT, 1 << 30)),
+    *((LONELY, kind, size, "ring", MPI)
+      for kind in (SCATTER, GATHER) for size in (0, SHORT, 1 << 30)),
+    *((SEVERAL, kind, LONG, "ring", BOTH) for kind in (SCATTER, GATHER)),
+    *((*case, transport)
+      for kind in (REDUCE, BROADCAST)
+      for *case, transport in (
+          (ONE_NODE, kind, SHORT, "binomial-tree", SHARED),
+          (SEVERAL, kind, SHORT, "binomial-tree", BOTH),
+          (ONE_NODE, kind, LONG, "gather-broadcast", SHARED),
+          (LONELY, kind, PART_BYTES, "naive-ring", MPI),
+          (LONELY, kind, PART_BYTES + 1, "naive-ring:segments=2", MPI),
+          (LONELY, kind, 10 * PART_BYTES, "naive-ring:segments=10", MPI),
+          (LONELY, kind, 1 << 40, f"naive-ring:segments={MOST_PARTS}", MPI),
+      )),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("layout", "size", "expected"),
-    [
-        (ONE_NODE, 0, ("one-shot", SHARED)),
-        (ONE_NODE, MAILBOX, ("one-shot", SHARED)),
-        (ONE_NODE, MAILBOX + 1, ("direct", SHARED)),
-        (LONELY, SHORT, ("recursive-doubling", MPI)),
-        (LONELY, LONG, ("ring", MPI)),
-        (SEVERAL, SHORT, ("two-level:inner=direct,outer=recursive-doubling", BOTH)),
-        (SEVERAL, LONG, ("two-level:inner=direct,outer=ring", BOTH)),
-        (ONLY_MPI, SHORT, ("recursive-doubling", MPI)),
-        (ONLY_MPI, LONG, ("ring", MPI)),
-    ],
-)
-def test_an_all_reduce_follows_the_rule(layout, size, expected):
-    assert choose(CallRequest(ALL), size, layout) == expected
-
-
-@pytest.mark.parametrize("layout", [ONE_NODE, SEVERAL])
-def test_messages_that_were_asked_for_are_messages_inside_nodes_too(layout):
-    for transport in (MPI, TORCH):
-        call = CallRequest(ALL, transport=transport)
-        assert choose(call, SHORT, layout) == ("recursive-doubling", transport)
-        assert choose(call, LONG, layout) == ("ring", transport)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "size", "expected"),
-    [
-        ([0, 0, 0], SHORT, "direct"),
-        ([0, 0, 0], LONG, "direct"),
-        ([0, 0, 1, 1], LONG, "two-level:inner=direct,outer=ring"),
-        ([0, 0, 1, 1], SHORT, "two-level:inner=direct,outer=recursive-doubling"),
-    ],
-)
-def test_on_gpus_nccl_carries_direct_inside_nodes_and_two_levels_between_them(
-    nodes, size, expected
-):
-    assert choose(CallRequest(ALL), size, make_layout(nodes), on_gpu=True) == (expected, TORCH)
-
-
-@pytest.mark.parametrize("kind", [REDUCE, BROADCAST])
-@pytest.mark.parametrize(
-    ("layout", "size", "name"),
-    [
-        (ONE_NODE, SHORT, "binomial-tree"),
-        (SEVERAL, SHORT, "binomial-tree"),
-        (ONE_NODE, LONG, "gather-broadcast"),
-        (LONELY, PART_BYTES, "naive-ring"),
-        (LONELY, PART_BYTES + 1, "naive-ring:segments=2"),
-        (LONELY, 10 * PART_BYTES, "naive-ring:segments=10"),
-        (LONELY, 1 << 40, f"naive-ring:segments={MOST_PARTS}"),
-    ],
-)
-def test_a_reduce_and_a_broadcast_follow_the_rule(kind, layout, size, name):
-    assert choose(CallRequest(kind, root=2), size, layout)[0] == name
-
-
-@pytest.mark.parametrize("kind", [SCATTER, GATHER])
-@pytest.mark.parametrize("size", [0, SHORT, 1 << 30])
-def test_a_reduce_scatter_and_an_all_gather_follow_the_rule(kind, size):
-    assert choose(CallRequest(kind), size, ONE_NODE) == ("direct", SHARED)
-    assert choose(CallRequest(kind), size, LONELY) == ("ring", MPI)
-    assert choose(CallRequest(kind), size, SEVERAL)[0] == "ring"
+@pytest.mark.parametrize(("layout", "kind", "size", "name", "transport"), RULE)
+def test_an_all_reduce_follows_the_rule(layout, kind, size, name, transport):
+    """And every other collective."""
+    assert SHORT == 32 << 10, "as documented"
+    assert choose(CallRequest(kind, root=2), size, layout) == (name, transport)
 
 
 @pytest.mark.parametrize("layout", [ONE_NODE, LONELY, SEVERAL, ONLY_MPI])
-def test_a_fixed_order_is_one_shot_and_then_direct(layout):
+def test_wishes_change_the_rule(layout):
     call = CallRequest(ALL, fixed_order=True)
-    assert choose(call, SHORT, layout)[0] == "one-shot"
-    assert choose(call, LONG, layout)[0] == "direct"
+    assert [choose(call, size, layout)[0] for size in (SHORT, LONG)] == ["one-shot", "direct"]
+    # Messages that were asked for are messages inside nodes, too.
+    call = CallRequest(ALL, transport=MPI)
+    assert choose(call, SHORT, layout) == ("recursive-doubling", MPI)
+    assert choose(call, LONG, layout) == ("ring", MPI)
+
+
+@pytest.mark.parametrize(
+    ("layout", "size", "name"),
+    [
+        (ONE_NODE, SHORT, "direct"),
+        (ONE_NODE, LONG, "direct"),
+        (SEVERAL, SHORT, TWO_LEVELS("recursive-doubling")),
+        (SEVERAL, LONG, TWO_LEVELS("ring")),
+    ],
+)
+def test_on_gpus_torch_carries_direct_inside_nodes_and_two_levels_between_them(layout, size, name):
+    for wish in ("auto", TORCH):
+        found = choose(CallRequest(ALL, transport=wish), size, layout, on_gpu=True)
+        assert found == (name if wish == "auto" else found[0], TORCH)
 
 
 @pytest.mark.parametrize("kind", list(Collective), ids=lambda kind: kind.value)
@@ -138,35 +123,27 @@ def test_what_is_chosen_for_a_fixed_order_has_one(kind, layout, size):
     assert kind in (GATHER, BROADCAST) or is_order_fixed(schedule)
 
 
-# ---- what was named -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", registry.names())
-def test_a_name_is_what_is_run(name):
-    for text in (name, f"{name}:segments=3"):
-        call = CallRequest(ALL, text, allows_servers=True)
-        selection = select(call, 100, LONELY, on_gpu=False)
-        assert selection.name == text and selection.schedule.collective is ALL
-        prove(selection.schedule)
-
-
 def make_calls(size: int):
-    """Every call that can be made on so many ranks, with its schedule."""
+    """Every call that can be made on so many ranks."""
     for kind, name in itertools.product(Collective, registry.names()):
-        for root in {0, size - 1, size // 2} if kind in (REDUCE, BROADCAST) else {0}:
+        for root in {0, size - 1} if kind in (REDUCE, BROADCAST) else {0}:
             for segments in ("", ":segments=2"):
                 yield CallRequest(kind, name + segments, root=root, allows_servers=True)
 
 
-@pytest.mark.parametrize("nodes", [[0], [0, 1], [0, 1, 0], [1, 0, 2, 0, 1, 1], [0, 1, 2, 0, 1, 2]])
+@pytest.mark.parametrize("nodes", [[0], [0, 1, 0], [1, 0, 2, 0, 1, 1]])
 def test_whatever_is_built_is_proved_and_keeps_its_promise(nodes):
     layout, size = make_layout(nodes), len(nodes)
     kinds = set()
     for call in make_calls(size):
         try:
-            schedule = select(call, 0, layout, on_gpu=False).schedule
+            selection = select(call, 0, layout, on_gpu=False)
         except ConfigurationError:
             continue
+        schedule = selection.schedule
+        assert selection.name == call.algorithm
+        if call.kind is ALL and not call.algorithm.startswith("two-level"):
+            assert schedule == promises.build(call.algorithm, size)
         kinds.add(call.kind)
         assert schedule.collective is call.kind or size == 1
         prove(schedule)
@@ -179,7 +156,7 @@ def test_whatever_is_built_is_proved_and_keeps_its_promise(nodes):
     assert kinds == set(Collective)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(0, 99))
 def test_ranks_may_be_placed_on_nodes_in_any_order(nodes, seed):
     layout = make_layout(nodes)
@@ -208,19 +185,6 @@ def test_only_the_middle_of_two_levels_leaves_a_node(nodes, inner):
         assert all(nodes[t.src] != nodes[t.dst] for t in step)
 
 
-def test_other_algorithms_do_not_depend_on_nodes():
-    dice = random.Random(0)
-    nodes = [dice.randrange(3) for _ in range(6)]
-    for name in registry.names():
-        if not registry.find(name).knows_nodes:
-            call = CallRequest(ALL, name, allows_servers=True)
-            selected = select(call, 0, make_layout(nodes), on_gpu=False).schedule
-            assert selected == promises.build(name, 6)
-
-
-# ---- what cannot be -----------------------------------------------------------------------
-
-
 def refuse(call: CallRequest, layout: Layout = ONE_NODE, on_gpu: bool = False) -> str:
     with pytest.raises(ConfigurationError) as found:
         select(call, 100, layout, on_gpu=on_gpu)
@@ -229,44 +193,31 @@ def refuse(call: CallRequest, layout: Layout = ONE_NODE, on_gpu: bool = False) -
     return text
 
 
-def test_a_transport_that_is_not_possible_is_refused_with_the_reason():
-    layout = make_layout([0, 1], (MPI, TORCH), {SHARED: "the ranks are on 2 nodes"})
-    assert refuse(CallRequest(ALL, transport=SHARED), layout) == (
-        "transport shared-memory is not possible here: the ranks are on 2 nodes; "
-        "possible: mpi, torch"
-    )
+ABSENT = make_layout([0, 1], (MPI, TORCH), {SHARED: "the ranks are on 2 nodes"})
+REFUSED = [
+    (CallRequest(ALL, transport=SHARED), ABSENT, False,
+     ("transport shared-memory is not possible here: the ranks are on 2 nodes; possible: mpi, "
+     "torch")),
+    *((CallRequest(ALL, transport=transport), ONE_NODE, True,
+       f"transport {transport} works on CPU memory, but the tensor is on a GPU: use torch")
+      for transport in (MPI, SHARED, BOTH)),
+    *((CallRequest(kind, name), ONE_NODE, False,
+       f"{name} has no halves, so it makes no {kind.value}")
+      for kind in (SCATTER, BROADCAST) for name in ("one-shot", "two-level")),
+    *((CallRequest(kind, name), ONE_NODE, False,
+       (f"{name} on 4 ranks does not give each rank one part of the buffer, in order, so it makes "
+        f"no {kind.value}: ring and direct do"))
+      for kind, name in ((SCATTER, "binomial-tree"), (GATHER, "double-tree"), (GATHER, "central"),
+                         (SCATTER, "direct:servers=2"))),
+    *((CallRequest(kind, name), ONE_NODE, False,
+       f"{name} has no single root, so it makes no {kind.value}; binomial-tree, for example, does")
+      for kind, name in ((REDUCE, "ring"), (BROADCAST, "halving-doubling"), (REDUCE, "central"))),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("transport", [MPI, SHARED, BOTH])
-def test_on_gpus_only_torch_carries(transport):
-    assert refuse(CallRequest(ALL, transport=transport), on_gpu=True) == (
-        f"transport {transport} works on CPU memory, but the tensor is on a GPU: use torch"
-    )
-    for wish in ("auto", TORCH):
-        assert choose(CallRequest(ALL, transport=wish), 0, ONE_NODE, on_gpu=True)[1] == TORCH
-
-
-@pytest.mark.parametrize("kind", [SCATTER, GATHER, REDUCE, BROADCAST], ids=lambda k: k.value)
-@pytest.mark.parametrize("name", ["one-shot", "recursive-doubling", "two-level"])
-def test_an_algorithm_without_halves_makes_an_all_reduce_only(kind, name):
-    assert refuse(CallRequest(kind, name)) == f"{name} has no halves, so it makes no {kind.value}"
-
-
-@pytest.mark.parametrize("kind", [SCATTER, GATHER], ids=lambda kind: kind.value)
-@pytest.mark.parametrize("name", ["binomial-tree", "double-tree", "central", "direct:servers=2"])
-def test_parts_that_are_not_one_for_each_rank_are_refused(kind, name):
-    assert refuse(CallRequest(kind, name)) == (
-        f"{name} on 4 ranks does not give each rank one part of the buffer, in order, so it makes "
-        f"no {kind.value}: ring and direct do"
-    )
-
-
-@pytest.mark.parametrize("kind", [REDUCE, BROADCAST], ids=lambda kind: kind.value)
-@pytest.mark.parametrize("name", ["ring", "direct", "halving-doubling", "central"])
-def test_an_algorithm_without_a_root_is_refused(kind, name):
-    assert refuse(CallRequest(kind, name)) == (
-        f"{name} has no single root, so it makes no {kind.value}; binomial-tree, for example, does"
-    )
+@pytest.mark.parametrize(("call", "layout", "on_gpu", "words"), REFUSED)
+def test_what_cannot_be_is_refused_in_one_line(call, layout, on_gpu, words):
+    assert refuse(call, layout, on_gpu) == words
 
 
 @pytest.mark.parametrize("name", ["central", "central:servers=2"])
@@ -315,18 +266,3 @@ def test_what_is_no_all_reduce_is_refused_and_offered_to_nobody():
         select(CallRequest(ALL, "lopsided", fixed_order=True), 100, ONE_NODE, on_gpu=False)
         with pytest.raises(ScheduleError, match="lopsided on 4 ranks cannot be halved: its first"):
             select(CallRequest(REDUCE, "lopsided"), 100, ONE_NODE, on_gpu=False)
-
-
-# ---- few ranks ----------------------------------------------------------------------------
-
-
-def test_one_rank_alone_may_ask_for_anything_that_exists():
-    layout = make_layout([0], (SHARED, MPI, TORCH))
-    for kind in Collective:
-        schedule = select(CallRequest(kind), 10, layout, on_gpu=False).schedule
-        assert schedule.ranks == 1 and not any(schedule.steps)
-
-
-def test_a_layout_knows_its_size():
-    assert (SEVERAL.size, SEVERAL.sizes, SEVERAL.order) == (4, (2, 2), (0, 2, 1, 3))
-    assert make_layout([5, 3, 5], rank=2).neighbours == (0, 2)

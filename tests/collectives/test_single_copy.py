@@ -49,29 +49,15 @@ def collapsed(monkeypatch, tmp_path):
 
 
 def test_a_large_buffer_is_changed_once_when_it_comes_back(collapsed):
-    visitor, buffer = LargePages(), make_buffer(LEAST)
-    for visit in range(1, 3 * COMES_BACK):
-        visitor.visit(buffer)
-        assert collapsed == ([LEAST] if visit >= COMES_BACK else [])
-
-
-def test_a_view_is_the_same_memory_and_a_small_buffer_is_left_alone(collapsed):
+    """By any view; each part is one; and a small one is left alone."""
     visitor, buffer, small = LargePages(), make_buffer(LEAST), make_buffer(LEAST - 8)
-    for _ in range(COMES_BACK - 1):
-        visitor.visit(buffer.view(-1, 8))
+    for visit in range(1, 3 * COMES_BACK):
+        visitor.visit(buffer.view(-1, 8) if visit % 2 else buffer)
         visitor.visit(small)
-    visitor.visit(small)
-    assert collapsed == []
-    visitor.visit(buffer)
-    assert collapsed == [LEAST]
-
-
-def test_each_part_of_a_piece_of_memory_is_a_buffer(collapsed):
-    visitor, halves = LargePages(), make_buffer(2 * LEAST).chunk(2)
-    for _ in range(COMES_BACK):
-        for half in halves:
-            visitor.visit(half)
-    assert collapsed == [LEAST, LEAST]
+        assert collapsed == ([LEAST] if visit >= COMES_BACK else [])
+    for half in [*make_buffer(2 * LEAST).chunk(2)] * COMES_BACK:
+        visitor.visit(half)
+    assert collapsed == [LEAST] * 3
 
 
 @pytest.mark.parametrize("kind", ["private", "shared"])
@@ -123,8 +109,4 @@ def test_the_contents_stay_and_the_pages_become_large():
     # Wherever it begins, three of its four lie in it as a whole.
     assert count_large_bytes(buffer) >= 3 * PAGE
     assert torch.equal(buffer, before)
-
-
-def test_what_holds_no_large_page_is_left_alone():
-    buffer = make_buffer(PAGE - 8)
     assert not collapse(buffer.data_ptr(), PAGE - 8)

@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import facts
-import launchers
 import tuned
 from mpiddp.collectives import BOTH, MPI, SHARED, TORCH
 from mpiddp.collectives.planner import CallRequest, Layout, Planner, select
 from mpiddp.collectives.transport.shared_memory import SharedMemory
 from mpiddp.collectives.tuning import (
+    NO_TABLE,
     Range,
     Reading,
     Section,
@@ -54,6 +53,7 @@ def sections(draw) -> Section:
 several = st.lists(sections(), max_size=4, unique_by=lambda each: (each.nodes, each.key))
 
 
+@settings(max_examples=40)
 @given(several, st.integers(0, 1 << 40))
 def test_a_table_is_read_as_it_was_written_and_gives_the_range_of_a_size(
     tmp_path_factory, written, size
@@ -142,9 +142,6 @@ def test_ranks_with_different_tables_are_named(digests):
     assert [rank for each in ranks for rank in each] == odd
 
 
-# ---- what auto does with one ---------------------------------------------------------------
-
-
 def make_layout(tmp_path: Path, *, transports=(SHARED, BOTH, MPI, TORCH)) -> Layout:
     """Two ranks on one node, with RANGES for float32 on CPUs."""
     path = tmp_path / "table.json"
@@ -187,14 +184,9 @@ def test_other_calls_follow_the_rule(request_, dtype, tmp_path):
     for size in (200, 5000):
         own, rule = (
             select(request_, size, each, dtype, on_gpu=False)
-            for each in (layout, replace_tuning(layout))
+            for each in (layout, replace(layout, tuning=NO_TABLE))
         )
         assert (own.name, own.transport) == (rule.name, rule.transport)
-
-
-def replace_tuning(layout: Layout) -> Layout:
-    """The layout without a table."""
-    return Layout(layout.rank, layout.hosts, layout.nodes, layout.transports)
 
 
 @pytest.mark.parametrize(
@@ -219,14 +211,11 @@ def test_a_table_that_names_what_cannot_be_is_refused_before_the_first_call(
         Planner(layout, SharedMemory(), None, {})
 
 
-def test_what_is_not_possible_here_is_left_out_and_told(tmp_path):
+def test_a_table_of_another_layout_is_not_used_and_says_so(tmp_path):
     layout = make_layout(tmp_path, transports=(MPI,))
     found = select(CallRequest(ALL), 200, layout, on_gpu=False)
     assert (found.name, found.transport) == ("recursive-doubling", MPI)
     assert "without its ranges over shared-memory: not possible here" in layout.tuning.text
-
-
-def test_a_table_of_another_layout_is_not_used_and_says_so(tmp_path):
     table = read_table(write(tmp_path / "table.json", nodes=[2, 2]))
     tuning = fit_table(table, (4,), (SHARED,))
     assert tuning.ranges == {}
@@ -275,13 +264,3 @@ def test_ranks_without_the_same_table_hear_so_in_one_line(pool, tmp_path):
         given_ = [None if each is None else str(each) for each in paths]
         for found in pool("openmpi", 2).call(tuned.differ, given_).values:
             assert re.fullmatch(said, found), (paths, found)
-
-
-def test_the_option_of_the_command_line_ends_with_exit_code_2(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("import mpiddp\nwith mpiddp.init():\n    mpiddp.barrier()\n")
-    arguments = ["-m", "mpiddp", "--tuning", "none.json", str(script)]
-    result = launchers.run("alone", 1, arguments, cwd=tmp_path).expect(2)
-    (said,) = [each for each in facts.messages(result) if "tuning" in each]
-    assert "none.json cannot be read: No such file or directory" in said
-    assert "Traceback" not in result.stderr

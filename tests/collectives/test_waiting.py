@@ -18,13 +18,10 @@ from mpiddp.collectives.transport.waiting import (
     Waiter,
     choose_policy,
 )
-from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.errors import PeerLostError
 from mpiddp.launch.mpi.pauses import FIRST_PAUSE, PAUSE_SHARE
 
 POLICIES = pytest.mark.parametrize("policy", list(Policy), ids=lambda policy: policy.value)
-
-
-# ---- choosing -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -38,16 +35,10 @@ POLICIES = pytest.mark.parametrize("policy", list(Policy), ids=lambda policy: po
     ],
 )
 def test_ranks_yield_everywhere_if_they_crowd_one_node(nodes, policy):
-    assert choose_policy([""] * sum(ranks for ranks, _ in nodes), nodes) is policy
-
-
-@POLICIES
-def test_a_wish_of_all_ranks_is_fulfilled_on_any_node(policy):
-    for nodes in ([(3, 1)], [(3, 8)]):
-        assert choose_policy([policy.value] * 3, nodes) is policy
-
-
-# ---- waiting ------------------------------------------------------------------------------
+    size = sum(ranks for ranks, _ in nodes)
+    assert choose_policy([""] * size, nodes) is policy
+    for wish in Policy:
+        assert choose_policy([wish.value] * size, nodes) is wish
 
 
 class Counter:
@@ -66,11 +57,15 @@ def complain() -> str:
 
 
 @POLICIES
-@pytest.mark.parametrize("n", [1, 2, 7])
-def test_a_wait_ends_at_the_first_test_that_is_true(policy, n):
-    test = Counter(n)
-    Waiter(policy, 30.0).wait(test, complain)
-    assert test.calls == n
+def test_a_wait_ends_at_the_first_test_that_is_true(policy):
+    for seconds, n in ((0.0, 1), (30.0, 1), (30.0, 2), (30.0, 7)):
+        test = Counter(n)
+        Waiter(policy, seconds).wait(test, complain)
+        assert test.calls == n
+    pauses = Waiter(policy, 30.0).first_pauses
+    counts = {Policy.SPIN: FIRST_SPINS, Policy.YIELD: FIRST_YIELDS, Policy.SLEEP: 0}
+    assert len(pauses) == counts[policy]
+    assert {os.sched_yield} <= {*pauses} if policy is Policy.YIELD else os.sched_yield not in pauses
 
 
 class Clock:
@@ -109,16 +104,9 @@ def test_a_wait_looks_for_a_while_and_then_sleeps(policy, look, monkeypatch):
     assert (spared.calls, clock.yields) == ((looks - 6, 0) if spins else (0, looks - 6))
     Waiter(policy, 30.0).wait(Counter(looks + 5), complain, spared)
     assert 1 <= len(clock.sleeps) <= 9 and clock.sleeps[0] >= FIRST_PAUSE
-
-
-def test_who_knows_nothing_of_cores_does_not_spin_for_long(monkeypatch):
-    # Ranks of other nodes may share this machine, as containers do.
-    clock = Clock(monkeypatch)
+    # Who knows nothing of cores does not spin for long: other nodes' ranks may share the machine.
     Waiter(Policy.SPIN, 30.0).wait(Counter(round(POLL / 1e-6) + 5), complain)
-    assert clock.sleeps and clock.yields == 0
-
-
-def test_who_spins_looks_for_longer_than_another_process_has_the_core():
+    assert len(clock.sleeps) > 1
     # The kernel's slice is a tick of 4 ms with CONFIG_HZ=250, and 3 ms with 1000.
     assert LONG_POLL >= 2 * 4e-3
 
@@ -131,12 +119,6 @@ def test_another_thread_gives_the_interpreter_away_while_it_looks(monkeypatch):
     thread.start()
     thread.join()
     assert clock.sleeps == [0] * 4 and clock.yields == spared.calls == 0
-
-
-def test_the_first_pauses_are_short_and_those_of_the_policy():
-    spins, yields, sleeps = (Waiter(policy, 30.0).first_pauses for policy in Policy)
-    assert (len(spins), len(yields), sleeps) == (FIRST_SPINS, FIRST_YIELDS, ())
-    assert set(yields) == {os.sched_yield} and os.sched_yield not in spins
 
 
 def test_sleeps_are_a_share_of_the_time_waited_and_a_millisecond_at_most(monkeypatch):
@@ -160,15 +142,8 @@ def test_a_wait_ends_with_an_error_that_says_for_whom_and_how_long(policy):
     assert text.startswith("ring, in step 2: waited for rank 5 for 0.2 s: ")
     assert "MPIDDP_DEBUG=1" in text and "increase --timeout" in text
     assert "\n" not in text
-
-
-@POLICIES
-def test_an_error_of_the_test_itself_ends_the_wait(policy):
-    def test() -> bool:
-        raise ConfigurationError("another call")
-
-    with pytest.raises(ConfigurationError, match="another call"):
-        Waiter(policy, 30.0).wait(test, complain)
+    with pytest.raises(ZeroDivisionError):
+        Waiter(policy, 30.0).wait(lambda: 1 / 0, complain)
 
 
 @POLICIES
@@ -189,8 +164,3 @@ def test_time_for_which_a_rank_was_stopped_itself_does_not_count(policy, looks, 
     monkeypatch.setattr(time, "sleep", pass_time)
     monkeypatch.setattr(os, "sched_yield", pass_time)
     Waiter(policy, 10.0).wait(lambda: len(passed) >= looks, complain)
-
-
-@POLICIES
-def test_a_wait_of_no_time_looks_at_least_once(policy):
-    Waiter(policy, 0.0).wait(lambda: True, complain)

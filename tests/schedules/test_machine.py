@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules import registry
-from mpiddp.schedules.cost import bound, flat, simulate
+from mpiddp.schedules.cost import simulate
 from mpiddp.schedules.machine import Machine, MessageCost, Piece
-from prices import FULL, build, pieced_machines
+from prices import build, pieced_machines
 
 EAGER = MessageCost(1, 2, (Piece(10, 100, 0.5), Piece(100, -50, 4)))
 """1 + 2s below 10 bytes, 100 + s/2 below 100, 4s - 50 from there on."""
@@ -56,28 +56,7 @@ def test_ranks_of_a_node_wait_for_its_link_for_what_lies_beyond_latency():
     assert [step.seconds for step in run.steps] == [0, 33, 33, 0]
 
 
-@pytest.mark.parametrize("name", registry.names())
-@settings(max_examples=15)
-@given(
-    hosts=st.sampled_from([1, 2, 4, 8]),
-    size=st.sampled_from([1, 2, 4]),
-    machine=pieced_machines(is_ordered=True),
-    multiple=st.integers(1, 900),
-)
-def test_closed_forms_are_the_simulation_on_machines_in_pieces(
-    name, hosts, size, machine, multiple
-):
-    choice, nodes = registry.parse(name), (size,) * hosts
-    form = choice.closed_form(nodes)
-    if form is None:
-        return
-    schedule = build(name, hosts * size, nodes if choice.algorithm.knows_nodes else None)
-    run = simulate(schedule, multiple * schedule.chunks, machine, nodes)
-    found = form.seconds(multiple * schedule.chunks, machine)
-    assert math.isclose(found, run.seconds, rel_tol=1e-9)
-
-
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     hosts=st.integers(1, 5),
     size=st.integers(1, 5),
@@ -94,18 +73,6 @@ def test_the_closed_form_of_a_ring_holds_where_the_network_is_quicker(
     assert math.isclose(found, run.seconds, rel_tol=1e-9)
 
 
-@settings(max_examples=80)
-@given(
-    name=st.sampled_from(FULL),
-    nodes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
-    count=st.integers(1, 5000),
-    machine=pieced_machines(),
-)
-def test_no_algorithm_beats_the_lower_bounds_on_machines_in_pieces(name, nodes, count, machine):
-    price = simulate(build(name, sum(nodes)), count, machine, nodes).seconds
-    assert bound(count, machine, nodes).seconds <= price * (1 + 1e-9)
-
-
 @pytest.mark.parametrize(
     "piece",
     [Piece(0, 1, 1), Piece(-1, 1, 1), Piece(10, -100, 1), Piece(10, 1, -1), Piece(math.nan, 1, 1)],
@@ -113,10 +80,3 @@ def test_no_algorithm_beats_the_lower_bounds_on_machines_in_pieces(name, nodes, 
 def test_pieces_that_no_machine_has_are_refused(piece):
     with pytest.raises(ConfigurationError, match="must be >= 0"):
         Machine(MessageCost(1, 1), MessageCost(1, 1, (piece,)))
-
-
-def test_a_machine_without_pieces_costs_what_it_did():
-    one, other = flat(3, 2, 1), Machine(*[MessageCost(3, 2, (Piece(50, 3, 2),))] * 2, 1)
-    for count in (1, 60, 1000):
-        runs = [simulate(build("halving-doubling", 6), count, machine) for machine in (one, other)]
-        assert math.isclose(runs[0].seconds, runs[1].seconds)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
+import random
 import re
 import time
 from dataclasses import replace
@@ -32,55 +32,69 @@ from wrong_algorithms import lopsided
 
 def refuse(schedule, *words):
     """The proof refuses, in words that come in this order."""
-    with pytest.raises(ScheduleError, match=".*".join(map(re.escape, words))):
+    with pytest.raises(ScheduleError, match=".*".join(map(re.escape, words)) or None):
         prove(schedule)
-
-
-# ---- accepted -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", registry.names())
 def test_every_algorithm_is_proved(name):
-    for ranks in (*range(1, 25), 31, 32, 33, 63, 64):
-        prove(registry.parse(name).build(ranks))
-    for ranks, segments in itertools.product((1, 2, 3, 4, 5, 6, 8, 9, 13), (2, 3, 5)):
+    """Its halves as what they promise; and all but two without symbols."""
+    kinds = (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
+    for ranks in (*range(1, 20), 31, 32, 33, 63, 64):
+        whole = registry.parse(name).make(ranks)
+        prove(whole)
+        assert passes_on(whole) or name in ("recursive-doubling", "one-shot")
+        check_programs(project(whole))
+        halves = halve(whole) if whole.owners else ()
+        for kind, half in zip(kinds[: len(halves)], halves, strict=True):
+            assert prove_half(whole, kind) == half and passes_on(half)
+    for ranks, segments in ((1, 2), (2, 3), (5, 2), (6, 5), (8, 3), (13, 2)):
         prove(registry.parse(f"{name}:segments={segments}").build(ranks))
 
 
-@pytest.mark.parametrize("name", ["direct", "central"])
-def test_every_number_of_servers_is_proved(name):
-    for ranks in range(2, 13):
-        for servers in range(1, ranks):
-            prove(registry.parse(f"{name}:servers={servers}").build(ranks))
+ADDERS = [add(1, 3), add(2, 3)], [add(0, 3), add(1, 0)], [add(2, 0)]
+"""Rank 0 makes (a + b) + c, server 3 makes a + (b + c)."""
+EXCHANGE = [add(0, 1), add(1, 0)]
+PAIRS = [*EXCHANGE, add(2, 3), add(3, 2)]
 
 
-def test_operands_may_be_swapped_since_addition_commutes():
-    prove(all_reduce(2, 1, [[add(0, 1), add(1, 0)]]))
-    # Rank 0 makes (a + b) + (c + d), rank 2 makes (c + d) + (a + b).
-    pairs = [[add(0, 1), add(1, 0), add(2, 3), add(3, 2)]]
-    prove(all_reduce(4, 1, [*pairs, [add(0, 2), add(2, 0), add(1, 3), add(3, 1)]]))
-
-
-def test_swapped_operands_make_the_same_tree():
-    # Ranks 2 and 3 hold b and a, in that order, so that they make b + a, and the others a + b.
-    crossed = [copy(0, 3), copy(1, 2)]
-    both = [add(0, 1), add(1, 0), add(2, 3), add(3, 2)]
-    schedule = all_reduce(4, 1, [crossed, both, [copy(2, 1)]], members=[0, 1])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        all_reduce(2, 1, [EXCHANGE]),
+        # Rank 0 makes (a + b) + (c + d), rank 2 makes (c + d) + (a + b).
+        all_reduce(4, 1, [PAIRS, [add(0, 2), add(2, 0), add(1, 3), add(3, 1)]]),
+        # Ranks 2 and 3 hold b and a, in that order, so that they make b + a.
+        all_reduce(4, 1, [[copy(0, 3), copy(1, 2)], PAIRS, [copy(2, 1)]], members=[0, 1]),
+        # A server takes the first arrival as it is.
+        all_reduce(3, 1, [[add(0, 2)], [add(1, 2)], [copy(2, 0), copy(2, 1)]], members=[0, 1]),
+        all_reduce(3, 1, [[copy(0, 2)], [add(1, 2)], [copy(2, 0), copy(2, 1)]], members=[0, 1]),
+        # All is added in the order of the sources.
+        all_reduce(4, 1, [[add(r, d) for r, d in itertools.permutations(range(4), 2)][::-1]]),
+        # Chunks that travel together may have different owners.
+        scatter(2, [[add(1, 0, 0, 2)], [copy(0, 1, 1)]], owners=[0, 1]),
+        all_reduce(4, 1, [*ADDERS, [copy(0, 1), copy(0, 2)]], members=[0, 1, 2]),
+    ],
+)
+def test_what_is_right(schedule):
     prove(schedule)
-    oracle.check_bits(schedule, 64, range(4))
+    oracle.check_bits(schedule, 64, range(2))
 
 
-def test_a_server_takes_the_first_arrival_as_it_is():
-    prove(all_reduce(3, 1, [[add(0, 2)], [add(1, 2)], [copy(2, 0), copy(2, 1)]], members=[0, 1]))
-    prove(all_reduce(3, 1, [[copy(0, 2)], [add(1, 2)], [copy(2, 0), copy(2, 1)]], members=[0, 1]))
-
-
-def test_all_that_arrives_is_added_in_the_order_of_the_sources():
-    everything = [add(r, d) for r, d in itertools.permutations(range(4), 2)]
-    prove(all_reduce(4, 1, [reversed(everything)]))
-
-
-# ---- refused: form ------------------------------------------------------------------------
+@pytest.mark.parametrize("name", registry.names())
+def test_no_transfer_can_be_left_out_or_made_twice_or_otherwise(name):
+    for ranks in (2, 3, 5, 8):
+        whole = registry.parse(name).build(ranks)
+        if len(whole.members) == 1:
+            continue
+        places = [(n, p) for n, step in enumerate(whole.steps) for p in range(len(step))]
+        for number, place in random.Random(name).sample(places, min(8, len(places))):
+            old = whole.steps[number][place]
+            for instead in ((), (old, old), (old._replace(reduce=not old.reduce),)):
+                steps = list(whole.steps)
+                steps[number] = (*steps[number][:place], *instead, *steps[number][place + 1 :])
+                with pytest.raises(ScheduleError):
+                    prove(replace(whole, steps=tuple(steps)))
 
 
 @pytest.mark.parametrize(
@@ -105,27 +119,8 @@ def test_a_message_needs_two_ranks_and_some_chunks(transfer):
         passes_on(schedule)
 
 
-@pytest.mark.parametrize("members", [(0, 2), (0, -1), ()])
-def test_members_must_be_ranks(members):
-    """A member that does not exist must not end in a traceback, nor be taken for another rank."""
-    exchange = [[add(0, 1), add(1, 0)]] if members else []
-    with pytest.raises(ScheduleError):
-        prove(all_reduce(2, 1, exchange, members=members))
-
-
-@pytest.mark.parametrize("owners", [(), (0,), (0, 2), (0, 1, 0)])
-def test_a_scatter_needs_an_owner_for_each_chunk(owners):
-    """Owners that are too few, too many or do not exist must not end in a traceback."""
-    steps = ((add(0, 1, 1), add(1, 0, 0)),)
-    with pytest.raises(ScheduleError):
-        prove(Schedule(Collective.REDUCE_SCATTER, 2, 2, steps, (0, 1), owners))
-
-
-# ---- refused: steps -----------------------------------------------------------------------
-
-
-EXCHANGE = [add(0, 1), add(1, 0)]
 BOTH = [copy(0, 2), add(1, 2)]
+GATHER = halve(registry.parse("ring").make(3))[1]
 REFUSED = {
     "nothing is sent": (
         all_reduce(3, 1, [[add(0, 1)], [copy(2, 0)], [copy(1, 0)]], members=[0, 1]),
@@ -209,6 +204,27 @@ REFUSED = {
         Schedule(Collective.BROADCAST, 2, 2, (), (0, 1), (0, 1)), "a broadcast has one root",
     ),
     "no chunk": (all_reduce(1, 0, []), "at least one chunk, found 0"),
+    # Who does not exist must not end in a traceback, nor be taken for another rank.
+    **{f"members {members}": (all_reduce(2, 1, [EXCHANGE] if members else [], members=members),)
+       for members in ((0, 2), (0, -1), ())},
+    **{f"owners {owners}": (
+        Schedule(Collective.REDUCE_SCATTER, 2, 2, ((add(0, 1, 1), add(1, 0, 0)),), (0, 1), owners),
+    ) for owners in ((), (0,), (0, 2), (0, 1, 0))},
+    "who gathers has less": (
+        Schedule(Collective.ALL_GATHER, 3, 3, GATHER.steps[:1], (0, 1, 2), (0, 1, 2)),
+        "at the end rank", "lacks rank",
+    ),
+    "who gathers has another's": (
+        Schedule(Collective.ALL_GATHER, 3, 3, GATHER.steps, (0, 1, 2), (1, 2, 0)),
+        "step 0: rank", "holds nothing",
+    ),
+    "sums in two orders": (
+        all_reduce(4, 1, [*ADDERS, [copy(0, 1), copy(3, 2)]], members=[0, 1, 2]),
+        "at the end ranks 0 and 2 hold chunk 0 added in different orders",
+    ),
+    "a ring that adds all the way round": (
+        all_reduce(3, 1, [[add(r, (r + 1) % 3) for r in range(3)]] * 2), "step 1:", "added twice",
+    ),
 }  # fmt: skip
 
 
@@ -217,69 +233,13 @@ def test_what_is_wrong_is_refused_and_named(name):
     refuse(*REFUSED[name])
 
 
-def test_chunks_that_travel_together_may_have_different_owners():
-    prove(scatter(2, [[add(1, 0, 0, 2)], [copy(0, 1, 1)]], owners=[0, 1]))
-
-
-def test_who_gathers_must_have_each_chunk_of_its_owner():
-    first, second = halve(registry.parse("ring").build(3))
-    short = Schedule(Collective.ALL_GATHER, 3, 3, second.steps[:1], (0, 1, 2), (0, 1, 2))
-    refuse(short, "at the end rank", "lacks rank")
-    others = Schedule(Collective.ALL_GATHER, 3, 3, second.steps, (0, 1, 2), (1, 2, 0))
-    refuse(others, "step 0: rank", "holds nothing")
-    assert first.collective is Collective.REDUCE_SCATTER
-
-
-def test_sums_in_different_orders_may_differ_in_the_last_bits():
-    # Rank 0 makes (a + b) + c, server 3 makes a + (b + c).
-    steps = [[add(1, 3), add(2, 3)], [add(0, 3), add(1, 0)], [add(2, 0)]]
-    prove(all_reduce(4, 1, [*steps, [copy(0, 1), copy(0, 2)]], members=[0, 1, 2]))
-    refuse(
-        all_reduce(4, 1, [*steps, [copy(0, 1), copy(3, 2)]], members=[0, 1, 2]),
-        "at the end ranks 0 and 2 hold chunk 0 added in different orders",
-    )
-
-
-def test_a_ring_that_adds_all_the_way_round_sums_in_as_many_orders():
-    passes = [add(r, (r + 1) % 3) for r in range(3)]
-    refuse(all_reduce(3, 1, [passes, passes]), "step 1:", "added twice")
-    # Each rank collects the others one by one, in the order in which they sit on the ring.
-    begin = [copy(r, 3 + r) for r in range(3)]
-    collect = [[add(3 + (r + t) % 3, r) for r in range(3)] for t in (1, 2)]
-    refuse(
-        all_reduce(6, 1, [begin, *collect], members=[0, 1, 2]),
-        "at the end ranks 0 and 1 hold chunk 0 added in different orders",
-    )
-
-
-# ---- refused: programs --------------------------------------------------------------------
-
-THERE, BACK = add(0, 1), add(1, 0)
-
-
 def misfit(*programs):
     with pytest.raises(ScheduleError) as refused:
         check_programs(programs)
     return str(refused.value)
 
 
-def test_programs_that_were_projected_fit():
-    for name in registry.names():
-        check_programs(project(registry.parse(name).build(7)))
-
-
-def test_two_ranks_that_send_before_they_receive_are_refused():
-    first = (Round(0, (), (THERE,)), Round(1, (BACK,), ()))
-    second = (Round(0, (), (BACK,)), Round(1, (THERE,), ()))
-    assert misfit(first, second) == (
-        "message 0 from rank 0 to rank 1 is chunks 0 to 1 in step 0 for the sender, "
-        "chunks 0 to 1 in step 1 for the receiver"
-    )
-    # The same in one round each, with the receives posted first, is an exchange.
-    check_programs([(Round(0, (BACK,), (THERE,)),), (Round(0, (THERE,), (BACK,)),)])
-
-
-ONE, TWO, SIX = add(0, 1), add(0, 1, 1), add(0, 1, 2, 6)
+ONE, TWO, SIX, BACK = add(0, 1), add(0, 1, 1), add(0, 1, 2, 6), add(1, 0)
 MISFITS = [
     ((Round(0, (), (ONE,)),), (), "0 from rank 0 to rank 1", "chunks 0 to 1 in step 0", "none"),
     (
@@ -299,6 +259,11 @@ MISFITS = [
         "0 from rank 0 to rank 5", "chunks 0 to 1 in step 0", "none",
     ),
     (
+        (Round(0, (), (ONE,)), Round(1, (BACK,), ())),
+        (Round(0, (), (BACK,)), Round(1, (ONE,), ())),
+        "0 from rank 0 to rank 1", "chunks 0 to 1 in step 0", "chunks 0 to 1 in step 1",
+    ),
+    (
         (Round(0, (), (copy(0, 1),)),), (Round(0, (ONE,), ()),),
         "0 from rank 0 to rank 1", "a copy of chunks 0 to 1 in step 0", "chunks 0 to 1 in step 0",
     ),
@@ -311,10 +276,12 @@ def test_programs_that_do_not_fit_are_refused(first, second, which, sent, awaite
     assert misfit(first, second) == said
 
 
-@pytest.mark.parametrize("steps", [(1, 0), (2, 2)])
-def test_rounds_out_of_order_are_refused(steps):
-    program = tuple(Round(step, (BACK,), ()) for step in steps)
-    assert misfit(program, ()) == f"rank 0 takes step {steps[1]} after step {steps[0]}"
+def test_rounds_out_of_order_are_refused():
+    for first, second in ((1, 0), (2, 2)):
+        program = (Round(first, (BACK,), ()), Round(second, (BACK,), ()))
+        assert misfit(program, ()) == f"rank 0 takes step {second} after step {first}"
+    # In one round, with the receives posted first, it is an exchange.
+    check_programs([(Round(0, (BACK,), (ONE,)),), (Round(0, (ONE,), (BACK,)),)])
 
 
 # ---- the proof and the oracle agree -------------------------------------------------------
@@ -366,7 +333,11 @@ def random_schedules(draw):
     ranks, chunks = draw(st.integers(2, 4)), draw(st.integers(1, 2))
     steps = draw(st.lists(random_steps(ranks, chunks), min_size=1, max_size=4))
     members = draw(st.sampled_from([range(ranks), range(ranks - 1) if ranks > 2 else range(ranks)]))
-    return all_reduce(ranks, chunks, steps, members=members)
+    collective = draw(st.sampled_from([Collective.ALL_REDUCE, *Collective]))
+    owners = (draw(st.integers(0, ranks - 1)),) * chunks
+    owners = () if collective is Collective.ALL_REDUCE else owners
+    schedule = all_reduce(ranks, chunks, steps, members=members)
+    return replace(schedule, collective=collective, owners=owners)
 
 
 @st.composite
@@ -399,7 +370,7 @@ def edited_schedules(draw):
 
 @pytest.mark.parametrize(
     ("generator", "examples", "fewest_accepted"),
-    [(random_schedules(), 800, 3), (edited_schedules(), 400, 40)],
+    [(random_schedules(), 600, 10), (edited_schedules(), 300, 30)],
     ids=["random", "edited"],
 )
 def test_what_the_proof_accepts_sums_right_in_every_timing(generator, examples, fewest_accepted):
@@ -413,45 +384,6 @@ def test_what_the_proof_accepts_sums_right_in_every_timing(generator, examples, 
     collect()
     accepted = sum(verdicts)
     assert fewest_accepted <= accepted < len(verdicts) - fewest_accepted, accepted
-
-
-def all_schedules(collective, ranks, steps, messages):
-    """All there are of one chunk, with so many steps of at most so many messages each."""
-    pairs = list(itertools.permutations(range(ranks), 2))
-    transfers = [Transfer(*pair, 0, 1, reduce) for pair in pairs for reduce in (True, False)]
-    possible = [
-        step for size in range(1, messages + 1) for step in itertools.combinations(transfers, size)
-    ]
-    for chosen in itertools.product(possible, repeat=steps):
-        for members in {(0, 1), tuple(range(ranks))}:
-            owners = () if collective is Collective.ALL_REDUCE else (1,)
-            yield Schedule(collective, ranks, 1, chosen, members, owners)
-
-
-@pytest.mark.parametrize(
-    ("collective", "ranks", "steps", "messages"),
-    [
-        pytest.param(
-            collective,
-            *size,
-            # Most of the time; an all-reduce's schedules are all others' as well.
-            marks=[pytest.mark.long] * (size == (3, 2, 2) and collective != Collective.ALL_REDUCE),
-        )
-        for collective in Collective
-        for size in [(2, 1, 4), (2, 2, 3), (3, 1, 3), (3, 2, 2)]
-    ],
-)
-def test_the_proof_and_the_oracle_agree_on_all_small_schedules(collective, ranks, steps, messages):
-    verdicts = [agree(one) for one in all_schedules(collective, ranks, steps, messages)]
-    assert any(verdicts) and not all(verdicts)
-
-
-def test_the_projections_of_all_small_schedules_fit():
-    for schedule in all_schedules(Collective.ALL_REDUCE, 3, 2, 2):
-        check_programs(project(schedule))
-
-
-# ---- halves -------------------------------------------------------------------------------
 
 
 def cannot_be_halved(schedule, kind, *words):
@@ -479,51 +411,13 @@ def test_a_second_half_that_needs_more_than_the_owners_have_is_found():
     cannot_be_halved(swap, Collective.BROADCAST, "last 2 of 4 steps are no broadcast: step 0: rank")
 
 
-@pytest.mark.parametrize("name", registry.names())
-def test_halves_are_proved_as_what_they_promise(name):
-    for ranks in (*range(1, 17), 23, 63, 64):
-        whole = registry.parse(name).make(ranks)
-        for kind, half in zip(
-            (Collective.REDUCE_SCATTER, Collective.ALL_GATHER),
-            halve(whole) if whole.owners else (),
-            strict=False,
-        ):
-            assert prove_half(whole, kind) == half
-
-
-# ---- without symbols ----------------------------------------------------------------------
-
-SWAPPING = {"recursive-doubling", "one-shot"}
-"""Their ranks add the same contributions at several places."""
-
-
-@pytest.mark.parametrize("name", registry.names())
-def test_most_algorithms_need_no_symbols(name):
-    for ranks in (*range(1, 20), 33, 64):
-        whole = registry.parse(name).make(ranks)
-        assert passes_on(whole) or name in SWAPPING
-        for half in halve(whole) if whole.owners else ():
-            assert passes_on(half)
-    assert not passes_on(registry.parse("one-shot").make(3))
-
-
-@functools.cache
-def make_large(name):
-    schedule = registry.parse(name).make(70)
-    prove(schedule)
-    return schedule
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("ring", "lacks rank"), ("two-level", "lacks rank"), ("recursive-doubling", "lacks rank")],
-)
-def test_what_is_wrong_on_many_ranks_is_refused_with_the_same_words(name, words):
-    schedule = make_large(name)
+@pytest.mark.parametrize("name", ["ring", "two-level", "recursive-doubling"])
+def test_what_is_wrong_on_many_ranks_is_refused_with_the_same_words(name):
+    schedule = registry.parse(name).build(70)
     for number in (0, len(schedule.steps) - 1):
         short = list(schedule.steps)
         short[number] = short[number][1:]
-        refuse(replace(schedule, steps=tuple(short)), words)
+        refuse(replace(schedule, steps=tuple(short)), "lacks rank")
     first = schedule.steps[0][0]
     twice = (*schedule.steps, (first,))
     refuse(replace(schedule, steps=twice), f"step {len(schedule.steps)}:", "is added twice")
@@ -565,11 +459,10 @@ def test_what_is_wrong_in_one_place_is_not_passed_on(steps, members):
     "name", [*registry.names(), "two-level:outer=recursive-doubling", "two-level:inner=ring"]
 )
 def test_a_proof_takes_a_twentieth_of_a_second(name):
-    nodes = [None, (8, 9, 10, 11, 12, 14)]
-    for each in nodes if name.startswith("two-level") else [None]:
-        schedule, seconds = registry.parse(name).make(64, each), []
-        for _ in range(3):
-            begin = time.process_time()
-            prove(schedule)
-            seconds.append(time.process_time() - begin)
-        assert min(seconds) < 0.05
+    nodes = (8, 9, 10, 11, 12, 14) if name.startswith("two-level") else None
+    schedule, seconds = registry.parse(name).make(64, nodes), []
+    for _ in range(3):
+        begin = time.process_time()
+        prove(schedule)
+        seconds.append(time.process_time() - begin)
+    assert min(seconds) < 0.05

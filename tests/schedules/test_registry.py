@@ -6,8 +6,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules import registry
@@ -28,69 +26,23 @@ def refused(call, *words):
     assert "\n" not in str(caught.value)
 
 
-# ---- reading ------------------------------------------------------------------------------
-
-
-def test_a_name_alone_has_no_parameters_and_one_segment():
+def test_parameters_reach_the_algorithm():
     choice = registry.parse("ring")
     assert (choice.algorithm.name, dict(choice.parameters), choice.segments) == ("ring", {}, 1)
-    assert choice.build(5) == ring(5)
-
-
-def test_segments_cut_the_schedule():
+    assert choice.build(5) == choice.build(5, (1, 4)) == ring(5)
     choice = registry.parse("ring:segments=16")
-    assert choice.segments == 16 and not choice.parameters
-    assert choice.build(5) == segment(ring(5), 16)
-
-
-def test_parameters_reach_the_algorithm():
+    assert choice.build(5) == segment(ring(5), 16) and not choice.parameters
+    assert str(registry.parse("ring:segments=1")) == "ring"
+    for text in ("bine", "two-level:outer=ring,inner=pat,segments=2", "swing:variant=latency",
+                 "pat:aggregation=7,segments=99", "bine:variant=butterfly"):  # fmt: skip
+        choice = registry.parse(text)
+        assert str(choice) == text and registry.parse(str(choice)) == choice
     assert registry.parse("direct:servers=2").build(5).owners == (0, 1)
     assert registry.parse("central:servers=2,segments=3").build(5).chunks == 6
     choice = registry.parse("two-level:outer=one-shot,inner=binomial-tree")
     assert choice.parameters == {"outer": "one-shot", "inner": "binomial-tree"}
     # Two steps to the node's first rank, one between nodes, two back.
     assert len(choice.build(8).steps) == 5
-
-
-VARIANTS = {"swing": ["bandwidth", "latency"], "bine": ["tree", "butterfly"]}
-
-
-@st.composite
-def texts(draw):
-    """What a user may write, with the keys in the order in which they are written again."""
-    name = draw(st.sampled_from(registry.names()))
-    keys = draw(st.permutations(registry.find(name).parameters))
-    values = {
-        "servers": st.integers(1, 99),
-        "aggregation": st.integers(1, 99),
-        "variant": st.sampled_from(VARIANTS.get(name, ("",))),
-    }
-    levels = st.sampled_from(WITH_HALVES)
-    pairs = [
-        f"{key}={draw(values.get(key, levels))}" for key in keys[: draw(st.integers(0, len(keys)))]
-    ]
-    if draw(st.booleans()):
-        pairs.append(f"segments={draw(st.integers(2, 99))}")
-    return f"{name}:{','.join(pairs)}" if pairs else name
-
-
-@given(texts())
-def test_what_was_read_is_written_alike(text):
-    choice = registry.parse(text)
-    assert str(choice) == text
-    assert registry.parse(str(choice)) == choice
-
-
-def test_one_segment_is_not_worth_mentioning():
-    assert str(registry.parse("ring:segments=1")) == "ring"
-
-
-# ---- refused as it is read ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("text", ["rings", "", "Ring", " ring", "rings:segments=2"])
-def test_an_unknown_name_is_answered_with_all_names(text):
-    refused(lambda: registry.parse(text), f"{text.split(':')[0]!r}", *registry.names())
 
 
 @pytest.mark.parametrize(
@@ -109,78 +61,37 @@ def test_an_unknown_name_is_answered_with_all_names(text):
         ("bine:variant=x", ["variant must be one of tree, butterfly, found 'x'"]),
         # Which of the two is meant, nobody can know.
         ("ring:segments=2,segments=3", ["segments"]),
+        *((text, [f"{text.split(':')[0]!r}", *registry.names()])
+          for text in ("rings", "", "Ring", " ring", "rings:segments=2")),
+        *((f"direct:{key}={value}", [f"{key} must be an integer >= 1, found {value!r}"])
+          for key in ("segments", "servers") for value in ("0", "-1", "x", "1.5", "2 ", "²")),
     ],
-)
+)  # fmt: skip
 def test_an_unknown_key_or_value_is_answered_with_those_there_are(text, words):
     refused(lambda: registry.parse(text), *words)
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "x", "1.5", "2 ", "²"])
-@pytest.mark.parametrize("key", ["segments", "servers"])
-def test_numbers_must_be_whole_and_positive(key, value):
-    refused(
-        lambda: registry.parse(f"direct:{key}={value}"),
-        f"{key} must be an integer >= 1, found {value!r}",
-    )
-
-
-# ---- refused as it is built ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ranks", [0, -1])
-@pytest.mark.parametrize("name", registry.names())
-def test_there_must_be_ranks(name, ranks):
-    choice = registry.parse(name)
-    refused(lambda: choice.build(ranks), f"ranks must be an integer >= 1, found {ranks}")
-
-
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "ranks", "nodes", "words"),
     [
-        ("direct:servers=9", "8 ranks can have 1 to 8 colocated servers, not 9"),
-        ("central:servers=8", "8 ranks can have 1 to 7 dedicated servers, not 8"),
-        ("central:servers=9", "8 ranks can have 1 to 7 dedicated servers, not 9"),
+        *((name, ranks, None, [f"ranks must be an integer >= 1, found {ranks}"])
+          for name in ("ring", "two-level", "central") for ranks in (0, -1)),
+        ("direct:servers=9", 8, None, ["8 ranks can have 1 to 8 colocated servers, not 9"]),
+        ("central:servers=8", 8, None, ["8 ranks can have 1 to 7 dedicated servers, not 8"]),
+        *((f"two-level:inner={name}", 8, None,
+           [f"{name} has no halves", "expected one of", *WITH_HALVES])
+          for name in registry.names() if name not in WITH_HALVES),
+        *((f"two-level:outer={name}", 8, (2, 2, 2, 2),
+           [f"{name} ", "cannot be the outer level", "expected one of", *FULL])
+          for name in ("central", "two-level")),
+        *((name, 4, nodes,
+           ["are not 4 ranks: each node has at least one, and together they have all"])
+          for name in ("ring", "two-level")
+          for nodes in ((), (3,), (2, 3), (4, 0), (5, -1))),
     ],
-)
-def test_servers_must_fit_on_the_ranks(text, words):
-    refused(lambda: registry.parse(text).build(8), words)
-
-
-@pytest.mark.parametrize("inner", [name for name in registry.names() if name not in WITH_HALVES])
-def test_an_inner_level_needs_halves(inner):
-    choice = registry.parse(f"two-level:inner={inner}")
-    refused(lambda: choice.build(8), f"{inner} has no halves", "expected one of", *WITH_HALVES)
-
-
-@pytest.mark.parametrize("outer", ["central", "two-level"])
-def test_an_outer_level_must_suit_one_rank_of_each_node(outer):
-    choice = registry.parse(f"two-level:outer={outer}")
-    refused(
-        lambda: choice.build(8, (2, 2, 2, 2)),
-        f"{outer} ",
-        "cannot be the outer level",
-        "expected one of",
-        *FULL,
-    )
-
-
-@pytest.mark.parametrize("nodes", [(), (3,), (2, 3), (4, 0), (5, -1)])
-@pytest.mark.parametrize("name", ["ring", "two-level"])
-def test_nodes_must_add_up(name, nodes):
-    refused(
-        lambda: registry.parse(name).build(4, nodes),
-        "are not 4 ranks: each node has at least one, and together they have all",
-    )
-
-
-# ---- refused as it is priced --------------------------------------------------------------
-
-
-@pytest.mark.parametrize("nodes", [(), (0,), (4, 0), (-1, 5), (0, 2000), (-2, -2)])
-@pytest.mark.parametrize("name", ["ring", "direct", "halving-doubling", "two-level"])
-def test_no_price_without_ranks_on_each_node(name, nodes):
-    with pytest.raises(ConfigurationError):
-        registry.parse(name).prices([1024], MACHINE, nodes)[0]
+)  # fmt: skip
+def test_what_cannot_be_built_is_refused(text, ranks, nodes, words):
+    refused(lambda: registry.parse(text).build(ranks, nodes), *words)
 
 
 @pytest.mark.parametrize("nodes", [(1,) * 8, (2,) * 4, (4, 3, 1), (8,) * 256, (1,) * 1025])
@@ -204,14 +115,15 @@ def test_what_cannot_be_built_has_no_price_for_any_number_of_ranks(text, nodes):
 
 
 def test_a_price_for_each_size():
+    for nodes in ((), (0,), (4, 0), (-1, 5), (0, 2000), (-2, -2)):
+        for name in ("direct", "two-level"):
+            with pytest.raises(ConfigurationError):
+                registry.parse(name).prices([1024], MACHINE, nodes)
     choice, nodes = registry.parse("one-shot"), (1, 1)
     prices = choice.prices([4, 40, 0], MACHINE, nodes)
     assert [price.seconds for price in prices] == [5, 41, 0]
     assert choice.prices([40], MACHINE, nodes)[0].seconds == prices[1].seconds
     assert {price.source for price in prices} == {"simulated"}
-
-
-# ---- registering --------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("own_registry")
@@ -231,17 +143,6 @@ def test_a_registered_algorithm_is_read_described_and_built():
     assert choice.closed_form((2, 2)) is None
 
 
-def test_only_two_levels_depend_on_nodes():
-    assert [name for name in registry.names() if registry.find(name).knows_nodes] == ["two-level"]
-    assert registry.parse("ring").build(4, (1, 3)) == registry.parse("ring").build(4)
-
-
-@pytest.mark.parametrize("name", registry.names())
-def test_every_algorithm_is_summed_up_in_a_sentence(name):
-    summary = registry.find(name).summary
-    assert summary.endswith(".") and 20 < len(summary) < 200 and "\n" not in summary
-
-
 def test_a_name_is_registered_once():
     with pytest.raises(ValueError, match="an algorithm is called 'ring' already"):
         registry.register("ring")(lambda n: registry.find("direct").make(n))
@@ -253,9 +154,6 @@ def test_what_is_registered_must_make_schedules_of_as_many_ranks(made, monkeypat
     registry.register("odd")(lambda n: made)
     with pytest.raises(ScheduleError, match="odd on 4 ranks: expected a Schedule of 4 ranks"):
         registry.parse("odd").build(4)
-
-
-# ---- what is used is proved ---------------------------------------------------------------
 
 
 def test_what_is_wrong_is_made_but_not_built():
@@ -343,7 +241,3 @@ def test_halves_are_refused_with_their_real_cause():
             registry.parse("two-level:inner=lopsided").build(8)
         with pytest.raises(ScheduleError, match="double on 2 ranks is no all-reduce"):
             registry.parse("double").build_half(Collective.REDUCE, 2)
-
-
-def test_servers_that_contribute_nothing_are_no_mistake():
-    assert registry.parse("central").build(5).members == (0, 1, 2, 3)

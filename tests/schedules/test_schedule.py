@@ -1,5 +1,4 @@
-"""Schedules: how they are cut, mirrored, moved, pipelined and handed to the ranks; and the oracle
-that later tests trust to run them."""
+"""Schedules: how they are cut, mirrored, moved, pipelined and handed to the ranks."""
 
 from __future__ import annotations
 
@@ -17,8 +16,6 @@ from mpiddp.schedules.algorithms import add, copy
 from mpiddp.schedules.proof import prove
 from mpiddp.schedules.schedule import (
     MIRROR,
-    Collective,
-    Round,
     Schedule,
     Transfer,
     all_reduce,
@@ -56,9 +53,6 @@ def schedules(draw):
     )
 
 
-# ---- making -------------------------------------------------------------------------------
-
-
 @given(schedules(), st.integers(0, 300))
 def test_chunks_cover_the_buffer_and_differ_by_one_element_at_most(schedule, count):
     bounds = schedule.bounds(count)
@@ -78,22 +72,9 @@ def test_a_mirror_image_of_a_mirror_image_is_the_schedule(schedule):
             assert (there.lo, there.hi, there.reduce) == (back.lo, back.hi, not back.reduce)
 
 
-def test_an_all_reduce_has_no_mirror_image():
-    with pytest.raises(ValueError, match="an all-reduce has no mirror image"):
-        reverse(registry.parse("ring").build(3))
-
-
-def test_a_scatter_to_one_owner_is_a_reduce():
-    steps = [[Transfer(0, 1, 0, 1, True)]]
-    assert scatter(2, steps, owners=[1]).collective is Collective.REDUCE
-    two = [[Transfer(0, 1, 0, 1, True), Transfer(1, 0, 1, 2, True)]]
-    assert scatter(2, two, owners=[1, 0]).collective is Collective.REDUCE_SCATTER
-
-
 @pytest.mark.parametrize("name", WITH_HALVES)
-@pytest.mark.parametrize("ranks", [2, 3, 4, 7])
-def test_halves_put_together_again_are_the_whole(name, ranks):
-    whole = registry.parse(name).build(ranks)
+def test_halves_put_together_again_are_the_whole(name):
+    whole = registry.parse(name).build(7)
     first, second = halve(whole)
     assert first.steps + second.steps == whole.steps
     assert first.owners == second.owners == whole.owners
@@ -102,7 +83,9 @@ def test_halves_put_together_again_are_the_whole(name, ranks):
     prove(gather_back(reverse(second)))
 
 
-def test_a_schedule_without_owners_or_that_is_half_already_has_no_halves():
+def test_what_has_no_halves_and_no_mirror_image():
+    with pytest.raises(ValueError, match="an all-reduce has no mirror image"):
+        reverse(registry.parse("ring").build(3))
     with pytest.raises(ValueError, match="all-reduce without owners"):
         halve(registry.parse("one-shot").build(3))
     with pytest.raises(ValueError, match="no halves"):
@@ -163,17 +146,8 @@ def test_an_all_reduce_in_segments_is_nowhere_half_done():
     assert ring.owners and not segment(ring, 2).owners
     assert segment(ring, 1) is ring
     assert segment(segment(ring, 2), 3).chunks == 6 * ring.chunks
-
-
-@pytest.mark.parametrize("count", [0, -1])
-def test_segments_below_one_are_refused(count):
-    with pytest.raises(
-        ConfigurationError, match=f"segments must be an integer >= 1, found {count}"
-    ):
-        segment(registry.parse("ring").build(3), count)
-
-
-# ---- one rank's part ----------------------------------------------------------------------
+    with pytest.raises(ConfigurationError, match="segments must be an integer >= 1, found 0"):
+        segment(ring, 0)
 
 
 @given(schedules())
@@ -192,89 +166,19 @@ def test_every_transfer_is_one_send_and_one_receive_in_its_step(schedule):
     assert sends == receives == wanted
 
 
-@given(schedules())
-def test_messages_between_two_ranks_are_expected_in_the_order_in_which_they_are_sent(schedule):
-    programs = project(schedule)
-    for src, dst in itertools.permutations(range(schedule.ranks), 2):
-        sent = [(r.step, t) for r in programs[src] for t in r.sends if t.dst == dst]
-        awaited = [(r.step, t) for r in programs[dst] for t in r.receives if t.src == src]
-        assert sent == awaited
-
-
-@given(schedules(), st.integers(0, 1000), st.integers(0, 9))
-def test_no_projected_schedule_waits_for_ever(schedule, seed, count):
-    oracle.run(schedule, [range(count)] * schedule.ranks, seed)
-
-
-# ---- the oracle itself --------------------------------------------------------------------
-
-
-EXCHANGE = [[add(0, 1), add(1, 0)]]
-
-
-def refuses(schedule):
-    """How many timings the oracle catches the schedule in."""
-    caught = 0
+def test_the_oracle_sees_what_goes_wrong_in_some_timings_and_in_the_last_bits():
+    # Rank 1 passes its own value on in the step in which that of rank 0 takes its place.
+    steps = [[add(0, 2)], [copy(0, 1), add(1, 2)], [copy(2, 0), copy(2, 1)]]
+    torn, caught = all_reduce(3, 1, steps, members=[0, 1]), 0
     for seed in range(20):
         try:
-            oracle.check(schedule, 8, seed)
+            oracle.check(torn, 8, seed)
         except AssertionError:
             caught += 1
-    return caught
-
-
-def test_the_oracle_accepts_an_exchange_and_refuses_one_that_lacks_a_message():
-    assert refuses(all_reduce(2, 1, EXCHANGE)) == 0
-    assert refuses(all_reduce(2, 1, [[add(0, 1)]])) == 20
-
-
-def test_the_oracle_lets_a_copy_land_between_the_sends_of_its_receiver():
-    # Rank 1 passes its own value on in the step in which that of rank 0 takes its place.
-    sum_up, share = [add(0, 2)], [copy(2, 0), copy(2, 1)]
-    torn = all_reduce(3, 1, [sum_up, [copy(0, 1), add(1, 2)], share], members=[0, 1])
-    calm = all_reduce(3, 1, [sum_up, [add(1, 2)], [copy(0, 1)], share], members=[0, 1])
-    assert 0 < refuses(torn) < 20
-    assert refuses(calm) == 0
-
-
-def test_the_oracle_takes_what_comes_first_where_a_server_holds_nothing():
-    push_and_pull = [[add(0, 2), add(1, 2)], [copy(2, 0), copy(2, 1)]]
-    assert refuses(all_reduce(3, 1, push_and_pull, members=[0, 1])) == 0
-    # Were the server a member, its buffer would be part of the sum, and it is owed the result.
-    assert refuses(all_reduce(3, 1, push_and_pull)) == 0
-    assert refuses(all_reduce(3, 1, [*push_and_pull, [add(2, 0)]], members=[0, 1])) == 20
-
-
-def test_the_oracle_sees_that_two_ranks_send_before_they_receive():
-    there, back = add(0, 1), add(1, 0)
-    programs = [
-        (Round(0, (), (there,)), Round(1, (back,), ())),
-        (Round(0, (), (back,)), Round(1, (there,), ())),
-    ]
-    for seed in range(4):
-        with pytest.raises(oracle.DeadlockError, match=r"ranks \[0, 1\] wait for ever"):
-            oracle.run(all_reduce(2, 1, []), [[1, 2]] * 2, seed, programs)
-
-
-def test_the_oracle_sees_a_message_that_meets_the_wrong_receive():
-    programs = [(Round(0, (), (add(0, 1, 0),)),), (Round(0, (add(0, 1, 1),), ()),)]
-    with pytest.raises(oracle.MisfitError):
-        oracle.run(all_reduce(2, 2, []), [[1, 2]] * 2, 0, programs)
-
-
-def test_the_oracle_sees_bits_that_differ_with_the_order_of_adding():
+    assert 0 < caught < 20
     # Rank 0 makes (a + b) + c, server 3 makes a + (b + c).
     steps = [[add(1, 3), add(2, 3)], [add(0, 3), add(1, 0)], [add(2, 0)]]
-    alike = all_reduce(4, 1, [*steps, [copy(0, 1), copy(0, 2)]], members=[0, 1, 2])
-    oracle.check_bits(alike, 64, range(4))
     mixed = all_reduce(4, 1, [*steps, [copy(0, 1), copy(3, 2)]], members=[0, 1, 2])
-    assert refuses(mixed) == 0
+    oracle.check(mixed, 8, 0)
     with pytest.raises(AssertionError, match="other bits"):
         oracle.check_bits(mixed, 64, range(4))
-
-
-def test_many_segments_take_no_more_than_their_messages():
-    base = registry.parse("naive-ring").build(3)
-    schedule = segment(base, 20_000)
-    assert len(schedule.steps) == 4 + 20_000 - 1
-    assert sum(map(len, schedule.steps)) == 4 * 20_000

@@ -37,17 +37,9 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         tensor.shape
     ),
 }
-OPERATORS = {
-    "sum": dist.ReduceOp.SUM,
-    "product": dist.ReduceOp.PRODUCT,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "band": dist.ReduceOp.BAND,
-    "bor": dist.ReduceOp.BOR,
-    "bxor": dist.ReduceOp.BXOR,
-    "average": dist.ReduceOp.AVG,
-    "scaled": dist._make_nccl_premul_sum(2.0),
-}
+OPERATORS = {name: getattr(dist.ReduceOp, name) for name in (
+    "SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG",
+)} | {"SCALED": dist._make_nccl_premul_sum(2.0)}  # fmt: skip
 GATHER_ONE = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 SCATTER_ONE = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 """By the names that torch gave them in 2.13; it warns of the older ones."""
@@ -76,7 +68,7 @@ class Side:
     dtype: torch.dtype = torch.float32
     layout: str = "plain"
     shape: tuple[int, ...] = (4, 6)
-    operator: str = "sum"
+    operator: str = "SUM"
 
     @property
     def size(self) -> int:
@@ -135,9 +127,6 @@ class Side:
         self.call(function, *values, op=OPERATORS[self.operator], **options)
 
 
-# ---- the calls: each returns what must be equal on both sides, its unchanged inputs too ----------
-
-
 def all_reduce(side: Side) -> Tensors:
     tensor = side.fill()
     side.reduces(dist.all_reduce, tensor)
@@ -169,13 +158,6 @@ def reduce_scatter_into_its_input(side: Side) -> Tensors:
     return [source]
 
 
-def reduce_scatter_stacked(side: Side) -> Tensors:
-    output, source = side.room(2, 3), side.fill(side.size, 2, 3)
-    # Gloo has no such form, and says so on stderr.
-    side.reduces(SCATTER_ONE, output, source.flatten(0, side.is_gloo))
-    return [output, source]
-
-
 def broadcast(side: Side) -> Tensors:
     found = []
     for root in range(side.size):
@@ -201,13 +183,9 @@ def all_gather_uneven(side: Side) -> Tensors:
 def all_gather_into_tensor(side: Side) -> Tensors:
     source, output = side.fill(2, 3), side.room(2 * side.size, 3)
     side.call(GATHER_ONE, output, source)
-    return [source, output]
-
-
-def all_gather_in_place(side: Side) -> Tensors:
-    output = side.fill(2 * side.size)
-    side.call(GATHER_ONE, output, output[2 * side.rank : 2 * side.rank + 2])
-    return [output]
+    within = side.fill(2 * side.size)
+    side.call(GATHER_ONE, within, within[2 * side.rank : 2 * side.rank + 2])
+    return [source, output, within]
 
 
 def gather(side: Side) -> Tensors:
@@ -222,13 +200,6 @@ def scatter(side: Side) -> Tensors:
     inputs = [side.fill(seed=seed) for seed in range(side.size)] if side.rank == root else None
     side.call(dist.scatter, output, inputs, group_src=root)
     return [output, *(inputs or [])]
-
-
-def all_to_all(side: Side) -> Tensors:
-    inputs = [side.fill(seed=seed) for seed in range(side.size)]
-    outputs = [side.room() for _ in side.ranks]
-    side.call(dist.all_to_all, outputs, inputs)
-    return [*inputs, *outputs]
 
 
 def all_to_all_uneven(side: Side) -> Tensors:
@@ -254,15 +225,12 @@ def all_to_all_split(side: Side) -> Tensors:
 
 
 REDUCTIONS = (
-    all_reduce, reduce, reduce_scatter, reduce_scatter_tensor, reduce_scatter_stacked,
+    all_reduce, reduce, reduce_scatter, reduce_scatter_tensor,
 )  # fmt: skip
 MOVES = (
-    broadcast, all_gather, all_gather_uneven, all_gather_into_tensor, all_gather_in_place, gather,
-    scatter, all_to_all, all_to_all_uneven, all_to_all_single, all_to_all_split,
+    broadcast, all_gather, all_gather_uneven, all_gather_into_tensor, gather, scatter,
+    all_to_all_uneven, all_to_all_single, all_to_all_split,
 )  # fmt: skip
-
-
-# ---- comparing ----------------------------------------------------------------------------
 
 
 def _list_sides(side: Side, *, is_long: bool) -> Iterator[tuple[Callable[[Side], Tensors], Side]]:
@@ -295,7 +263,7 @@ def _take(call: Callable[[Side], Tensors], side: Side) -> Tensors | BaseExceptio
 
 def _foretell(call: Callable[[Side], Tensors], side: Side) -> Tensors | BaseException:
     """What Gloo leaves; for what it does not do, what it leaves of a call that means the same."""
-    if side.operator in ("average", "scaled"):
+    if side.operator in ("AVG", "SCALED"):
         return _foretell_scaled(call, side)
     found = _take(call, side)
     if isinstance(found, BaseException) and side.dtype is torch.bfloat16:
@@ -307,11 +275,11 @@ def _foretell(call: Callable[[Side], Tensors], side: Side) -> Tensors | BaseExce
 
 def _foretell_scaled(call: Callable[[Side], Tensors], side: Side) -> Tensors | BaseException:
     """A sum, made by an operator that Gloo has, and scaled afterwards."""
-    found = _take(call, replace(side, operator="sum", dtype=torch.float64))
+    found = _take(call, replace(side, operator="SUM", dtype=torch.float64))
     if isinstance(found, BaseException) or not side.dtype.is_floating_point:
         return ValueError("no average or product of these")
     outputs = 1 if call is not reduce else len(found)
-    factor = 2.0 if side.operator == "scaled" else 1 / side.size
+    factor = 2.0 if side.operator == "SCALED" else 1 / side.size
     scaled = [each * factor for each in found[:outputs]] + found[outputs:]
     return [each.to(side.dtype) for each in scaled]
 

@@ -10,8 +10,6 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -22,7 +20,6 @@ from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
 
 from mpiddp.torch_backend import members
-from mpiddp.torch_backend.own_calls import OwnCalls
 
 
 def _neighbours(side: Side) -> tuple[int, int]:
@@ -46,21 +43,6 @@ def send_and_receive(side: Side) -> list[Any]:
         dist.send(first, group=side.group, group_dst=after, tag=1)
         dist.send(second, group=side.group, group_dst=after, tag=2)
     return [*got, who, first, second]
-
-
-def objects(side: Side) -> list[Any]:
-    """Pickles of different lengths."""
-    own = {"rank": side.rank, "text": "x" * (10 * side.rank)}
-    every: list[Any] = [None] * side.size
-    dist.all_gather_object(every, own, group=side.group)
-    sent = [own, side.rank]
-    dist.broadcast_object_list(sent, group=side.group, group_src=side.size - 1)
-    room: list[Any] | None = [None] * side.size if side.rank == 0 else None
-    dist.gather_object(own, room, group=side.group, group_dst=0)
-    part: list[Any] = [None]
-    parts = [{"to": rank} for rank in range(side.size)] if side.rank == 0 else None
-    dist.scatter_object_list(part, parts, group=side.group, group_src=0)
-    return [every, sent, room, part]
 
 
 def together(side: Side) -> list[Any]:
@@ -116,30 +98,10 @@ def in_the_middle_of_autograd(side: Side) -> list[Any]:
     return [*found, leaf.grad, tensor, *(each + 0 for each in (*several, *gathered))]
 
 
-def from_a_callback(side: Side) -> list[Any]:
-    """A call that a future's callback makes, as DDP's hooks do, and one that follows it."""
-    tensor, second = side.fill(), side.fill(seed=1)
-
-    def go_on(future: Any) -> torch.Tensor:
-        value: torch.Tensor = future.value()[0]
-        if not side.is_gloo:
-            dist.all_reduce(value, group=side.group)
-        return value / 2
-
-    future = dist.all_reduce(tensor, group=side.group, async_op=True).get_future().then(go_on)
-    result = future.wait()
-    if side.is_gloo:
-        # Its callbacks may not wait for calls of the same group.
-        dist.all_reduce(tensor, group=side.group)
-        result = tensor / 2
-    dist.all_reduce(second, group=side.group)
-    return [result, second]
-
-
 def beside_a_callback(side: Side) -> list[Any]:
     """Calls of callbacks, for which the program does not wait before its next call."""
     found = []
-    for number in range(40):
+    for number in range(20):
         first, second, third = (side.fill(500, seed=seed) for seed in range(3))
         # The ranks come to the third call before the first one ends, or afterwards.
         time.sleep(0.001 * ((number + side.rank) % 2))
@@ -172,36 +134,6 @@ def forgotten_works(side: Side) -> list[Any]:
     return [last, *tensors]
 
 
-def polled_works(side: Side) -> list[Any]:
-    """Nobody waits for these; the program looks whether they are complete."""
-    one, other = side.fill(), side.fill(seed=1)
-    work = dist.all_reduce(one, group=side.group, async_op=True)
-    future = dist.all_reduce(other, group=side.group, async_op=True).get_future()
-    end = time.monotonic() + WAIT.total_seconds()
-    while not (future.done() and (side.is_part or work.is_completed())):
-        assert time.monotonic() < end
-        time.sleep(0.001)
-    return [one, other]
-
-
-def many_at_once(side: Side) -> list[Any]:
-    """Works that are waited for in another order than they were begun in."""
-    tensors = [side.fill(length, seed=length) for length in (1, 5000, 3, 40_000, 2)]
-    begin: list[Callable[..., Any]] = [dist.all_reduce, partial(dist.broadcast, group_src=0)]
-    works = [
-        function(tensor, group=side.group, async_op=True)
-        for tensor, function in zip(tensors, begin * 3, strict=False)
-    ]
-    for work in reversed(works):
-        work.wait()
-    # A call that its caller waits for, while others are under way.
-    late = [dist.all_reduce(tensor, group=side.group, async_op=True) for tensor in tensors]
-    dist.all_reduce(tensors[0], group=side.group)
-    for work in late:
-        work.wait()
-    return tensors
-
-
 def beside_autograd(side: Side) -> list[Any]:
     """Calls in inference mode, into leaves, and on what a backward pass needs afterwards."""
     size, group = side.size, side.group
@@ -221,38 +153,9 @@ def beside_autograd(side: Side) -> list[Any]:
     return [*rows, *(each.detach() for each in leaves), part, leaf.grad, whole._version]
 
 
-def a_work_in_words(side: Side) -> list[Any]:
-    """What can be asked of a work; a wait that is too short leaves the call as it is."""
-    if side.is_gloo or side.size == 1:
-        tensor = side.fill()
-        dist.all_reduce(tensor, group=side.group)
-        return [True, True, tensor]
-    tensor = side.fill()
-    is_late = True
-    if side.rank == 0:
-        work = dist.all_reduce(tensor, group=side.group, async_op=True)
-        assert not work.is_completed()
-        try:
-            work.wait(timedelta(milliseconds=50))
-            is_late = False
-        except RuntimeError as error:
-            is_late = isinstance(error, dist.DistNetworkError)
-        dist.send(torch.zeros(1), group=side.group, group_dst=1)
-    elif side.rank == 1:
-        dist.recv(torch.zeros(1), group=side.group, group_src=0)
-    if side.rank != 0:
-        work = dist.all_reduce(tensor, group=side.group, async_op=True)
-    work.wait()
-    if side.is_part:
-        return [is_late, True, tensor]
-    assert work.result()[0] is tensor
-    return [is_late, work.is_completed() and work.is_success(), tensor]
-
-
 CALLS = (
-    send_and_receive, objects, together, in_the_middle_of_autograd, from_a_callback,
-    beside_a_callback, forgotten_works, polled_works, many_at_once, beside_autograd,
-    a_work_in_words,
+    send_and_receive, together, in_the_middle_of_autograd, beside_a_callback,
+    forgotten_works, beside_autograd,
 )  # fmt: skip
 """Messages and barriers of all kinds are left to torch's own tests."""
 
@@ -307,38 +210,6 @@ def compare_groups(session: Any) -> list[str]:
     for pair in mine:
         close_sides(*pair)
     return differences
-
-
-def split_a_group(session: Any, backend: str) -> list[float]:
-    """Sums in the groups of rank 0 and of the others, as meshes of devices make them."""
-    _, ours = sides = make_sides(backend=backend)
-    ranks = [0] if ours.rank == 0 else list(range(1, ours.size))
-    tensors = [torch.full((3,), 1.0 + ours.rank), torch.ones(3, dtype=torch.int8)]
-    if ours.is_part:
-        group = ours.group.split_group(ranks, WAIT, None, f"split {ranks}", "")
-        for tensor in tensors:
-            group.allreduce(tensor).wait()
-        group.shutdown()
-    close_sides(*sides)
-    return [tensor[0].item() for tensor in tensors]
-
-
-def find_shortcuts(session: Any, infers: bool) -> list[bool]:
-    """Whether each of some calls on one tensor was known from an earlier one: asynchronous ones and
-    others. ``infers``: in inference mode."""
-    sides, known, found = make_sides(), list[Any](), OwnCalls.find_shortcut
-
-    def note(*arguments: Any) -> Any:
-        known.append(found(*arguments))
-        return known[-1]
-
-    with mock.patch.object(OwnCalls, "find_shortcut", note), torch.inference_mode(infers):
-        tensor = torch.ones(3)
-        for _ in range(2):
-            dist.all_reduce(tensor, group=sides[1].group, async_op=True).wait()
-            dist.all_reduce(tensor, group=sides[1].group)
-    close_sides(*sides)
-    return [each is not None for each in known]
 
 
 def compare_threads(session: Any, rounds: int, name: str) -> list[str]:

@@ -30,39 +30,25 @@ def list_mistakes(group: Any) -> dict[str, tuple[Callable[[], object], str]]:
     whole, sparse = torch.ones(4 * size, device="meta"), torch.eye(3).to_sparse()
     on_cpus = "a tensor on meta, and backend mpiddp works on CPU tensors"
     nobody = "which neither mpiddp nor Gloo computes"
-    return {
-        "device, sum": (lambda: dist.all_reduce(meta, group=group), on_cpus),
-        "device, send": (lambda: dist.send(meta, group=group, group_dst=after), on_cpus),
-        "device, all-gather": (lambda: GATHER_ONE(whole, meta, group=group), on_cpus),
-        "device, reduce-scatter": (lambda: SCATTER_ONE(meta, whole, group=group), on_cpus),
-        "device, broadcast": (lambda: dist.broadcast(meta, group_src=0, group=group), on_cpus),
-        "int16": (
-            lambda: dist.all_reduce(one.short(), group=group),
-            "SUM of torch.int16, " + nobody,
-        ),
-        "average of integers": (
-            lambda: dist.all_reduce(one.long(), dist.ReduceOp.AVG, group=group),
-            "AVG of torch.int64, " + nobody,
-        ),
-        "sparse": (
-            lambda: dist.broadcast(sparse, group_src=0, group=group),
-            "layout torch.sparse_coo",
-        ),
-        "sizes": (
-            lambda: GATHER_ONE(torch.ones(1), one, group=group),
-            rf"a tensor of 1 torch.float32 for {size} × 4",
-        ),
-        "parts": (lambda: SCATTER_ONE(torch.ones(99), one, group=group), rf"for {size} × 99"),
-        "length of a list": (
-            lambda: dist.all_gather([one], one, group=group),
-            f"1 tensors for {size} ranks",
-        ),
-        "room in a list": (
-            lambda: dist.all_gather([torch.ones(3)] * size, one, group=group),
-            "4 elements, and 3 in this rank's list",
-        ),
-        "root": (lambda: dist.broadcast(one, group_src=size, group=group), "src|root|roup rank"),
-    }  # fmt: skip
+    made: list[tuple[str, Callable[..., object], str]] = [
+        ("device, sum", partial(dist.all_reduce, meta), on_cpus),
+        ("device, send", partial(dist.send, meta, group_dst=after), on_cpus),
+        ("device, all-gather", partial(GATHER_ONE, whole, meta), on_cpus),
+        ("device, reduce-scatter", partial(SCATTER_ONE, meta, whole), on_cpus),
+        ("device, broadcast", partial(dist.broadcast, meta, group_src=0), on_cpus),
+        ("int16", partial(dist.all_reduce, one.short()), f"SUM of torch.int16, {nobody}"),
+        ("average of integers", partial(dist.all_reduce, one.long(), dist.ReduceOp.AVG),
+         f"AVG of torch.int64, {nobody}"),
+        ("sparse", partial(dist.broadcast, sparse, group_src=0), "layout torch.sparse_coo"),
+        ("sizes", partial(GATHER_ONE, torch.ones(1), one),
+         f"a tensor of 1 torch.float32 for {size} × 4"),
+        ("parts", partial(SCATTER_ONE, torch.ones(99), one), f"for {size} × 99"),
+        ("length of a list", partial(dist.all_gather, [one], one), f"1 tensors for {size} ranks"),
+        ("room in a list", partial(dist.all_gather, [torch.ones(3)] * size, one),
+         "4 elements, and 3 in this rank's list"),
+        ("root", partial(dist.broadcast, one, group_src=size), "src|root|roup rank"),
+    ]  # fmt: skip
+    return {name: (partial(call, group=group), pattern) for name, call, pattern in made}
 
 
 def find_error(call: Callable[[], object]) -> str:
@@ -160,25 +146,6 @@ def list_ranges(session: Any) -> list[tuple[str, bool]]:
     close_sides(*sides)
     events = profiler.events() or []
     return [(each.name, each.is_async) for each in events if each.name.startswith("mpiddp:")]
-
-
-def wait_in_two_groups(session: Any) -> float:
-    """Rank 0 waits in one group's monitored barrier while another thread begins to use a group."""
-    (_, one), (_, other) = pairs = [make_sides() for _ in range(2)]
-    tensor = torch.ones(3)
-    wait = partial(dist.monitored_barrier, group=one.group)
-    if dist.get_rank() == 0:
-        with ThreadPoolExecutor(1) as pool:
-            passed = pool.submit(wait)
-            time.sleep(0.3)
-            dist.all_reduce(tensor, group=other.group)
-            passed.result()
-    else:
-        dist.all_reduce(tensor, group=other.group)
-        wait()
-    for pair in pairs:
-        close_sides(*pair)
-    return tensor.sum().item()
 
 
 def talk_in_two_threads(session: Any) -> list[float]:

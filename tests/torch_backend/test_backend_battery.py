@@ -6,8 +6,6 @@ import comparison
 import messages
 import pytest
 
-from mpiddp.torch_backend.group import BACKEND_BASE
-
 pytestmark = pytest.mark.mpi
 DEADLINE = 150.0
 SIZES = (3, *(pytest.param(size, marks=pytest.mark.long) for size in (2, 5)))
@@ -24,24 +22,13 @@ def compare(pool, size, function, *arguments, fewest=None):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_every_call_leaves_what_it_leaves_under_gloo(size, pool):
-    compare(pool, size, comparison.compare_calls, False, fewest=300)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_every_type_and_operator_of_every_call(size, pool):
-    compare(pool, size, comparison.compare_calls, True, fewest=1000)
+    # Of 2 and 5 ranks with every type and operator of every call.
+    compare(pool, size, comparison.compare_calls, size != 3, fewest=300)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_messages_objects_and_works(size, pool):
     compare(pool, size, messages.compare_messages)
-
-
-@pytest.mark.parametrize("infers", [False, True])
-def test_a_call_on_the_same_memory_is_known_from_the_one_before(infers, pool):
-    called = pool("openmpi", 2).call(messages.find_shortcuts, infers)
-    assert called.values == [[False, True, True, True]] * 2
 
 
 def test_messages_objects_and_works_through_gloo(pool):
@@ -64,5 +51,3 @@ def test_a_group_that_has_another_backend_as_well(pool):
     backend = "cpu:mpiddp,cuda:gloo"
     compare(pool, 3, comparison.compare_calls, False, backend, fewest=0)
     compare(pool, 3, messages.compare_messages, backend)
-    split = pool("openmpi", 3).call(messages.split_a_group, backend).values
-    assert split == ([[1, 1], [2, 1], [3, 1]] if BACKEND_BASE is None else [[1, 1], [5, 2], [5, 2]])

@@ -38,17 +38,14 @@ class Calls:
 
 
 @pytest.fixture
-def calls():
-    made = Calls()
+def calls(request):
+    """``pytest.mark.parametrize`` may give another delay."""
+    made = Calls(getattr(request, "param", HOUR))
     yield made
     made.queue.close()
 
 
-@pytest.fixture
-def quick_calls():
-    made = Calls(delay=1e-3)
-    yield made
-    made.queue.close()
+QUICK = pytest.mark.parametrize("calls", [1e-3], indirect=True)
 
 
 @given(st.lists(st.integers(-1, 20), max_size=30))
@@ -70,17 +67,13 @@ def test_calls_are_made_in_their_order_whatever_is_waited_for(steps):
     assert {thread for _, thread in calls.made} <= {threading.get_ident()}
 
 
-def test_what_nobody_waits_for_is_made_by_another_thread(quick_calls):
-    work = quick_calls.begin(1)
-    future = quick_calls.begin(2).get_future()
+@QUICK
+def test_what_nobody_waits_for_is_made_by_another_thread(calls):
+    work = calls.begin(1)
+    future = calls.begin(2).get_future()
     launchers.until(lambda: work.is_completed() and future.done(), "both calls to end")
-    assert {thread for _, thread in quick_calls.made}.isdisjoint({threading.get_ident()})
-    assert quick_calls.numbers == [1, 2]
-
-
-def test_who_asks_for_a_future_need_not_wait_for_the_delay(calls):
-    future = calls.begin(1).get_future()
-    launchers.until(future.done, "the call to end")
+    assert {thread for _, thread in calls.made}.isdisjoint({threading.get_ident()})
+    assert calls.numbers == [1, 2]
 
 
 def test_a_wait_with_a_timeout_leaves_the_call_to_another_thread(calls):
@@ -91,6 +84,8 @@ def test_a_wait_with_a_timeout_leaves_the_call_to_another_thread(calls):
     assert not work.is_completed()
     gate.set()
     assert work.wait(timedelta(seconds=60))
+    # Who asks for a future need not wait for the delay.
+    launchers.until(calls.begin(2).get_future().done, "the call to end")
 
 
 def test_an_error_is_raised_by_each_wait_and_ends_no_other_call(calls):
@@ -107,30 +102,13 @@ def test_an_error_is_raised_by_each_wait_and_ends_no_other_call(calls):
 def test_calls_of_a_callback_come_before_those_that_were_begun_later(calls):
     first = calls.begin(1)
     again = first.get_future().then(lambda _: [calls.begin(2, waits=True), calls.begin(3)])
-    later = calls.begin(4)
+    later, last = calls.begin(4), calls.begin(5)
+    # It may wait for a later call.
+    other = first.get_future().then(lambda _: last.wait())
     later.wait()
     again.wait()
-    assert calls.numbers == [1, 2, 3, 4]
-
-
-def test_a_callback_may_wait_for_a_later_call(calls):
-    first, later = calls.begin(1), calls.begin(2)
-    again = first.get_future().then(lambda _: later.wait())
-    first.wait()
-    again.wait()
-    assert calls.numbers == [1, 2]
-
-
-def test_several_threads_may_wait_for_several_calls(quick_calls):
-    for _ in range(30):
-        works = [quick_calls.begin(number) for number in range(6)]
-        threads = [threading.Thread(target=work.wait) for work in works[::-1]]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert all(work.is_completed() for work in works)
-    assert quick_calls.numbers == list(range(6)) * 30
+    other.wait()
+    assert calls.numbers == [1, 2, 3, 4, 5]
 
 
 def test_a_call_is_made_at_the_end_of_the_backward_pass_whose_hook_began_it(calls):

@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import pytest
 import torch_suite
-from torch_suite import FAILED, PASSED, Outcome
+from torch_suite import PASSED, Outcome
 
 import launchers
 
@@ -16,21 +16,15 @@ QUICK = (
     "test_all_gather_coalesced_with_empty",
     "test_all_gather_object_default_pg",
     "test_all_reduce_coalesced_product",
-    "test_all_reduce_sum_async",
     "test_barrier_timeout_full_group",
     "test_batch_isend_irecv_gloo",
-    "test_broadcast",
-    "test_gather_full_group",
     "test_get_future",
-    "test_isend",
     "test_monitored_barrier_gloo_rank_0_timeout",
     "test_monitored_barrier_gloo_subgroup",
-    "test_reduce_full_group_max",
-    "test_scatter",
     "test_send_recv_any_source",
     "test_sparse_all_reduce_sum",
 )
-"""One of each kind of test."""
+"""One of each kind of test; comparison.py has the collective calls."""
 DOCUMENT = launchers.ROOT / "docs" / "about" / "torch-backend-tests.md"
 
 
@@ -57,10 +51,3 @@ def test_what_gloo_passes_mpiddp_passes_as_documented():
     row = next(line for line in lines if line.startswith(f"| {release} |"))
     for name in torch_suite.find_missed(gloo, own):
         assert f"`{name}`: {own[name].reason}" in row, own[name]
-
-
-@pytest.mark.long
-def test_a_failure_is_not_a_pass():
-    found = torch_suite.run("no-such-backend", ["test_get_rank"])
-    assert found["test_get_rank"].kind == FAILED
-    assert torch_suite.find_missed({"test_get_rank": Outcome(PASSED)}, found) == ["test_get_rank"]

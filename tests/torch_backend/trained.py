@@ -1,6 +1,7 @@
 """A training by torch's own means; prints a digest of what it leaves, the same under any backend.
 
     torchrun --nproc-per-node 2 tests/torch_backend/trained.py WAYS FOLDER
+    python tests/torch_backend/trained.py WAYS FOLDER STORE
 
 Groups of two ranks: a sum of two numbers is the same in any order.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -34,15 +36,14 @@ STEPS = 4
 
 
 class Model(nn.Module):
-    """Two layers, a parameter that is not used, and buffers that ranks would have different."""
+    """Two layers, and buffers that ranks would have different."""
 
-    def __init__(self, *, spare: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.first = nn.Linear(6, 8)
         self.norm = nn.BatchNorm1d(8)
         self.second = nn.Linear(8, 3)
-        self.spare = nn.Linear(2, 2) if spare else None
         self.register_buffer("own", torch.full((3,), float(dist.get_rank())))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -56,11 +57,9 @@ def make_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(4, 6, generator=generator), torch.randn(4, 3, generator=generator)
 
 
-def train(
-    model: nn.Module, optimizer: Any, steps: int = STEPS, accumulates: bool = False
-) -> list[float]:
+def train(model: nn.Module, optimizer: Any, accumulates: bool = False) -> list[float]:
     losses = []
-    for step in range(steps):
+    for step in range(STEPS):
         values, targets = make_batch(step)
         is_last = not accumulates or step % 2 == 1
         with nullcontext() if is_last else model.no_sync():
@@ -77,21 +76,11 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=0.01)
 
 
-def train_with_ddp(
-    folder: str, hook: Any = None, accumulates: bool = False, **options: Any
-) -> list[Any]:
-    model = DistributedDataParallel(Model(spare="find_unused_parameters" in options), **options)
+def train_with_ddp(folder: str, hook: Any = None, accumulates: bool = False) -> list[Any]:
+    model = DistributedDataParallel(Model())
     if hook is not None:
         model.register_comm_hook(None, hook)
     losses = train(model, make_optimizer(model), accumulates=accumulates)
-    return [losses, *model.state_dict().values()]
-
-
-def train_unevenly(folder: str) -> list[Any]:
-    """Each rank has one step more than the one before."""
-    model = DistributedDataParallel(Model())
-    with model.join():
-        losses = train(model, make_optimizer(model), STEPS + dist.get_rank())
     return [losses, *model.state_dict().values()]
 
 
@@ -125,12 +114,8 @@ def train_with_fsdp(folder: str, *shape: int) -> list[Any]:
 
 WAYS: dict[str, Callable[[str], list[Any]]] = {
     "ddp": train_with_ddp,
-    "static graph": partial(train_with_ddp, static_graph=True),
-    "small buckets": partial(train_with_ddp, bucket_cap_mb=1e-4),
-    "unused": partial(train_with_ddp, find_unused_parameters=True),
     "hook": partial(train_with_ddp, hook=fp16_compress_hook),
     "no_sync": partial(train_with_ddp, accumulates=True),
-    "join": train_unevenly,
     "zero": train_with_zero,
     "fsdp2": lambda folder: train_with_fsdp(folder, dist.get_world_size()),
     "hsdp": lambda folder: train_with_fsdp(folder, 2, dist.get_world_size() // 2),
@@ -149,15 +134,22 @@ def digest(values: list[Any]) -> str:
 def main() -> None:
     """Train in each way under Gloo and under mpiddp; rank 0 prints the ranks' digests."""
     warnings.simplefilter("ignore")
-    ways, folder = sys.argv[1:]
+    ways, folder, *store = sys.argv[1:]
+    rank = 1 if store and os.fork() == 0 else 0
     for backend in ("gloo", "mpiddp"):
-        dist.init_process_group(backend)
+        if store:
+            place = f"file://{store[0]}-{backend}"
+            dist.init_process_group(backend, place, rank=rank, world_size=2)
+        else:
+            dist.init_process_group(backend)
         for way in ways.split(","):
             digests: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(digests, digest(WAYS[way](f"{folder}/{backend}")))
             if dist.get_rank() == 0:
                 print(json.dumps([way, dist.get_backend(), digests]), flush=True)
         dist.destroy_process_group()
+    if store and rank == 0:
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
 
 
 if __name__ == "__main__":
