@@ -342,7 +342,7 @@ def _changes_environment(module: Module, node: ast.AST) -> bool:
 
 def find_variables(module: Module, node: ast.AST) -> Iterator[str]:
     """Variables that are set outside ``launch``, or whose names stand outside the table."""
-    if locate(module.name) != (4, "launch") and _changes_environment(module, node):
+    if _changes_environment(module, node) and locate(module.name) != (4, "launch"):
         yield "sets an environment variable"
     key: ast.AST | None = None
     if isinstance(node, ast.Subscript) and module.find_name(node.value) == "os.environ":
@@ -448,11 +448,12 @@ RULES = (
 
 def check_nodes(modules: dict[str, Module]) -> Iterator[Violation]:
     """What breaks one of the rules by itself."""
+    kinds = (ast.stmt, ast.ExceptHandler, ast.Call, ast.Attribute, ast.Name, ast.Subscript)
     for module in modules.values():
-        for node in module.nodes:
+        for node in (each for each in module.nodes if isinstance(each, kinds)):
             for rule in RULES:
                 for what in rule(module, node):
-                    yield Violation(module.name, node.lineno, what)  # type: ignore[attr-defined]
+                    yield Violation(module.name, node.lineno, what)
 
 
 def check_rooms(modules: dict[str, Module]) -> Iterator[Violation]:
