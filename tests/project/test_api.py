@@ -69,9 +69,11 @@ def test_the_examples_that_start_a_launch_run():
     assert result.expect(0).stdout == "rank 0 goes on without data\n"
 
 
-def test_listing_the_names_imports_no_torch():
+def test_listing_the_names_imports_no_torch_and_the_front_no_decoder():
     program = (
         "import sys, mpiddp; dir(mpiddp); dir(mpiddp.training)\n"
-        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+        "assert not {'torch', 'numpy'} & sys.modules.keys()\n"
+        "import mpiddp.__main__, mpiddp.front.front, mpiddp.train\n"
+        "sys.exit('msgspec' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

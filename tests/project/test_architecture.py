@@ -18,10 +18,10 @@ def test_the_source_keeps_the_rules():
     assert {"mpiddp", "mpiddp.errors", "mpiddp.launch.failure.failure"} <= modules.keys()
 
 
-@pytest.mark.parametrize("folder", architecture.MOST_LINES)
-def test_the_code_stays_within_its_budget(folder):
-    lines = architecture.count_lines(launchers.ROOT, folder)
-    assert lines <= architecture.MOST_LINES[folder]
+def test_the_code_stays_within_its_budget():
+    limits = architecture.MOST_LINES
+    lines = {folder: architecture.count_lines(launchers.ROOT, folder) for folder in limits}
+    assert {each: count for each, count in lines.items() if count > limits[each]} == {}
 
 
 GOOD = {
@@ -78,8 +78,6 @@ def test_a_tree_that_keeps_the_rules_passes(tmp_path):
 
 
 VIOLATIONS = {
-    "up": ("mpiddp/launch/mpi/world.py", "from mpiddp.training import trainer\n",
-        "must not import"),
     "to a door": ("mpiddp/sync/server.py", "from mpiddp import init\n", "must not import mpiddp"),
     "sideways": ("mpiddp/schedules/proof.py", "from mpiddp.launch.session import Session\n",
         "must not import mpiddp.launch.session"),
@@ -98,53 +96,39 @@ VIOLATIONS = {
     "to benchmarks": ("mpiddp/train.py", "import benchmarks.measure.startup.worker\n",
         "must not import bench"),
     "no floor": ("mpiddp/utils.py", "", "no floor"),
-    "to no floor": ("mpiddp/train.py", "import mpiddp.utils\n", "must not import mpiddp.utils"),
     "circle": ("mpiddp/launch/failure/failure.py", "def f():\n    import mpiddp.launch.session\n",
         "a circle of imports"),
     "circle of folders": ("mpiddp/launch/failure/__init__.py",
         "import mpiddp.launch.network.rule\n",
         "a circle of imports: mpiddp.launch.failure > mpiddp.launch.network >"),
-    "circle with its package": ("mpiddp/launch/__init__.py",
-        "from mpiddp.launch.mpi.world import World\n", "a circle of imports"),
-    "assigned from outside": ("mpiddp/launch/session.py", "def f(peers):\n    peers.world = 1\n",
-        "assigns peers.world from outside"),
-    "private": ("mpiddp/launch/session.py", "def f(peers):\n    return peers._world_of\n",
-        "looks into peers._world_of"),
     "everything is caught": ("mpiddp/launch/session.py",
         "try:\n    f()\nexcept Exception:\n    pass\n", "does not say why"),
-    "sys.exit": ("mpiddp/train.py", "import sys\nsys.exit(0)\n", "calls sys.exit"),
-    "exit": ("mpiddp/train.py", "exit(0)\n", "calls exit"),
-    "renamed": ("mpiddp/train.py", "import sys as s\ns.exit(0)\n", "calls sys.exit"),
-    "from": ("mpiddp/train.py", "from os import _exit as e\ne(0)\n", "calls os._exit"),
-    "Abort": ("benchmarks/run.py", "world().Abort(3)\n", "calls Abort"),
-    "SystemExit": ("mpiddp/train.py", "raise SystemExit(2)\n", "raises SystemExit"),
-    "environ": ("mpiddp/training/data/data_sets.py", "import os\nos.environ[name] = '1'\n",
-        "sets an environment variable"),
-    "environ, deleted": ("mpiddp/train.py", "from os import environ\ndel environ[name]\n",
-        "sets an environment variable"),
-    "environ, merged": ("mpiddp/train.py", "import os\nos.environ |= {}\n", "sets an"),
-    "environ, called": ("mpiddp/train.py", "import os\nos.environ.update(A=1)\n", "sets an"),
-    "putenv": ("benchmarks/run.py", "import os\nos.putenv('A', '1')\n", "sets an"),
-    "literal": ("mpiddp/launch/x.py", "import os\nos.environ.get('A')\n", "names the variable"),
-    "literal, subscript": ("mpiddp/train.py", "import os\nos.environ['A']\n", "names the var"),
-    "literal, getenv": ("mpiddp/train.py", "from os import getenv\ngetenv('A')\n", "names the"),
-    "mpi4py": ("mpiddp/training/data/data_sets.py", "from mpi4py import MPI\n", "imports mpi4py"),
+    "attributes": ("mpiddp/train.py",
+        "def f(peers):\n    peers.world = 1\n    return peers._world_of\n",
+        "train:2: assigns peers.world from outside", "train:3: looks into peers._world_of"),
+    "exits": ("benchmarks/run.py",
+        ("import sys as s\nfrom os import _exit as e\ns.exit(0)\ne(0)\nworld().Abort(3)\n"
+        "raise SystemExit(2)\n"),
+        "run:3: calls sys.exit", "run:4: calls os._exit", "run:5: calls Abort",
+        "run:6: raises SystemExit"),
+    "environment": ("benchmarks/run.py",
+        ("import os\nfrom os import environ\ndel environ[name]\nos.environ |= {}\n"
+        "os.environ.update(A=1)\nos.putenv('A', '1')\n"),
+        *(f"run:{line}: sets an environment variable" for line in (3, 4, 5, 6))),
+    "names of variables": ("mpiddp/train.py",
+        "import os\nfrom os import getenv\nos.environ['A']\ngetenv('A')\n",
+        "train:3: names the variable", "train:4: names the variable"),
+    "pickles": ("mpiddp/train.py",
+        ("import numpy as np, torch as t, torch.distributed as dist\n"
+        "from pickle import loads as l\nl(data)\ndist.broadcast_object_list(box)\n"
+        "np.load(path, allow_pickle=True)\nt.load(path, weights_only=False)\n"),
+        "train:3: unpickles: pickle.loads",
+        "train:4: unpickles: torch.distributed.broadcast_object_list",
+        "train:5: numpy.load with pickles", "train:6: torch.load without weights_only=True"),
+    "prints": ("benchmarks/run.py", "import sys\nprint(1)\nsys.stderr.write('')\n",
+        "run:2: calls print", "run:3: calls sys.stderr.write"),
     "mpi4py, late": ("mpiddp/sync/ddp_hook.py", "def f():\n    import mpi4py.MPI\n",
         "imports mpi4py"),
-    "torch.load": ("mpiddp/training/data/data_sets.py",
-        "import torch\ntorch.load(path, weights_only=False)\n",
-        "torch.load without weights_only=True"),
-    "torch.load, plain": ("benchmarks/run.py", "import torch as t\nt.load(path)\n", "torch.load"),
-    "pickle": ("mpiddp/sync/x.py", "from pickle import loads as l\nl(data)\n", "unpickles: pickle"),
-    "unpickler": ("mpiddp/sync/x.py", "import pickle\nclass U(pickle.Unpickler): ...\n",
-        "unpickles"),
-    "objects": ("mpiddp/sync/x.py",
-        "import torch.distributed as dist\ndist.broadcast_object_list(box)\n",
-        "unpickles: torch.distributed.broadcast_object_list"),
-    "arrays": ("mpiddp/training/data/data_sets.py",
-        "import numpy as np\nnp.load(path, allow_pickle=True)\n", "numpy.load with pickles"),
-    "print": ("benchmarks/run.py", "print(1)\n", "calls print"),
-    "write": ("mpiddp/train.py", "import sys\nsys.stderr.write('')\n", "calls sys.stderr.write"),
     "circle of a folder with its own files": ("mpiddp/launch/failure/__init__.py",
         "import mpiddp.launch.session\n",
         "a circle of imports: mpiddp.launch > mpiddp.launch.failure >"),
@@ -157,10 +141,11 @@ VIOLATIONS = {
 
 @pytest.mark.parametrize("case", VIOLATIONS)
 def test_a_broken_rule_is_found(case, tmp_path):
-    name, text, expected = VIOLATIONS[case]
+    name, text, *expected = VIOLATIONS[case]
     world = "from mpiddp.launch import Session\nclass Session: ...\n"
     extra = {"mpiddp/launch/mpi/world.py": world}
     write_tree(tmp_path, {**GOOD, **extra, name: text})
     found = architecture.find_violations(architecture.read_modules(tmp_path))
     module = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-    assert any(module in str(item) and expected in str(item) for item in found), found
+    told = "\n".join(str(each) for each in found if module in str(each))
+    assert [each for each in expected if each not in told] == [], found

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,14 +109,6 @@ def test_xml_that_is_no_leaf(text, said):
     assert decode_xml(b"<leaf cnt='3'/>", "leaf", Leaf) == Leaf(3)
     with pytest.raises(ContentError, match=said):
         decode_xml(text.encode(), "leaf", Leaf)
-
-
-def test_neither_the_front_nor_an_import_waits_for_the_library():
-    code = (
-        "import sys, mpiddp, mpiddp.__main__, mpiddp.front.front, mpiddp.train; "
-        "sys.exit('msgspec' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 # ---- every kind of file --------------------------------------------------------------------

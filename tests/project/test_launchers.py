@@ -53,6 +53,8 @@ def test_variables_of_another_launch_are_removed_and_others_added_and_removed(mo
     result = launchers.run(alone, 1, ["-c", program], env=env).expect(0)
     assert not [name for name in (*inherited, "PATH") if repr(name) in result.stdout]
     assert "'RANKING'" in result.stdout and result.stdout.endswith("] yes\n")
+    with pytest.raises(AssertionError, match=r"7 was expected(.|\n)*exit code 0(.|\n)*'RANKING'"):
+        result.expect(7)
 
 
 def test_a_process_that_stays_behind_is_reported_and_killed(monkeypatch):
@@ -67,30 +69,3 @@ def test_a_process_that_stays_behind_is_reported_and_killed(monkeypatch):
             job.wait()
         assert job.stdout().strip() in str(caught.value)
     assert job.processes() == []
-
-
-def test_a_job_that_ends_is_not_waited_for():
-    with (
-        launchers.start("alone", 1, ["-c", "print('over')"]) as job,
-        pytest.raises(launchers.JobError, match=r"ended while waiting for godot(.|\n)*over"),
-    ):
-        job.until(lambda: False, "godot")
-
-
-def test_an_unexpected_exit_code_shows_the_output():
-    result = launchers.run("alone", 1, ["-c", "print('why'); raise SystemExit(3)"])
-    with pytest.raises(AssertionError, match=r"0 was expected(.|\n)*exit code 3(.|\n)*why"):
-        result.expect(0)
-
-
-def test_nothing_is_left_in_the_temporary_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    launchers.run("alone", 1, ["-c", "pass"]).expect(0)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_launcher_that_is_not_there_fails_the_test_that_needs_it(tmp_path):
-    absent = launchers.Launcher("absent", tmp_path / "mpirun")
-    with pytest.raises(launchers.JobError, match=r"mpirun is missing; `bash tests/run.sh`"):
-        launchers.run(absent, 1, ["-c", "pass"])

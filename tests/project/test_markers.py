@@ -16,13 +16,12 @@ MARKERS = (
 
 @pytest.fixture
 def made_up(pytester, monkeypatch):
-    """Runs a made-up test file, with what ``why_required`` answers for slurm and browser."""
+    """Runs a made-up test file, on a machine that can have all but a GPU."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take longer than the tests
+    answers = dict.fromkeys(("mpi", "slurm", "browser"), "it can")
+    monkeypatch.setattr(markers, "why_required", answers.get)
 
-    def run(source: str, *options: str, required: bool = False) -> pytest.RunResult:
-        if required:
-            answers = {"gpu": None}
-            monkeypatch.setattr(markers, "why_required", lambda name: answers.get(name, "it can"))
+    def run(source: str, *options: str) -> pytest.RunResult:
         pytester.makeconftest("from markers import *")
         pytester.makeini(MARKERS)
         pytester.makepyfile(source)
@@ -31,84 +30,60 @@ def made_up(pytester, monkeypatch):
     return run
 
 
-SKIPS = """
+OUTCOMES = """
 import pytest
 
-@pytest.mark.{marker}
-def test_skipped():
-    pytest.skip("no {marker} here")
+@pytest.mark.mpi
+class TestMpi:
+    def test_body(self): pytest.skip("in its body")
+    @pytest.mark.skip(reason="by a mark")
+    def test_mark(self): pass
+    @pytest.fixture
+    def mpirun(self): pytest.skip("in a fixture")
+    def test_fixture(self, mpirun): pass
+    @pytest.mark.xfail(reason="known")
+    def test_expected_failure(self): raise ValueError
 
-def test_passes():
-    pass
+@pytest.mark.slurm
+def test_slurm(): pytest.skip("no slurm")
+@pytest.mark.browser
+def test_browser(): pytest.skip("no browser")
+
+@pytest.mark.gpu
+class TestGpu:
+    def test_skipped(self): pytest.skip("no gpu")
+    @pytest.fixture
+    def bad(self):
+        yield
+        raise ValueError
+    def test_teardown(self, bad): pass
+    @pytest.fixture
+    def worse(self): raise ValueError
+    def test_setup(self, worse): pass
+    def test_call(self): raise ValueError
+
+@pytest.mark.parametrize("x", ["slurm"])
+def test_parameter(x, record_property): record_property("note", "two blocks left out")
 """
 
 
-SKIPPED = """
-import pytest
-pytestmark = pytest.mark.mpi
-
-@pytest.mark.skip(reason='why')
-def test_skip(): pass
-@pytest.mark.skipif(True, reason='why')
-def test_skipif(): pass
-@pytest.fixture
-def mpirun(): pytest.skip('why')
-def test_fixture(mpirun): pass
-"""
-
-
-def test_a_skip_of_an_mpi_test_fails(made_up):
-    result = made_up(SKIPS.format(marker="mpi"))
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["*skipped, but tests marked mpi always run: no mpi here*"])
-    result.stdout.fnmatch_lines(["mpi: 1 ran, 0 skipped", "none: 1 ran, 0 skipped"])
-    # By a mark, or in a fixture.
-    result = made_up(SKIPPED)
-    result.assert_outcomes(errors=3)
-    result.stdout.fnmatch_lines(["*always run: why*"])
-
-
-@pytest.mark.parametrize("marker", ["slurm", "browser"])
-def test_a_skip_fails_only_where_the_packages_can_be_had(made_up, marker):
-    result = made_up(SKIPS.format(marker=marker), required=True)
-    assert result.ret == 1
-    result.stdout.fnmatch_lines([f"*skipped, but it can: no {marker} here*"])
-
-
-def test_a_skip_of_a_gpu_test_is_counted_with_its_reason(made_up):
-    result = made_up(SKIPS.format(marker="gpu"), required=True)
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["gpu: 0 ran, 1 skipped", "    1 skipped: no gpu here"])
+def test_skips_fail_where_they_may_not_be_and_each_test_is_counted_once(made_up):
+    result = made_up(OUTCOMES)
+    result.assert_outcomes(passed=2, failed=4, errors=4, skipped=1, xfailed=1)
+    for reason in ("in its body", "by a mark", "in a fixture", "no slurm", "no browser"):
+        result.stdout.fnmatch_lines([f"*skipped, but it can: {reason}*"])
+    result.stdout.fnmatch_lines([
+        "mpi: 4 ran, 0 skipped", "slurm: 1 ran, 0 skipped", "gpu: 3 ran, 1 skipped",
+        "    1 skipped: no gpu", "browser: 1 ran, 0 skipped", "none: 1 ran, 0 skipped",
+        "two blocks left out", "*2 passed*",
+    ])  # fmt: skip
+    assert "2 passed" in [line for line in result.outlines if line][-1]
 
 
 def test_a_file_that_is_skipped_as_a_whole_fails(made_up):
     result = made_up("import pytest\npytest.skip('all', allow_module_level=True)\n")
     assert result.ret != 0
     result.stdout.fnmatch_lines(["*skip tests one by one, not the file*all*"])
-
-
-def test_an_expected_failure_is_no_skip(made_up):
-    result = made_up(
-        "import pytest\n@pytest.mark.mpi\n@pytest.mark.xfail(reason='known')\n"
-        "def test(): raise ValueError\n"
-    )
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["mpi: 1 ran, 0 skipped"])
-
-
-def test_each_test_is_counted_once(made_up):
-    result = made_up(
-        "import pytest\n@pytest.fixture\ndef bad():\n    yield\n    raise ValueError\n"
-        "@pytest.mark.gpu\ndef test_teardown(bad): pass\n"
-        "@pytest.fixture\ndef worse(): raise ValueError\n"
-        "@pytest.mark.gpu\ndef test_setup(worse): pass\n"
-        "@pytest.mark.gpu\ndef test_call(): raise ValueError\n"
-        # A parameter is no marker.
-        "@pytest.mark.parametrize('x', ['slurm'])\ndef test_slurm(x): pass\n"
-    )
-    counts = ["slurm: 0 ran, 0 skipped", "gpu: 3 ran, 0 skipped", "none: 1 ran, 0 skipped"]
-    for line in counts:
-        result.stdout.fnmatch_lines([line])
 
 
 TERMINATED = """
@@ -154,7 +129,6 @@ def test_once():
     ("options", "passed"),
     [
         ((), ["test_once"]),
-        (("-m", "slurm"), ["test_once"]),
         (("-m", "long"), ["test_often"]),
         (("--all",), ["test_often", "test_once"]),
         (("-m", "slurm and not long"), ["test_once"]),
@@ -203,6 +177,9 @@ import pytest
 
 @pytest.fixture
 def pool(): pass
+@pytest.fixture(autouse=True)
+def show(request):
+    print(request.node.name, "in", request.node.get_closest_marker("xdist_group").args[0])
 
 def test_plain(): pass
 @pytest.mark.mpi
@@ -214,48 +191,14 @@ def test_on_a_cluster(pool): pass
 """
 
 
-SHOW_GROUPS = """
-@pytest.fixture(autouse=True)
-def show(request):
-    print(request.node.name, "in", request.node.get_closest_marker("xdist_group").args[0])
-"""
-
-
 def test_groups_and_their_order(made_up):
-    result = made_up(GROUPS, "-v")
-    names = re.findall(r"::(\w+) PASSED", result.stdout.str())
-    assert names == ["test_on_a_cluster", "test_in_a_pool", "test_plain", "test_launches"]
-    result = made_up(GROUPS + SHOW_GROUPS, "-s")
+    result = made_up(GROUPS, "-s")
     assert re.findall(r"test_\w+ in \w+", result.stdout.str()) == [
         "test_on_a_cluster in cluster",
         "test_in_a_pool in pools",
         "test_plain in test_groups_and_their_order",
         "test_launches in test_groups_and_their_order",
     ]
-
-
-def test_notes_are_printed_and_the_summary_is_last(made_up):
-    result = made_up("def test(record_property): record_property('note', 'two blocks left out')\n")
-    lines = [line for line in result.outlines if line]
-    assert "two blocks left out" in lines
-    assert "1 passed" in lines[-1]
-
-
-RELEASES = {
-    "ID=debian\n": True,
-    'ID=linuxmint\nID_LIKE="ubuntu debian"\n': True,
-    "ID=ubuntu\nID_LIKE=debian\n": True,
-    "ID=fedora\n": False,
-    'ID="rocky"\nID_LIKE="rhel centos fedora"\n': False,
-}
-
-
-def test_debian_and_its_children_are_recognised(tmp_path, monkeypatch):
-    path = tmp_path / "os-release"
-    monkeypatch.setattr(markers, "OS_RELEASE", path)
-    for release, expected in RELEASES.items():
-        path.write_text(release)
-        assert markers.is_debian() is expected, release
 
 
 APT_CACHE = """#!/bin/sh
@@ -266,24 +209,29 @@ chromium) echo "  Candidate: (none)" ;;
 *) echo "  Candidate: 22.05.8" ;;
 esac
 """
+DEBIAN = "ID=debian\n"
 
 
 @pytest.mark.parametrize(
-    ("marker", "user", "debian", "required"),
+    ("marker", "user", "release", "required"),
     [
-        ("slurm", 0, True, True),
-        ("slurm", 1000, True, False),
-        ("slurm", 0, False, False),
-        ("browser", 0, True, False),
-        ("gpu", 0, True, False),
-        ("mpi", 1000, False, True),
+        ("slurm", 0, DEBIAN, True),
+        ("slurm", 0, 'ID=linuxmint\nID_LIKE="ubuntu debian"\n', True),
+        ("slurm", 0, "ID=ubuntu\nID_LIKE=debian\n", True),
+        ("slurm", 0, "ID=fedora\n", False),
+        ("slurm", 0, 'ID="rocky"\nID_LIKE="rhel centos fedora"\n', False),
+        ("slurm", 1000, DEBIAN, False),
+        ("browser", 0, DEBIAN, False),
+        ("gpu", 0, DEBIAN, False),
+        ("mpi", 1000, "", True),
     ],
 )
-def test_who_must_run_what(marker, user, debian, required, tmp_path: Path, monkeypatch):
-    program = tmp_path / "apt-cache"
+def test_who_must_run_what(marker, user, release, required, tmp_path: Path, monkeypatch):
+    program, path = tmp_path / "apt-cache", tmp_path / "os-release"
     program.write_text(APT_CACHE)
     program.chmod(0o755)
+    path.write_text(release)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr("os.geteuid", lambda: user)
-    monkeypatch.setattr(markers, "is_debian", lambda: debian)
+    monkeypatch.setattr(markers, "OS_RELEASE", path)
     assert bool(markers.why_required.__wrapped__(marker)) is required

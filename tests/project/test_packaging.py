@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import email
 import functools
 import os
 import re
@@ -21,18 +20,6 @@ import copies
 import launchers
 import mpiddp
 
-REQUIREMENTS = {
-    "cloudpickle>=3",
-    "mpi4py>=4.1",
-    "torch>=2.10",
-    "numpy",
-    "psutil",
-    "tqdm",
-    "msgspec>=0.19",
-    "xxhash>=3",
-}
-TRACKERS = {"tensorboard", "mlflow", "wandb"}
-EXTRAS = {"docs", "all", "mpi", "safetensors", "plot", "test", "vision", *TRACKERS}
 CHECKOUT = "mpiddp/checkout"
 """Where an installation has the benchmarks and job scripts."""
 PAGES = {"benchmarks/show/drawing": "page.js", "benchmarks/show/page": "report.html"}
@@ -59,13 +46,6 @@ def wheel(tmp_path_factory) -> Path:
 def members(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
-
-
-@pytest.fixture(scope="session")
-def metadata(wheel: Path):
-    with zipfile.ZipFile(wheel) as archive:
-        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        return email.message_from_bytes(archive.read(name))
 
 
 def test_nothing_but_mpiddp_is_inside(members):
@@ -111,19 +91,6 @@ def test_data_types_and_licences_are_inside(members, wheel):
     with zipfile.ZipFile(wheel) as archive:
         original = launchers.ROOT / "mpiddp" / "training" / "data" / "digits.csv.gz"
         assert archive.read("mpiddp/training/data/digits.csv.gz") == original.read_bytes()
-
-
-def test_metadata(metadata):
-    assert metadata["Version"] == mpiddp.__version__
-    assert metadata["Requires-Python"] == ">=3.11"
-    assert metadata["License-Expression"] == "BSD-3-Clause"
-    assert metadata["Description-Content-Type"] == "text/markdown"
-    assert set(metadata.get_all("Provides-Extra")) == EXTRAS
-
-
-def test_requirements_are_the_named_ones_and_no_others(metadata):
-    required = metadata.get_all("Requires-Dist")
-    assert {item for item in required if "extra ==" not in item} == REQUIREMENTS
 
 
 def test_pyproject_holds_the_build_system_alone():

@@ -38,7 +38,9 @@ def test_every_rank_answers_for_itself(pool, tmp_path):
 
 
 def change(session):
-    """Change whatever a call may change."""
+    """Change whatever a call may change; warnings are errors."""
+    with pytest.raises(UserWarning):
+        warnings.warn("nobody heeds this", stacklevel=1)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(3)
@@ -86,12 +88,3 @@ def test_a_rank_that_ends_between_two_calls_is_reported(how):
     if how == "asked for again":
         assert pools("openmpi", 2).is_running
     pools.close()
-
-
-def warn(session):
-    with pytest.raises(UserWarning):
-        warnings.warn("nobody heeds this", stacklevel=1)
-
-
-def test_warnings_are_errors(pool):
-    pool("openmpi", 2).call(warn)

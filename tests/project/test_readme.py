@@ -121,19 +121,16 @@ def find_reader(tmp_path_factory) -> Iterator[Callable[[Path], Reader]]:
 
 
 @pytest.mark.parametrize("path", documents.DOCUMENTS, ids=lambda path: path.stem)
-def test_every_block_says_what_it_is(path):
-    unknown = [block.line for block in BLOCKS[path] if block.language not in LANGUAGES]
-    assert not unknown, f"a fence names one of {sorted(LANGUAGES)}: {path.name}, lines {unknown}"
-
-
-@pytest.mark.parametrize("path", documents.DOCUMENTS, ids=lambda path: path.stem)
 def test_lines_are_short(path):
     lines = documents.find_text(path.read_text(encoding="utf-8"))
     assert not [line for line in lines if len(line) > LONGEST_LINE and not WIDE.match(line)]
 
 
-def test_readme_is_short():
-    assert len(documents.README.read_text(encoding="utf-8").splitlines()) < README_LINES
+def test_readme_is_short_and_leads_to_every_chapter():
+    text = documents.README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) < README_LINES
+    chapters = {str(path.relative_to(launchers.ROOT)) for path in documents.CHAPTERS}
+    assert chapters - {*documents.find_links(text)} == set()
 
 
 def uses_slurm(block: documents.Block) -> bool:
@@ -172,7 +169,9 @@ def test_a_block_runs_and_prints_what_follows_it(path, block, find_reader):
 
 
 @pytest.mark.parametrize("path", documents.DOCUMENTS, ids=lambda path: path.stem)
-def test_blocks_that_are_left_out_say_why(path, record_property):
+def test_blocks_say_what_they_are_and_why_they_are_left_out(path, record_property):
+    unknown = [block.line for block in BLOCKS[path] if block.language not in LANGUAGES]
+    assert not unknown, f"a fence names one of {sorted(LANGUAGES)}: {path.name}, lines {unknown}"
     excused = [block for block in BLOCKS[path] if block.excuse is not None]
     count = sum(map(is_run, BLOCKS[path]))
     record_property("note", f"{path.name}: {count} blocks are run, {len(excused)} are left out")
@@ -200,13 +199,6 @@ def leads_somewhere(path: Path, target: str) -> bool:
     if not other.exists():
         return False
     return not anchor or anchor in documents.find_anchors(other.read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("path", documents.CHAPTERS, ids=lambda path: path.stem)
-def test_every_chapter_is_in_the_table_of_contents(path):
-    assert str(path.relative_to(launchers.ROOT)) in documents.find_links(
-        documents.README.read_text("utf-8")
-    )
 
 
 @pytest.mark.parametrize("path", [*documents.DOCUMENTS, *OTHERS[::2]], ids=lambda path: path.stem)
@@ -263,7 +255,7 @@ Epoch 1 - Avg Loss: 0.25, …
 …
 ```
 
-Words with a [link](LICENSE "title") and `[no](link)`.
+A [link](LICENSE "title") and `[no](link)`, `mpiddp/a.py: Class.method` and `mpiddp/a.py`.
 
 <!-- no-test: needs a cluster -->
 
@@ -279,10 +271,11 @@ print("```")
 ## A *second* heading: `code`, 2 words
 ![picture](docs/a%20b.svg) <img src='c.svg'>
 [ref]: other.md#part
+# Title
 """
 
 
-def test_blocks_are_found():
+def test_what_a_text_holds_is_found(tmp_path):
     blocks = documents.find_blocks(SAMPLE)
     assert [(item.line, item.language, item.excuse, item.follows) for item in blocks] == [
         (3, "bash", None, False),
@@ -290,42 +283,27 @@ def test_blocks_are_found():
         (16, "bash", "needs a cluster", False),
         (21, "python", None, True),
     ]
-    assert blocks[0].text == "echo 12 epochs\n"
-    assert blocks[3].text == 'print("```")\n'
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [("<!-- no-test: why -->\nwords\n", "before no block"), ("```bash\necho\n", "has no end")],
-)
-def test_a_text_that_cannot_be_meant_is_refused(text, problem):
-    with pytest.raises(ValueError, match=problem):
-        documents.find_blocks(text)
-
-
-def test_links_and_anchors_are_found():
+    assert (blocks[0].text, blocks[3].text) == ("echo 12 epochs\n", 'print("```")\n')
+    for text, problem in (
+        ("<!-- no-test: why -->\nwords\n", "before no block"),
+        ("```bash\necho\n", "has no end"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            documents.find_blocks(text)
     assert documents.find_links(SAMPLE) == ["LICENSE", "docs/a b.svg", "other.md#part", "c.svg"]
-    expected = {"title", "a-second-heading-code-2-words"}
-    assert documents.find_anchors(SAMPLE) == expected
-    assert documents.find_anchors("# Twice\n## Twice\n") == {"twice", "twice-1"}
-
-
-def test_names_of_code_are_found(tmp_path):
-    text = "`mpiddp/a.py: Class.method`, `mpiddp/a.py`, `a.b`, `python x.py: y z`"
-    assert documents.find_code_names(text) == [("mpiddp/a.py", "Class.method"), ("mpiddp/a.py", "")]
-    path = tmp_path / "a.py"
+    assert documents.find_code_names(SAMPLE) == [
+        ("mpiddp/a.py", "Class.method"),
+        ("mpiddp/a.py", ""),
+    ]
+    path = tmp_path / "README.md"
+    path.write_text(SAMPLE)
+    for target in ("#title", "#title-1", "#a-second-heading-code-2-words", "README.md#title"):
+        assert leads_somewhere(path, target), target
+    for target in ("#three", "#title-2", "LICENSE"):
+        assert not leads_somewhere(path, target), target
     path.write_text("TABLE: int = 1\nOTHER = 2\nclass Class:\n    def method(self): ...\n")
     assert all(documents.defines(path, n) for n in ("TABLE", "OTHER", "Class", "Class.method"))
     assert not any(documents.defines(path, name) for name in ("method", "Class.other", "X.method"))
-
-
-def test_a_link_that_leads_nowhere_is_found(tmp_path):
-    path = tmp_path / "README.md"
-    path.write_text("# One two\n")
-    assert leads_somewhere(path, "#one-two")
-    assert leads_somewhere(path, "README.md#one-two")
-    assert not leads_somewhere(path, "#three")
-    assert not leads_somewhere(path, "LICENSE")
 
 
 @pytest.mark.parametrize(

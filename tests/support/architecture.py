@@ -63,7 +63,7 @@ FOREIGN_ATTRIBUTES = frozenset({
     "movement.f_trace", "mpi.initialize", "mpi.finalize", "mpi.atexit", "shared_memory.atexit",
     "single_copy.restype", "single_copy.argtypes", "channel.restype", "channel.argtypes",
     "channel.atexit", "late_thread.argtypes", "shards.fs", "ddp_hook.__annotations__",
-    "ddp_buckets.module", "ddp_buckets._has_rebuilt_buckets", "ddp_buckets.grad",
+    "ddp_buckets._has_rebuilt_buckets", "ddp_buckets.grad",
     "ddp_buckets.layout", "optimizer_step.grad",
     "flat_parameters.grad", "flat_parameters.data", "server.grad", "divergence.grad",
     "divergence.model", "models.conv1", "models.maxpool", "activations.forward",
@@ -71,10 +71,10 @@ FOREIGN_ATTRIBUTES = frozenset({
 })  # fmt: skip
 """Of Python's, torch's and other libraries' objects, by module: others may assign these."""
 FOREIGN_NAMES = frozenset({
-    "_exit", "_current_frames", "_replace", "_fields", "_make", "_run", "_NamedFuncPointer",
+    "_exit", "_current_frames", "_replace", "_fields", "_make", "_NamedFuncPointer",
     "_sizeof", "_handleof", "_has_rebuilt_buckets", "_rebuild_buckets", "_showtraceback",
     "_check_reducer_finalized", "_set_ddp_runtime_logging_sample_rate", "_share_fd_cpu_",
-    "_workers", "_shutdown_workers",
+    "_shutdown_workers",
     "_foreach_copy_", "_foreach_lerp_", "_execution_engine", "_get_ddp_logging_data",
     "_parameters", "_C", "_get_backend", "_world", "_get_sequence_number_for_group",
     "_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_class_setstate", "_neg_view",
@@ -250,10 +250,6 @@ def locate(name: str) -> tuple[int, str] | None:
     return (ROOMS[first], first) if first in ROOMS else None
 
 
-def _is_ours(name: str) -> bool:
-    return name.split(".")[0] in ("mpiddp", "benchmarks")
-
-
 def check_floors(modules: dict[str, Module]) -> Iterator[Violation]:
     """Modules without a floor, and arrows that do not point down."""
     for module in modules.values():
@@ -262,7 +258,8 @@ def check_floors(modules: dict[str, Module]) -> Iterator[Violation]:
             yield Violation(module.name, 1, "the design has no floor for it")
             continue
         for item in module.imports:
-            if not _is_ours(item.target) or item.target == module.name:
+            top = item.target.partition(".")[0]
+            if top not in ("mpiddp", "benchmarks") or item.target == module.name:
                 continue
             target = locate(item.target)
             if target is None or not (target[0] < place[0] or target[1] == place[1]):
@@ -342,7 +339,7 @@ def _changes_environment(module: Module, node: ast.AST) -> bool:
 
 def find_variables(module: Module, node: ast.AST) -> Iterator[str]:
     """Variables that are set outside ``launch``, or whose names stand outside the table."""
-    if locate(module.name) != (4, "launch") and _changes_environment(module, node):
+    if _changes_environment(module, node) and locate(module.name) != (4, "launch"):
         yield "sets an environment variable"
     key: ast.AST | None = None
     if isinstance(node, ast.Subscript) and module.find_name(node.value) == "os.environ":
@@ -448,11 +445,12 @@ RULES = (
 
 def check_nodes(modules: dict[str, Module]) -> Iterator[Violation]:
     """What breaks one of the rules by itself."""
+    kinds = (ast.stmt, ast.ExceptHandler, ast.Call, ast.Attribute, ast.Name, ast.Subscript)
     for module in modules.values():
-        for node in module.nodes:
+        for node in (each for each in module.nodes if isinstance(each, kinds)):
             for rule in RULES:
                 for what in rule(module, node):
-                    yield Violation(module.name, node.lineno, what)  # type: ignore[attr-defined]
+                    yield Violation(module.name, node.lineno, what)
 
 
 def check_rooms(modules: dict[str, Module]) -> Iterator[Violation]:

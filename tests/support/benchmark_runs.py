@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import copies
 import launchers
 from benchmarks.records.schema import Record, read_record
 
 MOST_SECONDS = 580
 """Of a run; below the limit of a test (setup.cfg), so that its output is shown."""
+
+
+write_program = copies.write_program
 
 
 def run_benchmark(*arguments: str, around: Sequence[str] = (), **changes: str) -> launchers.Result:
@@ -29,14 +33,6 @@ def record_benchmark(path: Path, *arguments: str, **more: Any) -> tuple[str, Rec
     answer = run_benchmark(*arguments, "--output", str(path), **more)
     assert (answer.returncode, answer.stderr) == (0, ""), answer.stderr
     return answer.stdout, read_record(path)
-
-
-def write_program(path: Path, text: str) -> Path:
-    """A program of the shell, in a folder that is made if it is not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
 
 
 def check_drawing(path: Path, *words: str) -> str:

@@ -51,8 +51,12 @@ class Breakage:
 
 def load() -> list[Breakage]:
     """The entries of the table."""
-    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["breakage"]
-    return [Breakage(**{**row, "tests": tuple(row["tests"])}) for row in rows]
+    files = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    return [
+        Breakage(name, file, **{"new": "", **row, "tests": tuple(row["tests"])})
+        for file, rows in files.items()
+        for name, row in rows.items()
+    ]
 
 
 class Copy:

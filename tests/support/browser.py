@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from benchmarks.show.drawing import page
-from mpiddp.schedules.registry import parse
-from mpiddp.schedules.schedule import Collective
-
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
+
+    from mpiddp.schedules.schedule import Collective
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -83,9 +81,14 @@ BOXES = Path(__file__).with_name("boxes.js").read_text("utf-8")
 @cache
 def draw(
     text: str, ranks: int, nodes: Sequence[int] | None, beside: str | None,
-    collective: Collective, **figures: Any,
+    collective: Collective | None, **figures: Any,
 ) -> str:  # fmt: skip
     """The animated page; many tests open the same one."""
+    from benchmarks.show.drawing import page  # Most runs need no browser, but import this file.
+    from mpiddp.schedules.registry import parse
+    from mpiddp.schedules.schedule import Collective
+
+    collective = collective or Collective.ALL_REDUCE
     first, second = replace(parse(text), collective=collective), parse(beside) if beside else None
     with mock.patch.object(page, "OFFERED", OFFERED):
         return page.draw_page(first, ranks, nodes, beside=second, **figures)
@@ -105,7 +108,7 @@ class Page:
     def open(
         self, text: str, ranks: int, nodes: Sequence[int] | None = None, *,
         beside: str | None = None, address: str = "",
-        collective: Collective = Collective.ALL_REDUCE, **figures: Any,
+        collective: Collective | None = None, **figures: Any,
     ) -> None:  # fmt: skip
         file = self.folder / "page.html"
         file.write_text(draw(text, ranks, nodes, beside, collective, **figures), "utf-8")

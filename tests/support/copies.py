@@ -26,7 +26,8 @@ def copy(source: Path, target: Path, **options: Any) -> Path:
 
 
 def write_program(path: Path, text: str, shell: str = "sh") -> Path:
-    """A program of these lines of shell."""
+    """A program of these lines of shell, in a folder that is made if it is not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/{shell}\n{text}\n")
     path.chmod(0o755)
     return path
@@ -34,5 +35,4 @@ def write_program(path: Path, text: str, shell: str = "sh") -> Path:
 
 def make_mpirun(folder: Path, version: str, name: str = "mpirun") -> Path:
     """A program that only says this version."""
-    folder.mkdir(parents=True, exist_ok=True)
     return write_program(folder / name, f"cat <<'TEXT'\n{version}\nTEXT")

