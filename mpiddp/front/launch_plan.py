@@ -23,7 +23,7 @@ from mpiddp.front.hosts.reachability import Question, ask_hosts
 from mpiddp.front.job_layout import JobLayout, choose_layout
 from mpiddp.front.mpi_library import choose_pmi
 from mpiddp.launch.device.visibility import count_gpus
-from mpiddp.launch.launcher.host_list import Host, HostList
+from mpiddp.launch.launcher.host_list import HostList
 from mpiddp.launch.launcher.programs import (
     OTHER,
     SRUN,
@@ -172,27 +172,31 @@ def _plan_hosts(
     question: Question | None,
 ) -> LaunchPlan:
     """Ask the hosts, if need be, and divide the ranks. Hosts that a restart lost stay out."""
-    hosts = [host for host in listed.hosts if host.name not in (without or ())]
+    lost = {*(without or ())}
     found: Mapping[str, Mapping[str, Any]] = {}
     if question is not None:
-        answers = ask_hosts([host.name for host in hosts], question)
+        hosts = [host.name for host in listed.hosts if host.name not in lost]
+        answers = ask_hosts(hosts, question)
         if without is None:
             answers.check(len(hosts))
-        hosts, found = [host for host in hosts if host.name not in answers.problems], answers.found
-    slots = {host.name: host.slots or _count_slots(host, found) for host in listed.hosts}
-    nodes = tuple(Node(host.name, slots[host.name]) for host in hosts)
+        lost, found = lost | {*answers.problems}, answers.found
+    nodes = tuple(
+        Node(host.name, host.slots or _count_slots(found.get(host.name, {})))
+        for host in listed.hosts
+    )
     allocation = Allocation(
         nodes=nodes,
         tasks=sum(node.cores for node in nodes),
         tasks_per_node=tuple(node.cores for node in nodes),
         hint=f"give more with HOST:N in {listed.name}",
     )
-    return _plan_mpirun(request, choose_layout(allocation, request), options, over_ssh=True)
+    return _plan_mpirun(
+        request, choose_layout(allocation, request, [*lost]), options, over_ssh=True
+    )
 
 
-def _count_slots(host: Host, found: Mapping[str, Mapping[str, Any]]) -> int:
-    """One rank per GPU of the host, else one per core, as on this machine."""
-    answer = found.get(host.name, {})
+def _count_slots(answer: Mapping[str, Any]) -> int:
+    """One rank per GPU of a host, else one per core, as on this machine."""
     return int(answer.get("gpus") or answer.get("cores") or 1)
 
 

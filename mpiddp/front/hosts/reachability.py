@@ -12,7 +12,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,8 +83,9 @@ def ask_hosts(hosts: Sequence[str], question: Question) -> Answers:
             else:
                 found[host] = answer
             tell(count, len(hosts))
+    silent = {*problems}
     for host, answer in found.items():
-        if wrong := tuple(_compare(answer, own)):
+        if wrong := tuple(_compare(answer, own, silent)):
             problems[host] = wrong
     return Answers(found, {host: problems[host] for host in hosts if host in problems})
 
@@ -164,8 +165,10 @@ def find_agent(variables: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     return words + (SILENT if os.path.basename(words[0]) == "ssh" else ())
 
 
-def _compare(answer: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:
-    """What differs from this machine, and which hosts it does not reach."""
+def _compare(
+    answer: Mapping[str, Any], own: Mapping[str, Any], silent: Collection[str]
+) -> Iterator[str]:
+    """What differs from this machine, and which hosts it does not reach but for the silent ones."""
     for name, here in own["same"].items():
         there = answer["same"].get(name)
         if there == here:
@@ -178,7 +181,7 @@ def _compare(answer: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]
         else:
             yield f"{name} is {there} there, {here or 'missing'} here"
     for name, reason in answer["unreached"].items():
-        if reason:
+        if reason and name not in silent:
             yield f"it does not reach {name} ({reason})"
     for name, there in answer["addresses"].items():
         here = probe.find_addresses(name)
