@@ -188,9 +188,7 @@ SLURM_RESTART_COUNT = "SLURM_RESTART_COUNT"
 """How often Slurm has requeued the job; unset before the first time."""
 
 # Hosts that others than Slurm have given.
-PBS_JOB_ID = "PBS_JOBID"
 PBS_NODE_FILE = "PBS_NODEFILE"
-LSF_JOB_ID = "LSB_JOBID"
 LSF_HOST_FILE = "LSB_DJOB_HOSTFILE"
 LSF_HOSTS = "LSB_MCPU_HOSTS"
 GRID_ENGINE_HOST_FILE = "PE_HOSTFILE"
@@ -198,6 +196,16 @@ COBALT_NODE_FILE = "COBALT_NODEFILE"
 OAR_NODE_FILE = "OAR_NODEFILE"
 OPEN_MPI_HOST_FILES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile")
 HYDRA_HOST_FILES = ("I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE")
+HOST_LISTS = (
+    PBS_NODE_FILE,
+    LSF_HOST_FILE,
+    LSF_HOSTS,
+    GRID_ENGINE_HOST_FILE,
+    COBALT_NODE_FILE,
+    OAR_NODE_FILE,
+    *OPEN_MPI_HOST_FILES,
+    *HYDRA_HOST_FILES,
+)
 REMOTE_SHELLS = (
     "PRTE_MCA_plm_ssh_agent",
     "OMPI_MCA_plm_rsh_agent",
