@@ -247,6 +247,12 @@ class Visitor(ABC, Generic[Key, Visit]):
                 raise RefusedError(f"{key.name}, which was possible before: {reason}") from None
         return {key: self.list_series(key) for key in admitted}
 
+    def keep_whole_rounds(self) -> bool:
+        """After an interruption: keep the rounds in which all were visited; whether one counts."""
+        whole = min(map(len, self.visits.values()), default=0)
+        self.visits = {key: visits[:whole] for key, visits in self.visits.items()}
+        return whole > self._plan.warm_up
+
     def judge(self, key: Key) -> str:
         """Why a contender has had enough rounds; see `StoppingRule`."""
         usual = [visit.usual for visit in self.list_samples(key)]

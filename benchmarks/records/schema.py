@@ -291,6 +291,9 @@ def read_record(path: Path) -> Record:
                 head = _read_head(content)
             elif convert(content, _Line).kind == "cell":
                 cells.append(convert(content, Cell))
+            elif content["kind"] == "run":
+                # Of another machine, perhaps: its rounds are not the first one's.
+                raise ContentError("expected one record in a file, found a second: cut it here")
             else:
                 others.append(content)
                 end = convert(content, _End) if content["kind"] == "end" else None

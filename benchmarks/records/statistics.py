@@ -58,24 +58,6 @@ def take_turns(
         yield from enumerate(order)
 
 
-def interleave(
-    names: Sequence[Key], measure: Callable[[Key], T], *, rounds: int, warm_up: int, seed: int
-) -> dict[Key, Series[T]]:
-    """Measure every contender once per round, in an order drawn from ``seed``.
-
-    Args:
-        names: the contenders, all different.
-        measure: takes one sample of a contender. What it raises is not caught.
-        rounds: samples per contender, beside ``warm_up`` rounds before them.
-    """
-    if rounds < 1 or warm_up < 0:
-        raise ValueError(f"expected rounds >= 1 and warm_up >= 0, found {rounds} and {warm_up}")
-    found: dict[Key, list[tuple[int, T]]] = {name: [] for name in names}
-    for position, name in take_turns(names, rounds=warm_up + rounds, seed=seed):
-        found[name].append((position, measure(name)))
-    return {name: make_series(visits, warm_up) for name, visits in found.items()}
-
-
 def make_series(visits: Sequence[tuple[int, T]], warm_up: int) -> Series[T]:
     """Of each visit its place in the order of its round, and what was found; in order of rounds."""
     positions, samples = [place for place, _ in visits], tuple(found for _, found in visits)

@@ -62,6 +62,10 @@ class BackgroundCall(Generic[T]):
         """Whether ``finish`` would return, or raise, at once."""
         return self._done.is_set()
 
+    def wait(self, seconds: float) -> bool:
+        """Wait so long at most; returns whether it is done."""
+        return self._done.wait(seconds)
+
     def finish(self, seconds: float | None = None) -> T:
         """What the work returned, None too if it returns that.
 
@@ -164,15 +168,14 @@ def finish_lasting_calls(
     undone. In a forked child there are none.
     """
     begin = time.monotonic()
-    for thread in [each for each in threading.enumerate() if isinstance(each, _LastingThread)]:
-        what = thread.call.what
-        thread.join(QUIET_SECONDS)
-        if thread.is_alive():
-            _say(f"{reason}: waiting up to {seconds:g} s for {what}")
-            while thread.is_alive() and time.monotonic() < begin + seconds:
-                thread.join(PAUSE_SECONDS)  # As in ``LastingCall.finish``.
-        if thread.is_alive():
-            _say(f"{what} was not finished in {seconds:g} s, and is lost")
+    # Not by ``join``, which refuses a thread that is being started just now.
+    for call in [each.call for each in threading.enumerate() if isinstance(each, _LastingThread)]:
+        if not call.wait(QUIET_SECONDS):
+            _say(f"{reason}: waiting up to {seconds:g} s for {call.what}")
+            while not call.wait(PAUSE_SECONDS) and time.monotonic() < begin + seconds:
+                pass  # In short waits, as in ``LastingCall.finish``.
+        if not call.is_done:
+            _say(f"{call.what} was not finished in {seconds:g} s, and is lost")
 
 
 def _say_all(lines: list[str]) -> None:

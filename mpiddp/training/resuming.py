@@ -148,12 +148,17 @@ def _check_end(
     values: Mapping[str, Any], found: Found, position: Position, changed: Sequence[str]
 ) -> None:
     """No epoch is left: raise ConfigurationError if the checkpoint is not these options' result."""
-    row = position.row
-    if row is None or row.test_loss is None:
-        where = f"within epoch {position.epoch}" if row is None else "of an epoch without a test"
+    row, least, where = position.row, position.epoch, ""
+    if row is None:
+        where = f"within epoch {position.epoch}"
+    elif row.test_loss is None:
+        where = "of an epoch without a test"
+    elif row.epoch > values["epochs"]:
+        least, where = row.epoch, f"of the end of epoch {row.epoch}"
+    if where:
         raise ConfigurationError(
-            f"epochs: expected {position.epoch} or more, since the checkpoint {found.path} is "
-            f"{where}, found {values['epochs']}"
+            f"epochs: expected {least} or more, since the checkpoint {found.path} is {where}, "
+            f"found {values['epochs']}"
         )
     others = [name for name in changed if name != "epochs"]
     if others:

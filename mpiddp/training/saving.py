@@ -204,12 +204,12 @@ class Saver:
             self.write()
 
     def save_end(self) -> None:
-        """After the last epoch: make a checkpoint, unless none are wanted, or nothing was trained.
+        """After the last epoch: make a checkpoint, unless none are wanted, or no epoch was ended.
 
         A run that begins where its checkpoint ends has that one.
         """
-        begun = self._beginning.position.step
-        if self._interval is not None and self._state.position.step > begun:
+        begun = self._beginning.position.epoch
+        if self._interval is not None and self._state.position.epoch > begun:
             self.save_last()
 
     def _leave(self, reason: str) -> NoReturn:

@@ -285,11 +285,29 @@ def test_a_run_that_the_cluster_lost_is_made_again_once(monkeypatch, lost, ends)
     plan = QUANTITY.parse(["--repetitions", "2", "--warm-up", "0"]).plan
     if not ends:
         with pytest.raises(RunError):
-            measure_group(plan, 4, 4, contenders)
+            list(measure_group(plan, 4, 4, contenders))
         return
-    group = measure_group(plan, 4, 4, contenders)
+    (group,) = measure_group(plan, 4, 4, contenders)
     assert [failure.contender for failure in group.refusals] == [FLOOR]
     assert len(group.find_samples(FLOOR)) == 2
+
+
+def test_an_interruption_keeps_the_whole_rounds(monkeypatch):
+    calls = []
+
+    def run(program, deadline):
+        calls.append(program)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return Run(1.0, None, None, None)
+
+    monkeypatch.setattr(processes, "run", run)
+    contenders = [Launch(name, "floor", Program(("true",), {}), "") for name in "ab"]
+    plan = QUANTITY.parse(["--repetitions", "9", "--warm-up", "1"]).plan
+    groups = measure_group(plan, 2, None, contenders)
+    assert [len(cell.samples) for cell in next(groups).cells] == [1, 1]
+    with pytest.raises(KeyboardInterrupt):
+        next(groups)
 
 
 # Real runs

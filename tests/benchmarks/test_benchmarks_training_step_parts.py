@@ -46,6 +46,7 @@ from benchmarks.measure.trials import RefusedError
 from benchmarks.records.contenders import MPI_JOB, TORCH_JOB
 from benchmarks.records.statistics import Series
 from benchmarks.records.workloads import Workload, build, draw_batch, parse_workload
+from measured import MPIRUN
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.algorithms import direct, gather_broadcast, one_shot, ring
 from mpiddp.training.data.samples import Batch
@@ -373,6 +374,41 @@ def test_who_trains_something_else_is_not_timed():
     assert all(isinstance(each, Series) and len(each.samples) == 2 for each in series.values())
     timed = {name for what, name in jobs[MPI_JOB].asked if what == "measure"}
     assert timed == {"alone-mpiddp", "auto", words[-1]}
+
+
+class InterruptedJob(FakeJob):
+    """Ctrl-C comes in the measurement after so many."""
+
+    left = 0
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, {})
+        self.greeting = {"device": "cpu", "gpus": 0}
+
+    def ask(self, command, what):
+        if command["do"] == "measure":
+            if not InterruptedJob.left:
+                raise KeyboardInterrupt
+            InterruptedJob.left -= 1
+        return super().ask(command, what)
+
+
+@pytest.mark.parametrize(("measured", "rounds"), [(7, None), (8, 1), (12, 2)])
+def test_an_interruption_keeps_the_whole_rounds(measured, rounds, monkeypatch):
+    jobs = {name: InterruptedJob(name) for name in (MPI_JOB, TORCH_JOB)}
+    start = contextlib.nullcontext(jobs)
+    monkeypatch.setattr("benchmarks.measure.training_step.contenders.start_jobs", lambda *_: start)
+    monkeypatch.setattr("benchmarks.measure.trials.count_others_seconds", lambda jobs: 0.0)
+    words = ["--sync", "framework", "auto", "--repetitions", "9", "--ranks", "2", "--models", "mlp"]
+    # Four contenders, each of which is measured once to be admitted.
+    monkeypatch.setattr(InterruptedJob, "left", measured)
+    groups = QUANTITY.measure(QUANTITY.parse(words).plan, MPIRUN)
+    if rounds is not None:
+        group = next(groups)
+        assert {len(cell.samples) for cell in group.cells} == {rounds}
+        assert group.divide("framework", "auto") is not None
+    with pytest.raises(KeyboardInterrupt):
+        next(groups)
 
 
 @pytest.mark.parametrize(("device", "good"), [("cpu", False), ("cuda", True)])

@@ -74,6 +74,7 @@ CELL["summary"] = vars(CELL["summary"])
         (["[1]"], "line 1: expected an object, found a list"),
         ([{"kind": "cell"}], "line 1: lacks schema"),
         ([{**HEAD, "schema": 2}], "schema 3, .*, found 'run' and 2: measure again"),
+        ([HEAD, HEAD], "line 2: expected one record in a file, found a second"),
         ([HEAD, '{"kind": "ce'], "line 2: .*cut off, delete this last line"),
         ([HEAD, '{"kind": "cell", "quantity": "step"}'], "line 2: lacks contender$"),
         ([HEAD, {**CELL, "ranks": "2"}], "line 2: ranks: expected a whole number, found '2'$"),

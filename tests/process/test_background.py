@@ -7,7 +7,12 @@ import threading
 
 import pytest
 
-from mpiddp.process.background import BackgroundCall, LastingCall, LateError
+from mpiddp.process.background import (
+    BackgroundCall,
+    LastingCall,
+    LateError,
+    finish_lasting_calls,
+)
 
 
 def test_what_is_done_in_time_is_handed_over():
@@ -49,3 +54,23 @@ def test_what_fails_fails_for_who_asked(monkeypatch, capsys):
         LastingCall(fail, "the work").finish(5)
     gc.collect()
     assert capsys.readouterr().err == ""
+
+
+def test_a_call_that_is_just_beginning_is_waited_for(monkeypatch):
+    # A signal's thread may look at any time, also before the system has started the call's thread.
+    may_begin, found, begin = threading.Event(), [], threading.Thread._bootstrap
+
+    def begin_late(thread):
+        if thread.name == "mpiddp-lasting":
+            assert may_begin.wait(60)
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "_bootstrap", begin_late)
+    caller = threading.Thread(target=LastingCall, args=(lambda: found.append(7), "the work"))
+    caller.start()
+    while not any(each.name == "mpiddp-lasting" for each in threading.enumerate()):
+        pass
+    threading.Timer(0.1, may_begin.set).start()
+    finish_lasting_calls()
+    assert found == [7]
+    caller.join()

@@ -45,6 +45,15 @@ def test_the_later_attempt_counts(tmp_path: Path) -> None:
     assert history.find_values("loss") == [(1, 1.0), (2, 3.0), (3, 1 / 3)]
 
 
+def test_what_a_later_attempt_does_not_go_on_from_is_left_out(tmp_path: Path) -> None:
+    # From the end of epoch 1, and with fewer epochs than before.
+    steps = [row(1, kind=STEPS, step=step, epochs=step / 10) for step in (10, 20, 30, 15)]
+    write_run(tmp_path / "run", [*steps, row(1), row(2), row(3), row(4), row(2, loss=7.0)])
+    (history,) = read_histories(["run"], tmp_path)
+    assert history.find_values("loss") == [(1, 1.0), (2, 7.0)]
+    assert [each["step"] for each in history.steps] == [10, 15]
+
+
 def test_rows_of_steps_are_told_apart(tmp_path: Path) -> None:
     steps = [row(1, kind=STEPS, step=step, epochs=step / 10, loss=step) for step in (5, 10, 10)]
     steps[1]["loss"] = 7

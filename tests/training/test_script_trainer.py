@@ -23,6 +23,7 @@ import trainings
 from mpiddp import models
 from mpiddp.checkpoints.storage import directory
 from mpiddp.checkpoints.storage.finding import Found
+from mpiddp.checkpoints.storage.manifest import read_manifest
 from mpiddp.checkpoints.storage.shards import read_shards
 from mpiddp.errors import CheckpointError, ConfigurationError, MpiddpError
 from mpiddp.launch.failure.failure import FailureHandler
@@ -214,7 +215,22 @@ def test_a_finished_training_is_not_the_result_of_other_options(session: Session
     again = {**options, "runs_dir": "others"}
     with pytest.raises(ConfigurationError, match=r"learning_rate .*no epoch is left"):
         Trainer(**again, learning_rate=0.5).fit()
+    few = {**again, "epochs": row.epoch - 1}
+    with pytest.raises(ConfigurationError, match=rf"epochs: expected {row.epoch} or more, .* end"):
+        Trainer(**few).fit()
     assert Trainer(**again).fit().parameters == row.parameters
+
+
+def test_an_epoch_that_was_tested_has_a_checkpoint_though_no_step_was_left(session: Session):
+    options = {**SMALL, "epochs": 1}
+    for step in Trainer(**options, name="left").steps():
+        step.take()
+        if step.number == 9:
+            break
+    session.do_postponed()
+    options |= {"resume": "runs/left", "batch_size": 32, "last_batch": "drop"}
+    Trainer(**options, name="on").fit()
+    assert read_manifest(Path("runs/on/checkpoints/step-9")).score is not None
 
 
 def test_each_step_is_taken_once(session: Session) -> None:

@@ -149,7 +149,12 @@ def measure(plan: ProgramsPlan, launcher: Mpirun) -> Iterator[CellGroup]:
         with remote_job.start(program, plan.deadline) as job:
             for name in plan.programs:
                 visitor = ProgramVisitor(job, plan, ranks, name)
-                share = visitor.visit_all((GLOO, OWN), {"": job}, local=True)
+                try:
+                    share = visitor.visit_all((GLOO, OWN), {"": job}, local=True)
+                except KeyboardInterrupt:
+                    if visitor.keep_whole_rounds():
+                        yield make_group(visitor, name, ranks, None)
+                    raise
                 job.ask({"do": "let go"}, "letting a program go")
                 yield make_group(visitor, name, ranks, share)
             job.end()

@@ -26,7 +26,7 @@ from benchmarks.measure.startup.targets import judge
 from benchmarks.measure.trials import FAILED, Refusal, Rounds
 from benchmarks.records.options import Count, CountOrZero, Ranks, RunOptions, Seconds
 from benchmarks.records.schema import Cell, make_cell
-from benchmarks.records.statistics import Series, interleave
+from benchmarks.records.statistics import Series, make_series, take_turns
 from benchmarks.show.progress import show_progress
 
 
@@ -57,12 +57,13 @@ def measure(plan: StartupPlan, launcher: Launcher) -> Iterator[CellGroup]:
         groups = [(ranks, list_contenders(ranks, launcher)) for ranks in plan.ranks]
         groups.append((0, list_helps()))
     for ranks, contenders in groups:
-        yield measure_group(plan, ranks, launcher.nodes, contenders)
+        yield from measure_group(plan, ranks, launcher.nodes, contenders)
 
 
 def measure_group(
     plan: StartupPlan, ranks: int, nodes: int | None, contenders: Sequence[Launch]
-) -> CellGroup:
+) -> Iterator[CellGroup]:
+    """One group; after an interruption, which is passed on, that of the whole rounds."""
     by_name = {contender.name: contender for contender in contenders}
     failures: list[Refusal] = []
 
@@ -80,15 +81,26 @@ def measure_group(
         bar.update()
         return run
 
-    with show_progress((plan.warm_up + plan.repetitions) * len(contenders), "run") as bar:
-        series = interleave(
-            list(by_name), time, rounds=plan.repetitions, warm_up=plan.warm_up, seed=plan.seed
-        )
-    place = {"ranks": max(1, ranks), "nodes": nodes or 1}
-    cells = [
-        cell for name, each in series.items() for cell in make_cells(by_name[name], each, place)
-    ]
-    return CellGroup(ranks=ranks, nodes=nodes, cells=cells, refusals=failures)
+    def make_group() -> CellGroup:
+        whole = min(map(len, visits.values()))
+        cells = [
+            cell
+            for name, found in visits.items()
+            for cell in make_cells(by_name[name], make_series(found[:whole], plan.warm_up), place)
+        ]
+        return CellGroup(ranks=ranks, nodes=nodes, cells=cells, refusals=failures)
+
+    visits: dict[str, list[tuple[int, Run]]] = {name: [] for name in by_name}
+    place, rounds = {"ranks": max(1, ranks), "nodes": nodes or 1}, plan.warm_up + plan.repetitions
+    with show_progress(rounds * len(contenders), "run") as bar:
+        try:
+            for position, name in take_turns(list(by_name), rounds=rounds, seed=plan.seed):
+                visits[name].append((position, time(name)))
+        except KeyboardInterrupt:
+            if min(map(len, visits.values())) > plan.warm_up:
+                yield make_group()
+            raise
+    yield make_group()
 
 
 def make_cells(contender: Launch, series: Series[Run], place: dict[str, int]) -> Iterator[Cell]:

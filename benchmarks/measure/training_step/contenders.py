@@ -95,13 +95,16 @@ def measure(plan: StepPlan, launcher: Launcher) -> Iterator[CellGroup]:
                 rows.append(Synchronisation(DATA_PARALLEL))
             for workload in plan.models:
                 visitor = StepVisitor(jobs, plan, ranks, workload)
-                share = visitor.visit_all(rows, jobs, local=launcher.nodes is None)
+                around = Surroundings(ranks=ranks, nodes=launcher.nodes, framework=greeting)
+                try:
+                    share = visitor.visit_all(rows, jobs, local=launcher.nodes is None)
+                except KeyboardInterrupt:
+                    if visitor.keep_whole_rounds():
+                        yield make_group(visitor, around, link)
+                    raise
                 for job in jobs.values():
                     job.ask({"do": "let go"}, "letting models go")
-                around = Surroundings(
-                    ranks=ranks, nodes=launcher.nodes, framework=greeting, others_share=share
-                )
-                yield make_group(visitor, around, link)
+                yield make_group(visitor, replace(around, others_share=share), link)
 
 
 # ---- cells ---------------------------------------------------------------------------------------

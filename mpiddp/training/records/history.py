@@ -41,7 +41,8 @@ class History:
     label: str
     """The run's name, or its path if two runs have one name."""
     rows: tuple[Mapping[str, Any], ...]
-    """One per epoch, in their order: of an epoch that was trained twice, the later attempt's."""
+    """One per epoch, in their order. If a later attempt went back to an epoch, the rows before it
+    have nothing from that epoch on."""
     steps: tuple[Mapping[str, Any], ...] = ()
     """Those of ``--log-every``, in the order of steps."""
 
@@ -110,17 +111,25 @@ def _read_run(run: Path) -> tuple[Path, list[tuple[Mapping[str, Any], ...]]]:
             row = _read_row(line)
         except ContentError as error:
             raise ContentError(f"{path}, line {number}: {error}: remove the line") from None
+        # A later attempt may have gone back.
         if is_of_steps(row):
-            steps[row["step"]] = row
+            _take_place(steps, row["step"], row)
         else:
-            rows[row["epoch"]] = row
+            _take_place(rows, row["epoch"], row)
     if not rows and not steps and any(run.glob(f"*/{METRICS}")):
         raise ConfigurationError(f"{run} is no run, but holds runs: give {run}/*")
     if not rows and not steps:
         raise ConfigurationError(
             f"{path} has no rows: no epoch is finished, or none was trained (an evaluation)"
         )
-    return run, [tuple(found[place] for place in sorted(found)) for found in (rows, steps)]
+    return run, [tuple(found.values()) for found in (rows, steps)]
+
+
+def _take_place(rows: dict[int, Mapping[str, Any]], place: int, row: Mapping[str, Any]) -> None:
+    """Add a row after those of earlier places; others are left out."""
+    while rows and next(reversed(rows)) >= place:
+        rows.popitem()
+    rows[place] = row
 
 
 def is_of_steps(row: Mapping[str, Any]) -> bool:
