@@ -86,4 +86,4 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(answer(json.loads(sys.argv[1]))))
+    os.write(1, json.dumps(answer(json.loads(sys.argv[1]))).encode() + b"\n")

@@ -20,6 +20,7 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
+from mpiddp.front.attempt import write
 from mpiddp.front.hosts import probe
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
 from mpiddp.wording import count_noun
@@ -102,14 +103,13 @@ def _open_progress() -> Iterator[Callable[[int, int], None]]:
 
     def tell(count: int, total: int) -> None:
         if is_shown:
-            sys.stderr.write(f"\rmpiddp: {count} of {count_noun(total, 'host')} asked")
-            sys.stderr.flush()
+            write(sys.stderr, f"\rmpiddp: {count} of {count_noun(total, 'host')} asked".encode())
 
     try:
         yield tell
     finally:
         if is_shown:
-            sys.stderr.write("\r\x1b[K")
+            write(sys.stderr, b"\r\x1b[K")
 
 
 def _ask_here(question: Question) -> Mapping[str, Any]:

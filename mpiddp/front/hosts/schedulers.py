@@ -20,7 +20,7 @@ from mpiddp.launch.launcher.host_list import Host, HostList, join, read_lines, r
 
 
 @dataclass(frozen=True)
-class Source:
+class HostSource:
     """One row of the table."""
 
     name: str
@@ -32,14 +32,14 @@ class Source:
 
 
 SOURCES = (
-    Source("PBS", environment.PBS_NODE_FILE),
-    Source("LSF", environment.LSF_HOST_FILE),
-    Source("LSF", environment.LSF_HOSTS, read_pairs, is_file=False),
-    Source("Grid Engine", environment.GRID_ENGINE_HOST_FILE),
-    Source("Cobalt", environment.COBALT_NODE_FILE),
-    Source("OAR", environment.OAR_NODE_FILE),
-    *(Source("Open MPI's default host file", each) for each in environment.OPEN_MPI_HOST_FILES),
-    *(Source("Hydra's host file", each) for each in environment.HYDRA_HOST_FILES),
+    HostSource("PBS", environment.PBS_NODE_FILE),
+    HostSource("LSF", environment.LSF_HOST_FILE),
+    HostSource("LSF", environment.LSF_HOSTS, read_pairs, is_file=False),
+    HostSource("Grid Engine", environment.GRID_ENGINE_HOST_FILE),
+    HostSource("Cobalt", environment.COBALT_NODE_FILE),
+    HostSource("OAR", environment.OAR_NODE_FILE),
+    *(HostSource("Open MPI's default host file", each) for each in environment.OPEN_MPI_HOST_FILES),
+    *(HostSource("Hydra's host file", each) for each in environment.HYDRA_HOST_FILES),
 )
 
 
