@@ -187,6 +187,50 @@ SLURM_ARRAY_TASK_ID = "SLURM_ARRAY_TASK_ID"
 SLURM_RESTART_COUNT = "SLURM_RESTART_COUNT"
 """How often Slurm has requeued the job; unset before the first time."""
 
+# Hosts that others than Slurm have given.
+PBS_NODE_FILE = "PBS_NODEFILE"
+LSF_HOST_FILE = "LSB_DJOB_HOSTFILE"
+LSF_HOSTS = "LSB_MCPU_HOSTS"
+GRID_ENGINE_HOST_FILE = "PE_HOSTFILE"
+COBALT_NODE_FILE = "COBALT_NODEFILE"
+OAR_NODE_FILE = "OAR_NODEFILE"
+OPEN_MPI_HOST_FILES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile")
+HYDRA_HOST_FILES = ("I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE")
+HOST_LISTS = (
+    PBS_NODE_FILE,
+    LSF_HOST_FILE,
+    LSF_HOSTS,
+    GRID_ENGINE_HOST_FILE,
+    COBALT_NODE_FILE,
+    OAR_NODE_FILE,
+    *OPEN_MPI_HOST_FILES,
+    *HYDRA_HOST_FILES,
+)
+REMOTE_SHELLS = (
+    "PRTE_MCA_plm_ssh_agent",
+    "OMPI_MCA_plm_rsh_agent",
+    "HYDRA_LAUNCHER_EXEC",
+    "I_MPI_HYDRA_BOOTSTRAP_EXEC",
+)
+"""By which a launcher reaches a host, in place of ssh."""
+LEADING_TO_PYTHON = ("PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+"""By which Python finds what it imports: a shell on another host may set others."""
+OF_MACHINE = frozenset(
+    {
+        "HOME", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "SHELL", "USER", "LOGNAME", "MAIL", "TERM",
+        "DISPLAY", "XAUTHORITY", "LS_COLORS", "TMUX", "TMUX_PANE", "STY", "WINDOWID", "_",
+    }
+)  # fmt: skip
+OF_MACHINE_BEGINNINGS = ("SSH_", "XDG_", "DBUS_", "OMPI_", "PRTE_", *OF_LAUNCH_BEGINNINGS)
+"""Variables of one machine, session or launch: those of the ranks on other hosts are other ones."""
+
+
+def is_of_job(name: str) -> bool:
+    """Whether a variable is for all ranks of a job, and not for one machine or session alone."""
+    is_name = name.replace("_", "a").isalnum() and name.isascii()
+    return is_name and name not in OF_MACHINE and not name.startswith(OF_MACHINE_BEGINNINGS)
+
+
 # Set for others' scripts: what torchrun gives.
 RANK = "RANK"
 LOCAL_RANK = "LOCAL_RANK"

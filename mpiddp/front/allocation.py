@@ -53,6 +53,8 @@ class Allocation:
     """Empty if ``tasks`` is None."""
     cpus_per_task: int | None = None
     cpus_per_gpu: int | None = None
+    hint: str = "ask Slurm for more with --cpus-per-task or --ntasks"
+    """How a user gets room for more ranks."""
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from mpiddp.front.guard import Guard, Watched
 from mpiddp.front.job_end import Exit, FailureReader
 from mpiddp.front.launcher_messages import copy_messages
 from mpiddp.launch.launcher.programs import OPEN_MPI, OPEN_MPI_4, OTHER, SRUN, LauncherKind
-from mpiddp.process.descendants import list_children
+from mpiddp.process.descendants import has_variable, list_children
 from mpiddp.process.publication import ADDRESS_FILE
 from mpiddp.process.streams.standard_input import copy_input, offer
 
@@ -52,10 +52,12 @@ class Launch:
     attempts there is nothing to pass them on to: ``signal`` and ``preemption`` keep them.
     """
 
-    def __init__(self, kind: LauncherKind, *, starts_ranks: bool) -> None:
-        """``starts_ranks``: whether it is a launcher, and not a program that runs by itself."""
+    def __init__(self, kind: LauncherKind, *, starts_ranks: bool, is_local: bool = True) -> None:
+        """``starts_ranks``: whether it is a launcher, and not a program that runs by itself.
+        ``is_local``: whether all that it starts is on this machine."""
         self.kind = kind
         self.starts_ranks = starts_ranks
+        self._is_local = is_local
         self.signal: int | None = None
         """The last one that asked this process to end."""
         self.preemption: int | None = None
@@ -139,11 +141,10 @@ class Launch:
         return Exit(status, reader.find(), self.signal, was_killed=was_killed)
 
     def _describe(self, variables: Mapping[str, str]) -> Watched:
-        is_local = environment.SLURM_JOB_ID not in os.environ
         is_srun = self.kind is SRUN
         return Watched(
             token="" if is_srun else variables.get(environment.ATTEMPT_TOKEN, ""),
-            has_ranks=self.starts_ranks and is_local and not is_srun,
+            has_ranks=self.starts_ranks and self._is_local and not is_srun,
             kill_step=lambda srun: is_srun and _signal_step(srun, signal.SIGKILL),
         )
 
@@ -210,12 +211,20 @@ class Launch:
             number = signal.SIGTERM  # Python may be starting, and would show where it was.
         elif self._goes_past_launcher(number):
             self._told_ranks.add(number)
-            processes = list_children(self._process.pid) or processes
+            processes = self._list_told(self._process.pid) or processes
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, number)
         if number in ENDING:
             self._process.send_signal(signal.SIGCONT)  # It may be stopped.
+
+    def _list_told(self, launcher: int) -> list[int]:
+        """The launcher's children; those alone that are ranks if others are its way to hosts."""
+        children = list_children(launcher)
+        if self._is_local or environment.SLURM_JOB_ID in os.environ:
+            return children
+        signs = [f"{sign}=".encode() for sign in environment.RANK_VARIABLES["rank"]]
+        return [child for child in children if has_variable(child, signs)]
 
     def _have_ranks_met(self) -> bool:
         """Whether start-up is about to be over; True if that is not known, as in a container."""
@@ -241,8 +250,7 @@ class Launch:
         """
         if self.kind not in (OPEN_MPI, OPEN_MPI_4) or number in self._told_ranks:
             return False
-        is_local = environment.SLURM_JOB_ID not in os.environ
-        return number == signal.SIGINT or (number == signal.SIGTERM and is_local)
+        return number == signal.SIGINT or (number == signal.SIGTERM and self._is_local)
 
 
 def is_ended_by_slurm() -> bool:

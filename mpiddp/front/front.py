@@ -13,7 +13,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,6 +23,7 @@ from mpiddp.errors import FAILURE, INTERRUPTED, PREEMPTED, ConfigurationError, P
 from mpiddp.files import read_toml
 from mpiddp.front.allocation import ask, find_lost_hosts
 from mpiddp.front.attempt import Files, Launch, is_ended_by_slurm, write
+from mpiddp.front.hosts.reachability import Question
 from mpiddp.front.job_end import FINAL, MISTAKES, Exit, JobEnd, find_end
 from mpiddp.front.job_layout import JobLayout
 from mpiddp.front.launch_plan import is_in_allocation, make_plan
@@ -32,7 +33,7 @@ from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
 from mpiddp.launch.launcher.programs import OTHER, SRUN
 from mpiddp.launch.packages import NEEDED, NEEDED_TO_TRAIN, check_packages
 from mpiddp.launch.script.command_line import COMMANDS, CommandLine, read_front
-from mpiddp.launch.script.front_options import NONE, FrontOptions
+from mpiddp.launch.script.front_options import NONE, FrontOptions, split_words
 from mpiddp.options.reader import name_as_typed
 from mpiddp.process import cpus, job_directory
 from mpiddp.wording import count_noun, encode
@@ -55,7 +56,8 @@ class Job:
         self.line = line
         self.options = options
         self.program = make_rank_command(line, options)
-        self.plan = make_plan(_settle_ranks(line, options))
+        self._question = None if options.dry_run else _make_question(line, options)
+        self.plan = make_plan(_settle_ranks(line, options), question=self._question)
         self.files: Files | None = None
         self._error_start = 0
         """How many bytes an earlier start has left in the file of errors."""
@@ -67,7 +69,11 @@ class Job:
         if options.job_log is not None:
             self.files = _name_logs(options.job_log)
             self._error_start = os.path.getsize(self.files.error)
-        launch = Launch(self.plan.kind, starts_ranks=options.launcher != NONE)
+        launch = Launch(
+            self.plan.kind,
+            starts_ranks=options.launcher != NONE,
+            is_local=self.plan.layout is None,
+        )
         launch.listen()
         self._announce()
         directory = job_directory.make_or_none()
@@ -119,9 +125,8 @@ class Job:
                 ) from None
             variables[environment.JOB_DIRECTORY] = str(directory)
             variables[environment.ATTEMPT_TOKEN] = token
-        found = launch.run(
-            self._command(), variables, self.files, offers_input=self._offers_input()
-        )
+        command = [*self._command(variables), *self.program]
+        found = launch.run(command, variables, self.files, offers_input=self._offers_input())
         if directory is None:
             return found
         return replace(found, outcome=job_directory.read_outcome(directory))
@@ -135,11 +140,13 @@ class Job:
         is_asked = any(option.partition("=")[0] in ("stdin", "s") for option in options)
         return is_here and not is_asked and self.plan.kind not in (SRUN, OTHER)
 
-    def _command(self) -> list[str]:
-        words = list(self.plan.words)
+    def _command(self, variables: Mapping[str, str]) -> list[str]:
+        """The launcher's words."""
+        # Each attempt's own, too.
+        words = self.plan.make_words({**variables, environment.STANDARD_INPUT: ""})
         if self.files is not None and words[:1] == ["srun"]:
             words += self.files.srun_options()
-        return [*words, *self.program]
+        return words
 
     def _prepare_restart(self, end: JobEnd, found: Exit, used: int) -> bool:
         """Plan the next attempt without the nodes that were lost; False if there is none."""
@@ -152,7 +159,7 @@ class Job:
             self._lost = _choose_lost(self.plan.layout, self._lost, found, self.options)
             hosts = len(self.plan.layout.hosts)
             try:
-                self.plan = make_plan(self.options, self._lost)
+                self.plan = make_plan(self.options, self._lost, self._question)
             except ConfigurationError as error:
                 say(f"no restart: {error}")
                 return False
@@ -202,8 +209,8 @@ class Job:
             rows.append(("prefix", os.environ[environment.WRAP]))
         error = os.path.basename(self.files.error)
         rows.append(("logs", f"{os.getcwd()}/{self.files.output}, {error}"))
-        command = self._command()[len(self.plan.words) :]
-        rows.append(("command", self.plan.describe(command)))
+        more = self.files.srun_options() if self.plan.kind is SRUN else []
+        rows.append(("command", self.plan.describe([*more, *self.program])))
         name = os.environ.get(environment.SLURM_JOB_NAME, "")
         nodes = os.environ.get(environment.SLURM_JOB_NODES, os.uname().nodename)
         lines = [f"mpiddp: job {job_directory.choose_name()} ({name}) on {nodes}"]
@@ -233,6 +240,14 @@ class Job:
         if last:
             shown = b"\n".join(last).decode(errors="surrogateescape")
             _write(sys.stderr, f"The last lines of {self.files.error}:\n{shown}\n")
+
+
+def _make_question(line: CommandLine, options: FrontOptions) -> Question:
+    """What hosts are asked that are reached over SSH: the same Python, and the same script."""
+    wrap = split_words(environment.WRAP, os.environ.get(environment.WRAP, ""))
+    script = line.rest[0] if line.rest and line.command is None and line.module is None else ""
+    files = (os.path.abspath(script),) if os.path.isfile(script) else ()
+    return Question((*wrap, options.python or sys.executable), files)
 
 
 def _check_directory() -> None:
@@ -268,7 +283,8 @@ def _choose_lost(
     stays if this process runs on it: ranks that are cut off from it name it.
     """
     hosts = (*layout.hosts, *before)
-    lost = {*before, *find_lost_hosts(hosts, os.environ[environment.SLURM_JOB_ID])}
+    job = os.environ.get(environment.SLURM_JOB_ID)
+    lost = {*before, *(find_lost_hosts(hosts, job) if job else ())}
     named = str((found.outcome or {}).get("lost_host") or "")
     is_alive = is_host(named, os.uname().nodename) if named else True
     suspect = set() if is_alive else {host for host in hosts if is_host(host, named)}

@@ -139,28 +139,27 @@ def _distribute(
     else:
         # Without some nodes, as many fewer ranks.
         usual = request.nodes or len(allocation.nodes)
-        ranks_of = _spread(max(1, request.ranks * len(nodes) // usual), nodes)
+        ranks_of = _spread(max(1, request.ranks * len(nodes) // usual), nodes, allocation.hint)
     for node, ranks in zip(nodes, ranks_of, strict=True):
         if ranks > node.cores:
-            raise ConfigurationError(_too_many(sum(ranks_of), nodes))
+            raise ConfigurationError(_explain_too_many(sum(ranks_of), nodes, allocation.hint))
     return nodes, tuple(ranks_of)
 
 
-def _too_many(ranks: int, nodes: Sequence[Node]) -> str:
+def _explain_too_many(ranks: int, nodes: Sequence[Node], hint: str) -> str:
     cores = "+".join(str(node.cores) for node in nodes)
     return (
         f"{count_noun(ranks, 'rank')} are more than this job's slots ({cores} cores on "
-        f"{count_noun(len(nodes), 'node')}): ask Slurm for more with --cpus-per-task or --ntasks, "
-        "or start fewer"
+        f"{count_noun(len(nodes), 'node')}): {hint}, or start fewer"
     )
 
 
-def _spread(ranks: int, nodes: Sequence[Node]) -> list[int]:
+def _spread(ranks: int, nodes: Sequence[Node], hint: str) -> list[int]:
     """As evenly as the nodes' GPUs allow, or their cores if there are too few GPUs."""
     gpus = [node.gpus for node in nodes]
     room = gpus if ranks <= sum(gpus) else [node.cores for node in nodes]
     if ranks > sum(room):
-        raise ConfigurationError(_too_many(ranks, nodes))
+        raise ConfigurationError(_explain_too_many(ranks, nodes, hint))
     found = [0] * len(nodes)
     for _ in range(ranks):
         free = [at for at in range(len(nodes)) if found[at] < room[at]]

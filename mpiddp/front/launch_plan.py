@@ -6,13 +6,24 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
-from mpiddp.front.allocation import ask, read_allocation, read_number, read_record
+from mpiddp.front.allocation import (
+    Allocation,
+    Node,
+    ask,
+    read_allocation,
+    read_number,
+    read_record,
+)
+from mpiddp.front.hosts import schedulers
+from mpiddp.front.hosts.reachability import Question, ask_hosts
 from mpiddp.front.job_layout import JobLayout, choose_layout
 from mpiddp.front.mpi_library import choose_pmi
 from mpiddp.launch.device.visibility import count_gpus
+from mpiddp.launch.launcher.host_list import HostList
 from mpiddp.launch.launcher.programs import (
     OTHER,
     SRUN,
@@ -45,6 +56,17 @@ class LaunchPlan:
     """None if the program starts its ranks itself."""
     note: str = ""
     """What is worth telling before the ranks start; empty if all is as usual."""
+    is_over_ssh: bool = False
+    """Whether ranks are on hosts that neither Slurm nor this process's own machine gives."""
+
+    def make_words(self, variables: Mapping[str, str]) -> list[str]:
+        """The command line, with what hands ``variables`` on to ranks of other hosts."""
+        words, flag = list(self.words), self.kind.passes_on
+        if not self.is_over_ssh or not flag:
+            return words
+        names = [name for name in sorted(variables) if environment.is_of_job(name)]
+        at = words.index("-n")
+        return [*words[:at], *(word for name in names for word in (flag, name)), *words[at:]]
 
     def environment(self) -> dict[str, str]:
         """This process's environment with what the launcher needs."""
@@ -56,7 +78,7 @@ class LaunchPlan:
         unset = [word for name in self.unset if name in os.environ for word in ("-u", name)]
         settings = [f"{name}={value}" for name, value in self.variables.items()]
         prefix = ["env", *unset, *settings] if unset or settings else []
-        return shlex.join([*prefix, *self.words, *program])
+        return shlex.join([*prefix, *self.make_words(self.environment()), *program])
 
 
 def is_in_allocation(variables: Mapping[str, str]) -> bool:
@@ -64,18 +86,44 @@ def is_in_allocation(variables: Mapping[str, str]) -> bool:
     return environment.is_set((environment.SLURM_JOB_ID,), variables)
 
 
-def make_plan(request: FrontOptions, without: Sequence[str] | None = None) -> LaunchPlan:
+def find_hosts(request: FrontOptions) -> HostList | None:
+    """The hosts that the user or a scheduler other than Slurm names; None: this machine or Slurm.
+
+    Raises ConfigurationError if they cannot be read, or cannot be used here.
+    """
+    what = "--hosts" if request.hosts is not None else "--hostfile"
+    if request.hosts is None and request.hostfile is None:
+        is_open = request.launcher != NONE and not is_in_allocation(os.environ)
+        return schedulers.find_hosts() if is_open else None
+    if request.launcher in (NONE, "srun") or is_in_allocation(os.environ):
+        reason = "a Slurm job's ranks are on its own nodes"
+        if request.launcher == NONE:
+            reason = "with --launcher none the program starts its ranks itself"
+        raise ConfigurationError(f"{what} names machines for mpirun, but {reason}: leave it out")
+    if request.hosts is not None:
+        return request.hosts
+    assert request.hostfile is not None
+    return HostList(schedulers.read_file(request.hostfile, "--hostfile"), "--hostfile")
+
+
+def make_plan(
+    request: FrontOptions, without: Sequence[str] | None = None, question: Question | None = None
+) -> LaunchPlan:
     """Choose how ranks are started from this process.
 
     Args:
         request: what the front was asked for.
         without: for a restart, the hosts of the job that are not to be used.
+        question: what hosts that are reached over SSH are asked before; None: nothing.
 
     Raises ConfigurationError if there is no such launcher, or the request cannot be fulfilled.
     """
     inside, launcher = is_in_allocation(os.environ), request.launcher
     options = split_words("--launcher-options", request.launcher_options)
-    _check_restarts(request, inside)
+    hosts = find_hosts(request)
+    _check_restarts(request, inside or hosts is not None)
+    if hosts is not None:
+        return _plan_hosts(request, hosts, options, without, question)
     if launcher == NONE:
         return _plan_none(request, options)
     if not inside and launcher == "srun":
@@ -99,12 +147,57 @@ def make_plan(request: FrontOptions, without: Sequence[str] | None = None) -> La
         raise ConfigurationError("there is no srun in PATH; --launcher mpirun uses your MPI's own")
     if srun is not None:
         return _plan_srun(layout, options, without)
+    return _plan_mpirun(request, layout, options)
+
+
+def _plan_mpirun(
+    request: FrontOptions, layout: JobLayout, options: Sequence[str], *, over_ssh: bool = False
+) -> LaunchPlan:
+    """Ranks on several hosts; ``over_ssh``: which get no variables by themselves."""
+    launcher = request.launcher
     mpirun = find_mpirun(None if launcher in ("auto", "mpirun") else launcher)
-    words = _insert(
-        mpirun.command_on(dict(zip(layout.hosts, layout.ranks_of, strict=True))), options
-    )
+    places = dict(zip(layout.hosts, layout.ranks_of, strict=True))
+    words = _insert(mpirun.command_on(places), options)
     found = {environment.MPI4PY_LIBRARY: str(mpirun.library)} if mpirun.library else {}
-    return LaunchPlan(mpirun.kind, words, found, layout=layout, ranks=layout.world)
+    return LaunchPlan(
+        mpirun.kind, words, found, layout=layout, ranks=layout.world, is_over_ssh=over_ssh
+    )
+
+
+def _plan_hosts(
+    request: FrontOptions,
+    listed: HostList,
+    options: Sequence[str],
+    without: Sequence[str] | None,
+    question: Question | None,
+) -> LaunchPlan:
+    """Ask the hosts, if need be, and divide the ranks. Hosts that a restart lost stay out."""
+    lost = {*(without or ())}
+    found: Mapping[str, Mapping[str, Any]] = {}
+    if question is not None:
+        hosts = [host.name for host in listed.hosts if host.name not in lost]
+        answers = ask_hosts(hosts, question)
+        if without is None:
+            answers.check(len(hosts))
+        lost, found = lost | {*answers.problems}, answers.found
+    nodes = tuple(
+        Node(host.name, host.slots or _count_slots(found.get(host.name, {})))
+        for host in listed.hosts
+    )
+    allocation = Allocation(
+        nodes=nodes,
+        tasks=sum(node.cores for node in nodes),
+        tasks_per_node=tuple(node.cores for node in nodes),
+        hint=f"give more with HOST:N in {listed.name}",
+    )
+    return _plan_mpirun(
+        request, choose_layout(allocation, request, [*lost]), options, over_ssh=True
+    )
+
+
+def _count_slots(answer: Mapping[str, Any]) -> int:
+    """One rank per GPU of a host, else one per core, as on this machine."""
+    return int(answer.get("gpus") or answer.get("cores") or 1)
 
 
 def _check_restarts(request: FrontOptions, inside: bool) -> None:

@@ -40,6 +40,8 @@ class LauncherKind:
     on_hosts: tuple[str, ...] = ()
     """Flags for ranks on several hosts. The last one names them: ``node1:4,node2:2``. A job's slots
     are its tasks, however many cores there are; and no rank is bound to one core."""
+    passes_on: str = ""
+    """The flag that hands a variable on to ranks of other hosts; empty if they get all of them."""
 
     def flags(self, *, is_crowded: bool) -> tuple[str, ...]:
         """Flags for this user, and for more ranks than cores if ``is_crowded``."""
@@ -60,6 +62,7 @@ OPEN_MPI = LauncherKind(
     local={**_OPEN_MPI_LOCAL, environment.PRRTE_BINDING: "none"},
     libraries=("libmpi.so.40",),
     on_hosts=("--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE", "--host"),
+    passes_on="-x",
 )
 OPEN_MPI_4 = LauncherKind(
     key="openmpi 4",
@@ -70,6 +73,7 @@ OPEN_MPI_4 = LauncherKind(
     local={**_OPEN_MPI_LOCAL, environment.OPEN_MPI_4_BINDING: "none"},
     libraries=("libmpi.so.40",),
     on_hosts=("--bind-to", "none", "--oversubscribe", "--host"),
+    passes_on="-x",
 )
 MPICH = LauncherKind(
     key="mpich",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.launcher.host_list import HostList, read_hosts
 from mpiddp.launch.options import SECONDS
 from mpiddp.options.checks import at_least, check, quote
 from mpiddp.options.fields import Argument
@@ -46,6 +47,13 @@ class LayoutRequest:
 
     ranks_per_node: Annotated[int | None, COUNT] = None
     """On each node of the Slurm job."""
+
+    hosts: Annotated[HostList | None, Argument("HOST:N,…", read_hosts)] = None
+    """Machines to start ranks on, over SSH, with N ranks each, as a:4,b:4 or node[1-3]:2 (default
+    for N: one per GPU, else one per core)."""
+
+    hostfile: Path | None = None
+    """The same from a file: a line for each, as a:4 or a slots=4."""
 
     @property
     def is_empty(self) -> bool:
@@ -95,6 +103,8 @@ class FrontOptions(LayoutRequest):
     def __post_init__(self) -> None:
         check("launcher", self.launcher != "", "the name of a launcher", self.launcher)
         split_words("--launcher-options", self.launcher_options)
+        if self.hosts is not None and self.hostfile is not None:
+            raise ConfigurationError("--hosts and --hostfile both name machines: give one of them")
         seconds = self.restart_window
         good = seconds is None or (seconds >= 0 and math.isfinite(seconds))
         check("restart_window", good, "0 or more seconds", seconds)

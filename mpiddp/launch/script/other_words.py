@@ -11,10 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from mpiddp.options.checks import did_you_mean
 
-HOSTS = (
-    "nothing: a Slurm job knows its hosts; elsewhere `mpirun --hostfile FILE python -m mpiddp "
-    "SCRIPT` starts ranks on several"
-)
+HOSTS = "`--hosts HOST:N,…` or `--hostfile FILE`; a scheduler's job knows its hosts"
 LAUNCHER_KNOWS = "nothing: MPI knows the ranks, and the address is found"
 BATCH = "nothing: give it to sbatch or salloc"
 BIND = "`--bind cores`, `--bind numa` or `--bind none`"
@@ -72,8 +69,8 @@ MPIRUN = {
     "`-N N`, `--npernode N`, `-npernode`, `-ppn N`, `--ppn N`, `-perhost N`": (
         "`--ranks-per-node N`, in a Slurm job only"
     ),
-    "`--hostfile FILE`, `-hostfile`, `--machinefile`, `-machinefile`, `-f`, `--host LIST`, "
-    "`-host`, `--hosts`, `-hosts`, `-H`": HOSTS,
+    "`-hostfile`, `--machinefile`, `-machinefile`, `-f`, `--host LIST`, `-host`, `-hosts`, "
+    "`-H`": HOSTS,
     "`-x NAME=VALUE`, `-genv NAME VALUE`, `--genv`, `-env`, `--env`": (
         "`NAME=VALUE` before the command: all variables reach the ranks"
     ),
@@ -98,7 +95,7 @@ MPIRUN = {
 }
 HOROVODRUN = {
     "`-np N`, `--num-proc N`": "`-n N`",
-    "`-H LIST`, `--hosts LIST`, `-hostfile FILE`, `--hostfile FILE`": HOSTS,
+    "`-H LIST`, `-hostfile FILE`": HOSTS,
     "`--min-np N`, `--max-np N`, `--min-num-proc N`, `--max-num-proc N`, `--reset-limit N`, "
     "`--host-discovery-script`, `--slots-per-host`": (
         "`--restarts N`, in a Slurm job with `--min-nodes N`"
@@ -113,7 +110,6 @@ HOROVODRUN = {
 DEEPSPEED = {
     "`--num_gpus N`": "`-n N`",
     "`--num_nodes N`": "`--nodes N`, in a Slurm job only",
-    "`--hostfile FILE`": HOSTS,
     "`--include SPEC`, `--exclude SPEC`": "`--devices LIST`, the GPUs of each node",
     "`--master_addr`, `--master_port`, `--node_rank`, `--no_ssh`, `--no_ssh_check`, `--ssh_port`, "
     "`--launcher_args`, `--force_multi`": LAUNCHER_KNOWS,

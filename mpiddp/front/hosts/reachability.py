@@ -1,0 +1,189 @@
+"""Whether each host of a list can take part: all are asked at once, before any rank is started.
+
+A host is asked as the launcher will reach it: over SSH, by the user's own keys and settings. It
+must not ask back, and answer within `ANSWER_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpiddp import environment
+from mpiddp.errors import ConfigurationError
+from mpiddp.front.attempt import write
+from mpiddp.front.hosts import probe
+from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
+from mpiddp.wording import count_noun
+
+CONNECT_SECONDS, PEER_SECONDS, ANSWER_SECONDS = 10, 5, 25.0
+MOST_AT_ONCE = 32
+SILENT = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
+"""Options by which ssh asks nothing."""
+SSH_FAILED, NOT_FOUND, NOT_RUNNABLE = 255, 127, 126
+"""Exit codes of ssh itself, and of a shell."""
+SHOWN_CHARACTERS = 200
+
+
+@dataclass(frozen=True)
+class Question:
+    """What every host is asked."""
+
+    starter: tuple[str, ...]
+    """The words that start Python in a rank."""
+    files: tuple[str, ...] = ()
+    """What must be the same everywhere, such as the script."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What hosts have said."""
+
+    found: Mapping[str, Mapping[str, Any]]
+    """By name, the answers of `probe.answer`."""
+    problems: Mapping[str, tuple[str, ...]]
+    """Why a host cannot take part."""
+
+    def check(self, count: int) -> None:
+        """Raise ConfigurationError with a line for each problem, if there is one."""
+        if not self.problems:
+            return
+        together: dict[str, list[str]] = {}
+        for host, problems in self.problems.items():
+            for problem in problems:
+                together.setdefault(problem, []).append(host)
+        lines = [f"  {fold_hostnames(hosts)}: {problem}" for problem, hosts in together.items()]
+        title = f"{len(self.problems)} of {count_noun(count, 'host')} cannot take part:"
+        raise ConfigurationError("\n".join([title, *lines]))
+
+
+def ask_hosts(hosts: Sequence[str], question: Question) -> Answers:
+    """Ask all of them, many at once; this machine is what they are compared with."""
+    here = os.uname().nodename
+    own = _ask_here(question)
+    found: dict[str, Mapping[str, Any]] = {}
+    problems: dict[str, tuple[str, ...]] = {}
+    with ThreadPoolExecutor(min(MOST_AT_ONCE, len(hosts))) as pool, _open_progress() as tell:
+        asked = {
+            pool.submit(_ask, host, _choose_peers(hosts, at), question, is_host(host, here)): host
+            for at, host in enumerate(hosts)
+        }
+        for count, future in enumerate(as_completed(asked), start=1):
+            host, answer = asked[future], future.result()
+            if isinstance(answer, str):
+                problems[host] = (answer,)
+            else:
+                found[host] = answer
+            tell(count, len(hosts))
+    silent = {*problems}
+    for host, answer in found.items():
+        if wrong := tuple(_compare(answer, own, silent)):
+            problems[host] = wrong
+    return Answers(found, {host: problems[host] for host in hosts if host in problems})
+
+
+def _choose_peers(hosts: Sequence[str], at: int) -> list[str]:
+    """The first host and the next one: who reaches these reaches whom a rank connects to."""
+    return [host for host in {hosts[0], hosts[(at + 1) % len(hosts)]} if host != hosts[at]]
+
+
+@contextlib.contextmanager
+def _open_progress() -> Iterator[Callable[[int, int], None]]:
+    """A line that is written again and again, if somebody looks at standard error."""
+    is_shown = sys.stderr is not None and sys.stderr.isatty()
+
+    def tell(count: int, total: int) -> None:
+        if is_shown:
+            write(sys.stderr, f"\rmpiddp: {count} of {count_noun(total, 'host')} asked".encode())
+
+    try:
+        yield tell
+    finally:
+        if is_shown:
+            write(sys.stderr, b"\r\x1b[K")
+
+
+def _ask_here(question: Question) -> Mapping[str, Any]:
+    """What this machine is like. Raises ConfigurationError."""
+    answer = _ask("", [], question, is_here=True)
+    if isinstance(answer, str):
+        raise ConfigurationError(f"this machine cannot be compared with the hosts: {answer}")
+    return answer
+
+
+def _ask(
+    host: str, peers: Sequence[str], question: Question, is_here: bool
+) -> Mapping[str, Any] | str:
+    """A host's answer, or why there is none."""
+    asked = {"files": question.files, "peers": list(peers), "seconds": PEER_SECONDS}
+    words = [*question.starter, "-", json.dumps(asked)]
+    if not is_here:
+        names = [name for name in environment.LEADING_TO_PYTHON if name in os.environ]
+        settings = [f"{name}={os.environ[name]}" for name in names]
+        remote = shlex.join(["env", *settings, *words])
+        words = [*find_agent(), host, f"cd {shlex.quote(os.getcwd())} && exec {remote}"]
+    source = Path(probe.__file__).read_text()
+    try:
+        done = subprocess.run(
+            words, input=source, capture_output=True, text=True, errors="replace",
+            timeout=ANSWER_SECONDS, check=False, start_new_session=True,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"no answer within {ANSWER_SECONDS:g} s"
+    except OSError as error:
+        return f"{words[0]} cannot be run: {error.strerror}"
+    lines = done.stdout.splitlines()
+    if done.returncode == 0 and lines:
+        with contextlib.suppress(ValueError):
+            found: Mapping[str, Any] = json.loads(lines[-1])
+            return found
+    return _explain(host, done.returncode, done.stderr, question)
+
+
+def _explain(host: str, code: int, said: str, question: Question) -> str:
+    last = (said.strip().splitlines() or [f"exit code {code}"])[-1].strip()[-SHOWN_CHARACTERS:]
+    if code == SSH_FAILED:
+        return f"ssh says {last!r}; this must work without a question: ssh {host} true"
+    if code in (NOT_FOUND, NOT_RUNNABLE) or "No such file" in last:
+        return f"it lacks {question.starter[0]} or {os.getcwd()}, which are here: {last}"
+    return f"Python fails there: {last}"
+
+
+def find_agent(variables: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """What reaches a host: what somebody has told the launcher to use, or ssh."""
+    told = next(filter(None, map(variables.get, environment.REMOTE_SHELLS)), "ssh")
+    words = tuple(shlex.split(told.split(":")[0])) or ("ssh",)
+    return words + (SILENT if os.path.basename(words[0]) == "ssh" else ())
+
+
+def _compare(
+    answer: Mapping[str, Any], own: Mapping[str, Any], silent: Collection[str]
+) -> Iterator[str]:
+    """What differs from this machine, and which hosts it does not reach but for the silent ones."""
+    for name, here in own["same"].items():
+        there = answer["same"].get(name)
+        if there == here:
+            continue
+        is_file = name == "mpiddp" or "/" in name
+        if there is None:
+            yield f"it lacks {name}"
+        elif is_file:
+            yield f"{name} is another one there than here"
+        else:
+            yield f"{name} is {there} there, {here or 'missing'} here"
+    for name, reason in answer["unreached"].items():
+        if reason and name not in silent:
+            yield f"it does not reach {name} ({reason})"
+    for name, there in answer["addresses"].items():
+        here = probe.find_addresses(name)
+        if there and here and not {*there} & {*here}:
+            yield f"{name} is at {', '.join(there)} there, at {', '.join(here)} here"

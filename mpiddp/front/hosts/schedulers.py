@@ -1,0 +1,70 @@
+"""Hosts that a scheduler other than Slurm has given this job, or somebody has named in a variable.
+
+One table: which variable, in which form. The forms are those of the schedulers' own documents: PBS
+writes a host for each rank (man qsub, PBS_NODEFILE), LSF as well, or a host and its number by turns
+(LSF Configuration Reference, LSB_DJOB_HOSTFILE, LSB_MCPU_HOSTS), Grid Engine a host, its slots, a
+queue and processors (man sge_pe, pe_hostfile), Cobalt and OAR a host a line. Kubernetes' MPI
+Operator writes a file and names it in the variable of each MPI's launcher.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpiddp import environment
+from mpiddp.errors import ConfigurationError
+from mpiddp.launch.launcher.host_list import Host, HostList, join, read_lines, read_pairs
+
+
+@dataclass(frozen=True)
+class HostSource:
+    """One row of the table."""
+
+    name: str
+    """Who has given the hosts."""
+    variable: str
+    read: Callable[[str], tuple[Host, ...]] = read_lines
+    is_file: bool = True
+    """Whether the variable names a file."""
+
+
+SOURCES = (
+    HostSource("PBS", environment.PBS_NODE_FILE),
+    HostSource("LSF", environment.LSF_HOST_FILE),
+    HostSource("LSF", environment.LSF_HOSTS, read_pairs, is_file=False),
+    HostSource("Grid Engine", environment.GRID_ENGINE_HOST_FILE),
+    HostSource("Cobalt", environment.COBALT_NODE_FILE),
+    HostSource("OAR", environment.OAR_NODE_FILE),
+    *(HostSource("Open MPI's default host file", each) for each in environment.OPEN_MPI_HOST_FILES),
+    *(HostSource("Hydra's host file", each) for each in environment.HYDRA_HOST_FILES),
+)
+
+
+def find_hosts(variables: Mapping[str, str] = os.environ) -> HostList | None:
+    """The hosts that this process's job has been given; None if nobody says.
+
+    Raises ConfigurationError if the list cannot be read.
+    """
+    source = next((each for each in SOURCES if variables.get(each.variable)), None)
+    if source is None:
+        return None
+    value = variables[source.variable]
+    if source.is_file:
+        return HostList(read_file(Path(value), source.variable, each=1), source.name)
+    try:
+        return HostList(join(source.read(value), each=1), source.name)
+    except ValueError as error:
+        raise ConfigurationError(f"{source.variable}: {error}") from None
+
+
+def read_file(path: Path, what: str, *, each: int | None = None) -> tuple[Host, ...]:
+    """The hosts of a file that ``what`` names; see `join`. Raises ConfigurationError."""
+    try:
+        return join(read_lines(path.read_text(errors="replace")), each=each)
+    except OSError as error:
+        raise ConfigurationError(f"{what}: {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{what}: {path}: {error}") from None

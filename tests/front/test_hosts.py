@@ -1,0 +1,260 @@
+"""Ranks on hosts that the user or a scheduler names, over SSH."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import launchers
+import slurm
+import ssh
+from mpiddp.errors import ConfigurationError
+from mpiddp.front.hosts import reachability, schedulers
+from mpiddp.front.hosts.reachability import Answers, Question
+from mpiddp.launch.launcher.host_list import Host, join, read_hosts, read_lines, read_pairs
+
+# ---- lists ---------------------------------------------------------------------------------------
+
+FORMS = {
+    "a": {"a": None},
+    "a:4": {"a": 4},
+    "a slots=4 max_slots=8": {"a": 4},
+    "a slots=0\nb": {"b": None},
+    "a\na\na": {"a": 3},
+    "a:2\na\nb # not c\n\n# d": {"a": 3, "b": None},
+    "node[1-3]:2": {"node1": 2, "node2": 2, "node3": 2},
+    "r1 4 all.q@r1 UNDEFINED\nr2 2 all.q@r2 <NULL>": {"r1": 4, "r2": 2},
+    "10.0.0.1 slots=2": {"10.0.0.1": 2},
+}
+
+
+@pytest.mark.parametrize("text", FORMS, ids=repr)
+def test_every_form_of_a_host_file_is_read(text):
+    assert {host.name: host.slots for host in join(read_lines(text))} == FORMS[text]
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True), st.integers(1, 99)))
+def test_a_list_means_the_same_in_every_form(counts):
+    if counts:
+        expected = tuple(Host(*each) for each in counts.items())
+        assert read_hosts(",".join(f"{name}:{n}" for name, n in counts.items())).hosts == expected
+        assert join(read_lines("".join(f"{name}\n" * n for name, n in counts.items())), each=1) == (
+            expected
+        )
+        assert join(read_pairs(" ".join(f"{name} {n}" for name, n in counts.items()))) == expected
+
+
+@pytest.mark.parametrize("text", ["", "a,,b", "a:", "a:0", "a:x", "-oProxyCommand=x", "a b", "a;b"])
+def test_what_is_no_host_is_refused(text):
+    with pytest.raises(ValueError, match="expected "):
+        read_hosts(text)
+
+
+@pytest.mark.parametrize("text", ["", "# a", "a\n-x", "a b=2", "a:1:2"])
+def test_a_host_file_without_sense_is_refused(text):
+    with pytest.raises(ValueError, match=r"line|names no host"):
+        read_lines(text)
+
+
+GIVEN = {
+    "PBS_NODEFILE": ("a\na\nb\n", {"a": 2, "b": 1}),
+    "LSB_DJOB_HOSTFILE": ("a\nb\nb\n", {"a": 1, "b": 2}),
+    "LSB_MCPU_HOSTS": ("a 4 b 2", {"a": 4, "b": 2}),
+    "PE_HOSTFILE": ("a 4 all.q@a UNDEFINED\n", {"a": 4}),
+    "COBALT_NODEFILE": ("a\nb\n", {"a": 1, "b": 1}),
+    "OAR_NODEFILE": ("a\na\n", {"a": 2}),
+    "OMPI_MCA_orte_default_hostfile": ("job-worker-0.job.ns.svc slots=2\n",
+                                       {"job-worker-0.job.ns.svc": 2}),
+    "I_MPI_HYDRA_HOST_FILE": ("job-worker-0.job.ns.svc:2\n", {"job-worker-0.job.ns.svc": 2}),
+    "HYDRA_HOST_FILE": ("a:1\nb:1\n", {"a": 1, "b": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variable", GIVEN)
+def test_what_a_scheduler_gives_is_found(variable, tmp_path):
+    content, expected = GIVEN[variable]
+    value = content
+    if not variable.endswith("MCPU_HOSTS"):
+        (tmp_path / "hosts").write_text(content)
+        value = str(tmp_path / "hosts")
+    found = schedulers.find_hosts({variable: value})
+    assert found is not None and {host.name: host.slots for host in found.hosts} == expected
+    assert schedulers.find_hosts({variable: ""}) is None
+    with pytest.raises(ConfigurationError, match=variable):
+        schedulers.find_hosts({variable: "no/such/file"})
+
+
+# ---- what they are asked -------------------------------------------------------------------------
+
+
+def test_hosts_with_the_same_problem_share_a_line():
+    problems = {f"node{n}": ("it lacks torch",) for n in (1, 2, 3)} | {"x": ("no answer",)}
+    with pytest.raises(ConfigurationError) as caught:
+        Answers({}, problems).check(9)
+    assert str(caught.value).splitlines() == [
+        "4 of 9 hosts cannot take part:", "  node[1-3]: it lacks torch", "  x: no answer",
+    ]  # fmt: skip
+
+
+def test_this_machine_is_like_itself(monkeypatch):
+    monkeypatch.chdir(launchers.ROOT)
+    name = os.uname().nodename
+    answers = reachability.ask_hosts([name], Question((sys.executable,), (__file__,)))
+    assert not answers.problems and answers.found[name]["cores"] == len(os.sched_getaffinity(0))
+
+
+# ---- real hosts ----------------------------------------------------------------------------------
+
+SCRIPT = """
+    import os, socket, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print(socket.gethostname(), dist.get_rank(), int(total), os.environ["ODD"], flush=True)
+    if "WAIT" in os.environ:
+        import time
+        time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts(slurm_cluster, tmp_path_factory):
+    if obstacle := ssh.find_obstacle():
+        pytest.skip(obstacle)
+    with ssh.open_hosts(slurm_cluster, tmp_path_factory.mktemp("ssh")) as found:
+        yield found
+
+
+@pytest.fixture
+def script(tmp_path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    return path
+
+
+def front(*words: object) -> list[str]:
+    return ["-m", "mpiddp", *map(str, words)]
+
+
+def interrupt(job: subprocess.Popen[str]) -> int:
+    """Send SIGINT to what runs on the node; returns its exit code."""
+    (child,) = psutil.Process(job.pid).children()
+    child.send_signal(signal.SIGINT)
+    return job.wait(slurm.COMMAND_SECONDS)
+
+
+def find_left(mark: str) -> list[int]:
+    """Processes on any node whose environment holds a text."""
+    found = (pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))))
+    return [pid for pid in found if mark in launchers.environ_of(pid).values()]
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("launcher", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
+def test_ranks_start_on_two_hosts_and_have_the_users_variables(hosts, script, launcher):
+    row, odd = launchers.find(launcher), "a b,c;'d'=$HOME"
+    done = hosts.run(
+        "node1", *front("-n", 3, "--hosts", "node1:2,node2:2", script), cwd=script.parent,
+        ODD=odd, **row.environment, MPIDDP_MPIRUN=str(row.mpirun),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.split("\n"))
+    assert [line.split(" ", 3)[:3] for line in lines if line][-1][2] == "3"
+    assert {line.split()[0] for line in lines if line} == {"node1", "node2"}
+    assert all(line.endswith(odd) for line in lines if line)
+
+
+@pytest.mark.slurm
+def test_a_job_of_pbs_is_found_and_a_lost_host_is_left_out(hosts, script, tmp_path):
+    (tmp_path / "nodes").write_text("node1\nnode3\nnode3\n")
+    done = hosts.run(
+        "node1", *front("--dry-run", script), cwd=tmp_path, PBS_NODEFILE=str(tmp_path / "nodes")
+    )
+    assert done.returncode == 0 and " --host node1:1,node3:2 " in done.stdout
+    assert " -x PBS_NODEFILE " in done.stdout and " -x HOME " not in done.stdout
+
+
+@pytest.mark.slurm
+def test_what_cannot_take_part_is_told_in_one_table(hosts, script, tmp_path):
+    """Another script, other addresses, a password, a stopped sshd, an unknown name."""
+    cluster = hosts.cluster
+    (tmp_path / "other.py").write_text("pass\n")
+    own = subprocess.run(["hostname"], capture_output=True, text=True).stdout.strip()
+    names = [*ssh.NODES, own]
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n" + "".join(
+        f"10.99.0.{at} {name}\n" for at, name in enumerate(names, start=1)))  # fmt: skip
+    cluster.must("exec", "node2", "mount", "--bind", str(tmp_path / "other.py"), str(script))
+    cluster.must("exec", "node2", "mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts")
+    hosts.stop("node3")
+    hosts.start("node3", keys="nobody.pub")
+    hosts.stop("node4")
+    began = time.monotonic()
+    try:
+        done = hosts.run(
+            "node1", *front("-n", 4, "--hosts", "node[1-4],nowhere", script), cwd=tmp_path, ODD="x"
+        )
+    finally:
+        cluster.must("exec", "node2", "umount", "/etc/hosts")
+        cluster.must("exec", "node2", "umount", str(script))
+        hosts.stop("node3")
+        hosts.start("node3")
+        hosts.start("node4")
+    assert done.returncode == 2 and time.monotonic() - began < 60
+    said = done.stderr
+    assert "4 of 5 hosts cannot take part" in said
+    assert f"node2: {script} is another one there than here" in said
+    assert "node2: node1 is at 10.99.0.1 there" in said
+    assert "node3: ssh says" in said and "Permission denied" in said
+    assert "node4: ssh says" in said and "Connection refused" in said
+    assert "nowhere: ssh says" in said and "node1: " not in said.replace("node2: node1", "")
+
+
+@pytest.mark.slurm
+def test_an_interruption_leaves_nothing_on_any_host(hosts, script):
+    mark = f"wait-{os.getpid()}"
+    words = front("-n", 4, "--hosts", "node[1-2]:2", script)
+    command = hosts.command("node1", *words, ODD="x", WAIT=mark)
+    where = {**launchers.clean_environment(), "MPIDDP_CLUSTER_DIR": str(hosts.cluster.directory)}
+    with subprocess.Popen(
+        command, env=where, cwd=script.parent, stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        for _ in range(4):
+            assert job.stdout.readline()
+        assert len(find_left(mark)) > 4
+        assert interrupt(job) == 130
+    end = time.monotonic() + 10
+    while find_left(mark) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not find_left(mark)
+
+
+@pytest.mark.slurm
+def test_a_restart_goes_on_without_a_host_that_died(hosts, script):
+    words = front("-n", 4, "--hosts", "node[1-2]:2", "--restarts", 1, script)
+    command = hosts.command("node1", *words, ODD="x", WAIT="here")
+    where = {**launchers.clean_environment(), "MPIDDP_CLUSTER_DIR": str(hosts.cluster.directory)}
+    with subprocess.Popen(
+        command, env=where, cwd=script.parent, stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        for _ in range(4):
+            assert job.stdout.readline()
+        try:
+            hosts.cluster.must("kill", "node2")
+            found = [job.stdout.readline().split()[:3] for _ in range(2)]
+        finally:
+            hosts.cluster.must("revive", "node2")
+            hosts.start("node2")
+            interrupt(job)
+    assert sorted(found) == [["node1", "0", "2"], ["node1", "1", "2"]]
