@@ -80,7 +80,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
             **{name: find_release(name) for name in packages},
             **{path: digest(path) for path in question["files"]},
         },
-        "addresses": {name: find_addresses(name) for name in question["peers"]},
+        "addresses": {name: find_addresses(name) for name in question["names"]},
         "unreached": {name: reach(name, question["seconds"]) for name in question["peers"]},
     }
 

@@ -11,7 +11,6 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
-from mpiddp.front.attempt import write
-from mpiddp.front.hosts import probe
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
 from mpiddp.wording import count_noun
 
@@ -69,13 +66,15 @@ class Answers:
 def ask_hosts(hosts: Sequence[str], question: Question) -> Answers:
     """Ask all of them, many at once; this machine is what they are compared with."""
     here = os.uname().nodename
-    own = _ask_here(question)
+    own = _ask_here(hosts, question)
     found: dict[str, Mapping[str, Any]] = {}
     problems: dict[str, tuple[str, ...]] = {}
     with ThreadPoolExecutor(min(MOST_AT_ONCE, len(hosts))) as pool, _open_progress() as tell:
         asked = {
-            pool.submit(_ask, host, _choose_peers(hosts, at), question, is_host(host, here)): host
-            for at, host in enumerate(hosts)
+            pool.submit(
+                _ask, host, {"peers": peers, "names": peers}, question, is_here=is_host(host, here)
+            ): host
+            for host, peers in _choose_peers(hosts)
         }
         for count, future in enumerate(as_completed(asked), start=1):
             host, answer = asked[future], future.result()
@@ -91,47 +90,48 @@ def ask_hosts(hosts: Sequence[str], question: Question) -> Answers:
     return Answers(found, {host: problems[host] for host in hosts if host in problems})
 
 
-def _choose_peers(hosts: Sequence[str], at: int) -> list[str]:
-    """The first host and the next one: who reaches these reaches whom a rank connects to."""
-    return [host for host in {hosts[0], hosts[(at + 1) % len(hosts)]} if host != hosts[at]]
+def _choose_peers(hosts: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """For each host the first and the next one, to which its ranks connect."""
+    for at, host in enumerate(hosts):
+        peers = {hosts[0], hosts[(at + 1) % len(hosts)]}
+        yield host, sorted(peers - {host})
 
 
 @contextlib.contextmanager
 def _open_progress() -> Iterator[Callable[[int, int], None]]:
     """A line that is written again and again, if somebody looks at standard error."""
-    is_shown = sys.stderr is not None and sys.stderr.isatty()
 
-    def tell(count: int, total: int) -> None:
-        if is_shown:
-            write(sys.stderr, f"\rmpiddp: {count} of {count_noun(total, 'host')} asked".encode())
+    def show(text: str) -> None:
+        with contextlib.suppress(OSError):
+            if os.isatty(2):
+                os.write(2, text.encode())
 
     try:
-        yield tell
+        yield lambda count, total: show(f"\rmpiddp: {count} of {count_noun(total, 'host')} asked")
     finally:
-        if is_shown:
-            write(sys.stderr, b"\r\x1b[K")
+        show("\r\x1b[K")
 
 
-def _ask_here(question: Question) -> Mapping[str, Any]:
-    """What this machine is like. Raises ConfigurationError."""
-    answer = _ask("", [], question, is_here=True)
+def _ask_here(hosts: Sequence[str], question: Question) -> Mapping[str, Any]:
+    """What this machine is like, and where it finds the hosts. Raises ConfigurationError."""
+    answer = _ask("", {"peers": [], "names": list(hosts)}, question, is_here=True)
     if isinstance(answer, str):
         raise ConfigurationError(f"this machine cannot be compared with the hosts: {answer}")
     return answer
 
 
 def _ask(
-    host: str, peers: Sequence[str], question: Question, is_here: bool
+    host: str, about: Mapping[str, list[str]], question: Question, *, is_here: bool
 ) -> Mapping[str, Any] | str:
-    """A host's answer, or why there is none."""
-    asked = {"files": question.files, "peers": list(peers), "seconds": PEER_SECONDS}
+    """A host's answer, or why there is none. ``about``: which hosts it is to reach, and to find."""
+    asked = {"files": question.files, "seconds": PEER_SECONDS, **about}
     words = [*question.starter, "-", json.dumps(asked)]
     if not is_here:
         names = [name for name in environment.LEADING_TO_PYTHON if name in os.environ]
         settings = [f"{name}={os.environ[name]}" for name in names]
         remote = shlex.join(["env", *settings, *words])
         words = [*find_agent(), host, f"cd {shlex.quote(os.getcwd())} && exec {remote}"]
-    source = Path(probe.__file__).read_text()
+    source = Path(__file__).with_name("probe.py").read_text()
     try:
         done = subprocess.run(
             words, input=source, capture_output=True, text=True, errors="replace",
@@ -184,6 +184,6 @@ def _compare(
         if reason and name not in silent:
             yield f"it does not reach {name} ({reason})"
     for name, there in answer["addresses"].items():
-        here = probe.find_addresses(name)
+        here = own["addresses"].get(name, [])
         if there and here and not {*there} & {*here}:
             yield f"{name} is at {', '.join(there)} there, at {', '.join(here)} here"
