@@ -143,7 +143,9 @@ def beside_autograd(side: Side) -> list[Any]:
     leaves = [side.room().requires_grad_() for _ in range(size)]
     with torch.no_grad():
         sources = [side.fill(seed=seed) for seed in range(size)]
-        dist.all_to_all(leaves, sources, group=group, async_op=True).wait()
+        work = dist.all_to_all(leaves, sources, group=group, async_op=True)
+    # Whoever makes the call need not be in that mode.
+    work.wait()
     leaf, part = side.fill(size, 3).requires_grad_(), side.room(1, 3)
     whole = leaf * 2
     square = whole.square().sum()
