@@ -150,7 +150,9 @@ def test_a_table_has_parts_speed_efficiency_and_bytes():
     assert "left out: one-shot: no room" in text
     assert "wrong: auto: the ranks' parameters differ" in text
     assert "other programs took 25% of the cores" in text
-    assert list_wrong([group]) == ["auto on mlp and 2 ranks: the ranks' parameters differ"]
+    assert list_wrong([group]) == [
+        "training step, auto, mlp, 2 ranks: the ranks' parameters differ"
+    ]
 
 
 def test_efficiency_is_against_one_rank_with_the_same_update():
@@ -246,7 +248,7 @@ def test_the_sharded_server_is_promised_to_take_a_tenth_more_than_the_ring_at_mo
 def test_wrong_training_ends_with_an_error_after_the_tables(capsys):
     wrong = make({FRAMEWORKS: [1.0]}, wrong={OWN: "the ranks' parameters differ"})
     quantity = replace(QUANTITY, measure=lambda *_: iter([wrong]))
-    with pytest.raises(WrongResultError, match=r"auto on mlp and 2 ranks") as caught:
+    with pytest.raises(WrongResultError, match="auto, mlp, 2 ranks") as caught:
         run(quantity, ["--ranks", "2"])
     assert caught.value.exit_code == 1
     assert "mlp on 2 ranks of this machine" in capsys.readouterr().out
@@ -322,7 +324,7 @@ def test_gradients_that_are_no_average_are_noticed(tmp_path, monkeypatch, capsys
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(contenders, "WORKER", "wrong_worker")
     arguments = ["--ranks", "2", "--models", "mlp:megabytes=0.1", "--sync", "framework", "ring"]
-    with pytest.raises(WrongResultError, match="ring transport=mpi on mlp") as caught:
+    with pytest.raises(WrongResultError, match="ring transport=mpi, mlp") as caught:
         run(
             QUANTITY, [*arguments, "--transports", "mpi", "--repetitions", "1", "--iterations", "3"]
         )

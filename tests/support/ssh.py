@@ -18,6 +18,7 @@ from pathlib import Path
 
 import launchers
 import slurm
+from copies import write_program
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 SSH = shutil.which("ssh")
@@ -30,10 +31,6 @@ KbdInteractiveAuthentication no
 PermitRootLogin yes
 StrictModes no
 PidFile {folder}/{name}.pid
-"""
-CLIENT = """\
-#!/bin/sh
-exec {ssh} -F {folder}/config "$@"
 """
 SETTINGS = """\
 IdentityFile {folder}/user
@@ -92,8 +89,7 @@ def open_hosts(cluster: slurm.Cluster, folder: Path) -> Iterator[Hosts]:
     (folder / "known_hosts").write_text(known)
     (folder / "config").write_text(SETTINGS.format(folder=folder))
     (folder / "bin").mkdir()
-    (folder / "bin" / "ssh").write_text(CLIENT.format(folder=folder, ssh=SSH))
-    (folder / "bin" / "ssh").chmod(0o755)
+    write_program(folder / "bin" / "ssh", f'exec {SSH} -F {folder}/config "$@"')
     (folder / "nobody.pub").touch()
     hosts = Hosts(cluster, folder)
     for name in NODES:
