@@ -88,7 +88,6 @@ def open_hosts(cluster: slurm.Cluster, folder: Path) -> Iterator[Hosts]:
     known = "".join(f"{name} {key}\n" for name in NODES)
     (folder / "known_hosts").write_text(known)
     (folder / "config").write_text(SETTINGS.format(folder=folder))
-    (folder / "bin").mkdir()
     write_program(folder / "bin" / "ssh", f'exec {SSH} -F {folder}/config "$@"')
     (folder / "nobody.pub").touch()
     hosts = Hosts(cluster, folder)
