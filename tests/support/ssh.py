@@ -31,6 +31,7 @@ KbdInteractiveAuthentication no
 PermitRootLogin yes
 StrictModes no
 PidFile {folder}/{name}.pid
+SetEnv TMPDIR={temporary}
 """
 SETTINGS = """\
 IdentityFile {folder}/user
@@ -54,9 +55,18 @@ class Hosts:
     def start(self, name: str, *, keys: str = "user.pub") -> None:
         """``keys``: the file of keys that may come in; another one: it asks for a password."""
         settings = self.folder / f"{name}.conf"
-        text = SERVER.format(folder=self.folder, keys=self.folder / keys, name=name)
+        text = SERVER.format(
+            folder=self.folder, keys=self.folder / keys, name=name, temporary=self.find_tmp(name)
+        )
         settings.write_text(text)
         self.cluster.must("exec", name, SSHD, "-f", str(settings))
+
+    def find_tmp(self, name: str) -> Path:
+        """A node's own: processes of nodes have the same numbers, after which Open MPI's daemons
+        name their directories."""
+        folder = self.cluster.directory.parent / name
+        folder.mkdir(exist_ok=True)
+        return folder
 
     def stop(self, name: str) -> None:
         self.cluster.must("exec", name, "sh", "-c", f"kill $(cat {self.folder}/{name}.pid)")
@@ -65,7 +75,8 @@ class Hosts:
         """What runs this Python on a node, with an ssh that has the keys."""
         row = launchers.find("openmpi")
         path = f"{self.folder}/bin:{os.environ['PATH']}"
-        given = {**row.environment, "MPIDDP_MPIRUN": str(row.mpirun), "PATH": path, **variables}
+        own = {"MPIDDP_MPIRUN": str(row.mpirun), "PATH": path, "TMPDIR": str(self.find_tmp(name))}
+        given = {**row.environment, **own, **variables}
         settings = [f"{key}={value}" for key, value in given.items()]
         run = ["env", "-u", "SLURM_CONF", *settings, sys.executable, *words]
         return [str(slurm.COMMANDS / "exec"), name, *run]
