@@ -8,6 +8,9 @@ from collections.abc import Sequence
 
 from mpiddp.wording import fold_numbers
 
+MOST = 1 << 16
+"""Hosts of one short form, as in Slurm. More are a slip, and would fill the memory."""
+
 
 def is_host(name: str, hostname: str) -> bool:
     """Whether ``name`` is the name of the host that calls itself ``hostname``.
@@ -66,10 +69,13 @@ def _expand_item(item: str) -> list[str]:
     match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", item)
     if match is None:
         return [item]
-    numbers = []
+    numbers: list[str] = []
+    # A name may hold several brackets, as that of a rack and of a node in it.
+    rests = _expand_item(match[3])
     for part in match[2].split(","):
         low, _, high = part.partition("-")
-        width = len(low)
-        numbers += [f"{number:0{width}d}" for number in range(int(low), int(high or low) + 1)]
-    # A name may hold several brackets, as that of a rack and of a node in it.
-    return [f"{match[1]}{number}{rest}" for number in numbers for rest in _expand_item(match[3])]
+        width, found = len(low), range(int(low), int(high or low) + 1)
+        if (len(numbers) + found.stop - found.start) * len(rests) > MOST:
+            raise ValueError(f"{item} is more than {MOST} hosts")
+        numbers += [f"{number:0{width}d}" for number in found]
+    return [f"{match[1]}{number}{rest}" for number in numbers for rest in rests]
