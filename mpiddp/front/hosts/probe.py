@@ -60,6 +60,12 @@ def reach(name: str, seconds: float) -> str:
     return ""
 
 
+def name_machine() -> str:
+    """The same by whichever name the machine is reached."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{socket.gethostname()} {file.read()}"
+
+
 def count_gpus() -> int:
     try:
         return len(os.listdir("/proc/driver/nvidia/gpus"))
@@ -71,7 +77,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     spec = importlib.util.find_spec("mpiddp")
     packages = ("torch", "mpi4py", "numpy")
     return {
-        "name": socket.gethostname(),
+        "machine": name_machine(),
         "cores": len(os.sched_getaffinity(0)),
         "gpus": count_gpus(),
         "same": {
@@ -80,7 +86,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
             **{name: find_release(name) for name in packages},
             **{path: digest(path) for path in question["files"]},
         },
-        "addresses": {name: find_addresses(name) for name in question["names"]},
+        "addresses": {name: find_addresses(name) for name in question["peers"]},
         "unreached": {name: reach(name, question["seconds"]) for name in question["peers"]},
     }
 

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -20,9 +21,13 @@ from typing import Any
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
+from mpiddp.launch.launcher.programs import find_program
 from mpiddp.wording import count_noun
 
-CONNECT_SECONDS, PEER_SECONDS, ANSWER_SECONDS = 10, 5, 25.0
+CONNECT_SECONDS, PEER_SECONDS, ANSWER_SECONDS = 10, 5, 25
+TIMEOUT = ("timeout", "--signal=KILL", str(ANSWER_SECONDS))
+"""Ends ssh and what it has started, even if this process has gone."""
+SLOW = f"no answer within {ANSWER_SECONDS} s"
 MOST_AT_ONCE = 32
 SILENT = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
 """Options by which ssh asks nothing."""
@@ -65,16 +70,12 @@ class Answers:
 
 def ask_hosts(hosts: Sequence[str], question: Question) -> Answers:
     """Ask all of them, many at once; this machine is what they are compared with."""
-    here = os.uname().nodename
-    own = _ask_here(hosts, question)
+    own = _ask_here(question)
     found: dict[str, Mapping[str, Any]] = {}
     problems: dict[str, tuple[str, ...]] = {}
     with ThreadPoolExecutor(min(MOST_AT_ONCE, len(hosts))) as pool, _open_progress() as tell:
         asked = {
-            pool.submit(
-                _ask, host, {"peers": peers, "names": peers}, question, is_here=is_host(host, here)
-            ): host
-            for host, peers in _choose_peers(hosts)
+            pool.submit(_ask, host, peers, question): host for host, peers in _choose_peers(hosts)
         }
         for count, future in enumerate(as_completed(asked), start=1):
             host, answer = asked[future], future.result()
@@ -84,8 +85,13 @@ def ask_hosts(hosts: Sequence[str], question: Question) -> Answers:
                 found[host] = answer
             tell(count, len(hosts))
     silent = {*problems}
-    for host, answer in found.items():
-        if wrong := tuple(_compare(answer, own, silent)):
+    first: dict[str, str] = {}
+    for host in filter(found.__contains__, hosts):
+        wrong = tuple(_compare(found[host], own, silent))
+        if (other := first.setdefault(found[host]["machine"], host)) != host:
+            # Open MPI's mpirun would start two daemons, and wait for ever.
+            wrong = (*wrong, f"it is the same machine as {other}: name it once")
+        if wrong:
             problems[host] = wrong
     return Answers(found, {host: problems[host] for host in hosts if host in problems})
 
@@ -112,40 +118,68 @@ def _open_progress() -> Iterator[Callable[[int, int], None]]:
         show("\r\x1b[K")
 
 
-def _ask_here(hosts: Sequence[str], question: Question) -> Mapping[str, Any]:
-    """What this machine is like, and where it finds the hosts. Raises ConfigurationError."""
-    answer = _ask("", {"peers": [], "names": list(hosts)}, question, is_here=True)
+def is_own(name: str) -> bool:
+    """Whether a host is this machine: by its name, or since its addresses are this machine's."""
+    if name == "localhost" or is_host(name, os.uname().nodename):
+        return True
+    # Only for a list with others: they take longer to import.
+    from mpiddp.front.hosts import probe
+
+    addresses = probe.find_addresses(name)
+    return bool(addresses) and all(map(_is_bound_here, addresses))
+
+
+def _is_loopback(address: str) -> bool:
+    return address == "::1" or address.startswith("127.")
+
+
+def _is_bound_here(address: str) -> bool:
+    import socket
+
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as found:
+            found.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _ask_here(question: Question) -> Mapping[str, Any]:
+    """What this machine is like. Raises ConfigurationError."""
+    answer = _ask("", [], question)
     if isinstance(answer, str):
         raise ConfigurationError(f"this machine cannot be compared with the hosts: {answer}")
     return answer
 
 
-def _ask(
-    host: str, about: Mapping[str, list[str]], question: Question, *, is_here: bool
-) -> Mapping[str, Any] | str:
-    """A host's answer, or why there is none. ``about``: which hosts it is to reach, and to find."""
-    asked = {"files": question.files, "seconds": PEER_SECONDS, **about}
+def _ask(host: str, peers: Sequence[str], question: Question) -> Mapping[str, Any] | str:
+    """A host's answer, or why there is none; without ``host`` this machine's."""
+    asked = {"files": question.files, "seconds": PEER_SECONDS, "peers": peers}
     words = [*question.starter, "-", json.dumps(asked)]
-    if not is_here:
+    if host and not is_own(host):
         names = [name for name in environment.LEADING_TO_PYTHON if name in os.environ]
         settings = [f"{name}={os.environ[name]}" for name in names]
         remote = shlex.join(["env", *settings, *words])
         words = [*find_agent(), host, f"cd {shlex.quote(os.getcwd())} && exec {remote}"]
+    if find_program(words[0]) is None:
+        return f"there is no program {words[0]} here"
     source = Path(__file__).with_name("probe.py").read_text()
     try:
         done = subprocess.run(
-            words, input=source, capture_output=True, text=True, errors="replace",
-            timeout=ANSWER_SECONDS, check=False, start_new_session=True,
+            [*TIMEOUT, *words], input=source, capture_output=True, text=True, errors="replace",
+            timeout=ANSWER_SECONDS + 1, check=False, start_new_session=True,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"no answer within {ANSWER_SECONDS:g} s"
+        return SLOW
     except OSError as error:
-        return f"{words[0]} cannot be run: {error.strerror}"
+        return f"{TIMEOUT[0]} cannot be run: {error.strerror}"
     lines = done.stdout.splitlines()
     if done.returncode == 0 and lines:
         with contextlib.suppress(ValueError):
             found: Mapping[str, Any] = json.loads(lines[-1])
             return found
+    if done.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        return SLOW
     return _explain(host, done.returncode, done.stderr, question)
 
 
@@ -183,7 +217,11 @@ def _compare(
     for name, reason in answer["unreached"].items():
         if reason and name not in silent:
             yield f"it does not reach {name} ({reason})"
+    from mpiddp.front.hosts.probe import find_addresses  # This machine alone needs none.
+
     for name, there in answer["addresses"].items():
-        here = own["addresses"].get(name, [])
-        if there and here and not {*there} & {*here}:
+        here = find_addresses(name) if there and name not in silent else []
+        # A host often finds itself at 127.0.1.1.
+        others = [not any(map(_is_loopback, found)) for found in (here, there)]
+        if here and there and all(others) and not {*there} & {*here}:
             yield f"{name} is at {', '.join(there)} there, at {', '.join(here)} here"
