@@ -83,8 +83,7 @@ def _is_front(line: CommandLine, is_started_by_rank: bool = False) -> bool:
         return True
     if line.command in WITHOUT_RANKS:
         return False
-    in_job = environment.is_set((environment.SLURM_JOB_ID, *environment.HOST_LISTS))
-    return in_job or line.find_misplaced() is not None
+    return environment.is_set(environment.OF_SCHEDULERS) or line.find_misplaced() is not None
 
 
 def _find_size() -> int | None:

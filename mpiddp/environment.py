@@ -206,6 +206,8 @@ HOST_LISTS = (
     *OPEN_MPI_HOST_FILES,
     *HYDRA_HOST_FILES,
 )
+OF_SCHEDULERS = (SLURM_JOB_ID, *HOST_LISTS)
+"""Signs of a job that may have several machines."""
 REMOTE_SHELLS = (
     "PRTE_MCA_plm_ssh_agent",
     "OMPI_MCA_plm_rsh_agent",
@@ -213,7 +215,7 @@ REMOTE_SHELLS = (
     "I_MPI_HYDRA_BOOTSTRAP_EXEC",
 )
 """By which a launcher reaches a host, in place of ssh."""
-LEADING_TO_PYTHON = ("PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+LEADING_TO_PYTHON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 """By which Python finds what it imports: a shell on another host may set others."""
 OF_MACHINE = frozenset(
     {

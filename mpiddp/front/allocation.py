@@ -41,6 +41,8 @@ class Node:
     cores: int
     """As Slurm counts CPUs."""
     gpus: int = 0
+    slots: int = 0
+    """Ranks that a list of hosts gives it; Slurm says none."""
 
 
 @dataclass(frozen=True)

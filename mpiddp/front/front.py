@@ -26,7 +26,7 @@ from mpiddp.front.attempt import Files, Launch, is_ended_by_slurm, write
 from mpiddp.front.hosts.reachability import Question
 from mpiddp.front.job_end import FINAL, MISTAKES, Exit, JobEnd, find_end
 from mpiddp.front.job_layout import JobLayout
-from mpiddp.front.launch_plan import is_in_allocation, make_plan
+from mpiddp.front.launch_plan import find_hosts, is_in_allocation, make_plan
 from mpiddp.front.rank_command import make_rank_command
 from mpiddp.launch.device.choice import CPU, read_list
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
@@ -56,7 +56,7 @@ class Job:
         self.line = line
         self.options = options
         self.program = make_rank_command(line, options)
-        self._question = None if options.dry_run else _make_question(line, options)
+        self._question = _make_question(line, options)
         self.plan = make_plan(_settle_ranks(line, options), question=self._question)
         self.files: Files | None = None
         self._error_start = 0
@@ -348,7 +348,8 @@ def _settle_ranks(line: CommandLine, options: FrontOptions) -> FrontOptions:
     with name_as_typed(["--devices"]):
         numbers = None if devices is None else read_list(devices)
     is_open = options.ranks is None and options.launcher != NONE
-    if not is_open or is_in_allocation(os.environ) or (numbers is None and devices != CPU):
+    is_here = not is_in_allocation(os.environ) and find_hosts(options) is None
+    if not is_open or not is_here or (numbers is None and devices != CPU):
         return options
     return replace(options, ranks=len(numbers) if numbers else cpus.count_cores())
 

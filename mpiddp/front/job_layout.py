@@ -135,11 +135,14 @@ def _distribute(
             )
     elif request.ranks is None:
         gpus = sum(node.gpus for node in nodes)
-        ranks_of = [node.gpus if gpus else 1 for node in nodes]
+        ranks_of = [node.slots or (node.gpus if gpus else 1) for node in nodes]
     else:
         # Without some nodes, as many fewer ranks.
         usual = request.nodes or len(allocation.nodes)
-        ranks_of = _spread(max(1, request.ranks * len(nodes) // usual), nodes, allocation.hint)
+        ranks = max(1, request.ranks * len(nodes) // usual)
+        if without:
+            ranks = min(ranks, sum(node.cores for node in nodes))
+        ranks_of = _spread(ranks, nodes, allocation.hint)
     for node, ranks in zip(nodes, ranks_of, strict=True):
         if ranks > node.cores:
             raise ConfigurationError(_explain_too_many(sum(ranks_of), nodes, allocation.hint))

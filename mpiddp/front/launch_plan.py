@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpiddp import environment
@@ -19,16 +19,17 @@ from mpiddp.front.allocation import (
     read_record,
 )
 from mpiddp.front.hosts import schedulers
-from mpiddp.front.hosts.reachability import Question, ask_hosts
+from mpiddp.front.hosts.reachability import Question, ask_hosts, is_own
 from mpiddp.front.job_layout import JobLayout, choose_layout
 from mpiddp.front.mpi_library import choose_pmi
 from mpiddp.launch.device.visibility import count_gpus
-from mpiddp.launch.launcher.host_list import HostList
+from mpiddp.launch.launcher.host_list import Host, HostList
 from mpiddp.launch.launcher.programs import (
     OTHER,
     SRUN,
     SRUN_FIXED,
     LauncherKind,
+    Mpirun,
     find_mpirun,
     find_program,
     with_home,
@@ -138,7 +139,7 @@ def make_plan(
             "start ranks on this machine, or submit jobs/run.sbatch"
         )
     if not inside:
-        return _plan_machine(request, launcher, options)
+        return _plan_machine(request, _find_mpirun(launcher), options)
     job = os.environ[environment.SLURM_JOB_ID]
     record = read_record(ask("scontrol", "show", "job", "-d", job), job)
     layout = choose_layout(read_allocation(record, os.environ), request, without or ())
@@ -147,21 +148,19 @@ def make_plan(
         raise ConfigurationError("there is no srun in PATH; --launcher mpirun uses your MPI's own")
     if srun is not None:
         return _plan_srun(layout, options, without)
-    return _plan_mpirun(request, layout, options)
+    return _plan_mpirun(_find_mpirun(launcher), layout, options)
 
 
-def _plan_mpirun(
-    request: FrontOptions, layout: JobLayout, options: Sequence[str], *, over_ssh: bool = False
-) -> LaunchPlan:
-    """Ranks on several hosts; ``over_ssh``: which get no variables by themselves."""
-    launcher = request.launcher
-    mpirun = find_mpirun(None if launcher in ("auto", "mpirun") else launcher)
+def _find_mpirun(launcher: str) -> Mpirun:
+    return find_mpirun(None if launcher in ("auto", "mpirun") else launcher)
+
+
+def _plan_mpirun(mpirun: Mpirun, layout: JobLayout, options: Sequence[str]) -> LaunchPlan:
+    """Ranks on several hosts."""
     places = dict(zip(layout.hosts, layout.ranks_of, strict=True))
     words = _insert(mpirun.command_on(places), options)
     found = {environment.MPI4PY_LIBRARY: str(mpirun.library)} if mpirun.library else {}
-    return LaunchPlan(
-        mpirun.kind, words, found, layout=layout, ranks=layout.world, is_over_ssh=over_ssh
-    )
+    return LaunchPlan(mpirun.kind, words, found, layout=layout, ranks=layout.world)
 
 
 def _plan_hosts(
@@ -171,33 +170,49 @@ def _plan_hosts(
     without: Sequence[str] | None,
     question: Question | None,
 ) -> LaunchPlan:
-    """Ask the hosts, if need be, and divide the ranks. Hosts that a restart lost stay out."""
+    """Ask the hosts, if need be, and divide the ranks. Hosts that a restart lost stay out.
+
+    This machine alone needs neither SSH nor a question.
+    """
+    mpirun, names = _find_mpirun(request.launcher), [host.name for host in listed.hosts]
+    # An MPI that is not known reads its scheduler's list itself, as HPE's and Intel's do.
+    reads_list = not (listed.is_firm or mpirun.kind.on_hosts)
+    is_here = reads_list or all(map(is_own, names))
     lost = {*(without or ())}
+    cores = cpus.count_cores() * (1 if listed.is_firm else RANKS_PER_CORE)
     found: Mapping[str, Mapping[str, Any]] = {}
-    if question is not None:
-        hosts = [host.name for host in listed.hosts if host.name not in lost]
+    if is_here:
+        own = {"gpus": count_gpus(), "cores": cores}
+        found = dict.fromkeys(names, own)
+    elif question is not None:
+        hosts = [name for name in names if name not in lost]
         answers = ask_hosts(hosts, question)
         if without is None:
             answers.check(len(hosts))
         lost, found = lost | {*answers.problems}, answers.found
-    nodes = tuple(
-        Node(host.name, host.slots or _count_slots(found.get(host.name, {})))
-        for host in listed.hosts
-    )
+    nodes = tuple(_make_node(host, found.get(host.name, {}), listed) for host in listed.hosts)
     allocation = Allocation(
         nodes=nodes,
-        tasks=sum(node.cores for node in nodes),
-        tasks_per_node=tuple(node.cores for node in nodes),
-        hint=f"give more with HOST:N in {listed.name}",
+        tasks=sum(node.slots for node in nodes),
+        tasks_per_node=tuple(node.slots for node in nodes),
+        hint=f"give more with HOST:N in {listed.name}" if listed.is_firm else "ask it for more",
     )
-    return _plan_mpirun(
-        request, choose_layout(allocation, request, [*lost]), options, over_ssh=True
-    )
+    layout = choose_layout(allocation, request, [*lost])
+    # mpirun would look for these hosts in its own file, and find others.
+    files = (*environment.OPEN_MPI_HOST_FILES, *environment.HYDRA_HOST_FILES)
+    unset = () if reads_list else files
+    if is_here:
+        plan = _plan_machine(replace(request, ranks=layout.world), mpirun, options)
+        return replace(plan, unset=unset)
+    return replace(_plan_mpirun(mpirun, layout, options), unset=unset, is_over_ssh=True)
 
 
-def _count_slots(answer: Mapping[str, Any]) -> int:
-    """One rank per GPU of a host, else one per core, as on this machine."""
-    return int(answer.get("gpus") or answer.get("cores") or 1)
+def _make_node(host: Host, answer: Mapping[str, Any], listed: HostList) -> Node:
+    """One rank per GPU of a host, else one per core, if the list does not say."""
+    gpus, cores = int(answer.get("gpus") or 0), int(answer.get("cores") or 1)
+    slots = host.slots or gpus or cores
+    most = slots if listed.is_firm else max(slots, cores)
+    return Node(host.name, most, min(gpus, most), slots)
 
 
 def _check_restarts(request: FrontOptions, inside: bool) -> None:
@@ -246,8 +261,7 @@ def _plan_none(request: LayoutRequest, options: Sequence[str]) -> LaunchPlan:
     return LaunchPlan(OTHER, (), {environment.SRUN_CPUS_PER_TASK: str(cores)} if cores else {})
 
 
-def _plan_machine(request: LayoutRequest, launcher: str, options: Sequence[str]) -> LaunchPlan:
-    mpirun = find_mpirun(None if launcher in ("auto", "mpirun") else launcher)
+def _plan_machine(request: LayoutRequest, mpirun: Mpirun, options: Sequence[str]) -> LaunchPlan:
     slots = cpus.count_cores()
     ranks = request.ranks or count_gpus() or slots
     if ranks > slots * RANKS_PER_CORE:

@@ -326,7 +326,7 @@ class _RankListener:
 
 def _listen_on_network(request: JobRequest) -> Sequence[socket.socket]:
     """Sockets that ranks on other nodes reach: one on each interface that may be used."""
-    if not request.may_leave and not environment.is_set((environment.SLURM_JOB_ID,)):
+    if not request.may_leave and not environment.is_set(environment.OF_SCHEDULERS):
         return ()
     from mpiddp.launch.network.interfaces import list_candidates, list_interfaces
 

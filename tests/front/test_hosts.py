@@ -20,9 +20,14 @@ import launchers
 import slurm
 import ssh
 from mpiddp.errors import ConfigurationError
-from mpiddp.front.hosts import reachability, schedulers
+from mpiddp.front import front as front_module
+from mpiddp.front import launch_plan
+from mpiddp.front.hosts import probe, reachability, schedulers
 from mpiddp.front.hosts.reachability import Answers, Question
+from mpiddp.launch.launcher.exported_variables import forget_launch
 from mpiddp.launch.launcher.host_list import Host, join, read_hosts, read_lines, read_pairs
+from mpiddp.launch.script.command_line import read_front, split
+from mpiddp.launch.script.front_options import FrontOptions
 
 # ---- lists ---------------------------------------------------------------------------------------
 
@@ -55,7 +60,11 @@ def test_a_list_means_the_same_in_every_form(counts):
         assert join(read_pairs(" ".join(f"{name} {n}" for name, n in counts.items()))) == expected
 
 
-@pytest.mark.parametrize("text", ["", "a,,b", "a:", "a:0", "a:x", "-oProxyCommand=x", "a b", "a;b"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "a,,b", "a:", "a:0", "a:x", "-oProxyCommand=x", "a b", "a;b", "a[1-9999999999999]",
+     "a[1-60000][1-60000]"],
+)  # fmt: skip
 def test_what_is_no_host_is_refused(text):
     with pytest.raises(ValueError, match="expected "):
         read_hosts(text)
@@ -95,6 +104,72 @@ def test_what_a_scheduler_gives_is_found(variable, tmp_path):
         schedulers.find_hosts({variable: "no/such/file"})
 
 
+@pytest.mark.parametrize("variable", ["OMPI_MCA_orte_default_hostfile", "HYDRA_HOST_FILE"])
+def test_a_setting_without_hosts_is_no_job(variable, tmp_path):
+    (tmp_path / "hosts").write_text("# as Open MPI is installed\n")
+    assert schedulers.find_hosts({variable: str(tmp_path / "hosts")}) is None
+    assert schedulers.find_hosts({variable: "none"}) is None
+
+
+# ---- plans ---------------------------------------------------------------------------------------
+
+OWN = os.uname().nodename
+AS_BEFORE = {
+    "PBS, more ranks than lines": (OWN, {"ranks": 4}, 4),
+    "PBS, as many as lines": (f"{OWN}\n{OWN}", {}, 2),
+    "localhost": ("localhost slots=3", {}, 3),
+    "an address": ("127.0.0.1 slots=3", {"nodes": 1}, 3),
+    "two names": (f"localhost\n{OWN}", {}, 2),
+}
+
+
+@pytest.mark.parametrize("case", AS_BEFORE)
+def test_this_machine_alone_needs_no_ssh(case, tmp_path, monkeypatch):
+    text, asked, ranks = AS_BEFORE[case]
+    (tmp_path / "hosts").write_text(text)
+    monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "hosts"))
+    monkeypatch.setattr(launch_plan, "ask_hosts", None)
+    plan = launch_plan.make_plan(FrontOptions(**asked), question=Question(()))
+    assert (plan.ranks, plan.layout, plan.is_over_ssh) == (ranks, None, False)
+
+
+PLANS = {
+    "a:2,b:2": ({}, "a:2,b:2"),
+    "a:4,b:4,c:4": ({"nodes": 2}, "a:4,b:4"),
+    "a:8,b:2": ({"ranks": 10, "without": ["a"]}, "b:2"),
+    "PBS": ({"ranks": 4}, "a:2,b:2"),
+    "a,b": ({"ranks": 6, "dry_run": True}, "a:3,b:3"),
+}
+
+
+@pytest.mark.parametrize("hosts", PLANS)
+def test_ranks_are_divided_among_hosts(hosts, tmp_path, monkeypatch):
+    asked, places = PLANS[hosts]
+    answers = Answers({name: {"cores": 8} for name in "abc"}, {})
+    monkeypatch.setattr(launch_plan, "is_own", lambda name: False)
+    monkeypatch.setattr(launch_plan, "ask_hosts", lambda *_: answers)
+    (tmp_path / "hosts").write_text("a\nb\n")
+    if hosts == "PBS":
+        monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "hosts"))
+    more = {} if hosts == "PBS" else {"hosts": read_hosts(hosts)}
+    without = asked.get("without")
+    options = {name: value for name, value in asked.items() if name != "without"}
+    plan = launch_plan.make_plan(FrontOptions(**options, **more), without, Question(()))
+    assert places in plan.words and plan.is_over_ssh
+    assert "OMPI_MCA_orte_default_hostfile" in plan.unset
+
+
+def test_devices_of_a_rank_are_no_number_of_ranks_on_hosts():
+    line = split(["--hosts", "a:4,b:4", "--devices", "cpu", "script.py"])
+    assert front_module._settle_ranks(line, read_front(line)).ranks is None
+
+
+def test_ranks_do_not_start_ranks_on_the_hosts_of_their_job(monkeypatch):
+    monkeypatch.setenv("PBS_NODEFILE", "hosts")
+    forget_launch()
+    assert "PBS_NODEFILE" not in os.environ
+
+
 # ---- what they are asked -------------------------------------------------------------------------
 
 
@@ -105,6 +180,28 @@ def test_hosts_with_the_same_problem_share_a_line():
     assert str(caught.value).splitlines() == [
         "4 of 9 hosts cannot take part:", "  node[1-3]: it lacks torch", "  x: no answer",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "is_told"),
+    [
+        (["10.0.0.1"], ["10.0.0.2"], True),
+        (["10.0.0.1"], ["127.0.1.1"], False),
+        (["10.0.0.1", "fe80::1"], ["10.0.0.1"], False),
+        (["10.0.0.1"], [], False),
+    ],
+)
+def test_debian_lets_a_host_find_itself_at_a_loopback(monkeypatch, there, here, is_told):
+    monkeypatch.setattr(probe, "find_addresses", lambda name: here)
+    answer = {"same": {}, "unreached": {}, "addresses": {"a": there}}
+    assert bool([*reachability._compare(answer, {"same": {}}, ())]) == is_told
+
+
+def test_a_host_under_two_names_is_refused(monkeypatch):
+    answer = {"same": {}, "unreached": {}, "addresses": {}, "machine": "one"}
+    monkeypatch.setattr(reachability, "_ask", lambda *_: answer)
+    answers = reachability.ask_hosts(["a", "b"], Question(()))
+    assert answers.problems == {"b": ("it is the same machine as a: name it once",)}
 
 
 def test_this_machine_is_like_itself(monkeypatch):

@@ -89,13 +89,13 @@ LONGEST_FUNCTION = 60
 MOST_FILES = 12
 """Of a folder, without its ``__init__.py``."""
 MOST_LINES = {
-    "mpiddp": 52_349, "mpiddp/checkpoints": 4_019, "mpiddp/collectives": 4_598,
-    "mpiddp/front": 2_841, "mpiddp/launch": 8_148, "mpiddp/lifeline": 2_555,
+    "mpiddp": 52_442, "mpiddp/checkpoints": 4_019, "mpiddp/collectives": 4_598,
+    "mpiddp/front": 2_924, "mpiddp/launch": 8_157, "mpiddp/lifeline": 2_555,
     "mpiddp/options": 850, "mpiddp/process": 2_893, "mpiddp/remote": 2_524,
     "mpiddp/schedules": 4_886, "mpiddp/sync": 1_300, "mpiddp/torch_backend": 1_808,
     "mpiddp/training": 10_573, "mpiddp/doctor": 2_823, "benchmarks": 20_635,
     "benchmarks/measure": 9_316, "benchmarks/study": 2_134, "benchmarks/show": 5_182,
-    "benchmarks/judge": 2_198, "benchmarks/records": 1_678, "jobs": 2_682, "tests": 62_834,
+    "benchmarks/judge": 2_198, "benchmarks/records": 1_678, "jobs": 2_682, "tests": 62_931,
 }  # fmt: skip
 """Of code, by folder; these figures only fall. A commit that raises one says why."""
 CODE = {".py", ".sh", ".sbatch", ".js", ".css", ".html"}

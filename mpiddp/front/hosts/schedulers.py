@@ -9,6 +9,7 @@ Operator writes a file and names it in the variable of each MPI's launcher.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ class HostSource:
     read: Callable[[str], tuple[Host, ...]] = read_lines
     is_file: bool = True
     """Whether the variable names a file."""
+    is_setting: bool = False
+    """Whether it may be a user's or administrator's, and the file none, or without a host."""
 
 
 SOURCES = (
@@ -38,8 +41,14 @@ SOURCES = (
     HostSource("Grid Engine", environment.GRID_ENGINE_HOST_FILE),
     HostSource("Cobalt", environment.COBALT_NODE_FILE),
     HostSource("OAR", environment.OAR_NODE_FILE),
-    *(HostSource("Open MPI's default host file", each) for each in environment.OPEN_MPI_HOST_FILES),
-    *(HostSource("Hydra's host file", each) for each in environment.HYDRA_HOST_FILES),
+    *(
+        HostSource(name, each, is_setting=True)
+        for name, variables in (
+            ("Open MPI's default host file", environment.OPEN_MPI_HOST_FILES),
+            ("Hydra's host file", environment.HYDRA_HOST_FILES),
+        )
+        for each in variables
+    ),
 )
 
 
@@ -52,12 +61,22 @@ def find_hosts(variables: Mapping[str, str] = os.environ) -> HostList | None:
     if source is None:
         return None
     value = variables[source.variable]
+    if source.is_setting and (value == "none" or _is_blank(Path(value))):
+        return None
     if source.is_file:
-        return HostList(read_file(Path(value), source.variable, each=1), source.name)
+        return HostList(read_file(Path(value), source.variable, each=1), source.name, is_firm=False)
     try:
-        return HostList(join(source.read(value), each=1), source.name)
+        return HostList(join(source.read(value), each=1), source.name, is_firm=False)
     except ValueError as error:
         raise ConfigurationError(f"{source.variable}: {error}") from None
+
+
+def _is_blank(path: Path) -> bool:
+    """Whether a file has comments at most, as Open MPI's own default host file."""
+    with contextlib.suppress(OSError):
+        lines = path.read_text(errors="replace").splitlines()
+        return not any(line.partition("#")[0].strip() for line in lines)
+    return False
 
 
 def read_file(path: Path, what: str, *, each: int | None = None) -> tuple[Host, ...]:

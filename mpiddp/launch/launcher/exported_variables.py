@@ -115,6 +115,7 @@ def forget_launch() -> None:
     """Forget the launcher of this process, which starts ranks on its machine by another one."""
     for name in list(os.environ):
         is_told = name in environment.OF_LAUNCH or name.startswith(environment.OF_LAUNCH_BEGINNINGS)
+        is_told |= name in environment.HOST_LISTS
         if is_told and not name.startswith(environment.SETTINGS_BEGINNINGS):
             _set(name, None, None)
 

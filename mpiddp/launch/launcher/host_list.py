@@ -31,6 +31,8 @@ class HostList:
     hosts: tuple[Host, ...]
     name: str
     """Who has given them."""
+    is_firm: bool = True
+    """Whether no host takes more ranks than the list says, even if more are asked for."""
 
 
 def read_hosts(text: str) -> HostList:
