@@ -89,8 +89,8 @@ LONGEST_FUNCTION = 60
 MOST_FILES = 12
 """Of a folder, without its ``__init__.py``."""
 MOST_LINES = {
-    "mpiddp": 52_442, "mpiddp/checkpoints": 4_019, "mpiddp/collectives": 4_598,
-    "mpiddp/front": 2_924, "mpiddp/launch": 8_157, "mpiddp/lifeline": 2_555,
+    "mpiddp": 52_444, "mpiddp/checkpoints": 4_019, "mpiddp/collectives": 4_598,
+    "mpiddp/front": 2_926, "mpiddp/launch": 8_157, "mpiddp/lifeline": 2_555,
     "mpiddp/options": 850, "mpiddp/process": 2_893, "mpiddp/remote": 2_524,
     "mpiddp/schedules": 4_886, "mpiddp/sync": 1_300, "mpiddp/torch_backend": 1_808,
     "mpiddp/training": 10_573, "mpiddp/doctor": 2_823, "benchmarks": 20_635,

@@ -13,7 +13,6 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +69,9 @@ class Answers:
 
 def ask_hosts(hosts: Sequence[str], question: Question) -> Answers:
     """Ask all of them, many at once; this machine is what they are compared with."""
+    # A job of this machine alone, which asks nobody, starts without it.
+    from concurrent.futures import ThreadPoolExecutor, as_completed
+
     own = _ask_here(question)
     found: dict[str, Mapping[str, Any]] = {}
     problems: dict[str, tuple[str, ...]] = {}
