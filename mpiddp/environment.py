@@ -187,7 +187,7 @@ SLURM_ARRAY_TASK_ID = "SLURM_ARRAY_TASK_ID"
 SLURM_RESTART_COUNT = "SLURM_RESTART_COUNT"
 """How often Slurm has requeued the job; unset before the first time."""
 
-# Hosts that others than Slurm have given.
+# Lists of hosts, of schedulers other than Slurm and of settings.
 PBS_NODE_FILE = "PBS_NODEFILE"
 LSF_HOST_FILE = "LSB_DJOB_HOSTFILE"
 LSF_HOSTS = "LSB_MCPU_HOSTS"

@@ -136,7 +136,7 @@ def make_plan(
         what = "--nodes" if request.nodes is not None else "--ranks-per-node"
         raise ConfigurationError(
             f"{what} counts the nodes of a Slurm job, and this shell is in none: leave it out to "
-            "start ranks on this machine, or submit jobs/run.sbatch"
+            "start ranks on this machine, submit jobs/run.sbatch, or name machines with --hosts"
         )
     if not inside:
         return _plan_machine(request, _find_mpirun(launcher), options)

@@ -315,3 +315,12 @@ def test_a_fit_that_predicts_nothing_says_so(fit):
     assert "warning" not in "\n".join(command.describe(fit))
     shown = "\n".join(command.describe(replace(fit, links={**fit.links, "node": useless})))
     assert "warning: messages inside a node: half of the sizes are off by 90% or more" in shown
+
+
+def test_ratios_that_are_far_off_have_ticks_that_can_be_read(fit, tmp_path):
+    curve = fit.links["node"]
+    first, *others = curve.points
+    far = replace(curve, points=(first._replace(seconds=1e5 * first.seconds), *others))
+    command.draw_fit(tmp_path / "fit.svg", replace(fit, links={"node": far}))
+    text = (tmp_path / "fit.svg").read_text()
+    assert "10,000 ×" in text and "000.00" not in text

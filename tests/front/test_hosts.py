@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 import launchers
 import slurm
 import ssh
+from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.front import front as front_module
 from mpiddp.front import launch_plan
@@ -102,6 +105,7 @@ def test_what_a_scheduler_gives_is_found(variable, tmp_path):
     assert schedulers.find_hosts({variable: ""}) is None
     with pytest.raises(ConfigurationError, match=variable):
         schedulers.find_hosts({variable: "no/such/file"})
+    assert {source.variable for source in schedulers.SOURCES} == {*environment.HOST_LISTS}
 
 
 @pytest.mark.parametrize("variable", ["OMPI_MCA_orte_default_hostfile", "HYDRA_HOST_FILE"])
@@ -137,6 +141,7 @@ PLANS = {
     "a:2,b:2": ({}, "a:2,b:2"),
     "a:4,b:4,c:4": ({"nodes": 2}, "a:4,b:4"),
     "a:8,b:2": ({"ranks": 10, "without": ["a"]}, "b:2"),
+    "a:2,b:2,c:2": ({"without": [], "silent": ["b"]}, "a:2,c:2"),
     "PBS": ({"ranks": 4}, "a:2,b:2"),
     "a,b": ({"ranks": 6, "dry_run": True}, "a:3,b:3"),
 }
@@ -145,7 +150,8 @@ PLANS = {
 @pytest.mark.parametrize("hosts", PLANS)
 def test_ranks_are_divided_among_hosts(hosts, tmp_path, monkeypatch):
     asked, places = PLANS[hosts]
-    answers = Answers({name: {"cores": 8} for name in "abc"}, {})
+    silent = asked.get("silent", ())
+    answers = Answers({name: {"cores": 8} for name in "abc"}, dict.fromkeys(silent, ("silent",)))
     monkeypatch.setattr(launch_plan, "is_own", lambda name: False)
     monkeypatch.setattr(launch_plan, "ask_hosts", lambda *_: answers)
     (tmp_path / "hosts").write_text("a\nb\n")
@@ -153,7 +159,7 @@ def test_ranks_are_divided_among_hosts(hosts, tmp_path, monkeypatch):
         monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "hosts"))
     more = {} if hosts == "PBS" else {"hosts": read_hosts(hosts)}
     without = asked.get("without")
-    options = {name: value for name, value in asked.items() if name != "without"}
+    options = {name: each for name, each in asked.items() if name not in ("without", "silent")}
     plan = launch_plan.make_plan(FrontOptions(**options, **more), without, Question(()))
     assert places in plan.words and plan.is_over_ssh
     assert "OMPI_MCA_orte_default_hostfile" in plan.unset
@@ -310,17 +316,17 @@ def test_what_cannot_take_part_is_told_in_one_table(hosts, script, tmp_path):
     assert done.returncode == 2 and time.monotonic() - began < 60
     said = done.stderr
     assert "4 of 5 hosts cannot take part" in said
-    assert f"node2: {script} is another one there than here" in said
+    assert f"node2: {script} differs from the one here" in said
     assert "node2: node1 is at 10.99.0.1 there" in said
     assert "node3: ssh says" in said and "Permission denied" in said
     assert "node4: ssh says" in said and "Connection refused" in said
     assert "nowhere: ssh says" in said and "node1: " not in said.replace("node2: node1", "")
 
 
-@pytest.mark.slurm
-def test_an_interruption_leaves_nothing_on_any_host(hosts, script):
-    mark = f"wait-{os.getpid()}"
-    words = front("-n", 4, "--hosts", "node[1-2]:2", script)
+@contextlib.contextmanager
+def start_waiting(hosts, script, *words: object, mark: str) -> Iterator[subprocess.Popen[str]]:
+    """Four ranks on two hosts that have met and wait, with ``mark`` in their environment."""
+    words = front("-n", 4, "--hosts", "node[1-2]:2", *words, script)
     command = hosts.command("node1", *words, ODD="x", WAIT=mark)
     where = {**launchers.clean_environment(), "MPIDDP_CLUSTER_DIR": str(hosts.cluster.directory)}
     with subprocess.Popen(
@@ -329,6 +335,13 @@ def test_an_interruption_leaves_nothing_on_any_host(hosts, script):
         assert job.stdout is not None
         for _ in range(4):
             assert job.stdout.readline().startswith("node")
+        yield job
+
+
+@pytest.mark.slurm
+def test_an_interruption_leaves_nothing_on_any_host(hosts, script):
+    mark = f"wait-{os.getpid()}"
+    with start_waiting(hosts, script, mark=mark) as job:
         assert len(find_left(mark)) > 4
         assert interrupt(job) == 130
     end = time.monotonic() + 10
@@ -339,15 +352,7 @@ def test_an_interruption_leaves_nothing_on_any_host(hosts, script):
 
 @pytest.mark.slurm
 def test_a_restart_goes_on_without_a_host_that_died(hosts, script):
-    words = front("-n", 4, "--hosts", "node[1-2]:2", "--restarts", 1, script)
-    command = hosts.command("node1", *words, ODD="x", WAIT="here")
-    where = {**launchers.clean_environment(), "MPIDDP_CLUSTER_DIR": str(hosts.cluster.directory)}
-    with subprocess.Popen(
-        command, env=where, cwd=script.parent, stdout=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stdout is not None
-        for _ in range(4):
-            assert job.stdout.readline()
+    with start_waiting(hosts, script, "--restarts", 1, mark="here") as job:
         try:
             hosts.cluster.must("kill", "node2")
             # mpirun may write about the host that is gone, too.

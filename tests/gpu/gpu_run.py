@@ -5,6 +5,7 @@ of it. By the standard library alone: the packages of the parts come with the fi
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import os
 import re
@@ -188,17 +189,24 @@ def shorten(path: Path) -> None:
     path.write_bytes(head + b"\n... left out ...\n" + tail)
 
 
-def open_folder() -> Path:
-    """The directory of this run's files, without those of an earlier one."""
-    folder = Path(os.environ.get("OUT", "gpu-report")).absolute()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
-            (folder / name).unlink(missing_ok=True)
-        (folder / SUMMARY).touch()
-    except OSError as error:
-        raise SystemExit(f"mpiddp: OUT: name a directory that can be written: {error}") from None
-    return folder
+def open_folder() -> tuple[Path, int]:
+    """The directory of this run's files, and what keeps other runs out of it."""
+    named = os.environ.get("OUT")
+    for path in [named] if named else ["gpu-report", ""]:
+        try:
+            folder = Path(path or tempfile.mkdtemp(prefix="mpiddp-gpu-report-")).absolute()
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for name in FILES:
+                (folder / name).unlink(missing_ok=True)
+            (folder / SUMMARY).touch()
+        except OSError as error:
+            what = "another run writes there" if isinstance(error, BlockingIOError) else error
+            print(f"mpiddp: no files in {path}: {what}", file=sys.stderr)
+        else:
+            return folder, lock
+    raise SystemExit("mpiddp: OUT: name a directory that can be written")
 
 
 def make_variables(scratch: Path, python: Path) -> dict[str, str]:
@@ -337,7 +345,7 @@ def main(words: Sequence[str]) -> int:
         return gpu_wheels.fetch(folder, *words[2:3])
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, interrupt)
-    folder = open_folder()
+    folder, lock = open_folder()
     # Sockets are made below it, and their paths must be short.
     scratch = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
     seconds = float(os.environ.get("MPIDDP_GPU_SECONDS", SECONDS))
@@ -350,6 +358,7 @@ def main(words: Sequence[str]) -> int:
         code = error.code
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        os.close(lock)
     bad = f"FAILED: {', '.join(run.failed)}" if run.failed else "all was good"
     run.say(f"{bad}; {time.monotonic() - began:.0f} s, files in {folder}")
     return code or bool(run.failed)

@@ -56,8 +56,17 @@ def test_a_span_sees_the_tensor_and_keeps_it_not_alive(device):
 PROGRAM = """
 import torch, mpiddp
 with mpiddp.init(timeout=60) as session:
+    size, rank = session.world.size, session.world.rank
+    names = ("auto", "ring", "direct", "recursive-doubling", "two-level", "ring:segments=3")
+    for algorithm in names:
+        for dtype in (torch.float32, torch.bfloat16):
+            for count in (0, 1, 7, 100_003):
+                tensor = (torch.arange(count, device=session.device) % 5 + rank).to(dtype)
+                wanted = torch.arange(count, device=session.device) % 5 * size
+                mpiddp.all_reduce(tensor, algorithm)
+                assert torch.equal(tensor, (wanted + size * (size - 1) // 2).to(dtype)), algorithm
     future = mpiddp.all_reduce(torch.ones(10, device=session.device), async_op=True)
-    assert future.wait().tolist() == [session.world.size] * 10
+    assert future.wait().tolist() == [size] * 10
     try:
         mpiddp.all_reduce(torch.ones(3, device=session.device), transport="mpi")
     except mpiddp.errors.ConfigurationError as error:

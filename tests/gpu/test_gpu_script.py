@@ -73,13 +73,18 @@ def test_a_file_that_is_too_long_keeps_its_ends(tmp_path):
     assert content.startswith(b"first.") and content.endswith(b".last")
 
 
-def test_a_run_has_a_directory_for_its_files_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("OUT", str(tmp_path / "out"))
-    (gpu_run.open_folder() / gpu_run.PAGE).touch()
-    assert [path.name for path in gpu_run.open_folder().iterdir()] == [gpu_run.SUMMARY]
-    monkeypatch.setenv("OUT", "/proc/nowhere")
+def test_two_runs_do_not_share_files(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OUT", raising=False)
+    monkeypatch.setattr(gpu_run.tempfile, "tempdir", str(tmp_path))
+    (one, lock), (other, second) = gpu_run.open_folder(), gpu_run.open_folder()
+    assert one == tmp_path / "gpu-report" and other != one
+    assert "another run writes there" in capsys.readouterr().err
+    monkeypatch.setenv("OUT", str(one))
     with pytest.raises(SystemExit, match="OUT: name a directory"):
         gpu_run.open_folder()
+    for each in (lock, second):
+        os.close(each)
 
 
 @pytest.mark.parametrize("has_gpu", [True, False])

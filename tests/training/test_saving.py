@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from test_metrics import ROW
 
+from mpiddp.checkpoints.storage.finding import Found
+from mpiddp.errors import StorageError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.training import resuming, saving
-from mpiddp.training.options.config import parse
+from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.options.groups.checkpoints import Interval
+from mpiddp.training.resuming import look_for_checkpoint
 from mpiddp.training.run_state import EpochSums, Position
 from mpiddp.training.saving import find_score
 from mpiddp.training.trainer import train
@@ -27,6 +33,19 @@ def test_the_best_has_the_highest_accuracy_or_else_the_lowest_loss() -> None:
         better = replace(evaluated, test_loss=0.25, test_metrics=metrics)
         score, higher = find_score(replace(evaluated, test_metrics=metrics)), find_score(better)
         assert score is not None and higher is not None and higher > score
+
+
+def test_a_position_that_cannot_be_read_ends_the_attempt_and_not_the_job(tmp_path, monkeypatch):
+    def fail(_: Found) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    found = Found(tmp_path / "step-1", mock.Mock(configuration={}))
+    session = mock.Mock(broadcast=lambda value: value)
+    monkeypatch.setattr(resuming, "read_values", fail)
+    monkeypatch.setattr(resuming, "_choose", lambda *_: found)
+    monkeypatch.setattr(resuming, "check_fit", lambda *_: [])
+    with pytest.raises(StorageError, match=r"step-1 cannot be read: rank 0 on .*error"):
+        look_for_checkpoint(Configuration(runs_dir=tmp_path).resolve(), session)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def find_addresses(name: str) -> list[str]:
 
 
 def reach(name: str, seconds: float) -> str:
-    """Why a host does not answer, by any word of its TCP; empty if it does."""
+    """Why no packet of TCP comes back from a host; empty if one does, be it a refusal."""
     try:
         socket.create_connection((name, 22), timeout=seconds).close()
     except ConnectionRefusedError:

@@ -161,8 +161,8 @@ def _ask(host: str, peers: Sequence[str], question: Question) -> Mapping[str, An
     if host and not is_own(host):
         names = [name for name in environment.LEADING_TO_PYTHON if name in os.environ]
         settings = [f"{name}={os.environ[name]}" for name in names]
-        remote = shlex.join(["env", *settings, *words])
-        words = [*find_agent(), host, f"cd {shlex.quote(os.getcwd())} && exec {remote}"]
+        remote, folder = shlex.join(["env", *settings, *words]), shlex.quote(os.getcwd())
+        words = [*find_agent(), host, f"cd {folder} || exit {NOT_FOUND}; exec {remote}"]
     if find_program(words[0]) is None:
         return f"there is no program {words[0]} here"
     source = Path(__file__).with_name("probe.py").read_text()
@@ -213,7 +213,7 @@ def _compare(
         if there is None:
             yield f"it lacks {name}"
         elif is_file:
-            yield f"{name} is another one there than here"
+            yield f"{name} differs from the one here"
         else:
             yield f"{name} is {there} there, {here or 'missing'} here"
     for name, reason in answer["unreached"].items():

@@ -25,7 +25,7 @@ class HostSource:
     """One row of the table."""
 
     name: str
-    """Who has given the hosts."""
+    """The scheduler or setting, for messages."""
     variable: str
     read: Callable[[str], tuple[Host, ...]] = read_lines
     is_file: bool = True

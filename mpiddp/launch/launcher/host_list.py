@@ -30,7 +30,7 @@ class HostList:
 
     hosts: tuple[Host, ...]
     name: str
-    """Who has given them."""
+    """The option, scheduler or setting that they come from, for messages."""
     is_firm: bool = True
     """Whether no host takes more ranks than the list says, even if more are asked for."""
 

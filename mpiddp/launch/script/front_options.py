@@ -38,15 +38,15 @@ class LayoutRequest:
     """How many ranks the front was asked for; None if it was not said."""
 
     ranks: Annotated[int | None, Argument("N", _read_ranks, flag="-n")] = None
-    """Ranks; or auto, the default in a Slurm job and beside other options of this group: one per
-    GPU, else one per core; in a Slurm job as many tasks as it has, else one per GPU, else one per
-    node."""
+    """Ranks; or auto, the default in a scheduler's job and beside other options of this group: one
+    per GPU, else one per core; in a Slurm job as many tasks as it has, else one per GPU, else one
+    per node; of a list of hosts as many as it says."""
 
     nodes: Annotated[int | None, COUNT] = None
-    """Nodes of the Slurm job to use (default: all)."""
+    """Nodes of the scheduler's job, or hosts, to use (default: all)."""
 
     ranks_per_node: Annotated[int | None, COUNT] = None
-    """On each node of the Slurm job."""
+    """On each of these nodes or hosts."""
 
     hosts: Annotated[HostList | None, Argument("HOST:N,…", read_hosts)] = None
     """Machines to start ranks on, over SSH, with N ranks each, as a:4,b:4 or node[1-3]:2 (default
@@ -81,7 +81,7 @@ class FrontOptions(LayoutRequest):
     """Count from 0 again after a longer attempt (default: never)."""
 
     min_nodes: Annotated[int | None, COUNT] = None
-    """Do not restart on fewer nodes of the Slurm job (default: 1)."""
+    """Do not restart on fewer nodes or hosts (default: 1)."""
 
     requeue: bool = False
     """Have Slurm requeue the batch job after exit code 75."""
