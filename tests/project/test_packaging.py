@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import functools
+import importlib.metadata
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from pip._vendor.packaging.specifiers import SpecifierSet
 
 import copies
 import launchers
@@ -158,6 +160,11 @@ def test_everything_that_is_installed_has_a_tested_version():
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
     # Weights & Biases needs an account: its tests use a made-up module.
     assert (wanted | {"mpich"}) - {"wandb", "mpiddp"} <= {_name_of(pin) for pin in pins}
+    # Debian 12 has Python 3.11.2; without a release that fits it pip looks for one for ever.
+    oldest = parser["options"]["python_requires"].removeprefix(">=")
+    for each in importlib.metadata.distributions():
+        pin, needs = f"{each.name}=={each.version}", each.metadata.get("Requires-Python", "")
+        assert pin not in pins or SpecifierSet(needs).contains(f"{oldest}.0"), pin
 
 
 def test_an_editable_install_is_not_hidden_by_a_folder_of_its_name(wheel, tmp_path):
