@@ -24,7 +24,7 @@ from mpiddp.files import read_toml
 from mpiddp.front.allocation import ask, find_lost_hosts
 from mpiddp.front.attempt import Files, Launch, is_ended_by_slurm, write
 from mpiddp.front.hosts.reachability import Question
-from mpiddp.front.job_end import FINAL, MISTAKES, Exit, JobEnd, find_end
+from mpiddp.front.job_end import FINAL, MISTAKES, Exit, JobEnd, find_end, repeats
 from mpiddp.front.job_layout import JobLayout
 from mpiddp.front.launch_plan import find_hosts, is_in_allocation, make_plan
 from mpiddp.front.rank_command import make_rank_command
@@ -41,6 +41,7 @@ from mpiddp.wording import count_noun, encode
 CONTINUABLE = (FAILURE, PeerLostError.exit_code, PREEMPTED, INTERRUPTED)
 """Codes after which the trainer's run can go on from its last checkpoint."""
 TRAINER = COMMANDS["train"]
+REPEATED = "the attempt before ended with the same error, and neither came further"
 SHOWN_LINES = 20
 """Of the ranks' errors, after a failure."""
 SHOWN_BYTES = 1 << 16
@@ -78,23 +79,29 @@ class Job:
         self._announce()
         directory = job_directory.make_or_none()
         count, used = 0, 0
+        before: Exit | None = None
         try:
             while True:
                 began = time.monotonic()
                 try:
                     found = self._attempt(launch, directory, count)
+                    found = replace(found, seconds=time.monotonic() - began)
                 except ConfigurationError as error:
                     if not count:
                         raise
                     say(f"no restart: {error}")
                     break
                 end = find_end(found, None if options.launcher == NONE else self.plan.kind.program)
-                if options.restart_window and time.monotonic() - began > options.restart_window:
+                if options.restart_window and found.seconds > options.restart_window:
                     used = 0
                 count, used = count + 1, used + 1
                 is_last = used > options.restarts or launch.signal is not None
+                if not is_last and before is not None and repeats(found, before):
+                    say(f"attempt ended with {end}; no restart: {REPEATED}")
+                    break
                 if is_last or not self._prepare_restart(end, found, used):
                     break
+                before = found
         finally:
             if directory is not None:
                 job_directory.remove(directory)
@@ -194,10 +201,13 @@ class Job:
         """Say what is about to be started."""
         if self.plan.note:
             say(self.plan.note)
-        if self.options.job_log is None or self.files is None:
-            return
-        rows: list[tuple[str, str]] = []
         layout = self.plan.layout
+        spares = layout.describe_spares() if layout is not None and self.options.restarts else ""
+        if self.options.job_log is None or self.files is None:
+            if spares:
+                say(f"{spares} to spare for a restart")
+            return
+        rows: list[tuple[str, str]] = [("spares", spares)] if spares else []
         if layout is not None:
             rows += [
                 ("ranks", layout.describe_ranks()),
@@ -277,17 +287,21 @@ def _explain_new_start(run: Path) -> str:
 def _choose_lost(
     layout: JobLayout, before: Sequence[str], found: Exit, options: FrontOptions
 ) -> tuple[str, ...]:
-    """Hosts to be left out: those that Slurm has lost, and the one whose rank was lost.
+    """Hosts to be left out: those that Slurm has lost, and one that is faulty or lost a rank.
 
-    The latter stays if too few would be left, because perhaps only the rank was at fault. It also
-    stays if this process runs on it: ranks that are cut off from it name it.
+    The latter stays if too few would be left, because perhaps only the rank was at fault. One that
+    lost a rank also stays if this process runs on it: ranks that are cut off from it name it.
     """
-    hosts = (*layout.hosts, *before)
+    hosts = (*layout.hosts, *layout.spares, *before)
     job = os.environ.get(environment.SLURM_JOB_ID)
     lost = {*before, *(find_lost_hosts(hosts, job) if job else ())}
-    named = str((found.outcome or {}).get("lost_host") or "")
-    is_alive = is_host(named, os.uname().nodename) if named else True
-    suspect = set() if is_alive else {host for host in hosts if is_host(host, named)}
+    outcome = found.outcome or {}
+    named = str(outcome.get("lost_host") or "")
+    if is_host(named, os.uname().nodename):
+        named = ""
+    if outcome.get("node_fault"):
+        named = str(outcome.get("host") or "")
+    suspect = {host for host in hosts if named and is_host(host, named)}
     if len(set(hosts) - lost - suspect) >= options.fewest_nodes:
         lost |= suspect
     return tuple(host for host in hosts if host in lost)

@@ -30,7 +30,7 @@ ATTEMPT = "attempt"
 OUTCOME = "outcome.json"
 KINDS = {
     "code": int, "reason": str, "rank": int, "host": str, "step": int, "attempt": int,
-    "lost_rank": int, "lost_host": str, "path": str,
+    "lost_rank": int, "lost_host": str, "node_fault": str, "path": str,
 }  # fmt: skip
 """What an outcome may hold; None stands for whatever is of another type."""
 

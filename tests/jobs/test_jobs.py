@@ -1258,3 +1258,20 @@ def test_a_restart_takes_the_node_out_that_was_lost(slurm, tmp_path):
     assert "Node failure on node2" in job.output
     assert "restart 1 of 1, without node2" in job.output
     assert sorted(job.log("out").split()) == ["node1", "node1", "node2", "node3", "node3"]
+
+
+@pytest.mark.slurm
+def test_a_spare_takes_the_place_of_a_faulty_node(slurm, tmp_path):
+    script = tmp_path / "faulty.py"
+    script.write_text(
+        "import os\nhost = os.uname().nodename\nprint(host, flush=True)\n"
+        "if host == 'node2':\n    raise RuntimeError('CUDA error: uncorrectable ECC error')\n"
+    )
+    words = (f"{JOBS}/run.sbatch", "--nodes", "3", "--restarts", "1", str(script))
+    identity = slurm.submit("--nodes=4", "--ntasks-per-node=1", *words)
+    [job] = slurm.wait(identity, JOB_SECONDS)
+    assert (job.state, job.code) == ("COMPLETED", 0), job.output
+    assert "spares       node4\n" in job.output
+    assert "restart 1 of 1, without node2" in job.output
+    assert "this looks like a fault of node2, not of the script" in job.log("err")
+    assert sorted(job.log("out").split())[-3:] == ["node3", "node3", "node4"]
