@@ -633,6 +633,8 @@ class Attempts:
         self.commands: list[list[str]] = []
         self.variables: list[Mapping[str, str]] = []
         self.offers: list[bool] = []
+        self.report: Mapping[str, object] | None = None
+        """What the first one writes, which is the doctor's."""
         monkeypatch.setattr(
             attempt.Launch, "run", lambda _, *given, **more: self.run(*given, **more)
         )
@@ -642,6 +644,9 @@ class Attempts:
         self, command: list[str], variables: Mapping[str, str], _: object, offers_input: bool
     ) -> Exit:
         end = self.ends[len(self.commands)]
+        if self.report is not None and not self.commands:
+            path = Path(variables["MPIDDP_JOB_DIRECTORY"], "preflight.json")
+            path.write_text(json.dumps(self.report))
         self.offers.append(offers_input)
         self.commands.append(command)
         self.variables.append(variables)
@@ -874,6 +879,33 @@ def test_the_node_of_the_front_lives_whatever_a_rank_that_was_cut_off_says(alloc
     assert ["--overlap" in command for command in attempts.commands] == [False, True]
 
 
+BAD = {"check": "GPUs", "status": "fail", "found": "no answer", "hosts": ["n2.cluster"], "code": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "rows", "code", "said"),
+    [
+        ("", [], 0, "2 of 2 nodes passed the preflight"),
+        ("--nodes 1", [BAD], 0, "1 of 2 nodes passed the preflight"),
+        ("--min-nodes 1", [BAD], 0, "n2 fails the preflight: GPUs: no answer"),
+        ("", [BAD], 3, "1 of 2 nodes passed the preflight, and 2 are needed"),
+        # What warns, or does not matter to a script, keeps nobody out; what all have ends the job.
+        ("", [{**BAD, "status": "warn"}, {**BAD, "check": "run directory"}], 0, "2 of 2 nodes"),
+        ("--min-nodes 1", [{**BAD, "hosts": ["n1", "n2"]}], 3, "the job fails the preflight: GPUs"),
+        ("--min-nodes 1", None, 3, "the job fails the preflight: exit code 4"),
+    ],
+)
+def test_nodes_are_examined_before_the_ranks_start(
+    allocation, monkeypatch, capsys, words, rows, code, said
+):
+    attempts = Attempts(monkeypatch, Exit(4), Exit(0))
+    attempts.report = {"complete": True, "findings": rows} if rows is not None else None
+    assert attempts.start("--preflight", "--ranks-per-node", "1", *words.split()) == code
+    assert said in capsys.readouterr().err
+    assert len(attempts.commands) == (1 if code else 2) and "--nodes=2" in attempts.commands[0]
+    assert code or ("--exclude=n2" in attempts.commands[1]) is (BAD in rows)
+
+
 ERROR = {"code": 1, "reason": "KeyError: 3 at 0x7f", "host": "n1", "step": None}
 CRASH = {**ERROR, "code": 6, "reason": "rank 1 on n1 was lost: it was killed by SIGSEGV"}
 SILENT = {**ERROR, "code": 6, "reason": "rank 1 on n1 was lost: it is silent"}
@@ -903,7 +935,9 @@ def test_the_same_error_before_any_step_is_not_tried_a_third_time(
 ):
     assert repeats(Exit(1, "", None, found, seconds=seconds), Exit(1, outcome=before)) is is_same
     if seconds == 1:
-        attempts = Attempts(monkeypatch, *[Exit(1, outcome=each) for each in (before, found)], Exit(0))
+        attempts = Attempts(
+            monkeypatch, *[Exit(1, outcome=each) for each in (before, found)], Exit(0)
+        )
         assert (attempts.start("-n", "2", "--restarts", "5") != 0) is is_same
         assert ("no restart: the attempt before" in capsys.readouterr().err) is is_same
 
