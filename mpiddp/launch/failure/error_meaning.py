@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import traceback
@@ -21,6 +20,7 @@ from mpiddp.errors import (
     PeerFailedError,
     PeerLostError,
 )
+from mpiddp.files import is_local
 from mpiddp.wording import read_message
 
 MOST_CAUSES = 10
@@ -64,7 +64,6 @@ Zero's and Unified Runtime's error codes.
 """
 _DISK_FAULT = re.compile(r"\[Errno (5|28)\] [^:\n]+: (?P<quote>['\"])(?P<path>/.+?)(?P=quote)")
 """As Python says that a file's disk has failed or is full (EIO, ENOSPC)."""
-LOCAL_FILE_SYSTEMS = ("btrfs", "ext2", "ext3", "ext4", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
 
 
 def describe_error(
@@ -190,24 +189,10 @@ def find_node_fault(error: BaseException) -> str | None:
                 return meaning
         # A data worker's error is part of a text.
         for match in _DISK_FAULT.finditer(text):
-            if _is_local(match["path"]):
+            if is_local(Path(match["path"])):
                 return f"the machine's own disk is full, or has failed ({match['path']})"
         found = found.__cause__ or found.__context__
     return None
-
-
-def _is_local(path: str) -> bool:
-    """Whether a file, or the directory that it was to be in, is on a disk of this machine."""
-    for each in (Path(path), Path(path).parent):
-        try:
-            device = each.stat().st_dev
-            mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-        except OSError:
-            continue
-        place = f" {os.major(device)}:{os.minor(device)} "
-        kinds = [line.partition(" - ")[2].split(" ")[0] for line in mounts if place in line]
-        return any(kind in LOCAL_FILE_SYSTEMS for kind in kinds)
-    return False
 
 
 def _is_one(error: BaseException, module: ModuleType | None, name: str) -> bool:
