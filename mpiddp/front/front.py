@@ -145,7 +145,7 @@ class Job:
                     self._examine_nodes(launch, directory)
                     found = self._attempt(launch, directory, count)
                     found = replace(found, seconds=time.monotonic() - began)
-                except ConfigurationError as error:
+                except (ConfigurationError, LaunchError) as error:
                     if not count:
                         raise
                     say(f"no restart: {error}")
