@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mpiddp import environment
-from mpiddp.errors import FAILURE, INTERRUPTED, PREEMPTED, ConfigurationError, PeerLostError
+from mpiddp.errors import (
+    FAILURE,
+    INTERRUPTED,
+    PREEMPTED,
+    ConfigurationError,
+    PeerLostError,
+    StoppedError,
+)
 from mpiddp.files import read_toml
 from mpiddp.front.allocation import ask, find_lost_hosts
 from mpiddp.front.attempt import Files, Launch, is_ended_by_slurm, write
@@ -160,6 +167,8 @@ class Job:
             hosts = len(self.plan.layout.hosts)
             try:
                 self.plan = make_plan(self.options, self._lost, self._question)
+            except StoppedError:
+                return True  # The next attempt starts nothing, and has the signal's exit code.
             except ConfigurationError as error:
                 say(f"no restart: {error}")
                 return False

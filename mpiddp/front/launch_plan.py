@@ -188,7 +188,7 @@ def _plan_hosts(
         hosts = [name for name in names if name not in lost]
         answers = ask_hosts(hosts, question)
         if without is None:
-            answers.check(len(hosts))
+            answers.check()
         lost, found = lost | {*answers.problems}, answers.found
     nodes = tuple(_make_node(host, found.get(host.name, {}), listed) for host in listed.hosts)
     allocation = Allocation(

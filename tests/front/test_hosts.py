@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 import launchers
 import slurm
 import ssh
+from copies import write_program
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.front import front as front_module
 from mpiddp.front import launch_plan
-from mpiddp.front.hosts import probe, reachability, schedulers
+from mpiddp.front.hosts import reachability, schedulers
 from mpiddp.front.hosts.reachability import Answers, Question
 from mpiddp.launch.launcher.exported_variables import forget_launch
 from mpiddp.launch.launcher.host_list import Host, join, read_hosts, read_lines, read_pairs
@@ -128,7 +129,7 @@ AS_BEFORE = {
 
 
 @pytest.mark.parametrize("case", AS_BEFORE)
-def test_this_machine_alone_needs_no_ssh(case, tmp_path, monkeypatch):
+def test_this_machine_alone_needs_other_ssh(case, tmp_path, monkeypatch):
     text, asked, ranks = AS_BEFORE[case]
     (tmp_path / "hosts").write_text(text)
     monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "hosts"))
@@ -182,9 +183,9 @@ def test_ranks_do_not_start_ranks_on_the_hosts_of_their_job(monkeypatch):
 def test_hosts_with_the_same_problem_share_a_line():
     problems = {f"node{n}": ("it lacks torch",) for n in (1, 2, 3)} | {"x": ("no answer",)}
     with pytest.raises(ConfigurationError) as caught:
-        Answers({}, problems).check(9)
+        Answers({"node4": {}}, problems).check()
     assert str(caught.value).splitlines() == [
-        "4 of 9 hosts cannot take part:", "  node[1-3]: it lacks torch", "  x: no answer",
+        "4 of 5 hosts cannot take part:", "  node[1-3]: it lacks torch", "  x: no answer",
     ]  # fmt: skip
 
 
@@ -197,17 +198,63 @@ def test_hosts_with_the_same_problem_share_a_line():
         (["10.0.0.1"], [], False),
     ],
 )
-def test_debian_lets_a_host_find_itself_at_a_loopback(monkeypatch, there, here, is_told):
-    monkeypatch.setattr(probe, "find_addresses", lambda name: here)
+def test_debian_lets_a_host_find_itself_at_a_loopback(there, here, is_told):
     answer = {"same": {}, "unreached": {}, "addresses": {"a": there}}
-    assert bool([*reachability._compare(answer, {"same": {}}, ())]) == is_told
+    own = {"same": {}, "addresses": {"a": here}}
+    assert bool([*reachability._compare(answer, own, ())]) == is_told
 
 
-def test_a_host_under_two_names_is_refused(monkeypatch):
-    answer = {"same": {}, "unreached": {}, "addresses": {}, "machine": "one"}
-    monkeypatch.setattr(reachability, "_ask", lambda *_: answer)
-    answers = reachability.ask_hosts(["a", "b"], Question(()))
-    assert answers.problems == {"b": ("it is the same machine as a: name it once",)}
+def test_a_host_under_two_names_is_refused():
+    names = ["localhost", OWN]
+    answers = reachability.ask_hosts(names, Question((sys.executable,)))
+    assert answers.problems == {OWN: ("it is the same machine as localhost: name it once",)}
+
+
+@pytest.fixture
+def other_ssh(tmp_path, monkeypatch):
+    """Takes what stands in for ssh: lines of shell."""
+
+    def write(text: str) -> None:
+        write_program(tmp_path / "bin" / "ssh", text)
+        monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+
+    return write
+
+
+def test_a_thousand_hosts_that_refuse_are_one_line_in_seconds(other_ssh):
+    other_ssh('while [ "${1#-}" != "$1" ]; do shift 2; done; echo "$1 refuses" >&2; exit 255')
+    names = [f"10.99.{high}.{low}" for high in range(6) for low in range(1, 201)]
+    began = time.monotonic()
+    answers = reachability.ask_hosts(names, Question((sys.executable,)))
+    assert time.monotonic() - began < 30
+    title, *lines = answers.describe_problems().splitlines()
+    assert title.startswith("1200 of 1200 hosts") and len(lines) == 1
+    assert lines[0].startswith("  10.99.0.[1-200],10.99.1.[1-200],")
+    assert lines[0].endswith("'HOST refuses'; this must work without a question: ssh HOST true")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("answers", [0, 1])
+def test_a_signal_ends_the_questions_at_once(other_ssh, tmp_path, number, answers):
+    """Before the first start; before a restart, after an answer and an mpirun that fails."""
+    other_ssh(f"""echo $$ >> {tmp_path}/asked
+        [ $(wc -l < {tmp_path}/asked) -le {answers} ] || exec sleep 60
+        while [ $# -gt 1 ]; do shift; done; eval "$1" """)
+    version = "mpirun (Open MPI) 5.0.8"
+    write_program(tmp_path / "mpirun", f"[ $1 = --version ] && echo '{version}' || exit 1")
+    (tmp_path / "script.py").touch()
+    words = front("--hosts", "10.99.0.1", "--restarts", 1, "script.py")
+    command = [sys.executable, *words]
+    mark, asked = f"asked-{os.getpid()}", tmp_path / "asked"
+    own = {"MARK": mark, "MPIDDP_MPIRUN": str(tmp_path / "mpirun"), "PYTHONPATH": launchers.ROOT}
+    variables = {**launchers.clean_environment(), **own, "PATH": os.environ["PATH"]}
+    with subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE) as job:
+        while not asked.exists() or len(asked.read_text().split()) <= answers:
+            time.sleep(0.02)
+        began = time.monotonic()
+        job.send_signal(number)
+        assert job.wait(10) == 128 + number and time.monotonic() - began < 1
+    assert not find_left(mark)
 
 
 def test_this_machine_is_like_itself(monkeypatch):
