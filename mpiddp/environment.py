@@ -292,7 +292,9 @@ JOB_DIRECTORY = "MPIDDP_JOB_DIRECTORY"
 """A private directory of the job (`process/job_directory.py`)."""
 ATTEMPT_TOKEN = "MPIDDP_ATTEMPT_TOKEN"
 """Identifies one start of the job's ranks: it differs after each restart."""
-OF_JOB = (JOB_DIRECTORY, ATTEMPT_TOKEN, *RESTARTS)
+ASKED_HOSTS = "MPIDDP_ASKED_HOSTS"
+"""For the doctor: how many hosts were asked over SSH before, and which of them cannot take part."""
+OF_JOB = (JOB_DIRECTORY, ATTEMPT_TOKEN, ASKED_HOSTS, *RESTARTS)
 """What the front tells its own ranks, and is wrong for a job that one of them starts."""
 
 CALLER = "MPIDDP_CALLER"

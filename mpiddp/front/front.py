@@ -39,7 +39,7 @@ from mpiddp.launch.device.choice import CPU, read_list
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
 from mpiddp.launch.launcher.programs import OTHER, SRUN
 from mpiddp.launch.packages import NEEDED, NEEDED_TO_TRAIN, check_packages
-from mpiddp.launch.script.command_line import COMMANDS, CommandLine, read_front
+from mpiddp.launch.script.command_line import COMMANDS, DOCTOR, CommandLine, read_front
 from mpiddp.launch.script.front_options import NONE, FrontOptions, split_words
 from mpiddp.options.reader import name_as_typed
 from mpiddp.process import cpus, job_directory
@@ -256,7 +256,8 @@ def _make_question(line: CommandLine, options: FrontOptions) -> Question:
     wrap = split_words(environment.WRAP, os.environ.get(environment.WRAP, ""))
     script = line.rest[0] if line.rest and line.command is None and line.module is None else ""
     files = (os.path.abspath(script),) if os.path.isfile(script) else ()
-    return Question((*wrap, options.python or sys.executable), files)
+    is_examination = line.command == DOCTOR
+    return Question((*wrap, options.python or sys.executable), files, is_examination)
 
 
 def _check_directory() -> None:

@@ -181,14 +181,18 @@ def _plan_hosts(
     lost = {*(without or ())}
     cores = cpus.count_cores() * (1 if listed.is_firm else RANKS_PER_CORE)
     found: Mapping[str, Mapping[str, Any]] = {}
+    told: dict[str, str] = {}
     if is_here:
         own = {"gpus": count_gpus(), "cores": cores}
         found = dict.fromkeys(names, own)
     elif question is not None:
         hosts = [name for name in names if name not in lost]
         answers = ask_hosts(hosts, question)
-        if without is None:
+        has_others = len(answers.problems) < len(hosts)
+        if without is None and not (question.is_examination and has_others):
             answers.check()
+        if question.is_examination:
+            told = {environment.ASKED_HOSTS: answers.encode()}
         lost, found = lost | {*answers.problems}, answers.found
     nodes = tuple(_make_node(host, found.get(host.name, {}), listed) for host in listed.hosts)
     allocation = Allocation(
@@ -204,7 +208,9 @@ def _plan_hosts(
     if is_here:
         plan = _plan_machine(replace(request, ranks=layout.world), mpirun, options)
         return replace(plan, unset=unset)
-    return replace(_plan_mpirun(mpirun, layout, options), unset=unset, is_over_ssh=True)
+    plan = _plan_mpirun(mpirun, layout, options)
+    variables = {**plan.variables, **told}
+    return replace(plan, variables=variables, unset=unset, is_over_ssh=True)
 
 
 def _make_node(host: Host, answer: Mapping[str, Any], listed: HostList) -> Node:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import itertools
 import os
 import signal
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import doctors
 import launchers
 import slurm
 import ssh
@@ -335,39 +337,63 @@ def test_a_job_of_pbs_is_found_and_a_lost_host_is_left_out(hosts, script, tmp_pa
     assert " -x PBS_NODEFILE " in done.stdout and " -x HOME " not in done.stdout
 
 
+@contextlib.contextmanager
+def other_files(hosts, node: str, files: dict[Path, Path]) -> Iterator[None]:
+    """On one node alone, other files in place of these."""
+    with contextlib.ExitStack() as stack:
+        for there, other in files.items():
+            hosts.cluster.must("exec", node, "mount", "--bind", str(other), str(there))
+            stack.callback(hosts.cluster.must, "exec", node, "umount", str(there))
+        yield
+
+
 @pytest.mark.slurm
 def test_what_cannot_take_part_is_told_in_one_table(hosts, script, tmp_path):
-    """Another script, other addresses, a password, a stopped sshd, an unknown name."""
-    cluster = hosts.cluster
+    """Another script and torch, other addresses, a password, a stopped sshd, an unknown name.
+
+    The doctor examines the hosts that are left.
+    """
     (tmp_path / "other.py").write_text("pass\n")
     own = subprocess.run(["hostname"], capture_output=True, text=True).stdout.strip()
     names = [*ssh.NODES, own]
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n" + "".join(
         f"10.99.0.{at} {name}\n" for at, name in enumerate(names, start=1)))  # fmt: skip
-    cluster.must("exec", "node2", "mount", "--bind", str(tmp_path / "other.py"), str(script))
-    cluster.must("exec", "node2", "mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts")
+    (tmp_path / "torch").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.0\n")
+    torch = importlib.metadata.distribution("torch")
+    files = {
+        script: tmp_path / "other.py",
+        Path("/etc/hosts"): tmp_path / "hosts",
+        Path(str(torch.locate_file(f"torch-{torch.version}.dist-info/METADATA"))): (
+            tmp_path / "torch"
+        ),
+    }
     hosts.stop("node3")
     hosts.start("node3", keys="nobody.pub")
     hosts.stop("node4")
+    listed = ("--hosts", "node[1-4]:1,nowhere:1")
     began = time.monotonic()
     try:
-        done = hosts.run(
-            "node1", *front("-n", 4, "--hosts", "node[1-4],nowhere", script), cwd=tmp_path, ODD="x"
-        )
+        with other_files(hosts, "node2", files):
+            done = hosts.run("node1", *front("-n", 4, *listed, script), cwd=tmp_path, ODD="x")
+            seconds = time.monotonic() - began
+            examined = hosts.run("node1", *front("doctor", *listed, *doctors.STAGE), cwd=tmp_path)
     finally:
-        cluster.must("exec", "node2", "umount", "/etc/hosts")
-        cluster.must("exec", "node2", "umount", str(script))
         hosts.stop("node3")
         hosts.start("node3")
         hosts.start("node4")
-    assert done.returncode == 2 and time.monotonic() - began < 60
+    assert done.returncode == 2 and seconds < 60
     said = done.stderr
     assert "4 of 5 hosts cannot take part" in said
     assert f"node2: {script} differs from the one here" in said
+    assert f"node2: torch is 1.0 there, {torch.version} here" in said
     assert "node2: node1 is at 10.99.0.1 there" in said
     assert "node3: ssh says" in said and "Permission denied" in said
     assert "node4: ssh says" in said and "Connection refused" in said
     assert "nowhere: ssh says" in said and "node1: " not in said.replace("node2: node1", "")
+    assert examined.returncode == 2, examined.stderr
+    report = examined.stdout
+    assert "fail  hosts              4 of 5 hosts cannot take part:\n" in report
+    assert "node2: torch is 1.0 there" in report and "1 rank on 1 node (node1)" in report
 
 
 @contextlib.contextmanager

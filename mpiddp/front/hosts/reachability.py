@@ -48,6 +48,8 @@ class Question:
     """The words that start Python in a rank."""
     files: tuple[str, ...] = ()
     """What must be the same everywhere, such as the script."""
+    is_examination: bool = False
+    """Whether hosts that cannot take part are told, and left out of the first start."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,19 @@ class Answers:
     problems: Mapping[str, tuple[str, ...]]
     """Why a host cannot take part."""
 
+    @property
+    def _count(self) -> int:
+        return len({*self.found, *self.problems})
+
     def check(self) -> None:
         """Raise ConfigurationError with a line for each problem, if there is one."""
         if self.problems:
             raise ConfigurationError(self.describe_problems())
+
+    def encode(self) -> str:
+        """For `doctor.node.launching.judge_hosts`."""
+        problems = self.describe_problems() if self.problems else ""
+        return json.dumps({"asked": self._count, "problems": problems})
 
     def describe_problems(self) -> str:
         """A title, and a line for each problem, with the hosts that have it."""
@@ -76,8 +87,7 @@ class Answers:
         ]
         if more := lines[SHOWN_LINES:]:
             lines[SHOWN_LINES:] = [f"  and {len(more)} lines more"]
-        count = len({*self.found, *self.problems})
-        title = f"{len(self.problems)} of {count_noun(count, 'host')} cannot take part:"
+        title = f"{len(self.problems)} of {count_noun(self._count, 'host')} cannot take part:"
         return "\n".join([title, *lines])
 
 
