@@ -152,7 +152,7 @@ def _distribute(
 def _explain_too_many(ranks: int, nodes: Sequence[Node], hint: str) -> str:
     cores = "+".join(str(node.cores) for node in nodes)
     return (
-        f"{count_noun(ranks, 'rank')} are more than this job's slots ({cores} cores on "
+        f"{count_noun(ranks, 'rank')} are more than this job's slots ({cores} on "
         f"{count_noun(len(nodes), 'node')}): {hint}, or start fewer"
     )
 

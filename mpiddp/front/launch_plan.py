@@ -217,6 +217,11 @@ def _make_node(host: Host, answer: Mapping[str, Any], listed: HostList) -> Node:
     """One rank per GPU of a host, else one per core, if the list does not say."""
     gpus, cores = int(answer.get("gpus") or 0), int(answer.get("cores") or 1)
     slots = host.slots or gpus or cores
+    if answer and slots > cores * RANKS_PER_CORE:
+        raise ConfigurationError(
+            f"{listed.name}: {slots} on {host.name} are more than {RANKS_PER_CORE} ranks per core: "
+            f"it has {count_noun(cores, 'core')}, so give it at most {cores * RANKS_PER_CORE}"
+        )
     most = slots if listed.is_firm else max(slots, cores)
     return Node(host.name, most, min(gpus, most), slots)
 

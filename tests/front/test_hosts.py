@@ -45,6 +45,7 @@ FORMS = {
     "a\na\na": {"a": 3},
     "a:2\na\nb # not c\n\n# d": {"a": 3, "b": None},
     "node[1-3]:2": {"node1": 2, "node2": 2, "node3": 2},
+    "a:2\r\nb\r\n": {"a": 2, "b": None},
     "r1 4 all.q@r1 UNDEFINED\nr2 2 all.q@r2 <NULL>": {"r1": 4, "r2": 2},
     "10.0.0.1 slots=2": {"10.0.0.1": 2},
 }
@@ -68,7 +69,7 @@ def test_a_list_means_the_same_in_every_form(counts):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "a,,b", "a:", "a:0", "a:x", "-oProxyCommand=x", "a b", "a;b", "a[1-9999999999999]",
+    ["", "a,,b", "a,b,", "a:", "a:0", "me@a:4", "[fd00::1]:4", "fd00::1", "a:x", "-oProxyCommand=x", "a b", "a;b", "a[1-9999999999999]",
      "a[1-60000][1-60000]"],
 )  # fmt: skip
 def test_what_is_no_host_is_refused(text):
@@ -76,7 +77,7 @@ def test_what_is_no_host_is_refused(text):
         read_hosts(text)
 
 
-@pytest.mark.parametrize("text", ["", "# a", "a\n-x", "a b=2", "a:1:2"])
+@pytest.mark.parametrize("text", ["", "# a", "a\n-x", "a b=2", "a:1:2", "fd00::1 slots=2"])
 def test_a_host_file_without_sense_is_refused(text):
     with pytest.raises(ValueError, match=r"line|names no host"):
         read_lines(text)
@@ -166,6 +167,13 @@ def test_ranks_are_divided_among_hosts(hosts, tmp_path, monkeypatch):
     plan = launch_plan.make_plan(FrontOptions(**options, **more), without, Question(()))
     assert places in plan.words and plan.is_over_ssh
     assert "OMPI_MCA_orte_default_hostfile" in plan.unset
+
+
+def test_a_slip_in_the_number_of_ranks_is_refused(monkeypatch):
+    answers = Answers({name: {"cores": 2} for name in "ab"}, {})
+    monkeypatch.setattr(launch_plan, "ask_hosts", lambda *_: answers)
+    with pytest.raises(ConfigurationError, match="2 cores, so give it at most 128"):
+        launch_plan.make_plan(FrontOptions(hosts=read_hosts("a:129,b:1")), question=Question(()))
 
 
 def test_devices_of_a_rank_are_no_number_of_ranks_on_hosts():
@@ -316,11 +324,16 @@ def find_left(mark: str) -> list[int]:
 @pytest.mark.parametrize("launcher", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
 def test_ranks_start_on_two_hosts_and_have_the_users_variables(hosts, script, launcher):
     row, odd = launchers.find(launcher), "a b,c;'d'=$HOME"
+    left = hosts.find_tmp("node2") / f"prted.{2**22}"  # Of a daemon that was killed.
+    left.mkdir()
+    for name in ("pmix.node2.tool", "hwloc.sm"):
+        (left / name).touch()
+    os.utime(left, (0, 0))
     done = hosts.run(
         "node1", *front("-n", 3, "--hosts", "node1:2,node2:2", script), cwd=script.parent,
         ODD=odd, **row.environment, MPIDDP_MPIRUN=str(row.mpirun),
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and not left.exists(), done.stderr
     lines = sorted(done.stdout.split("\n"))
     assert [line.split(" ", 3)[:3] for line in lines if line][-1][2] == "3"
     assert {line.split()[0] for line in lines if line} == {"node1", "node2"}

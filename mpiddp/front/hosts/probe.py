@@ -6,6 +6,7 @@ one on the last line of standard output.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -106,7 +107,16 @@ def count_gpus() -> int:
         return 0
 
 
+def remove_leftovers() -> None:
+    """Of killed jobs: a daemon of Open MPI's with the number of an earlier one does not start."""
+    with contextlib.suppress(Exception):  # This machine may lack mpiddp, or have another one.
+        from mpiddp.front import leftovers
+
+        leftovers.remove()
+
+
 def answer(question: dict[str, Any]) -> dict[str, Any]:
+    remove_leftovers()
     spec = importlib.util.find_spec("mpiddp")
     packages = ("torch", "mpi4py", "numpy")
     addresses = find_all_addresses(question["names"], question["seconds"])
