@@ -95,7 +95,7 @@ def find_hosts(request: FrontOptions) -> HostList | None:
     what = "--hosts" if request.hosts is not None else "--hostfile"
     if request.hosts is None and request.hostfile is None:
         is_open = request.launcher != NONE and not is_in_allocation(os.environ)
-        return schedulers.find_hosts() if is_open else None
+        return _find_scheduled(request) if is_open else None
     if request.launcher in (NONE, "srun") or is_in_allocation(os.environ):
         reason = "a Slurm job's ranks are on its own nodes"
         if request.launcher == NONE:
@@ -105,6 +105,21 @@ def find_hosts(request: FrontOptions) -> HostList | None:
         return request.hosts
     assert request.hostfile is not None
     return HostList(schedulers.read_file(request.hostfile, "--hostfile"), "--hostfile")
+
+
+def _find_scheduled(request: LayoutRequest) -> HostList | None:
+    """The hosts of a scheduler. A list that cannot be read is left over from another job, or is
+    outside of a container: a number of ranks alone needs none, and is of this machine then.
+    """
+    try:
+        return schedulers.find_hosts()
+    except ConfigurationError as error:
+        if request.ranks is None or (request.nodes, request.ranks_per_node) != (None, None):
+            raise ConfigurationError(
+                f"{error}; -n N alone starts N ranks on this machine"
+            ) from None
+        note = f"{error}: all ranks are on this machine"
+        return HostList((Host("localhost", request.ranks),), "-n", note=note)
 
 
 def make_plan(
@@ -207,7 +222,7 @@ def _plan_hosts(
     unset = () if reads_list else files
     if is_here:
         plan = _plan_machine(replace(request, ranks=layout.world), mpirun, options)
-        return replace(plan, unset=unset)
+        return replace(plan, unset=unset, note=listed.note or plan.note)
     plan = _plan_mpirun(mpirun, layout, options)
     variables = {**plan.variables, **told}
     return replace(plan, variables=variables, unset=unset, is_over_ssh=True)

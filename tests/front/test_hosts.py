@@ -69,7 +69,8 @@ def test_a_list_means_the_same_in_every_form(counts):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "a,,b", "a,b,", "a:", "a:0", "me@a:4", "[fd00::1]:4", "fd00::1", "a:x", "-oProxyCommand=x", "a b", "a;b", "a[1-9999999999999]",
+    ["", "a,,b", "a,b,", "a:", "a:0", "me@a:4", "[fd00::1]:4", "fd00::1",
+     "a:x", "-oProxyCommand=x", "a b", "a;b", "a[1-9999999999999]",
      "a[1-60000][1-60000]"],
 )  # fmt: skip
 def test_what_is_no_host_is_refused(text):

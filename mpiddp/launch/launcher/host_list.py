@@ -34,6 +34,8 @@ class HostList:
     """The option, scheduler or setting that they come from, for messages."""
     is_firm: bool = True
     """Whether no host takes more ranks than the list says, even if more are asked for."""
+    note: str = ""
+    """What is worth telling of it."""
 
 
 def read_hosts(text: str) -> HostList:
