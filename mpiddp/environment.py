@@ -208,13 +208,10 @@ HOST_LISTS = (
 )
 OF_SCHEDULERS = (SLURM_JOB_ID, *HOST_LISTS)
 """Signs of a job that may have several machines."""
-REMOTE_SHELLS = (
-    "PRTE_MCA_plm_ssh_agent",
-    "OMPI_MCA_plm_rsh_agent",
-    "HYDRA_LAUNCHER_EXEC",
-    "I_MPI_HYDRA_BOOTSTRAP_EXEC",
-)
-"""By which a launcher reaches a host, in place of ssh."""
+OPEN_MPI_AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")
+"""By which Open MPI reaches a host, in place of ssh: release 5 reads the first, 4 the second."""
+HYDRA_AGENT = "HYDRA_LAUNCHER_EXEC"
+"""The same of MPICH."""
 LEADING_TO_PYTHON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 """By which Python finds what it imports: a shell on another host may set others."""
 OF_MACHINE = frozenset(

@@ -257,7 +257,8 @@ def _make_question(line: CommandLine, options: FrontOptions) -> Question:
     script = line.rest[0] if line.rest and line.command is None and line.module is None else ""
     files = (os.path.abspath(script),) if os.path.isfile(script) else ()
     is_examination = line.command == DOCTOR
-    return Question((*wrap, options.python or sys.executable), files, is_examination)
+    starter = (*wrap, options.python or sys.executable)
+    return Question(starter, files, is_examination=is_examination)
 
 
 def _check_directory() -> None:

@@ -19,7 +19,8 @@ from mpiddp.front.allocation import (
     read_record,
 )
 from mpiddp.front.hosts import schedulers
-from mpiddp.front.hosts.reachability import Question, ask_hosts, is_own
+from mpiddp.front.hosts.agents import find_agent
+from mpiddp.front.hosts.reachability import Answers, Question, ask_hosts, is_own
 from mpiddp.front.job_layout import JobLayout, choose_layout
 from mpiddp.front.mpi_library import choose_pmi
 from mpiddp.launch.device.visibility import count_gpus
@@ -193,21 +194,17 @@ def _plan_hosts(
     # An MPI that is not known reads its scheduler's list itself, as HPE's and Intel's do.
     reads_list = not (listed.is_firm or mpirun.kind.on_hosts)
     is_here = reads_list or all(map(is_own, names))
-    lost = {*(without or ())}
+    agent = find_agent(mpirun.kind, options)
+    lost, told = {*(without or ())}, dict[str, str]()
     cores = cpus.count_cores() * (1 if listed.is_firm else RANKS_PER_CORE)
     found: Mapping[str, Mapping[str, Any]] = {}
-    told: dict[str, str] = {}
     if is_here:
         own = {"gpus": count_gpus(), "cores": cores}
         found = dict.fromkeys(names, own)
     elif question is not None:
         hosts = [name for name in names if name not in lost]
-        answers = ask_hosts(hosts, question)
-        has_others = len(answers.problems) < len(hosts)
-        if without is None and not (question.is_examination and has_others):
-            answers.check()
-        if question.is_examination:
-            told = {environment.ASKED_HOSTS: answers.encode()}
+        answers = _ask(hosts, replace(question, agent=agent), is_restart=without is not None)
+        told = {environment.ASKED_HOSTS: answers.encode()} if question.is_examination else {}
         lost, found = lost | {*answers.problems}, answers.found
     nodes = tuple(_make_node(host, found.get(host.name, {}), listed) for host in listed.hosts)
     allocation = Allocation(
@@ -224,8 +221,17 @@ def _plan_hosts(
         plan = _plan_machine(replace(request, ranks=layout.world), mpirun, options)
         return replace(plan, unset=unset, note=listed.note or plan.note)
     plan = _plan_mpirun(mpirun, layout, options)
-    variables = {**plan.variables, **told}
+    variables = {**plan.variables, **told, **agent.variables}
     return replace(plan, variables=variables, unset=unset, is_over_ssh=True)
+
+
+def _ask(hosts: Sequence[str], question: Question, *, is_restart: bool) -> Answers:
+    """Raises ConfigurationError if one cannot take part, and it is not to be left out."""
+    answers = ask_hosts(hosts, question)
+    leaves_out = question.is_examination and len(answers.problems) < len(hosts)
+    if not (is_restart or leaves_out):
+        answers.check()
+    return answers
 
 
 def _make_node(host: Host, answer: Mapping[str, Any], listed: HostList) -> Node:

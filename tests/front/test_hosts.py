@@ -28,10 +28,11 @@ from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.front import front as front_module
 from mpiddp.front import launch_plan
-from mpiddp.front.hosts import reachability, schedulers
+from mpiddp.front.hosts import agents, reachability, schedulers
 from mpiddp.front.hosts.reachability import Answers, Question
 from mpiddp.launch.launcher.exported_variables import forget_launch
 from mpiddp.launch.launcher.host_list import Host, join, read_hosts, read_lines, read_pairs
+from mpiddp.launch.launcher.programs import MPICH, OPEN_MPI, OPEN_MPI_4
 from mpiddp.launch.script.command_line import read_front, split
 from mpiddp.launch.script.front_options import FrontOptions
 
@@ -188,6 +189,33 @@ def test_ranks_do_not_start_ranks_on_the_hosts_of_their_job(monkeypatch):
     assert "PBS_NODEFILE" not in os.environ
 
 
+AGENTS = {
+    "nothing said": (OPEN_MPI, {}, "", "ssh", {}),
+    "Open MPI 5": (OPEN_MPI, {"PRTE_MCA_plm_ssh_agent": "rsh -4 : ssh"}, "", "rsh -4", {}),
+    "the name in Open MPI 4": (
+        OPEN_MPI, {"OMPI_MCA_plm_rsh_agent": "rsh"}, "", "rsh", {"PRTE_MCA_plm_ssh_agent": "rsh"}
+    ),
+    "Open MPI 4": (OPEN_MPI_4, {"OMPI_MCA_plm_rsh_agent": "rsh"}, "", "rsh", {}),
+    "another MPI's": (MPICH, {"OMPI_MCA_plm_rsh_agent": "rsh"}, "", "ssh", {}),
+    "MPICH": (MPICH, {"HYDRA_LAUNCHER_EXEC": "/x/ssh"}, "", "/x/ssh", {}),
+    "an option": (OPEN_MPI, {}, "--mca plm_rsh_agent rsh", "rsh", {}),
+    "MPICH's option": (MPICH, {"OAR_NODEFILE": "x"}, "-launcher-exec rsh", "rsh", {}),
+    "Grid Engine": (OPEN_MPI, {"PE_HOSTFILE": "x"}, "", "/x/qrsh -inherit", {}),
+    "LSF": (OPEN_MPI, {"LSB_DJOB_HOSTFILE": "x"}, "", "/x/blaunch",
+            {"PRTE_MCA_plm_ssh_agent": "/x/blaunch"}),
+    "OAR": (MPICH, {"OAR_NODEFILE": "x"}, "", "/x/oarsh",
+            {"HYDRA_LAUNCHER_EXEC": "/x/oarsh"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", AGENTS)
+def test_hosts_are_asked_by_what_mpirun_will_take(case, monkeypatch):
+    kind, variables, options, words, told = AGENTS[case]
+    monkeypatch.setattr(agents, "find_program", "/x/{}".format)
+    found = agents.find_agent(kind, options.split(), variables)
+    assert (" ".join(found.words), found.variables) == (words, told)
+
+
 # ---- what they are asked -------------------------------------------------------------------------
 
 
@@ -322,23 +350,45 @@ def find_left(mark: str) -> list[int]:
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("launcher", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
-def test_ranks_start_on_two_hosts_and_have_the_users_variables(hosts, script, launcher):
+@pytest.mark.parametrize(
+    ("launcher", "agent"),
+    [
+        ("openmpi", "ssh"),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (("mpich", "ssh"), ("mpich", "oarsh"), ("openmpi", "oarsh"))
+        ),
+    ],
+)
+def test_ranks_start_on_two_hosts_and_have_the_users_variables(
+    hosts, script, tmp_path, launcher, agent
+):
     row, odd = launchers.find(launcher), "a b,c;'d'=$HOME"
     left = hosts.find_tmp("node2") / f"prted.{2**22}"  # Of a daemon that was killed.
     left.mkdir()
     for name in ("pmix.node2.tool", "hwloc.sm"):
         (left / name).touch()
     os.utime(left, (0, 0))
-    done = hosts.run(
-        "node1", *front("-n", 3, "--hosts", "node1:2,node2:2", script), cwd=script.parent,
-        ODD=odd, **row.environment, MPIDDP_MPIRUN=str(row.mpirun),
-    )  # fmt: skip
+    variables = {"ODD": odd, **row.environment, "MPIDDP_MPIRUN": str(row.mpirun)}
+    variables.pop("HYDRA_IFACE", None)  # It is for ranks on one machine.
+    listed = ("--hosts", "node1:2,node2:2")
+    if agent == "oarsh":
+        (tmp_path / "nodes").write_text("node1\nnode1\nnode2\n")
+        listed, variables["OAR_NODEFILE"] = (), str(tmp_path / "nodes")
+        write_program(
+            tmp_path / "oarsh", f'echo x >> {tmp_path}/taken; exec {hosts.folder}/bin/ssh "$@"'
+        )
+        write_program(tmp_path / "ssh", "exit 1")
+        variables["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    done = hosts.run("node1", *front("-n", 3, *listed, script), cwd=script.parent, **variables)
     assert done.returncode == 0 and not left.exists(), done.stderr
     lines = sorted(done.stdout.split("\n"))
     assert [line.split(" ", 3)[:3] for line in lines if line][-1][2] == "3"
     assert {line.split()[0] for line in lines if line} == {"node1", "node2"}
     assert all(line.endswith(odd) for line in lines if line)
+    if agent == "oarsh":
+        # The question, and mpirun.
+        assert (tmp_path / "taken").read_text() == "x\nx\n"
 
 
 @pytest.mark.slurm

@@ -1,7 +1,7 @@
 """Whether each host of a list can take part: all are asked at once, before any rank is started.
 
-A host is asked as the launcher will reach it: over SSH, by the user's own keys and settings. It
-must not ask back, and answer within `ANSWER_SECONDS`.
+A host is asked as the launcher will reach it: over SSH, by the user's own keys and settings, or by
+what there is in its place. It must not ask back, and answer within `ANSWER_SECONDS`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
+from mpiddp.front.hosts.agents import USUAL, Agent
 from mpiddp.front.hosts.parallel_runs import Ended, run_each
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
 from mpiddp.launch.launcher.programs import find_program
@@ -48,6 +49,8 @@ class Question:
     """The words that start Python in a rank."""
     files: tuple[str, ...] = ()
     """What must be the same everywhere, such as the script."""
+    agent: Agent = USUAL
+    """What reaches them."""
     is_examination: bool = False
     """Whether hosts that cannot take part are told, and left out of the first start."""
 
@@ -200,10 +203,11 @@ def _make_command(host: str, peers: Sequence[str], question: Question) -> list[s
     names = [name for name in environment.LEADING_TO_PYTHON if name in os.environ]
     settings = [f"{name}={os.environ[name]}" for name in names]
     remote, folder = shlex.join(["env", *settings, *words]), shlex.quote(os.getcwd())
-    agent = find_agent()
-    if find_program(agent[0]) is None:
-        raise ConfigurationError(f"there is no program {agent[0]} here, which reaches the hosts")
-    return [*agent, host, f"cd {folder} || exit {NOT_FOUND}; exec {remote}"]
+    agent = question.agent
+    if find_program(agent.words[0]) is None:
+        raise ConfigurationError(f"there is no program {agent.words[0]} here: it reaches the hosts")
+    silent = SILENT if agent.is_ssh else ()
+    return [*agent.words, *silent, host, f"cd {folder} || exit {NOT_FOUND}; exec {remote}"]
 
 
 def _read_answer(host: str, end: Ended, question: Question) -> Mapping[str, Any] | str:
@@ -218,18 +222,12 @@ def _read_answer(host: str, end: Ended, question: Question) -> Mapping[str, Any]
 
 def _explain(host: str, code: int, said: str, question: Question) -> str:
     last = (said.strip().splitlines() or [f"exit code {code}"])[-1].strip()[-SHOWN_CHARACTERS:]
-    if code == SSH_FAILED:
-        return f"ssh says {last!r}; this must work without a question: ssh {host} true"
+    if code == SSH_FAILED or (host and code == 1 and not question.agent.is_ssh):
+        words = " ".join(question.agent.words)
+        return f"{words} says {last!r}; this must work without a question: {words} {host} true"
     if code in (NOT_FOUND, NOT_RUNNABLE) or "No such file" in last:
         return f"it lacks {question.starter[0]} or {os.getcwd()}, which are here: {last}"
     return f"Python fails there: {last}"
-
-
-def find_agent(variables: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """What reaches a host: what somebody has told the launcher to use, or ssh."""
-    told = next(filter(None, map(variables.get, environment.REMOTE_SHELLS)), "ssh")
-    words = tuple(shlex.split(told.split(":")[0])) or ("ssh",)
-    return words + (SILENT if os.path.basename(words[0]) == "ssh" else ())
 
 
 def _compare(
