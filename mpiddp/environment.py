@@ -194,6 +194,8 @@ LSF_HOSTS = "LSB_MCPU_HOSTS"
 GRID_ENGINE_HOST_FILE = "PE_HOSTFILE"
 COBALT_NODE_FILE = "COBALT_NODEFILE"
 OAR_NODE_FILE = "OAR_NODEFILE"
+GRID_ENGINE_TASK = "SGE_TASK_ID"
+"""In each job of Grid Engine, also without an array or several hosts."""
 OPEN_MPI_HOST_FILES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile")
 HYDRA_HOST_FILES = ("I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE")
 HOST_LISTS = (

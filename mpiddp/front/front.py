@@ -31,6 +31,7 @@ from mpiddp.files import read_toml
 from mpiddp.front.allocation import ask, find_lost_hosts
 from mpiddp.front.attempt import Files, Launch, is_ended_by_slurm, write
 from mpiddp.front.hosts.reachability import Question
+from mpiddp.front.hosts.schedulers import find_requeue_code
 from mpiddp.front.job_end import FINAL, MISTAKES, Exit, JobEnd, find_end
 from mpiddp.front.job_layout import JobLayout
 from mpiddp.front.launch_plan import find_hosts, is_in_allocation, make_plan
@@ -109,6 +110,8 @@ class Job:
         self._report(end, found)
         if end.code in CONTINUABLE and not is_requeued:
             self._say_how_to_continue(found)
+        if end.code == PREEMPTED and options.requeue:
+            end = _translate(end)
         return end, found
 
     def _attempt(self, launch: Launch, directory: Any, count: int) -> Exit:
@@ -338,6 +341,16 @@ def _requeue() -> bool:
             say(f"the job was not requeued: {error}")
             return False
     return True
+
+
+def _translate(end: JobEnd) -> JobEnd:
+    """With the exit code by which another scheduler than Slurm is told to start the job again."""
+    found = None if is_in_allocation(os.environ) else find_requeue_code()
+    if found is None:
+        return end
+    scheduler, code = found
+    say(f"exit code {code} in place of {end.code}: {scheduler} starts the job again")
+    return JobEnd(code, f"the ranks' code was {end.code}")
 
 
 def say(text: str) -> None:

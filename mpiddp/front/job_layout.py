@@ -1,4 +1,4 @@
-"""Which node of a Slurm job runs how many ranks, with how many cores for each."""
+"""Which node of a job runs how many ranks, with how many cores for each."""
 
 from __future__ import annotations
 

@@ -151,8 +151,8 @@ def make_plan(
     if not inside and (request.nodes is not None or request.ranks_per_node is not None):
         what = "--nodes" if request.nodes is not None else "--ranks-per-node"
         raise ConfigurationError(
-            f"{what} counts the nodes of a Slurm job, and this shell is in none: leave it out to "
-            "start ranks on this machine, submit jobs/run.sbatch, or name machines with --hosts"
+            f"{what} counts the nodes of a job, and this shell is in none of a scheduler's: leave "
+            "it out to start ranks on this machine, submit a job, or name machines with --hosts"
         )
     if not inside:
         return _plan_machine(request, _find_mpirun(launcher), options)
@@ -256,7 +256,8 @@ def _check_restarts(request: FrontOptions, inside: bool) -> None:
         )
     if request.min_nodes is not None and not inside:
         raise ConfigurationError(
-            "--min-nodes counts the nodes of a Slurm job, and this shell is in none: leave it out"
+            "--min-nodes counts the nodes of a job, and this shell is in none of a scheduler's: "
+            "leave it out, or name machines with --hosts"
         )
     for name in ("restart_window", "min_nodes"):
         if getattr(request, name) is not None and request.restarts == 0:

@@ -61,6 +61,19 @@ SOURCES = (
 )
 
 
+REQUEUE_CODES = (
+    ("Grid Engine", environment.GRID_ENGINE_TASK, 99),
+    ("OAR", environment.OAR_NODE_FILE, 99),
+)
+"""Schedulers that start a job again after an exit code, by a variable that its jobs have: Grid
+Engine (man sge_conf, FORBID_RESCHEDULE) and OAR (oar.imag.fr, FAQ, for jobs of type idempotent)."""
+
+
+def find_requeue_code(variables: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
+    """This job's scheduler and the exit code after which it starts the job again, if one does."""
+    return next(((who, code) for who, sign, code in REQUEUE_CODES if variables.get(sign)), None)
+
+
 def find_source(variables: Mapping[str, str] = os.environ) -> HostSource | None:
     """Who has given this process's job its hosts; None if nobody says."""
     return next((each for each in SOURCES if variables.get(each.variable)), None)

@@ -79,7 +79,7 @@ Run a script written for torchrun, unchanged, on several ranks that MPI starts:
 
 Options of mpiddp stand before the script. What stands after it goes to the script, options of the
 same names included. train and doctor have options of their own, which stand after the word. Without
-an option of the first group, and outside of a Slurm job, there is one rank."""
+an option of the first group, and outside of a scheduler's job, there is one rank."""
 READER = Reader(
     program="python -m mpiddp",
     description=DESCRIPTION,
