@@ -203,7 +203,8 @@ def _plan_hosts(
         found = dict.fromkeys(names, own)
     elif question is not None:
         hosts = [name for name in names if name not in lost]
-        answers = _ask(hosts, replace(question, agent=agent), is_restart=without is not None)
+        asked = replace(question, agent=agent, needs_room=mpirun.kind.has_session)
+        answers = _ask(hosts, asked, is_restart=without is not None)
         told = {environment.ASKED_HOSTS: answers.encode()} if question.is_examination else {}
         lost, found = lost | {*answers.problems}, answers.found
     nodes = tuple(_make_node(host, found.get(host.name, {}), listed) for host in listed.hosts)

@@ -351,17 +351,22 @@ def find_left(mark: str) -> list[int]:
 
 @pytest.mark.slurm
 @pytest.mark.parametrize(
-    ("launcher", "agent"),
+    ("launcher", "agent", "nodes"),
     [
-        ("openmpi", "ssh"),
+        ("openmpi", "ssh", 2),
         *(
             pytest.param(*each, marks=pytest.mark.long)
-            for each in (("mpich", "ssh"), ("mpich", "oarsh"), ("openmpi", "oarsh"))
+            for each in (
+                ("openmpi", "ssh", 4),
+                ("mpich", "ssh", 2),
+                ("mpich", "oarsh", 2),
+                ("openmpi", "oarsh", 2),
+            )
         ),
     ],
 )
-def test_ranks_start_on_two_hosts_and_have_the_users_variables(
-    hosts, script, tmp_path, launcher, agent
+def test_ranks_start_on_hosts_and_have_the_users_variables(
+    hosts, script, tmp_path, launcher, agent, nodes
 ):
     row, odd = launchers.find(launcher), "a b,c;'d'=$HOME"
     left = hosts.find_tmp("node2") / f"prted.{2**22}"  # Of a daemon that was killed.
@@ -371,7 +376,7 @@ def test_ranks_start_on_two_hosts_and_have_the_users_variables(
     os.utime(left, (0, 0))
     variables = {"ODD": odd, **row.environment, "MPIDDP_MPIRUN": str(row.mpirun)}
     variables.pop("HYDRA_IFACE", None)  # It is for ranks on one machine.
-    listed = ("--hosts", "node1:2,node2:2")
+    listed, ranks = ("--hosts", f"node[1-{nodes}]:2"), nodes + 1
     if agent == "oarsh":
         (tmp_path / "nodes").write_text("node1\nnode1\nnode2\n")
         listed, variables["OAR_NODEFILE"] = (), str(tmp_path / "nodes")
@@ -380,11 +385,12 @@ def test_ranks_start_on_two_hosts_and_have_the_users_variables(
         )
         write_program(tmp_path / "ssh", "exit 1")
         variables["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
-    done = hosts.run("node1", *front("-n", 3, *listed, script), cwd=script.parent, **variables)
+    done = hosts.run("node1", *front("-n", ranks, *listed, script), cwd=script.parent, **variables)
     assert done.returncode == 0 and not left.exists(), done.stderr
     lines = sorted(done.stdout.split("\n"))
-    assert [line.split(" ", 3)[:3] for line in lines if line][-1][2] == "3"
-    assert {line.split()[0] for line in lines if line} == {"node1", "node2"}
+    found = [line.split() for line in lines if line]
+    assert {name for name, *_ in found} == {*ssh.NODES[:nodes]}
+    assert {total for _, _, total, *_ in found} == {str(ranks)} and len(found) == ranks
     assert all(line.endswith(odd) for line in lines if line)
     if agent == "oarsh":
         # The question, and mpirun.
@@ -411,9 +417,22 @@ def other_files(hosts, node: str, files: dict[Path, Path]) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def full_disk(hosts, node: str) -> Iterator[None]:
+    """In place of a node's directory for temporary files."""
+    place = str(hosts.find_tmp(node))
+    hosts.cluster.must("exec", node, "mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", place)
+    try:
+        hosts.cluster.must("exec", node, "sh", "-c", f"head -c 4096 /dev/zero > {place}/full")
+        yield
+    finally:
+        hosts.cluster.must("exec", node, "umount", place)
+
+
 @pytest.mark.slurm
 def test_what_cannot_take_part_is_told_in_one_table(hosts, script, tmp_path):
-    """Another script and torch, other addresses, a password, a stopped sshd, an unknown name.
+    """Another script and torch, other addresses, a full disk, a password, a stopped sshd, an
+    unknown name.
 
     The doctor examines the hosts that are left.
     """
@@ -437,7 +456,7 @@ def test_what_cannot_take_part_is_told_in_one_table(hosts, script, tmp_path):
     listed = ("--hosts", "node[1-4]:1,nowhere:1")
     began = time.monotonic()
     try:
-        with other_files(hosts, "node2", files):
+        with other_files(hosts, "node2", files), full_disk(hosts, "node2"):
             done = hosts.run("node1", *front("-n", 4, *listed, script), cwd=tmp_path, ODD="x")
             seconds = time.monotonic() - began
             examined = hosts.run("node1", *front("doctor", *listed, *doctors.STAGE), cwd=tmp_path)
@@ -451,6 +470,7 @@ def test_what_cannot_take_part_is_told_in_one_table(hosts, script, tmp_path):
     assert f"node2: {script} differs from the one here" in said
     assert f"node2: torch is 1.0 there, {torch.version} here" in said
     assert "node2: node1 is at 10.99.0.1 there" in said
+    assert "node2: no room for mpirun's files" in said and "No space left on device" in said
     assert "node3: ssh says" in said and "Permission denied" in said
     assert "node4: ssh says" in said and "Connection refused" in said
     assert "nowhere: ssh says" in said and "node1: " not in said.replace("node2: node1", "")
@@ -458,6 +478,21 @@ def test_what_cannot_take_part_is_told_in_one_table(hosts, script, tmp_path):
     report = examined.stdout
     assert "fail  hosts              4 of 5 hosts cannot take part:\n" in report
     assert "node2: torch is 1.0 there" in report and "1 rank on 1 node (node1)" in report
+
+
+@pytest.mark.slurm
+@pytest.mark.long
+def test_a_host_that_never_answers_is_told_after_its_time(hosts, script, tmp_path):
+    pid = (hosts.folder / "node3.pid").read_text().strip()
+    hosts.cluster.must("exec", "node3", "kill", "-STOP", pid)
+    try:
+        done = hosts.run("node1", *front("--hosts", "node[1-4]:1", script), cwd=tmp_path, ODD="x")
+    finally:
+        hosts.cluster.must("exec", "node3", "kill", "-CONT", pid)
+    assert done.returncode == 2
+    title, line = done.stderr.splitlines()
+    assert "1 of 4 hosts" in title and line.startswith("  node3: ssh says ")
+    assert "timed out" in line
 
 
 @contextlib.contextmanager
@@ -481,10 +516,18 @@ def test_an_interruption_leaves_nothing_on_any_host(hosts, script):
     with start_waiting(hosts, script, mark=mark) as job:
         assert len(find_left(mark)) > 4
         assert interrupt(job) == 130
+    check_nothing_left(hosts, mark)
+
+
+def check_nothing_left(hosts, mark: str) -> None:
+    """Neither processes nor files, in 10 s."""
     end = time.monotonic() + 10
     while find_left(mark) and time.monotonic() < end:
         time.sleep(0.1)
     assert not find_left(mark)
+    for name in ssh.NODES:
+        assert not [*hosts.find_tmp(name).iterdir()], name
+        assert hosts.cluster.must("exec", name, "ls", "/dev/shm").split() == [], name
 
 
 @pytest.mark.slurm

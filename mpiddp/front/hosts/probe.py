@@ -15,6 +15,7 @@ import os
 import platform
 import socket
 import sys
+import tempfile
 import threading
 from typing import Any
 
@@ -107,6 +108,23 @@ def count_gpus() -> int:
         return 0
 
 
+def find_obstacle(names: list[str]) -> str:
+    """Why an MPI's daemon could not have a directory with a file here; empty if it can.
+
+    ``names``: of the variables that say where.
+    """
+    place = next((os.environ[name] for name in names if os.environ.get(name)), "/tmp")
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="mpiddp-", dir=place) as folder,
+            open(f"{folder}/file", "wb") as file,
+        ):
+            file.write(bytes(4096))
+    except OSError as error:
+        return f"{place}: {error.strerror}"
+    return ""
+
+
 def remove_leftovers() -> None:
     """Of killed jobs: a daemon of Open MPI's with the number of an earlier one does not start."""
     with contextlib.suppress(Exception):  # This machine may lack mpiddp, or have another one.
@@ -125,6 +143,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         "here": [name for name, found in addresses.items() if is_own(found)],
         "cores": len(os.sched_getaffinity(0)),
         "gpus": count_gpus(),
+        "obstacle": find_obstacle(question["temporary"]),
         "same": {
             "Python": platform.python_version(),
             "mpiddp": digest(os.path.dirname(spec.origin)) if spec and spec.origin else None,

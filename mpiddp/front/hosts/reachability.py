@@ -51,6 +51,8 @@ class Question:
     """What must be the same everywhere, such as the script."""
     agent: Agent = USUAL
     """What reaches them."""
+    needs_room: bool = False
+    """Whether the launcher needs room for temporary files."""
     is_examination: bool = False
     """Whether hosts that cannot take part are told, and left out of the first start."""
 
@@ -125,6 +127,8 @@ def ask_hosts(hosts: Sequence[str], question: Question) -> Answers:
     first: dict[str, str] = {}
     for host in filter(found.__contains__, hosts):
         wrong = tuple(_compare(found[host], own, silent))
+        if question.needs_room and found[host]["obstacle"]:
+            wrong = (f"no room for mpirun's files ({found[host]['obstacle']})", *wrong)
         if (other := first.setdefault(found[host]["machine"], host)) != host:
             # Open MPI's mpirun would start two daemons, and wait for ever.
             wrong = (*wrong, f"it is the same machine as {other}: name it once")
@@ -193,7 +197,13 @@ def _make_question(
     peers: Sequence[str], question: Question, *, names: Sequence[str]
 ) -> tuple[str, str]:
     """Python's words for the probe: ``peers`` are to be reached, ``names`` are to be found."""
-    asked = {"files": question.files, "seconds": PEER_SECONDS, "names": names, "peers": peers}
+    asked = {
+        "files": question.files,
+        "seconds": PEER_SECONDS,
+        "names": names,
+        "peers": peers,
+        "temporary": environment.TEMPORARY_DIRECTORIES,
+    }
     return "-", json.dumps(asked)
 
 
