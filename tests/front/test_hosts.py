@@ -370,7 +370,7 @@ def test_ranks_start_on_hosts_and_have_the_users_variables(
 ):
     row, odd = launchers.find(launcher), "a b,c;'d'=$HOME"
     left = hosts.find_tmp("node2") / f"prted.{2**22}"  # Of a daemon that was killed.
-    left.mkdir()
+    left.mkdir(exist_ok=True)
     for name in ("pmix.node2.tool", "hwloc.sm"):
         (left / name).touch()
     os.utime(left, (0, 0))
