@@ -25,6 +25,7 @@ import slurm
 import ssh
 from copies import write_program
 from mpiddp import environment
+from mpiddp.doctor.examiner.doctor_options import DoctorOptions
 from mpiddp.errors import ConfigurationError
 from mpiddp.front import front as front_module
 from mpiddp.front import launch_plan
@@ -33,8 +34,9 @@ from mpiddp.front.hosts.reachability import Answers, Question
 from mpiddp.launch.launcher.exported_variables import forget_launch
 from mpiddp.launch.launcher.host_list import Host, join, read_hosts, read_lines, read_pairs
 from mpiddp.launch.launcher.programs import MPICH, OPEN_MPI, OPEN_MPI_4
-from mpiddp.launch.script.command_line import read_front, split
+from mpiddp.launch.script.command_line import FRONT, read_front, split
 from mpiddp.launch.script.front_options import FrontOptions
+from mpiddp.options.fields import list_fields
 
 # ---- lists ---------------------------------------------------------------------------------------
 
@@ -176,6 +178,23 @@ def test_a_slip_in_the_number_of_ranks_is_refused(monkeypatch):
     monkeypatch.setattr(launch_plan, "ask_hosts", lambda *_: answers)
     with pytest.raises(ConfigurationError, match="2 cores, so give it at most 128"):
         launch_plan.make_plan(FrontOptions(hosts=read_hosts("a:129,b:1")), question=Question(()))
+
+
+def test_a_list_that_cannot_be_read_stops_only_who_needs_it(monkeypatch):
+    monkeypatch.setenv("PBS_NODEFILE", "no/such/file")
+    plan = launch_plan.make_plan(FrontOptions(ranks=2), question=Question(()))
+    assert plan.ranks == 2 and "no/such/file cannot be read" in plan.note
+    for asked in ({}, {"ranks": 2, "nodes": 1}):
+        with pytest.raises(ConfigurationError, match="-n N alone starts N ranks on this machine"):
+            launch_plan.make_plan(FrontOptions(**asked), question=Question(()))
+
+
+def test_the_doctor_has_the_fronts_options_behind_it():
+    line = split(["doctor", "--hosts", "a,b", "--output=x.json", "-n4"])
+    assert line.front == (("--hosts", "a,b"), ("-n", "4"))
+    assert line.rest == ("doctor", "--output=x.json")
+    assert FRONT.keys().isdisjoint(field.flag for field in list_fields(DoctorOptions))
+    assert split(["script.py", "--hosts", "a"]).rest == ("script.py", "--hosts", "a")
 
 
 def test_devices_of_a_rank_are_no_number_of_ranks_on_hosts():

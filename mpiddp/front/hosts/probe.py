@@ -128,7 +128,7 @@ def find_obstacle(names: list[str]) -> str:
 def remove_leftovers() -> None:
     """Of killed jobs: a daemon of Open MPI's with the number of an earlier one does not start."""
     with contextlib.suppress(Exception):  # This machine may lack mpiddp, or have another one.
-        from mpiddp.front import leftovers
+        from mpiddp.launch.launcher import leftovers
 
         leftovers.remove()
 
