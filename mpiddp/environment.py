@@ -194,6 +194,8 @@ LSF_HOSTS = "LSB_MCPU_HOSTS"
 GRID_ENGINE_HOST_FILE = "PE_HOSTFILE"
 COBALT_NODE_FILE = "COBALT_NODEFILE"
 OAR_NODE_FILE = "OAR_NODEFILE"
+GRID_ENGINE_TASK = "SGE_TASK_ID"
+"""In each job of Grid Engine, also without an array or several hosts."""
 OPEN_MPI_HOST_FILES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile")
 HYDRA_HOST_FILES = ("I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE")
 HOST_LISTS = (
@@ -208,13 +210,10 @@ HOST_LISTS = (
 )
 OF_SCHEDULERS = (SLURM_JOB_ID, *HOST_LISTS)
 """Signs of a job that may have several machines."""
-REMOTE_SHELLS = (
-    "PRTE_MCA_plm_ssh_agent",
-    "OMPI_MCA_plm_rsh_agent",
-    "HYDRA_LAUNCHER_EXEC",
-    "I_MPI_HYDRA_BOOTSTRAP_EXEC",
-)
-"""By which a launcher reaches a host, in place of ssh."""
+OPEN_MPI_AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")
+"""By which Open MPI reaches a host, in place of ssh: release 5 reads the first, 4 the second."""
+HYDRA_AGENT = "HYDRA_LAUNCHER_EXEC"
+"""The same of MPICH."""
 LEADING_TO_PYTHON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 """By which Python finds what it imports: a shell on another host may set others."""
 OF_MACHINE = frozenset(
@@ -301,7 +300,9 @@ JOB_DIRECTORY = "MPIDDP_JOB_DIRECTORY"
 """A private directory of the job (`process/job_directory.py`)."""
 ATTEMPT_TOKEN = "MPIDDP_ATTEMPT_TOKEN"
 """Identifies one start of the job's ranks: it differs after each restart."""
-OF_JOB = (JOB_DIRECTORY, ATTEMPT_TOKEN, *RESTARTS)
+ASKED_HOSTS = "MPIDDP_ASKED_HOSTS"
+"""For the doctor: how many hosts were asked over SSH before, and which of them cannot take part."""
+OF_JOB = (JOB_DIRECTORY, ATTEMPT_TOKEN, ASKED_HOSTS, *RESTARTS)
 """What the front tells its own ranks, and is wrong for a job that one of them starts."""
 
 CALLER = "MPIDDP_CALLER"

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from mpiddp import environment
 from mpiddp.doctor.examiner.doctor_options import DoctorOptions
 from mpiddp.doctor.examiner.examiner import Examiner, Stages
 from mpiddp.doctor.examiner.findings import failed, passed, skipped
@@ -153,6 +154,8 @@ def _judge_launch(examiner: Examiner, report: FindingsReport | None) -> None:
     else:
         library = ranks.module.Get_library_version()
     examiner.add(launching.judge_library(library, launcher, missing))
+    if asked := examiner.before.get(environment.ASKED_HOSTS):
+        examiner.add(launching.judge_hosts(asked))
     others = examiner.gather_on_node(world.hostname)
     others = [name for name in others or () if not is_host(name, world.hostname)]
     rows = examiner.gather_nodes(sorted(set(others)))

@@ -15,11 +15,11 @@ from typing import IO, Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
-from mpiddp.front import leftovers
 from mpiddp.front.allocation import ask
 from mpiddp.front.guard import Guard, Watched
 from mpiddp.front.job_end import Exit, FailureReader
 from mpiddp.front.launcher_messages import copy_messages
+from mpiddp.launch.launcher import leftovers
 from mpiddp.launch.launcher.programs import OPEN_MPI, OPEN_MPI_4, OTHER, SRUN, LauncherKind
 from mpiddp.process.descendants import has_variable, list_children
 from mpiddp.process.publication import ADDRESS_FILE

@@ -25,14 +25,15 @@ from mpiddp.errors import (
     PREEMPTED,
     ConfigurationError,
     LaunchError,
-    MpiddpError,
     PeerLostError,
+    StoppedError,
 )
 from mpiddp.files import read_toml
 from mpiddp.front import preflight
 from mpiddp.front.allocation import ask, find_lost_hosts
 from mpiddp.front.attempt import Files, Launch, is_ended_by_slurm, write
 from mpiddp.front.hosts.reachability import Question
+from mpiddp.front.hosts.schedulers import find_requeue_code
 from mpiddp.front.job_end import FINAL, MISTAKES, Exit, JobEnd, find_end, repeats
 from mpiddp.front.job_layout import JobLayout
 from mpiddp.front.launch_plan import LaunchPlan, find_hosts, is_in_allocation, make_plan
@@ -41,7 +42,7 @@ from mpiddp.launch.device.choice import CPU, read_list
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
 from mpiddp.launch.launcher.programs import OTHER, SRUN
 from mpiddp.launch.packages import NEEDED, NEEDED_TO_TRAIN, check_packages
-from mpiddp.launch.script.command_line import COMMANDS, CommandLine, read_front
+from mpiddp.launch.script.command_line import COMMANDS, DOCTOR, CommandLine, read_front
 from mpiddp.launch.script.front_options import NONE, FrontOptions, split_words
 from mpiddp.options.reader import name_as_typed
 from mpiddp.process import cpus, job_directory
@@ -168,6 +169,8 @@ class Job:
         self._report(end, found)
         if end.code in CONTINUABLE and not is_requeued:
             self._say_how_to_continue(found)
+        if end.code == PREEMPTED and options.requeue:
+            end = _translate(end)
         return end, found
 
     def _attempt(self, launch: Launch, directory: Any, count: int) -> Exit:
@@ -235,6 +238,8 @@ class Job:
             hosts = len(self.plan.layout.hosts)
             try:
                 self.plan = make_plan(self.options, self._lost, self._question)
+            except StoppedError:
+                return True  # The next attempt starts nothing, and has the signal's exit code.
             except ConfigurationError as error:
                 say(f"no restart: {error}")
                 return False
@@ -325,7 +330,9 @@ def _make_question(line: CommandLine, options: FrontOptions) -> Question:
     wrap = split_words(environment.WRAP, os.environ.get(environment.WRAP, ""))
     script = line.rest[0] if line.rest and line.command is None and line.module is None else ""
     files = (os.path.abspath(script),) if os.path.isfile(script) else ()
-    return Question((*wrap, options.python or sys.executable), files)
+    is_examination = line.command == DOCTOR
+    starter = (*wrap, options.python or sys.executable)
+    return Question(starter, files, is_examination=is_examination)
 
 
 def _check_directory() -> None:
@@ -409,6 +416,16 @@ def _requeue() -> bool:
             say(f"the job was not requeued: {error}")
             return False
     return True
+
+
+def _translate(end: JobEnd) -> JobEnd:
+    """With the exit code by which another scheduler than Slurm is told to start the job again."""
+    found = None if is_in_allocation(os.environ) else find_requeue_code()
+    if found is None:
+        return end
+    scheduler, code = found
+    say(f"exit code {code} in place of {end.code}: {scheduler} starts the job again")
+    return JobEnd(code, f"the ranks' code was {end.code}")
 
 
 def say(text: str) -> None:
@@ -495,7 +512,7 @@ def run(line: CommandLine, check: Callable[[Sequence[str]], object] | None = Non
         _check_output(line, job.plan.ranks)
         _check_tuning(line)
         end, _ = job.run()
-    except MpiddpError as error:
+    except (ConfigurationError, LaunchError) as error:
         say(str(error))
         raise SystemExit(error.exit_code) from None
     raise SystemExit(end.code)

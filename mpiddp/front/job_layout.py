@@ -1,4 +1,4 @@
-"""Which node of a Slurm job runs how many ranks, with how many cores for each."""
+"""Which node of a job runs how many ranks, with how many cores for each."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _distribute(
 def _explain_too_many(ranks: int, nodes: Sequence[Node], hint: str) -> str:
     cores = "+".join(str(node.cores) for node in nodes)
     return (
-        f"{count_noun(ranks, 'rank')} are more than this job's slots ({cores} cores on "
+        f"{count_noun(ranks, 'rank')} are more than this job's slots ({cores} on "
         f"{count_noun(len(nodes), 'node')}): {hint}, or start fewer"
     )
 

@@ -19,7 +19,8 @@ from mpiddp.front.allocation import (
     read_record,
 )
 from mpiddp.front.hosts import schedulers
-from mpiddp.front.hosts.reachability import Question, ask_hosts, is_own
+from mpiddp.front.hosts.agents import find_agent
+from mpiddp.front.hosts.reachability import Answers, Question, ask_hosts, is_own
 from mpiddp.front.job_layout import JobLayout, choose_layout
 from mpiddp.front.mpi_library import choose_pmi
 from mpiddp.launch.device.visibility import count_gpus
@@ -95,7 +96,7 @@ def find_hosts(request: FrontOptions) -> HostList | None:
     what = "--hosts" if request.hosts is not None else "--hostfile"
     if request.hosts is None and request.hostfile is None:
         is_open = request.launcher != NONE and not is_in_allocation(os.environ)
-        return schedulers.find_hosts() if is_open else None
+        return _find_scheduled(request) if is_open else None
     if request.launcher in (NONE, "srun") or is_in_allocation(os.environ):
         reason = "a Slurm job's ranks are on its own nodes"
         if request.launcher == NONE:
@@ -105,6 +106,21 @@ def find_hosts(request: FrontOptions) -> HostList | None:
         return request.hosts
     assert request.hostfile is not None
     return HostList(schedulers.read_file(request.hostfile, "--hostfile"), "--hostfile")
+
+
+def _find_scheduled(request: LayoutRequest) -> HostList | None:
+    """The hosts of a scheduler. A list that cannot be read is left over from another job, or is
+    outside of a container: a number of ranks alone needs none, and is of this machine then.
+    """
+    try:
+        return schedulers.find_hosts()
+    except ConfigurationError as error:
+        if request.ranks is None or (request.nodes, request.ranks_per_node) != (None, None):
+            raise ConfigurationError(
+                f"{error}; -n N alone starts N ranks on this machine"
+            ) from None
+        note = f"{error}: all ranks are on this machine"
+        return HostList((Host("localhost", request.ranks),), "-n", note=note)
 
 
 def make_plan(
@@ -135,8 +151,8 @@ def make_plan(
     if not inside and (request.nodes is not None or request.ranks_per_node is not None):
         what = "--nodes" if request.nodes is not None else "--ranks-per-node"
         raise ConfigurationError(
-            f"{what} counts the nodes of a Slurm job, and this shell is in none: leave it out to "
-            "start ranks on this machine, submit jobs/run.sbatch, or name machines with --hosts"
+            f"{what} counts the nodes of a job, and this shell is in none of a scheduler's: leave "
+            "it out to start ranks on this machine, submit a job, or name machines with --hosts"
         )
     if not inside:
         return _plan_machine(request, _find_mpirun(launcher), options)
@@ -178,7 +194,8 @@ def _plan_hosts(
     # An MPI that is not known reads its scheduler's list itself, as HPE's and Intel's do.
     reads_list = not (listed.is_firm or mpirun.kind.on_hosts)
     is_here = reads_list or all(map(is_own, names))
-    lost = {*(without or ())}
+    agent = find_agent(mpirun.kind, options)
+    lost, told = {*(without or ())}, dict[str, str]()
     cores = cpus.count_cores() * (1 if listed.is_firm else RANKS_PER_CORE)
     found: Mapping[str, Mapping[str, Any]] = {}
     if is_here:
@@ -186,9 +203,9 @@ def _plan_hosts(
         found = dict.fromkeys(names, own)
     elif question is not None:
         hosts = [name for name in names if name not in lost]
-        answers = ask_hosts(hosts, question)
-        if without is None:
-            answers.check(len(hosts))
+        asked = replace(question, agent=agent, needs_room=mpirun.kind.has_session)
+        answers = _ask(hosts, asked, is_restart=without is not None)
+        told = {environment.ASKED_HOSTS: answers.encode()} if question.is_examination else {}
         lost, found = lost | {*answers.problems}, answers.found
     nodes = tuple(_make_node(host, found.get(host.name, {}), listed) for host in listed.hosts)
     allocation = Allocation(
@@ -203,14 +220,30 @@ def _plan_hosts(
     unset = () if reads_list else files
     if is_here:
         plan = _plan_machine(replace(request, ranks=layout.world), mpirun, options)
-        return replace(plan, unset=unset)
-    return replace(_plan_mpirun(mpirun, layout, options), unset=unset, is_over_ssh=True)
+        return replace(plan, unset=unset, note=listed.note or plan.note)
+    plan = _plan_mpirun(mpirun, layout, options)
+    variables = {**plan.variables, **told, **agent.variables}
+    return replace(plan, variables=variables, unset=unset, is_over_ssh=True)
+
+
+def _ask(hosts: Sequence[str], question: Question, *, is_restart: bool) -> Answers:
+    """Raises ConfigurationError if one cannot take part, and it is not to be left out."""
+    answers = ask_hosts(hosts, question)
+    leaves_out = question.is_examination and len(answers.problems) < len(hosts)
+    if not (is_restart or leaves_out):
+        answers.check()
+    return answers
 
 
 def _make_node(host: Host, answer: Mapping[str, Any], listed: HostList) -> Node:
     """One rank per GPU of a host, else one per core, if the list does not say."""
     gpus, cores = int(answer.get("gpus") or 0), int(answer.get("cores") or 1)
     slots = host.slots or gpus or cores
+    if answer and slots > cores * RANKS_PER_CORE:
+        raise ConfigurationError(
+            f"{listed.name}: {slots} on {host.name} are more than {RANKS_PER_CORE} ranks per core: "
+            f"it has {count_noun(cores, 'core')}, so give it at most {cores * RANKS_PER_CORE}"
+        )
     most = slots if listed.is_firm else max(slots, cores)
     return Node(host.name, most, min(gpus, most), slots)
 
@@ -229,7 +262,8 @@ def _check_restarts(request: FrontOptions, inside: bool) -> None:
         )
     if request.min_nodes is not None and not inside:
         raise ConfigurationError(
-            "--min-nodes counts the nodes of a Slurm job, and this shell is in none: leave it out"
+            "--min-nodes counts the nodes of a job, and this shell is in none of a scheduler's: "
+            "leave it out, or name machines with --hosts"
         )
     for name in ("restart_window", "min_nodes"):
         has_effect = request.restarts or (request.preflight and name == "min_nodes")

@@ -363,7 +363,7 @@ def ranks(
     Args:
         number: of ranks; by default one for each GPU, else for each core; in a Slurm job as many
             as it has tasks.
-        nodes: of the Slurm job, with ``per_node`` ranks on each.
+        nodes: of the scheduler's job, with ``per_node`` ranks on each.
         call_timeout: seconds that a call may take; by default as long as it wants.
         variables: added to the environment of the ranks.
         output: called with rank, ``out`` or ``err``, and text for what the ranks print, in place

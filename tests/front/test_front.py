@@ -408,7 +408,7 @@ def test_the_line_of_a_dry_run_can_be_pasted(either_launcher, folder):
         ),
         ("--gres gpu:2 x", "--gres is an option of srun; for mpiddp, type -n N, a rank for each"),
         ("-np 2 x", "-np is an option of mpirun and horovodrun; for mpiddp, type -n N\n"),
-        ("-N2 x", "in a Slurm job only; as an option of srun, type --nodes N\n"),
+        ("-N2 x", "in a scheduler's job or with --hosts; as an option of srun, type --nodes N\n"),
         ("-n 2 prove", "(for mpiddp, type python -m mpiddp bench prove)"),
         ("-n 2 simualte", "(did you mean bench simulate?)"),
         ("-n 2 launch", "(for mpiddp, type python -m mpiddp -n N SCRIPT)"),
@@ -420,7 +420,7 @@ def test_the_line_of_a_dry_run_can_be_pasted(either_launcher, folder):
         ("-n 2 stacks", "stacks starts no ranks"),
         ("hello.py -n 2", "-n stands after hello.py"),
         ("train -n 2 --data toy", "-n stands after train: put it before\n"),
-        ("--nodes 2 hello.py", "--nodes counts the nodes of a Slurm job"),
+        ("--nodes 2 hello.py", "--nodes counts the nodes of a job"),
         ("--launcher srun hello.py", "this shell has none"),
         ("--launcher /no/mpirun hello.py", "'/no/mpirun' is not a program"),
         ('--launcher-options "\'" -n 1 hello.py', "cannot be split into words"),
@@ -430,7 +430,7 @@ def test_the_line_of_a_dry_run_can_be_pasted(either_launcher, folder):
         ("--restarts -1 hello.py", "--restarts: expected an integer >= 0, found '-1'"),
         ("--restarts 1 --restart-window nan hello.py", "--restart-window: expected 0 or more"),
         ("--restart-window 9 hello.py", "--restart-window has no effect without restarts: add -"),
-        ("--min-nodes 2 hello.py", "counts the nodes of a Slurm job, and this shell"),
+        ("--min-nodes 2 hello.py", "counts the nodes of a job, and this shell"),
         ("--restarts 1 --min-nodes 2 --launcher none hello.py", "with --launcher none the prog"),
         ("-n 100000000 hello.py", "-n 100000000 is more than 64 ranks per core"),
         ("--python /no/python -n 1 hello.py", "--python names '/no/python' as the program that"),
@@ -967,6 +967,24 @@ def test_a_job_that_was_preempted_is_requeued_where_asked(allocation, monkeypatc
     (allocation / "state").write_text("JobId=7 JobName=x JobState=COMPLETING Reason=None\n")
     assert Attempts(monkeypatch, Exit(75)).start("-n", "2", "--requeue") == 75
     assert asked.read_text() == "requeue 7\nrequeue 5_3\n"
+
+
+@pytest.mark.parametrize(
+    ("variable", "words", "code"),
+    [
+        ("SGE_TASK_ID", ["--requeue"], 99),
+        ("SGE_TASK_ID", [], 75),
+        ("OAR_NODEFILE", ["--requeue"], 99),
+        ("LSB_JOBID", ["--requeue"], 75),
+    ],
+)
+def test_other_schedulers_are_told_by_an_exit_code(variable, words, code, tmp_path, monkeypatch):
+    (tmp_path / "hello.py").touch()
+    (tmp_path / "nodes").write_text("localhost\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(variable, str(tmp_path / "nodes"))
+    assert Attempts(monkeypatch, Exit(75)).start("-n", "1", *words) == code
+    assert Attempts(monkeypatch, Exit(6)).start("-n", "1", *words) == 6
 
 
 @pytest.mark.parametrize("after", ["PENDING", "RUNNING"])

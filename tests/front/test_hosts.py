@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import itertools
 import os
 import signal
@@ -18,19 +19,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import doctors
 import launchers
 import slurm
 import ssh
+from copies import write_program
 from mpiddp import environment
+from mpiddp.doctor.examiner.doctor_options import DoctorOptions
 from mpiddp.errors import ConfigurationError
 from mpiddp.front import front as front_module
 from mpiddp.front import launch_plan
-from mpiddp.front.hosts import probe, reachability, schedulers
+from mpiddp.front.hosts import agents, reachability, schedulers
 from mpiddp.front.hosts.reachability import Answers, Question
 from mpiddp.launch.launcher.exported_variables import forget_launch
 from mpiddp.launch.launcher.host_list import Host, join, read_hosts, read_lines, read_pairs
-from mpiddp.launch.script.command_line import read_front, split
+from mpiddp.launch.launcher.programs import MPICH, OPEN_MPI, OPEN_MPI_4
+from mpiddp.launch.script.command_line import FRONT, read_front, split
 from mpiddp.launch.script.front_options import FrontOptions
+from mpiddp.options.fields import list_fields
 
 # ---- lists ---------------------------------------------------------------------------------------
 
@@ -42,6 +48,7 @@ FORMS = {
     "a\na\na": {"a": 3},
     "a:2\na\nb # not c\n\n# d": {"a": 3, "b": None},
     "node[1-3]:2": {"node1": 2, "node2": 2, "node3": 2},
+    "a:2\r\nb\r\n": {"a": 2, "b": None},
     "r1 4 all.q@r1 UNDEFINED\nr2 2 all.q@r2 <NULL>": {"r1": 4, "r2": 2},
     "10.0.0.1 slots=2": {"10.0.0.1": 2},
 }
@@ -65,7 +72,8 @@ def test_a_list_means_the_same_in_every_form(counts):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "a,,b", "a:", "a:0", "a:x", "-oProxyCommand=x", "a b", "a;b", "a[1-9999999999999]",
+    ["", "a,,b", "a,b,", "a:", "a:0", "me@a:4", "[fd00::1]:4", "fd00::1",
+     "a:x", "-oProxyCommand=x", "a b", "a;b", "a[1-9999999999999]",
      "a[1-60000][1-60000]"],
 )  # fmt: skip
 def test_what_is_no_host_is_refused(text):
@@ -73,7 +81,7 @@ def test_what_is_no_host_is_refused(text):
         read_hosts(text)
 
 
-@pytest.mark.parametrize("text", ["", "# a", "a\n-x", "a b=2", "a:1:2"])
+@pytest.mark.parametrize("text", ["", "# a", "a\n-x", "a b=2", "a:1:2", "fd00::1 slots=2"])
 def test_a_host_file_without_sense_is_refused(text):
     with pytest.raises(ValueError, match=r"line|names no host"):
         read_lines(text)
@@ -128,7 +136,7 @@ AS_BEFORE = {
 
 
 @pytest.mark.parametrize("case", AS_BEFORE)
-def test_this_machine_alone_needs_no_ssh(case, tmp_path, monkeypatch):
+def test_this_machine_alone_needs_other_ssh(case, tmp_path, monkeypatch):
     text, asked, ranks = AS_BEFORE[case]
     (tmp_path / "hosts").write_text(text)
     monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "hosts"))
@@ -165,6 +173,30 @@ def test_ranks_are_divided_among_hosts(hosts, tmp_path, monkeypatch):
     assert "OMPI_MCA_orte_default_hostfile" in plan.unset
 
 
+def test_a_slip_in_the_number_of_ranks_is_refused(monkeypatch):
+    answers = Answers({name: {"cores": 2} for name in "ab"}, {})
+    monkeypatch.setattr(launch_plan, "ask_hosts", lambda *_: answers)
+    with pytest.raises(ConfigurationError, match="2 cores, so give it at most 128"):
+        launch_plan.make_plan(FrontOptions(hosts=read_hosts("a:129,b:1")), question=Question(()))
+
+
+def test_a_list_that_cannot_be_read_stops_only_who_needs_it(monkeypatch):
+    monkeypatch.setenv("PBS_NODEFILE", "no/such/file")
+    plan = launch_plan.make_plan(FrontOptions(ranks=2), question=Question(()))
+    assert plan.ranks == 2 and "no/such/file cannot be read" in plan.note
+    for asked in ({}, {"ranks": 2, "nodes": 1}):
+        with pytest.raises(ConfigurationError, match="-n N alone starts N ranks on this machine"):
+            launch_plan.make_plan(FrontOptions(**asked), question=Question(()))
+
+
+def test_the_doctor_has_the_fronts_options_behind_it():
+    line = split(["doctor", "--hosts", "a,b", "--output=x.json", "-n4"])
+    assert line.front == (("--hosts", "a,b"), ("-n", "4"))
+    assert line.rest == ("doctor", "--output=x.json")
+    assert FRONT.keys().isdisjoint(field.flag for field in list_fields(DoctorOptions))
+    assert split(["script.py", "--hosts", "a"]).rest == ("script.py", "--hosts", "a")
+
+
 def test_devices_of_a_rank_are_no_number_of_ranks_on_hosts():
     line = split(["--hosts", "a:4,b:4", "--devices", "cpu", "script.py"])
     assert front_module._settle_ranks(line, read_front(line)).ranks is None
@@ -176,15 +208,42 @@ def test_ranks_do_not_start_ranks_on_the_hosts_of_their_job(monkeypatch):
     assert "PBS_NODEFILE" not in os.environ
 
 
+AGENTS = {
+    "nothing said": (OPEN_MPI, {}, "", "ssh", {}),
+    "Open MPI 5": (OPEN_MPI, {"PRTE_MCA_plm_ssh_agent": "rsh -4 : ssh"}, "", "rsh -4", {}),
+    "the name in Open MPI 4": (
+        OPEN_MPI, {"OMPI_MCA_plm_rsh_agent": "rsh"}, "", "rsh", {"PRTE_MCA_plm_ssh_agent": "rsh"}
+    ),
+    "Open MPI 4": (OPEN_MPI_4, {"OMPI_MCA_plm_rsh_agent": "rsh"}, "", "rsh", {}),
+    "another MPI's": (MPICH, {"OMPI_MCA_plm_rsh_agent": "rsh"}, "", "ssh", {}),
+    "MPICH": (MPICH, {"HYDRA_LAUNCHER_EXEC": "/x/ssh"}, "", "/x/ssh", {}),
+    "an option": (OPEN_MPI, {}, "--mca plm_rsh_agent rsh", "rsh", {}),
+    "MPICH's option": (MPICH, {"OAR_NODEFILE": "x"}, "-launcher-exec rsh", "rsh", {}),
+    "Grid Engine": (OPEN_MPI, {"PE_HOSTFILE": "x"}, "", "/x/qrsh -inherit", {}),
+    "LSF": (OPEN_MPI, {"LSB_DJOB_HOSTFILE": "x"}, "", "/x/blaunch",
+            {"PRTE_MCA_plm_ssh_agent": "/x/blaunch"}),
+    "OAR": (MPICH, {"OAR_NODEFILE": "x"}, "", "/x/oarsh",
+            {"HYDRA_LAUNCHER_EXEC": "/x/oarsh"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", AGENTS)
+def test_hosts_are_asked_by_what_mpirun_will_take(case, monkeypatch):
+    kind, variables, options, words, told = AGENTS[case]
+    monkeypatch.setattr(agents, "find_program", "/x/{}".format)
+    found = agents.find_agent(kind, options.split(), variables)
+    assert (" ".join(found.words), found.variables) == (words, told)
+
+
 # ---- what they are asked -------------------------------------------------------------------------
 
 
 def test_hosts_with_the_same_problem_share_a_line():
     problems = {f"node{n}": ("it lacks torch",) for n in (1, 2, 3)} | {"x": ("no answer",)}
     with pytest.raises(ConfigurationError) as caught:
-        Answers({}, problems).check(9)
+        Answers({"node4": {}}, problems).check()
     assert str(caught.value).splitlines() == [
-        "4 of 9 hosts cannot take part:", "  node[1-3]: it lacks torch", "  x: no answer",
+        "4 of 5 hosts cannot take part:", "  node[1-3]: it lacks torch", "  x: no answer",
     ]  # fmt: skip
 
 
@@ -197,17 +256,63 @@ def test_hosts_with_the_same_problem_share_a_line():
         (["10.0.0.1"], [], False),
     ],
 )
-def test_debian_lets_a_host_find_itself_at_a_loopback(monkeypatch, there, here, is_told):
-    monkeypatch.setattr(probe, "find_addresses", lambda name: here)
+def test_debian_lets_a_host_find_itself_at_a_loopback(there, here, is_told):
     answer = {"same": {}, "unreached": {}, "addresses": {"a": there}}
-    assert bool([*reachability._compare(answer, {"same": {}}, ())]) == is_told
+    own = {"same": {}, "addresses": {"a": here}}
+    assert bool([*reachability._compare(answer, own, ())]) == is_told
 
 
-def test_a_host_under_two_names_is_refused(monkeypatch):
-    answer = {"same": {}, "unreached": {}, "addresses": {}, "machine": "one"}
-    monkeypatch.setattr(reachability, "_ask", lambda *_: answer)
-    answers = reachability.ask_hosts(["a", "b"], Question(()))
-    assert answers.problems == {"b": ("it is the same machine as a: name it once",)}
+def test_a_host_under_two_names_is_refused():
+    names = ["localhost", OWN]
+    answers = reachability.ask_hosts(names, Question((sys.executable,)))
+    assert answers.problems == {OWN: ("it is the same machine as localhost: name it once",)}
+
+
+@pytest.fixture
+def other_ssh(tmp_path, monkeypatch):
+    """Takes what stands in for ssh: lines of shell."""
+
+    def write(text: str) -> None:
+        write_program(tmp_path / "bin" / "ssh", text)
+        monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+
+    return write
+
+
+def test_a_thousand_hosts_that_refuse_are_one_line_in_seconds(other_ssh):
+    other_ssh('while [ "${1#-}" != "$1" ]; do shift 2; done; echo "$1 refuses" >&2; exit 255')
+    names = [f"10.99.{high}.{low}" for high in range(6) for low in range(1, 201)]
+    began = time.monotonic()
+    answers = reachability.ask_hosts(names, Question((sys.executable,)))
+    assert time.monotonic() - began < 30
+    title, *lines = answers.describe_problems().splitlines()
+    assert title.startswith("1200 of 1200 hosts") and len(lines) == 1
+    assert lines[0].startswith("  10.99.0.[1-200],10.99.1.[1-200],")
+    assert lines[0].endswith("'HOST refuses'; this must work without a question: ssh HOST true")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("answers", [0, 1])
+def test_a_signal_ends_the_questions_at_once(other_ssh, tmp_path, number, answers):
+    """Before the first start; before a restart, after an answer and an mpirun that fails."""
+    other_ssh(f"""echo $$ >> {tmp_path}/asked
+        [ $(wc -l < {tmp_path}/asked) -le {answers} ] || exec sleep 10
+        while [ $# -gt 1 ]; do shift; done; eval "$1" """)
+    version = "mpirun (Open MPI) 5.0.8"
+    write_program(tmp_path / "mpirun", f"[ $1 = --version ] && echo '{version}' || exit 1")
+    (tmp_path / "script.py").touch()
+    words = front("--hosts", "10.99.0.1", "--restarts", 1, "script.py")
+    command = [sys.executable, *words]
+    mark, asked = f"asked-{os.getpid()}", tmp_path / "asked"
+    own = {"MARK": mark, "MPIDDP_MPIRUN": str(tmp_path / "mpirun"), "PYTHONPATH": launchers.ROOT}
+    variables = {**launchers.clean_environment(), **own, "PATH": os.environ["PATH"]}
+    with subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE) as job:
+        while not asked.exists() or len(asked.read_text().split()) <= answers:
+            time.sleep(0.02)
+        began = time.monotonic()
+        job.send_signal(number)
+        assert job.wait(10) == 128 + number and time.monotonic() - began < 4
+    assert not find_left(mark)
 
 
 def test_this_machine_is_like_itself(monkeypatch):
@@ -264,18 +369,51 @@ def find_left(mark: str) -> list[int]:
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("launcher", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
-def test_ranks_start_on_two_hosts_and_have_the_users_variables(hosts, script, launcher):
+@pytest.mark.parametrize(
+    ("launcher", "agent", "nodes"),
+    [
+        ("openmpi", "ssh", 2),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (
+                ("openmpi", "ssh", 4),
+                ("mpich", "ssh", 2),
+                ("mpich", "oarsh", 2),
+                ("openmpi", "oarsh", 2),
+            )
+        ),
+    ],
+)
+def test_ranks_start_on_hosts_and_have_the_users_variables(
+    hosts, script, tmp_path, launcher, agent, nodes
+):
     row, odd = launchers.find(launcher), "a b,c;'d'=$HOME"
-    done = hosts.run(
-        "node1", *front("-n", 3, "--hosts", "node1:2,node2:2", script), cwd=script.parent,
-        ODD=odd, **row.environment, MPIDDP_MPIRUN=str(row.mpirun),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    left = hosts.find_tmp("node2") / f"prted.{2**22}"  # Of a daemon that was killed.
+    left.mkdir(exist_ok=True)
+    for name in ("pmix.node2.tool", "hwloc.sm"):
+        (left / name).touch()
+    os.utime(left, (0, 0))
+    variables = {"ODD": odd, **row.environment, "MPIDDP_MPIRUN": str(row.mpirun)}
+    variables.pop("HYDRA_IFACE", None)  # It is for ranks on one machine.
+    listed, ranks = ("--hosts", f"node[1-{nodes}]:2"), nodes + 1
+    if agent == "oarsh":
+        (tmp_path / "nodes").write_text("node1\nnode1\nnode2\n")
+        listed, variables["OAR_NODEFILE"] = (), str(tmp_path / "nodes")
+        write_program(
+            tmp_path / "oarsh", f'echo x >> {tmp_path}/taken; exec {hosts.folder}/bin/ssh "$@"'
+        )
+        write_program(tmp_path / "ssh", "exit 1")
+        variables["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    done = hosts.run("node1", *front("-n", ranks, *listed, script), cwd=script.parent, **variables)
+    assert done.returncode == 0 and not left.exists(), done.stderr
     lines = sorted(done.stdout.split("\n"))
-    assert [line.split(" ", 3)[:3] for line in lines if line][-1][2] == "3"
-    assert {line.split()[0] for line in lines if line} == {"node1", "node2"}
+    found = [line.split() for line in lines if line]
+    assert {name for name, *_ in found} == {*ssh.NODES[:nodes]}
+    assert {total for _, _, total, *_ in found} == {str(ranks)} and len(found) == ranks
     assert all(line.endswith(odd) for line in lines if line)
+    if agent == "oarsh":
+        # The question, and mpirun.
+        assert (tmp_path / "taken").read_text() == "x\nx\n"
 
 
 @pytest.mark.slurm
@@ -288,39 +426,92 @@ def test_a_job_of_pbs_is_found_and_a_lost_host_is_left_out(hosts, script, tmp_pa
     assert " -x PBS_NODEFILE " in done.stdout and " -x HOME " not in done.stdout
 
 
+@contextlib.contextmanager
+def other_files(hosts, node: str, files: dict[Path, Path]) -> Iterator[None]:
+    """On one node alone, other files in place of these."""
+    with contextlib.ExitStack() as stack:
+        for there, other in files.items():
+            hosts.cluster.must("exec", node, "mount", "--bind", str(other), str(there))
+            stack.callback(hosts.cluster.must, "exec", node, "umount", str(there))
+        yield
+
+
+@contextlib.contextmanager
+def full_disk(hosts, node: str) -> Iterator[None]:
+    """In place of a node's directory for temporary files."""
+    place = str(hosts.find_tmp(node))
+    hosts.cluster.must("exec", node, "mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", place)
+    try:
+        hosts.cluster.must("exec", node, "sh", "-c", f"head -c 4096 /dev/zero > {place}/full")
+        yield
+    finally:
+        hosts.cluster.must("exec", node, "umount", place)
+
+
 @pytest.mark.slurm
 def test_what_cannot_take_part_is_told_in_one_table(hosts, script, tmp_path):
-    """Another script, other addresses, a password, a stopped sshd, an unknown name."""
-    cluster = hosts.cluster
+    """Another script and torch, other addresses, a full disk, a password, a stopped sshd, an
+    unknown name.
+
+    The doctor examines the hosts that are left.
+    """
     (tmp_path / "other.py").write_text("pass\n")
     own = subprocess.run(["hostname"], capture_output=True, text=True).stdout.strip()
     names = [*ssh.NODES, own]
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n" + "".join(
         f"10.99.0.{at} {name}\n" for at, name in enumerate(names, start=1)))  # fmt: skip
-    cluster.must("exec", "node2", "mount", "--bind", str(tmp_path / "other.py"), str(script))
-    cluster.must("exec", "node2", "mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts")
+    (tmp_path / "torch").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.0\n")
+    torch = importlib.metadata.distribution("torch")
+    files = {
+        script: tmp_path / "other.py",
+        Path("/etc/hosts"): tmp_path / "hosts",
+        Path(str(torch.locate_file(f"torch-{torch.version}.dist-info/METADATA"))): (
+            tmp_path / "torch"
+        ),
+    }
     hosts.stop("node3")
     hosts.start("node3", keys="nobody.pub")
     hosts.stop("node4")
+    listed = ("--hosts", "node[1-4]:1,nowhere:1")
     began = time.monotonic()
     try:
-        done = hosts.run(
-            "node1", *front("-n", 4, "--hosts", "node[1-4],nowhere", script), cwd=tmp_path, ODD="x"
-        )
+        with other_files(hosts, "node2", files), full_disk(hosts, "node2"):
+            done = hosts.run("node1", *front("-n", 4, *listed, script), cwd=tmp_path, ODD="x")
+            seconds = time.monotonic() - began
+            examined = hosts.run("node1", *front("doctor", *listed, *doctors.STAGE), cwd=tmp_path)
     finally:
-        cluster.must("exec", "node2", "umount", "/etc/hosts")
-        cluster.must("exec", "node2", "umount", str(script))
         hosts.stop("node3")
         hosts.start("node3")
         hosts.start("node4")
-    assert done.returncode == 2 and time.monotonic() - began < 60
+    assert done.returncode == 2 and seconds < 60
     said = done.stderr
     assert "4 of 5 hosts cannot take part" in said
     assert f"node2: {script} differs from the one here" in said
+    assert f"node2: torch is 1.0 there, {torch.version} here" in said
     assert "node2: node1 is at 10.99.0.1 there" in said
+    assert "node2: no room for mpirun's files" in said and "No space left on device" in said
     assert "node3: ssh says" in said and "Permission denied" in said
     assert "node4: ssh says" in said and "Connection refused" in said
     assert "nowhere: ssh says" in said and "node1: " not in said.replace("node2: node1", "")
+    assert examined.returncode == 2, examined.stderr
+    report = examined.stdout
+    assert "fail  hosts              4 of 5 hosts cannot take part:\n" in report
+    assert "node2: torch is 1.0 there" in report and "1 rank on 1 node (node1)" in report
+
+
+@pytest.mark.slurm
+@pytest.mark.long
+def test_a_host_that_never_answers_is_told_after_its_time(hosts, script, tmp_path):
+    pid = (hosts.folder / "node3.pid").read_text().strip()
+    hosts.cluster.must("exec", "node3", "kill", "-STOP", pid)
+    try:
+        done = hosts.run("node1", *front("--hosts", "node[1-4]:1", script), cwd=tmp_path, ODD="x")
+    finally:
+        hosts.cluster.must("exec", "node3", "kill", "-CONT", pid)
+    assert done.returncode == 2
+    title, line = done.stderr.splitlines()
+    assert "1 of 4 hosts" in title and line.startswith("  node3: ssh says ")
+    assert "timed out" in line
 
 
 @contextlib.contextmanager
@@ -344,10 +535,18 @@ def test_an_interruption_leaves_nothing_on_any_host(hosts, script):
     with start_waiting(hosts, script, mark=mark) as job:
         assert len(find_left(mark)) > 4
         assert interrupt(job) == 130
+    check_nothing_left(hosts, mark)
+
+
+def check_nothing_left(hosts, mark: str) -> None:
+    """Neither processes nor files, in 10 s."""
     end = time.monotonic() + 10
     while find_left(mark) and time.monotonic() < end:
         time.sleep(0.1)
     assert not find_left(mark)
+    for name in ssh.NODES:
+        assert not [*hosts.find_tmp(name).iterdir()], name
+        assert hosts.cluster.must("exec", name, "ls", "/dev/shm").split() == [], name
 
 
 @pytest.mark.slurm

@@ -58,8 +58,8 @@ def test_a_request_is_fulfilled(given, asked, ranks, cores):
 @pytest.mark.parametrize(
     ("asked", "part"),
     [
-        (LayoutRequest(ranks=33), "33 ranks are more than this job's slots (8+8+8+8 cores on 4"),
-        (LayoutRequest(ranks=17, nodes=2), "(8+8 cores on 2 nodes)"),
+        (LayoutRequest(ranks=33), "33 ranks are more than this job's slots (8+8+8+8 on 4"),
+        (LayoutRequest(ranks=17, nodes=2), "(8+8 on 2 nodes)"),
         (LayoutRequest(ranks_per_node=9), "36 ranks are more"),
         (LayoutRequest(nodes=5), "--nodes 5, but this job has 4 nodes"),
         (LayoutRequest(ranks=7, ranks_per_node=2), "-n 7, but --ranks-per-node 2 on 4 nodes is 8"),

@@ -59,6 +59,7 @@ def test_patterns_of_names(pattern, hostname, expected):
         # Numbers of a domain are not what tells its hosts apart.
         (["n1.dc2.local", "n2.dc2.local", "n2.dc3.local"], "n2.dc3.local,n[1-2].dc2.local"),
         (["login.dc2", "login.dc3"], "login.dc2,login.dc3"),
+        (["n9", "n10", "m08", "m9", "m10"], "m9,m[08,10],n[9-10]"),
     ],
 )
 def test_fold_hostnames(names, folded):

@@ -174,7 +174,7 @@ def test_what_cannot_start_says_so_in_one_line():
         ({"number": 0}, "-n: expected auto or an integer from 1"),
         ({"number": 100_000}, "ranks per core"),
         ({"number": 2, "devices": "cuda"}, "sees no GPU"),
-        ({"nodes": 2}, "--nodes counts the nodes of a Slurm job"),
+        ({"nodes": 2}, "--nodes counts the nodes of a job"),
         ({"tmeout": 2}, r"no argument tmeout (did you mean timeout?)"),
         ({"number": 2, "call_timeout": 0}, "expected seconds above 0"),
     ):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from mpiddp.launch.options import SECONDS, Options
+from mpiddp.launch.script.command_line import FRONT
 from mpiddp.options.fields import Argument, pick
 from mpiddp.options.outputs import Kind, Outputs, writes
 from mpiddp.options.reader import Reader, name_as_typed
@@ -17,6 +18,7 @@ Find what is wrong with a launch before training does. Start it as training woul
 
   srun --mpi=pmix python -m mpiddp.doctor
   mpirun -n 4 python -m mpiddp.doctor --output report.json
+  python -m mpiddp doctor --hosts a,b --output report.json
 
 Each line is a check: pass, warn, fail, or skip with the reason. The exit code is that of the
 first failure in the order 3 (wrong launch), 4 (ranks cannot reach each other), 2 (a directory or
@@ -43,10 +45,17 @@ class DoctorOptions(Options):
     """Directory of the data, to be compared between nodes."""
 
 
+def _explain(option: str) -> str | None:
+    if option not in FRONT:
+        return None
+    return f"type python -m mpiddp doctor {option} …: that starts the ranks, and this is one"
+
+
 READER = Reader(
     program="python -m mpiddp.doctor",
     description=DESCRIPTION,
     groups={"options": DoctorOptions},
+    explain=_explain,
     without=(
         *("lifeline_timeout", "stall_timeout", "bind", "debug"),
         *("log_dir", "console", "label", "quiet"),

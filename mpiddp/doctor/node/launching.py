@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from mpiddp.launch.mpi.world import Roster, World
 from mpiddp.wording import count_noun
 
 MPI_LIBRARY = "MPI library"
+HOSTS = "hosts"
 RANKS = "ranks"
 KILL_ON_BAD_EXIT = "kill on bad exit"
 SLURM_SECONDS = 1.0
@@ -50,6 +52,18 @@ def judge_library(version: str | None, launcher: Launcher | None, missing: str =
     managers = " and ".join(sorted(launcher.process_managers)) if launcher is not None else ""
     offers = f" ({managers})" if managers else ""
     return passed(MPI_LIBRARY, f"{library_name(version)}, started by {starter}{offers}")
+
+
+def judge_hosts(text: str) -> Finding:
+    """What the front has found before it started ranks over SSH (`environment.ASKED_HOSTS`)."""
+    answers = json.loads(text)
+    if answers["problems"]:
+        return failed(HOSTS, answers["problems"], code=ConfigurationError.exit_code)
+    return passed(
+        HOSTS,
+        f"{count_noun(answers['asked'], 'host')} reached over SSH, with the same Python, mpiddp, "
+        "torch, mpi4py and numpy, and the next one reached from each",
+    )
 
 
 def judge_ranks(

@@ -6,6 +6,7 @@ one on the last line of standard output.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -14,6 +15,8 @@ import os
 import platform
 import socket
 import sys
+import tempfile
+import threading
 from typing import Any
 
 
@@ -49,6 +52,38 @@ def find_addresses(name: str) -> list[str]:
     return sorted({str(row[4][0]).removeprefix("::ffff:") for row in rows})
 
 
+def find_all_addresses(names: list[str], seconds: float) -> dict[str, list[str]]:
+    """Of each name, one after the other, as many as are found in time.
+
+    A name server that gets many questions at once may drop some, and each is waited for.
+    """
+    found: dict[str, list[str]] = {}
+
+    def find() -> None:
+        for name in names:
+            found[name] = find_addresses(name)
+
+    # A look-up cannot be interrupted; the thread does not keep this process from ending.
+    thread = threading.Thread(target=find, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return dict(found)
+
+
+def is_own(addresses: list[str]) -> bool:
+    """Whether all addresses of a name are this machine's."""
+    return bool(addresses) and all(map(_is_bound_here, addresses))
+
+
+def _is_bound_here(address: str) -> bool:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as found:
+            found.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
 def reach(name: str, seconds: float) -> str:
     """Why no packet of TCP comes back from a host; empty if one does, be it a refusal."""
     try:
@@ -73,20 +108,49 @@ def count_gpus() -> int:
         return 0
 
 
+def find_obstacle(names: list[str]) -> str:
+    """Why an MPI's daemon could not have a directory with a file here; empty if it can.
+
+    ``names``: of the variables that say where.
+    """
+    place = next((os.environ[name] for name in names if os.environ.get(name)), "/tmp")
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="mpiddp-", dir=place) as folder,
+            open(f"{folder}/file", "wb") as file,
+        ):
+            file.write(bytes(4096))
+    except OSError as error:
+        return f"{place}: {error.strerror}"
+    return ""
+
+
+def remove_leftovers() -> None:
+    """Of killed jobs: a daemon of Open MPI's with the number of an earlier one does not start."""
+    with contextlib.suppress(Exception):  # This machine may lack mpiddp, or have another one.
+        from mpiddp.launch.launcher import leftovers
+
+        leftovers.remove()
+
+
 def answer(question: dict[str, Any]) -> dict[str, Any]:
+    remove_leftovers()
     spec = importlib.util.find_spec("mpiddp")
     packages = ("torch", "mpi4py", "numpy")
+    addresses = find_all_addresses(question["names"], question["seconds"])
     return {
         "machine": name_machine(),
+        "here": [name for name, found in addresses.items() if is_own(found)],
         "cores": len(os.sched_getaffinity(0)),
         "gpus": count_gpus(),
+        "obstacle": find_obstacle(question["temporary"]),
         "same": {
             "Python": platform.python_version(),
             "mpiddp": digest(os.path.dirname(spec.origin)) if spec and spec.origin else None,
             **{name: find_release(name) for name in packages},
             **{path: digest(path) for path in question["files"]},
         },
-        "addresses": {name: find_addresses(name) for name in question["peers"]},
+        "addresses": addresses,
         "unreached": {name: reach(name, question["seconds"]) for name in question["peers"]},
     }
 

@@ -1,7 +1,7 @@
 """Whether each host of a list can take part: all are asked at once, before any rank is started.
 
-A host is asked as the launcher will reach it: over SSH, by the user's own keys and settings. It
-must not ask back, and answer within `ANSWER_SECONDS`.
+A host is asked as the launcher will reach it: over SSH, by the user's own keys and settings, or by
+what there is in its place. It must not ask back, and answer within `ANSWER_SECONDS`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
-import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
+from mpiddp.front.hosts.agents import USUAL, Agent
+from mpiddp.front.hosts.parallel_runs import Ended, run_each
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
 from mpiddp.launch.launcher.programs import find_program
 from mpiddp.wording import count_noun
@@ -27,12 +29,16 @@ CONNECT_SECONDS, PEER_SECONDS, ANSWER_SECONDS = 10, 5, 25
 TIMEOUT = ("timeout", "--signal=KILL", str(ANSWER_SECONDS))
 """Ends ssh and what it has started, even if this process has gone."""
 SLOW = f"no answer within {ANSWER_SECONDS} s"
-MOST_AT_ONCE = 32
+MOST_AT_ONCE = 256
+"""Each waits most of the time, and has three files open here."""
 SILENT = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
 """Options by which ssh asks nothing."""
 SSH_FAILED, NOT_FOUND, NOT_RUNNABLE = 255, 127, 126
 """Exit codes of ssh itself, and of a shell."""
-SHOWN_CHARACTERS = 200
+KILLED = 128 + signal.SIGKILL
+SHOWN_CHARACTERS, SHOWN_LINES = 200, 30
+ANY_HOST = "HOST"
+"""In a line about several hosts, each one's name."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,12 @@ class Question:
     """The words that start Python in a rank."""
     files: tuple[str, ...] = ()
     """What must be the same everywhere, such as the script."""
+    agent: Agent = USUAL
+    """What reaches them."""
+    needs_room: bool = False
+    """Whether the launcher needs room for temporary files."""
+    is_examination: bool = False
+    """Whether hosts that cannot take part are told, and left out of the first start."""
 
 
 @dataclass(frozen=True)
@@ -54,33 +66,58 @@ class Answers:
     problems: Mapping[str, tuple[str, ...]]
     """Why a host cannot take part."""
 
-    def check(self, count: int) -> None:
+    @property
+    def _count(self) -> int:
+        return len({*self.found, *self.problems})
+
+    def check(self) -> None:
         """Raise ConfigurationError with a line for each problem, if there is one."""
-        if not self.problems:
-            return
+        if self.problems:
+            raise ConfigurationError(self.describe_problems())
+
+    def encode(self) -> str:
+        """For `doctor.node.launching.judge_hosts`."""
+        problems = self.describe_problems() if self.problems else ""
+        return json.dumps({"asked": self._count, "problems": problems})
+
+    def describe_problems(self) -> str:
+        """A title, and a line for each problem, with the hosts that have it."""
         together: dict[str, list[str]] = {}
         for host, problems in self.problems.items():
             for problem in problems:
-                together.setdefault(problem, []).append(host)
-        lines = [f"  {fold_hostnames(hosts)}: {problem}" for problem, hosts in together.items()]
-        title = f"{len(self.problems)} of {count_noun(count, 'host')} cannot take part:"
-        raise ConfigurationError("\n".join([title, *lines]))
+                together.setdefault(_generalise(problem, host), []).append(host)
+        lines = [
+            f"  {fold_hostnames(hosts)}: {text if hosts[1:] else text.replace(ANY_HOST, hosts[0])}"
+            for text, hosts in together.items()
+        ]
+        if more := lines[SHOWN_LINES:]:
+            lines[SHOWN_LINES:] = [f"  and {len(more)} lines more"]
+        title = f"{len(self.problems)} of {count_noun(self._count, 'host')} cannot take part:"
+        return "\n".join([title, *lines])
+
+
+def _generalise(problem: str, host: str) -> str:
+    """A problem as it is told of several hosts."""
+    return re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w.-])", ANY_HOST, problem)
 
 
 def ask_hosts(hosts: Sequence[str], question: Question) -> Answers:
-    """Ask all of them, many at once; this machine is what they are compared with."""
-    # A job of this machine alone, which asks nobody, starts without it.
-    from concurrent.futures import ThreadPoolExecutor, as_completed
+    """Ask all of them, many at once; this machine is what they are compared with.
 
-    own = _ask_here(question)
-    found: dict[str, Mapping[str, Any]] = {}
+    Raises ConfigurationError if this machine does not answer, StoppedError after a signal.
+    """
+    own = _ask_here(hosts, question)
+    here = {host for host in hosts if host in own["here"] or is_named_here(host)}
+    found: dict[str, Mapping[str, Any]] = {name: {**own, "unreached": {}} for name in here}
     problems: dict[str, tuple[str, ...]] = {}
-    with ThreadPoolExecutor(min(MOST_AT_ONCE, len(hosts))) as pool, _open_progress() as tell:
-        asked = {
-            pool.submit(_ask, host, peers, question): host for host, peers in _choose_peers(hosts)
-        }
-        for count, future in enumerate(as_completed(asked), start=1):
-            host, answer = asked[future], future.result()
+    commands = {
+        host: _make_command(host, peers, question)
+        for host, peers in _choose_peers(hosts)
+        if host not in here
+    }
+    with _open_progress() as tell:
+        for count, (host, end) in enumerate(_run(commands), start=1 + len(here)):
+            answer = _read_answer(host, end, question)
             if isinstance(answer, str):
                 problems[host] = (answer,)
             else:
@@ -90,6 +127,8 @@ def ask_hosts(hosts: Sequence[str], question: Question) -> Answers:
     first: dict[str, str] = {}
     for host in filter(found.__contains__, hosts):
         wrong = tuple(_compare(found[host], own, silent))
+        if question.needs_room and found[host]["obstacle"]:
+            wrong = (f"no room for mpirun's files ({found[host]['obstacle']})", *wrong)
         if (other := first.setdefault(found[host]["machine"], host)) != host:
             # Open MPI's mpirun would start two daemons, and wait for ever.
             wrong = (*wrong, f"it is the same machine as {other}: name it once")
@@ -120,85 +159,85 @@ def _open_progress() -> Iterator[Callable[[int, int], None]]:
         show("\r\x1b[K")
 
 
+def is_named_here(name: str) -> bool:
+    """Whether a host is this machine by its name."""
+    return name == "localhost" or is_host(name, os.uname().nodename)
+
+
 def is_own(name: str) -> bool:
     """Whether a host is this machine: by its name, or since its addresses are this machine's."""
-    if name == "localhost" or is_host(name, os.uname().nodename):
+    if is_named_here(name):
         return True
-    # Only for a list with others: they take longer to import.
+    # Only for a list with others: it takes longer to import.
     from mpiddp.front.hosts import probe
 
-    addresses = probe.find_addresses(name)
-    return bool(addresses) and all(map(_is_bound_here, addresses))
+    return probe.is_own(probe.find_addresses(name))
 
 
 def _is_loopback(address: str) -> bool:
     return address == "::1" or address.startswith("127.")
 
 
-def _is_bound_here(address: str) -> bool:
-    import socket
-
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as found:
-            found.bind((address, 0))
-    except OSError:
-        return False
-    return True
-
-
-def _ask_here(question: Question) -> Mapping[str, Any]:
-    """What this machine is like. Raises ConfigurationError."""
-    answer = _ask("", [], question)
+def _ask_here(hosts: Sequence[str], question: Question) -> Mapping[str, Any]:
+    """What this machine is like, and where it finds all hosts. Raises ConfigurationError."""
+    words = _make_question((), question, names=hosts)
+    _, end = next(_run({"": [*question.starter, *words]}))
+    answer = _read_answer("", end, question)
     if isinstance(answer, str):
         raise ConfigurationError(f"this machine cannot be compared with the hosts: {answer}")
     return answer
 
 
-def _ask(host: str, peers: Sequence[str], question: Question) -> Mapping[str, Any] | str:
+def _run(commands: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, Ended]]:
+    limited = {host: [*TIMEOUT, *words] for host, words in commands.items()}
+    return run_each(limited, Path(__file__).with_name("probe.py"), most=MOST_AT_ONCE)
+
+
+def _make_question(
+    peers: Sequence[str], question: Question, *, names: Sequence[str]
+) -> tuple[str, str]:
+    """Python's words for the probe: ``peers`` are to be reached, ``names`` are to be found."""
+    asked = {
+        "files": question.files,
+        "seconds": PEER_SECONDS,
+        "names": names,
+        "peers": peers,
+        "temporary": environment.TEMPORARY_DIRECTORIES,
+    }
+    return "-", json.dumps(asked)
+
+
+def _make_command(host: str, peers: Sequence[str], question: Question) -> list[str]:
+    """What asks a host. Raises ConfigurationError."""
+    words = [*question.starter, *_make_question(peers, question, names=peers)]
+    names = [name for name in environment.LEADING_TO_PYTHON if name in os.environ]
+    settings = [f"{name}={os.environ[name]}" for name in names]
+    remote, folder = shlex.join(["env", *settings, *words]), shlex.quote(os.getcwd())
+    agent = question.agent
+    if find_program(agent.words[0]) is None:
+        raise ConfigurationError(f"there is no program {agent.words[0]} here: it reaches the hosts")
+    silent = SILENT if agent.is_ssh else ()
+    return [*agent.words, *silent, host, f"cd {folder} || exit {NOT_FOUND}; exec {remote}"]
+
+
+def _read_answer(host: str, end: Ended, question: Question) -> Mapping[str, Any] | str:
     """A host's answer, or why there is none; without ``host`` this machine's."""
-    asked = {"files": question.files, "seconds": PEER_SECONDS, "peers": peers}
-    words = [*question.starter, "-", json.dumps(asked)]
-    if host and not is_own(host):
-        names = [name for name in environment.LEADING_TO_PYTHON if name in os.environ]
-        settings = [f"{name}={os.environ[name]}" for name in names]
-        remote, folder = shlex.join(["env", *settings, *words]), shlex.quote(os.getcwd())
-        words = [*find_agent(), host, f"cd {folder} || exit {NOT_FOUND}; exec {remote}"]
-    if find_program(words[0]) is None:
-        return f"there is no program {words[0]} here"
-    source = Path(__file__).with_name("probe.py").read_text()
-    try:
-        done = subprocess.run(
-            [*TIMEOUT, *words], input=source, capture_output=True, text=True, errors="replace",
-            timeout=ANSWER_SECONDS + 1, check=False, start_new_session=True,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return SLOW
-    except OSError as error:
-        return f"{TIMEOUT[0]} cannot be run: {error.strerror}"
-    lines = done.stdout.splitlines()
-    if done.returncode == 0 and lines:
+    lines = end.output.splitlines()
+    if end.code == 0 and lines:
         with contextlib.suppress(ValueError):
             found: Mapping[str, Any] = json.loads(lines[-1])
             return found
-    if done.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        return SLOW
-    return _explain(host, done.returncode, done.stderr, question)
+    return SLOW if end.code == KILLED else _explain(host, end.code, end.errors, question)
 
 
 def _explain(host: str, code: int, said: str, question: Question) -> str:
     last = (said.strip().splitlines() or [f"exit code {code}"])[-1].strip()[-SHOWN_CHARACTERS:]
-    if code == SSH_FAILED:
-        return f"ssh says {last!r}; this must work without a question: ssh {host} true"
+    if code == SSH_FAILED or (host and code == 1 and not question.agent.is_ssh):
+        words = " ".join(question.agent.words)
+        return f"{words} says {last!r}; this must work without a question: {words} {host} true"
     if code in (NOT_FOUND, NOT_RUNNABLE) or "No such file" in last:
         return f"it lacks {question.starter[0]} or {os.getcwd()}, which are here: {last}"
     return f"Python fails there: {last}"
-
-
-def find_agent(variables: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """What reaches a host: what somebody has told the launcher to use, or ssh."""
-    told = next(filter(None, map(variables.get, environment.REMOTE_SHELLS)), "ssh")
-    words = tuple(shlex.split(told.split(":")[0])) or ("ssh",)
-    return words + (SILENT if os.path.basename(words[0]) == "ssh" else ())
 
 
 def _compare(
@@ -219,10 +258,8 @@ def _compare(
     for name, reason in answer["unreached"].items():
         if reason and name not in silent:
             yield f"it does not reach {name} ({reason})"
-    from mpiddp.front.hosts.probe import find_addresses  # This machine alone needs none.
-
     for name, there in answer["addresses"].items():
-        here = find_addresses(name) if there and name not in silent else []
+        here = [] if name in silent else own["addresses"].get(name, [])
         # A host often finds itself at 127.0.1.1.
         others = [not any(map(_is_loopback, found)) for found in (here, there)]
         if here and there and all(others) and not {*there} & {*here}:

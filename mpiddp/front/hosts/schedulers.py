@@ -32,15 +32,24 @@ class HostSource:
     """Whether the variable names a file."""
     is_setting: bool = False
     """Whether it may be a user's or administrator's, and the file none, or without a host."""
+    agent: tuple[str, ...] = ()
+    """What reaches a host in its jobs, in place of ssh, if there is such a program."""
+    is_agent_known: bool = False
+    """Whether launchers take that by themselves."""
 
 
 SOURCES = (
     HostSource("PBS", environment.PBS_NODE_FILE),
-    HostSource("LSF", environment.LSF_HOST_FILE),
-    HostSource("LSF", environment.LSF_HOSTS, read_pairs, is_file=False),
-    HostSource("Grid Engine", environment.GRID_ENGINE_HOST_FILE),
+    HostSource("LSF", environment.LSF_HOST_FILE, agent=("blaunch",)),
+    HostSource("LSF", environment.LSF_HOSTS, read_pairs, is_file=False, agent=("blaunch",)),
+    HostSource(
+        "Grid Engine",
+        environment.GRID_ENGINE_HOST_FILE,
+        agent=("qrsh", "-inherit"),
+        is_agent_known=True,
+    ),
     HostSource("Cobalt", environment.COBALT_NODE_FILE),
-    HostSource("OAR", environment.OAR_NODE_FILE),
+    HostSource("OAR", environment.OAR_NODE_FILE, agent=("oarsh",)),
     *(
         HostSource(name, each, is_setting=True)
         for name, variables in (
@@ -52,12 +61,30 @@ SOURCES = (
 )
 
 
+REQUEUE_CODES = (
+    ("Grid Engine", environment.GRID_ENGINE_TASK, 99),
+    ("OAR", environment.OAR_NODE_FILE, 99),
+)
+"""Schedulers that start a job again after an exit code, by a variable that its jobs have: Grid
+Engine (man sge_conf, FORBID_RESCHEDULE) and OAR (oar.imag.fr, FAQ, for jobs of type idempotent)."""
+
+
+def find_requeue_code(variables: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
+    """This job's scheduler and the exit code after which it starts the job again, if one does."""
+    return next(((who, code) for who, sign, code in REQUEUE_CODES if variables.get(sign)), None)
+
+
+def find_source(variables: Mapping[str, str] = os.environ) -> HostSource | None:
+    """Who has given this process's job its hosts; None if nobody says."""
+    return next((each for each in SOURCES if variables.get(each.variable)), None)
+
+
 def find_hosts(variables: Mapping[str, str] = os.environ) -> HostList | None:
     """The hosts that this process's job has been given; None if nobody says.
 
     Raises ConfigurationError if the list cannot be read.
     """
-    source = next((each for each in SOURCES if variables.get(each.variable)), None)
+    source = find_source(variables)
     if source is None:
         return None
     value = variables[source.variable]

@@ -10,6 +10,7 @@ from mpiddp.launch.launcher.hostnames import expand_hostnames
 
 HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """A name or an IPv4 address; never one that ssh would read as an option."""
+IPV6 = re.compile(r"\[?(?:[0-9A-Fa-f]*:){2}[0-9A-Fa-f:.]*")
 COUNTS = re.compile(r"(?:slots|cpu|ppn)=(\d+)")
 """Open MPI's, old LAM's and PBS's words for the number of ranks."""
 PASSED_OVER = re.compile(r"(?:max[_-]?slots|maxprocs|sockets?|cores|binding|if|user)=\S+")
@@ -33,6 +34,8 @@ class HostList:
     """The option, scheduler or setting that they come from, for messages."""
     is_firm: bool = True
     """Whether no host takes more ranks than the list says, even if more are asked for."""
+    note: str = ""
+    """What is worth telling of it."""
 
 
 def read_hosts(text: str) -> HostList:
@@ -49,9 +52,21 @@ def _read_item(item: str) -> Iterator[Host]:
         names = expand_hostnames(name)
     except ValueError:
         names = ()
+    if IPV6.match(item.strip()):
+        raise ValueError(
+            f"expected a name or an IPv4 address, found {item.strip()!r}: launchers take what "
+            "follows a colon for a number of ranks; give the host a name in /etc/hosts"
+        )
+    if "@" in name:
+        user, _, host = name.partition("@")
+        raise ValueError(
+            f"expected a host, found {name!r}: write {host}'s user, {user}, into ~/.ssh/config"
+        )
     is_count = re.fullmatch(r"[1-9][0-9]{0,6}", count) if colon else True
     if not is_count or not names or not all(map(HOST.fullmatch, names)):
-        raise ValueError(f"expected a host, or HOST:N with N ranks, found {item.strip()!r}")
+        raise ValueError(
+            f"expected a host, or HOST:N with N ranks from 1 on, found {item.strip()!r}"
+        )
     yield from (Host(each, int(count) if count else None) for each in names)
 
 

@@ -29,23 +29,31 @@ def is_host(name: str, hostname: str) -> bool:
 
 def fold_hostnames(names: Sequence[str]) -> str:
     """Slurm's short form: ``node001, node002, node003, login`` → ``login,node[001-003]``."""
+    found = {name: _cut_at_number(name) for name in names}
+    padded = {
+        (cut[0], len(cut[1]), cut[2]) for cut in found.values() if cut and re.match("0.", cut[1])
+    }
     groups: dict[tuple[str, int, str], list[int]] = {}
-    plain = []
-    for name in dict.fromkeys(names):
-        # The last number of an address, or of the name proper: those of a domain are all alike.
-        match = re.fullmatch(r"((?:\d+\.){3})(\d+)()", name) or re.fullmatch(
-            r"([^.]*?)(\d+)([^\d.]*(?:\..*)?)", name
-        )
-        if match is None:
-            plain.append(name)
-        else:
-            key = (match[1], len(match[2]), match[3])
-            groups.setdefault(key, []).append(int(match[2]))
+    for prefix, digits, suffix in filter(None, found.values()):
+        key = (prefix, len(digits), suffix)
+        key = key if key in padded else (prefix, 1, suffix)
+        groups.setdefault(key, []).append(int(digits))
     folded = [
         f"{prefix}{_bracket(fold_numbers(numbers, width=width))}{suffix}"
         for (prefix, width, suffix), numbers in groups.items()
     ]
-    return ",".join(sorted(plain) + sorted(folded))
+    return ",".join(sorted(name for name, cut in found.items() if not cut) + sorted(folded))
+
+
+def _cut_at_number(name: str) -> tuple[str, str, str] | None:
+    """What stands before the last number of an address, or of the name proper, and behind it.
+
+    Those of a domain are all alike.
+    """
+    match = re.fullmatch(r"((?:\d+\.){3})(\d+)()", name) or re.fullmatch(
+        r"([^.]*?)(\d+)([^\d.]*(?:\..*)?)", name
+    )
+    return (match[1], match[2], match[3]) if match else None
 
 
 def _bracket(folded: str) -> str:

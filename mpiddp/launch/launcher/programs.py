@@ -40,6 +40,12 @@ class LauncherKind:
     on_hosts: tuple[str, ...] = ()
     """Flags for ranks on several hosts. The last one names them: ``node1:4,node2:2``. A job's slots
     are its tasks, however many cores there are; and no rank is bound to one core."""
+    has_session: bool = False
+    """Whether its daemons need room in the directory for temporary files."""
+    agents: tuple[str, ...] = ()
+    """Variables that name what reaches a host in place of ssh. It reads the first."""
+    agent_options: tuple[str, ...] = ()
+    """Options, or names of parameters, before such a value, without hyphens."""
     passes_on: str = ""
     """The flag that hands a variable on to ranks of other hosts; empty if they get all of them."""
 
@@ -62,6 +68,9 @@ OPEN_MPI = LauncherKind(
     local={**_OPEN_MPI_LOCAL, environment.PRRTE_BINDING: "none"},
     libraries=("libmpi.so.40",),
     on_hosts=("--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE", "--host"),
+    has_session=True,
+    agents=environment.OPEN_MPI_AGENTS,
+    agent_options=("plm_ssh_agent", "plm_rsh_agent"),
     passes_on="-x",
 )
 OPEN_MPI_4 = LauncherKind(
@@ -73,6 +82,9 @@ OPEN_MPI_4 = LauncherKind(
     local={**_OPEN_MPI_LOCAL, environment.OPEN_MPI_4_BINDING: "none"},
     libraries=("libmpi.so.40",),
     on_hosts=("--bind-to", "none", "--oversubscribe", "--host"),
+    has_session=True,
+    agents=environment.OPEN_MPI_AGENTS[1:],
+    agent_options=("plm_rsh_agent",),
     passes_on="-x",
 )
 MPICH = LauncherKind(
@@ -83,6 +95,8 @@ MPICH = LauncherKind(
     local={environment.HYDRA_INTERFACE: "lo"},
     libraries=("libmpi.so.12", "libmpich.so.12"),
     on_hosts=("-hosts",),
+    agents=(environment.HYDRA_AGENT,),
+    agent_options=("launcher-exec", "bootstrap-exec"),
 )
 SRUN = LauncherKind(key="srun", name="srun", program="srun", crowded=("--overcommit",))
 SRUN_FIXED = ("--kill-on-bad-exit=1", "--export=ALL", "--disable-status")

@@ -37,9 +37,10 @@ OWN_OPTIONS = frozenset(
 JOINED = "--launcher-options"
 """May be given several times."""
 
+DOCTOR = "doctor"
 COMMANDS = {
     "train": "mpiddp.train",
-    "doctor": "mpiddp.doctor.__main__",
+    DOCTOR: "mpiddp.doctor.__main__",
     "stacks": "mpiddp.stacks",
     "plot": "mpiddp.plot",
     "export": "mpiddp.export",
@@ -53,7 +54,7 @@ LAUNCHING = frozenset({"mpiddp.remote.rank"})
 """Modules that start a launch themselves, as train does, and have no word."""
 OWN_MODULES = {module.removesuffix(".__main__"): word for word, module in COMMANDS.items()}
 """What ``-m MODULE`` is for each of these modules: its word."""
-WITHOUT_RANKS = frozenset(COMMANDS) - {"train", "doctor"}
+WITHOUT_RANKS = frozenset(COMMANDS) - {"train", DOCTOR}
 UNDERSCORED, UNDERSCORE = "--underscored", "_"
 """Before the words that the front hands to a rank, and at the beginning of each of them."""
 
@@ -61,7 +62,8 @@ NO_SCRIPT = "no SCRIPT given; python -m mpiddp --help shows what to type"
 USAGE = """\
 python -m mpiddp [OPTIONS] SCRIPT [ARGS…]
        python -m mpiddp [OPTIONS] -m MODULE [ARGS…]
-       python -m mpiddp [OPTIONS] train|doctor [ITS OPTIONS…]
+       python -m mpiddp [OPTIONS] train [ITS OPTIONS…]
+       python -m mpiddp doctor [OPTIONS] [ITS OPTIONS…]
        python -m mpiddp stacks [--full] [JOB|LOG-DIR]
        python -m mpiddp plot RUN… [--output FILE]
        python -m mpiddp checkpoints DIR
@@ -77,7 +79,7 @@ Run a script written for torchrun, unchanged, on several ranks that MPI starts:
 
 Options of mpiddp stand before the script. What stands after it goes to the script, options of the
 same names included. train and doctor have options of their own, which stand after the word. Without
-an option of the first group, and outside of a Slurm job, there is one rank."""
+an option of the first group, and outside of a scheduler's job, there is one rank."""
 READER = Reader(
     program="python -m mpiddp",
     description=DESCRIPTION,
@@ -183,7 +185,7 @@ def split(words: Sequence[str]) -> CommandLine:
             module, rest = word[2:] or words[at - 1], tuple(words[at:])
             command = OWN_MODULES.get(module)
             if command is not None:
-                return CommandLine(tuple(front), tuple(ranks), None, (command, *rest))
+                return _make_line(front, ranks, (command, *rest))
             return CommandLine(tuple(front), tuple(ranks), module, rest)
         name, value = _split_option(word)
         takes_value = FRONT.get(name, RANKS.get(name, False))
@@ -199,12 +201,36 @@ def split(words: Sequence[str]) -> CommandLine:
         elif value is not None and not takes_value:
             raise ConfigurationError(f"{name} takes no value, found {value!r}")
         if name in FRONT:
-            if name != JOINED and name in dict(front):
-                raise ConfigurationError(f"{name} is given twice")
-            front.append((name, value or ""))
-    is_marked = at < len(words) and words[at] == "--"
-    rest = tuple(words[at + is_marked :])
-    return CommandLine(tuple(front), tuple(ranks), None, rest, is_marked)
+            _add(front, name, value)
+    if words[at : at + 1] == ["--"]:
+        rest = tuple(words[at + 1 :])
+        return CommandLine(tuple(front), tuple(ranks), None, rest, is_marked=True)
+    return _make_line(front, ranks, tuple(words[at:]))
+
+
+def _add(front: list[tuple[str, str]], name: str, value: str | None) -> None:
+    if name != JOINED and name in dict(front):
+        raise ConfigurationError(f"{name} is given twice")
+    front.append((name, value or ""))
+
+
+def _make_line(
+    front: Sequence[tuple[str, str]], ranks: Sequence[str], rest: tuple[str, ...]
+) -> CommandLine:
+    """With the front's options also from behind ``doctor``, which has none of these names."""
+    found, kept = [*front], list(rest[:1])
+    words = iter(rest[1:])
+    for word in words:
+        name, value = _split_option(word)
+        if rest[0] != DOCTOR or name not in FRONT:
+            kept.append(word)
+            continue
+        if FRONT[name] and value is None:
+            value = next(words, None)
+            if value is None:
+                READER.refuse_missing(name)
+        _add(found, name, value)
+    return CommandLine(tuple(found), tuple(ranks), None, tuple(kept))
 
 
 def _pair(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:

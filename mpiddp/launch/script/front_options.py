@@ -88,7 +88,8 @@ class FrontOptions(LayoutRequest):
     """Do not start on fewer nodes or hosts (default: 1, and at first as many as were chosen)."""
 
     requeue: bool = False
-    """Have Slurm requeue the batch job after exit code 75."""
+    """Have the scheduler start the batch job again after exit code 75: Slurm by a command, Grid
+    Engine and OAR by exit code 99."""
 
     job_log: Annotated[Path | None, Argument("DIR")] = None
     """Write all ranks' output to DIR/NAME-JOB.out and .err, and tell what is started and how it

@@ -17,10 +17,11 @@ BATCH = "nothing: give it to sbatch or salloc"
 BIND = "`--bind cores`, `--bind numa` or `--bind none`"
 TORCHRUN = {
     "`--nproc-per-node N`, `gpu`, `auto`": (
-        "`-n N` or `-n auto`, or in a Slurm job `--ranks-per-node N`"
+        "`-n N` or `-n auto`, or on several machines `--ranks-per-node N`"
     ),
     "`--nnodes N`, `--nnodes MIN:MAX`": (
-        "`--nodes N`, in a Slurm job only, and `--min-nodes MIN` beside `--restarts`"
+        "`--nodes N`, in a scheduler's job or with `--hosts`, and `--min-nodes MIN` "
+        "beside `--restarts`"
     ),
     "`-m`, `--module`": "`-m MODULE`",
     "`--max-restarts N`": "`--restarts N`",
@@ -46,7 +47,7 @@ TORCHRUN = {
 }
 ACCELERATE = {
     "`--num_processes N`": "`-n N`, the number on all machines together",
-    "`--num_machines N`": "`--nodes N`, in a Slurm job only",
+    "`--num_machines N`": "`--nodes N`, in a scheduler's job or with `--hosts`",
     "`--machine_rank`, `--main_process_ip`, `--main_process_port`, `--same_network`, "
     "`--rdzv_backend`": LAUNCHER_KNOWS,
     "`--multi_gpu`, `--cpu`, `--use_deepspeed`, `--use_fsdp`, `--dynamo_backend`, `--zero_stage`, "
@@ -67,7 +68,7 @@ ACCELERATE = {
 MPIRUN = {
     "`-np N`, `--np N`, `--n N`": "`-n N`",
     "`-N N`, `--npernode N`, `-npernode`, `-ppn N`, `--ppn N`, `-perhost N`": (
-        "`--ranks-per-node N`, in a Slurm job only"
+        "`--ranks-per-node N`, in a scheduler's job or with `--hosts`"
     ),
     "`-hostfile`, `--machinefile`, `-machinefile`, `-f`, `--host LIST`, `-host`, `-hosts`, "
     "`-H`": HOSTS,
@@ -98,7 +99,7 @@ HOROVODRUN = {
     "`-H LIST`, `-hostfile FILE`": HOSTS,
     "`--min-np N`, `--max-np N`, `--min-num-proc N`, `--max-num-proc N`, `--reset-limit N`, "
     "`--host-discovery-script`, `--slots-per-host`": (
-        "`--restarts N`, in a Slurm job with `--min-nodes N`"
+        "`--restarts N`, on several machines with `--min-nodes N`"
     ),
     "`--network-interfaces NAME`": "`--interface NAME`",
     "`--start-timeout SECONDS`": "`--timeout SECONDS`",
@@ -109,12 +110,12 @@ HOROVODRUN = {
 }
 DEEPSPEED = {
     "`--num_gpus N`": "`-n N`",
-    "`--num_nodes N`": "`--nodes N`, in a Slurm job only",
+    "`--num_nodes N`": "`--nodes N`, in a scheduler's job or with `--hosts`",
     "`--include SPEC`, `--exclude SPEC`": "`--devices LIST`, the GPUs of each node",
     "`--master_addr`, `--master_port`, `--node_rank`, `--no_ssh`, `--no_ssh_check`, `--ssh_port`, "
     "`--launcher_args`, `--force_multi`": LAUNCHER_KNOWS,
     "`--elastic_training`, `--min_elastic_nodes N`, `--max_elastic_nodes N`": (
-        "`--restarts N`, in a Slurm job with `--min-nodes N`"
+        "`--restarts N`, on several machines with `--min-nodes N`"
     ),
     "`--bind_cores_to_rank`, `--bind_core_list`": BIND,
     "`--enable_each_rank_log DIR`": "`--log-dir DIR`",

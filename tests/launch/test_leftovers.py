@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import launchers
-from mpiddp.front import leftovers
+from mpiddp.launch.launcher import leftovers
 
 SECONDS = 120
 RANK = """
