@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mpiddp.launch.device import nccl
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.mpi.compatibility import library_name
-from mpiddp.launch.mpi.world import find_oddities
+from mpiddp.launch.mpi.world import World, find_oddities
 from mpiddp.launch.phases import Compute, JobRanks, StartUp
 from mpiddp.launch.rendezvous.route import Route
 from mpiddp.process.cpus import count_shared_cores
@@ -37,6 +37,8 @@ class NodeReport:
     cores: str
     """Of all ranks of the node."""
     remarks: tuple[str, ...]
+    site_defaults: str
+    """What was set for its fabric; empty if nobody has asked for it."""
 
 
 def describe_device(device: torch.device, threads: int) -> str:
@@ -119,7 +121,8 @@ def describe_start(
             [placement.cores for placement in compute.placements],
             [placement.quota for placement in compute.placements],
         ),
-        remarks=compute.assignment.remarks,
+        remarks=(*compute.assignment.remarks, *_find_lacks(start_up, world, compute.backend)),
+        site_defaults=_describe_defaults(start_up, world),
     )
     reports = ranks.leaders.gather(mine) if ranks.leaders is not None else [mine]
     if ranks.neighbourhood is not None:
@@ -141,12 +144,34 @@ def describe_start(
         "MPI": _describe_library(ranks, hostnames, reports),
         "seconds": ", ".join(_describe_phase(*item, world.size) for item in slowest.items()),
     }
+    if any(report.site_defaults for report in reports):
+        found = [report.site_defaults or "none" for report in reports]
+        rows["site defaults"] = _fold_by_node(hostnames, found)
     width = max(map(len, rows))
     lines = [f"  {head.ljust(width)}  {text}" for head, text in rows.items()]
     remarks = dict.fromkeys(remark for report in reports for remark in report.remarks)
     oddities = find_oddities(world, ranks.launcher, roster)
     notes = [f"mpiddp: note: {text}" for text in (*oddities, *remarks)]
     return "\n".join(["mpiddp: started", *lines, *notes]) + "\n"
+
+
+def _describe_defaults(start_up: StartUp, world: World) -> str:
+    defaults = start_up.site_defaults
+    return defaults.describe(has_nodes=world.node_count > 1) if defaults is not None else ""
+
+
+def _find_lacks(start_up: StartUp, world: World, backend: str) -> tuple[str, ...]:
+    """What this node's fabric needs and does not have, if NCCL is to use it; on its first rank."""
+    if backend != "nccl" or world.node_count == 1 or world.local_rank != 0:
+        return ()
+    from mpiddp.launch.network import fabrics  # Jobs of one node do without.
+
+    defaults = start_up.site_defaults
+    machine = defaults.machine if defaults else fabrics.find_machine(fabrics.read_table())
+    lacks = [lack.found for lack in fabrics.find_lacks(machine)]
+    if not lacks:
+        return ()
+    return (f"{machine.name}: {'; '.join(lacks)} (python -m mpiddp doctor says what to do)",)
 
 
 def _describe_library(
