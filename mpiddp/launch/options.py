@@ -67,9 +67,9 @@ class LaunchOptions:
     """End a job in which no rank's main thread has moved for so long (default: never)."""
 
     site_defaults: Annotated[str, Argument("FILE", bare="table")] = ""
-    """Set the environment variables that this node's fabric and accelerators need, where nobody has:
-    those of mpiddp's table, and before them those of a site's FILE (default: of the file that
-    MPIDDP_SITE names, if it is set, else nothing is set; ``none``: nothing)."""
+    """Set environment variables that this node's fabric needs, if nobody has: those of mpiddp's
+    table, and before them those of a site's FILE, as --site-defaults=FILE (default: of the file
+    that MPIDDP_SITE names, if it is set, else none)."""
 
     debug: bool = False
     """Let torch, NCCL and Python print more. Sets environment variables that are not set yet, and

@@ -82,7 +82,7 @@ class Setting:
     """On one of these; empty: on any, and on none."""
     vendors: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
-    """Only if one of these variables is set."""
+    """Only if one of these variables is set, or, of NAME=PATTERN, to such a value."""
     file: str = ""
     content: str = ""
     """Only if a file that ``file`` describes holds this."""
@@ -170,15 +170,15 @@ class Lack:
     advice: str
 
 
-def read_table(site: Path | None = None) -> Table:
+def read_table(site: str | None = None) -> Table:
     """The rows of a site's file, and then those of the table.
 
     Raises ConfigurationError, with the file, the field and what was expected.
     """
     own = toml.read_rows(OWN, KINDS, OPTION)
-    if site is None:
+    if not site:
         return Table(**own)
-    rows = toml.read_rows(site, KINDS, OPTION)
+    rows = toml.read_rows(Path(site), KINDS, OPTION)
     table = Table(**{name: rows.get(name, ()) + own[name] for name in KINDS})
     for name in ("fabrics", "vendors"):
         known = {each.name for each in getattr(table, name)}
@@ -224,7 +224,7 @@ def find_machine(
         fits = (
             _is_among(each.fabrics, fabrics)
             and _is_among(each.vendors, vendors)
-            and (not each.beside or environment.is_set(each.beside, variables))
+            and (not each.beside or any(_is_set(name, variables) for name in each.beside))
             and (not each.file or _holds(root, each.file, each.content))
             and (not each.unless or not any(root.glob(each.unless)))
             and (not each.needs_plugin or library is not None)
@@ -232,6 +232,12 @@ def find_machine(
         if fits:
             settings.setdefault(each.variable, each)
     return Machine(fabrics, vendors, plugin, library, tuple(settings.values()))
+
+
+def _is_set(text: str, variables: Mapping[str, str]) -> bool:
+    name, _, pattern = text.partition("=")
+    value = variables.get(name)
+    return bool(value) and fnmatchcase(value or "", pattern or "*")
 
 
 def _is_among(wanted: Sequence[str], found: Sequence[str] | Mapping[str, object]) -> bool:
@@ -261,7 +267,7 @@ def _fits(device: Path, row: Fabric) -> bool:
 
 
 def _holds(folder: Path, pattern: str, content: str) -> bool:
-    """Whether there is a file of that pattern, and one of them has ``content``, if that is given."""
+    """Whether a file of that pattern is there, and has ``content``, if that is not empty."""
     for path in folder.glob(pattern):
         if not content:
             return True
@@ -336,7 +342,7 @@ def find_site_defaults(
         return None
     if option not in ("", TABLE):
         file = option
-    machine = find_machine(read_table(Path(file) if file else None), variables, root)
+    machine = find_machine(read_table(file), variables, root)
     return SiteDefaults(
         machine,
         file,
@@ -373,14 +379,10 @@ def find_lacks(
         value = _find_value(each.variable, variables)
         if value is not None and any(fnmatchcase(value.lower(), bad) for bad in each.wrong):
             right = f"set {each.variable}={_quote(each.value)}" if each.value else ""
-            yield Lack(
-                f"{each.variable}={value}: {each.why}", right or f"unset {each.variable}"
-            )
+            yield Lack(f"{each.variable}={value}: {each.why}", right or f"unset {each.variable}")
         elif value is None and each.is_early:
             right = f"{each.variable}={each.value}"
-            yield Lack(
-                f"{right} is not set: {each.why}", f"export {right} before the launch"
-            )
+            yield Lack(f"{right} is not set: {each.why}", f"export {right} before the launch")
     chosen = choose_variables(machine, variables)
     if has_nodes:
         chosen |= choose_variables(machine, variables, between_nodes=True)

@@ -101,9 +101,7 @@ def find_rule(
     return None
 
 
-def find_nccl_setting(
-    name: str, variables: Mapping[str, str] = os.environ
-) -> str | None:
+def find_nccl_setting(name: str, variables: Mapping[str, str] = os.environ) -> str | None:
     """What NCCL itself will take for a variable: the environment, else its configuration files.
 
     NCCL reads ``$NCCL_CONF_FILE`` or ``~/.nccl.conf``, then ``/etc/nccl.conf``; the first value

@@ -169,8 +169,8 @@ def choose_variables(
     commanded = rule is not None and rule.source == "--interface"
     if rule is not None and commanded:
         chosen[environment.NCCL_SOCKET_IFNAME] = rule.nccl
-    elif node_count > 1 and used and not find_nccl_setting(
-        environment.NCCL_SOCKET_IFNAME, variables
+    elif (
+        node_count > 1 and used and not find_nccl_setting(environment.NCCL_SOCKET_IFNAME, variables)
     ):
         others = [i for i in interfaces if not i.is_loopback and i.name not in used]
         if others:
