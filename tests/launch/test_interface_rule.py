@@ -136,7 +136,10 @@ def test_nccls_configuration_files(tmp_path, monkeypatch):
     assert find_nccl_setting("NCCL_SOCKET_IFNAME", {}) == "=ens1f0"
     named.write_text("# NCCL_SOCKET_IFNAME=lo\n NCCL_SOCKET_IFNAME = ^docker \n")
     assert find_nccl_setting("NCCL_SOCKET_IFNAME", {"NCCL_CONF_FILE": str(named)}) == "^docker"
-    assert find_nccl_setting("NCCL_SOCKET_IFNAME", {"NCCL_CONF_FILE": str(tmp_path / "absent")}) is None
+    assert (
+        find_nccl_setting("NCCL_SOCKET_IFNAME", {"NCCL_CONF_FILE": str(tmp_path / "absent")})
+        is None
+    )
     assert find_nccl_setting("NCCL_SOCKET_IFNAME", {"NCCL_SOCKET_IFNAME": "ib"}) == "ib"
     own.write_text("NCCL_DEBUG=WARN\n")
     assert find_nccl_setting("NCCL_SOCKET_IFNAME", {}) is None

@@ -75,7 +75,7 @@ class Setting:
 
     variable: str
     value: str | None = None
-    """None: the variable is to be left alone."""
+    """None: the variable is to be left alone. ``{library}``: where the plugin is."""
     wrong: tuple[str, ...] = ()
     """Patterns of values that do harm, in lower case."""
     fabrics: tuple[str, ...] = ()
@@ -359,7 +359,7 @@ def choose_variables(
     ``between_nodes``: those of jobs of several nodes, in place of those of all jobs.
     """
     return {
-        each.variable: each.value
+        each.variable: each.value.replace("{library}", str(machine.library))
         for each in machine.settings
         if each.value is not None
         and not each.is_early
