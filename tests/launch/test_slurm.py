@@ -296,13 +296,14 @@ def test_a_node_cut_in_training_ends_the_job(slurm_cluster, tmp_path):
 
 
 FABRIC = """
-import functools, os, pathlib, sys, torch
+import os, pathlib, sys, torch
 import mpiddp
 from mpiddp.launch.device import device
 from mpiddp.launch.network import fabrics
 from mpiddp.launch.rendezvous import store
+find = fabrics.find_machine
 root = pathlib.Path(sys.argv[1])
-fabrics.find_machine = functools.partial(fabrics.find_machine, root=root)
+fabrics.find_machine = lambda table, variables=os.environ, _=None: find(table, variables, root)
 device.choose_backend = lambda *_: "nccl"
 real = store.make_group
 def make_group(store, world, backend, taken, timeout):
