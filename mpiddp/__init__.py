@@ -107,7 +107,6 @@ def init(
     devices: str = "auto",
     tuning: str = "",
     collectives: str = "framework",
-    site_defaults: str = "",
 ) -> Session:
     """Start this launch: MPI, device, store and torch.distributed's default group.
 
@@ -137,8 +136,6 @@ def init(
         tuning: a file that ``python -m benchmarks tune`` wrote: it says what ``auto`` chooses for
             mpiddp's collectives; by default the one that MPIDDP_TUNING names, if it is set.
         collectives: who makes the calls of Gloo's groups on CPUs: ``framework`` or ``mpiddp``.
-        site_defaults: ``table`` or a site's file: set the variables that this node's fabric needs
-            and nobody has set; by default those of the file that MPIDDP_SITE names, if it is set.
 
     Raises:
         ConfigurationError: NCCL without GPUs, an interface or a GPU that is not there.
@@ -158,7 +155,6 @@ def init(
         devices=devices,
         tuning=tuning,
         collectives=collectives,
-        site_defaults=site_defaults,
     )
 
 

@@ -167,11 +167,11 @@ def _find_lacks(start_up: StartUp, world: World, backend: str) -> tuple[str, ...
     from mpiddp.launch.network import fabrics  # Jobs of one node do without.
 
     defaults = start_up.site_defaults
-    machine = defaults.machine if defaults else fabrics.find_machine(fabrics.read_table())
-    lacks = [lack.found for lack in fabrics.find_lacks(machine)]
+    node = defaults.node if defaults else fabrics.find_fabrics(fabrics.read_table())
+    lacks = [lack.found for lack in fabrics.find_lacks(node)]
     if not lacks:
         return ()
-    return (f"{machine.name}: {'; '.join(lacks)} (python -m mpiddp doctor says what to do)",)
+    return (f"{node.name}: {'; '.join(lacks)} (python -m mpiddp doctor says what to do)",)
 
 
 def _describe_library(

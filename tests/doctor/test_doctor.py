@@ -184,7 +184,7 @@ device.find_identity = lambda index: f"GPU-{index}"
 device.select = lambda placement: placement
 device.choose_backend = lambda *_: "nccl"
 root = pathlib.Path(os.environ["TMPDIR"])
-examiner.find_machine = functools.partial(examiner.find_machine, root=root)
+examiner.find_fabrics = functools.partial(examiner.find_fabrics, root=root)
 def examine_gpu(rank, taken):
     assert taken.index == rank
     return gpus.Gpu(rank, "NVIDIA H200", "2.27.3", True, frozenset({10**6}), 6e14 / (1 + 2 * rank))

@@ -10,20 +10,20 @@ import pytest
 from doctors import read_recorded
 from mpiddp.doctor.gpu import nccl_log
 from mpiddp.doctor.gpu.nccl_log import Transport
-from mpiddp.launch.network.fabrics import Machine, read_table
+from mpiddp.launch.network.fabrics import NodeFabrics, read_table
 
 PLUGINS = {each.fabrics + each.vendors: each for each in read_table().plugins}
 
 
-def make_machine(*devices, fabric="InfiniBand", vendor="NVIDIA"):
+def make_node(*devices, fabric="InfiniBand", vendor="NVIDIA"):
     fabrics = {fabric: devices} if devices else {}
-    return Machine(fabrics, (vendor,), PLUGINS.get((fabric, vendor)))
+    return NodeFabrics(fabrics, (vendor,), PLUGINS.get((fabric, vendor)))
 
 
-SLINGSHOT_CARDS = make_machine("cxi0", "cxi1", fabric="Slingshot")
-AMD_CARDS = make_machine("hsn0", fabric="Slingshot", vendor="AMD")
-EFA_CARD = make_machine("rdmap0s6", fabric="EFA")
-MLX = make_machine("mlx5_0")
+SLINGSHOT_CARDS = make_node("cxi0", "cxi1", fabric="Slingshot")
+AMD_CARDS = make_node("hsn0", fabric="Slingshot", vendor="AMD")
+EFA_CARD = make_node("rdmap0s6", fabric="EFA")
+MLX = make_node("mlx5_0")
 # Written here, after the formats in NCCL's sources (src/transport/) and in its plugins; what was
 # really recorded is tested at the end.
 HEAD = "n1:100:100 [0] NCCL INFO "
@@ -108,8 +108,8 @@ RCCL version : 2.22.3-develop:d380693+
     ],
 )
 def test_what_is_made_of_it(text, infiniband, nodes, peers, status, words):
-    machine = make_machine(*infiniband)
-    finding = nccl_log.judge_transport(nccl_log.read_log(text), machine, nodes, peers, False)
+    node = make_node(*infiniband)
+    finding = nccl_log.judge_transport(nccl_log.read_log(text), node, nodes, peers, False)
     assert finding.status == status and words in finding.found
     assert finding.code == (1 if status == "fail" else 0)
 
@@ -123,7 +123,7 @@ OLD_OVER_TCP = SLINGSHOT.replace("is cxi (found 4 nics)", "is tcp (found 1 nics)
 
 
 @pytest.mark.parametrize(
-    ("text", "machine", "nodes", "status"),
+    ("text", "node", "nodes", "status"),
     [
         (RCCL, AMD_CARDS, 2, "fail"),
         (SOCKETS, SLINGSHOT_CARDS, 2, "fail"),
@@ -135,15 +135,15 @@ OLD_OVER_TCP = SLINGSHOT.replace("is cxi (found 4 nics)", "is tcp (found 1 nics)
         (OLD_OVER_TCP, SLINGSHOT_CARDS, 2, "fail"),
         (OLD_OVER_TCP, SLINGSHOT_CARDS, 1, "pass"),
         # There is nothing better.
-        (OLD_OVER_TCP, Machine(vendors=("NVIDIA",)), 2, "pass"),
+        (OLD_OVER_TCP, NodeFabrics(vendors=("NVIDIA",)), 2, "pass"),
     ],
 )  # fmt: skip
-def test_tcp_beside_a_card_that_needs_a_plugin(text, machine, nodes, status):
-    finding = nccl_log.judge_transport(nccl_log.read_log(text), machine, nodes, True, False)
+def test_tcp_beside_a_card_that_needs_a_plugin(text, node, nodes, status):
+    finding = nccl_log.judge_transport(nccl_log.read_log(text), node, nodes, True, False)
     assert finding.status == status and ("NCCL 2.22.3, " in finding.found) == (text is RCCL)
     if status == "pass":
         return
-    assert f"though there is {machine.name} (in its log: “" in finding.found
+    assert f"though there is {node.name} (in its log: “" in finding.found
     if "is tcp" in text:
         assert "by libfabric's provider tcp" in finding.found and "FI_PROVIDER" in finding.advice
         assert re.search(
@@ -152,7 +152,7 @@ def test_tcp_beside_a_card_that_needs_a_plugin(text, machine, nodes, status):
         return
     assert "“Using network Socket”" in finding.found
     assert 'NCCL_NET="AWS Libfabric"' in finding.advice
-    assert machine.plugin.advice in finding.advice
+    assert node.plugin.advice in finding.advice
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_the_advice_on_gpudirect_depends_on_the_kernel(has_module, words):
     assert (merged.version, merged.network, merged.direct) == ("2.27.3+cuda12.9", "IB", True)
     assert merged.kinds == {"NET/IB", "P2P"}
     transport = nccl_log.merge_transports([Transport(), nccl_log.read_log(UNABLE)])
-    finding = nccl_log.judge_transport(transport, make_machine("mlx5_0"), 1, True, has_module)
+    finding = nccl_log.judge_transport(transport, make_node("mlx5_0"), 1, True, has_module)
     assert finding.status == "warn" and all(word in finding.advice for word in words)
 
 
@@ -210,7 +210,7 @@ def test_recorded_logs_are_read(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "machine", "status", "words"),
+    ("name", "node", "status", "words"),
     [
         ("nccl_infiniband_p2p", MLX, "warn", "by NET/IB and P2P: mlx5_0 without GPUDirect"),
         ("nccl_plugin_nvlink", MLX, "warn", "channels by NET/IBext_v8 and P2P: mlx5_0 without"),
@@ -229,9 +229,9 @@ def test_recorded_logs_are_read(name):
         ),
     ],
 )  # fmt: skip
-def test_what_is_made_of_recorded_logs(name, machine, status, words):
+def test_what_is_made_of_recorded_logs(name, node, status, words):
     transport = nccl_log.read_log(read_recorded(name))
-    finding = nccl_log.judge_transport(transport, machine, 2, True, False)
+    finding = nccl_log.judge_transport(transport, node, 2, True, False)
     assert finding.status == status and words in finding.found
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mpiddp.doctor.node import limits
 from mpiddp.doctor.node.limits import UNLIMITED, Limits
-from mpiddp.launch.network.fabrics import Machine
+from mpiddp.launch.network.fabrics import NodeFabrics
 from mpiddp.wording import describe_size
 
 GIB = 1 << 30
@@ -80,14 +80,14 @@ def test_core_files(size, pattern, ranks, status, words):
 
 def test_limits_are_this_process(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    machine = Machine({"InfiniBand": ("mlx5_0", "mlx5_1")})
-    found = limits.find_limits(machine, tmp_path)
+    node = NodeFabrics({"InfiniBand": ("mlx5_0", "mlx5_1")})
+    found = limits.find_limits(node, tmp_path)
     assert found.core_files == resource.getrlimit(resource.RLIMIT_CORE)[0]
     assert found.core_pattern == limits.CORE_PATTERN.read_text().strip()
     assert (found.open_files, found.hard_open_files) == (soft, hard)
     assert found.shared_memory >= found.free_shared_memory > 0
     assert found.infiniband == ("mlx5_0", "mlx5_1")
-    absent = limits.find_limits(Machine(), tmp_path / "nowhere")
+    absent = limits.find_limits(NodeFabrics(), tmp_path / "nowhere")
     assert (absent.shared_memory, absent.infiniband) == (None, ())
 
 

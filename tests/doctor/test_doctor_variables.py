@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpiddp import environment
 from mpiddp.doctor.node import variables
-from mpiddp.launch.network.fabrics import Machine, Setting
+from mpiddp.launch.network.fabrics import NodeFabrics, Setting
 
 NAMES = st.one_of(
     st.sampled_from(sorted(environment.HARMLESS)),
@@ -41,18 +41,18 @@ SETTINGS = (
     Setting(variable="NCCL_NET", value="X", needs_nodes=True, why="it stops"),
     Setting(variable="NCCL_IB_DISABLE", wrong=("[1-9]*",), why="it goes over TCP"),
 )
-MACHINE = Machine({"InfiniBand": ("mlx5_0",)}, ("NVIDIA",), settings=SETTINGS)
+NODE = NodeFabrics({"InfiniBand": ("mlx5_0",)}, ("NVIDIA",), settings=SETTINGS)
 
 
 @pytest.mark.parametrize(
-    ("machine", "given_variables", "nodes", "status", "words"),
+    ("node", "given_variables", "nodes", "status", "words"),
     [
-        (Machine(), {}, 2, "skip", "no fast network card that is known"),
-        (MACHINE, {}, 1, "warn", "InfiniBand (mlx5_0), NVIDIA: not set: NCCL_CROSS_NIC=1. --site"),
-        (MACHINE, {}, 2, "warn", "not set: NCCL_CROSS_NIC=1 NCCL_NET=X. --site-defaults sets"),
-        (MACHINE, {"NCCL_CROSS_NIC": "0"}, 1, "pass", "InfiniBand (mlx5_0), NVIDIA: nothing is"),
+        (NodeFabrics(), {}, 2, "skip", "no fast network card that is known"),
+        (NODE, {}, 1, "warn", "InfiniBand (mlx5_0), NVIDIA: not set: NCCL_CROSS_NIC=1. --site"),
+        (NODE, {}, 2, "warn", "not set: NCCL_CROSS_NIC=1 NCCL_NET=X. --site-defaults sets"),
+        (NODE, {"NCCL_CROSS_NIC": "0"}, 1, "pass", "InfiniBand (mlx5_0), NVIDIA: nothing is"),
         (
-            MACHINE,
+            NODE,
             {"NCCL_CROSS_NIC": "0", "NCCL_IB_DISABLE": "1"},
             1,
             "warn",
@@ -60,8 +60,8 @@ MACHINE = Machine({"InfiniBand": ("mlx5_0",)}, ("NVIDIA",), settings=SETTINGS)
         ),
     ],
 )
-def test_what_a_fabric_lacks(machine, given_variables, nodes, status, words):
-    finding = variables.judge_fabric(machine, given_variables, nodes)
+def test_what_a_fabric_lacks(node, given_variables, nodes, status, words):
+    finding = variables.judge_fabric(node, given_variables, nodes)
     assert finding.status == status and words in finding.text
 
 

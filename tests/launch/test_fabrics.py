@@ -10,7 +10,7 @@ import pytest
 import launchers
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.network import fabrics
-from mpiddp.launch.network.fabrics import find_machine, find_site_defaults, read_table
+from mpiddp.launch.network.fabrics import find_fabrics, find_site_defaults, read_table
 
 TABLE = read_table()
 NVIDIA = {"proc/driver/nvidia/version": "NVRM version: 580.65"}
@@ -80,9 +80,9 @@ def grow(tmp_path):
     ],
 )  # fmt: skip
 def test_what_a_node_has(trees, fabric, devices, vendors, grow):
-    machine = find_machine(TABLE, {}, grow(*trees))
-    assert machine.fabrics == ({fabric: devices} if fabric else {})
-    assert machine.vendors == vendors
+    node = find_fabrics(TABLE, {}, grow(*trees))
+    assert node.fabrics == ({fabric: devices} if fabric else {})
+    assert node.vendors == vendors
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_what_a_node_has(trees, fabric, devices, vendors, grow):
 )
 def test_where_a_plugin_is(variables, found, grow):
     root = grow(SLINGSHOT, NVIDIA, PLUGIN)
-    library = find_machine(TABLE, variables, root).library
+    library = find_fabrics(TABLE, variables, root).library
     assert (str(library) if library else None) == found
     (root / "etc").mkdir()
     (root / "etc/ld.so.cache").write_bytes(b"glibc-ld.so.cache1.1\0/opt/x/libnccl-net.so\0")
     if not variables:
-        assert str(find_machine(TABLE, variables, root).library) == "libnccl-net.so"
+        assert str(find_fabrics(TABLE, variables, root).library) == "libnccl-net.so"
 
 
 def test_slingshot_gets_what_nobody_has_set(grow):
@@ -198,7 +198,7 @@ def test_nccls_own_file_is_somebodys_word(grow, monkeypatch):
     ],
 )  # fmt: skip
 def test_what_is_missing_or_wrong(trees, variables, words, grow):
-    lacks = list(fabrics.find_lacks(find_machine(TABLE, variables, grow(*trees)), variables))
+    lacks = list(fabrics.find_lacks(find_fabrics(TABLE, variables, grow(*trees)), variables))
     text = "\n".join(f"{lack.found} | {lack.advice}" for lack in lacks)
     assert all(word in text for word in words), text
 
@@ -215,8 +215,8 @@ def test_what_is_missing_or_wrong(trees, variables, words, grow):
     ],
 )
 def test_what_is_well(trees, variables, grow):
-    machine = find_machine(TABLE, variables, grow(*trees))
-    assert not list(fabrics.find_lacks(machine, variables))
+    node = find_fabrics(TABLE, variables, grow(*trees))
+    assert not list(fabrics.find_lacks(node, variables))
 
 
 @pytest.mark.parametrize(

@@ -301,9 +301,9 @@ import mpiddp
 from mpiddp.launch.device import device
 from mpiddp.launch.network import fabrics
 from mpiddp.launch.rendezvous import store
-find = fabrics.find_machine
+find = fabrics.find_fabrics
 root = pathlib.Path(sys.argv[1])
-fabrics.find_machine = lambda table, variables=os.environ, _=None: find(table, variables, root)
+fabrics.find_fabrics = lambda table, variables=os.environ, _=None: find(table, variables, root)
 device.choose_backend = lambda *_: "nccl"
 real = store.make_group
 def make_group(store, world, backend, taken, timeout):

@@ -17,7 +17,7 @@ from mpiddp.launch.failure.error_meaning import exit_code
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import find_launcher, is_first
 from mpiddp.launch.mpi import mpi
-from mpiddp.launch.network.fabrics import find_machine, read_table
+from mpiddp.launch.network.fabrics import find_fabrics, read_table
 from mpiddp.launch.phases import JobRanks, StartUp
 from mpiddp.options.outputs import find_one
 
@@ -82,7 +82,7 @@ class Examiner:
         self.variables = {**before, **(defaults.everywhere if defaults is not None else {})}
         """``before``, and what ``--site-defaults`` has set."""
         self.table = read_table(defaults.file if defaults is not None else None)
-        self.machine = find_machine(self.table, self.variables)
+        self.fabrics = find_fabrics(self.table, self.variables)
 
     def attempt(
         self,

@@ -109,7 +109,7 @@ def examine_transport(examiner: Examiner, examined: ExaminedGpus) -> None:
     if rows is not None:
         transport = nccl_log.merge_transports(rows)
         count, peers, module = examiner.world.node_count, examined.have_peers, has_peer_memory()
-        mine = [nccl_log.judge_transport(transport, examiner.machine, count, peers, module)]
+        mine = [nccl_log.judge_transport(transport, examiner.fabrics, count, peers, module)]
     nodes = examiner.gather_nodes(mine)
     if nodes is not None:
         examiner.add_merged(nodes)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.doctor.examiner.findings import Finding, failed, passed, skipped, warned
-from mpiddp.launch.network.fabrics import Machine
+from mpiddp.launch.network.fabrics import NodeFabrics
 
 TRANSPORT = "NCCL transport"
 SOCKET_ADVICE = (
@@ -107,7 +107,7 @@ def read_log(text: str) -> Transport:
 
 def judge_transport(
     transport: Transport,
-    machine: Machine,
+    node: NodeFabrics,
     node_count: int,
     has_peers: bool,
     has_module: bool,
@@ -117,16 +117,16 @@ def judge_transport(
     ``has_peers``: whether its GPUs can read each other's memory;
     ``has_module``: whether the kernel has nvidia-peermem.
     """
-    kinds, infiniband = transport.kinds, _list_verbs(machine)
+    kinds, infiniband = transport.kinds, _list_verbs(node)
     found = _describe_transport(transport)
     by_socket = transport.goes_by_sockets(node_count)
-    if machine.fabrics and by_socket:
-        return _refuse_sockets(transport, machine, found)
-    if machine.fabrics and node_count > 1 and transport.provider in _SLOW_PROVIDERS:
+    if node.fabrics and by_socket:
+        return _refuse_sockets(transport, node, found)
+    if node.fabrics and node_count > 1 and transport.provider in _SLOW_PROVIDERS:
         return failed(
             TRANSPORT,
             f"{found}: by libfabric's provider {transport.provider}, over TCP, though there is "
-            f"{machine.name}{transport.quoted}",
+            f"{node.name}{transport.quoted}",
             PROVIDER_ADVICE,
         )
     if by_socket and node_count == 1:
@@ -165,20 +165,20 @@ def _describe_transport(transport: Transport) -> str:
     return ", ".join(parts)
 
 
-def _refuse_sockets(transport: Transport, machine: Machine, found: str) -> Finding:
+def _refuse_sockets(transport: Transport, node: NodeFabrics, found: str) -> Finding:
     advice = SOCKET_ADVICE
-    if machine.plugin is not None:
-        advice = PLUGIN_ADVICE.format(advice=machine.plugin.advice)
+    if node.plugin is not None:
+        advice = PLUGIN_ADVICE.format(advice=node.plugin.advice)
     return failed(
         TRANSPORT,
-        f"{found}: between nodes by TCP sockets, though there is {machine.name}{transport.quoted}",
+        f"{found}: between nodes by TCP sockets, though there is {node.name}{transport.quoted}",
         advice,
     )
 
 
-def _list_verbs(machine: Machine) -> tuple[str, ...]:
+def _list_verbs(node: NodeFabrics) -> tuple[str, ...]:
     """Cards that NCCL uses by itself."""
-    return () if machine.plugin is not None else machine.devices
+    return () if node.plugin is not None else node.devices
 
 
 def _advise_on_direct(has_module: bool) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpiddp.doctor.examiner.findings import Finding, passed, skipped, warned
-from mpiddp.launch.network.fabrics import Machine
+from mpiddp.launch.network.fabrics import NodeFabrics
 from mpiddp.wording import describe_size
 
 LOCKED_MEMORY = "locked memory"
@@ -44,7 +44,7 @@ class Limits:
     """Where the kernel writes core files; ``|PROGRAM``: it hands them to a program."""
 
 
-def find_limits(machine: Machine, shared: Path = SHARED) -> Limits:
+def find_limits(node: NodeFabrics, shared: Path = SHARED) -> Limits:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     try:
@@ -57,7 +57,7 @@ def find_limits(machine: Machine, shared: Path = SHARED) -> Limits:
         pattern = CORE_PATTERN.read_text().strip()
     except OSError:
         pattern = ""
-    return Limits(soft, hard, locked, size, free, machine.devices, core, pattern)
+    return Limits(soft, hard, locked, size, free, node.devices, core, pattern)
 
 
 def judge_locked_memory(limits: Limits) -> Finding:

@@ -64,7 +64,7 @@ def _gather_rows(examiner: Examiner, token: str, problem: str) -> list[NodeRow] 
             runs = directories.look_at_runs(settings.runs_dir, token)
         data = directories.look_at_data(settings.data_dir)
         names = name_resolution.finish_resolution(resolution)
-        found = limits.find_limits(examiner.machine)
+        found = limits.find_limits(examiner.fabrics)
         findings = [
             name_resolution.judge_host_name(names, world.node_count),
             cores.judge_cores(bindings),
@@ -73,7 +73,7 @@ def _gather_rows(examiner: Examiner, token: str, problem: str) -> list[NodeRow] 
             limits.judge_open_files(found, world.size),
             limits.judge_shared_memory(found),
             limits.judge_core_files(found, world.size),
-            variables.judge_fabric(examiner.machine, examiner.variables, world.node_count),
+            variables.judge_fabric(examiner.fabrics, examiner.variables, world.node_count),
             directories.judge_runs(settings.runs_dir, runs, world.node_count),
         ]
         mine = NodeRow(findings, data, mine.variables)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from mpiddp import environment
 from mpiddp.doctor.examiner.findings import Finding, passed, skipped, warned
 from mpiddp.launch.launcher.hostnames import fold_hostnames
-from mpiddp.launch.network.fabrics import Machine, find_lacks
+from mpiddp.launch.network.fabrics import NodeFabrics, find_lacks
 
 FABRIC = "fabric"
 VARIABLES = "variables"
@@ -33,20 +33,20 @@ def find_variables(variables: Mapping[str, str]) -> Row:
     )
 
 
-def judge_fabric(machine: Machine, variables: Mapping[str, str], node_count: int) -> Finding:
+def judge_fabric(node: NodeFabrics, variables: Mapping[str, str], node_count: int) -> Finding:
     """What is missing for NCCL and MPI to use a node's fabric, or set against it."""
-    lacks = list(find_lacks(machine, variables, has_nodes=node_count > 1))
+    lacks = list(find_lacks(node, variables, has_nodes=node_count > 1))
     if lacks:
         advice = "; ".join(lack.advice for lack in lacks)
         return warned(
             FABRIC,
-            f"{machine.name}: {'; '.join(lack.found for lack in lacks)}",
+            f"{node.name}: {'; '.join(lack.found for lack in lacks)}",
             advice[:1].upper() + advice[1:],
         )
-    if not machine.fabrics:
+    if not node.fabrics:
         return skipped(FABRIC, "no fast network card that is known: TCP between nodes")
-    by = f", by {machine.library}" if machine.library is not None else ""
-    return passed(FABRIC, f"{machine.name}{by}: nothing is missing")
+    by = f", by {node.library}" if node.library is not None else ""
+    return passed(FABRIC, f"{node.name}{by}: nothing is missing")
 
 
 def judge_variables(hostnames: Sequence[str], rows: Sequence[Row]) -> Finding:

@@ -117,7 +117,7 @@ class BadVersion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class FabricTable:
     """What a file says."""
 
     vendors: tuple[Vendor, ...] = ()
@@ -138,7 +138,7 @@ KINDS: Mapping[str, type[Any]] = {
 
 
 @dataclass(frozen=True)
-class Machine:
+class NodeFabrics:
     """What a node has of what the table knows."""
 
     fabrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -170,16 +170,16 @@ class Lack:
     advice: str
 
 
-def read_table(site: str | None = None) -> Table:
+def read_table(site: str | None = None) -> FabricTable:
     """The rows of a site's file, and then those of the table.
 
     Raises ConfigurationError, with the file, the field and what was expected.
     """
     own = toml.read_rows(OWN, KINDS, OPTION)
     if not site:
-        return Table(**own)
+        return FabricTable(**own)
     rows = toml.read_rows(Path(site), KINDS, OPTION)
-    table = Table(**{name: rows.get(name, ()) + own[name] for name in KINDS})
+    table = FabricTable(**{name: rows.get(name, ()) + own[name] for name in KINDS})
     for name in ("fabrics", "vendors"):
         known = {each.name for each in getattr(table, name)}
         for kind in ("plugins", "settings"):
@@ -195,11 +195,11 @@ def _check_names(where: str, names: Sequence[str], known: Collection[str]) -> No
             raise ConfigurationError(f"{where}: {quote(each)} is not known{hint}")
 
 
-def find_machine(
-    table: Table,
+def find_fabrics(
+    table: FabricTable,
     variables: Mapping[str, str] = os.environ,
     root: Path = ROOT,
-) -> Machine:
+) -> NodeFabrics:
     """Look at this node."""
     fabrics = _find_fabrics(table.fabrics, root)
     vendors = tuple(
@@ -231,7 +231,7 @@ def find_machine(
         )
         if fits:
             settings.setdefault(each.variable, each)
-    return Machine(fabrics, vendors, plugin, library, tuple(settings.values()))
+    return NodeFabrics(fabrics, vendors, plugin, library, tuple(settings.values()))
 
 
 def _is_set(text: str, variables: Mapping[str, str]) -> bool:
@@ -314,7 +314,7 @@ def find_library(
 class SiteDefaults:
     """What ``--site-defaults`` sets on this node."""
 
-    machine: Machine
+    node: NodeFabrics
     file: str
     """The site's; empty without."""
     everywhere: Mapping[str, str]
@@ -327,7 +327,7 @@ class SiteDefaults:
         chosen = {**self.everywhere, **(self.between_nodes if has_nodes else {})}
         words = " ".join(f"{name}={_quote(value)}" for name, value in chosen.items())
         file = f", {self.file}" if self.file else ""
-        return f"{self.machine.name}{file}: {words or 'nothing to set'}"
+        return f"{self.node.name}{file}: {words or 'nothing to set'}"
 
 
 def find_site_defaults(
@@ -342,25 +342,25 @@ def find_site_defaults(
         return None
     if option not in ("", TABLE):
         file = option
-    machine = find_machine(read_table(file), variables, root)
+    node = find_fabrics(read_table(file), variables, root)
     return SiteDefaults(
-        machine,
+        node,
         file,
-        everywhere=choose_variables(machine, variables),
-        between_nodes=choose_variables(machine, variables, between_nodes=True),
+        everywhere=choose_variables(node, variables),
+        between_nodes=choose_variables(node, variables, between_nodes=True),
     )
 
 
 def choose_variables(
-    machine: Machine, variables: Mapping[str, str] = os.environ, *, between_nodes: bool = False
+    node: NodeFabrics, variables: Mapping[str, str] = os.environ, *, between_nodes: bool = False
 ) -> dict[str, str]:
     """The settings that nobody has made, but for those that a rank comes too late for.
 
     ``between_nodes``: those of jobs of several nodes, in place of those of all jobs.
     """
     return {
-        each.variable: each.value.replace("{library}", str(machine.library))
-        for each in machine.settings
+        each.variable: each.value.replace("{library}", str(node.library))
+        for each in node.settings
         if each.value is not None
         and not each.is_early
         and each.needs_nodes is between_nodes
@@ -369,13 +369,13 @@ def choose_variables(
 
 
 def find_lacks(
-    machine: Machine, variables: Mapping[str, str] = os.environ, *, has_nodes: bool = True
+    node: NodeFabrics, variables: Mapping[str, str] = os.environ, *, has_nodes: bool = True
 ) -> Iterator[Lack]:
     """What the table misses on this node. ``has_nodes``: whether the job has several."""
-    plugin = machine.plugin
-    if plugin is not None and machine.library is None:
+    plugin = node.plugin
+    if plugin is not None and node.library is None:
         yield Lack(f"{plugin.files[0]} is nowhere in LD_LIBRARY_PATH", plugin.advice)
-    for each in machine.settings:
+    for each in node.settings:
         value = _find_value(each.variable, variables)
         if value is not None and any(fnmatchcase(value.lower(), bad) for bad in each.wrong):
             right = f"set {each.variable}={_quote(each.value)}" if each.value else ""
@@ -383,9 +383,9 @@ def find_lacks(
         elif value is None and each.is_early:
             right = f"{each.variable}={each.value}"
             yield Lack(f"{right} is not set: {each.why}", f"export {right} before the launch")
-    chosen = choose_variables(machine, variables)
+    chosen = choose_variables(node, variables)
     if has_nodes:
-        chosen |= choose_variables(machine, variables, between_nodes=True)
+        chosen |= choose_variables(node, variables, between_nodes=True)
     if chosen:
         words = " ".join(f"{name}={_quote(value)}" for name, value in chosen.items())
         yield Lack(f"not set: {words}", "--site-defaults sets that in the ranks")
