@@ -255,6 +255,15 @@ RESTARTS = (TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS)
 TORCHELASTIC_USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 
+CACHES = {
+    "CUDA_CACHE_PATH": "cuda",
+    "MIOPEN_CUSTOM_CACHE_DIR": "miopen",
+    "MIOPEN_USER_DB_PATH": "miopen",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+}
+"""Where compilers keep their results, and what `launch/caches.py` calls the directory."""
+
 OPENBLAS_MAIN_FREE = "OPENBLAS_MAIN_FREE"
 """Lets the main thread use all cores. numpy sets it while it is imported."""
 NO_BACKTRACES = ("HFI_NO_BACKTRACE", "IPATH_NO_BACKTRACE")

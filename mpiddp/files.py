@@ -36,6 +36,7 @@ MOST_DEPTH = 64
 TOO_DEEP = f"expected at most {MOST_DEPTH} levels of lists and objects"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """The error numbers of a full disk, and of a quota that is used up."""
+LOCAL_FILE_SYSTEMS = ("btrfs", "ext2", "ext3", "ext4", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
 SHOWN = 40
 """Characters of a value in a message."""
 KINDS = {
@@ -338,3 +339,17 @@ def decode_xml(data: bytes, tag: str, kind: type[T]) -> T:
     if tag not in root:
         raise ContentError(f"expected an element {tag}, found {next(iter(root))}")
     return convert(root[tag][0], kind, strict=False)
+
+
+def is_local(path: Path) -> bool:
+    """Whether a file, or the directory that it would be in, is on a disk of this machine."""
+    for each in (path, path.parent):
+        try:
+            device = each.stat().st_dev
+            mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        except OSError:
+            continue
+        place = f" {os.major(device)}:{os.minor(device)} "
+        kinds = [line.partition(" - ")[2].split(" ")[0] for line in mounts if place in line]
+        return any(kind in LOCAL_FILE_SYSTEMS for kind in kinds)
+    return False

@@ -14,19 +14,28 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mpiddp import environment
-from mpiddp.errors import FAILURE, INTERRUPTED, PREEMPTED, ConfigurationError, PeerLostError
+from mpiddp.errors import (
+    FAILURE,
+    INTERRUPTED,
+    PREEMPTED,
+    ConfigurationError,
+    LaunchError,
+    MpiddpError,
+    PeerLostError,
+)
 from mpiddp.files import read_toml
+from mpiddp.front import preflight
 from mpiddp.front.allocation import ask, find_lost_hosts
 from mpiddp.front.attempt import Files, Launch, is_ended_by_slurm, write
 from mpiddp.front.hosts.reachability import Question
-from mpiddp.front.job_end import FINAL, MISTAKES, Exit, JobEnd, find_end
+from mpiddp.front.job_end import FINAL, MISTAKES, Exit, JobEnd, find_end, repeats
 from mpiddp.front.job_layout import JobLayout
-from mpiddp.front.launch_plan import find_hosts, is_in_allocation, make_plan
+from mpiddp.front.launch_plan import LaunchPlan, find_hosts, is_in_allocation, make_plan
 from mpiddp.front.rank_command import make_rank_command
 from mpiddp.launch.device.choice import CPU, read_list
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
@@ -41,79 +50,27 @@ from mpiddp.wording import count_noun, encode
 CONTINUABLE = (FAILURE, PeerLostError.exit_code, PREEMPTED, INTERRUPTED)
 """Codes after which the trainer's run can go on from its last checkpoint."""
 TRAINER = COMMANDS["train"]
+REPEATED = "the attempt before ended with the same error, and neither came further"
 SHOWN_LINES = 20
 """Of the ranks' errors, after a failure."""
 SHOWN_BYTES = 1 << 16
 """How much of the end of the file is read for them."""
 
 
-class Job:
-    """All attempts of one job."""
+@dataclass(frozen=True)
+class RankStart:
+    """One start of ranks: their launcher, what each runs, and the files of what they print."""
 
-    def __init__(self, line: CommandLine, options: FrontOptions) -> None:
-        """Raises ConfigurationError if there is nothing to run, or no way to start it."""
-        _check_directory()
-        self.line = line
-        self.options = options
-        self.program = make_rank_command(line, options)
-        self._question = _make_question(line, options)
-        self.plan = make_plan(_settle_ranks(line, options), question=self._question)
-        self.files: Files | None = None
-        self._error_start = 0
-        """How many bytes an earlier start has left in the file of errors."""
-        self._lost: tuple[str, ...] = ()
+    plan: LaunchPlan
+    program: Sequence[str]
+    files: Files | None
 
-    def run(self) -> tuple[JobEnd, Exit]:
-        """Run attempts until one ends well, or no other one is due. Returns how the last ended."""
-        options = self.options
-        if options.job_log is not None:
-            self.files = _name_logs(options.job_log)
-            self._error_start = os.path.getsize(self.files.error)
-        launch = Launch(
-            self.plan.kind,
-            starts_ranks=options.launcher != NONE,
-            is_local=self.plan.layout is None,
-        )
-        launch.listen()
-        self._announce()
-        directory = job_directory.make_or_none()
-        count, used = 0, 0
-        try:
-            while True:
-                began = time.monotonic()
-                try:
-                    found = self._attempt(launch, directory, count)
-                except ConfigurationError as error:
-                    if not count:
-                        raise
-                    say(f"no restart: {error}")
-                    break
-                end = find_end(found, None if options.launcher == NONE else self.plan.kind.program)
-                if options.restart_window and time.monotonic() - began > options.restart_window:
-                    used = 0
-                count, used = count + 1, used + 1
-                is_last = used > options.restarts or launch.signal is not None
-                if is_last or not self._prepare_restart(end, found, used):
-                    break
-        finally:
-            if directory is not None:
-                job_directory.remove(directory)
-        is_requeued = end.code == PREEMPTED and options.requeue and _requeue()
-        self._report(end, found)
-        if end.code in CONTINUABLE and not is_requeued:
-            self._say_how_to_continue(found)
-        return end, found
+    def run(self, launch: Launch, directory: Path | None, numbers: Mapping[str, str]) -> Exit:
+        """``directory``: the job's. ``numbers``: variables of this attempt.
 
-    def _attempt(self, launch: Launch, directory: Any, count: int) -> Exit:
-        if launch.signal is not None:
-            return Exit(128 + launch.signal, "", launch.signal)
-        if launch.preemption is not None:
-            return Exit(PREEMPTED, "", launch.preemption)
-        variables = {
-            **self.plan.environment(),
-            environment.TORCHELASTIC_RESTART_COUNT: str(count),
-            environment.TORCHELASTIC_MAX_RESTARTS: str(self.options.restarts),
-        }
+        Raises ConfigurationError if there is no such launcher, or the directory is full.
+        """
+        variables = {**self.plan.environment(), **numbers}
         if directory is not None:
             token = os.urandom(16).hex()
             try:
@@ -147,6 +104,124 @@ class Job:
         if self.files is not None and words[:1] == ["srun"]:
             words += self.files.srun_options()
         return words
+
+
+class Job:
+    """All attempts of one job."""
+
+    def __init__(self, line: CommandLine, options: FrontOptions) -> None:
+        """Raises ConfigurationError if there is nothing to run, or no way to start it."""
+        _check_directory()
+        self.line = line
+        self.options = options
+        self.program = make_rank_command(line, options)
+        self._question = _make_question(line, options)
+        self.plan = make_plan(_settle_ranks(line, options), question=self._question)
+        self.files: Files | None = None
+        self._error_start = 0
+        """How many bytes an earlier start has left in the file of errors."""
+        self._lost: tuple[str, ...] = ()
+
+    def run(self) -> tuple[JobEnd, Exit]:
+        """Run attempts until one ends well, or no other one is due. Returns how the last ended."""
+        options = self.options
+        if options.job_log is not None:
+            self.files = _name_logs(options.job_log)
+            self._error_start = os.path.getsize(self.files.error)
+        launch = Launch(
+            self.plan.kind,
+            starts_ranks=options.launcher != NONE,
+            is_local=self.plan.layout is None,
+        )
+        launch.listen()
+        self._announce()
+        directory = job_directory.make_or_none()
+        count, used = 0, 0
+        before: Exit | None = None
+        try:
+            while True:
+                began = time.monotonic()
+                try:
+                    self._examine_nodes(launch, directory)
+                    found = self._attempt(launch, directory, count)
+                    found = replace(found, seconds=time.monotonic() - began)
+                except (ConfigurationError, LaunchError) as error:
+                    if not count:
+                        raise
+                    say(f"no restart: {error}")
+                    break
+                end = find_end(found, None if options.launcher == NONE else self.plan.kind.program)
+                if options.restart_window and found.seconds > options.restart_window:
+                    used = 0
+                count, used = count + 1, used + 1
+                is_last = used > options.restarts or launch.signal is not None
+                if not is_last and before is not None and repeats(found, before):
+                    say(f"attempt ended with {end}; no restart: {REPEATED}")
+                    break
+                if is_last or not self._prepare_restart(end, found, used):
+                    break
+                before = found
+        finally:
+            if directory is not None:
+                job_directory.remove(directory)
+        is_requeued = end.code == PREEMPTED and options.requeue and _requeue()
+        self._report(end, found)
+        if end.code in CONTINUABLE and not is_requeued:
+            self._say_how_to_continue(found)
+        return end, found
+
+    def _attempt(self, launch: Launch, directory: Any, count: int) -> Exit:
+        if launch.signal is not None:
+            return Exit(128 + launch.signal, "", launch.signal)
+        if launch.preemption is not None:
+            return Exit(PREEMPTED, "", launch.preemption)
+        numbers = {
+            environment.TORCHELASTIC_RESTART_COUNT: str(count),
+            environment.TORCHELASTIC_MAX_RESTARTS: str(self.options.restarts),
+        }
+        return RankStart(self.plan, self.program, self.files).run(launch, directory, numbers)
+
+    def _examine_nodes(self, launch: Launch, directory: Path | None) -> None:
+        """With --preflight: have the doctor look at all nodes, and plan without those that fail.
+
+        Raises LaunchError if too few are left.
+        """
+        if not self.options.preflight or launch.signal is not None:
+            return
+        if directory is None:
+            raise ConfigurationError(
+                "--preflight writes what it finds to a directory of its own, and none could be "
+                f"made: set {environment.STATE_HOME} to a directory that can be written"
+            )
+        began, plan, layout = time.monotonic(), self.plan, self.plan.layout
+        hosts: tuple[str, ...] = (os.uname().nodename,)
+        if layout is not None:
+            hosts = (*layout.hosts, *layout.spares)
+            request = preflight.widen(self.options, layout.ranks_of)
+            plan = make_plan(request, self._lost or None, self._question)
+        examination = preflight.plan_examination(directory)
+        doctor = make_rank_command(examination.line, self.options)
+        found = RankStart(plan, doctor, examination.files).run(launch, directory, {})
+        if found.signal is not None:
+            return
+        faults = preflight.read_faults(examination, hosts, found)
+        for fault in faults:
+            say(fault.describe())
+        bad = {host for fault in faults for host in fault.hosts}
+        passed = f"{len(hosts) - len(bad)} of {count_noun(len(hosts), 'node')}"
+        seconds = time.monotonic() - began
+        if faults and (layout is None or not all(fault.hosts for fault in faults)):
+            raise LaunchError("the preflight failed, see above: nothing was started")
+        if layout is not None and bad:
+            self._lost = (*self._lost, *(host for host in hosts if host in bad))
+            fewest = self.options.min_nodes or len(layout.hosts)
+            if len(hosts) - len(bad) < fewest:
+                raise LaunchError(
+                    f"{passed} passed the preflight, and {fewest} are needed: ask for more as "
+                    "spares, or give --min-nodes"
+                )
+            self.plan = make_plan(self.options, self._lost, self._question)
+        say(f"{passed} passed the preflight in {seconds:.1f} s")
 
     def _prepare_restart(self, end: JobEnd, found: Exit, used: int) -> bool:
         """Plan the next attempt without the nodes that were lost; False if there is none."""
@@ -194,10 +269,13 @@ class Job:
         """Say what is about to be started."""
         if self.plan.note:
             say(self.plan.note)
-        if self.options.job_log is None or self.files is None:
-            return
-        rows: list[tuple[str, str]] = []
         layout = self.plan.layout
+        spares = layout.describe_spares() if layout is not None and self.options.restarts else ""
+        if self.options.job_log is None or self.files is None:
+            if spares:
+                say(f"{spares} to spare for a restart")
+            return
+        rows: list[tuple[str, str]] = [("spares", spares)] if spares else []
         if layout is not None:
             rows += [
                 ("ranks", layout.describe_ranks()),
@@ -277,17 +355,21 @@ def _explain_new_start(run: Path) -> str:
 def _choose_lost(
     layout: JobLayout, before: Sequence[str], found: Exit, options: FrontOptions
 ) -> tuple[str, ...]:
-    """Hosts to be left out: those that Slurm has lost, and the one whose rank was lost.
+    """Hosts to be left out: those that Slurm has lost, and one that is faulty or lost a rank.
 
-    The latter stays if too few would be left, because perhaps only the rank was at fault. It also
-    stays if this process runs on it: ranks that are cut off from it name it.
+    The latter stays if too few would be left, because perhaps only the rank was at fault. One that
+    lost a rank also stays if this process runs on it: ranks that are cut off from it name it.
     """
-    hosts = (*layout.hosts, *before)
+    hosts = (*layout.hosts, *layout.spares, *before)
     job = os.environ.get(environment.SLURM_JOB_ID)
     lost = {*before, *(find_lost_hosts(hosts, job) if job else ())}
-    named = str((found.outcome or {}).get("lost_host") or "")
-    is_alive = is_host(named, os.uname().nodename) if named else True
-    suspect = set() if is_alive else {host for host in hosts if is_host(host, named)}
+    outcome = found.outcome or {}
+    named = str(outcome.get("lost_host") or "")
+    if is_host(named, os.uname().nodename):
+        named = ""
+    if outcome.get("node_fault"):
+        named = str(outcome.get("host") or "")
+    suspect = {host for host in hosts if named and is_host(host, named)}
     if len(set(hosts) - lost - suspect) >= options.fewest_nodes:
         lost |= suspect
     return tuple(host for host in hosts if host in lost)
@@ -413,7 +495,7 @@ def run(line: CommandLine, check: Callable[[Sequence[str]], object] | None = Non
         _check_output(line, job.plan.ranks)
         _check_tuning(line)
         end, _ = job.run()
-    except ConfigurationError as error:
+    except MpiddpError as error:
         say(str(error))
         raise SystemExit(error.exit_code) from None
     raise SystemExit(end.code)

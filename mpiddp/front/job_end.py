@@ -28,6 +28,10 @@ MISTAKES = frozenset({ConfigurationError.exit_code, LaunchError.exit_code, NO_CH
 FINAL = MISTAKES | {SUCCESS, PREEMPTED, INTERRUPTED}
 """Codes after which there is no other attempt."""
 TERMINATED = StoppedError(signal.SIGTERM).exit_code
+CRASHED = re.compile(r"killed by SIG(ABRT|BUS|FPE|ILL|SEGV)")
+"""What is said of a rank whose own code ended it, on whatever host."""
+SHORT_SECONDS = 120.0
+"""An attempt of a script that tells no steps counts as one without a step if it was shorter."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Exit:
     """What a rank has written (`mpiddp.process.outcome`)."""
     was_killed: bool = False
     """Whether the launcher did not end after a signal, and was killed with what it had started."""
+    seconds: float = 0.0
+    """How long it ran."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,30 @@ def find_end(found: Exit, launcher: str | None) -> JobEnd:
     if end.code != found.status:
         return JobEnd(end.code, f"{end.why}; {launcher}'s code was {found.status}")
     return end
+
+
+def repeats(found: Exit, before: Exit) -> bool:
+    """Whether two attempts in a row ended with the same error at the same step, or without one.
+
+    Numbers in the errors' texts do not count. Errors of two machines are not the same.
+    """
+    errors = [_describe_error(each) for each in (before, found)]
+    return errors[0] is not None and errors[0] == errors[1]
+
+
+def _describe_error(found: Exit) -> tuple[Any, ...] | None:
+    """What tells an attempt's error from another's; None if it may have taken steps, or is unknown.
+
+    A crash is the script's own wherever it happens; a lost or faulty host is that host's.
+    """
+    outcome = found.outcome or {}
+    reason, path, step = outcome.get("reason"), outcome.get("path"), outcome.get("step")
+    if not reason or (path is None and found.seconds > SHORT_SECONDS):
+        return None
+    host = outcome.get("lost_host") if not CRASHED.search(reason) else None
+    if outcome.get("node_fault"):
+        host = outcome.get("host")
+    return outcome["code"], re.sub(r"\d+", "", reason), step, host
 
 
 def _choose(found: Exit) -> JobEnd | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.front.allocation import Allocation, Node
+from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.script.front_options import LayoutRequest
 from mpiddp.wording import count_noun
 
@@ -29,6 +30,8 @@ class JobLayout:
     """Whether the ranks per node are Slurm's own choice, so that srun is not told them."""
     is_part: bool = False
     """Whether the job has other nodes, too."""
+    spares: tuple[str, ...] = ()
+    """Hosts without ranks, which take the place of one that a restart leaves out."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -56,6 +59,10 @@ class JobLayout:
         elif total:
             words.append(f"--gpus={total}")
         return [*words, *(["--overcommit"] if self.is_overcommitted else [])]
+
+    def describe_spares(self) -> str:
+        """``n[4-5]``; empty without such hosts."""
+        return fold_hostnames(self.spares)
 
     def describe_ranks(self) -> str:
         """``2 nodes x 4 ranks per node = 8 ranks``."""
@@ -93,6 +100,14 @@ def choose_layout(
     What ``request`` says counts, then what Slurm was asked for; else there is one rank per GPU, or
     one per node if there are none. Raises ConfigurationError if that is not possible.
     """
+    layout = _choose_ranks(allocation, request, without)
+    used = {*layout.hosts, *without}
+    return replace(layout, spares=tuple(h for h in allocation.hosts if h not in used))
+
+
+def _choose_ranks(
+    allocation: Allocation, request: LayoutRequest, without: Sequence[str]
+) -> JobLayout:
     if not request.is_empty:
         nodes, ranks_of = _distribute(allocation, request, without)
         return _add_cores(allocation, nodes, ranks_of, sum(ranks_of), is_from_slurm=False)

@@ -217,6 +217,11 @@ def _make_node(host: Host, answer: Mapping[str, Any], listed: HostList) -> Node:
 
 def _check_restarts(request: FrontOptions, inside: bool) -> None:
     """Raise ConfigurationError for an option about restarts that would have no effect."""
+    if request.preflight and request.launcher == NONE:
+        raise ConfigurationError(
+            "--preflight examines the nodes of ranks that are started here, and with --launcher "
+            "none the program starts its own: leave it out"
+        )
     if request.min_nodes is not None and request.launcher == NONE:
         raise ConfigurationError(
             "--min-nodes counts the nodes that have ranks, and with --launcher none the program "
@@ -227,7 +232,8 @@ def _check_restarts(request: FrontOptions, inside: bool) -> None:
             "--min-nodes counts the nodes of a Slurm job, and this shell is in none: leave it out"
         )
     for name in ("restart_window", "min_nodes"):
-        if getattr(request, name) is not None and request.restarts == 0:
+        has_effect = request.restarts or (request.preflight and name == "min_nodes")
+        if getattr(request, name) is not None and not has_effect:
             raise ConfigurationError(
                 f"--{name.replace('_', '-')} has no effect without restarts: add --restarts N, or "
                 "leave it out"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpiddp import environment
 from mpiddp.errors import AloneError, ConfigurationError, LaunchError
-from mpiddp.launch import debugging
+from mpiddp.launch import caches, debugging
 from mpiddp.launch.device import device, nccl
 from mpiddp.launch.device.binding import bind_threads
 from mpiddp.launch.device.choice import AUTO, CUDA
@@ -167,6 +167,7 @@ def begin_import(start: StartUp) -> TorchImport:
     if start.site_defaults is not None:
         start.variables.export(start.site_defaults.everywhere)
     mpi.add_own_variables()
+    start.variables.export(caches.choose())
     if start.options.debug:
         start.variables.export(debugging.begin())
     torch_import = TorchImport()

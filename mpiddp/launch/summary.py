@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mpiddp.launch import caches
 from mpiddp.launch.device import nccl
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.mpi.compatibility import library_name
 from mpiddp.launch.mpi.world import World, find_oddities
 from mpiddp.launch.phases import Compute, JobRanks, StartUp
 from mpiddp.launch.rendezvous.route import Route
+from mpiddp.launch.torch_import import PATIENCE_SECONDS
 from mpiddp.process.cpus import count_shared_cores
 from mpiddp.wording import count_noun, fold_numbers
 
@@ -147,11 +149,14 @@ def describe_start(
     if any(report.site_defaults for report in reports):
         found = [report.site_defaults or "none" for report in reports]
         rows["site defaults"] = _fold_by_node(hostnames, found)
+    if moved := caches.find_folder():
+        rows["caches"] = f"{moved} on each node, as the home is shared"
     width = max(map(len, rows))
     lines = [f"  {head.ljust(width)}  {text}" for head, text in rows.items()]
     remarks = dict.fromkeys(remark for report in reports for remark in report.remarks)
     oddities = find_oddities(world, ranks.launcher, roster)
-    notes = [f"mpiddp: note: {text}" for text in (*oddities, *remarks)]
+    late = describe_late_import(*slowest["import torch"], world.size)
+    notes = [f"mpiddp: note: {text}" for text in (*oddities, *remarks, *late)]
     return "\n".join(["mpiddp: started", *lines, *notes]) + "\n"
 
 
@@ -172,6 +177,18 @@ def _find_lacks(start_up: StartUp, world: World, backend: str) -> tuple[str, ...
     if not lacks:
         return ()
     return (f"{node.name}: {'; '.join(lacks)} (python -m mpiddp doctor says what to do)",)
+
+
+def describe_late_import(seconds: float, rank: int, size: int) -> list[str]:
+    """That torch came late, and what helps; nothing if it did not."""
+    if seconds <= PATIENCE_SECONDS:
+        return []
+    who = f" on rank {rank}" if size > 1 else ""
+    text = (
+        f"import torch took {seconds:.0f} s{who}: its thousands of files come from a slow or busy "
+        "file system; stage.sh of `python -m mpiddp jobs DIR` copies them to each node's own disk"
+    )
+    return [text]
 
 
 def _describe_library(

@@ -10,6 +10,9 @@ import time
 
 from mpiddp import environment
 
+PATIENCE_SECONDS = 20.0
+"""An import that takes longer than this is slow."""
+
 
 class TorchImport:
     """Imports torch.distributed and psutil in a thread, from the moment it is made.

@@ -30,7 +30,7 @@ ATTEMPT = "attempt"
 OUTCOME = "outcome.json"
 KINDS = {
     "code": int, "reason": str, "rank": int, "host": str, "step": int, "attempt": int,
-    "lost_rank": int, "lost_host": str, "path": str,
+    "lost_rank": int, "lost_host": str, "node_fault": str, "path": str,
 }  # fmt: skip
 """What an outcome may hold; None stands for whatever is of another type."""
 
@@ -53,13 +53,13 @@ def make(name: str) -> Path:
 
 
 def _make_in(place: Path, name: str) -> Path:
-    parent = _make_private(place)
+    parent = make_private(place)
     _remove_abandoned(parent)
     number = 1
     while True:
         path = parent / (name if number == 1 else f"{name}-{number}")
         path.mkdir(mode=0o700, exist_ok=True)
-        if _is_private(path) and _take(path):
+        if is_private(path) and _take(path):
             return path
         number += 1
 
@@ -69,7 +69,7 @@ def _remove_abandoned(parent: Path) -> None:
     for path in parent.glob(f"{glob.escape(os.uname().nodename)}-*"):
         process = path.name.removeprefix(f"{os.uname().nodename}-").partition("-")[0]
         has_gone = process.isdecimal() and not Path("/proc", process).exists()
-        if has_gone and _is_private(path) and not _is_running(path):
+        if has_gone and is_private(path) and not _is_running(path):
             remove(path)
 
 
@@ -103,7 +103,7 @@ def find() -> Path | None:
     """
     text = os.environ.get(environment.JOB_DIRECTORY)
     path = Path(text) if text else None
-    return path if path is not None and _is_private(path) else None
+    return path if path is not None and is_private(path) else None
 
 
 def list_running() -> list[Path]:
@@ -177,19 +177,23 @@ def _temporary_directory() -> Path:
     return Path(tempfile.gettempdir(), f"mpiddp-{os.getuid()}", "jobs")
 
 
-def _make_private(path: Path) -> Path:
-    """Make a directory and its parent private. Raises OSError if they are not, or cannot be."""
+def make_private(path: Path) -> Path:
+    """Make a directory and its parent, for this user alone.
+
+    Raises OSError if others can write to them, or they cannot be made.
+    """
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     for each in (path.parent, path):
         each.mkdir(mode=0o700, exist_ok=True)
-        if not _is_private(each):
+        if not is_private(each):
             raise PermissionError(f"others can write to {each}, or own it")
     if not os.access(path, os.W_OK | os.X_OK):
         raise PermissionError(f"{path} cannot be written")
     return path
 
 
-def _is_private(path: Path) -> bool:
+def is_private(path: Path) -> bool:
+    """Whether this is a directory of this user's, to which nobody else can write."""
     try:
         found = path.lstat()
     except OSError:
@@ -228,7 +232,7 @@ def _take(path: Path) -> bool:
 
 def _is_running(path: Path) -> bool:
     """Whether another process holds the lock."""
-    if not _is_private(path):
+    if not is_private(path):
         return False
     try:
         lock = (path / LOCK).open("r+")

@@ -37,6 +37,8 @@ class Outcome:
     """The rank that was lost, or left early, if that ended the attempt."""
     lost_host: str | None = None
     """Its host, if the rank did not leave by itself."""
+    node_fault: str | None = None
+    """What is wrong with ``host``, if the error is the machine's and not the script's."""
 
 
 def find_log(run_directory: Path | None, rank: int) -> Path | None:

@@ -117,6 +117,25 @@ def test_slow_links(rates, named):
     assert finding.found.count(" → ") == len(named)
 
 
+@pytest.mark.parametrize(
+    ("near", "far", "hosts"),
+    [
+        # n1 sends slowly, to either of the next two; it receives slowly; its link with n2 alone is.
+        ([9e9, 9e9, 4e8, 9e9, 9e9], [9e9, 9e9, 9e9, 4e8, 9e9], ("n1",)),
+        ([9e9, 4e8, 9e9, 9e9, 9e9], [9e9, 4e8, 9e9, 9e9, 9e9], ("n1",)),
+        ([9e9, 9e9, 4e8, 9e9, 9e9], [9e9] * 5, ()),
+        # Slow, as beside another job.
+        ([9e9, 9e9, 2e9, 9e9, 9e9], [9e9, 9e9, 9e9, 2e9, 9e9], ()),
+        ([9e9, 9e9, None, 9e9, 9e9], [9e9, 9e9, 9e9, 0.0, 9e9], ("n1",)),
+    ],
+)
+def test_which_end_of_a_slow_link_is_to_blame(near, far, hosts):
+    links = [replace(link, cross_checked=rate) for link, rate in zip(ring(near), far, strict=True)]
+    finding = judge(links)
+    assert finding.hosts == hosts
+    assert (finding.status, finding.code) == (("fail", 1) if hosts else ("warn", 0))
+
+
 def test_links_that_are_late_or_not_there():
     finding = judge(ring([9e9, 9e9], seconds=0.02))
     assert finding.status == "warn" and "n0 → n1 20.0 ms there and back" in finding.found

@@ -42,7 +42,7 @@ def test_faults_of_single_nodes_are_all_found(slurm_cluster, tmp_path):
     wanted = {
         "host name": "warn",
         "shared memory": "warn",
-        "links": "warn",
+        "links": "fail",
         "run directory": "fail",
     }
     assert wanted.items() <= bad.items(), str(reading.result)

@@ -33,7 +33,7 @@ from mpiddp.checkpoints.storage.manifest import (
 )
 from mpiddp.errors import ConfigurationError
 from mpiddp.front import attempt, front, launch_plan
-from mpiddp.front.job_end import Exit
+from mpiddp.front.job_end import Exit, repeats
 from mpiddp.front.rank_command import make_rank_command
 from mpiddp.launch.script import other_words
 from mpiddp.launch.script.command_line import (
@@ -633,6 +633,8 @@ class Attempts:
         self.commands: list[list[str]] = []
         self.variables: list[Mapping[str, str]] = []
         self.offers: list[bool] = []
+        self.report: Mapping[str, object] | None = None
+        """What the first one writes, which is the doctor's."""
         monkeypatch.setattr(
             attempt.Launch, "run", lambda _, *given, **more: self.run(*given, **more)
         )
@@ -642,6 +644,9 @@ class Attempts:
         self, command: list[str], variables: Mapping[str, str], _: object, offers_input: bool
     ) -> Exit:
         end = self.ends[len(self.commands)]
+        if self.report is not None and not self.commands:
+            path = Path(variables["MPIDDP_JOB_DIRECTORY"], "preflight.json")
+            path.write_text(json.dumps(self.report))
         self.offers.append(offers_input)
         self.commands.append(command)
         self.variables.append(variables)
@@ -865,8 +870,76 @@ def test_the_node_of_the_front_lives_whatever_a_rank_that_was_cut_off_says(alloc
     attempts = Attempts(monkeypatch, lost(here), Exit(0))
     assert attempts.start("--restarts", "1") == 0
     assert "--nodes=2" in attempts.commands[1]
+    # A fault that the rank itself has met is another matter.
+    fault = {"code": 1, "reason": "RuntimeError: ECC", "host": here, "node_fault": "its GPU"}
+    faulty = Attempts(monkeypatch, Exit(1, outcome=fault), Exit(0))
+    assert faulty.start("--restarts", "1", "--nodes", "1") == 0
+    assert "--nodelist=n2" in faulty.commands[1]
     # The first step may hold the nodes for a while, until Slurm has given up one of them.
     assert ["--overlap" in command for command in attempts.commands] == [False, True]
+
+
+BAD = {"check": "GPUs", "status": "fail", "found": "no answer", "hosts": ["n2.cluster"], "code": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "rows", "code", "said"),
+    [
+        ("", [], 0, "2 of 2 nodes passed the preflight"),
+        ("--nodes 1", [BAD], 0, "1 of 2 nodes passed the preflight"),
+        ("--min-nodes 1", [BAD], 0, "n2 fails the preflight: GPUs: no answer"),
+        ("", [BAD], 3, "1 of 2 nodes passed the preflight, and 2 are needed"),
+        # What warns, or does not matter to a script, keeps nobody out; what all have ends the job.
+        ("", [{**BAD, "status": "warn"}, {**BAD, "check": "run directory"}], 0, "2 of 2 nodes"),
+        ("--min-nodes 1", [{**BAD, "hosts": ["n1", "n2"]}], 3, "the job fails the preflight: GPUs"),
+        ("--min-nodes 1", None, 3, "the job fails the preflight: exit code 4"),
+    ],
+)
+def test_nodes_are_examined_before_the_ranks_start(
+    allocation, monkeypatch, capsys, words, rows, code, said
+):
+    attempts = Attempts(monkeypatch, Exit(4), Exit(0))
+    attempts.report = {"complete": True, "findings": rows} if rows is not None else None
+    assert attempts.start("--preflight", "--ranks-per-node", "1", *words.split()) == code
+    assert said in capsys.readouterr().err
+    assert len(attempts.commands) == (1 if code else 2) and "--nodes=2" in attempts.commands[0]
+    assert code or ("--exclude=n2" in attempts.commands[1]) is (BAD in rows)
+
+
+ERROR = {"code": 1, "reason": "KeyError: 3 at 0x7f", "host": "n1", "step": None}
+CRASH = {**ERROR, "code": 6, "reason": "rank 1 on n1 was lost: it was killed by SIGSEGV"}
+SILENT = {**ERROR, "code": 6, "reason": "rank 1 on n1 was lost: it is silent"}
+
+
+@pytest.mark.parametrize(
+    ("before", "found", "seconds", "is_same"),
+    [
+        (ERROR, {**ERROR, "reason": "KeyError: 4 at 0x55f", "host": "n2"}, 1, True),
+        (ERROR, {**ERROR, "reason": "ValueError: 3"}, 1, False),
+        (ERROR, {**ERROR, "code": 4}, 1, False),
+        (ERROR, {**ERROR, "reason": ""}, 1, False),
+        (ERROR, None, 1, False),
+        # A script that ran for long may have taken many steps; a trainer's run says which.
+        (ERROR, ERROR, 1000, False),
+        ({**ERROR, "path": "x"}, {**ERROR, "path": "x"}, 1000, True),
+        ({**ERROR, "path": "x"}, {**ERROR, "path": "x", "step": 5}, 1, False),
+        # Two machines that fail are no fault of the script's; crashes are, wherever they happen.
+        ({**ERROR, "node_fault": "x"}, {**ERROR, "node_fault": "x", "host": "n2"}, 1, False),
+        ({**ERROR, "node_fault": "x"}, {**ERROR, "node_fault": "x"}, 1, True),
+        ({**SILENT, "lost_host": "n1"}, {**SILENT, "lost_host": "n2"}, 1, False),
+        ({**CRASH, "lost_host": "n1"}, {**CRASH, "lost_host": "n2"}, 1, True),
+    ],
+)
+def test_the_same_error_before_any_step_is_not_tried_a_third_time(
+    folder, monkeypatch, capsys, before, found, seconds, is_same
+):
+    assert repeats(Exit(1, "", None, found, seconds=seconds), Exit(1, outcome=before)) is is_same
+    if seconds == 1:
+        attempts = Attempts(
+            monkeypatch, *[Exit(1, outcome=each) for each in (before, found)], Exit(0)
+        )
+        assert (attempts.start("-n", "2", "--restarts", "5") != 0) is is_same
+        assert ("no restart: the attempt before" in capsys.readouterr().err) is is_same
 
 
 def test_with_too_few_nodes_left_there_is_no_restart(allocation, monkeypatch, capsys):

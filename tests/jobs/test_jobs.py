@@ -1138,6 +1138,10 @@ def wrap_told(tmp_path: Path) -> dict[str, str]:
     return wrap(tmp_path, f"exec {shlex.join([sys.executable, '-S', '-c', TOLD])}\n")
 
 
+SHAPED = "tbf rate 40mbit burst 80kb latency 50ms"
+"""A twentieth of what the slowest link carries beside busy programs."""
+
+
 def await_files(folder: Path, pattern: str, count: int) -> None:
     launchers.until(lambda: len(list(folder.glob(pattern))) >= count, f"{count} {pattern}")
 
@@ -1258,3 +1262,38 @@ def test_a_restart_takes_the_node_out_that_was_lost(slurm, tmp_path):
     assert "Node failure on node2" in job.output
     assert "restart 1 of 1, without node2" in job.output
     assert sorted(job.log("out").split()) == ["node1", "node1", "node2", "node3", "node3"]
+
+
+@pytest.mark.slurm
+def test_a_node_that_fails_the_preflight_is_replaced_before_the_first_step(slurm, tmp_path):
+    script = tmp_path / "host.py"
+    script.write_text("import os\nprint(os.uname().nodename, flush=True)\n")
+    words = (f"{JOBS}/run.sbatch", "--nodes", "3", "--preflight", str(script))
+    shape = "tc qdisc {} dev ens1f0 root"
+    slurm.cluster.must("exec", "node3", *shape.format("add").split(), *SHAPED.split())
+    try:
+        identity = slurm.submit("--nodes=4", "--ntasks-per-node=1", *words)
+        [job] = slurm.wait(identity, JOB_SECONDS)
+    finally:
+        slurm.cluster.must("exec", "node3", *shape.format("delete").split())
+    assert (job.state, job.code) == ("COMPLETED", 0), job.output
+    assert "node3 fails the preflight: links: TCP: node3 → node4" in job.output
+    assert "3 of 4 nodes passed the preflight" in job.output
+    assert sorted(job.log("out").split()) == ["node1", "node2", "node4"]
+
+
+@pytest.mark.slurm
+def test_a_spare_takes_the_place_of_a_faulty_node(slurm, tmp_path):
+    script = tmp_path / "faulty.py"
+    script.write_text(
+        "import os\nhost = os.uname().nodename\nprint(host, flush=True)\n"
+        "if host == 'node2':\n    raise RuntimeError('CUDA error: uncorrectable ECC error')\n"
+    )
+    words = (f"{JOBS}/run.sbatch", "--nodes", "3", "--restarts", "1", str(script))
+    identity = slurm.submit("--nodes=4", "--ntasks-per-node=1", *words)
+    [job] = slurm.wait(identity, JOB_SECONDS)
+    assert (job.state, job.code) == ("COMPLETED", 0), job.output
+    assert "spares       node4\n" in job.output
+    assert "restart 1 of 1, without node2" in job.output
+    assert "this looks like a fault of node2, not of the script" in job.log("err")
+    assert sorted(job.log("out").split())[-3:] == ["node3", "node3", "node4"]

@@ -51,3 +51,15 @@ def read_recorded():
 def test_peer_loss_in_recorded_messages(row):
     kind = getattr(builtins, row["kind"], None) or getattr(torch.distributed, row["kind"])
     assert error_meaning.is_peer_loss(kind(row["text"])) is row["lost"]
+
+
+def test_faults_of_a_machine(tmp_path):
+    disk = OSError(28, "No space left on device", str(tmp_path / "it's full"))
+    worker = RuntimeError(f"Caught OSError in DataLoader worker process 0.\n{disk}")
+    cause = RuntimeError("training failed")
+    cause.__cause__ = RuntimeError("CUDA error: uncorrectable ECC error encountered\nCUDA kernel")
+    for error in (disk, worker, cause, RuntimeError("Xid (PCI:0000:3b:00): 79, GPU has fallen")):
+        assert error_meaning.find_node_fault(error)
+    elsewhere = OSError(28, "No space left on device", "/proc/full")
+    for error in (elsewhere, OSError(28, "No space left on device"), RuntimeError("ECC")):
+        assert not error_meaning.find_node_fault(error)

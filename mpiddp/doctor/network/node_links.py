@@ -38,6 +38,10 @@ TRIALS = 3
 elsewhere is quicker the next time."""
 SLOW_SHARE = 0.5
 """A link slower than this share of the job's median is slow."""
+FAULTY_SHARE = 0.1
+"""Beyond what other programs on the network do to a link."""
+LEAST_TO_TELL = 2
+"""Nodes: with as few, either end of a slow link may be to blame."""
 LEAST_BANDWIDTH = 1e8
 """Bits per second. Below, the gradients of a small model already take seconds per step."""
 
@@ -69,6 +73,8 @@ class NodeLinks:
     received: float | None
     """Bits per second from the node before this one; None if nothing came."""
     problems: tuple[str, ...] = ()
+    cross_checked: float | None = None
+    """As ``received``, from the node before that one; measured only if a link is slow."""
 
 
 class _Stream:
@@ -138,6 +144,10 @@ class LinkServer:
         self._streams.append(_Stream(connection, self._buffer))
         return self._streams[-1].serve
 
+    def forget(self) -> None:
+        """Count anew."""
+        self._streams = []
+
     def rate(self) -> float | None:
         """Bits per second of the quickest stream that came; None if there was none."""
         rates = [each.rate() for each in self._streams]
@@ -182,10 +192,11 @@ def _connect(address: str, port: int, hello: bytes) -> socket.socket:
     return connection
 
 
-def find_neighbours(leaders: MPI.Intracomm, mine: Any) -> Any:
-    """What the next node in the ring says of itself as ``mine`` does of this one. Collective."""
+def find_neighbours(leaders: MPI.Intracomm, mine: Any, away: int = 1) -> Any:
+    """What the node ``away`` places further in the ring says of itself as ``mine`` does of this
+    one. Collective."""
     rank, size = leaders.Get_rank(), leaders.Get_size()
-    return leaders.sendrecv(mine, dest=(rank - 1) % size, source=(rank + 1) % size)
+    return leaders.sendrecv(mine, dest=(rank - away) % size, source=(rank + away) % size)
 
 
 def _stream_in_turns(
@@ -241,8 +252,22 @@ def measure(leaders: MPI.Intracomm, server: LinkServer, hostname: str, token: by
         if error is not None:
             note(neighbour, address, error)
         rates = quietly.gather(server.rate() or 0.0)
-        if not quietly.bcast(rates is not None and min(rates) < find_limit(rates)):
+        is_slow = quietly.bcast(rates is not None and min(rates) < find_limit(rates))
+        if not is_slow:
             break
+    received, cross_checked = server.rate(), None
+    if is_slow and leaders.Get_size() > LEAST_TO_TELL:
+        # Both ends of a slow link are tried with others: that tells which of them is to blame.
+        server.forget()
+        _, address, port = find_neighbours(leaders, here, 2)
+        _stream_in_turns(leaders, (address, port, token))
+        cross_checked = server.rate() or 0.0
     return NodeLinks(
-        hostname, neighbour, master, ring, server.rate(), tuple(dict.fromkeys(problems))
+        hostname,
+        neighbour,
+        master,
+        ring,
+        received,
+        tuple(dict.fromkeys(problems)),
+        cross_checked,
     )

@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 from mpiddp.doctor.examiner.findings import Finding, failed, join_some, passed, skipped, warned
-from mpiddp.doctor.network.node_links import NodeLinks, find_limit
+from mpiddp.doctor.network.node_links import FAULTY_SHARE, NodeLinks, find_limit
 from mpiddp.errors import UnreachableError
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.network.interfaces import Interface
@@ -194,11 +194,13 @@ def judge_links(links: Sequence[NodeLinks], ways: Sequence[Way]) -> Finding:
     ]
     if parts:
         usual = describe_rate(statistics.median(rate for _, rate, _ in rates))
-        return warned(
-            LINKS,
-            f"TCP: {join_some(parts)}; the median is {usual}",
-            _advise_on_slow([way for _, rate, way in slow if rate < way.expected]),
-        )
+        text = f"TCP: {join_some(parts)}; the median is {usual}"
+        advice = _advise_on_slow([way for _, rate, way in slow if rate < way.expected])
+        faulty = find_faulty(links)
+        if faulty:
+            text += f"; {fold_hostnames(faulty)} is as slow with other nodes"
+            return replace(failed(LINKS, text, advice), hosts=faulty)
+        return warned(LINKS, text, advice)
     slowest, rate, _ = min(rates, key=lambda item: item[1])
     latest, seconds = max(trips, key=lambda item: item[1])
     return passed(
@@ -206,6 +208,27 @@ def judge_links(links: Sequence[NodeLinks], ways: Sequence[Way]) -> Finding:
         f"TCP round the ring of nodes: at least {describe_rate(rate)} ({slowest}), at most "
         f"{describe_seconds(seconds)} there and back ({latest})",
     )
+
+
+def find_faulty(links: Sequence[NodeLinks]) -> tuple[str, ...]:
+    """The hosts that send or receive far less than the others, with either of two partners."""
+    crossed = [link.cross_checked for link in links]
+    if None in crossed:
+        return ()
+    near, far = _mark_faulty([link.received for link in links]), _mark_faulty(crossed)
+    count = len(links)
+    return tuple(
+        link.hostname
+        for at, link in enumerate(links)
+        # What it receives, and what the next two receive from it.
+        if (near[at] and far[at]) or (near[(at + 1) % count] and far[(at + 2) % count])
+    )
+
+
+def _mark_faulty(rates: Sequence[float | None]) -> list[bool]:
+    known = [rate or 0.0 for rate in rates]
+    limit = FAULTY_SHARE * statistics.median(known)
+    return [rate < limit for rate in known]
 
 
 def find_slow(rates: Sequence[tuple[str, float, Way]]) -> list[tuple[str, float, Way]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import mpiddp
 from mpiddp.doctor.examiner.findings import Finding, failed, join_some, passed, skipped, warned
 from mpiddp.errors import LaunchError
+from mpiddp.launch.torch_import import PATIENCE_SECONDS
 from mpiddp.wording import read_message
 
 CODE = "code"
@@ -20,8 +21,6 @@ TORCH_VERSION = "torch version"
 IMPORT_TORCH = "import torch"
 TORCHVISION = "torchvision"
 
-PATIENCE_SECONDS = 20.0
-"""How long an import of torch may take before it is worth doing something about."""
 ADVICE = (
     "Give all nodes the same environment: one on a shared file system, or a new copy on each node"
 )

@@ -20,6 +20,7 @@ from mpiddp.errors import (
     PeerFailedError,
     PeerLostError,
 )
+from mpiddp.files import is_local
 from mpiddp.wording import read_message
 
 MOST_CAUSES = 10
@@ -44,6 +45,25 @@ _TORCH = re.compile(
     r"gloo/transport|gloo::|Gloo connectFullMesh|Application timeout caused pair closure|"
     r"ProcessGroup(Gloo|NCCL)|WorkNCCL|NCCL (error|communicator|operation|Async Error)"
 )
+NODE_FAULTS = {
+    r"uncorrectable ECC error": "a GPU's memory has an error that cannot be corrected",
+    r"uncorrectable NVLink error": "a link between GPUs has an error that cannot be corrected",
+    r"GPU is lost|fallen off the bus": "a GPU no longer answers its driver",
+    r"\bXid\b\W*(\(PCI|\d)": "the driver has reported an error of a GPU (Xid)",
+    r"system not yet initialized": "the GPUs' fabric manager is not ready",
+    r"unsupported display driver / cuda driver combination": "the GPU's driver is half updated",
+    r"IBV_EVENT_DEVICE_FATAL|local catastrophic error": "an InfiniBand adapter has failed",
+    r"HSA_STATUS_ERROR_EXCEPTION": "a GPU has raised a hardware exception",
+    r"(ZE|UR)_RESULT_ERROR_DEVICE_(LOST|REQUIRES_RESET)|PI_ERROR_DEVICE_NOT_AVAILABLE":
+        "a GPU is lost to its driver, or must be reset",
+}  # fmt: skip
+"""What errors say that belong to one machine, as a regular expression, and what they mean.
+
+The words are those of cudaGetErrorString, hipGetErrorString, NVML, NCCL's log, hsa.h and Level
+Zero's and Unified Runtime's error codes.
+"""
+_DISK_FAULT = re.compile(r"\[Errno (5|28)\] [^:\n]+: (?P<quote>['\"])(?P<path>/.+?)(?P=quote)")
+"""As Python says that a file's disk has failed or is full (EIO, ENOSPC)."""
 
 
 def describe_error(
@@ -152,6 +172,27 @@ def find_origin(error: BaseException) -> str:
             return PEER
         found = found.__cause__ or found.__context__
     return OWN
+
+
+def find_node_fault(error: BaseException) -> str | None:
+    """What is wrong with this machine, if ``error`` is a fault of one; None if it is not.
+
+    Another machine could run the same script. A full disk is a fault if it is this machine's own.
+    """
+    found: BaseException | None = error
+    for _ in range(MOST_CAUSES):
+        if found is None:
+            break
+        text = read_message(found)
+        for pattern, meaning in NODE_FAULTS.items():
+            if re.search(pattern, text):
+                return meaning
+        # A data worker's error is part of a text.
+        for match in _DISK_FAULT.finditer(text):
+            if is_local(Path(match["path"])):
+                return f"the machine's own disk is full, or has failed ({match['path']})"
+        found = found.__cause__ or found.__context__
+    return None
 
 
 def _is_one(error: BaseException, module: ModuleType | None, name: str) -> bool:

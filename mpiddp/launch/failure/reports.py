@@ -19,6 +19,7 @@ from mpiddp.errors import PeerLostError, UnreachableError
 from mpiddp.launch.failure.error_meaning import (
     describe_error,
     exit_code,
+    find_node_fault,
     has_own_hook,
     has_trace,
     is_peer_loss,
@@ -149,7 +150,11 @@ class FailureReports:
             code = PeerLostError.exit_code if lost else exit_code(error)
             reason = f"{type(error).__name__}: {read_message(error)}".rstrip(": ")
             text = self._describe(error, step)
-            return Report(error, text, self.make_outcome(code, reason, step))
+            fault = None if lost else find_node_fault(error)
+            if fault is not None:
+                text += _describe_node_fault(self.peers.hostname, fault)
+            outcome = replace(self.make_outcome(code, reason, step), node_fault=fault)
+            return Report(error, text, outcome)
 
         try:
             return BackgroundCall(compose).finish(READ_SECONDS)
@@ -224,3 +229,10 @@ class FailureReports:
     def make_outcome(self, code: int, reason: str, step: int | None) -> Outcome:
         peers = self.peers
         return Outcome(code, reason, peers.rank, peers.hostname, step, self.run.attempt)
+
+
+def _describe_node_fault(hostname: str, fault: str) -> str:
+    return (
+        f"mpiddp: this looks like a fault of {hostname}, not of the script: {fault}. Tell its "
+        "administrators; with --restarts a job of several nodes goes on without it\n"
+    )

@@ -74,6 +74,10 @@ class FrontOptions(LayoutRequest):
     dry_run: bool = False
     """Print the command line instead of running it."""
 
+    preflight: bool = False
+    """Examine all nodes before the ranks start, some seconds long, and leave out those that
+    fail."""
+
     restarts: Annotated[int, Argument("N", at_least(0, MOST))] = 0
     """How often all ranks are started again after a failure."""
 
@@ -81,7 +85,7 @@ class FrontOptions(LayoutRequest):
     """Count from 0 again after a longer attempt (default: never)."""
 
     min_nodes: Annotated[int | None, COUNT] = None
-    """Do not restart on fewer nodes or hosts (default: 1)."""
+    """Do not start on fewer nodes or hosts (default: 1, and at first as many as were chosen)."""
 
     requeue: bool = False
     """Have Slurm requeue the batch job after exit code 75."""
