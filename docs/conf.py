@@ -16,7 +16,8 @@ GROUPS = {
     "Tutorial": ["README", "docs/recipes"],
     "How to": [
         *("docs/questions", "docs/launching", "docs/slurm", "docs/centres", "docs/cluster"),
-        *("docs/ranks", "docs/training", "docs/coming-from-torchrun", "docs/troubleshooting", "docs/benchmarks"),
+        *("docs/ranks", "docs/training", "docs/coming-from-torchrun", "docs/troubleshooting"),
+        "docs/benchmarks",
     ],
     "Reference": ["docs/api", "docs/collectives"],
     "Explanation": ["docs/learning", "docs/algorithms"],
