@@ -15,8 +15,9 @@ import mpiddp
 GROUPS = {
     "Tutorial": ["README", "docs/recipes"],
     "How to": [
-        *("docs/questions", "docs/launching", "docs/slurm", "docs/cluster", "docs/ranks"),
-        *("docs/training", "docs/coming-from-torchrun", "docs/troubleshooting", "docs/benchmarks"),
+        *("docs/questions", "docs/launching", "docs/slurm", "docs/centres", "docs/cluster"),
+        *("docs/ranks", "docs/training", "docs/coming-from-torchrun", "docs/troubleshooting"),
+        "docs/benchmarks",
     ],
     "Reference": ["docs/api", "docs/collectives"],
     "Explanation": ["docs/learning", "docs/algorithms"],

@@ -66,6 +66,11 @@ class LaunchOptions:
     stall_timeout: Annotated[float, SECONDS] = 0.0
     """End a job in which no rank's main thread has moved for so long (default: never)."""
 
+    site_defaults: Annotated[str, Argument("FILE", bare="table")] = ""
+    """Set environment variables that this node's fabric needs, if nobody has: those of mpiddp's
+    table, and before them those of a site's FILE, as --site-defaults=FILE (default: of the file
+    that MPIDDP_SITE names, if it is set, else none)."""
+
     debug: bool = False
     """Let torch, NCCL and Python print more. Sets environment variables that are not set yet, and
     prints which."""
@@ -81,7 +86,7 @@ class LaunchOptions:
         check_choice("collectives", self.collectives, tuple(COLLECTIVES))
         ports.parse_option(self.port_range)
         check("interface", self.interface != "", "auto, NAME or host=NAME,…", self.interface)
-        check_text(self, "interface", "tuning")
+        check_text(self, "interface", "tuning", "site_defaults")
         for name in ("timeout", "lifeline_timeout"):
             seconds = getattr(self, name)
             expected = f"seconds above 0 and up to {LONGEST_TIMEOUT:g}"

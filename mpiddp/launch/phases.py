@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     import torch
     from mpi4py import MPI
 
+    from mpiddp.launch.network.fabrics import SiteDefaults
+
 T = TypeVar("T")
 KEY_BYTES = 16
 """Of the random prefix of the job's keys in the store."""
@@ -81,6 +83,7 @@ class StartUp:
         self.makes_group = makes_group
         self.previous = previous
         self.variables = ExportedVariables()
+        self.site_defaults = _find_site_defaults(options.site_defaults)
         self.on_close: list[Callable[[], object]] = []
         """Called when the session is closed, the last added first, before the group goes."""
         self.undo = ExitStack()
@@ -101,6 +104,14 @@ class StartUp:
         """Have ``work`` done when the session is closed, or start-up fails."""
         self.on_close.append(work)
         self.undo.callback(work)
+
+
+def _find_site_defaults(option: str) -> SiteDefaults | None:
+    if not (option or os.environ.get(environment.SITE)):
+        return None
+    from mpiddp.launch.network.fabrics import find_site_defaults  # Most launches do without.
+
+    return find_site_defaults(option)
 
 
 # MPI
@@ -151,8 +162,10 @@ class JobRanks:
 
 
 def begin_import(start: StartUp) -> TorchImport:
-    """Import torch in a thread from here on."""
+    """Import torch in a thread from here on, in the environment that it and MPI are to read."""
     check_packages()
+    if start.site_defaults is not None:
+        start.variables.export(start.site_defaults.everywhere)
     mpi.add_own_variables()
     start.variables.export(caches.choose())
     if start.options.debug:
@@ -348,6 +361,8 @@ def find_address(start: StartUp, ranks: JobRanks) -> tuple[Route, int | None]:
         # The node's first rank reports what it met.
         raise ConfigurationError(f"rank {ranks.world.rank}'s node found no address")
     start.variables.export(route.variables)
+    if start.site_defaults is not None and ranks.world.node_count > 1:
+        start.variables.export(start.site_defaults.between_nodes)
     if options.port_range != ports.AUTO:
         # A script under `python -m mpiddp` may call mpiddp.init(), which listens as well.
         start.variables.export({environment.PORT_RANGE: options.port_range})

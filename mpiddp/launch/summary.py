@@ -10,7 +10,7 @@ from mpiddp.launch import caches
 from mpiddp.launch.device import nccl
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.mpi.compatibility import library_name
-from mpiddp.launch.mpi.world import find_oddities
+from mpiddp.launch.mpi.world import World, find_oddities
 from mpiddp.launch.phases import Compute, JobRanks, StartUp
 from mpiddp.launch.rendezvous.route import Route
 from mpiddp.launch.torch_import import PATIENCE_SECONDS
@@ -39,6 +39,8 @@ class NodeReport:
     cores: str
     """Of all ranks of the node."""
     remarks: tuple[str, ...]
+    site_defaults: str
+    """What was set for its fabric; empty if nobody has asked for it."""
 
 
 def describe_device(device: torch.device, threads: int) -> str:
@@ -121,7 +123,8 @@ def describe_start(
             [placement.cores for placement in compute.placements],
             [placement.quota for placement in compute.placements],
         ),
-        remarks=compute.assignment.remarks,
+        remarks=(*compute.assignment.remarks, *_find_lacks(start_up, world, compute.backend)),
+        site_defaults=_describe_defaults(start_up, world),
     )
     reports = ranks.leaders.gather(mine) if ranks.leaders is not None else [mine]
     if ranks.neighbourhood is not None:
@@ -143,6 +146,9 @@ def describe_start(
         "MPI": _describe_library(ranks, hostnames, reports),
         "seconds": ", ".join(_describe_phase(*item, world.size) for item in slowest.items()),
     }
+    if any(report.site_defaults for report in reports):
+        found = [report.site_defaults or "none" for report in reports]
+        rows["site defaults"] = _fold_by_node(hostnames, found)
     if moved := caches.find_folder():
         rows["caches"] = f"{moved} on each node, as the home is shared"
     width = max(map(len, rows))
@@ -152,6 +158,25 @@ def describe_start(
     late = describe_late_import(*slowest["import torch"], world.size)
     notes = [f"mpiddp: note: {text}" for text in (*oddities, *remarks, *late)]
     return "\n".join(["mpiddp: started", *lines, *notes]) + "\n"
+
+
+def _describe_defaults(start_up: StartUp, world: World) -> str:
+    defaults = start_up.site_defaults
+    return defaults.describe(has_nodes=world.node_count > 1) if defaults is not None else ""
+
+
+def _find_lacks(start_up: StartUp, world: World, backend: str) -> tuple[str, ...]:
+    """What this node's fabric needs and does not have, if NCCL is to use it; on its first rank."""
+    if backend != "nccl" or world.node_count == 1 or world.local_rank != 0:
+        return ()
+    from mpiddp.launch.network import fabrics  # Jobs of one node do without.
+
+    defaults = start_up.site_defaults
+    node = defaults.node if defaults else fabrics.find_fabrics(fabrics.read_table())
+    lacks = [lack.found for lack in fabrics.find_lacks(node)]
+    if not lacks:
+        return ()
+    return (f"{node.name}: {'; '.join(lacks)} (python -m mpiddp doctor says what to do)",)
 
 
 def describe_late_import(seconds: float, rank: int, size: int) -> list[str]:

@@ -75,6 +75,11 @@ class Field:
         return self.kind is not bool
 
     @property
+    def needs_value(self) -> bool:
+        """Whether the next word is its value; without, a value may stand behind ``=``."""
+        return self.takes_value and self.argument.bare is None
+
+    @property
     def metavar(self) -> str:
         listed = "{" + ",".join(self.choices) + "}" if self.choices else ""
         return self.argument.metavar or listed or METAVARS.get(self.kind, "VALUE")

@@ -1,7 +1,8 @@
-"""Options in TOML: one flat table, whose keys are the names of the options."""
+"""TOML: options in one flat table, whose keys are their names, and rows of dataclasses."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Any
 
 from mpiddp.errors import ConfigurationError, ContentError
 from mpiddp.files import read_toml
-from mpiddp.options.checks import check_choice, quote
-from mpiddp.options.fields import Field
+from mpiddp.options.checks import check_choice, did_you_mean, quote
+from mpiddp.options.fields import Field, list_fields
 
 TYPES: Mapping[Any, tuple[Any, str]] = {
     bool: (bool, "true or false"),
@@ -28,16 +29,60 @@ def read(path: Path, fields: Mapping[str, Field], hint: Callable[[str], str]) ->
     ``fields``: every option, by its name. ``hint``: what to say of another key. Raises
     ConfigurationError, with the file, the key, what was expected and what was found.
     """
-    try:
-        values = read_toml(path)
-    except OSError as error:
-        raise ConfigurationError(f"config: cannot read {path}: {error.strerror}") from None
-    except ContentError as error:
-        raise ContentError(f"config: {path}: {error}") from None
+    values = _load(path, "config")
     for key in values:
         if key not in fields:
             raise ConfigurationError(f"{path}: unknown key {quote(key)}{hint(key)}")
     return {key: convert(f"{path}: {key}", value, fields[key]) for key, value in values.items()}
+
+
+def read_rows(path: Path, kinds: Mapping[str, type[Any]], what: str) -> dict[str, tuple[Any, ...]]:
+    """Return the rows ``[[name]]`` of a TOML file, by name, as the dataclasses that ``kinds`` says.
+
+    A row's keys are the fields of its dataclass. ``what``: the option that names the file. Raises
+    ConfigurationError, with the file, the row, the key, what was expected and what was found.
+    """
+    rows: dict[str, tuple[Any, ...]] = {}
+    for name, found in _load(path, what).items():
+        if name not in kinds:
+            hint = did_you_mean(name, kinds)
+            raise ConfigurationError(f"{path}: unknown key {quote(name)}{hint}")
+        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+            raise ConfigurationError(f"{path}: {name}: expected rows, each below [[{name}]]")
+        fields = {field.name: field for field in list_fields(kinds[name])}
+        rows[name] = tuple(
+            kinds[name](**_read_row(f"{path}: {name}[{place}]", row, fields))
+            for place, row in enumerate(found)
+        )
+    return rows
+
+
+def _read_row(where: str, row: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
+    for key in row:
+        if key not in fields:
+            hint = did_you_mean(key, fields)
+            raise ConfigurationError(f"{where}: unknown key {quote(key)}{hint}")
+    for name, field in fields.items():
+        if field.default is dataclasses.MISSING and name not in row:
+            raise ConfigurationError(f"{where}: lacks {name}")
+    return {key: _convert_some(f"{where}.{key}", row[key], fields[key]) for key in row}
+
+
+def _convert_some(where: str, value: Any, field: Field) -> Any:
+    if not field.is_several:
+        return convert(where, value, field)
+    if not isinstance(value, list):
+        raise ConfigurationError(f"{where}: expected a list, found {quote(value)}")
+    return tuple(convert(f"{where}[{place}]", each, field) for place, each in enumerate(value))
+
+
+def _load(path: Path, what: str) -> dict[str, Any]:
+    try:
+        return read_toml(path)
+    except OSError as error:
+        raise ConfigurationError(f"{what}: cannot read {path}: {error.strerror}") from None
+    except ContentError as error:
+        raise ContentError(f"{what}: {path}: {error}") from None
 
 
 def write(values: Mapping[str, Any]) -> str:

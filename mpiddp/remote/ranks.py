@@ -369,7 +369,8 @@ def ranks(
         output: called with rank, ``out`` or ``err``, and text for what the ranks print, in place
             of printing it with labels.
         launcher: as the front's option, with ``launcher_options``.
-        **options: those of `mpiddp.init`, and ``stall_timeout`` and ``debug``.
+        **options: those of `mpiddp.init`, and ``stall_timeout``, ``site_defaults`` and
+            ``debug``.
 
     Raises:
         ConfigurationError: a bad argument; this process is a rank itself.

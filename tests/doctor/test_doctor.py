@@ -172,6 +172,8 @@ def test_limits_cores_and_threads_and_two_ranks_on_one_gpu(tmp_path):
 
 # GPUs, Slingshot's cards and NCCL's log are pretended, and Gloo does NCCL's part: the rest is real.
 PRETENDED_GPUS = """
+import functools
+import pathlib
 import torch
 from mpiddp.doctor.examiner import examiner
 from mpiddp.doctor.gpu import gpus
@@ -181,7 +183,8 @@ torch.cuda.device_count = lambda: 2
 device.find_identity = lambda index: f"GPU-{index}"
 device.select = lambda placement: placement
 device.choose_backend = lambda *_: "nccl"
-examiner.find_libfabric = lambda *_: ("cxi0", "cxi1")
+root = pathlib.Path(os.environ["TMPDIR"])
+examiner.find_fabrics = functools.partial(examiner.find_fabrics, root=root)
 def examine_gpu(rank, taken):
     assert taken.index == rank
     return gpus.Gpu(rank, "NVIDIA H200", "2.27.3", True, frozenset({10**6}), 6e14 / (1 + 2 * rank))
@@ -200,18 +203,30 @@ store.make_group = make_group
 
 @pytest.mark.mpi
 def test_gpus_that_are_pretended(tmp_path):
-    env = {"TMPDIR": str(tmp_path)}
+    for place in ("sys/class/cxi/cxi0", "sys/class/cxi/cxi1", "proc/driver/nvidia/version"):
+        (tmp_path / place).mkdir(parents=True)
+    env = {"TMPDIR": str(tmp_path), "FI_MR_CACHE_MONITOR": "memhooks"}
     reading = examine("mpich", 2, cwd=tmp_path, exit_code=1, patch=PRETENDED_GPUS, env=env)
     bad = reading.bad()
     bad.pop("locked memory", None)
-    assert bad == {"GPU place": "warn", "GPU speed": "warn", "NCCL transport": "fail"}
+    warned = dict.fromkeys(("fabric", "GPU place", "GPU speed"), "warn")
+    assert bad == {**warned, "NCCL transport": "fail"}
+    text = reading.line("fabric").text
+    assert (
+        ": Slingshot (cxi0, cxi1), NVIDIA: libnccl-net.so is nowhere in LD_LIBRARY_PATH; " in text
+    )
+    assert "FI_MR_CACHE_MONITOR=memhooks: " in text and "not set: FI_CXI_DISABLE_HOST" in text
+    assert reading.line("NCCL version").text == "NCCL 2.27.3: nothing known against it"
     assert "one for each of 2 ranks (2 UUIDs)" in reading.line("GPUs").text
     assert reading.line("GPU kinds").text == "NVIDIA H200, NCCL 2.27.3 for every rank"
     assert "rank 1 on " in reading.line("GPU speed").text
     assert "its GPU is near 1000000" in reading.line("GPU place").text
     assert "with nccl" in reading.line("all-reduce").text
     text = reading.line("NCCL transport").text
-    assert "NCCL 2.27.3+cuda12.9" in text and "though there is cxi0, cxi1. " in text
+    assert (
+        "NCCL 2.27.3+cuda12.9" in text
+        and "Slingshot (cxi0, cxi1), NVIDIA (in its log: “Using network Socket”). " in text
+    )
     assert 'NCCL_NET="AWS Libfabric"' in text and "aws-ofi-nccl" in text
     assert not list(tmp_path.glob("mpiddp-nccl-*"))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from mpiddp.doctor.gpu import gpus
 from mpiddp.doctor.gpu.gpus import Gpu
 from mpiddp.launch.device.device import Placement
+from mpiddp.launch.network.fabrics import read_table
 
 ALL = frozenset(range(8))
 
@@ -31,6 +34,25 @@ def test_gpus_that_torch_does_not_see(tmp_path):
     finding = gpus.judge_count("n1", [place(0, 0, None, None)], [], 0)
     assert (finding.status, finding.found) == ("skip", "no GPUs: ranks compute on the CPU")
     assert gpus.judge_place([], {}).status == "skip"
+
+
+@pytest.mark.parametrize(
+    ("versions", "status", "words"),
+    [
+        (("2.27.3",), "pass", "NCCL 2.27.3: nothing known against it"),
+        (("2.29.2",), "warn", "NCCL 2.29.2: it may hang; 2.29.3 does not (https://"),
+        (("2.27.3", "2.29.2"), "warn", "NCCL 2.27.3, NCCL 2.29.2: it may hang"),
+        (("",), "skip", "no NCCL"),
+    ],
+)
+def test_versions_that_are_known_to_be_bad(versions, status, words):
+    rows = read_table().versions
+    found = [gpu(rank, nccl=version) for rank, version in enumerate(versions)]
+    finding = gpus.judge_nccl(found, rows, "x86_64")
+    assert finding.status == status and words in finding.found
+    # The numbers are NCCL's; RCCL has others of its own.
+    other = [replace(each, library="RCCL") for each in found]
+    assert gpus.judge_nccl(other, rows, "x86_64").status != "warn"
 
 
 def test_one_gpu_for_each_rank():

@@ -8,6 +8,7 @@ import pytest
 
 from mpiddp.doctor.node import limits
 from mpiddp.doctor.node.limits import UNLIMITED, Limits
+from mpiddp.launch.network.fabrics import NodeFabrics
 from mpiddp.wording import describe_size
 
 GIB = 1 << 30
@@ -20,7 +21,7 @@ def make_limits(files=4096, locked=UNLIMITED, shared=8 * GIB, free=4 * GIB, infi
 @pytest.mark.parametrize(
     ("given_limits", "status", "words"),
     [
-        (make_limits(locked=65536), "skip", "no active InfiniBand devices"),
+        (make_limits(locked=65536), "skip", "no fast network card"),
         (make_limits(infiniband=("mlx5_0",)), "pass", "unlimited, for mlx5_0"),
         (make_limits(locked=65536, infiniband=("mlx5_0", "mlx5_1")), "warn", "limited to 64 KiB"),
     ],
@@ -58,17 +59,35 @@ def test_shared_memory(shared, free, status, words):
     assert ("--shm-size" in finding.advice) == (status == "warn")
 
 
+@pytest.mark.parametrize(
+    ("size", "pattern", "ranks", "status", "words"),
+    [
+        (0, "core", 512, "pass", "none are written"),
+        (UNLIMITED, "core", 512, "warn", "512 ranks write as many core files into their working"),
+        (1 << 30, "core.%p", 4, "warn", "core files of up to 1 GiB into"),
+        # To a program, and to a place of the node.
+        (UNLIMITED, "|/usr/lib/systemd/systemd-coredump %P", 512, "pass", "systemd-coredump"),
+        (UNLIMITED, "/var/crash/core.%p", 512, "pass", "/var/crash/core.%p"),
+        (UNLIMITED, "core", 1, "pass", "written to core"),
+    ],
+)
+def test_core_files(size, pattern, ranks, status, words):
+    found = Limits(4096, 4096, UNLIMITED, GIB, GIB, (), size, pattern)
+    finding = limits.judge_core_files(found, ranks)
+    assert finding.status == status and words in finding.found
+    assert ("ulimit -c 0" in finding.advice) == (status == "warn")
+
+
 def test_limits_are_this_process(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for name, state in (("mlx5_1", "4: ACTIVE"), ("mlx5_0", "4: ACTIVE"), ("mlx5_2", "1: DOWN")):
-        port = tmp_path / "ib" / name / "ports" / "1"
-        port.mkdir(parents=True)
-        (port / "state").write_text(f"{state}\n")
-    found = limits.find_limits(tmp_path, tmp_path / "ib")
+    node = NodeFabrics({"InfiniBand": ("mlx5_0", "mlx5_1")})
+    found = limits.find_limits(node, tmp_path)
+    assert found.core_files == resource.getrlimit(resource.RLIMIT_CORE)[0]
+    assert found.core_pattern == limits.CORE_PATTERN.read_text().strip()
     assert (found.open_files, found.hard_open_files) == (soft, hard)
     assert found.shared_memory >= found.free_shared_memory > 0
     assert found.infiniband == ("mlx5_0", "mlx5_1")
-    absent = limits.find_limits(tmp_path / "nowhere", tmp_path / "nowhere")
+    absent = limits.find_limits(NodeFabrics(), tmp_path / "nowhere")
     assert (absent.shared_memory, absent.infiniband) == (None, ())
 
 

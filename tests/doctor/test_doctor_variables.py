@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiddp import environment
 from mpiddp.doctor.node import variables
+from mpiddp.launch.network.fabrics import NodeFabrics, Setting
 
 NAMES = st.one_of(
     st.sampled_from(sorted(environment.HARMLESS)),
@@ -20,7 +22,7 @@ def test_no_other_value_is_ever_shown(given_variables):
     for name, value in row:
         assert name in given_variables
         assert (value is not None) == (name in environment.HARMLESS)
-    finding = variables.judge_variables(["n1"], [row], [])
+    finding = variables.judge_variables(["n1"], [row])
     harmless = given_variables.keys() & environment.HARMLESS
     assert finding.found.count("s3cret-value") == len(harmless)
 
@@ -29,17 +31,38 @@ def test_what_is_set_is_told():
     row = variables.find_variables(
         {"NCCL_IB_DISABLE": "1", "NCCL_SECRET": "x", "HOME": "/root", "PATH": "/bin"}
     )
-    finding = variables.judge_variables(["n1"], [row], [])
+    finding = variables.judge_variables(["n1"], [row])
     assert (finding.status, finding.found) == ("pass", "NCCL_IB_DISABLE=1, NCCL_SECRET")
-    assert variables.judge_variables(["n1"], [()], []).found == "none of those that matter is set"
+    assert variables.judge_variables(["n1"], [()]).found == "none of those that matter is set"
 
 
-def test_infiniband_that_is_turned_off():
-    row = variables.find_variables({"NCCL_IB_DISABLE": "1"})
-    finding = variables.judge_variables(["n1"], [row], ["mlx5_0"])
-    assert finding.status == "warn" and "NCCL_IB_DISABLE turns mlx5_0 off" in finding.found
-    row = variables.find_variables({"NCCL_IB_DISABLE": "0"})
-    assert variables.judge_variables(["n1"], [row], ["mlx5_0"]).status == "pass"
+SETTINGS = (
+    Setting(variable="NCCL_CROSS_NIC", value="1", why="quicker"),
+    Setting(variable="NCCL_NET", value="X", needs_nodes=True, why="it stops"),
+    Setting(variable="NCCL_IB_DISABLE", wrong=("[1-9]*",), why="it goes over TCP"),
+)
+NODE = NodeFabrics({"InfiniBand": ("mlx5_0",)}, ("NVIDIA",), settings=SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("node", "given_variables", "nodes", "status", "words"),
+    [
+        (NodeFabrics(), {}, 2, "skip", "no fast network card that is known"),
+        (NODE, {}, 1, "warn", "InfiniBand (mlx5_0), NVIDIA: not set: NCCL_CROSS_NIC=1. --site"),
+        (NODE, {}, 2, "warn", "not set: NCCL_CROSS_NIC=1 NCCL_NET=X. --site-defaults sets"),
+        (NODE, {"NCCL_CROSS_NIC": "0"}, 1, "pass", "InfiniBand (mlx5_0), NVIDIA: nothing is"),
+        (
+            NODE,
+            {"NCCL_CROSS_NIC": "0", "NCCL_IB_DISABLE": "1"},
+            1,
+            "warn",
+            "NCCL_IB_DISABLE=1: it goes over TCP. Unset NCCL_IB_DISABLE",
+        ),
+    ],
+)
+def test_what_a_fabric_lacks(node, given_variables, nodes, status, words):
+    finding = variables.judge_fabric(node, given_variables, nodes)
+    assert finding.status == status and words in finding.text
 
 
 def test_nodes_that_differ():
@@ -48,7 +71,7 @@ def test_nodes_that_differ():
         variables.find_variables({"NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "ens1"}),
         variables.find_variables({"NCCL_ALGO": "Tree", "UCX_TLS": "tcp"}),
     ]
-    assert variables.judge_variables(["n1", "n2"], rows[:2], []).status == "pass"
-    finding = variables.judge_variables(["n1", "n2", "n3"], rows, [])
+    assert variables.judge_variables(["n1", "n2"], rows[:2]).status == "pass"
+    finding = variables.judge_variables(["n1", "n2", "n3"], rows)
     assert finding.status == "warn"
     assert finding.found.startswith("NCCL_ALGO, UCX_TLS differs on n3; set on n1: ")

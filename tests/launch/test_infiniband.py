@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpiddp.launch.network.infiniband import find_infiniband, find_libfabric, has_peer_memory
+from mpiddp.launch.network.infiniband import find_infiniband, has_peer_memory
 
 
 def put(folder, name, *states):
@@ -55,28 +55,3 @@ def test_the_module_that_reads_gpu_memory(path, has, tmp_path):
     (tmp_path / path).parent.mkdir(parents=True)
     (tmp_path / path).write_text("580.65\n")
     assert has_peer_memory(tmp_path) is has
-
-
-@pytest.mark.parametrize(
-    ("paths", "drivers", "found"),
-    [
-        ((), {}, ()),
-        (("net/eth0", "net/hsn0", "cxi/cxi1", "cxi/cxi0"), {}, ("cxi0", "cxi1")),
-        (("net/eth0", "net/hsn1", "net/hsn0"), {}, ("hsn0", "hsn1")),
-        (("net/hsi0", "net/hsr"), {}, ("hsi0",)),
-        # The first Slingshot, whose cards NCCL uses itself.
-        (("net/hsn0",), {"mlx5_0": "mlx5_core"}, ()),
-        (("net/eth0",), {"rdmap0s6": "efa", "rdmap0s7": "efa"}, ("rdmap0s6", "rdmap0s7")),
-    ],
-)
-def test_cards_that_need_a_plugin_are_found(paths, drivers, found, tmp_path):
-    for path in paths:
-        (tmp_path / "class" / path).mkdir(parents=True)
-    for name, driver in drivers.items():
-        card = tmp_path / "class" / "infiniband" / name
-        (card / "ports" / "1").mkdir(parents=True)
-        (card / "ports" / "1" / "state").write_text("4: ACTIVE\n")
-        (card / "device").mkdir()
-        (tmp_path / "bus" / driver).mkdir(parents=True, exist_ok=True)
-        (card / "device" / "driver").symlink_to(tmp_path / "bus" / driver)
-    assert find_libfabric(tmp_path) == found

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.network.interface_rule import (
     InterfaceRule,
+    find_nccl_setting,
     find_rule,
     names_nobody,
-    nccl_setting,
     parse_interface_option,
 )
 
@@ -131,12 +131,15 @@ def test_the_option_comes_before_the_environment():
 def test_nccls_configuration_files(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     own, named = tmp_path / ".nccl.conf", tmp_path / "named.conf"
-    assert nccl_setting({}) is None
+    assert find_nccl_setting("NCCL_SOCKET_IFNAME", {}) is None
     own.write_text("NCCL_DEBUG=WARN\nNCCL_SOCKET_IFNAME==ens1f0\n")
-    assert nccl_setting({}) == "=ens1f0"
+    assert find_nccl_setting("NCCL_SOCKET_IFNAME", {}) == "=ens1f0"
     named.write_text("# NCCL_SOCKET_IFNAME=lo\n NCCL_SOCKET_IFNAME = ^docker \n")
-    assert nccl_setting({"NCCL_CONF_FILE": str(named)}) == "^docker"
-    assert nccl_setting({"NCCL_CONF_FILE": str(tmp_path / "absent")}) is None
-    assert nccl_setting({"NCCL_SOCKET_IFNAME": "ib"}) == "ib"
+    assert find_nccl_setting("NCCL_SOCKET_IFNAME", {"NCCL_CONF_FILE": str(named)}) == "^docker"
+    assert (
+        find_nccl_setting("NCCL_SOCKET_IFNAME", {"NCCL_CONF_FILE": str(tmp_path / "absent")})
+        is None
+    )
+    assert find_nccl_setting("NCCL_SOCKET_IFNAME", {"NCCL_SOCKET_IFNAME": "ib"}) == "ib"
     own.write_text("NCCL_DEBUG=WARN\n")
-    assert nccl_setting({}) is None
+    assert find_nccl_setting("NCCL_SOCKET_IFNAME", {}) is None

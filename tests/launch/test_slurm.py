@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -292,3 +293,47 @@ def test_a_node_cut_in_training_ends_the_job(slurm_cluster, tmp_path):
     ], str(result)
     assert result.returncode != 0
     assert seconds < TIMEOUT + HUNG
+
+
+FABRIC = """
+import os, pathlib, sys, torch
+import mpiddp
+from mpiddp.launch.device import device
+from mpiddp.launch.network import fabrics
+from mpiddp.launch.rendezvous import store
+find = fabrics.find_fabrics
+root = pathlib.Path(sys.argv[1])
+fabrics.find_fabrics = lambda table, variables=os.environ, _=None: find(table, variables, root)
+device.choose_backend = lambda *_: "nccl"
+real = store.make_group
+def make_group(store, world, backend, taken, timeout):
+    real(store, world, "gloo", torch.device("cpu"), timeout)
+store.make_group = make_group
+with mpiddp.init() as session:
+    sys.stdout.write(f"seen {session.world.rank} {os.environ.get('NCCL_NET')}\\n")
+"""
+"""Slingshot's cards are pretended, and Gloo does NCCL's part."""
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_a_fabric_between_nodes(is_asked, slurm_cluster, tmp_path):
+    for place in ("sys/class/cxi/cxi0", "proc/driver/nvidia/version", "lib"):
+        (tmp_path / place).mkdir(parents=True)
+    site = tmp_path / "site.toml"
+    site.write_text('[[settings]]\nvariable = "NCCL_CROSS_NIC"\nvalue = "0"\n')
+    env = {}
+    if is_asked:
+        (tmp_path / "lib" / "libnccl-net.so").touch()
+        libraries = os.environ.get("LD_LIBRARY_PATH", "")
+        env = {"MPIDDP_SITE": str(site), "LD_LIBRARY_PATH": f"/lib:{libraries}"}
+    srun = slurm_cluster.srun("--nodes=2", "--ntasks-per-node=1")
+    result = launchers.run(srun, 2, ["-c", FABRIC, tmp_path], env=env).expect(0)
+    network = "AWS Libfabric" if is_asked else "None"
+    assert all(f"seen {rank} {network}\n" in result.stdout for rank in range(2))
+    name = "Slingshot (cxi0), NVIDIA"
+    if is_asked:
+        line = rf"  site defaults +{re.escape(f'{name}, {site}')}: NCCL_CROSS_NIC=0 FI_.*NCCL_NET="
+        assert re.search(line, result.stderr) and "mpiddp: note: " not in result.stderr
+    else:
+        assert f"mpiddp: note: {name}: libnccl-net.so is nowhere in LD_LIBRARY" in result.stderr
+        assert "not set: FI_CXI_DISABLE_HOST_REGISTER=1 " in result.stderr

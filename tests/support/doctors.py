@@ -13,9 +13,9 @@ STAGE = ("--timeout", "100")
 """No stage is to be late on a busy machine."""
 CHECKS = (
     "MPI library", "ranks", "kill on bad exit", "code", "host name", "cores", "threads",
-    "locked memory", "open files", "shared memory", "run directory", "data directory", "variables",
-    "torch version", "import torch", "torchvision", "interfaces", "reverse look-ups", "links",
-    "clocks", "GPUs", "all-reduce",
+    "locked memory", "open files", "shared memory", "core files", "fabric", "run directory",
+    "data directory", "variables", "torch version", "import torch", "torchvision", "interfaces",
+    "reverse look-ups", "links", "clocks", "GPUs", "all-reduce",
 )  # fmt: skip
 """The checks of a launch without GPUs, in the order of their lines."""
 

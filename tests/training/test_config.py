@@ -103,6 +103,7 @@ EXAMPLES: dict[str, Any] = {
     "allow_shared_gpu": True,
     "lifeline_timeout": 7.5,
     "stall_timeout": 0.0,
+    "site_defaults": "table",
     "debug": True,
     "bind": "numa",
     "log_every": 7,

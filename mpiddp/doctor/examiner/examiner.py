@@ -17,7 +17,7 @@ from mpiddp.launch.failure.error_meaning import exit_code
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import find_launcher, is_first
 from mpiddp.launch.mpi import mpi
-from mpiddp.launch.network.infiniband import find_infiniband, find_libfabric
+from mpiddp.launch.network.fabrics import find_fabrics, read_table
 from mpiddp.launch.phases import JobRanks, StartUp
 from mpiddp.options.outputs import find_one
 
@@ -78,8 +78,11 @@ class Examiner:
         """Of the nodes, by their rank; on rank 0."""
         self.add, self.stage = stages.add, stages.stage
         self.before = before
-        self.infiniband = find_infiniband()
-        self.libfabric = find_libfabric()
+        defaults = start_up.site_defaults
+        self.variables = {**before, **(defaults.everywhere if defaults is not None else {})}
+        """``before``, and what ``--site-defaults`` has set."""
+        self.table = read_table(defaults.file if defaults is not None else None)
+        self.fabrics = find_fabrics(self.table, self.variables)
 
     def attempt(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -96,6 +97,7 @@ def _judge_all(examiner: Examiner, nodes: Sequence[GpuRow] | None) -> None:
     rows = zip(examiner.hostnames, nodes, strict=True)
     without = [host for host, row in rows if not row.gpus]
     examiner.add(gpus.judge_kinds(found, hosts, without))
+    examiner.add(gpus.judge_nccl(found, examiner.table.versions, platform.machine()))
     examiner.add(gpus.judge_speed(found, hosts))
 
 
@@ -106,9 +108,8 @@ def examine_transport(examiner: Examiner, examined: ExaminedGpus) -> None:
     mine: list[Finding] = []
     if rows is not None:
         transport = nccl_log.merge_transports(rows)
-        cards = nccl_log.Cards(examiner.infiniband, examiner.libfabric)
         count, peers, module = examiner.world.node_count, examined.have_peers, has_peer_memory()
-        mine = [nccl_log.judge_transport(transport, cards, count, peers, module)]
+        mine = [nccl_log.judge_transport(transport, examiner.fabrics, count, peers, module)]
     nodes = examiner.gather_nodes(mine)
     if nodes is not None:
         examiner.add_merged(nodes)

@@ -13,6 +13,7 @@ from mpiddp.launch.device.binding import find_near_cpus
 from mpiddp.launch.device.device import Placement, find_bus, find_remarks, find_shared
 from mpiddp.launch.device.nccl import find_version
 from mpiddp.launch.launcher.hostnames import fold_hostnames
+from mpiddp.launch.network.fabrics import BadVersion
 from mpiddp.wording import count_noun, fold_numbers
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 GPUS = "GPUs"
 GPU_KINDS = "GPU kinds"
+NCCL_VERSION = "NCCL version"
 GPU_PLACE = "GPU place"
 GPU_SPEED = "GPU speed"
 
@@ -38,13 +40,15 @@ class Gpu:
     rank: int
     name: str
     nccl: str
-    """Version of the NCCL that is loaded; empty without."""
+    """Version of the NCCL or RCCL that is loaded; empty without."""
     peers: bool | None
     """Whether it can read the memory of all other GPUs that this rank sees; None if it sees one."""
     near: frozenset[int]
     """Cores of its NUMA node; empty if the system does not say."""
     speed: float
     """Of a matrix product, floating-point operations per second."""
+    library: str = "NCCL"
+    """Which of the two it is."""
 
 
 def examine_gpu(rank: int, device: torch.device) -> Gpu:
@@ -61,6 +65,7 @@ def examine_gpu(rank: int, device: torch.device) -> Gpu:
         peers=peers if others else None,
         near=find_near_cpus(find_bus(properties)),
         speed=measure_product(device),
+        library="RCCL" if torch.version.hip else "NCCL",
     )
 
 
@@ -203,6 +208,27 @@ def judge_kinds(
         advice.append("Ranks need the same NCCL: give all nodes the same environment")
     parts = [f"{fold_hostnames(names)}: {kind}" for kind, names in kinds.items()]
     return warned(GPU_KINDS, join_some(parts), ". ".join(advice))
+
+
+def judge_nccl(gpus: Sequence[Gpu], bad: Sequence[BadVersion], machine: str) -> Finding:
+    """Whether a rank has a version of NCCL that is known to be bad; ``machine``: ``uname -m``."""
+    found = dict.fromkeys((gpu.library, gpu.nccl) for gpu in gpus if gpu.nccl)
+    if not found:
+        return skipped(NCCL_VERSION, "no NCCL")
+    names = ", ".join(f"{library} {version}" for library, version in found)
+    reasons = [
+        f"{row.why}; {row.before} does not ({row.source})"
+        for library, version in found
+        for row in bad
+        if row.library == library and row.includes(version, machine)
+    ]
+    if not reasons:
+        return passed(NCCL_VERSION, f"{names}: nothing known against it")
+    return warned(
+        NCCL_VERSION,
+        f"{names}: {join_some(reasons)}",
+        "Take another: pip install nvidia-nccl-cu13==VERSION, or the site's module",
+    )
 
 
 def judge_place(gpus: Sequence[Gpu], cores: Mapping[int, frozenset[int]]) -> Finding:

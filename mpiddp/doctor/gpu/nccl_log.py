@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.doctor.examiner.findings import Finding, failed, passed, skipped, warned
+from mpiddp.launch.network.fabrics import NodeFabrics
 
 TRANSPORT = "NCCL transport"
 SOCKET_ADVICE = (
@@ -22,10 +23,13 @@ SOCKET_ADVICE = (
     "in a container above all? locked memory limited? NCCL_IB_HCA names another?"
 )
 PLUGIN_ADVICE = (
-    "NCCL has found no plugin for libfabric: load the site's aws-ofi-nccl (libnccl-net.so; for "
-    "RCCL rccl-net-plugin, librccl-net.so), as a module or by a hook of the container, "
-    'and set NCCL_NET="AWS Libfabric" (of newer plugins Libfabric or OFI), with which NCCL stops '
-    "where it is missing"
+    'NCCL has no plugin that can use this fabric: {advice}; with NCCL_NET="AWS Libfabric" NCCL '
+    "stops if it is missing"
+)
+PROVIDER_ADVICE = (
+    "The plugin is there, but its libfabric cannot use the cards: unset FI_PROVIDER; take the "
+    "site's libfabric; in a container pass /dev/cxi* (of EFA: /dev/infiniband) in; see why with "
+    "FI_LOG_LEVEL=info"
 )
 
 _VERSION = re.compile(r"[NR]CCL version (?:: )?(\d[\w.]*(?:\+[\w.]+)?)")
@@ -37,16 +41,18 @@ _CHANNEL = re.compile(
     r"(P2P|SHM|NET/[^/\n]+|NVLS|COLLNET)([^\n]*)"
 )
 # Once for each card. A line about a single GPU ("for GPU 0 / HCA 1") may be of a distant card.
+_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is (\w+)")
+_SLOW_PROVIDERS = ("tcp", "sockets", "udp", "net")
+"""Of libfabric: they go through the kernel, over any interface."""
+_EVIDENCE = re.compile(
+    r"(?:NCCL (?:INFO|WARN) )((?:NET/Plugin ?: .*(?:[Nn]o plugin found|Could not find|cannot open)"
+    r"|NET/IB : No device found|Failed to open libibverbs|NET/OFI No eligible|NCCL_NET set by"
+    r"|NCCL_IB_DISABLE set by|NET/OFI Selected [Pp]rovider is|Using network ).*?)\s*$",
+    re.MULTILINE,
+)
+"""Lines that say why a network was chosen."""
+SHOWN_EVIDENCE = 3
 _ABILITY = re.compile(r"NET/(?:IB|NCCL RDMA)[^:\n]* : GPU Direct RDMA (\w+) for HCA")
-
-
-@dataclass(frozen=True)
-class Cards:
-    """The fast network cards of a node."""
-
-    infiniband: Sequence[str] = ()
-    libfabric: Sequence[str] = ()
-    """Those that NCCL uses by a plugin alone: Slingshot's, AWS's."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,10 @@ class Transport:
     """What NCCL calls the network between nodes."""
     kinds: frozenset[str] = frozenset()
     """By what channels go: P2P, SHM, NET/IB, …"""
+    provider: str = ""
+    """Of libfabric, which a plugin has chosen: cxi, efa, tcp, …"""
+    evidence: tuple[str, ...] = ()
+    """Lines that say why this network was chosen, without hosts and processes."""
     direct: bool = False
     """Whether any network channel reads GPU memory directly (GPUDirect RDMA)."""
     is_refused: bool = False
@@ -69,13 +79,26 @@ class Transport:
         by_card = any(kind.startswith(("NET/IB", "NET/NCCL RDMA")) for kind in self.kinds)
         return not self.direct and (by_card or self.is_refused)
 
+    def goes_by_sockets(self, node_count: int) -> bool:
+        """Whether NCCL itself goes over TCP, or, between nodes, would."""
+        return "NET/Socket" in self.kinds or (node_count > 1 and self.network == "Socket")
+
+    @property
+    def quoted(self) -> str:
+        """The last lines of the evidence, as its log has them."""
+        lines = [f"“{line}”" for line in self.evidence[-SHOWN_EVIDENCE:]]
+        return f" (in its log: {', '.join(lines)})" if lines else ""
+
 
 def read_log(text: str) -> Transport:
     version, network = _VERSION.search(text), _NETWORK.search(text)
+    provider = _PROVIDER.search(text)
     channels = list(_CHANNEL.finditer(text))
     return Transport(
         version=version[1] if version else "",
         network=network[1] if network else "",
+        provider=provider[1] if provider else "",
+        evidence=tuple(dict.fromkeys(_EVIDENCE.findall(text))),
         kinds=frozenset(match[3] for match in channels),
         direct=any("/GDRDMA" in match[4] for match in channels),
         is_refused=set(_ABILITY.findall(text)) == {"Disabled"},
@@ -84,7 +107,7 @@ def read_log(text: str) -> Transport:
 
 def judge_transport(
     transport: Transport,
-    cards: Cards,
+    node: NodeFabrics,
     node_count: int,
     has_peers: bool,
     has_module: bool,
@@ -94,21 +117,17 @@ def judge_transport(
     ``has_peers``: whether its GPUs can read each other's memory;
     ``has_module``: whether the kernel has nvidia-peermem.
     """
-    kinds, infiniband = transport.kinds, cards.infiniband
-    by_socket = "NET/Socket" in kinds or (node_count > 1 and transport.network == "Socket")
-    parts = [f"NCCL {transport.version or '(version not in its log)'}"]
-    if transport.network:
-        direct = " with GPUDirect RDMA" if transport.direct else ""
-        parts.append(f"network {transport.network}{direct}")
-    if kinds:
-        parts.append("channels by " + " and ".join(sorted(kinds)))
-    found = ", ".join(parts)
-    if by_socket and (cards.libfabric or infiniband):
-        names = ", ".join(cards.libfabric or infiniband)
+    kinds, infiniband = transport.kinds, _list_verbs(node)
+    found = _describe_transport(transport)
+    by_socket = transport.goes_by_sockets(node_count)
+    if node.fabrics and by_socket:
+        return _refuse_sockets(transport, node, found)
+    if node.fabrics and node_count > 1 and transport.provider in _SLOW_PROVIDERS:
         return failed(
             TRANSPORT,
-            f"{found}: between nodes by TCP sockets, though there is {names}",
-            PLUGIN_ADVICE if cards.libfabric else SOCKET_ADVICE,
+            f"{found}: by libfabric's provider {transport.provider}, over TCP, though there is "
+            f"{node.name}{transport.quoted}",
+            PROVIDER_ADVICE,
         )
     if by_socket and node_count == 1:
         return warned(
@@ -135,6 +154,33 @@ def judge_transport(
     return passed(TRANSPORT, found)
 
 
+def _describe_transport(transport: Transport) -> str:
+    parts = [f"NCCL {transport.version or '(version not in its log)'}"]
+    if transport.network:
+        direct = " with GPUDirect RDMA" if transport.direct else ""
+        provider = f" (provider {transport.provider})" if transport.provider else ""
+        parts.append(f"network {transport.network}{provider}{direct}")
+    if transport.kinds:
+        parts.append("channels by " + " and ".join(sorted(transport.kinds)))
+    return ", ".join(parts)
+
+
+def _refuse_sockets(transport: Transport, node: NodeFabrics, found: str) -> Finding:
+    advice = SOCKET_ADVICE
+    if node.plugin is not None:
+        advice = PLUGIN_ADVICE.format(advice=node.plugin.advice)
+    return failed(
+        TRANSPORT,
+        f"{found}: between nodes by TCP sockets, though there is {node.name}{transport.quoted}",
+        advice,
+    )
+
+
+def _list_verbs(node: NodeFabrics) -> tuple[str, ...]:
+    """Cards that NCCL uses by itself."""
+    return () if node.plugin is not None else node.devices
+
+
 def _advise_on_direct(has_module: bool) -> str:
     if has_module:
         return (
@@ -153,6 +199,8 @@ def merge_transports(transports: Sequence[Transport]) -> Transport:
     return Transport(
         version=next((t.version for t in transports if t.version), ""),
         network=next((t.network for t in transports if t.network), ""),
+        provider=next((t.provider for t in transports if t.provider), ""),
+        evidence=next((t.evidence for t in transports if t.evidence), ()),
         kinds=frozenset[str]().union(*(t.kinds for t in transports)),
         direct=any(t.direct for t in transports),
         is_refused=any(t.is_refused for t in transports),

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpiddp.doctor.examiner.findings import Finding, passed, skipped, warned
-from mpiddp.launch.network.infiniband import INFINIBAND, find_infiniband
+from mpiddp.launch.network.fabrics import NodeFabrics
 from mpiddp.wording import describe_size
 
 LOCKED_MEMORY = "locked memory"
 OPEN_FILES = "open files"
 SHARED_MEMORY = "shared memory"
+CORE_FILES = "core files"
 
 LEAST_FREE_SHARED_MEMORY = 256 << 20
 """Bytes. NCCL and workers that load data exchange what they have there."""
@@ -21,6 +22,7 @@ LEAST_OPEN_FILES = 256
 """Files that a process has open by itself: libraries, data, workers' pipes."""
 
 SHARED = Path("/dev/shm")
+CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
 UNLIMITED = resource.RLIM_INFINITY
 
 
@@ -35,10 +37,14 @@ class Limits:
     """None if there is no ``/dev/shm``."""
     free_shared_memory: int
     infiniband: tuple[str, ...]
-    """Devices of this node that have an active port."""
+    """Fast network cards of this node that can be used."""
+    core_files: int = 0
+    """Bytes of the largest core file."""
+    core_pattern: str = ""
+    """Where the kernel writes core files; ``|PROGRAM``: it hands them to a program."""
 
 
-def find_limits(shared: Path = SHARED, infiniband: Path = INFINIBAND) -> Limits:
+def find_limits(node: NodeFabrics, shared: Path = SHARED) -> Limits:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     try:
@@ -46,12 +52,17 @@ def find_limits(shared: Path = SHARED, infiniband: Path = INFINIBAND) -> Limits:
         size, free = state.f_frsize * state.f_blocks, state.f_frsize * state.f_bavail
     except OSError:
         size, free = None, 0
-    return Limits(soft, hard, locked, size, free, find_infiniband(infiniband))
+    core, _ = resource.getrlimit(resource.RLIMIT_CORE)
+    try:
+        pattern = CORE_PATTERN.read_text().strip()
+    except OSError:
+        pattern = ""
+    return Limits(soft, hard, locked, size, free, node.devices, core, pattern)
 
 
 def judge_locked_memory(limits: Limits) -> Finding:
     if not limits.infiniband:
-        return skipped(LOCKED_MEMORY, "no active InfiniBand devices, which would need it")
+        return skipped(LOCKED_MEMORY, "no fast network card, which would need it")
     devices = ", ".join(limits.infiniband)
     if limits.locked_memory == UNLIMITED:
         return passed(LOCKED_MEMORY, f"unlimited, for {devices}")
@@ -92,6 +103,21 @@ def judge_shared_memory(limits: Limits) -> Finding:
         f"/dev/shm of {size} has {describe_size(limits.free_shared_memory)} free; workers that "
         "load data, NCCL and MPI need more",
         "Remove what earlier jobs left in /dev/shm; in a container: --shm-size 8g or --ipc=host",
+    )
+
+
+def judge_core_files(limits: Limits, world_size: int) -> Finding:
+    if limits.core_files == 0:
+        return passed(CORE_FILES, "none are written")
+    pattern = limits.core_pattern
+    if pattern.startswith(("|", "/")) or world_size == 1:
+        return passed(CORE_FILES, f"written to {pattern}" if pattern else "written")
+    most = "" if limits.core_files == UNLIMITED else f" of up to {describe_size(limits.core_files)}"
+    return warned(
+        CORE_FILES,
+        f"if they crash, {world_size} ranks write as many core files{most} into their working "
+        f"directory, each with all memory of its process",
+        "ulimit -c 0 before the launch, unless you look for a crash",
     )
 
 

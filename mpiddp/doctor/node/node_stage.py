@@ -44,7 +44,7 @@ def examine_nodes(examiner: Examiner) -> None:
         [[directories.judge_data(settings.data_dir, row.data, first)] for row in rows]
     )
     every = [row.variables for row in rows]
-    examiner.add(variables.judge_variables(examiner.hostnames, every, examiner.infiniband))
+    examiner.add(variables.judge_variables(examiner.hostnames, every))
 
 
 def _gather_rows(examiner: Examiner, token: str, problem: str) -> list[NodeRow] | None:
@@ -63,7 +63,8 @@ def _gather_rows(examiner: Examiner, token: str, problem: str) -> list[NodeRow] 
         if token:
             runs = directories.look_at_runs(settings.runs_dir, token)
         data = directories.look_at_data(settings.data_dir)
-        names, found = name_resolution.finish_resolution(resolution), limits.find_limits()
+        names = name_resolution.finish_resolution(resolution)
+        found = limits.find_limits(examiner.fabrics)
         findings = [
             name_resolution.judge_host_name(names, world.node_count),
             cores.judge_cores(bindings),
@@ -71,6 +72,8 @@ def _gather_rows(examiner: Examiner, token: str, problem: str) -> list[NodeRow] 
             limits.judge_locked_memory(found),
             limits.judge_open_files(found, world.size),
             limits.judge_shared_memory(found),
+            limits.judge_core_files(found, world.size),
+            variables.judge_fabric(examiner.fabrics, examiner.variables, world.node_count),
             directories.judge_runs(settings.runs_dir, runs, world.node_count),
         ]
         mine = NodeRow(findings, data, mine.variables)

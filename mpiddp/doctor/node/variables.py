@@ -1,4 +1,4 @@
-"""Environment variables that change what MPI, NCCL and Gloo do: by name, rarely by value."""
+"""Environment variables that change what MPI, NCCL and Gloo do, and those that a fabric needs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from mpiddp import environment
-from mpiddp.doctor.examiner.findings import Finding, passed, warned
+from mpiddp.doctor.examiner.findings import Finding, passed, skipped, warned
 from mpiddp.launch.launcher.hostnames import fold_hostnames
+from mpiddp.launch.network.fabrics import NodeFabrics, find_lacks
 
+FABRIC = "fabric"
 VARIABLES = "variables"
 
 Row = tuple[tuple[str, str | None], ...]
@@ -31,31 +33,36 @@ def find_variables(variables: Mapping[str, str]) -> Row:
     )
 
 
-def judge_variables(
-    hostnames: Sequence[str], rows: Sequence[Row], infiniband: Sequence[str]
-) -> Finding:
-    """What is set, from every node; differences between nodes are pointed out.
+def judge_fabric(node: NodeFabrics, variables: Mapping[str, str], node_count: int) -> Finding:
+    """What is missing for NCCL and MPI to use a node's fabric, or set against it."""
+    lacks = list(find_lacks(node, variables, has_nodes=node_count > 1))
+    if lacks:
+        advice = "; ".join(lack.advice for lack in lacks)
+        return warned(
+            FABRIC,
+            f"{node.name}: {'; '.join(lack.found for lack in lacks)}",
+            advice[:1].upper() + advice[1:],
+        )
+    if not node.fabrics:
+        return skipped(FABRIC, "no fast network card that is known: TCP between nodes")
+    by = f", by {node.library}" if node.library is not None else ""
+    return passed(FABRIC, f"{node.name}{by}: nothing is missing")
 
-    ``infiniband``: devices of rank 0's node.
-    """
+
+def judge_variables(hostnames: Sequence[str], rows: Sequence[Row]) -> Finding:
+    """What is set, from every node; differences between nodes are pointed out."""
     shown = ", ".join(name if value is None else f"{name}={value}" for name, value in rows[0])
     found = shown or "none of those that matter is set"
     differing = [
         name for name, row in zip(hostnames, rows, strict=True) if _alike(row) != _alike(rows[0])
     ]
-    problems = []
-    if differing:
-        names = sorted(
-            {name for row in rows for name, _ in set(_alike(row)) ^ set(_alike(rows[0]))}
-        )
-        problems.append(f"{', '.join(names)} differs on {fold_hostnames(differing)}")
-    if infiniband and dict(rows[0]).get(environment.NCCL_IB_DISABLE) not in (None, "", "0"):
-        problems.append(f"{environment.NCCL_IB_DISABLE} turns {', '.join(infiniband)} off")
-    if not problems:
+    if not differing:
         return passed(VARIABLES, found)
+    names = sorted({name for row in rows for name, _ in set(_alike(row)) ^ set(_alike(rows[0]))})
     return warned(
         VARIABLES,
-        f"{'; '.join(problems)}; set on {hostnames[0]}: {found}",
+        f"{', '.join(names)} differs on {fold_hostnames(differing)}; "
+        f"set on {hostnames[0]}: {found}",
         "Set the same everywhere, in the job script and not in a profile of one node",
     )
 

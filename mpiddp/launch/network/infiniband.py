@@ -11,37 +11,21 @@ PEER_MEMORY = ("module/nvidia_peermem", "kernel/mm/memory_peers/nv_mem*")
 
 
 def find_infiniband(folder: Path = INFINIBAND) -> tuple[str, ...]:
-    """Names of the InfiniBand (or RoCE) devices that have an active port.
+    """Names of the InfiniBand (or RoCE) devices that have an active port."""
+    return tuple(sorted(path.name for path in folder.glob("*") if has_active_port(path)))
 
-    A card without a cable is listed too: the state of its ports is ``1: DOWN``, and nothing can be
-    sent by it.
+
+def has_active_port(device: Path) -> bool:
+    """Whether anything can be sent by a device of ``/sys/class/infiniband``.
+
+    A card without a cable is listed too: the state of its ports is ``1: DOWN``.
     """
-    return tuple(
-        sorted({path.parts[-4] for path in folder.glob("*/ports/*/state") if _works(path)})
-    )
-
-
-def find_libfabric(root: Path = SYSTEM) -> tuple[str, ...]:
-    """Names of the devices that NCCL uses by a plugin for libfabric alone: Slingshot's and AWS's.
-
-    Slingshot's are cxi0, …, and their interfaces hsn0 or hsi0, …. Its first release has cards of
-    InfiniBand, which need no plugin. AWS's EFA stands among InfiniBand's devices, but is none.
-    """
-    infiniband = find_infiniband(root / "class/infiniband")
-    cards = sorted(path.name for path in root.glob("class/cxi/*"))
-    cards += [each for each in infiniband if _find_driver(root, each) == "efa"]
-    if not cards and not infiniband:
-        cards = sorted(path.name for path in root.glob("class/net/hs[ni][0-9]*"))
-    return tuple(cards)
+    return any(_works(path) for path in device.glob("ports/*/state"))
 
 
 def has_peer_memory(root: Path = SYSTEM) -> bool:
     """Whether a kernel module lets InfiniBand cards read the memory of NVIDIA's GPUs."""
     return any(True for each in PEER_MEMORY for _ in root.glob(f"{each}/version"))
-
-
-def _find_driver(root: Path, device: str) -> str:
-    return (root / "class/infiniband" / device / "device/driver").resolve().name
 
 
 def _works(path: Path) -> bool:

@@ -90,7 +90,7 @@ def find_rule(
     rule = parse_interface_option(option, hostname)
     if rule is not None:
         return rule
-    nccl = nccl_setting(variables)
+    nccl = find_nccl_setting(environment.NCCL_SOCKET_IFNAME, variables)
     if nccl:
         return InterfaceRule.from_nccl(nccl, environment.NCCL_SOCKET_IFNAME)
     gloo = variables.get(environment.GLOO_SOCKET_IFNAME)
@@ -101,13 +101,13 @@ def find_rule(
     return None
 
 
-def nccl_setting(variables: Mapping[str, str]) -> str | None:
-    """What NCCL itself will take for its interfaces: the variable, else its configuration files.
+def find_nccl_setting(name: str, variables: Mapping[str, str] = os.environ) -> str | None:
+    """What NCCL itself will take for a variable: the environment, else its configuration files.
 
     NCCL reads ``$NCCL_CONF_FILE`` or ``~/.nccl.conf``, then ``/etc/nccl.conf``; the first value
-    found counts.
+    found counts. None if there is none.
     """
-    value = variables.get(environment.NCCL_SOCKET_IFNAME)
+    value = variables.get(name)
     if value:
         return value
     user_file = variables.get(environment.NCCL_CONF_FILE) or os.path.expanduser("~/.nccl.conf")
@@ -117,7 +117,7 @@ def nccl_setting(variables: Mapping[str, str]) -> str | None:
         except OSError:
             continue
         for line in lines:
-            name, equals, value = line.partition("=")
-            if equals and name.strip() == environment.NCCL_SOCKET_IFNAME:
+            found, equals, value = line.partition("=")
+            if equals and found.strip() == name:
                 return value.strip()
     return None

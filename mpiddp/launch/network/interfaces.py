@@ -12,7 +12,7 @@ from ipaddress import IPv4Address
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, UnreachableError
-from mpiddp.launch.network.interface_rule import InterfaceRule, nccl_setting
+from mpiddp.launch.network.interface_rule import InterfaceRule, find_nccl_setting
 
 # Interfaces that containers and virtual machines use among themselves on one host. Every host
 # may own the same address on them (172.17.0.1), so they come last.
@@ -134,7 +134,8 @@ def check_variables(backend: str, hostname: str, variables: Mapping[str, str] = 
         if any(entry.family in families for entry in entries)
     ]
     if backend == "nccl":
-        variable, value = environment.NCCL_SOCKET_IFNAME, nccl_setting(variables)
+        variable = environment.NCCL_SOCKET_IFNAME
+        value = find_nccl_setting(variable, variables)
         fits = not value or any(map(InterfaceRule.from_nccl(value, variable).admits, names))
     else:
         variable = environment.GLOO_SOCKET_IFNAME
@@ -168,7 +169,9 @@ def choose_variables(
     commanded = rule is not None and rule.source == "--interface"
     if rule is not None and commanded:
         chosen[environment.NCCL_SOCKET_IFNAME] = rule.nccl
-    elif node_count > 1 and used and not nccl_setting(variables):
+    elif (
+        node_count > 1 and used and not find_nccl_setting(environment.NCCL_SOCKET_IFNAME, variables)
+    ):
         others = [i for i in interfaces if not i.is_loopback and i.name not in used]
         if others:
             chosen[environment.NCCL_SOCKET_IFNAME] = "=" + ",".join(used)

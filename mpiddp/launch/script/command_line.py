@@ -17,20 +17,20 @@ from mpiddp.launch.script.other_words import explain, explain_command
 from mpiddp.options.fields import list_fields, pick
 from mpiddp.options.reader import HELP, Reader, name_as_typed
 
-FRONT = {field.flag: field.takes_value for field in list_fields(FrontOptions)}
-"""The front's options, and whether they take a value."""
+FRONT = {field.flag: field.needs_value for field in list_fields(FrontOptions)}
+"""The front's options, and whether a value follows."""
 OF_SCRIPTS = frozenset({"backend"})
 """Options of a launch that the script's own ``init_process_group`` decides on."""
 RANKS = {
-    **{each.flag: each.takes_value for each in list_fields(Options) if each.name not in OF_SCRIPTS},
+    **{each.flag: each.needs_value for each in list_fields(Options) if each.name not in OF_SCRIPTS},
     **dict.fromkeys(HELP, False),
 }
-"""The ranks' options, and whether they take a value."""
+"""The ranks' options, and whether a value follows."""
 OWN_OPTIONS = frozenset(
     {
         "--collectives", "--tuning", "--port-range", "--lifeline-timeout", "--stall-timeout",
         "--allow-shared-gpu", "--launcher-options", "--restarts", "--restart-window", "--min-nodes",
-        "--requeue", "--job-log", "--dry-run",
+        "--requeue", "--job-log", "--dry-run", "--site-defaults",
     }
 )  # fmt: skip
 """Those that scripts seldom have, and torchrun's for -n."""
