@@ -18,7 +18,7 @@ def test_caches_leave_a_shared_home_unless_somebody_has_chosen(tmp_path, monkeyp
     assert chosen.keys() == CACHES.keys() - {"TRITON_CACHE_DIR"}
     assert chosen["CUDA_CACHE_PATH"] == f"{folder}/cuda"
     assert caches.find_folder({**chosen, "TRITON_CACHE_DIR": "/mine"}) == str(folder)
-    assert caches.find_folder({name: "/mine/x" for name in CACHES}) == ""
+    assert caches.find_folder(dict.fromkeys(CACHES, "/mine/x")) == ""
     # What others can write to is not used.
     folder.parent.chmod(0o777)
     assert caches.choose({"HOME": "/proc"}) == {}
