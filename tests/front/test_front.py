@@ -914,7 +914,7 @@ def start(launcher, ranks: int, words: Sequence[str], **more):
     return launchers.start("alone", 1, [*options, *words], **more)
 
 
-@pytest.mark.parametrize("name", [row.name for row in launchers.available()])
+@pytest.mark.parametrize("name", launchers.list_names())
 def test_words_reach_the_script_as_they_were_typed(name, folder):
     """Past the launcher and a prefix, also long lists of files."""
     launcher = launchers.find(name)
