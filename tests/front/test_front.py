@@ -128,11 +128,12 @@ HARD = (
 """Words that a launcher, a shell or an encoding could take for something else."""
 
 
-@given(st.lists(st.sampled_from(HARD) | WORD))
-def test_the_words_of_a_rank_are_nothing_to_a_launcher(words):
+@given(st.lists(st.sampled_from(HARD) | WORD), st.sampled_from((1, 400)))
+def test_the_words_of_a_rank_are_nothing_to_a_launcher(words, times):
+    words *= times
     found = underscore(words)
-    assert take_words(found) == words
-    assert all(word == UNDERSCORED or word.startswith("_") for word in found)
+    assert take_words(found) == words and len(found) <= 901
+    assert all(word == UNDERSCORED or word.startswith(("_", "[")) for word in found)
     # What a person types reaches the script as it is.
     assert take_words(["script.py", *words]) == ["script.py", *words]
 

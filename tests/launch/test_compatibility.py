@@ -35,7 +35,7 @@ MPICH = (
     "MPICH configure:    --with-device=ch4:ucx,ofi --with-pm=hydra:gforker\n"
 )
 MPICH_PMIX = MPICH.replace("--with-pm=hydra:gforker", "--with-pmix=/opt/pmix --with-pm=no")
-INTEL = "Intel(R) MPI Library 2021.11 for Linux* OS\n"
+INTEL = "Intel(R) MPI Library 2021.19.0 for Linux* OS\n"
 CRAY = (
     "MPI VERSION    : CRAY MPICH version 8.1.25.17 (ANL base 3.4a2)\n"
     "MPI BUILD INFO : Sun Feb 26 15:15 2023 (git hash aecd99f)\n"
@@ -73,11 +73,11 @@ REFUSED = {
     "mpiexec": {"open mpi 5", "open mpi 4"},
     "srun pmix": {"mpich"},
     "srun pmi2": {"open mpi 5", "open mpi 4"},
-    "srun none": {"open mpi 5", "open mpi 4", "mpich", "mpich with pmix"},
+    "srun none": {"open mpi 5", "open mpi 4", "mpich", "mpich with pmix", "intel"},
     "flux": {"open mpi 5", "open mpi 4"},
     "pals": {"open mpi 5", "open mpi 4"},
     "jsm": set(),
-    "torchrun": {"open mpi 5", "open mpi 4", "mpich", "mpich with pmix"},
+    "torchrun": {"open mpi 5", "open mpi 4", "mpich", "mpich with pmix", "intel"},
     "torchrun in a step": {"mpich"},
 }
 
@@ -141,7 +141,7 @@ def test_every_library_under_every_launcher(library, started_by, prefix):
     assert f"{row.name} started 4 processes" in message
     assert compatibility.library_name(version) in message
     assert "every process would be rank 0 of 1" in message
-    assert re.search(r"tart it with( the \w+ of [^:]+)?: ", message) and "\n" not in message
+    assert re.search(r"tart it with( the [\w.]+ of [^:]+)?: ", message) and "\n" not in message
 
 
 @pytest.mark.parametrize("version", [OPEN_MPI_5, MPICH])
@@ -167,6 +167,7 @@ def test_an_open_mpi_4_with_pmi_components_joins_pmi2(prefix):
         (SLURM_22, 1, OPEN_MPI_5, "pmi", "Start it with: srun --mpi=pmix python"),
         (SLURM_21, 2, OPEN_MPI_5, "", "Start it with: srun --mpi=pmix python"),
         (SLURM_22, 2, MPICH, "pmix", "Start it with: srun --mpi=pmi2 python"),
+        (SLURM_22, 1, INTEL, "", "Start it with: srun --mpi=pmi2 python"),
         (SLURM_21.replace("\npmix\n", "\n"), 1, OPEN_MPI_5, "", "with: srun --mpi=pmix_v3 python"),
         (SLURM_WITHOUT_PMIX, 1, OPEN_MPI_5, "pmi",
          "srun offers pmi2, and none fits: inside the allocation, start it with the mpirun of"),

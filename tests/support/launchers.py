@@ -135,7 +135,9 @@ def available() -> list[Launcher]:
     that needs it fails and is not silently left out; one of LONG is skipped.
     """
     rows = [row for row in table().values() if row.mpirun is not None]
-    return [row for row in rows if row.name not in OPTIONAL or row.name in LONG or not row.missing()]
+    return [
+        row for row in rows if row.name not in OPTIONAL or row.name in LONG or not row.missing()
+    ]
 
 
 def marks_of(name: str, *long: str) -> list[pytest.MarkDecorator]:

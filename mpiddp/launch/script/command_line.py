@@ -157,8 +157,8 @@ def underscore(words: Sequence[str]) -> list[str]:
     """The words for a rank, in a form of which no launcher takes one for its own.
 
     A launcher reads the program's words too: all of them take ``:`` for the end of a command, and
-    Open MPI 5 writes ``--mapby`` for ``--map-by``. None has words that begin like this. Of very many
-    words several are one, as JSON.
+    Open MPI 5 writes ``--mapby`` for ``--map-by``. None has words that begin like this. If there
+    are very many, several are one word, as JSON.
     """
     each = -(-len(words) // MOST_WORDS)
     if each > 1:
