@@ -264,7 +264,11 @@ def find_left(mark: str) -> list[int]:
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("launcher", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
+@pytest.mark.parametrize("launcher", [
+    "openmpi",
+    pytest.param("mpich", marks=pytest.mark.long),
+    pytest.param("impi", marks=launchers.marks_of("impi")),
+])  # fmt: skip
 def test_ranks_start_on_two_hosts_and_have_the_users_variables(hosts, script, launcher):
     row, odd = launchers.find(launcher), "a b,c;'d'=$HOME"
     done = hosts.run(

@@ -42,6 +42,10 @@ class LauncherKind:
     are its tasks, however many cores there are; and no rank is bound to one core."""
     fills_hosts: bool = False
     """Whether it takes a list of hosts without numbers, and fills each one with ``-ppn``."""
+    on_hosts_variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables for ranks on several hosts."""
+    in_slurm_variables: Mapping[str, str] = field(default_factory=dict)
+    """More of them, if the hosts are a Slurm job's."""
     passes_on: str = ""
     """The flag that hands a variable on to ranks of other hosts; empty if they get all of them."""
 
@@ -86,15 +90,18 @@ MPICH = LauncherKind(
     libraries=("libmpi.so.12", "libmpich.so.12"),
     on_hosts=("-hosts",),
 )
+_UNBOUND = {environment.INTEL_BINDING: "off"}
 INTEL_MPI = LauncherKind(
     key="intel",
     name="Intel MPI",
     # Its mpirun is a script that looks for this one in PATH, and ends alone when it is terminated.
     program=environment.HYDRA,
-    local={environment.INTEL_BINDING: "off"},
+    local=_UNBOUND,
     libraries=("libmpi.so.12",),
     on_hosts=("-hosts",),
     fills_hosts=True,
+    on_hosts_variables=_UNBOUND,
+    in_slurm_variables={environment.INTEL_BOOTSTRAP: "slurm"},
 )
 SRUN = LauncherKind(key="srun", name="srun", program="srun", crowded=("--overcommit",))
 SRUN_FIXED = ("--kill-on-bad-exit=1", "--export=ALL", "--disable-status")
@@ -155,7 +162,7 @@ class Mpirun:
             )
         each, named = (), [f"{host}:{ranks}" for host, ranks in places.items()]
         if self.kind.fills_hosts:
-            most, named = _fill(places)
+            most, named = fill_hosts(places)
             each = ("-ppn", str(most))
         flags = (*self.kind.flags(is_crowded=False), *each, *self.kind.on_hosts)
         return [str(self.program), *flags, ",".join(named), "-n", str(sum(places.values()))]
@@ -167,7 +174,7 @@ class Mpirun:
         return {**self.kind.local, **yielding, **library}
 
 
-def _fill(places: Mapping[str, int]) -> tuple[int, list[str]]:
+def fill_hosts(places: Mapping[str, int]) -> tuple[int, list[str]]:
     """Ranks per host, and the hosts to be filled one after the other so that each gets its own."""
     *others, last = places.values()
     most = max(places.values())
