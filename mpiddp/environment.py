@@ -435,6 +435,14 @@ DIFFERS_BY_NODE = frozenset(
 """Variables that have good reasons to differ between nodes."""
 
 FROM_LAUNCHER = (
+    "I_MPI_BIND_WIN_ALLOCATE",
+    "I_MPI_HYDRA_TOPOLIB",
+    "I_MPI_HYDRA_UUID",
+    "I_MPI_INFO_",
+    "I_MPI_INTERNAL_MEM_POLICY",
+    "I_MPI_PIN_INFO",
+    "I_MPI_PIN_MAPPING",
+    "I_MPI_RETURN_WIN_MEM_NUMA",
     "MPI4PY_RC_",
     "OMPI_MCA_PREFIXES",
     "OMPI_MCA_cpu_type",

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil._psutil_linux
@@ -19,7 +20,7 @@ from facts import messages
 from mpiddp import environment
 from mpiddp.errors import LaunchError
 from mpiddp.launch.launcher.launcher import Launcher
-from mpiddp.launch.mpi import compatibility
+from mpiddp.launch.mpi import compatibility, intel_mpi
 from mpiddp.process import cpus
 
 OPEN_MPI_5 = (
@@ -142,6 +143,39 @@ def test_every_library_under_every_launcher(library, started_by, prefix):
     assert compatibility.library_name(version) in message
     assert "every process would be rank 0 of 1" in message
     assert re.search(r"tart it with( the [\w.]+ of [^:]+)?: ", message) and "\n" not in message
+
+
+ALL_IN_ONE = Launcher("slurm", "srun", 0, (4,), frozenset({"pmi"}), is_on_one_host=True)
+NEEDED = {"FABRIC": "libm.so.6", "PMIX": ("no.so", "libm.so.6")}
+MISSING = {"FABRIC": "no.so.1", "PMIX": ("no.so", "no.so.2")}
+
+
+@pytest.mark.parametrize(
+    ("version", "started_by", "missing", "found"),
+    [
+        (INTEL, "srun pmi2", "", {"I_MPI_NODEMAP_ALGORITHM": "pmi_alltoall"}),
+        (INTEL, "srun pmix", "", {"I_MPI_PMI_LIBRARY": "libm.so.6"}),
+        (INTEL, "mpiexec", "", {}),
+        (MPICH, "srun pmi2", "FABRIC", {}),
+        (INTEL, "srun pmi2", "FABRIC", "Intel MPI needs no.so.1 between hosts"),
+        (INTEL, "mpiexec", "FABRIC", "Intel MPI needs no.so.1 between hosts"),
+        (INTEL, "one host", "FABRIC", {"I_MPI_NODEMAP_ALGORITHM": "pmi_alltoall"}),
+        (INTEL, "srun pmix", "PMIX", "Intel MPI needs no.so under srun --mpi=pmix, .* --mpi=pmi2"),
+    ],
+)
+def test_what_intel_mpi_needs_is_found_or_named(version, started_by, missing, found, monkeypatch):
+    for name in NEEDED:
+        monkeypatch.setattr(intel_mpi, name, (MISSING if name == missing else NEEDED)[name])
+    row = {**LAUNCHERS, "one host": ALL_IN_ONE}[started_by]
+    look = partial(intel_mpi.find_settings, version, Path("/no/lib/libmpi.so.12"), row)
+    if isinstance(found, str):
+        with pytest.raises(LaunchError, match=found):
+            look()
+        return
+    assert look() == found
+    for name in found:
+        monkeypatch.setenv(name, "the user's")
+    assert look() == {}
 
 
 @pytest.mark.parametrize("version", [OPEN_MPI_5, MPICH])

@@ -76,9 +76,20 @@ def test_nodes_and_ranks(slurm_cluster, tmp_path):
     assert re.search(r"ranks +12 ranks on 4 nodes: node\[1-4\]", result.stderr)
 
 
-def test_uneven_nodes_in_cyclic_order(slurm_cluster, tmp_path):
-    flags = ("--nodelist=node[1-3]", "--nodes=3", "--distribution=cyclic")
-    found, result = collect(slurm_cluster.srun(*flags, "--exclusive"), 4, tmp_path)
+@pytest.mark.parametrize(
+    ("library", "mpi"),
+    [
+        ("openmpi", "pmix"),
+        *(
+            pytest.param("impi", each, marks=launchers.marks_of("impi"))
+            for each in ("pmi2", "pmix")
+        ),
+    ],
+)
+def test_uneven_nodes_in_cyclic_order(library, mpi, slurm_cluster, tmp_path):
+    flags = ("--nodelist=node[1-3]", "--nodes=3", "--distribution=cyclic", "--exclusive")
+    launcher = slurm_cluster.srun(*flags, library=library, mpi=mpi)
+    found, result = collect(launcher, 4, tmp_path)
     assert worlds(found) == [
         ("node1", 0, 2, 0, 3),
         ("node2", 0, 1, 1, 3),
