@@ -151,23 +151,28 @@ MISSING = {"FABRIC": "no.so.1", "PMIX": ("no.so", "no.so.2")}
 
 
 @pytest.mark.parametrize(
-    ("version", "started_by", "missing", "found"),
+    ("library", "started_by", "missing", "found"),
     [
-        (INTEL, "srun pmi2", "", {"I_MPI_NODEMAP_ALGORITHM": "pmi_alltoall"}),
-        (INTEL, "srun pmix", "", {"I_MPI_PMI_LIBRARY": "libm.so.6"}),
-        (INTEL, "mpiexec", "", {}),
-        (MPICH, "srun pmi2", "FABRIC", {}),
-        (INTEL, "srun pmi2", "FABRIC", "Intel MPI needs no.so.1 between hosts"),
-        (INTEL, "mpiexec", "FABRIC", "Intel MPI needs no.so.1 between hosts"),
-        (INTEL, "one host", "FABRIC", {"I_MPI_NODEMAP_ALGORITHM": "pmi_alltoall"}),
-        (INTEL, "srun pmix", "PMIX", "Intel MPI needs no.so under srun --mpi=pmix, .* --mpi=pmi2"),
+        ("intel", "srun pmi2", "", {"I_MPI_NODEMAP_ALGORITHM": "pmi_alltoall"}),
+        ("intel", "srun pmix", "", {"I_MPI_PMI_LIBRARY": "libm.so.6"}),
+        ("intel", "mpiexec", "", {}),
+        ("mpich", "srun pmi2", "FABRIC", {}),
+        ("intel", "srun pmi2", "FABRIC", "Intel MPI needs no.so.1 between hosts"),
+        ("intel", "mpiexec", "FABRIC", "Intel MPI needs no.so.1 between hosts"),
+        ("intel", "one host", "FABRIC", {"I_MPI_NODEMAP_ALGORITHM": "pmi_alltoall"}),
+        (
+            "intel",
+            "srun pmix",
+            "PMIX",
+            "Intel MPI needs no.so under srun --mpi=pmix, .* --mpi=pmi2",
+        ),
     ],
 )
-def test_what_intel_mpi_needs_is_found_or_named(version, started_by, missing, found, monkeypatch):
+def test_what_intel_mpi_needs_is_found_or_named(library, started_by, missing, found, monkeypatch):
     for name in NEEDED:
         monkeypatch.setattr(intel_mpi, name, (MISSING if name == missing else NEEDED)[name])
     row = {**LAUNCHERS, "one host": ALL_IN_ONE}[started_by]
-    look = partial(intel_mpi.find_settings, version, Path("/no/lib/libmpi.so.12"), row)
+    look = partial(intel_mpi.find_settings, VERSIONS[library], Path("/no/lib/libmpi.so.12"), row)
     if isinstance(found, str):
         with pytest.raises(LaunchError, match=found):
             look()
