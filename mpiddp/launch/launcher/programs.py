@@ -160,11 +160,11 @@ class Mpirun:
                 f"{self.program} is an MPI that is not known well enough to tell it which hosts to "
                 "use: start it yourself, or take --launcher srun"
             )
-        each, named = (), [f"{host}:{ranks}" for host, ranks in places.items()]
+        flags, named = self.kind.on_hosts, [f"{host}:{ranks}" for host, ranks in places.items()]
         if self.kind.fills_hosts:
             most, named = fill_hosts(places)
-            each = ("-ppn", str(most))
-        flags = (*self.kind.flags(is_crowded=False), *each, *self.kind.on_hosts)
+            flags = ("-ppn", str(most), *flags)
+        flags = (*self.kind.flags(is_crowded=False), *flags)
         return [str(self.program), *flags, ",".join(named), "-n", str(sum(places.values()))]
 
     def variables(self, ranks: int) -> dict[str, str]:
