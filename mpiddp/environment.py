@@ -56,7 +56,15 @@ LAUNCHERS: tuple[LauncherVariables, ...] = (
     ),
     # read: `prterun` without Open MPI's personality gives the rank alone.
     LauncherVariables(key="prrte", name="PRRTE", signs=(PRRTE_LAUNCHED,), rank="PMIX_RANK"),
-    # HYDI_CONTROL_FD is MPICH's; Intel MPI and older MPICH set only the MPI_LOCAL… pair (read).
+    LauncherVariables(
+        key="hydra",
+        name="Intel MPI's mpiexec (Hydra)",
+        signs=("I_MPI_HYDRA_UUID",),
+        rank="PMI_RANK",
+        size="PMI_SIZE",
+        local_size="MPI_LOCALNRANKS",
+    ),
+    # HYDI_CONTROL_FD is MPICH's; older MPICH sets only the MPI_LOCAL… pair (read).
     LauncherVariables(
         key="hydra",
         name="MPICH's mpiexec (Hydra)",
@@ -213,6 +221,7 @@ OF_SCHEDULERS = (SLURM_JOB_ID, *HOST_LISTS)
 OPEN_MPI_AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")
 """By which Open MPI reaches a host, in place of ssh: release 5 reads the first, 4 the second."""
 HYDRA_AGENT = "HYDRA_LAUNCHER_EXEC"
+INTEL_AGENT = "I_MPI_HYDRA_BOOTSTRAP_EXEC"
 """The same of MPICH."""
 LEADING_TO_PYTHON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 """By which Python finds what it imports: a shell on another host may set others."""
@@ -371,6 +380,13 @@ OPEN_MPI_4_BINDING = "OMPI_MCA_hwloc_base_binding_policy"
 PRRTE_BINDING = "PRTE_MCA_hwloc_default_binding_policy"
 UCX_MEMORY_EVENTS = "UCX_MEM_EVENTS"
 HYDRA_INTERFACE = "HYDRA_IFACE"
+HYDRA = "mpiexec.hydra"
+"""The program of that name: Intel MPI's, or MPICH's."""
+INTEL_BINDING = "I_MPI_PIN"
+INTEL_BOOTSTRAP = "I_MPI_HYDRA_BOOTSTRAP"
+"""By what Intel MPI's mpiexec reaches other hosts."""
+INTEL_NODE_MAP = "I_MPI_NODEMAP_ALGORITHM"
+INTEL_PMI = "I_MPI_PMI_LIBRARY"
 
 # MPI's own behaviour.
 MPI4PY_LIBRARY = "MPI4PY_LIBMPI"
@@ -434,6 +450,14 @@ DIFFERS_BY_NODE = frozenset(
 """Variables that have good reasons to differ between nodes."""
 
 FROM_LAUNCHER = (
+    "I_MPI_BIND_WIN_ALLOCATE",
+    "I_MPI_HYDRA_TOPOLIB",
+    "I_MPI_HYDRA_UUID",
+    "I_MPI_INFO_",
+    "I_MPI_INTERNAL_MEM_POLICY",
+    "I_MPI_PIN_INFO",
+    "I_MPI_PIN_MAPPING",
+    "I_MPI_RETURN_WIN_MEM_NUMA",
     "MPI4PY_RC_",
     "OMPI_MCA_PREFIXES",
     "OMPI_MCA_cpu_type",

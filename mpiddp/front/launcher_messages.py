@@ -53,6 +53,10 @@ _WARNING = re.compile(
 _STACK = re.compile(_LABEL + rb"(Exception raised from |frame #\d+: |<omitting python frames>$|$)")
 _REPORT_START = b"mpiddp: rank "
 _REPORT = re.compile(_LABEL + _REPORT_START + rb"\d")
+_EXPLANATION = re.compile(
+    _LABEL + rb"mpiddp: (?!started|note: |.* was lost.*: it was killed by SIGKILL)"
+)
+"""Of the end of a job: a launcher kills ranks, too, if a script calls MPI_Abort."""
 _STARTS = (b"-", b"[", b"\0", b"A")
 _PASS, _RULED, _DROP, _COUNTED = range(4)
 """What the next line may be: any; the first of a paragraph; one of a paragraph that is left out;
@@ -74,6 +78,10 @@ class MessageFilter:
         self._is_in_warning = False
         self._is_reported = False
         """Whether a rank has said how the job ends."""
+        self._aborts = b""
+        """Lines about MPI_Abort, held back until the end."""
+        self._is_explained = False
+        """Whether they repeat what was said."""
         self._tail = b""
         """A line without an end."""
         self._is_begun = False
@@ -102,7 +110,9 @@ class MessageFilter:
         warning, rule = self._release_warning(at_end=at_end), b""
         if self._state == _RULED:
             rule, self._state = self._rule + b"\n", _PASS
-        return warning + rule + self._release_tail()
+        shown = warning + rule + self._release_tail()
+        aborts = b"" if self._is_explained or not at_end else self._aborts
+        return shown + aborts
 
     def _release_warning(self, *, at_end: bool = False) -> bytes:
         if not at_end and time.monotonic() - self._warned <= WARNING_SECONDS:
@@ -129,6 +139,7 @@ class MessageFilter:
 
     def _note_report(self, line: bytes, is_begun: bool) -> None:
         self._is_reported |= not is_begun and bool(_REPORT.match(line))
+        self._is_explained |= not is_begun and bool(_EXPLANATION.match(line))
 
     def _take(self, line: bytes) -> bytes:
         line = line.lstrip(b"\0")
@@ -170,6 +181,7 @@ class MessageFilter:
             self._rule, self._state, self._is_after_text = line, _RULED, is_begun
             return b""
         if not is_begun and _ABORT.match(line):
+            self._aborts += line + b"\n"
             return b""
         if not is_begun and _COUNT.match(line):
             self._state = _COUNTED

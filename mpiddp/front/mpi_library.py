@@ -10,7 +10,13 @@ from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.launcher.programs import MPICH, OPEN_MPI, LauncherKind, find_mpirun
+from mpiddp.launch.launcher.programs import (
+    INTEL_MPI,
+    MPICH,
+    OPEN_MPI,
+    LauncherKind,
+    find_mpirun,
+)
 
 NAMES = ("libmpi.so", "libmpi.so.12", "libmpi.so.40")
 """In the order in which mpi4py's wheel tries them."""
@@ -25,6 +31,8 @@ def choose_pmi(variables: Mapping[str, str]) -> str:
     if named or variables.get(environment.WRAP):
         return named or "pmix"
     kind, library = find_library(variables)
+    if kind is INTEL_MPI:
+        return "pmi2"
     if kind is not MPICH:
         return "pmix"
     if (
@@ -33,7 +41,9 @@ def choose_pmi(variables: Mapping[str, str]) -> str:
         and environment.is_set(environment.CRAY_SIGNS, variables)
     ):
         return "cray_shasta"
-    return "pmix" if library is not None and _speaks_pmix(library) else "pmi2"
+    # Its configuration is a text in it.
+    is_built_so = library is not None and _holds(library, b"--with-pmix")
+    return "pmix" if is_built_so else "pmi2"
 
 
 def find_library(variables: Mapping[str, str]) -> tuple[LauncherKind | None, Path | None]:
@@ -63,6 +73,8 @@ def _recognise(library: Path | None) -> LauncherKind | None:
     name = os.path.basename(os.path.realpath(library))
     if "libmpi.so.40" in name:
         return OPEN_MPI
+    if _holds(library, b"Intel(R) MPI Library"):
+        return INTEL_MPI
     if "libmpi.so.12" in name or "libmpich" in name or "libmpi_" in name:
         return MPICH
     return None
@@ -82,9 +94,8 @@ def _find_linked() -> LauncherKind | None:
     return None
 
 
-def _speaks_pmix(library: Path) -> bool:
-    """Whether an MPICH was built with PMIx; its configuration is a text in it."""
+def _holds(library: Path, text: bytes) -> bool:
     try:
-        return b"--with-pmix" in library.read_bytes()
+        return text in library.read_bytes()
     except OSError:
         return False

@@ -18,7 +18,14 @@ from mpiddp.collectives.bootstrap import ensure_communicator
 SIZE = 3
 
 
-@pytest.mark.parametrize("name", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "openmpi",
+        pytest.param("mpich", marks=pytest.mark.long),
+        pytest.param("impi", marks=launchers.marks_of("impi")),
+    ],
+)
 @pytest.mark.mpi
 def test_what_calls_mean(name, pool):
     reports = pool(name, SIZE).call(meanings.run).values

@@ -128,11 +128,12 @@ HARD = (
 """Words that a launcher, a shell or an encoding could take for something else."""
 
 
-@given(st.lists(st.sampled_from(HARD) | WORD))
-def test_the_words_of_a_rank_are_nothing_to_a_launcher(words):
+@given(st.lists(st.sampled_from(HARD) | WORD), st.sampled_from((1, 400)))
+def test_the_words_of_a_rank_are_nothing_to_a_launcher(words, times):
+    words *= times
     found = underscore(words)
-    assert take_words(found) == words
-    assert all(word == UNDERSCORED or word.startswith("_") for word in found)
+    assert take_words(found) == words and len(found) <= 901
+    assert all(word == UNDERSCORED or word.startswith(("_", "[")) for word in found)
     # What a person types reaches the script as it is.
     assert take_words(["script.py", *words]) == ["script.py", *words]
 
@@ -1005,7 +1006,7 @@ def start(launcher, ranks: int, words: Sequence[str], **more):
     return launchers.start("alone", 1, [*options, *words], **more)
 
 
-@pytest.mark.parametrize("name", [row.name for row in launchers.available()])
+@pytest.mark.parametrize("name", launchers.list_names())
 def test_words_reach_the_script_as_they_were_typed(name, folder):
     """Past the launcher and a prefix, also long lists of files."""
     launcher = launchers.find(name)

@@ -382,6 +382,7 @@ def find_left(mark: str) -> list[int]:
                 ("openmpi", "oarsh", 2),
             )
         ),
+        pytest.param("impi", "ssh", 2, marks=launchers.marks_of("impi")),
     ],
 )
 def test_ranks_start_on_hosts_and_have_the_users_variables(
@@ -515,10 +516,14 @@ def test_a_host_that_never_answers_is_told_after_its_time(hosts, script, tmp_pat
 
 
 @contextlib.contextmanager
-def start_waiting(hosts, script, *words: object, mark: str) -> Iterator[subprocess.Popen[str]]:
+def start_waiting(
+    hosts, script, *words: object, mark: str, launcher: str = "openmpi"
+) -> Iterator[subprocess.Popen[str]]:
     """Four ranks on two hosts that have met and wait, with ``mark`` in their environment."""
     words = front("-n", 4, "--hosts", "node[1-2]:2", *words, script)
-    command = hosts.command("node1", *words, ODD="x", WAIT=mark)
+    row = launchers.find(launcher)
+    own = {**row.environment, "MPIDDP_MPIRUN": str(row.mpirun)}
+    command = hosts.command("node1", *words, ODD="x", WAIT=mark, **own)
     where = {**launchers.clean_environment(), "MPIDDP_CLUSTER_DIR": str(hosts.cluster.directory)}
     with subprocess.Popen(
         command, env=where, cwd=script.parent, stdout=subprocess.PIPE, text=True
@@ -530,9 +535,12 @@ def start_waiting(hosts, script, *words: object, mark: str) -> Iterator[subproce
 
 
 @pytest.mark.slurm
-def test_an_interruption_leaves_nothing_on_any_host(hosts, script):
+@pytest.mark.parametrize(
+    "launcher", ["openmpi", pytest.param("impi", marks=launchers.marks_of("impi"))]
+)
+def test_an_interruption_leaves_nothing_on_any_host(hosts, script, launcher):
     mark = f"wait-{os.getpid()}"
-    with start_waiting(hosts, script, mark=mark) as job:
+    with start_waiting(hosts, script, mark=mark, launcher=launcher) as job:
         assert len(find_left(mark)) > 4
         assert interrupt(job) == 130
     check_nothing_left(hosts, mark)

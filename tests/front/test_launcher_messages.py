@@ -177,6 +177,16 @@ def test_a_store_that_has_gone_is_no_news_beside_a_report(warning, monkeypatch):
     assert messages.release() == warning.encode()
 
 
+KILLED = "mpiddp: rank 0 of 2 on vm was lost: it was killed by SIGKILL (by the kernel if …)\n"
+
+
+@pytest.mark.parametrize("said", ["", "mpiddp: started\n", KILLED, f"[0@vm] {KILLED}"])
+def test_an_abort_that_no_rank_explains_is_shown(said):
+    abort = NOISE.splitlines(keepends=True)[-1]
+    assert show(abort + said) == said + abort
+    assert show(said + abort + OF_ANOTHER_RANK) == said + OF_ANOTHER_RANK
+
+
 def show(text: str) -> str:
     """What is shown of a text that comes at once."""
     messages = MessageFilter()

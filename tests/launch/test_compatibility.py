@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil._psutil_linux
@@ -19,7 +20,7 @@ from facts import messages
 from mpiddp import environment
 from mpiddp.errors import LaunchError
 from mpiddp.launch.launcher.launcher import Launcher
-from mpiddp.launch.mpi import compatibility
+from mpiddp.launch.mpi import compatibility, intel_mpi
 from mpiddp.process import cpus
 
 OPEN_MPI_5 = (
@@ -35,7 +36,7 @@ MPICH = (
     "MPICH configure:    --with-device=ch4:ucx,ofi --with-pm=hydra:gforker\n"
 )
 MPICH_PMIX = MPICH.replace("--with-pm=hydra:gforker", "--with-pmix=/opt/pmix --with-pm=no")
-INTEL = "Intel(R) MPI Library 2021.11 for Linux* OS\n"
+INTEL = "Intel(R) MPI Library 2021.19.0 for Linux* OS\n"
 CRAY = (
     "MPI VERSION    : CRAY MPICH version 8.1.25.17 (ANL base 3.4a2)\n"
     "MPI BUILD INFO : Sun Feb 26 15:15 2023 (git hash aecd99f)\n"
@@ -73,11 +74,11 @@ REFUSED = {
     "mpiexec": {"open mpi 5", "open mpi 4"},
     "srun pmix": {"mpich"},
     "srun pmi2": {"open mpi 5", "open mpi 4"},
-    "srun none": {"open mpi 5", "open mpi 4", "mpich", "mpich with pmix"},
+    "srun none": {"open mpi 5", "open mpi 4", "mpich", "mpich with pmix", "intel"},
     "flux": {"open mpi 5", "open mpi 4"},
     "pals": {"open mpi 5", "open mpi 4"},
     "jsm": set(),
-    "torchrun": {"open mpi 5", "open mpi 4", "mpich", "mpich with pmix"},
+    "torchrun": {"open mpi 5", "open mpi 4", "mpich", "mpich with pmix", "intel"},
     "torchrun in a step": {"mpich"},
 }
 
@@ -141,7 +142,45 @@ def test_every_library_under_every_launcher(library, started_by, prefix):
     assert f"{row.name} started 4 processes" in message
     assert compatibility.library_name(version) in message
     assert "every process would be rank 0 of 1" in message
-    assert re.search(r"tart it with( the \w+ of [^:]+)?: ", message) and "\n" not in message
+    assert re.search(r"tart it with( the [\w.]+ of [^:]+)?: ", message) and "\n" not in message
+
+
+ALL_IN_ONE = Launcher("slurm", "srun", 0, (4,), frozenset({"pmi"}), is_on_one_host=True)
+NEEDED = {"FABRIC": "libm.so.6", "PMIX": ("no.so", "libm.so.6")}
+MISSING = {"FABRIC": "no.so.1", "PMIX": ("no.so", "no.so.2")}
+
+
+@pytest.mark.parametrize(
+    ("library", "started_by", "missing", "found"),
+    [
+        ("intel", "srun pmi2", "", {"I_MPI_NODEMAP_ALGORITHM": "pmi_alltoall"}),
+        ("intel", "srun pmix", "", {"I_MPI_PMI_LIBRARY": "libm.so.6"}),
+        ("intel", "mpiexec", "", {}),
+        ("mpich", "srun pmi2", "FABRIC", {}),
+        ("intel", "srun pmi2", "FABRIC", "Intel MPI needs no.so.1 between hosts"),
+        ("intel", "mpiexec", "FABRIC", "Intel MPI needs no.so.1 between hosts"),
+        ("intel", "one host", "FABRIC", {"I_MPI_NODEMAP_ALGORITHM": "pmi_alltoall"}),
+        (
+            "intel",
+            "srun pmix",
+            "PMIX",
+            "Intel MPI needs no.so under srun --mpi=pmix, .* --mpi=pmi2",
+        ),
+    ],
+)
+def test_what_intel_mpi_needs_is_found_or_named(library, started_by, missing, found, monkeypatch):
+    for name in NEEDED:
+        monkeypatch.setattr(intel_mpi, name, (MISSING if name == missing else NEEDED)[name])
+    row = {**LAUNCHERS, "one host": ALL_IN_ONE}[started_by]
+    look = partial(intel_mpi.find_settings, VERSIONS[library], Path("/no/lib/libmpi.so.12"), row)
+    if isinstance(found, str):
+        with pytest.raises(LaunchError, match=found):
+            look()
+        return
+    assert look() == found
+    for name in found:
+        monkeypatch.setenv(name, "the user's")
+    assert look() == {}
 
 
 @pytest.mark.parametrize("version", [OPEN_MPI_5, MPICH])
@@ -167,6 +206,7 @@ def test_an_open_mpi_4_with_pmi_components_joins_pmi2(prefix):
         (SLURM_22, 1, OPEN_MPI_5, "pmi", "Start it with: srun --mpi=pmix python"),
         (SLURM_21, 2, OPEN_MPI_5, "", "Start it with: srun --mpi=pmix python"),
         (SLURM_22, 2, MPICH, "pmix", "Start it with: srun --mpi=pmi2 python"),
+        (SLURM_22, 1, INTEL, "", "Start it with: srun --mpi=pmi2 python"),
         (SLURM_21.replace("\npmix\n", "\n"), 1, OPEN_MPI_5, "", "with: srun --mpi=pmix_v3 python"),
         (SLURM_WITHOUT_PMIX, 1, OPEN_MPI_5, "pmi",
          "srun offers pmi2, and none fits: inside the allocation, start it with the mpirun of"),

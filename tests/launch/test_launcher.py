@@ -74,7 +74,7 @@ PALS = {
     "PMI_RANK": "2",
     "PMI_SIZE": "4",
 }
-INTEL = {"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1", "PMI_RANK": "2", "PMI_SIZE": "4"}
+INTEL = {"I_MPI_HYDRA_UUID": "a7", **{name: HYDRA[name] for name in HYDRA if name[0] in "MP"}}
 FLUX = {"FLUX_TASK_RANK": "2", "FLUX_JOB_SIZE": "4"}
 JSM = {"JSM_NAMESPACE_RANK": "2", "JSM_NAMESPACE_SIZE": "4"}
 SRUN_CRAY = {**STEP, "PALS_RANKID": "2", "PALS_LOCAL_RANKID": "0", "PMI_RANK": "2", "PMI_SIZE": "4"}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from copies import make_mpirun
 from mpiddp.errors import ConfigurationError
@@ -15,6 +18,7 @@ from mpiddp.process import cpus
 OPEN_MPI_5 = "mpirun (Open MPI) 5.0.11"
 OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4"
 DEBIAN = "mpirun.openmpi (OpenRTE) 4.1.4"
+INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.19.0 Build 20260929 (id: 1821d9b)"
 HYDRA = "HYDRA build details:\n    Version:                                 5.0.2"
 
 
@@ -34,6 +38,7 @@ def machine(monkeypatch):
         (OPEN_MPI_4, 1000, 4, ""),
         (DEBIAN, 0, 5, "--allow-run-as-root --oversubscribe "),
         (HYDRA, 0, 5, ""),
+        (INTEL, 0, 5, ""),
         ("slurm 24.11.5", 0, 4, ""),
         ("slurm 24.11.5", 0, 5, "--overcommit "),
         ("something else", 0, 5, ""),
@@ -57,6 +62,7 @@ OURS = "OMPI_MCA_pml=ob1 UCX_MEM_EVENTS=n"
         (OPEN_MPI_4, f"{OURS} OMPI_MCA_hwloc_base_binding_policy=none",
          " OMPI_MCA_mpi_yield_when_idle=1"),
         (HYDRA, "HYDRA_IFACE=lo", ""),
+        (INTEL, "I_MPI_PIN=off", ""),
         ("something else", "", ""),
     ],
 )  # fmt: skip
@@ -81,6 +87,10 @@ def test_which_program(tmp_path, monkeypatch):
     assert programs.find_mpirun("mpiexec", {}).program == in_path
     assert programs.find_mpirun(None, {}).program == own
     own.unlink()
+    script = make_mpirun(tmp_path / "intel", "looks for mpiexec.hydra in PATH")
+    hydra = make_mpirun(tmp_path / "intel", INTEL, "mpiexec.hydra")
+    found = programs.find_mpirun(str(script), {})
+    assert (found.program, found.kind, found.version) == (hydra, programs.INTEL_MPI, "2021.19.0")
     monkeypatch.setenv("PATH", str(in_path.parent))
     assert programs.find_mpirun(None, {}).program == in_path
     in_path.unlink()
@@ -90,10 +100,20 @@ def test_which_program(tmp_path, monkeypatch):
         programs.find_mpirun(None, {"MPIDDP_MPIRUN": "/no/mpirun"})
 
 
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9))
+def test_intel_mpi_fills_hosts_as_they_were_divided(counts):
+    mpirun = programs.Mpirun(Path("mpiexec.hydra"), programs.INTEL_MPI)
+    _, _, most, _, hosts, *rest = mpirun.command_on({f"n{i}": n for i, n in enumerate(counts)})
+    assert rest == ["-n", str(sum(counts))]
+    placed = [host for host in hosts.split(",") for _ in range(int(most))][: sum(counts)]
+    assert [placed.count(f"n{i}") for i in range(len(counts))] == counts
+
+
 @pytest.mark.parametrize(
     ("version", "there", "found"),
     [
         (HYDRA, "lib/libmpi.so.12", True),
+        (INTEL, "lib/libmpi.so.12", True),
         (HYDRA, "lib/x86_64-linux-gnu/libmpich.so.12", True),
         (OPEN_MPI_5, "lib64/libmpi.so.40", True),
         (OPEN_MPI_5, "lib/libmpi.so.12", False),

@@ -44,6 +44,7 @@ def check(result: launchers.Result, folder: Path, number: signal.Signals, size: 
         ("openmpi", 2, TERM, "the first, inside a collective"),
         pytest.param("mpich", 3, INT, "the last", marks=pytest.mark.long),
         pytest.param("alone", 1, TERM, "the last", marks=pytest.mark.long),
+        pytest.param("impi", 2, TERM, "the first", marks=launchers.marks_of("impi")),
     ],
 )
 def test_a_run_that_is_stopped_says_so(name, ranks, number, whom, tmp_path):

@@ -77,9 +77,20 @@ def test_nodes_and_ranks(slurm_cluster, tmp_path):
     assert re.search(r"ranks +12 ranks on 4 nodes: node\[1-4\]", result.stderr)
 
 
-def test_uneven_nodes_in_cyclic_order(slurm_cluster, tmp_path):
-    flags = ("--nodelist=node[1-3]", "--nodes=3", "--distribution=cyclic")
-    found, result = collect(slurm_cluster.srun(*flags, "--exclusive"), 4, tmp_path)
+@pytest.mark.parametrize(
+    ("library", "mpi"),
+    [
+        ("openmpi", "pmix"),
+        *(
+            pytest.param("impi", each, marks=launchers.marks_of("impi"))
+            for each in ("pmi2", "pmix")
+        ),
+    ],
+)
+def test_uneven_nodes_in_cyclic_order(library, mpi, slurm_cluster, tmp_path):
+    flags = ("--nodelist=node[1-3]", "--nodes=3", "--distribution=cyclic", "--exclusive")
+    launcher = slurm_cluster.srun(*flags, library=library, mpi=mpi)
+    found, result = collect(launcher, 4, tmp_path)
     assert worlds(found) == [
         ("node1", 0, 2, 0, 3),
         ("node2", 0, 1, 1, 3),
@@ -139,17 +150,11 @@ def test_a_shell_in_a_step_starts_ranks_of_its_own(slurm_cluster, tmp_path):
     assert result.stderr.count("this terminal is one task of a Slurm step") == 1
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(row.name, marks=() if row.name == "openmpi" else pytest.mark.long)
-        for row in launchers.available()
-    ],
-)
+@pytest.mark.parametrize("name", launchers.list_names("openmpi4", "mpich"))
 def test_mpirun_inside_an_allocation(name, slurm_cluster):
     mpirun = launchers.table()[name].mpirun
     flags = ["--allow-run-as-root", "--map-by", "ppr:2:node:OVERSUBSCRIBE"]
-    if name == "mpich":
+    if name in ("mpich", "impi"):
         flags = ["-n", "4", "-ppn", "2"]
     launcher = slurm_cluster.srun(library=name)
     result = run_inside(launcher, ["--nodes=2", "--ntasks-per-node=1"], [mpirun, *flags])
@@ -172,7 +177,8 @@ def test_mpich_starts_whatever_lies_behind_its_address(slurm_cluster):
     ("library", "mpi"),
     [
         ("openmpi", "pmi2"),
-        *((name, "pmi2") for name in launchers.OPTIONAL if not launchers.table()[name].missing()),
+        *[("openmpi4", "pmi2")] * (not launchers.find("openmpi4").missing()),
+        pytest.param("impi", "none", marks=launchers.marks_of("impi")),
     ],
 )
 def test_the_wrong_mpi_is_refused_with_a_command_that_works(library, mpi, slurm_cluster, tmp_path):

@@ -597,6 +597,10 @@ ENDS = {"is killed": rf"was lost: {KILLED}", "leaves": f"left early: {LEFT.forma
                 ("mpich", "leaves", 1, "gloo"),
             )
         ),
+        *(
+            pytest.param("impi", 3, how, victim, where, marks=launchers.marks_of("impi"))
+            for how, victim, where in (("is killed", 2, "MPI"), ("leaves", 0, "gloo"))
+        ),
     ],
 )
 def test_a_script_s_rank_is_lost(name, ranks, how, victim, where, tmp_path):
@@ -616,7 +620,9 @@ def test_a_script_s_rank_is_lost(name, ranks, how, victim, where, tmp_path):
 
 @LONG
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+@pytest.mark.parametrize(
+    "name", ["openmpi", "mpich", pytest.param("impi", marks=launchers.marks_of("impi"))]
+)
 def test_nothing_is_left_when_mpirun_is_killed(name):
     program = "import mpiddp, time\nmpiddp.init()\nprint('up', flush=True)\ntime.sleep(1000)"
     with launchers.start(name, 2, ["-c", program]) as job:

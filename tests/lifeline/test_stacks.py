@@ -844,7 +844,9 @@ def test_a_job_of_one_rank_ends_because_it_stands_still(tmp_path):
 
 @pytest.mark.mpi
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+@pytest.mark.parametrize(
+    "name", ["openmpi", "mpich", pytest.param("impi", marks=launchers.marks_of("impi"))]
+)
 def test_a_time_out_shows_where_the_ranks_are(name, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     result = launchers.run(name, 2, ["-m", "mpiddp", "script.py", "6"], cwd=tmp_path).expect(1)

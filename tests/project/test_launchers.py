@@ -21,7 +21,7 @@ os.write(1, line.encode())
 world.Barrier()
 """
 SLEEP = HELLO + "time.sleep(60)\n"
-VENDORS = {"openmpi": "Open MPI 5", "mpich": "MPICH", "openmpi4": "Open MPI 4"}
+VENDORS = {"openmpi": "Open MPI 5", "mpich": "MPICH", "openmpi4": "Open MPI 4", "impi": "Intel MPI"}
 
 
 def test_mpirun_and_libmpi_belong_together_and_ranks_may_be_more_than_cores(launcher):

@@ -34,7 +34,7 @@ jobs=$(scontrol --oneliner show job)
 ! grep --invert-match JobState=COMPLETED <<<"$jobs"
 """
 """Appended to blocks that submit jobs; sbatch's own --wait looks after 2, 10 and 42 s."""
-LEFT_OUT = {".venv", ".mpich", ".openmpi", ".git", "runs"}
+LEFT_OUT = {".venv", ".mpich", ".impi", ".openmpi", ".git", "runs"}
 LEFT_OUT |= {".mypy_cache", ".pytest_cache", ".ruff_cache"}
 
 

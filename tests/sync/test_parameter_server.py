@@ -49,6 +49,7 @@ IN_STEP = {
         {**in_step(3, "colocated"), "longest": 100},
     ],
 }
+IN_STEP["impi", 2] = IN_STEP["openmpi", 2]
 """By launcher and number of ranks."""
 
 
@@ -60,8 +61,10 @@ def train(
     return [list(reports) for reports in zip(*found, strict=True)]
 
 
-@pytest.mark.mpi
-@pytest.mark.parametrize(("launcher", "size"), IN_STEP)
+@pytest.mark.parametrize(
+    ("launcher", "size"),
+    [pytest.param(*each, marks=launchers.marks_of(each[0])) for each in IN_STEP],
+)
 def test_in_step_servers_come_to_what_one_process_and_the_framework_come_to(launcher, size, pool):
     ways = IN_STEP[launcher, size]
     for way, reports in zip(ways, train(pool(launcher, size), ways), strict=True):

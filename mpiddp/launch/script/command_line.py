@@ -6,6 +6,7 @@ go to each rank as they are (`script`).
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ OWN_MODULES = {module.removesuffix(".__main__"): word for word, module in COMMAN
 WITHOUT_RANKS = frozenset(COMMANDS) - {"train", DOCTOR}
 UNDERSCORED, UNDERSCORE = "--underscored", "_"
 """Before the words that the front hands to a rank, and at the beginning of each of them."""
+MOST_WORDS = 900
+"""Of a launcher's line. Intel MPI's mpiexec 2021.19 crashes if a program has 1,000."""
 
 NO_SCRIPT = "no SCRIPT given; python -m mpiddp --help shows what to type"
 USAGE = """\
@@ -156,8 +159,13 @@ def underscore(words: Sequence[str]) -> list[str]:
     """The words for a rank, in a form of which no launcher takes one for its own.
 
     A launcher reads the program's words too: all of them take ``:`` for the end of a command, and
-    Open MPI 5 writes ``--mapby`` for ``--map-by``. None has words that begin like this.
+    Open MPI 5 writes ``--mapby`` for ``--map-by``. None has words that begin like this. If there
+    are very many, several are one word, as JSON.
     """
+    each = -(-len(words) // MOST_WORDS)
+    if each > 1:
+        parts = (words[at : at + each] for at in range(0, len(words), each))
+        return [UNDERSCORED, *(json.dumps([*part], ensure_ascii=False) for part in parts)]
     return [UNDERSCORED, *(UNDERSCORE + word for word in words)]
 
 
@@ -165,6 +173,8 @@ def take_words(words: Sequence[str]) -> list[str]:
     """A rank's words, as they were before `underscore`; what a person has typed stays."""
     if words[:1] != [UNDERSCORED]:
         return list(words)
+    if words[1:2] and words[1].startswith("["):
+        return [word for part in words[1:] for word in json.loads(part)]
     return [word.removeprefix(UNDERSCORE) for word in words[1:]]
 
 
