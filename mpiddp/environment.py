@@ -221,8 +221,9 @@ OF_SCHEDULERS = (SLURM_JOB_ID, *HOST_LISTS)
 OPEN_MPI_AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")
 """By which Open MPI reaches a host, in place of ssh: release 5 reads the first, 4 the second."""
 HYDRA_AGENT = "HYDRA_LAUNCHER_EXEC"
-INTEL_AGENT = "I_MPI_HYDRA_BOOTSTRAP_EXEC"
 """The same of MPICH."""
+INTEL_AGENT = "I_MPI_HYDRA_BOOTSTRAP_EXEC"
+"""The same of Intel MPI."""
 LEADING_TO_PYTHON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 """By which Python finds what it imports: a shell on another host may set others."""
 OF_MACHINE = frozenset(
