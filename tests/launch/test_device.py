@@ -399,6 +399,39 @@ def test_two_ranks_on_one_gpu_end_before_nccl():
     assert "Traceback" not in result.output
 
 
+# Intel's GPUs, and a torch for them: what is called of torch is pretended, and so is its backend.
+FAKE_XPU = """
+import types
+import torch, mpiddp
+from mpiddp.launch.rendezvous import store
+torch.version.xpu = "20250302"
+xpu = torch.xpu
+xpu.device_count, xpu.is_initialized, set_devices = lambda: 2, lambda: True, []
+xpu.set_device = set_devices.append
+xpu.get_device_properties = lambda index: types.SimpleNamespace(uuid=f"d20ebf0c-{index}")
+xpu.get_device_name = lambda device: "Intel(R) Data Center GPU Max 1550"
+torch.distributed.is_xccl_available = lambda: True
+real = store.make_group
+def make_group(found, world, backend, device, timeout):
+    assert (backend, str(device), set_devices) == ("xccl", f"xpu:{world.rank}", [world.rank])
+    real(found, world, "gloo", device, timeout)
+store.make_group = make_group
+with mpiddp.init(timeout=90) as session:
+    print(session.backend, session.device, session.gpus)
+"""
+
+
+@pytest.mark.mpi
+def test_ranks_compute_on_intels_gpus():
+    result = launchers.run("mpich", 2, ["-c", FAKE_XPU]).expect(0)
+    assert sorted(result.stdout.splitlines()) == ["xccl xpu:0 (0, 1)", "xccl xpu:1 (0, 1)"]
+    assert "GPU Intel(R) Data Center GPU Max 1550" in result.stderr
+    # A torch for other GPUs does not do for them.
+    result = launchers.run("mpich", 2, ["-c", FAKE_XPU.replace("=90", '=90, devices="cuda"')])
+    lines = messages(result.expect(2))
+    assert "this torch is for Intel GPUs: --devices xpu" in lines[0]
+
+
 # Rank 0 sees four GPUs, rank 1 none.
 MIXED = """
 import os, sys
