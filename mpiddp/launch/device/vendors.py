@@ -61,6 +61,8 @@ class Vendor:
     """A regular expression for a GPU in them; the first word that does not ends the list."""
     list_gpus: Callable[[Path], list[Gpu]]
     """All that the kernel shows to this process below a root, in the order of their numbers."""
+    cray_library: str
+    """The transport layer for these GPUs of HPE's (Cray) MPICH."""
     show_health: str
     """The command that shows clocks, heat and memory errors of its GPUs."""
     show_links: str
@@ -165,6 +167,7 @@ NVIDIA = Vendor(
     # Slurm writes NoDevFiles, and people write none.
     entry=r"\d+|(GPU|MIG)-.+",
     list_gpus=_list_nvidia,
+    cray_library="libmpi_gtl_cuda",
     show_health="nvidia-smi -q -d PERFORMANCE,ECC and -d CLOCK",
     show_links="nvidia-smi topo -p2p r",
 )
@@ -181,6 +184,7 @@ AMD = Vendor(
     ),
     entry=r"\d+|GPU-.+",
     list_gpus=_list_amd,
+    cray_library="libmpi_gtl_hsa",
     show_health="amd-smi metric",
     show_links="amd-smi topology",
 )
@@ -194,6 +198,7 @@ INTEL = Vendor(
     masks=((environment.ZE_AFFINITY_MASK,),),
     entry=r"\d+(\.\d+)*",
     list_gpus=_list_intel,
+    cray_library="libmpi_gtl_ze",
     show_health="xpu-smi health -l",
     show_links="xpu-smi topology -m",
 )
@@ -210,6 +215,11 @@ def is_address(text: str) -> bool:
 def find_built(build: str) -> Vendor | None:
     """The maker whose GPUs a build of torch is for; None for one of CPUs, or an unknown one."""
     return next((vendor for vendor in VENDORS if vendor.build == build), None)
+
+
+def list_likely(build: str) -> list[Vendor]:
+    """All makers, first the one that a build of torch is for."""
+    return sorted(VENDORS, key=lambda vendor: vendor.build != build)
 
 
 def list_masks(vendor: Vendor) -> Iterator[tuple[str, list[str]]]:
