@@ -13,7 +13,7 @@ from mpiddp.errors import ConfigurationError
 NEEDED = ("torch", "numpy", "psutil")
 NEEDED_TO_TRAIN = (*NEEDED, "msgspec", "tqdm", "xxhash")
 OLDEST_TORCH = (2, 10)
-"""As in `setup.cfg`, though a site's own 2.10.0a0 will do."""
+"""As in `setup.cfg`; a site's own 2.10.0a0 will do."""
 
 
 def check_packages(names: Sequence[str] = NEEDED) -> None:
