@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.torch_internals import read_version_file
 
 NEEDED = ("torch", "numpy", "psutil")
 NEEDED_TO_TRAIN = (*NEEDED, "msgspec", "tqdm", "xxhash")
@@ -45,27 +46,9 @@ def _find_folder(name: str) -> str:
     return os.path.dirname(spec.origin or "") or name if spec is not None else ""
 
 
-def read_torch_build() -> str:
-    """What torch's own file says it is built for: ``cuda``, ``hip`` or ``xpu``; else empty."""
-    text = _read_torch_file()
-    found = re.findall(r"^(cuda|hip|xpu)\b[^=]*= ['\"]", text, re.MULTILINE)
-    # Some builds for Intel say so in their version alone.
-    return (
-        str(found[0]) if found else "xpu" if re.search(r"^__version__ .*\+xpu", text, re.M) else ""
-    )
-
-
 def _read_torch_version() -> str:
     """From its file, since an import takes seconds; empty if it does not say."""
     if (module := sys.modules.get("torch")) is not None:
         return str(getattr(module, "__version__", ""))
-    found = re.search(r"^__version__ = ['\"]([^'\"]+)", _read_torch_file(), re.MULTILINE)
+    found = re.search(r"^__version__ = ['\"]([^'\"]+)", read_version_file(), re.MULTILINE)
     return found[1] if found else ""
-
-
-def _read_torch_file() -> str:
-    try:
-        with open(os.path.join(_find_folder("torch"), "version.py"), encoding="utf-8") as file:
-            return file.read()
-    except OSError:
-        return ""

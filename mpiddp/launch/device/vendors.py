@@ -23,7 +23,7 @@ INTEGRATED = "0000:00:02.0"
 
 
 @dataclass(frozen=True)
-class Gpu:
+class ListedGpu:
     """What one index of torch's stands for: a GPU, a partition of one, or one of its tiles."""
 
     address: str
@@ -59,10 +59,8 @@ class Vendor:
     group the first one that is set counts."""
     entry: str
     """A regular expression for a GPU in them; the first word that does not ends the list."""
-    list_gpus: Callable[[Path], list[Gpu]]
+    list_gpus: Callable[[Path], list[ListedGpu]]
     """All that the kernel shows to this process below a root, in the order of their numbers."""
-    cray_library: str
-    """The transport layer for these GPUs of HPE's (Cray) MPICH."""
     show_health: str
     """The command that shows clocks, heat and memory errors of its GPUs."""
     show_links: str
@@ -73,16 +71,16 @@ class Vendor:
         return self.show_health.partition(" ")[0]
 
 
-def _list_nvidia(root: Path) -> list[Gpu]:
+def _list_nvidia(root: Path) -> list[ListedGpu]:
     """A folder for each, by PCI address."""
     try:
         names = sorted(os.listdir(root / "proc/driver/nvidia/gpus"))
     except OSError:
         return []
-    return [Gpu(name) for name in names]
+    return [ListedGpu(name) for name in names]
 
 
-def _list_amd(root: Path) -> list[Gpu]:
+def _list_amd(root: Path) -> list[ListedGpu]:
     """A node of the topology for each GPU, or for each partition of one.
 
     Those that a job's control group keeps from it cannot be read.
@@ -93,7 +91,7 @@ def _list_amd(root: Path) -> list[Gpu]:
     places = [(name, _format_location(each), each) for name, each in found]
     addresses = [address for _, address, _ in places]
     return [
-        Gpu(
+        ListedGpu(
             address,
             f"node {name}" if addresses.count(address) > 1 else "",
             # Of old, a CPU with graphics was one node.
@@ -116,7 +114,7 @@ def _format_location(node: Mapping[str, int]) -> str:
     return format_bus(node.get("domain", 0), place >> 8, place >> 3 & 31, place & 7)
 
 
-def _list_intel(root: Path) -> list[Gpu]:
+def _list_intel(root: Path) -> list[ListedGpu]:
     """The tiles of each card, or cards as a whole; those within CPUs count if there are no others.
 
     ZE_FLAT_DEVICE_HIERARCHY says which; FLAT is the default, and COMBINED counts as it does.
@@ -132,7 +130,7 @@ def _list_intel(root: Path) -> list[Gpu]:
     if INTEGRATED in cards:
         cards = {name: n for name, n in cards.items() if name != INTEGRATED} or {INTEGRATED: 1}
     return [
-        Gpu(address, f"tile {tile}" if cards[address] > 1 else "", is_certain)
+        ListedGpu(address, f"tile {tile}" if cards[address] > 1 else "", is_certain)
         for address in sorted(cards)
         for is_certain in [address != INTEGRATED and not _is_display(root, address)]
         for tile in range(cards[address])
@@ -167,7 +165,6 @@ NVIDIA = Vendor(
     # Slurm writes NoDevFiles, and people write none.
     entry=r"\d+|(GPU|MIG)-.+",
     list_gpus=_list_nvidia,
-    cray_library="libmpi_gtl_cuda",
     show_health="nvidia-smi -q -d PERFORMANCE,ECC and -d CLOCK",
     show_links="nvidia-smi topo -p2p r",
 )
@@ -184,7 +181,6 @@ AMD = Vendor(
     ),
     entry=r"\d+|GPU-.+",
     list_gpus=_list_amd,
-    cray_library="libmpi_gtl_hsa",
     show_health="amd-smi metric",
     show_links="amd-smi topology",
 )
@@ -198,7 +194,6 @@ INTEL = Vendor(
     masks=((environment.ZE_AFFINITY_MASK,),),
     entry=r"\d+(\.\d+)*",
     list_gpus=_list_intel,
-    cray_library="libmpi_gtl_ze",
     show_health="xpu-smi health -l",
     show_links="xpu-smi topology -m",
 )
@@ -215,11 +210,6 @@ def is_address(text: str) -> bool:
 def find_built(build: str) -> Vendor | None:
     """The maker whose GPUs a build of torch is for; None for one of CPUs, or an unknown one."""
     return next((vendor for vendor in VENDORS if vendor.build == build), None)
-
-
-def list_likely(build: str) -> list[Vendor]:
-    """All makers, first the one that a build of torch is for."""
-    return sorted(VENDORS, key=lambda vendor: vendor.build != build)
 
 
 def list_masks(vendor: Vendor) -> Iterator[tuple[str, list[str]]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.launch.device.vendors import AMD, NVIDIA, ROOT, VENDORS, Vendor, find_built, list_masks
-from mpiddp.launch.packages import read_torch_build
+from mpiddp.torch_internals import read_torch_build
 from mpiddp.wording import count_noun
 
 

@@ -16,10 +16,8 @@ from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.errors import AloneError, LaunchError
-from mpiddp.launch.device.vendors import list_likely
 from mpiddp.launch.launcher import programs
 from mpiddp.launch.launcher.launcher import Launcher
-from mpiddp.launch.packages import read_torch_build
 from mpiddp.process import cpus
 
 
@@ -64,8 +62,8 @@ def alone_message(version: str, launcher: Launcher) -> str:
 def check_gpu_support() -> None:
     """Catch a Cray MPICH that would abort MPI_Init because its GPU library is not linked.
 
-    With MPICH_GPU_SUPPORT_ENABLED=1, Cray MPICH wants its library for the maker of the GPUs in the
-    process: linked to mpi4py, preloaded, or loaded by something imported earlier. The names of
+    With MPICH_GPU_SUPPORT_ENABLED=1, Cray MPICH wants ``libmpi_gtl_cuda`` (or ``_hsa``, ``_ze``) in
+    the process: linked to mpi4py, preloaded, or loaded by something imported earlier. The names of
     linked libraries stand in the string table of mpi4py's extension module.
     """
     if os.environ.get(environment.CRAY_GPU_SUPPORT, "0") in ("", "0"):
@@ -78,12 +76,11 @@ def check_gpu_support() -> None:
         return
     if any(b"libmpi_gtl_" in path.read_bytes() for path in _extension_modules()):
         return
-    own, *others = (vendor.cray_library for vendor in list_likely(read_torch_build()))
     raise LaunchError(
         "MPICH_GPU_SUPPORT_ENABLED=1 asks Cray MPICH for its GPU transport layer, but mpi4py is "
-        f"not linked with {own} (of other GPUs {' or '.join(others)}), and MPI_Init would abort. "
-        "mpiddp needs no GPU-aware MPI: export MPICH_GPU_SUPPORT_ENABLED=0; or preload the "
-        f"library: export LD_PRELOAD=$CRAY_MPICH_ROOTDIR/gtl/lib/{own}.so"
+        "not linked with libmpi_gtl_cuda (AMD: libmpi_gtl_hsa, Intel: libmpi_gtl_ze), and MPI_Init "
+        "would abort. mpiddp needs no GPU-aware MPI: export MPICH_GPU_SUPPORT_ENABLED=0; or "
+        "preload that library: export LD_PRELOAD=$CRAY_MPICH_ROOTDIR/gtl/lib/libmpi_gtl_cuda.so"
     )
 
 
